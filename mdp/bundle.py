@@ -1,0 +1,191 @@
+"""Bundle: an exported plan, with what every arrival subset was measured to be worth."""
+
+import hashlib
+import os
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mdp.errors import ConfigError
+from mdp.files import Record, read_json
+from mdp.fusion import Fusion, FusionWeights, arrival_subsets
+from mdp.plan import Assignment, Plan
+from mdp.profile import Fraction
+
+MANIFEST = "manifest.json"
+FUSION = "fusion.json"
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+
+
+class FileEntry(Record, frozen=True):
+    """One file of the bundle."""
+
+    sha256: Sha256
+    size_bytes: Annotated[int, Meta(ge=0)]
+
+
+class MemberAccuracy(Record, frozen=True):
+    """A sub-model on its own, through its bag head."""
+
+    k: int
+    device: str
+    accuracy: Fraction
+
+
+class SubsetAccuracy(Record, frozen=True):
+    """One arrival subset under each fusion mode, as fractions of the pictures."""
+
+    members: tuple[int, ...]
+    boosted: Fraction
+    stacked: Fraction
+    bagged: Fraction
+
+
+class TeacherAccuracy(Record, frozen=True):
+    """The teacher on the same pictures."""
+
+    accuracy: Fraction
+
+
+class Evaluation(Record, frozen=True):
+    """What was measured on a held-out split; the source of every answer's expected accuracy."""
+
+    data: str
+    #: Identifies the exact pictures and labels that were used.
+    data_digest: Sha256
+    pictures: Annotated[int, Meta(ge=1)]
+    teacher: TeacherAccuracy | None
+    members: list[MemberAccuracy]
+    subsets: list[SubsetAccuracy]
+
+
+class Manifest(Record, frozen=True):
+    """The content of `manifest.json`."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    labels: Annotated[list[str], Meta(min_length=2, max_length=100_000)]
+    plan: Plan
+    #: Relative POSIX path -> entry, for every file beside the manifest.
+    files: dict[str, FileEntry]
+    provenance: dict[str, str]
+    #: None until `mdp-partition evaluate` has run.
+    evaluation: Evaluation | None = None
+    format_version: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError("`labels` name a class twice")
+        for path in self.files:
+            _check_relative(path)
+        for assignment in self.plan.assignments:
+            if model_path(assignment.k) not in self.files:
+                raise ValueError(f"`files` lacks {model_path(assignment.k)}")
+        if FUSION not in self.files:
+            raise ValueError(f"`files` lacks {FUSION}")
+        members = [assignment.k for assignment in self.plan.assignments]
+        if self.evaluation is not None:
+            listed = sorted(subset.members for subset in self.evaluation.subsets)
+            if listed != sorted(arrival_subsets(members)):
+                raise ValueError("`evaluation.subsets` have to list every arrival subset once")
+
+
+def _check_relative(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or ":" in path:
+        raise ValueError(f"`files` holds {path!r}: expected a relative path inside the bundle")
+
+
+def model_path(k: int) -> str:
+    """Path of sub-model `k`'s ONNX file inside a bundle."""
+    return f"submodels/{k}/model.onnx"
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Hash and size of a file as the manifest keeps them."""
+    return FileEntry(sha256=sha256_of(path), size_bytes=path.stat().st_size)
+
+
+def bundle_digest(manifest: Manifest) -> str:
+    """Identity of what the devices run: labels, assignments and models, not what was measured.
+
+    Client and agents compare it in every request, so that no answer mixes two bundles.
+    """
+    models = [manifest.files[model_path(a.k)].sha256 for a in manifest.plan.assignments]
+    essence = [
+        manifest.format_version,
+        manifest.labels,
+        [msgspec.to_builtins(assignment) for assignment in manifest.plan.assignments],
+        models,
+    ]
+    return hashlib.sha256(msgspec.json.encode(essence, order="sorted")).hexdigest()
+
+
+class Bundle:
+    """A bundle folder whose manifest has been read; files are verified when they are asked for."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.digest = bundle_digest(manifest)
+        self._accuracy: dict[tuple[int, ...], SubsetAccuracy] = {}
+        if manifest.evaluation is not None:
+            self._accuracy = {subset.members: subset for subset in manifest.evaluation.subsets}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "Bundle":
+        """Read the manifest of the bundle folder `path`; raises ConfigError."""
+        path = Path(path)
+        if not path.is_dir():
+            raise ConfigError(f"{path}: expected a bundle folder with a {MANIFEST}")
+        return cls(path, read_json(path / MANIFEST, Manifest))
+
+    def assignment(self, device: str) -> Assignment:
+        """The part of `device`; raises ConfigError naming the devices there are."""
+        found = self.manifest.plan.assignment_of(device)
+        if found is None:
+            known = ", ".join(a.device for a in self.manifest.plan.assignments)
+            raise ConfigError(
+                f"{self.path / MANIFEST}: no assignment for device {device!r} (there are: {known})"
+            )
+        return found
+
+    def verified(self, name: str) -> Path:
+        """Path of one listed file after its size and hash were checked; raises ConfigError."""
+        entry, path = self.manifest.files[name], self.path / name
+        root = self.path.resolve()
+        if not path.resolve().is_relative_to(root):
+            raise ConfigError(f"{path}: leads out of the bundle")
+        if not path.is_file():
+            raise ConfigError(f"{path}: missing, but listed in {MANIFEST}")
+        size_bytes = path.stat().st_size
+        if size_bytes != entry.size_bytes:
+            raise ConfigError(f"{path}: expected {entry.size_bytes} bytes, found {size_bytes}")
+        found = sha256_of(path)
+        if found != entry.sha256:
+            raise ConfigError(f"{path}: expected sha256 {entry.sha256}, found {found}")
+        return path
+
+    def fusion_weights(self) -> FusionWeights:
+        """The verified stacking weights; raises ConfigError."""
+        path = self.verified(FUSION)
+        weights = read_json(path, FusionWeights)
+        if weights.num_classes != len(self.manifest.labels):
+            raise ConfigError(
+                f"{path}: key `num_classes`: expected {len(self.manifest.labels)}, "
+                f"the number of labels, got {weights.num_classes}"
+            )
+        return weights
+
+    def expected_accuracy(self, members: tuple[int, ...], rule: Fusion) -> float | None:
+        """Measured accuracy of ascending `members` under `rule`, or None if never measured."""
+        subset = self._accuracy.get(members)
+        return None if subset is None else float(getattr(subset, rule))

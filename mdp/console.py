@@ -1,0 +1,89 @@
+"""What the three command lines share: exit codes, one-line errors, JSON on stdout, list options.
+
+Exit codes: 0 fine, 2 usage or bad input, 3 the fleet could not answer, 4 the plan was refused,
+130 interrupted by the user, 1 anything unforeseen.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+import typer
+from typer.core import TyperCommand
+
+from mdp.errors import MDPError
+
+INTERRUPTED = 128 + signal.SIGINT
+
+
+class Interrupted(MDPError):
+    """The user pressed Ctrl-C; the message says what was kept and how to go on."""
+
+    exit_code = INTERRUPTED
+
+
+def new_app(summary: str) -> typer.Typer:
+    """A command group with plain help and without tracebacks dressed up for the terminal."""
+    return typer.Typer(
+        help=summary,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+
+def run(app: Callable[[], object], name: str) -> NoReturn:
+    """Run a command line; an MDPError becomes one line on stderr and its class's exit code."""
+    try:
+        app()
+    except MDPError as error:
+        message = " ".join(str(error).split())
+        print(f"{name}: {message}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output went away (`mdp ... | head`); that is no error of ours.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(0)
+
+
+def print_json(value: object) -> None:
+    """Print one machine-readable line on stdout."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.flush()
+
+
+def list_options(*names: str) -> type[TyperCommand]:
+    """A command class whose options `names` also take several values: `--profiles a b`."""
+
+    class ListOptions(TyperCommand):
+        def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+            return super().parse_args(ctx, spread(args, names))
+
+    return ListOptions
+
+
+def spread(args: list[str], names: tuple[str, ...]) -> list[str]:
+    """Repeat an option of `names` before each of the values that follow it."""
+    out: list[str] = []
+    current: str | None = None
+    for position, arg in enumerate(args):
+        if arg == "--":
+            return out + args[position:]
+        if arg.startswith("-"):
+            current = arg if arg in names else None
+            if current is None:
+                out.append(arg)
+        elif current is not None:
+            out += [current, arg]
+        else:
+            out.append(arg)
+    return out

@@ -1,0 +1,122 @@
+"""Strict typed reading and all-or-nothing writing of the files MDP keeps."""
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from mdp.errors import ConfigError
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of everything read from a file: immutable, and an unknown key is an error."""
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+
+
+def read_toml(path: str | os.PathLike[str], kind: type[T]) -> T:
+    """Read `path` as a `kind`; raises ConfigError naming file, key and expectation."""
+    path = Path(path)
+    data = _read_bytes(path)
+    try:
+        return msgspec.toml.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
+    """Read `path` as a `kind`; raises ConfigError naming file, key and expectation."""
+    path = Path(path)
+    data = _read_bytes(path)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def write_toml(path: str | os.PathLike[str], record: msgspec.Struct) -> None:
+    """Write `record` whole or not at all; keys without a value are left out (TOML has no null)."""
+    write_bytes(path, msgspec.toml.encode(_without_none(msgspec.to_builtins(record))))
+
+
+def write_json(path: str | os.PathLike[str], record: object) -> None:
+    """Write `record` as indented JSON, whole or not at all."""
+    write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
+
+
+def _without_none(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _without_none(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_none(item) for item in value]
+    return value
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; on success it takes the name, else it vanishes."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(path)
+        _sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write `data` to `path` whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+@contextmanager
+def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield an empty folder beside `path`; on success it takes the place of what stood there.
+
+    The old folder is moved aside before the new one gets its name, and removed only after.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    token = secrets.token_hex(4)
+    temporary = path.with_name(f".{path.name}.{token}.partial")
+    aside = path.with_name(f".{path.name}.{token}.old")
+    temporary.mkdir()
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            _sync(file)
+        if path.exists():
+            path.replace(aside)
+        temporary.replace(path)
+        _sync(path.parent)
+    finally:
+        if aside.exists() and not path.exists():
+            aside.replace(path)
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Make `path`, a file or a folder, durable before it is renamed."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
