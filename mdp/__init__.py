@@ -1,0 +1,37 @@
+"""Collaborative vision inference on unequal edge devices: the client and what everyone shares."""
+
+from mdp.client import AsyncClient, Client, DeviceStatus
+from mdp.errors import (
+    AgentError,
+    ConfigError,
+    DeadlineExceeded,
+    InferenceError,
+    InputError,
+    MDPError,
+    PictureError,
+    PlanRefused,
+    QuorumNotMet,
+    WireError,
+)
+from mdp.prediction import MemberTiming, Prediction
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AgentError",
+    "AsyncClient",
+    "Client",
+    "ConfigError",
+    "DeadlineExceeded",
+    "DeviceStatus",
+    "InferenceError",
+    "InputError",
+    "MDPError",
+    "MemberTiming",
+    "PictureError",
+    "PlanRefused",
+    "Prediction",
+    "QuorumNotMet",
+    "WireError",
+    "__version__",
+]

@@ -1,0 +1,280 @@
+"""Requests in flight: pictures in, sessions over a transport, answers out.
+
+Single-threaded and never waiting: a client decides how to wait, in its own thread or in an event
+loop, and hands in what the transport reported and what the clock says.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from mdp.bundle import Bundle
+from mdp.crop import Picture, crop, encode_jpeg, load_picture
+from mdp.errors import InferenceError, InputError, WireError
+from mdp.fleet import Fleet
+from mdp.fusion import Fusion
+from mdp.health import Health
+from mdp.plan import Assignment, Encoding
+from mdp.prediction import Judge, Prediction
+from mdp.session import LATE, Action, Event, Failed, Finish, Replied, Send, Session, TimePassed
+from mdp.transport import Connected, Disconnected, Received, TransportEvent
+from mdp.wire import (
+    Ask,
+    Buffer,
+    Failure,
+    Infer,
+    Result,
+    Status,
+    contribution_of,
+    decode,
+    encode,
+)
+
+#: Kept back from every deadline for fusing and for the operating system to wake the caller.
+RESERVE_MS = 2.0
+MAX_DEADLINE_MS = 3_600_000.0
+
+Clock = Callable[[], float]
+Answer = Prediction | InferenceError
+
+
+class Transport(Protocol):
+    """What an exchange needs of `mdp.transport.Dealers`."""
+
+    connected: set[str]
+
+    def send(self, device: str, frames: list[Buffer]) -> bool:
+        """Hand `frames` over for `device`; False if that cannot be done now."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One member's crop as it travels."""
+
+    image_size: int
+    encoding: Encoding
+    pixels: Buffer
+
+
+@dataclass(slots=True)
+class _Call:
+    session: Session
+    views: Mapping[int, View]
+    started_s: float
+    deadline_ms: float
+    done: Callable[[Answer], None]
+
+
+def checked_deadline_ms(deadline_ms: float) -> float:
+    """`deadline_ms` if it is a number of milliseconds one can wait; raises InputError."""
+    if not (math.isfinite(deadline_ms) and 0 < deadline_ms <= MAX_DEADLINE_MS):
+        raise InputError(
+            f"deadline_ms: expected more than 0 and at most {MAX_DEADLINE_MS:g}, "
+            f"got {deadline_ms:g}"
+        )
+    return deadline_ms
+
+
+def cut_views(picture: Picture, assignments: Mapping[int, Assignment]) -> dict[int, View]:
+    """Every member's view of a picture, equal ones cut once; raises PictureError."""
+    largest = max(a.submodel.image_size for a in assignments.values())
+    finest = max(
+        a.submodel.image_size / min(a.region.right - a.region.left, a.region.bottom - a.region.top)
+        for a in assignments.values()
+    )
+    loaded = load_picture(picture, smallest_side=max(largest, math.ceil(finest)))
+    cut: dict[tuple[object, ...], View] = {}
+    views = {}
+    for k, assignment in assignments.items():
+        size, encoding = assignment.submodel.image_size, assignment.encoding
+        key = (assignment.region, size, encoding)
+        if key not in cut:
+            pixels = crop(loaded, assignment.region, size)
+            buffer = encode_jpeg(pixels) if encoding == "jpeg" else pixels.data.cast("B")
+            cut[key] = View(size, encoding, buffer)
+        views[k] = cut[key]
+    return views
+
+
+class Exchange:
+    """Every call in flight over one transport."""
+
+    def __init__(
+        self, fleet: Fleet, bundle: Bundle, transport: Transport, *, clock: Clock, fusion: Fusion
+    ) -> None:
+        members = fleet.members()
+        self.assignments = {a.k: a for a in bundle.manifest.plan.assignments if a.k in members}
+        #: Replies that came after their answer, twice, or not as a message of this protocol.
+        self.counters: Counter[str] = Counter(late=0, duplicate=0, malformed=0)
+        self.statuses: dict[str, Status] = {}
+        self._members = members
+        self._not_in_fleet = {
+            a.device: "not in the fleet"
+            for a in bundle.manifest.plan.assignments
+            if a.k not in members
+        }
+        self._digest = bundle.digest
+        self._num_classes = len(bundle.manifest.labels)
+        self._judge = Judge(bundle, fusion)
+        self._transport = transport
+        self._clock = clock
+        self._health = {entry.device: Health() for entry in fleet.devices}
+        self._calls: dict[int, _Call] = {}
+        self._last_id = 0
+
+    def submit(
+        self,
+        views: Mapping[int, View],
+        *,
+        started_s: float,
+        deadline_ms: float,
+        done: Callable[[Answer], None],
+    ) -> None:
+        """Begin a call; `done` gets its answer, perhaps before this returns."""
+        reserve_s = min(RESERVE_MS, 0.1 * deadline_ms) / 1e3
+        session = Session(
+            self._members, deadline_s=started_s + deadline_ms / 1e3, reserve_s=reserve_s
+        )
+        self._last_id += 1
+        self._calls[self._last_id] = _Call(session, views, started_s, deadline_ms, done)
+        now_s = self._clock()
+        actions = session.start(now_s=now_s, unavailable=self._unavailable(now_s))
+        self._act(self._last_id, actions)
+
+    def ask(self, device: str) -> bool:
+        """Ask for a status, which will appear in `statuses`; False if `device` is not connected."""
+        self._last_id += 1
+        return self._transport.send(device, encode(Ask(request_id=self._last_id)))
+
+    def handle(self, events: list[TransportEvent]) -> None:
+        """Take in what the transport reported."""
+        for event in events:
+            match event:
+                case Received(device, frames):
+                    self._receive(device, frames)
+                case Connected(device):
+                    self._health[device].heard()
+                case Disconnected(device):
+                    self._fail_all(device, "disconnected")
+
+    def tick(self) -> None:
+        """Let every call know the time."""
+        now_s = self._clock()
+        for request_id in list(self._calls):
+            if now_s >= self._calls[request_id].session.decide_s:
+                self._feed(request_id, TimePassed(now_s=now_s))
+
+    def next_wake_s(self) -> float:
+        """When `tick` has to be called at the latest; infinity with nothing in flight."""
+        return min((call.session.decide_s for call in self._calls.values()), default=math.inf)
+
+    def _unavailable(self, now_s: float) -> dict[str, str]:
+        connected = self._transport.connected
+        gone = {device: "unreachable" for device in self._health if device not in connected}
+        resting = {
+            device: f"silent: {health.silences} requests unanswered"
+            for device, health in self._health.items()
+            if device in connected and not health.available(now_s)
+        }
+        # With nobody else left, a silent device is still a chance.
+        return gone if len(gone) + len(resting) == len(self._health) else gone | resting
+
+    def _receive(self, device: str, frames: object) -> None:
+        try:
+            envelope = decode(frames)  # type: ignore[arg-type]
+        except WireError as error:
+            self.counters["malformed"] += 1
+            self._fail_all(device, f"bad_message: {error}")
+            return
+        self._health[device].heard()
+        message = envelope.message
+        match message:
+            case Result():
+                self._result(device, message, envelope.buffers)
+            case Failure(request_id=0):
+                self._fail_all(device, f"{message.code}: {message.text}")
+            case Failure():
+                reason = f"{message.code}: {message.text}"
+                self._reply(
+                    device,
+                    message.request_id,
+                    Failed(device=device, reason=reason, now_s=self._clock()),
+                )
+            case Status():
+                self.statuses[device] = message
+            case Infer() | Ask():
+                self.counters["malformed"] += 1
+
+    def _result(self, device: str, message: Result, buffers: object) -> None:
+        now_s = self._clock()
+        event: Event
+        try:
+            if message.num_classes != self._num_classes:
+                raise WireError(f"expected {self._num_classes} classes, got {message.num_classes}")
+            event = Replied(
+                device=device,
+                contribution=contribution_of(buffers),  # type: ignore[arg-type]
+                queue_ms=message.queue_ms,
+                compute_ms=message.compute_ms,
+                now_s=now_s,
+            )
+        except WireError as error:
+            event = Failed(device=device, reason=f"bad_output: {error}", now_s=now_s)
+        self._reply(device, message.request_id, event)
+
+    def _reply(self, device: str, request_id: int, event: Replied | Failed) -> None:
+        call = self._calls.get(request_id)
+        if call is None:
+            self.counters["late"] += 1
+        elif not call.session.waits_for(device):
+            self.counters["duplicate"] += 1
+        else:
+            self._feed(request_id, event)
+
+    def _fail_all(self, device: str, reason: str) -> None:
+        now_s = self._clock()
+        for request_id, call in list(self._calls.items()):
+            if call.session.waits_for(device):
+                self._feed(request_id, Failed(device=device, reason=reason, now_s=now_s))
+
+    def _feed(self, request_id: int, event: Event) -> None:
+        self._act(request_id, self._calls[request_id].session.handle(event))
+
+    def _act(self, request_id: int, actions: list[Action]) -> None:
+        for action in actions:
+            if request_id not in self._calls:
+                # A send that failed on the way here has settled the last open member.
+                return
+            if isinstance(action, Finish):
+                self._finish(request_id, action)
+            elif not self._transport.send(action.device, self._request(request_id, action)):
+                failed = Failed(device=action.device, reason="unreachable", now_s=self._clock())
+                self._feed(request_id, failed)
+
+    def _request(self, request_id: int, send: Send) -> list[Buffer]:
+        view = self._calls[request_id].views[send.k]
+        infer = Infer(
+            request_id=request_id,
+            digest=self._digest,
+            budget_ms=send.budget_ms,
+            image_size=view.image_size,
+            encoding=view.encoding,
+        )
+        return encode(infer, view.pixels)
+
+    def _finish(self, request_id: int, finish: Finish) -> None:
+        call = self._calls.pop(request_id)
+        now_s = self._clock()
+        for device, reason in finish.missing.items():
+            if reason == LATE:
+                self._health[device].silent(now_s)
+        missing = Finish(
+            arrived=finish.arrived,
+            missing={**finish.missing, **self._not_in_fleet},
+            timed_out=finish.timed_out,
+        )
+        latency_ms = (self._clock() - call.started_s) * 1e3
+        answer = self._judge.conclude(missing, latency_ms=latency_ms, deadline_ms=call.deadline_ms)
+        call.done(answer)

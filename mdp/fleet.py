@@ -1,0 +1,94 @@
+"""fleet.toml: which bundle is served, and at which address each of its devices listens."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mdp.bundle import Bundle
+from mdp.errors import ConfigError, InputError
+from mdp.files import Record, read_toml, write_toml
+from mdp.plan import MAX_MEMBERS
+
+#: A plan's device, or one of its replicas: `n100` or `n100/kitchen`.
+EntryName = Annotated[
+    str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?$")
+]
+Address = Annotated[str, Meta(pattern=r"^tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$")]
+
+
+class FleetEntry(Record, frozen=True):
+    """One agent. Two entries with the same `k` are replicas of that sub-model."""
+
+    device: EntryName
+    address: Address
+    k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+
+
+class Fleet(Record, frozen=True):
+    """The content of `fleet.toml`; `bundle` is a path relative to the file's own folder."""
+
+    bundle: Annotated[str, Meta(min_length=1)]
+    devices: Annotated[list[FleetEntry], Meta(min_length=1)]
+    format_version: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        for what in ("device", "address"):
+            values = [getattr(entry, what) for entry in self.devices]
+            twice = sorted({value for value in values if values.count(value) > 1})
+            if twice:
+                raise ValueError(f"`devices` list the {what} {', '.join(twice)} twice")
+
+    def members(self) -> dict[int, list[str]]:
+        """Index k -> names of the entries that serve it, in the file's order."""
+        members: dict[int, list[str]] = {}
+        for entry in self.devices:
+            members.setdefault(entry.k, []).append(entry.device)
+        return dict(sorted(members.items()))
+
+
+def read_fleet(path: str | os.PathLike[str]) -> tuple[Fleet, Bundle]:
+    """A fleet and the bundle it names, checked against each other; raises ConfigError."""
+    path = Path(path)
+    fleet = read_toml(path, Fleet)
+    bundle = Bundle.open(path.parent / fleet.bundle)
+    planned = {a.k: a.device for a in bundle.manifest.plan.assignments}
+    for entry in fleet.devices:
+        wanted = planned.get(entry.k)
+        if wanted is None:
+            raise ConfigError(
+                f"{path}: device {entry.device!r}: key `k`: expected one of "
+                f"{', '.join(map(str, planned))}, got {entry.k}"
+            )
+    return fleet, bundle
+
+
+def new_fleet(bundle: Bundle, devices: Sequence[str], out: Path) -> Fleet:
+    """Write a fleet for `devices`, each `NAME=ADDRESS` or, for a replica, `NAME/LABEL=ADDRESS`.
+
+    Raises InputError for a malformed or unknown device.
+    """
+    planned = {a.device: a.k for a in bundle.manifest.plan.assignments}
+    entries = []
+    for text in devices:
+        name, separator, address = text.partition("=")
+        k = planned.get(name.partition("/")[0])
+        if not separator or not address:
+            raise InputError(f"--device {text}: expected NAME=tcp://HOST:PORT")
+        if k is None:
+            raise InputError(f"--device {text}: expected one of {', '.join(planned)}, got {name!r}")
+        entries.append({"device": name, "address": address, "k": k})
+    relative = os.path.relpath(bundle.path.resolve(), out.resolve().parent)
+    fleet = _checked({"bundle": Path(relative).as_posix(), "devices": entries})
+    write_toml(out, fleet)
+    return fleet
+
+
+def _checked(content: dict[str, object]) -> Fleet:
+    try:
+        return msgspec.convert(content, Fleet)
+    except msgspec.ValidationError as error:
+        raise InputError(f"--device: {error}") from error

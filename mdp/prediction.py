@@ -1,0 +1,118 @@
+"""What a call returns: one labelled answer, made from whatever a session collected. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from mdp.bundle import Bundle
+from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
+from mdp.fusion import (
+    Fusion,
+    Mode,
+    SubsetWeights,
+    fuse,
+    mode_of,
+    probabilities,
+    rule_for,
+    weights_for,
+)
+from mdp.session import Arrival, Finish
+
+TOP_K = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberTiming:
+    """Where the milliseconds of one member went."""
+
+    device: str
+    k: int
+    queue_ms: float
+    compute_ms: float
+    network_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """One picture's answer, and what it is made of."""
+
+    label: str
+    probability: float
+    #: The likeliest labels with their probabilities, at most five, best first.
+    top: tuple[tuple[str, float], ...]
+    mode: Mode
+    #: Devices whose contributions are in the answer, by boosting position.
+    used: tuple[str, ...]
+    #: Device -> reason, for every device that was wanted and is not in the answer.
+    missing: dict[str, str]
+    #: Accuracy that this combination was measured to have; None for a bundle never evaluated.
+    expected_accuracy: float | None
+    #: From the call to the answer, decoding and cropping included.
+    latency_ms: float
+    deadline_ms: float
+    members: tuple[MemberTiming, ...]
+
+    @property
+    def partial(self) -> bool:
+        """Whether any member is missing."""
+        return bool(self.missing)
+
+    def to_json(self, path: str | None = None) -> dict[str, object]:
+        """The keys that `mdp classify --json` prints."""
+        content = asdict(self)
+        return {"path": path, **content} if path is not None else content
+
+
+class Judge:
+    """Turns what a session collected into an answer, by one bundle's labels, weights and table."""
+
+    def __init__(self, bundle: Bundle, fusion: Fusion) -> None:
+        self._bundle = bundle
+        self._fusion: Fusion = fusion
+        self._stacking: dict[tuple[int, ...], SubsetWeights] = bundle.fusion_weights().by_members()
+
+    def conclude(
+        self, finish: Finish, *, latency_ms: float, deadline_ms: float
+    ) -> Prediction | InferenceError:
+        """The answer from `finish`, or the error that says why there is none."""
+        if not finish.arrived:
+            return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
+        members = tuple(finish.arrived)
+        rule = rule_for(members, self._fusion, fitted=members in self._stacking)
+        contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
+        logits = fuse(contributions, weights_for(members, rule, self._stacking))
+        scores, labels = probabilities(logits), self._bundle.manifest.labels
+        best = np.argsort(-scores, kind="stable")[:TOP_K]
+        top = tuple((labels[i], float(scores[i])) for i in best)
+        return Prediction(
+            label=top[0][0],
+            probability=top[0][1],
+            top=top,
+            mode=mode_of(members, rule),
+            used=tuple(arrival.device for arrival in finish.arrived.values()),
+            missing=dict(finish.missing),
+            expected_accuracy=self._bundle.expected_accuracy(members, rule),
+            latency_ms=latency_ms,
+            deadline_ms=deadline_ms,
+            members=tuple(_timing(k, arrival) for k, arrival in finish.arrived.items()),
+        )
+
+
+def _timing(k: int, arrival: Arrival) -> MemberTiming:
+    timing = arrival.timing
+    return MemberTiming(
+        device=arrival.device,
+        k=k,
+        queue_ms=timing.queue_ms,
+        compute_ms=timing.compute_ms,
+        network_ms=timing.network_ms,
+    )
+
+
+def no_answer(missing: Mapping[str, str], *, timed_out: bool, deadline_ms: float) -> InferenceError:
+    """The error of a call to which no member contributed."""
+    outcomes = "; ".join(f"{device}: {reason}" for device, reason in missing.items())
+    if timed_out:
+        return DeadlineExceeded(f"no answer within {deadline_ms:g} ms ({outcomes})", missing)
+    return QuorumNotMet(f"no device can answer ({outcomes})", missing)

@@ -1,0 +1,196 @@
+"""Messages <-> frames. No sockets, no clocks; docs/protocol.md says the same byte by byte.
+
+A message is two or more frames:
+
+    0  preamble   b"MDP", one byte version, one byte message kind
+    1  header     msgpack map, strictly typed per kind, at most 16 KiB
+    2+ buffers    raw contiguous bytes: the crop, or boost and bag logits (float32, little endian)
+
+Nothing is ever unpickled; sizes, shapes and counts are checked before an array is made.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from mdp.crop import Pixels
+from mdp.errors import WireError
+from mdp.files import Record
+from mdp.fusion import Contribution
+from mdp.plan import Encoding
+
+VERSION = 1
+MAGIC = b"MDP"
+MAX_HEADER_BYTES = 16 * 1024
+#: Largest buffer: a raw crop of the largest image size a plan may ask for.
+MAX_BUFFER_BYTES = 1024 * 1024 * 3
+MAX_CLASSES = 100_000
+
+Buffer = bytes | bytearray | memoryview
+RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
+State = Literal["STARTING", "WARMING", "READY", "DRAINING", "FAILED"]
+#: Why an agent did not answer; `text` of a Failure says it for people.
+FailureCode = Literal[
+    "bad_message", "wrong_bundle", "not_ready", "draining", "failed", "overloaded", "too_late"
+]
+
+
+class Infer(Record, frozen=True):
+    """Client -> agent: run your sub-model on the crop that follows as the only buffer."""
+
+    kind: ClassVar[int] = 1
+    buffers: ClassVar[int] = 1
+
+    request_id: RequestId
+    #: Identity of the bundle that the client holds; the agent refuses another.
+    digest: Digest
+    #: What is left of the caller's deadline as this message leaves. Clocks are never compared.
+    budget_ms: Milliseconds
+    image_size: Annotated[int, Meta(ge=1, le=1024)]
+    encoding: Encoding
+
+
+class Ask(Record, frozen=True):
+    """Client -> agent: say how you are. No buffer."""
+
+    kind: ClassVar[int] = 2
+    buffers: ClassVar[int] = 0
+
+    request_id: RequestId
+
+
+class Result(Record, frozen=True):
+    """Agent -> client: both heads' logits follow, boost then bag, `[num_classes]` float32 each."""
+
+    kind: ClassVar[int] = 3
+    buffers: ClassVar[int] = 2
+
+    request_id: RequestId
+    num_classes: Annotated[int, Meta(ge=1, le=MAX_CLASSES)]
+    #: Milliseconds waiting for the compute thread, and computing.
+    queue_ms: Milliseconds
+    compute_ms: Milliseconds
+
+
+class Failure(Record, frozen=True):
+    """Agent -> client: no result for this request; 0 if the request could not even be read."""
+
+    kind: ClassVar[int] = 4
+    buffers: ClassVar[int] = 0
+
+    request_id: RequestId
+    code: FailureCode
+    text: Annotated[str, Meta(max_length=1024)]
+
+
+class Status(Record, frozen=True):
+    """Agent -> client: the answer to Ask. No buffer."""
+
+    kind: ClassVar[int] = 5
+    buffers: ClassVar[int] = 0
+
+    request_id: RequestId
+    device: str
+    state: State
+    bundle: str
+    digest: Digest
+    k: int
+    provider: str
+    #: True if the provider is not the planned one and the operator allowed that.
+    fallback: bool
+    reason: str
+    queued: int
+    #: Outcome -> how many requests ended so since the start.
+    counts: dict[str, int]
+
+
+Message = Infer | Ask | Result | Failure | Status
+_KINDS: dict[int, type[Message]] = {
+    kind.kind: kind for kind in (Infer, Ask, Result, Failure, Status)
+}
+_DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
+_ENCODER = msgspec.msgpack.Encoder()
+_PREAMBLES = {number: MAGIC + bytes((VERSION, number)) for number in _KINDS}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A decoded message and its buffers, which still lie in the received frames."""
+
+    message: Message
+    buffers: Sequence[Buffer]
+
+
+def encode(message: Message, *buffers: Buffer) -> list[Buffer]:
+    """Frames of `message`; `buffers` are passed on without a copy."""
+    if len(buffers) != message.buffers:
+        raise ValueError(f"{type(message).__name__} takes {message.buffers} buffers")
+    return [_PREAMBLES[message.kind], _ENCODER.encode(message), *buffers]
+
+
+def decode(frames: Sequence[Buffer]) -> Envelope:
+    """The message in `frames`; raises WireError saying what was expected."""
+    if len(frames) < 2:
+        raise WireError(f"expected at least 2 frames, got {len(frames)}")
+    preamble = bytes(frames[0][:8])
+    if len(preamble) != 5 or len(frames[0]) != 5 or not preamble.startswith(MAGIC):
+        raise WireError("expected a preamble of 5 bytes that begins with 'MDP'")
+    version, number = preamble[3], preamble[4]
+    if version != VERSION:
+        raise WireError(f"expected protocol version {VERSION}, got {version}")
+    if number not in _KINDS:
+        raise WireError(f"expected a message kind from 1 to {max(_KINDS)}, got {number}")
+    if len(frames[1]) > MAX_HEADER_BYTES:
+        raise WireError(f"expected a header up to {MAX_HEADER_BYTES} bytes, got {len(frames[1])}")
+    try:
+        message = _DECODERS[number].decode(frames[1])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError(f"{_KINDS[number].__name__} header: {error}") from error
+    buffers = frames[2:]
+    if len(buffers) != message.buffers:
+        raise WireError(
+            f"{_KINDS[number].__name__}: expected {message.buffers} buffers, got {len(buffers)}"
+        )
+    _check_sizes(message, buffers)
+    return Envelope(message, buffers)
+
+
+def _check_sizes(message: Message, buffers: Sequence[Buffer]) -> None:
+    if isinstance(message, Infer):
+        expected, got = message.image_size**2 * 3, len(buffers[0])
+        if message.encoding == "raw" and got != expected:
+            raise WireError(f"expected {expected} bytes of raw pixels, got {got}")
+        if message.encoding == "jpeg" and not 0 < got <= max(expected, 4096):
+            raise WireError(f"expected 1 to {max(expected, 4096)} bytes of JPEG, got {got}")
+    if isinstance(message, Result):
+        expected = message.num_classes * 4
+        if any(len(buffer) != expected for buffer in buffers):
+            raise WireError(f"expected two buffers of {expected} bytes of logits")
+
+
+def pixels_of(infer: Infer, buffer: Buffer) -> Pixels:
+    """The raw crop `[image_size, image_size, 3]`, a view of the received frame."""
+    shape = (infer.image_size, infer.image_size, 3)
+    return np.frombuffer(buffer, dtype=np.uint8).reshape(shape)
+
+
+def logits_buffers(contribution: Contribution) -> tuple[Buffer, Buffer]:
+    """Both heads' logits as little-endian float32 bytes."""
+    return (
+        np.ascontiguousarray(contribution.boost, dtype="<f4").tobytes(),
+        np.ascontiguousarray(contribution.bag, dtype="<f4").tobytes(),
+    )
+
+
+def contribution_of(buffers: Sequence[Buffer]) -> Contribution:
+    """Both heads' logits `[num_classes]`; raises WireError on values that are not finite."""
+    boost, bag = (np.frombuffer(buffer, dtype="<f4") for buffer in buffers)
+    if not (np.isfinite(boost).all() and np.isfinite(bag).all()):
+        raise WireError("logits that are not finite")
+    return Contribution(boost, bag)
