@@ -1,0 +1,1 @@
+"""What runs on a device: an agent that serves one sub-model."""

@@ -42,8 +42,7 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
     try:
         app()
     except MDPError as error:
-        message = " ".join(str(error).split())
-        print(f"{name}: {message}", file=sys.stderr)
+        print(f"{name}: {one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
@@ -53,6 +52,11 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     sys.exit(0)
+
+
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks."""
+    return " ".join(str(error).split())
 
 
 def print_json(value: object) -> None:

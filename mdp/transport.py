@@ -79,7 +79,7 @@ class Dealers:
     def _open(self, device: str, address: str) -> None:
         dealer = self._context.socket(zmq.DEALER)
         self._dealers[device] = dealer
-        _configure(dealer)
+        _configure(dealer, address)
         dealer.immediate = True
         dealer.reconnect_ivl = RECONNECT_MS
         dealer.reconnect_ivl_max = RECONNECT_MAX_MS
@@ -160,7 +160,7 @@ class Router:
         self._waker.setblocking(False)
         self._wakee.setblocking(False)
         try:
-            _configure(self._router)
+            _configure(self._router, address)
             self._router.router_mandatory = True
             self._router.bind(address)
         except zmq.ZMQError as error:
@@ -221,14 +221,14 @@ class Router:
         self.close()
 
 
-def _configure(zmq_socket: "zmq.Socket[bytes]") -> None:
+def _configure(zmq_socket: "zmq.Socket[bytes]", address: str) -> None:
+    zmq_socket.ipv6 = "[" in address
     zmq_socket.linger = 0
     zmq_socket.sndhwm = zmq_socket.rcvhwm = HIGH_WATER_MARK
     # A larger frame ends the connection before memory is taken for it.
     zmq_socket.maxmsgsize = MAX_BUFFER_BYTES
     zmq_socket.heartbeat_ivl = HEARTBEAT_MS
     zmq_socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
-    zmq_socket.ipv6 = True
 
 
 def _milliseconds(timeout_s: float | None) -> int | None:

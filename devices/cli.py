@@ -1,0 +1,87 @@
+"""`mdp-agent`: serve one device's sub-model of a bundle."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from devices.agent import Agent
+from devices.runtime import OrtRuntime
+from mdp import console
+from mdp.bundle import Bundle, model_path
+from mdp.errors import InputError
+from mdp.transport import Router
+
+LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
+
+app = console.new_app("Run one device's part of a bundle.")
+
+
+@app.callback()
+def _group() -> None:
+    """Run one device's part of a bundle."""
+
+
+@app.command("run")
+def run_agent(
+    bundle: Annotated[Path, typer.Option(help="Bundle folder made by mdp-partition.")],
+    device: Annotated[str, typer.Option(help="This device's name in the bundle's plan.")],
+    bind: Annotated[
+        str, typer.Option(help="Address to listen on; port 0 takes any free one.")
+    ] = "tcp://127.0.0.1:7500",
+    threads: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Instead of the plan's number of threads.")
+    ] = None,
+    allow_fallback: Annotated[
+        bool, typer.Option(help="Accept another execution provider than the planned one.")
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per event on stdout.")
+    ] = False,
+) -> None:
+    """Serve one sub-model until SIGTERM or Ctrl-C; what was accepted is finished first.
+
+    Example: mdp-agent run --bundle bundle/ --device raspberry-pi-5 --bind tcp://0.0.0.0:7500
+
+    Exit codes: 0 stopped as asked, 2 bad input (bundle, device, provider, address), 1 unforeseen.
+    """
+    if not bind.startswith("tcp://"):
+        raise InputError(f"--bind: expected tcp://HOST:PORT, got {bind!r}")
+    opened = Bundle.open(bundle)
+    assignment = opened.assignment(device)
+
+    def load() -> OrtRuntime:
+        return OrtRuntime(
+            opened.verified(model_path(assignment.k)),
+            assignment,
+            num_classes=len(opened.manifest.labels),
+            threads=threads,
+            allow_fallback=allow_fallback,
+        )
+
+    with Router(bind) as router:
+        address = router.address
+
+        def report(event: str) -> None:
+            if json:
+                console.print_json({"event": event, "device": device, "address": address})
+            else:
+                print(f"mdp-agent {device}: {event}", file=sys.stderr, flush=True)
+
+        report(f"listening on {address}" if not json else "LISTENING")
+        if not bind.startswith(LOOPBACK):
+            print(
+                f"mdp-agent {device}: {address} is plain text: whoever reaches it can use it",
+                file=sys.stderr,
+            )
+        agent = Agent(opened, assignment, load, router, report=report)
+        for stop_signal in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(stop_signal, lambda *_: agent.stop())
+        agent.serve()
+
+
+def main() -> None:
+    """Entry point of `mdp-agent`."""
+    console.run(app, "mdp-agent")

@@ -1,0 +1,76 @@
+"""Latency and throughput of a running fleet, as a caller sees them."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from itertools import cycle, islice
+
+import numpy as np
+
+from mdp.client import Client
+from mdp.crop import Picture
+from mdp.errors import InferenceError
+from mdp.prediction import Prediction
+
+WARM_UP_REQUESTS = 10
+
+
+def noise_picture(side: int) -> Picture:
+    """A uint8 picture `[side, side, 3]` of noise, for when only time matters."""
+    return np.random.default_rng(0).integers(0, 256, size=(side, side, 3), dtype=np.uint8)
+
+
+def overhead_ms(prediction: Prediction) -> float:
+    """What a call cost beyond the computing of its slowest member."""
+    return prediction.latency_ms - max(member.compute_ms for member in prediction.members)
+
+
+def percentiles(values: Sequence[float], points: Sequence[int]) -> dict[str, float]:
+    """`{"p50": ...}` for every point, by linear interpolation; NaN-free for an empty list too."""
+    if not values:
+        return {f"p{point}": 0.0 for point in points}
+    return {f"p{point}": float(np.percentile(values, point)) for point in points}
+
+
+def run_bench(
+    client: Client,
+    pictures: Sequence[Picture],
+    *,
+    requests: int,
+    deadline_ms: float,
+    in_flight: int = 1,
+) -> dict[str, object]:
+    """Send `requests` pictures with `in_flight` under way, and sum up what came back.
+
+    With one under way this is MLPerf's SingleStream, by its rules for issuing and not for
+    duration; with more, a stream.
+    """
+    for picture in islice(cycle(pictures), WARM_UP_REQUESTS):
+        client.classify(picture, deadline_ms=deadline_ms)
+    started_s = time.perf_counter()
+    answers = list(
+        client.stream(
+            islice(cycle(pictures), requests),
+            deadline_ms=deadline_ms,
+            in_flight=in_flight,
+            errors="yield",
+        )
+    )
+    took_s = time.perf_counter() - started_s
+    given = [answer for answer in answers if not isinstance(answer, InferenceError)]
+    latencies = [prediction.latency_ms for prediction in given]
+    overheads = [overhead_ms(prediction) for prediction in given]
+    modes: Counter[str] = Counter(prediction.mode for prediction in given)
+    return {
+        "scenario": "single-stream" if in_flight == 1 else f"stream-{in_flight}",
+        "requests": requests,
+        "answered": len(given),
+        "partial": sum(prediction.partial for prediction in given),
+        "latency_ms": {
+            **percentiles(latencies, (50, 90, 99)),
+            "max": max(latencies, default=0.0),
+        },
+        "overhead_ms": percentiles(overheads, (50, 99)),
+        "throughput_per_s": len(given) / took_s,
+        "modes": dict(modes),
+    }

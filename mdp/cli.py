@@ -1,0 +1,254 @@
+"""`mdp`: classify pictures with a fleet, and look after the fleet."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mdp import console
+from mdp.bench import noise_picture, run_bench
+from mdp.bundle import Bundle
+from mdp.client import DEFAULT_DEADLINE_MS, Client, DeviceStatus
+from mdp.crop import Picture
+from mdp.demo import run_demo
+from mdp.doctor import examine
+from mdp.errors import InferenceError, InputError, MDPError
+from mdp.exchange import checked_deadline_ms
+from mdp.fleet import new_fleet
+from mdp.fusion import Fusion
+from mdp.prediction import Prediction
+
+NOT_ANSWERED = InferenceError.exit_code
+
+app = console.new_app("Classify pictures with several unequal devices at once.")
+fleet_app = console.new_app("Make fleet files.")
+app.add_typer(fleet_app, name="fleet")
+
+FleetFile = Annotated[
+    Path, typer.Option("--fleet", help="fleet.toml, as `mdp fleet new` makes it.")
+]
+DeadlineMs = Annotated[float, typer.Option(help="Milliseconds in which every answer has to come.")]
+FusionChoice = Annotated[Fusion, typer.Option(help="How to combine what arrived.")]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
+
+
+@app.command()
+def classify(
+    pictures: Annotated[list[Path], typer.Argument(help="Picture files, or folders of them.")],
+    fleet: FleetFile,
+    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    fusion: FusionChoice = "stacked",
+    json: Json = False,
+) -> None:
+    """Say what each picture shows; a picture that cannot be read is named, the others go on.
+
+    Example: mdp classify --fleet fleet.toml cat.jpg --deadline-ms 80
+
+    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
+    """
+    checked_deadline_ms(deadline_ms)
+    files = picture_files(pictures)
+    exit_code = 0
+    with Client.connect(fleet, fusion=fusion) as client:
+        for path in files:
+            try:
+                prediction = client.classify(path, deadline_ms=deadline_ms)
+            except MDPError as error:
+                print(f"mdp: {path}: {console.one_line(error)}", file=sys.stderr)
+                exit_code = exit_code or error.exit_code
+                continue
+            if json:
+                console.print_json(prediction.to_json(str(path)))
+            else:
+                print(describe(path, prediction))
+    raise typer.Exit(exit_code)
+
+
+def picture_files(paths: Sequence[Path]) -> list[Path]:
+    """`paths` with every folder replaced by the files in it; raises InputError."""
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(file for file in path.rglob("*") if file.is_file())
+            if not inside:
+                raise InputError(f"{path}: expected a folder with pictures, it holds no file")
+            files += inside
+        elif path.exists():
+            files.append(path)
+        else:
+            raise InputError(f"{path}: no such file")
+    return files
+
+
+def describe(path: Path, prediction: Prediction) -> str:
+    """One picture's answer for people."""
+    expected = prediction.expected_accuracy
+    worth = "accuracy never measured" if expected is None else f"{expected:.1%} accurate in tests"
+    lines = [
+        f"{path}: {prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
+        f"{' + '.join(prediction.used)}, {worth}, {prediction.latency_ms:.1f} ms"
+    ]
+    lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
+    return "\n".join(lines)
+
+
+@app.command()
+def status(fleet: FleetFile, json: Json = False) -> None:
+    """Say how every device of a fleet is.
+
+    Example: mdp status --fleet fleet.toml
+
+    Exit codes: 0 at least one device can answer, 2 bad input, 3 none can, 1 unforeseen.
+    """
+    with Client.connect(fleet) as client:
+        statuses = client.status()
+    if json:
+        console.print_json({"devices": statuses})
+    else:
+        Console().print(status_table(statuses))
+    raise typer.Exit(0 if any(status.usable for status in statuses) else NOT_ANSWERED)
+
+
+def status_table(statuses: Sequence[DeviceStatus]) -> Table:
+    """Every device with its state and what is wrong with it."""
+    table = Table("device", "address", "state", "bundle", "provider", "answered", "reason")
+    for status in statuses:
+        table.add_row(
+            status.device,
+            status.address,
+            status.state,
+            status.bundle or "",
+            status.provider or "",
+            str(status.counts.get("answered", "")),
+            status.reason,
+        )
+    return table
+
+
+@app.command()
+def doctor(fleet: FleetFile, json: Json = False) -> None:
+    """Find out what keeps a fleet from answering: files, connections, bundles, providers.
+
+    Example: mdp doctor --fleet fleet.toml
+
+    Exit codes: 0 all well, 2 bad input, 3 something is wrong, 1 unforeseen.
+    """
+    with Client.connect(fleet) as client:
+        findings = list(examine(client))
+    if json:
+        console.print_json({"findings": findings})
+    else:
+        for finding in findings:
+            print(f"{'ok     ' if finding.ok else 'PROBLEM'} {finding.subject}: {finding.text}")
+    raise typer.Exit(0 if all(finding.ok for finding in findings) else NOT_ANSWERED)
+
+
+@app.command()
+def bench(
+    fleet: FleetFile,
+    pictures: Annotated[list[Path] | None, typer.Argument(help="Noise if none is given.")] = None,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000)] = 200,
+    in_flight: Annotated[int, typer.Option(min=1, max=64, help="Pictures under way.")] = 1,
+    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    fusion: FusionChoice = "stacked",
+    json: Json = False,
+) -> None:
+    """Measure latency, overhead and throughput of a running fleet.
+
+    Example: mdp bench --fleet fleet.toml --requests 500 --in-flight 2
+
+    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
+    """
+    checked_deadline_ms(deadline_ms)
+    files = picture_files(pictures or [])
+    with Client.connect(fleet, fusion=fusion) as client:
+        side = client.bundle.manifest.plan.teacher.shape.image_size
+        chosen: list[Picture] = list(files) or [noise_picture(side)]
+        outcome = run_bench(
+            client, chosen, requests=requests, deadline_ms=deadline_ms, in_flight=in_flight
+        )
+    if json:
+        console.print_json(outcome)
+    else:
+        for line in _flat(outcome):
+            print(line)
+
+
+def _flat(outcome: dict[str, object], prefix: str = "") -> Iterator[str]:
+    for key, value in outcome.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield (
+                f"{prefix}{key:<16} {value:.2f}"
+                if isinstance(value, float)
+                else (f"{prefix}{key:<16} {value}")
+            )
+
+
+@fleet_app.callback()
+def _fleet_group() -> None:
+    """Make fleet files."""
+
+
+@fleet_app.command("new")
+def fleet_new(
+    bundle: Annotated[Path, typer.Option(help="Bundle folder that the agents serve.")],
+    device: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME=tcp://HOST:PORT, once per device; NAME/LABEL=... adds a replica of NAME."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("fleet.toml"),
+    json: Json = False,
+) -> None:
+    """Write fleet.toml: where each device of a bundle listens.
+
+    Example: mdp fleet new --bundle bundle/ --device n100=tcp://10.0.0.8:7500 --out fleet.toml
+
+    Exit codes: 0 fine, 2 bad input, 1 unforeseen.
+    """
+    opened = Bundle.open(bundle)
+    fleet = new_fleet(opened, device, out)
+    members = fleet.members()
+    absent = [a.device for a in opened.manifest.plan.assignments if a.k not in members]
+    if json:
+        console.print_json({"path": str(out), "devices": fleet.devices, "absent": absent})
+        return
+    print(f"{out}: {len(fleet.devices)} devices of bundle {opened.manifest.name}")
+    if absent:
+        print(f"  without {', '.join(absent)}: every answer will be partial")
+
+
+@app.command()
+def demo(
+    work: Annotated[Path, typer.Option(help="Folder for everything that the demo makes.")] = Path(
+        "demo"
+    ),
+    bundle: Annotated[
+        Path | None, typer.Option(help="Serve this bundle instead of building one from digits.")
+    ] = None,
+    pictures: Annotated[
+        Path | None, typer.Option(help="With --bundle: a folder per class to classify, else noise.")
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write what was seen as JSON.")] = None,
+) -> None:
+    """Build, serve, classify, kill one agent, bring it back: everything, on this machine.
+
+    Example: mdp demo --json demo/seen.json
+
+    Exit codes: 0 all of that was seen to happen, 2 bad input, 3 something was not seen.
+    """
+    raise typer.Exit(
+        0 if run_demo(work, bundle=bundle, pictures=pictures, json=json) else NOT_ANSWERED
+    )
+
+
+def main() -> None:
+    """Entry point of `mdp`."""
+    console.run(app, "mdp")

@@ -1,0 +1,334 @@
+"""`mdp demo`: the whole life of a small fleet on one machine, by the commands a user would type.
+
+Nothing is simulated: the bundle is trained, the agents are processes that listen on loopback, one
+of them is killed with SIGKILL, and every claim at the end was checked against what came back.
+"""
+
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mdp.bench import noise_picture, overhead_ms, percentiles
+from mdp.bundle import Bundle
+from mdp.client import Client
+from mdp.crop import Picture
+from mdp.errors import InputError, MDPError
+from mdp.files import write_json
+from mdp.prediction import Prediction
+
+DEADLINE_MS = 250.0
+PICTURES_AFTER_KILL = 20
+READY_TIMEOUT_S = 30.0
+BACK_TIMEOUT_S = 15.0
+
+#: Handwritten digits, a teacher that trains in a minute, and three boards that differ.
+BUILD = (
+    "--data digits --teacher vit_tiny_patch16_224"
+    " --teacher-arg img_size=24 patch_size=4 embed_dim=96 depth=6 num_heads=3"
+    " --teacher-epochs 12 --epochs 10 --latency-ms 2"
+    " --profiles laptop-cpu n100 raspberry-pi-5"
+)
+
+
+class DemoFailed(MDPError):
+    """A step of the demo did not happen as promised."""
+
+    exit_code = 3
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was observed; `claims` maps each promise to whether it held."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    claims: dict[str, bool] = field(default_factory=dict)
+
+
+def run_demo(work: Path, *, bundle: Path | None, pictures: Path | None, json: Path | None) -> bool:
+    """Run every step, print as it goes; returns whether all that was promised was seen."""
+    started_s = time.monotonic()
+    out, seen = Console(), _Seen()
+    work.mkdir(parents=True, exist_ok=True)
+    if bundle is None:
+        bundle, pictures = work / "bundle", work / "pictures"
+        _show_and_run(out, ["mdp-partition", "build", *shlex.split(BUILD), "--out", str(bundle)])
+        data = ["--data", "digits", "--split", "test", "--out", str(pictures)]
+        _show_and_run(out, ["mdp-partition", "data", *data])
+    opened = Bundle.open(bundle)
+    labelled = _labelled_pictures(pictures, opened)
+    _print_accuracy(out, opened, seen)
+    addresses = {a.device: _free_address() for a in opened.manifest.plan.assignments}
+    fleet = work / "fleet.toml"
+    with _agents(out, work, bundle, addresses) as agents:
+        _wait_ready(out, agents, bundle, fleet, addresses)
+        with Client.connect(fleet) as client:
+            _classify_all(out, client, labelled, seen)
+            _kill_and_restart(out, client, agents, labelled, seen)
+    seen.facts["seconds"] = time.monotonic() - started_s
+    _print_claims(out, seen)
+    if json is not None:
+        write_json(json, {**seen.facts, "claims": seen.claims, "ok": all(seen.claims.values())})
+    return all(seen.claims.values())
+
+
+def _show(out: Console, command: Sequence[str]) -> list[str]:
+    """Print a command as a user types it; returns it with the program's full path."""
+    out.print(f"\n[bold]$ {shlex.join(command)}[/bold]", highlight=False, soft_wrap=True)
+    return [str(Path(sys.executable).parent / command[0]), *command[1:]]
+
+
+def _show_and_run(out: Console, command: Sequence[str]) -> None:
+    code = subprocess.run(_show(out, command), check=False).returncode
+    if code:
+        raise DemoFailed(f"{command[0]} {command[1]} ended with exit code {code}")
+
+
+def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
+    """(label, picture) from a class-per-folder tree, or noise without labels."""
+    if folder is None:
+        side = bundle.manifest.plan.teacher.shape.image_size
+        return [(None, noise_picture(side))] * 100
+    labelled: list[tuple[str | None, Picture]] = [
+        (file.parent.name, file) for file in sorted(folder.glob("*/*")) if file.is_file()
+    ]
+    if not labelled:
+        raise InputError(f"{folder}: expected a folder per class with pictures")
+    return labelled
+
+
+def _print_accuracy(out: Console, bundle: Bundle, seen: _Seen) -> None:
+    """The teacher, every sub-model and every arrival subset, as measured when it was built."""
+    evaluation = bundle.manifest.evaluation
+    if evaluation is None:
+        raise InputError(f"{bundle.path}: never evaluated; run mdp-partition evaluate first")
+    devices = {a.k: a.device for a in bundle.manifest.plan.assignments}
+    table = Table(
+        "arrived", "boosted", "stacked", "bagged",
+        title=f"accuracy on {evaluation.pictures} held-out pictures of {evaluation.data}",
+    )  # fmt: skip
+    if evaluation.teacher is not None:
+        table.add_row("teacher", "", f"{evaluation.teacher.accuracy:.2%}", "", end_section=True)
+    for member in evaluation.members:
+        shape = bundle.manifest.plan.assignments[member.k].submodel
+        what = f"{shape.image_size} px, {shape.embed_dim} x {shape.depth}"
+        table.add_row(f"{member.device} alone ({what})", "", "", f"{member.accuracy:.2%}")
+    table.add_section()
+    for subset in evaluation.subsets:
+        names = " + ".join(devices[k] for k in subset.members)
+        values = (subset.boosted, subset.stacked, subset.bagged)
+        table.add_row(names, *(f"{value:.2%}" for value in values))
+    out.print()
+    out.print(table)
+    seen.facts["evaluation"] = evaluation
+
+
+def _free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+class _Agents:
+    """The agent processes of the demo, by device; each writes to a log file of its own."""
+
+    def __init__(
+        self, out: Console, work: Path, bundle: Path, addresses: Mapping[str, str]
+    ) -> None:
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._out, self._work, self._bundle, self._addresses = out, work, bundle, addresses
+        self._logs: list[IO[bytes]] = []
+
+    def start(self, device: str) -> None:
+        """Start the agent of `device`; three boards share this machine, so one thread each."""
+        serve = ["--bundle", str(self._bundle), "--device", device]
+        address = ["--bind", self._addresses[device], "--threads", "1"]
+        command = _show(self._out, ["mdp-agent", "run", *serve, *address])
+        log = (self._work / f"{device}.log").open("ab")
+        self._logs.append(log)
+        self.processes[device] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def kill(self, device: str) -> None:
+        """SIGKILL: no goodbye, no clean-up, as when the power is cut."""
+        process = self.processes.pop(device)
+        self._out.print(f"\n[bold]$ kill -KILL {process.pid}[/bold]   # {device}", highlight=False)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def log_of(self, device: str) -> str:
+        """What the agent has said so far."""
+        return (self._work / f"{device}.log").read_text(errors="replace").strip()
+
+    def close(self) -> None:
+        """Ask every agent to stop, and make sure that it does."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for log in self._logs:
+            log.close()
+
+
+@contextmanager
+def _agents(
+    out: Console, work: Path, bundle: Path, addresses: Mapping[str, str]
+) -> Iterator[_Agents]:
+    agents = _Agents(out, work, bundle, addresses)
+    try:
+        for device in addresses:
+            (work / f"{device}.log").unlink(missing_ok=True)
+            agents.start(device)
+        yield agents
+    finally:
+        agents.close()
+
+
+def _wait_ready(
+    out: Console, agents: _Agents, bundle: Path, fleet: Path, addresses: Mapping[str, str]
+) -> None:
+    devices = [f"--device={device}={address}" for device, address in addresses.items()]
+    _show_and_run(
+        out, ["mdp", "fleet", "new", "--bundle", str(bundle), *devices, "--out", str(fleet)]
+    )
+    until_s = time.monotonic() + READY_TIMEOUT_S
+    with Client.connect(fleet) as client:
+        while not all(status.usable for status in client.status(timeout_s=0.5)):
+            for device, process in agents.processes.items():
+                if process.poll() is not None:
+                    raise DemoFailed(f"the agent of {device} ended: {agents.log_of(device)}")
+            if time.monotonic() > until_s:
+                raise DemoFailed(f"not every agent was READY after {READY_TIMEOUT_S:g} s")
+            time.sleep(0.05)
+    _show_and_run(out, ["mdp", "status", "--fleet", str(fleet)])
+
+
+def _classify_all(
+    out: Console,
+    client: Client,
+    labelled: Sequence[tuple[str | None, Picture]],
+    seen: _Seen,
+) -> None:
+    """Every held-out picture through the agents."""
+    out.print(
+        f"\n[bold]>>> client.classify(picture, deadline_ms={DEADLINE_MS:g})[/bold]"
+        f"   # {len(labelled)} pictures",
+        highlight=False,
+    )
+    answers = [
+        (label, client.classify(picture, deadline_ms=DEADLINE_MS)) for label, picture in labelled
+    ]
+    predictions = [prediction for _, prediction in answers]
+    table = Table("", "p50 ms", "p99 ms", title="latency of the agents, as the client saw it")
+    latency = _add_latency(table, "answer", [p.latency_ms for p in predictions])
+    overhead = _add_latency(
+        table, "beyond the slowest member's computing", [overhead_ms(p) for p in predictions]
+    )
+    members = {
+        device: _add_latency(
+            table,
+            f"{device} computing",
+            [m.compute_ms for p in predictions for m in p.members if m.device == device],
+        )
+        for device in predictions[0].used
+    }
+    out.print(table)
+    live: dict[str, Any] = {
+        "pictures": len(answers),
+        "complete": sum(not p.partial for p in predictions),
+        "latency_ms": latency,
+        "overhead_ms": overhead,
+        "compute_ms": members,
+        "modes": sorted({p.mode for p in predictions}),
+    }
+    if answers[0][0] is not None:
+        live["accuracy"] = sum(label == p.label for label, p in answers) / len(answers)
+        expected = predictions[0].expected_accuracy or 0.0
+        out.print(
+            f"accuracy through the agents {live['accuracy']:.2%}, expected {expected:.2%}, "
+            f"mode {', '.join(live['modes'])}"
+        )
+        # Few pictures may miss this deadline on a busy machine; they are labelled, not wrong.
+        seen.claims["the agents are as accurate as the bundle was measured to be"] = (
+            abs(live["accuracy"] - expected) < 0.01
+        )
+    seen.claims["all three devices take part"] = live["complete"] > 0.9 * len(answers)
+    seen.facts["live"] = live
+
+
+def _add_latency(table: Table, name: str, values: Sequence[float]) -> dict[str, float]:
+    summary = percentiles(values, (50, 99))
+    table.add_row(name, *(f"{value:.2f}" for value in summary.values()))
+    return summary
+
+
+def _kill_and_restart(
+    out: Console,
+    client: Client,
+    agents: _Agents,
+    labelled: Sequence[tuple[str | None, Picture]],
+    seen: _Seen,
+) -> None:
+    victim = client.bundle.manifest.plan.assignments[len(agents.processes) // 2].device
+    pictures = [picture for _, picture in labelled]
+    agents.kill(victim)
+    after = [
+        client.classify(picture, deadline_ms=DEADLINE_MS)
+        for picture in pictures[:PICTURES_AFTER_KILL]
+    ]
+    for prediction in after[:3]:
+        _print_answer(out, prediction)
+    out.print(f"... and {len(after) - 3} more")
+    slowest_ms = max(prediction.latency_ms for prediction in after)
+    seen.facts["killed"] = {"device": victim, "answers": len(after), "slowest_ms": slowest_ms}
+    seen.claims[f"without {victim}, every answer came within the deadline"] = (
+        slowest_ms <= DEADLINE_MS
+    )
+    seen.claims["each of them says that it is partial, and names the missing device"] = all(
+        victim in prediction.missing and victim not in prediction.used for prediction in after
+    )
+    agents.start(victim)
+    started_s = time.monotonic()
+    until_s = started_s + BACK_TIMEOUT_S
+    prediction = client.classify(pictures[0], deadline_ms=DEADLINE_MS)
+    while victim not in prediction.used and time.monotonic() < until_s:
+        time.sleep(0.05)
+        prediction = client.classify(pictures[0], deadline_ms=DEADLINE_MS)
+    back_s = time.monotonic() - started_s
+    _print_answer(out, prediction)
+    seen.facts["restarted"] = {"device": victim, "back_after_s": back_s}
+    seen.claims[f"{victim} takes part again, and the client was not restarted"] = (
+        victim in prediction.used
+    )
+
+
+def _print_answer(out: Console, prediction: Prediction) -> None:
+    missing = "; ".join(f"{device}: {reason}" for device, reason in prediction.missing.items())
+    expected = prediction.expected_accuracy
+    out.print(
+        f"{prediction.label} ({prediction.probability:.0%}) {prediction.mode} from "
+        f"{' + '.join(prediction.used)} in {prediction.latency_ms:.1f} ms"
+        + (f", expected accuracy {expected:.2%}" if expected is not None else "")
+        + (f", missing {missing}" if missing else ", complete"),
+        highlight=False,
+    )
+
+
+def _print_claims(out: Console, seen: _Seen) -> None:
+    out.print()
+    for claim, held in seen.claims.items():
+        out.print(f"{'[green]seen    [/green]' if held else '[red]NOT SEEN[/red]'} {claim}")
+    out.print(f"{seen.facts['seconds']:.0f} s in all")

@@ -1,0 +1,75 @@
+"""What stands between a client and an answer, checked one thing after the other."""
+
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from mdp.bundle import FUSION, Bundle
+from mdp.client import Client, DeviceStatus
+from mdp.errors import ConfigError
+
+TCP_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked."""
+
+    subject: str
+    ok: bool
+    text: str
+
+
+def examine(client: Client) -> Iterator[Finding]:
+    """Check the bundle's files, then every device of the fleet."""
+    yield from _bundle_findings(client.bundle)
+    for status in client.status():
+        yield _device_finding(status)
+        if status.usable:
+            yield _round_trip_finding(client, status.device)
+
+
+def _bundle_findings(bundle: Bundle) -> Iterator[Finding]:
+    for name in bundle.manifest.files:
+        # A client needs the fusion weights only; models may live on the devices alone.
+        if name != FUSION and not (bundle.path / name).exists():
+            continue
+        try:
+            bundle.verified(name)
+            yield Finding(name, True, "hash as in the manifest")
+        except ConfigError as error:
+            yield Finding(name, False, str(error))
+    if bundle.manifest.evaluation is None:
+        yield Finding("manifest.json", False, "never evaluated: run mdp-partition evaluate")
+
+
+def _device_finding(status: DeviceStatus) -> Finding:
+    if status.state == "UNREACHABLE":
+        return Finding(status.device, False, tcp_diagnosis(status.address))
+    text = f"{status.state} on {status.provider or 'no provider yet'}"
+    return Finding(
+        status.device, status.usable, f"{text}: {status.reason}" if status.reason else text
+    )
+
+
+def tcp_diagnosis(address: str) -> str:
+    """Why nothing answers at `tcp://HOST:PORT`: no host, no listener, or no MDP agent behind it."""
+    parts = urlsplit(address)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 0), TCP_TIMEOUT_S):
+            return f"{address} accepts connections but does not speak this protocol"
+    except TimeoutError:
+        return f"{address} does not answer within {TCP_TIMEOUT_S:g} s: device off, or a firewall"
+    except OSError as error:
+        return f"{address}: {error.strerror or error}"
+
+
+def _round_trip_finding(client: Client, device: str) -> Finding:
+    trips_ms = []
+    for _ in range(5):
+        started_s = time.perf_counter()
+        client.status()
+        trips_ms.append((time.perf_counter() - started_s) * 1e3)
+    return Finding(device, True, f"status round trip of the fleet {min(trips_ms):.1f} ms")

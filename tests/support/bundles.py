@@ -1,0 +1,145 @@
+"""Small bundles made without torch: real ONNX models that tell red, green and blue apart."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from mdp.bundle import (
+    FUSION,
+    MANIFEST,
+    Evaluation,
+    FileEntry,
+    Manifest,
+    MemberAccuracy,
+    SubsetAccuracy,
+    TeacherAccuracy,
+    file_entry,
+    model_path,
+)
+from mdp.files import write_json
+from mdp.fusion import FusionWeights, SubsetWeights, arrival_subsets
+from mdp.plan import Assignment, Plan, PredictedMs, SubModelSpec, TeacherSpec
+
+LABELS = ["blue", "green", "red"]
+#: Columns of an RGB mean that speak for each label.
+CHANNELS = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=np.float32)
+DEVICES = ("alpha", "beta", "gamma")
+SIZES = (16, 12, 8)
+
+
+def colour_model(image_size: int, boost_scale: float, bag_scale: float) -> onnx.ModelProto:
+    """uint8 `[N, S, S, 3]` -> two heads whose logits grow with each colour's mean."""
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["floats"], ["mean"], axes=[1, 2], keepdims=0),
+        helper.make_node("MatMul", ["mean", "boost_weight"], ["boost"]),
+        helper.make_node("MatMul", ["mean", "bag_weight"], ["bag"]),
+    ]
+    weights = [
+        numpy_helper.from_array(CHANNELS.T * np.float32(scale / 255), f"{head}_weight")
+        for head, scale in (("boost", boost_scale), ("bag", bag_scale))
+    ]
+    size = ["N", image_size, image_size, 3]
+    graph = helper.make_graph(
+        nodes,
+        "colours",
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, size)],
+        [
+            helper.make_tensor_value_info(head, TensorProto.FLOAT, ["N", len(LABELS)])
+            for head in ("boost", "bag")
+        ],
+        weights,
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def colour_plan(devices: tuple[str, ...] = DEVICES, sizes: tuple[int, ...] = SIZES) -> Plan:
+    """A plan with one assignment per device, as unequal as `sizes`."""
+    return Plan(
+        teacher=TeacherSpec(name="vit_tiny_patch16_224", shape=shape(32)),
+        target_ms=50.0,
+        refused=False,
+        reason="",
+        assignments=[
+            Assignment(
+                k=k,
+                device=device,
+                submodel=shape(size),
+                predicted_ms=PredictedMs(compute=1.0, network=1.0, total=2.0),
+                memory_bytes=1_000_000,
+                provider="CPUExecutionProvider",
+                threads=1,
+                why="for tests",
+            )
+            for k, (device, size) in enumerate(zip(devices, sizes, strict=True))
+        ],
+    )
+
+
+def shape(image_size: int) -> SubModelSpec:
+    """A ViT shape that nothing in these tests computes."""
+    return SubModelSpec(
+        image_size=image_size, patch_size=4, embed_dim=8, depth=1, num_heads=1, mlp_ratio=2.0
+    )
+
+
+def subset_accuracy(members: tuple[int, ...]) -> SubsetAccuracy:
+    """Made-up accuracies that differ for every subset and rule."""
+    base = 0.5 + 0.1 * len(members) + 0.01 * sum(members)
+    return SubsetAccuracy(members=members, boosted=base - 0.1, stacked=base, bagged=base - 0.05)
+
+
+def write_bundle(
+    folder: Path,
+    *,
+    name: str = "colours",
+    devices: tuple[str, ...] = DEVICES,
+    sizes: tuple[int, ...] = SIZES,
+    bag_scale: float = 4.0,
+    evaluated: bool = True,
+) -> Path:
+    """Write a whole bundle into `folder`; another `bag_scale` gives another digest."""
+    plan = colour_plan(devices, sizes)
+    files: dict[str, FileEntry] = {}
+    for k, size in enumerate(sizes):
+        path = folder / model_path(k)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(colour_model(size, 2.0 / (k + 1), bag_scale + k).SerializeToString())
+        files[model_path(k)] = file_entry(path)
+    subsets = arrival_subsets(range(len(sizes)))
+    weights = FusionWeights(
+        num_classes=len(LABELS),
+        subsets=[
+            SubsetWeights(members=s, a=(0.5,) * len(s), b=(1.0 / len(s),) * len(s)) for s in subsets
+        ],
+    )
+    write_json(folder / FUSION, weights)
+    files[FUSION] = file_entry(folder / FUSION)
+    evaluation = Evaluation(
+        data="colours",
+        data_digest="0" * 64,
+        pictures=100,
+        teacher=TeacherAccuracy(accuracy=0.99),
+        members=[
+            MemberAccuracy(k=k, device=device, accuracy=0.5) for k, device in enumerate(devices)
+        ],
+        subsets=[subset_accuracy(subset) for subset in subsets],
+    )
+    manifest = Manifest(
+        name=name,
+        labels=LABELS,
+        plan=plan,
+        files=files,
+        provenance={"made_by": "tests"},
+        evaluation=evaluation if evaluated else None,
+    )
+    write_json(folder / MANIFEST, manifest)
+    return folder
+
+
+def colour_picture(label: str, height: int = 40, width: int = 60) -> np.ndarray:
+    """A noisy uint8 `[H, W, 3]` picture whose answer is `label`."""
+    noise = np.random.default_rng(0).integers(0, 80, size=(height, width, 3), dtype=np.uint8)
+    return noise + (CHANNELS[LABELS.index(label)] * 120).astype(np.uint8)
