@@ -1,0 +1,370 @@
+"""Which device runs which sub-model: a first, exhaustive search over a small grid. Pure.
+
+No accuracy predictor exists yet, so capability is a stated proxy: MACs, with a mild preference for
+a larger picture. It orders shapes of one family sensibly and says nothing about percentages.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mdp.errors import InputError, PlanRefused
+from mdp.plan import (
+    MAX_MEMBERS,
+    Assignment,
+    Plan,
+    PredictedMs,
+    SingleDevice,
+    SubModelSpec,
+    TeacherSpec,
+)
+from mdp.profile import DeviceProfile
+from partitioner.cost import (
+    LatencyModel,
+    choose_encoding,
+    fit_latency,
+    macs,
+    memory_bytes,
+    predict,
+)
+
+#: The smallest picture, relative to the teacher's; below half of it too little is left to see.
+MIN_IMAGE_SHARE = 0.5
+MIN_EMBED_DIM = 32
+MIN_DEPTH = 2
+#: Head sizes tried after the teacher's own.
+HEAD_SIZES = (64, 32, 48)
+#: Relative depth over relative width: sub-models keep within this factor of the teacher's build,
+#: for MACs alone would prefer one very wide layer, and no teacher can be copied into that.
+MAX_ASPECT = 2.0
+#: Exponent of the picture's size in the capability proxy.
+IMAGE_PREFERENCE = 0.25
+#: A member whose picture size is already taken counts this much less, once per member before it:
+#: different views err differently, and that is what an ensemble lives on.
+REPEATED_IMAGE_SIZE = 0.8
+#: Availabilities closer than one step count as equal when the boosting order is made.
+AVAILABILITY_STEP = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A sub-model with its predicted cost on one device; `score` is the capability proxy."""
+
+    spec: SubModelSpec
+    predicted_ms: PredictedMs
+    memory_bytes: int
+    macs: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A profile with its fitted latency and every shape of the grid, the most capable first."""
+
+    profile: DeviceProfile
+    latency: LatencyModel
+    grid: list[Candidate]
+    #: The part of the grid that meets the target and fits the memory, in the same order.
+    feasible: list[Candidate]
+
+    @property
+    def name(self) -> str:
+        """The profile's name."""
+        return self.profile.name
+
+
+Chosen = list[tuple[Device, Candidate]]
+
+
+def make_plan(
+    teacher: TeacherSpec,
+    profiles: Sequence[DeviceProfile],
+    *,
+    target_ms: float,
+    num_classes: int = 1000,
+) -> Plan:
+    """Assign a different sub-model to every device that can answer within `target_ms`.
+
+    The plan is marked as refused where one device alone does at least as well. While accuracy is
+    only a proxy, "at least as well" is claimed where it needs no predictor: one device runs the
+    teacher itself in time, or a sub-model with at least the MACs of all members together, or there
+    is only one device. Anything finer would be a guess dressed up as a verdict. Raises InputError
+    for unusable arguments and PlanRefused, naming the nearest target that could be met, when no
+    device can take part.
+    """
+    _check(profiles, target_ms, num_classes)
+    shapes = sub_model_grid(teacher.shape)
+    devices = [_device(p, shapes, teacher.shape, target_ms, num_classes) for p in profiles]
+    able = sorted((device for device in devices if device.feasible), key=_boosting_order)
+    if not able:
+        raise PlanRefused(_nothing_fits(devices, target_ms))
+    left_out = {d.name: _why_left_out(d, target_ms) for d in devices if not d.feasible}
+    chosen: Chosen = []
+    for device in able:
+        pick = _pick(device, [candidate.spec for _, candidate in chosen])
+        if pick is None:
+            left_out[device.name] = "another member already has every sub-model it could run"
+        else:
+            chosen.append((device, pick))
+    single = _single_device(teacher.shape, devices, target_ms, num_classes)
+    reason = _reason_to_refuse(chosen, single, target_ms)
+    assignments = [_assignment(k, chosen, target_ms, num_classes) for k, _ in enumerate(chosen)]
+    return Plan(
+        teacher=teacher,
+        target_ms=target_ms,
+        refused=bool(reason),
+        reason=reason,
+        assignments=assignments,
+        single_device=single,
+        left_out=left_out,
+    )
+
+
+def sub_model_grid(teacher: SubModelSpec) -> list[SubModelSpec]:
+    """Every shape that the search tries: smaller than the teacher and built in its proportions.
+
+    Raises InputError when the teacher is too small to have one.
+    """
+    patch = teacher.patch_size
+    first = math.ceil(MIN_IMAGE_SHARE * teacher.image_size / patch) * patch
+    shapes = [
+        SubModelSpec(
+            image_size=image_size,
+            patch_size=patch,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=embed_dim // head_size,
+            mlp_ratio=teacher.mlp_ratio,
+            precision=teacher.precision,
+        )
+        for image_size in range(first, teacher.image_size + 1, patch)
+        for embed_dim, head_size in _widths(teacher)
+        for depth in range(min(MIN_DEPTH, teacher.depth), teacher.depth + 1)
+        if 1 / MAX_ASPECT <= _aspect(teacher, embed_dim, depth) <= MAX_ASPECT
+        and (image_size, embed_dim, depth) != _size(teacher)
+    ]
+    if not shapes:
+        raise InputError(f"a teacher of {_words(teacher)} is too small to be decomposed")
+    return shapes
+
+
+def _widths(teacher: SubModelSpec) -> list[tuple[int, int]]:
+    """(embed_dim, head size) of every width tried, ascending."""
+    head_sizes = (teacher.embed_dim // teacher.num_heads, *HEAD_SIZES)
+    widths = [(teacher.embed_dim, head_sizes[0])]
+    for embed_dim in range(MIN_EMBED_DIM, teacher.embed_dim, 16):
+        fitting = [size for size in head_sizes if embed_dim % size == 0]
+        if fitting:
+            widths.append((embed_dim, fitting[0]))
+    return sorted(widths)
+
+
+def _aspect(teacher: SubModelSpec, embed_dim: int, depth: int) -> float:
+    return (depth / teacher.depth) / (embed_dim / teacher.embed_dim)
+
+
+def _size(spec: SubModelSpec) -> tuple[int, int, int]:
+    """What makes two sub-models of one teacher different."""
+    return (spec.image_size, spec.embed_dim, spec.depth)
+
+
+def _words(spec: SubModelSpec) -> str:
+    return f"{spec.image_size} px, {spec.embed_dim} wide, {spec.depth} deep"
+
+
+def _check(profiles: Sequence[DeviceProfile], target_ms: float, num_classes: int) -> None:
+    if not (math.isfinite(target_ms) and target_ms > 0):
+        raise InputError(f"expected a latency target above 0 ms, got {target_ms}")
+    if num_classes < 2:
+        raise InputError(f"expected at least 2 classes, got {num_classes}")
+    if not 1 <= len(profiles) <= MAX_MEMBERS:
+        raise InputError(f"expected 1 to {MAX_MEMBERS} profiles, got {len(profiles)}")
+    repeated = [name for name, n in Counter(p.name for p in profiles).items() if n > 1]
+    if repeated:
+        raise InputError(f"expected every profile once, got {', '.join(repeated)} repeatedly")
+
+
+def _device(
+    profile: DeviceProfile,
+    shapes: Sequence[SubModelSpec],
+    teacher: SubModelSpec,
+    target_ms: float,
+    num_classes: int,
+) -> Device:
+    latency = fit_latency(profile)
+    candidates = [_candidate(profile, latency, s, teacher, num_classes) for s in shapes]
+    candidates.sort(key=lambda c: (-c.score, _size(c.spec)))
+    feasible = [
+        candidate
+        for candidate in candidates
+        if candidate.predicted_ms.total <= target_ms
+        and candidate.memory_bytes <= profile.memory_bytes
+    ]
+    return Device(profile, latency, candidates, feasible)
+
+
+def _candidate(
+    profile: DeviceProfile,
+    latency: LatencyModel,
+    spec: SubModelSpec,
+    teacher: SubModelSpec,
+    num_classes: int,
+) -> Candidate:
+    # The heads' MACs grow with the classes, not with what the encoder can tell apart.
+    encoder_macs = macs(spec, 0)
+    return Candidate(
+        spec=spec,
+        predicted_ms=predict(profile, latency, spec, num_classes),
+        memory_bytes=memory_bytes(spec, num_classes),
+        macs=encoder_macs,
+        score=encoder_macs * (spec.image_size / teacher.image_size) ** IMAGE_PREFERENCE,
+    )
+
+
+def _boosting_order(device: Device) -> tuple[float, float, str]:
+    """f_0 carries most: the most dependable device first, then the most capable."""
+    dependable = round(device.profile.availability / AVAILABILITY_STEP)
+    return (-dependable, -device.feasible[0].score, device.name)
+
+
+def _pick(device: Device, taken: Sequence[SubModelSpec]) -> Candidate | None:
+    """The most capable feasible sub-model that no earlier member has, or None."""
+    sizes, image_sizes = {_size(spec) for spec in taken}, Counter(s.image_size for s in taken)
+    return max(
+        (candidate for candidate in device.feasible if _size(candidate.spec) not in sizes),
+        key=lambda c: c.score * REPEATED_IMAGE_SIZE ** image_sizes[c.spec.image_size],
+        default=None,
+    )
+
+
+def _single_device(
+    teacher: SubModelSpec, devices: Sequence[Device], target_ms: float, num_classes: int
+) -> SingleDevice:
+    """The fastest device that runs the teacher in time, else the most capable sub-model of any."""
+    alone = [
+        (predicted.total, device.name, predicted)
+        for device in devices
+        if memory_bytes(teacher, num_classes) <= device.profile.memory_bytes
+        and (predicted := predict(device.profile, device.latency, teacher, num_classes)).total
+        <= target_ms
+    ]
+    if alone:
+        _, name, predicted = min(alone, key=lambda entry: entry[:2])
+        return SingleDevice(device=name, submodel=teacher, predicted_ms=predicted, is_teacher=True)
+    able = [device for device in devices if device.feasible]
+    best = min(able, key=lambda d: (-d.feasible[0].score, d.feasible[0].predicted_ms.total, d.name))
+    top = best.feasible[0]
+    return SingleDevice(
+        device=best.name, submodel=top.spec, predicted_ms=top.predicted_ms, is_teacher=False
+    )
+
+
+def _reason_to_refuse(chosen: Chosen, single: SingleDevice, target_ms: float) -> str:
+    """Why one device does at least as well, or an empty text."""
+    if single.is_teacher:
+        return (
+            f"{single.device} runs the teacher itself in {single.predicted_ms.total:.1f} ms, "
+            f"within the target of {target_ms:g} ms"
+        )
+    if len(chosen) == 1:
+        return f"only {chosen[0][0].name} can take part, so there is nothing to run in parallel"
+    total_macs = sum(candidate.macs for _, candidate in chosen)
+    latency_ms = max(candidate.predicted_ms.total for _, candidate in chosen)
+    for device, _ in chosen:
+        for candidate in device.feasible:
+            if candidate.macs >= total_macs and candidate.predicted_ms.total <= latency_ms:
+                return (
+                    f"{device.name} alone runs a sub-model of {_words(candidate.spec)} in "
+                    f"{candidate.predicted_ms.total:.1f} ms, which computes at least as much as "
+                    f"all {len(chosen)} members together in {latency_ms:.1f} ms"
+                )
+    return ""
+
+
+def _assignment(k: int, chosen: Chosen, target_ms: float, num_classes: int) -> Assignment:
+    device, pick = chosen[k]
+    profile = device.profile
+    earlier = [(j, candidate.spec) for j, (_, candidate) in enumerate(chosen[:k])]
+    return Assignment(
+        k=k,
+        device=device.name,
+        submodel=pick.spec,
+        predicted_ms=pick.predicted_ms,
+        memory_bytes=pick.memory_bytes,
+        provider=profile.provider,
+        threads=profile.threads,
+        why=_why(device, pick, earlier, target_ms),
+        encoding=choose_encoding(profile.link, pick.spec.image_size, num_classes),
+    )
+
+
+def _why(
+    device: Device, pick: Candidate, earlier: Sequence[tuple[int, SubModelSpec]], target_ms: float
+) -> str:
+    """One sentence: what was chosen, and which limit the next bigger one would break."""
+    text = (
+        f"{_words(pick.spec)} takes {pick.predicted_ms.total:.2f} of {target_ms:g} ms, and the "
+        f"next bigger one with this picture size {_next_bigger(device, pick, target_ms)}"
+    )
+    top = device.feasible[0]
+    if top is pick:
+        return text
+    other = [j for j, spec in earlier if spec.image_size == top.spec.image_size]
+    return f"{text}; {top.spec.image_size} px is left to member {other[0]}, for unlike views"
+
+
+def _next_bigger(device: Device, pick: Candidate, target_ms: float) -> str:
+    bigger = [
+        candidate
+        for candidate in device.grid
+        if candidate.spec.image_size == pick.spec.image_size and candidate.score > pick.score
+    ]
+    if not bigger:
+        return "would be the teacher's own build"
+    following = min(bigger, key=lambda candidate: candidate.score)
+    return f"({_words(following.spec)}) {_limit_broken(device, following, target_ms)}"
+
+
+def _limit_broken(device: Device, candidate: Candidate, target_ms: float) -> str:
+    """Which limit this candidate breaks on this device, and by how much."""
+    over_bytes = candidate.memory_bytes - device.profile.memory_bytes
+    if over_bytes > 0:
+        return f"would need {over_bytes / 1e6:.1f} MB more memory than there is"
+    over_ms = candidate.predicted_ms.total - target_ms
+    if over_ms > 0:
+        return f"would be {over_ms:.2f} ms too late"
+    return "is another member's"
+
+
+def _why_left_out(device: Device, target_ms: float) -> str:
+    """Why a device has no part: its cheapest shape, and the limit which that breaks."""
+    cheapest = min(device.grid, key=lambda c: (c.predicted_ms.total, c.memory_bytes))
+    return (
+        f"even {_words(cheapest.spec)} {_limit_broken(device, cheapest, target_ms)} "
+        f"({cheapest.predicted_ms.compute:.2f} ms compute, "
+        f"{cheapest.predicted_ms.network:.2f} ms network)"
+    )
+
+
+def _nothing_fits(devices: Sequence[Device], target_ms: float) -> str:
+    """One line that names the nearest targets which could be met."""
+    fastest = sorted(
+        (min(c.predicted_ms.total for c in fitting), device.name)
+        for device in devices
+        if (fitting := [c for c in device.grid if c.memory_bytes <= device.profile.memory_bytes])
+    )
+    if not fastest:
+        reasons = "; ".join(f"{d.name}: {_why_left_out(d, target_ms)}" for d in devices)
+        return f"no device has the memory for a sub-model ({reasons})"
+    text = (
+        f"no device can answer within {target_ms:g} ms; the nearest target that could be met is "
+        f"{_rounded_up(fastest[0][0]):g} ms, by {fastest[0][1]}"
+    )
+    if len(fastest) > 1:
+        text += f", and two devices can take part from {_rounded_up(fastest[1][0]):g} ms on"
+    return text
+
+
+def _rounded_up(value_ms: float) -> float:
+    return math.ceil(value_ms * 10) / 10
