@@ -61,9 +61,12 @@ class Admission:
         return None
 
     def take(self, *, now_s: float) -> tuple[Job | None, list[Job]]:
-        """The next job that can still be on time, or None, and those dropped on the way to it."""
+        """The next job that can still be on time, and those dropped on the way to it.
+
+        None while one is running: there is one computation at a time.
+        """
         dropped: list[Job] = []
-        while self._queue:
+        while self._queue and not self._running:
             job = self._queue.popleft()
             if now_s + self.estimate_s <= job.deadline_s:
                 self._running = True

@@ -1,24 +1,25 @@
-"""The agent: receive, admit, run, reply. One thread for the socket, one for computing.
+"""The agent: receive, admit, run, reply.
 
     STARTING ──> WARMING ──> READY ──> DRAINING
         └───────────┴──────────┴─────> FAILED
 
-The socket thread answers at any time, also while the model loads, computes or has failed; the
-compute thread owns the runtime. They share the queue and the finished replies, under one lock.
+Two threads take turns at the socket, and one computation runs at a time. Whoever receives a
+request while nothing runs computes it himself and leaves the socket to the other, so that a
+request never waits for a thread to wake up, and the agent answers at any time, also while it
+loads, computes or has failed.
 """
 
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import get_args
 
 from devices.admission import Admission, Job
 from devices.runtime import Runtime
 from mdp.bundle import Bundle
 from mdp.crop import Pixels, decode_jpeg
-from mdp.errors import MDPError, PictureError, WireError
+from mdp.errors import PictureError, WireError
 from mdp.plan import Assignment
 from mdp.transport import Router
 from mdp.wire import (
@@ -43,17 +44,13 @@ TOLERATED_FAILURES = 3
 DRAIN_S = 5.0
 #: Refused and dropped requests are reported at most this often.
 REPORT_EVERY_S = 10.0
-
+#: A computation as short as this is done without leaving the socket to the other thread: waking it
+#: would cost more than the socket's being unattended for so long.
+UNATTENDED_S = 0.001
 #: What may become of a request, as counted in every status.
 OUTCOMES = ("answered", "undeliverable", *get_args(FailureCode))
 
 Report = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Reply:
-    peer: bytes
-    frames: list[Buffer]
 
 
 class Agent:
@@ -69,25 +66,30 @@ class Agent:
         report: Report = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`load` makes the runtime in the compute thread; what it raises ends `serve`."""
+        """`load` makes the runtime beside the answering socket; what it raises ends `serve`."""
         self._bundle = bundle
         self._assignment = assignment
         self._load = load
         self._router = router
         self._report = report
         self._clock = clock
-        self._changed = threading.Condition()
+        #: Held by the thread that waits at the socket.
+        self._turn = threading.Lock()
+        #: Guards everything below.
+        self._lock = threading.Lock()
         self._state: State = "STARTING"
         self._reason = ""
-        self._provider, self._fallback = "", False
+        self._runtime: Runtime | None = None
         self._admission = Admission()
-        self._finished: deque[_Reply] = deque()
-        # Every key from the start: both threads count, and neither may resize what the other reads.
+        # Every key from the start: a dictionary that grows cannot be copied by another thread.
         self._counts: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
         self._reported = Counter(self._counts)
         self._next_report_s = 0.0
+        self._failures = 0
         self._fatal: BaseException | None = None
         self._stopping = False
+        self._drain_until_s = float("inf")
+        self._over = False
 
     @property
     def state(self) -> State:
@@ -101,34 +103,73 @@ class Agent:
 
     def serve(self) -> None:
         """Serve until `stop`; raises what loading or warming up the runtime raised."""
-        compute = threading.Thread(target=self._compute, name="compute", daemon=True)
-        compute.start()
-        drain_until_s = float("inf")
-        while True:
-            for peer, frames in self._router.poll(self._poll_s()):
-                self._receive(peer, frames)
-            self._send_finished()
-            self._report_refusals()
-            if self._fatal is not None:
-                raise self._fatal
-            if self._stopping and self._state != "DRAINING":
-                drain_until_s = self._clock() + DRAIN_S
-                self._enter("DRAINING")
-            if self._drained() or self._clock() > drain_until_s:
-                break
-        self._send_finished()
-        compute.join(timeout=1.0)
+        second = threading.Thread(target=self._load_and_work, name="second", daemon=True)
+        second.start()
+        self._work()
+        if self._fatal is not None:
+            raise self._fatal
+        # A model that is still loading is not waited for.
+        second.join(timeout=1.0)
+
+    def _load_and_work(self) -> None:
+        try:
+            runtime = self._load()
+            self._enter("WARMING")
+            runtime.warm_up()
+            with self._lock:
+                self._runtime = runtime
+            # The other thread warms up too: a runtime may keep state per thread.
+            self._router.wake()
+            self._work()
+        except BaseException as error:  # raised again in the thread that serves
+            self._fatal, self._over = error, True
+            self._router.wake()
+
+    def _work(self) -> None:
+        """Take turns at the socket, and run what comes while nothing else runs."""
+        while (job := self._await_job()) is not None:
+            while job is not None:
+                self._run(job)
+                job = self._take()
+
+    # At the socket.
+
+    def _await_job(self) -> Job | None:
+        """Answer at the socket until there is a job to run; None when the agent's life is over."""
+        with self._turn:
+            while not self._over:
+                for peer, frames in self._router.poll(self._poll_s()):
+                    self._receive(peer, frames)
+                self._keep_house()
+                while (job := self._take()) is not None:
+                    if self._admission.estimate_s > UNATTENDED_S:
+                        return job
+                    self._run(job)
+        return None
 
     def _poll_s(self) -> float | None:
         if self._state == "DRAINING":
             return 0.05
         return None if self._counts == self._reported else REPORT_EVERY_S
 
-    def _drained(self) -> bool:
-        with self._changed:
-            return self._state == "DRAINING" and self._admission.idle and not self._finished
+    def _keep_house(self) -> None:
+        if self._state == "WARMING" and self._runtime is not None:
+            self._runtime.warm_up()
+            self._enter("READY")
+        if self._stopping and self._state != "DRAINING":
+            self._drain_until_s = self._clock() + DRAIN_S
+            self._enter("DRAINING")
+        if self._state == "DRAINING":
+            with self._lock:
+                self._over = self._admission.idle or self._clock() > self._drain_until_s
+        self._report_refusals()
 
-    # The socket thread.
+    def _enter(self, state: State) -> None:
+        with self._lock:
+            if self._state == "DRAINING":
+                return
+            self._state = state
+        self._report(state)
 
     def _receive(self, peer: bytes, frames: Sequence[Buffer]) -> None:
         try:
@@ -155,9 +196,8 @@ class Agent:
                 arrived_s=now_s,
                 deadline_s=now_s + infer.budget_ms / 1e3,
             )
-            with self._changed:
+            with self._lock:
                 code = self._admission.offer(job, now_s=now_s)
-                self._changed.notify()
             if code is None:
                 return
             texts = {
@@ -186,7 +226,8 @@ class Agent:
         return None
 
     def _status(self, request_id: int) -> Status:
-        with self._changed:
+        with self._lock:
+            runtime = self._runtime
             return Status(
                 request_id=request_id,
                 device=self._assignment.device,
@@ -194,91 +235,42 @@ class Agent:
                 bundle=self._bundle.manifest.name,
                 digest=self._bundle.digest,
                 k=self._assignment.k,
-                provider=self._provider,
-                fallback=self._fallback,
+                provider=runtime.provider if runtime else "",
+                fallback=runtime.fallback if runtime else False,
                 reason=self._reason,
                 queued=len(self._admission),
                 counts=dict(self._counts),
             )
 
-    def _send(self, peer: bytes, message: Message) -> None:
-        if not self._router.send(peer, encode(message)):
-            self._counts["undeliverable"] += 1
-
-    def _fail(self, peer: bytes, request_id: int, code: FailureCode, text: str) -> None:
-        self._counts[code] += 1
-        self._send(peer, Failure(request_id=request_id, code=code, text=text[:1024]))
-
-    def _send_finished(self) -> None:
-        while True:
-            with self._changed:
-                if not self._finished:
-                    return
-                reply = self._finished.popleft()
-            if not self._router.send(reply.peer, reply.frames):
-                self._counts["undeliverable"] += 1
-
     def _report_refusals(self) -> None:
         """Say what was dropped or refused since the last time, at most every REPORT_EVERY_S."""
-        if self._counts == self._reported or self._clock() < self._next_report_s:
-            return
-        new = self._counts - self._reported
-        self._reported = Counter(self._counts)
+        now_s = self._clock()
+        with self._lock:
+            if self._counts == self._reported or now_s < self._next_report_s:
+                return
+            new = self._counts - self._reported
+            self._reported = Counter(self._counts)
         new.pop("answered", None)
         if new:
-            self._next_report_s = self._clock() + REPORT_EVERY_S
+            self._next_report_s = now_s + REPORT_EVERY_S
             self._report("not answered: " + ", ".join(f"{n} {code}" for code, n in new.items()))
 
-    # The compute thread.
+    # Away from the socket.
 
-    def _compute(self) -> None:
-        try:
-            runtime = self._load()
-            with self._changed:
-                self._provider, self._fallback = runtime.provider, runtime.fallback
-            self._enter("WARMING")
-            runtime.warm_up()
-            self._enter("READY")
-        except BaseException as error:  # raised again in the thread that serves
-            self._fatal = error
-            self._router.wake()
-            return
-        failures = 0
-        while (job := self._next_job()) is not None:
-            failures = 0 if self._run(runtime, job) else failures + 1
-            if failures >= TOLERATED_FAILURES:
-                self._give_up()
-                return
+    def _take(self) -> Job | None:
+        """The next job that can be on time, unless one is running; late ones are sent back."""
+        with self._lock:
+            job, dropped = self._admission.take(now_s=self._clock())
+        for late in dropped:
+            self._fail_job(late, "too_late", "waited too long in the queue")
+        return job
 
-    def _enter(self, state: State) -> None:
-        with self._changed:
-            if self._state == "DRAINING":
-                return
-            self._state = state
-            self._changed.notify_all()
-        self._report(state)
-
-    def _next_job(self) -> Job | None:
-        """The next job that can be on time; None when nothing will come any more."""
-        while True:
-            with self._changed:
-                job, dropped = self._admission.take(now_s=self._clock())
-                if job is None and not dropped:
-                    if self._state == "DRAINING":
-                        self._router.wake()
-                        return None
-                    self._changed.wait()
-            for late in dropped:
-                self._finish_failed(late, "too_late", "waited too long in the queue")
-            if job is not None:
-                return job
-
-    def _run(self, runtime: Runtime, job: Job) -> bool:
-        """Run and answer one job; False if the runtime failed."""
+    def _run(self, job: Job) -> None:
+        assert self._runtime is not None  # nothing is admitted before READY
         started_s = self._clock()
         took_s: float | None = None
         try:
-            contribution = runtime.run(self._pixels(job)[None])
+            contribution = self._runtime.run(self._pixels(job)[None])
             took_s = self._clock() - started_s
             result = Result(
                 request_id=job.infer.request_id,
@@ -286,39 +278,46 @@ class Agent:
                 queue_ms=(started_s - job.arrived_s) * 1e3,
                 compute_ms=took_s * 1e3,
             )
-            self._finish(job, "answered", encode(result, *logits_buffers(contribution)))
+            self._send(job.peer, result, *logits_buffers(contribution))
+            self._count("answered")
+            self._failures = 0
         except PictureError as error:
-            self._finish_failed(job, "bad_message", str(error))
-        except MDPError as error:
-            self._finish_failed(job, "failed", str(error))
+            self._fail_job(job, "bad_message", str(error))
         except Exception as error:  # whatever a runtime raises is this request's failure
-            self._finish_failed(job, "failed", f"{type(error).__name__}: {error}")
             self._reason = f"{type(error).__name__}: {error}"
-            return False
+            self._fail_job(job, "failed", self._reason)
+            self._failures += 1
         finally:
-            with self._changed:
+            with self._lock:
                 self._admission.done(took_s=took_s)
-        return True
+        if self._failures >= TOLERATED_FAILURES:
+            self._give_up()
+        if self._state == "DRAINING":
+            self._router.wake()
 
     def _pixels(self, job: Job) -> Pixels:
         if job.infer.encoding == "jpeg":
             return decode_jpeg(bytes(job.pixels), job.infer.image_size)
         return pixels_of(job.infer, job.pixels)
 
-    def _finish(self, job: Job, outcome: str, frames: list[Buffer]) -> None:
-        with self._changed:
-            self._counts[outcome] += 1
-            self._finished.append(_Reply(job.peer, frames))
-        self._router.wake()
-
-    def _finish_failed(self, job: Job, code: FailureCode, text: str) -> None:
-        failure = Failure(request_id=job.infer.request_id, code=code, text=text[:1024])
-        self._finish(job, code, encode(failure))
-
     def _give_up(self) -> None:
-        with self._changed:
+        self._enter("FAILED")
+        with self._lock:
             waiting = self._admission.clear()
-            self._state = "FAILED"
         for job in waiting:
-            self._finish_failed(job, "failed", self._reason)
-        self._report(f"FAILED: {self._reason}")
+            self._fail_job(job, "failed", self._reason)
+
+    def _send(self, peer: bytes, message: Message, *buffers: Buffer) -> None:
+        if not self._router.send(peer, encode(message, *buffers)):
+            self._count("undeliverable")
+
+    def _fail(self, peer: bytes, request_id: int, code: FailureCode, text: str) -> None:
+        self._count(code)
+        self._send(peer, Failure(request_id=request_id, code=code, text=text[:1024]))
+
+    def _fail_job(self, job: Job, code: FailureCode, text: str) -> None:
+        self._fail(job.peer, job.infer.request_id, code, text)
+
+    def _count(self, outcome: str) -> None:
+        with self._lock:
+            self._counts[outcome] += 1

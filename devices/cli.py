@@ -1,5 +1,6 @@
 """`mdp-agent`: serve one device's sub-model of a bundle."""
 
+import contextlib
 import signal
 import sys
 from pathlib import Path
@@ -65,10 +66,12 @@ def run_agent(
         address = router.address
 
         def report(event: str) -> None:
-            if json:
-                console.print_json({"event": event, "device": device, "address": address})
-            else:
-                print(f"mdp-agent {device}: {event}", file=sys.stderr, flush=True)
+            # Whoever was reading may have gone; serving goes on.
+            with contextlib.suppress(OSError):
+                if json:
+                    console.print_json({"event": event, "device": device, "address": address})
+                else:
+                    print(f"mdp-agent {device}: {event}", file=sys.stderr, flush=True)
 
         report(f"listening on {address}" if not json else "LISTENING")
         if not bind.startswith(LOOPBACK):

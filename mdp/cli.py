@@ -115,7 +115,10 @@ def status(fleet: FleetFile, json: Json = False) -> None:
 
 def status_table(statuses: Sequence[DeviceStatus]) -> Table:
     """Every device with its state and what is wrong with it."""
-    table = Table("device", "address", "state", "bundle", "provider", "answered", "reason")
+    table = Table()
+    for column in ("device", "address", "state", "bundle", "provider", "answered", "reason"):
+        # Folded, not cut: an address that ends in dots helps nobody.
+        table.add_column(column, overflow="fold")
     for status in statuses:
         table.add_row(
             status.device,

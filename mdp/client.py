@@ -277,13 +277,13 @@ class AsyncClient(_Connection):
     ) -> AsyncIterator[Self]:
         """Connect to the agents of fleet.toml, as `Client.connect` does, for an `async with`."""
         client = cls(fleet, fusion=fusion)
-        pump = asyncio.create_task(client._pump())
+        loop, descriptor = asyncio.get_running_loop(), client._transport.fileno()
+        loop.add_reader(descriptor, client._drain)
         try:
             await client._wait(timeout_s, client._all_connected)
             yield client
         finally:
-            pump.cancel()
-            await asyncio.gather(pump, return_exceptions=True)
+            loop.remove_reader(descriptor)
             client._transport.close()
 
     def __init__(self, fleet: str | os.PathLike[str], *, fusion: Fusion = "stacked") -> None:
@@ -306,7 +306,6 @@ class AsyncClient(_Connection):
 
         self._drain()
         self._exchange.submit(views, started_s=started_s, deadline_ms=deadline_ms, done=done)
-        # Sending may have taken in the wake-up of a message that came meanwhile.
         self._drain()
         while not answer.done():
             left_s = self._exchange.next_wake_s() - self._clock()
@@ -344,13 +343,11 @@ class AsyncClient(_Connection):
         await self._wait(timeout_s, lambda: len(self._exchange.statuses) >= len(asked))
         return self._device_statuses(asked)
 
-    async def _pump(self) -> None:
-        while True:
-            self._exchange.handle(await self._transport.poll_async())
-            self._something_happened.set()
-
     def _drain(self) -> None:
-        self._exchange.handle(self._transport.poll(0))
+        """Take in everything that is there; also what a send has taken off the descriptor."""
+        while events := self._transport.poll(0):
+            self._exchange.handle(events)
+            self._something_happened.set()
 
     async def _wait(self, timeout_s: float, reached: Callable[[], bool]) -> None:
         until_s = self._clock() + timeout_s

@@ -112,12 +112,15 @@ def weights_for(
 
 def fuse(contributions: Mapping[int, Contribution], weights: SubsetWeights) -> Logits:
     """Fused logits z_S `[..., num_classes]` of the members that `weights` name."""
-    parts = [
-        np.float32(a) * contributions[k].boost + np.float32(b) * contributions[k].bag
-        for k, a, b in zip(weights.members, weights.a, weights.b, strict=True)
-    ]
-    fused: Logits = np.sum(parts, axis=0, dtype=np.float32)
-    return fused + np.asarray(weights.bias, dtype=np.float32) if weights.bias else fused
+    fused: Logits = np.zeros_like(contributions[weights.members[0]].boost, dtype=np.float32)
+    for k, a, b in zip(weights.members, weights.a, weights.b, strict=True):
+        if a:
+            fused += a * contributions[k].boost
+        if b:
+            fused += b * contributions[k].bag
+    if weights.bias:
+        fused += np.asarray(weights.bias, dtype=np.float32)
+    return fused
 
 
 def probabilities(logits: Logits) -> Logits:

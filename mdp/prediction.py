@@ -64,13 +64,22 @@ class Prediction:
         return {"path": path, **content} if path is not None else content
 
 
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    mode: Mode
+    weights: SubsetWeights
+    expected_accuracy: float | None
+
+
 class Judge:
     """Turns what a session collected into an answer, by one bundle's labels, weights and table."""
 
     def __init__(self, bundle: Bundle, fusion: Fusion) -> None:
         self._bundle = bundle
         self._fusion: Fusion = fusion
+        self._labels = bundle.manifest.labels
         self._stacking: dict[tuple[int, ...], SubsetWeights] = bundle.fusion_weights().by_members()
+        self._rules: dict[tuple[int, ...], _Rule] = {}
 
     def conclude(
         self, finish: Finish, *, latency_ms: float, deadline_ms: float
@@ -78,25 +87,35 @@ class Judge:
         """The answer from `finish`, or the error that says why there is none."""
         if not finish.arrived:
             return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
-        members = tuple(finish.arrived)
-        rule = rule_for(members, self._fusion, fitted=members in self._stacking)
+        rule = self._rule(tuple(finish.arrived))
         contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
-        logits = fuse(contributions, weights_for(members, rule, self._stacking))
-        scores, labels = probabilities(logits), self._bundle.manifest.labels
-        best = np.argsort(-scores, kind="stable")[:TOP_K]
-        top = tuple((labels[i], float(scores[i])) for i in best)
+        scores = probabilities(fuse(contributions, rule.weights))
+        best = np.argsort(-scores, kind="stable")[:TOP_K].tolist()
+        top = tuple((self._labels[i], float(scores[i])) for i in best)
         return Prediction(
             label=top[0][0],
             probability=top[0][1],
             top=top,
-            mode=mode_of(members, rule),
+            mode=rule.mode,
             used=tuple(arrival.device for arrival in finish.arrived.values()),
             missing=dict(finish.missing),
-            expected_accuracy=self._bundle.expected_accuracy(members, rule),
+            expected_accuracy=rule.expected_accuracy,
             latency_ms=latency_ms,
             deadline_ms=deadline_ms,
             members=tuple(_timing(k, arrival) for k, arrival in finish.arrived.items()),
         )
+
+    def _rule(self, members: tuple[int, ...]) -> "_Rule":
+        """How ascending `members` are combined and what that is worth; worked out once."""
+        known = self._rules.get(members)
+        if known is None:
+            rule = rule_for(members, self._fusion, fitted=members in self._stacking)
+            known = self._rules[members] = _Rule(
+                mode_of(members, rule),
+                weights_for(members, rule, self._stacking),
+                self._bundle.expected_accuracy(members, rule),
+            )
+        return known
 
 
 def _timing(k: int, arrival: Arrival) -> MemberTiming:

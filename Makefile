@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh machine: make demo, make test.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+WORK   ?= demo
+BUNDLE ?=
+
+.PHONY: demo test check bench format clean
+
+demo: $(STAMP)
+	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.startup
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# constraints.txt holds the versions this was tested with; it also keeps pip from a second torch.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[agent,partition,dev]'
+	touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) demo runs
