@@ -1,0 +1,33 @@
+"""Ask a running fleet what pictures show.
+
+python examples/quickstart.py fleet.toml cat.jpg dog.jpg
+"""
+
+import sys
+
+import mdp
+
+
+def main(fleet: str, *pictures: str) -> None:
+    """Print one line per picture; a picture without an answer says why."""
+    with mdp.Client.connect(fleet) as client:
+        for picture in pictures:
+            try:
+                answer = client.classify(picture, deadline_ms=500)
+            except mdp.InferenceError as error:
+                print(f"{picture}: {error}")
+                continue
+            print(f"{picture}: {answer.label} ({answer.probability:.0%}), {answer.mode}")
+            print(f"  used {', '.join(answer.used)} in {answer.latency_ms:.1f} ms")
+            for device, reason in answer.missing.items():
+                print(f"  missing {device}: {reason}")
+            if answer.expected_accuracy is not None:
+                print(
+                    f"  this combination was right on {answer.expected_accuracy:.1%} of its tests"
+                )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit("usage: quickstart.py FLEET PICTURE...")
+    main(*sys.argv[1:])
