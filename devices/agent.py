@@ -83,7 +83,8 @@ class Agent:
         self._admission = Admission()
         # Every key from the start: a dictionary that grows cannot be copied by another thread.
         self._counts: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-        self._reported = Counter(self._counts)
+        #: Requests not answered since the last report, by outcome.
+        self._unreported: Counter[str] = Counter()
         self._next_report_s = 0.0
         self._failures = 0
         self._fatal: BaseException | None = None
@@ -140,17 +141,17 @@ class Agent:
             while not self._over:
                 for peer, frames in self._router.poll(self._poll_s()):
                     self._receive(peer, frames)
-                self._keep_house()
                 while (job := self._take()) is not None:
                     if self._admission.estimate_s > UNATTENDED_S:
                         return job
                     self._run(job)
+                self._keep_house()
         return None
 
     def _poll_s(self) -> float | None:
         if self._state == "DRAINING":
             return 0.05
-        return None if self._counts == self._reported else REPORT_EVERY_S
+        return REPORT_EVERY_S if self._unreported else None
 
     def _keep_house(self) -> None:
         if self._state == "WARMING" and self._runtime is not None:
@@ -244,16 +245,12 @@ class Agent:
 
     def _report_refusals(self) -> None:
         """Say what was dropped or refused since the last time, at most every REPORT_EVERY_S."""
-        now_s = self._clock()
+        if not self._unreported or self._clock() < self._next_report_s:
+            return
         with self._lock:
-            if self._counts == self._reported or now_s < self._next_report_s:
-                return
-            new = self._counts - self._reported
-            self._reported = Counter(self._counts)
-        new.pop("answered", None)
-        if new:
-            self._next_report_s = now_s + REPORT_EVERY_S
-            self._report("not answered: " + ", ".join(f"{n} {code}" for code, n in new.items()))
+            new, self._unreported = self._unreported, Counter()
+        self._next_report_s = self._clock() + REPORT_EVERY_S
+        self._report("not answered: " + ", ".join(f"{n} {code}" for code, n in new.items()))
 
     # Away from the socket.
 
@@ -321,3 +318,5 @@ class Agent:
     def _count(self, outcome: str) -> None:
         with self._lock:
             self._counts[outcome] += 1
+            if outcome != "answered":
+                self._unreported[outcome] += 1
