@@ -6,7 +6,9 @@ its centred square; a device's region is a box inside that square, resized to it
 
 import io
 import os
+import threading
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,8 @@ MAX_PIXELS = 100_000_000
 #: Decoding a JPEG at a reduced scale keeps at least this many times the pixels asked for.
 _OVERSAMPLING = 2
 _JPEG_QUALITY = 92
+#: Held while Pillow's process-wide limit is lifted; pictures are opened in several threads at once.
+_LIMIT_LIFTED = threading.Lock()
 
 
 def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pixels:
@@ -34,34 +38,49 @@ def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pi
     if isinstance(source, np.ndarray):
         return _checked_array(source)
     if isinstance(source, Image.Image):
-        _check_size(source, "the given picture")
-        return _upright_rgb(source)
-    path = Path(source)
+        return _usable(source, "the given picture", 0)
     try:
-        with path.open("rb") as file:
-            return _decode(file, path, smallest_side)
-    except OSError as error:
-        if isinstance(error, UnidentifiedImageError):
+        with Path(source).open("rb") as file:
+            # Waiting for slow storage is done here, not under the lock that follows.
+            file.peek(1)
+            with _open(file, str(source)) as picture:
+                return _usable(picture, str(source), smallest_side)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise PictureError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _open(file: BinaryIO, name: str) -> Image.Image:
+    """The picture in `file`, its header read only."""
+    with _LIMIT_LIFTED:
+        # Pillow's own limit warns below ours, which is checked next.
+        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+        try:
+            return Image.open(file)
+        except UnidentifiedImageError as error:
             raise PictureError(
-                f"{path}: expected a picture, found no format Pillow knows"
+                f"{name}: expected a picture, found no format Pillow knows"
             ) from error
-        raise PictureError(f"{path}: {error.strerror or error}") from error
+        except Exception as error:  # Pillow's readers raise what they like on broken files
+            raise _broken(name, error) from error
+        finally:
+            Image.MAX_IMAGE_PIXELS = limit
 
 
-def _decode(file: object, path: Path, smallest_side: int) -> Image.Image:
-    # Pillow's own limit is process-wide and warns below ours, which is checked right here.
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+def _usable(picture: Image.Image, name: str, smallest_side: int) -> Image.Image:
+    """`picture` decoded, upright and RGB."""
+    _check_size(picture, name)
     try:
-        with Image.open(file) as picture:  # type: ignore[arg-type]
-            _check_size(picture, str(path))
-            if smallest_side:
-                side = smallest_side * _OVERSAMPLING
-                picture.draft(None, (side, side))
-            return _upright_rgb(picture)
-    except (SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise PictureError(f"{path}: not a complete picture: {error}") from error
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
+        if smallest_side:
+            side = smallest_side * _OVERSAMPLING
+            picture.draft(None, (side, side))
+        return _upright_rgb(picture)
+    except Exception as error:  # as above; files are decoded here
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> PictureError:
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return PictureError(f"{name}: cannot be decoded: {reason}")
 
 
 def _check_size(picture: Image.Image, name: str) -> None:
@@ -148,5 +167,7 @@ def decode_jpeg(data: bytes | memoryview, image_size: int) -> Pixels:
                     f"expected a JPEG of {image_size}x{image_size}, got {picture.size}"
                 )
             return np.asarray(picture.convert("RGB"), dtype=np.uint8)
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
+    except PictureError:
+        raise
+    except Exception as error:  # Pillow's readers raise what they like on broken files
         raise PictureError(f"not a complete JPEG: {error}") from error
