@@ -128,8 +128,7 @@ def message_sizes(num_classes: int) -> tuple[list[bytes], list[int]]:
     infer = Infer(request_id=1, digest="0" * 64, budget_ms=987.654, image_size=SIDE, encoding="raw")
     request = [bytes(frame) for frame in encode(infer, bytes(SIDE * SIDE * 3))]
     result = Result(request_id=1, num_classes=num_classes, queue_ms=0.123, compute_ms=0.456)
-    logits = bytes(4 * num_classes)
-    return request, [len(frame) for frame in encode(result, logits, logits)]
+    return request, [len(frame) for frame in encode(result, bytes(8 * num_classes))]
 
 
 def measure(devices: int, blocks: int, per_block: int) -> dict[str, object]:

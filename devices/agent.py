@@ -34,7 +34,7 @@ from mdp.wire import (
     Status,
     decode,
     encode,
-    logits_buffers,
+    logits_buffer,
     pixels_of,
 )
 
@@ -275,7 +275,7 @@ class Agent:
                 queue_ms=(started_s - job.arrived_s) * 1e3,
                 compute_ms=took_s * 1e3,
             )
-            self._send(job.peer, result, *logits_buffers(contribution))
+            self._send(job.peer, result, logits_buffer(contribution))
             self._count("answered")
             self._failures = 0
         except PictureError as error:

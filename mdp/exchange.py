@@ -6,7 +6,7 @@ loop, and hands in what the transport reported and what the clock says.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -181,9 +181,9 @@ class Exchange:
         # With nobody else left, a silent device is still a chance.
         return gone if len(gone) + len(resting) == len(self._health) else gone | resting
 
-    def _receive(self, device: str, frames: object) -> None:
+    def _receive(self, device: str, frames: Sequence[Buffer]) -> None:
         try:
-            envelope = decode(frames)  # type: ignore[arg-type]
+            envelope = decode(frames)
         except WireError as error:
             self.counters["malformed"] += 1
             self._fail_all(device, f"bad_message: {error}")
@@ -192,7 +192,7 @@ class Exchange:
         message = envelope.message
         match message:
             case Result():
-                self._result(device, message, envelope.buffers)
+                self._result(device, message, envelope.buffers[0])
             case Failure(request_id=0):
                 self._fail_all(device, f"{message.code}: {message.text}")
             case Failure():
@@ -207,7 +207,7 @@ class Exchange:
             case Infer() | Ask():
                 self.counters["malformed"] += 1
 
-    def _result(self, device: str, message: Result, buffers: object) -> None:
+    def _result(self, device: str, message: Result, buffer: Buffer) -> None:
         now_s = self._clock()
         event: Event
         try:
@@ -215,7 +215,7 @@ class Exchange:
                 raise WireError(f"expected {self._num_classes} classes, got {message.num_classes}")
             event = Replied(
                 device=device,
-                contribution=contribution_of(buffers),  # type: ignore[arg-type]
+                contribution=contribution_of(buffer),
                 queue_ms=message.queue_ms,
                 compute_ms=message.compute_ms,
                 now_s=now_s,

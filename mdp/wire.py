@@ -1,10 +1,10 @@
 """Messages <-> frames. No sockets, no clocks; docs/protocol.md says the same byte by byte.
 
-A message is two or more frames:
+A message is one or two frames, as each frame costs as much as some hundred bytes:
 
-    0  preamble   b"MDP", one byte version, one byte message kind
-    1  header     msgpack map, strictly typed per kind, at most 16 KiB
-    2+ buffers    raw contiguous bytes: the crop, or boost and bag logits (float32, little endian)
+    0  head     b"MDP", one byte version, one byte message kind, then a msgpack map, strictly
+                typed per kind, at most 16 KiB
+    1  buffer   raw contiguous bytes: the crop, or both heads' logits (float32, little endian)
 
 Nothing is ever unpickled; sizes, shapes and counts are checked before an array is made.
 """
@@ -26,6 +26,8 @@ from mdp.plan import Encoding
 
 VERSION = 1
 MAGIC = b"MDP"
+#: Magic, version and kind, before the header in the first frame.
+PREAMBLE_BYTES = 5
 MAX_HEADER_BYTES = 16 * 1024
 #: Largest buffer: a raw crop of the largest image size a plan may ask for.
 MAX_BUFFER_BYTES = 1024 * 1024 * 3
@@ -67,10 +69,10 @@ class Ask(Record, frozen=True):
 
 
 class Result(Record, frozen=True):
-    """Agent -> client: both heads' logits follow, boost then bag, `[num_classes]` float32 each."""
+    """Agent -> client: the logits follow, `[2, num_classes]` float32: boost, then bag."""
 
     kind: ClassVar[int] = 3
-    buffers: ClassVar[int] = 2
+    buffers: ClassVar[int] = 1
 
     request_id: RequestId
     num_classes: Annotated[int, Meta(ge=1, le=MAX_CLASSES)]
@@ -132,31 +134,32 @@ def encode(message: Message, *buffers: Buffer) -> list[Buffer]:
     """Frames of `message`; `buffers` are passed on without a copy."""
     if len(buffers) != message.buffers:
         raise ValueError(f"{type(message).__name__} takes {message.buffers} buffers")
-    return [_PREAMBLES[message.kind], _ENCODER.encode(message), *buffers]
+    return [_PREAMBLES[message.kind] + _ENCODER.encode(message), *buffers]
 
 
 def decode(frames: Sequence[Buffer]) -> Envelope:
     """The message in `frames`; raises WireError saying what was expected."""
-    if len(frames) < 2:
-        raise WireError(f"expected at least 2 frames, got {len(frames)}")
-    preamble = bytes(frames[0][:8])
-    if len(preamble) != 5 or len(frames[0]) != 5 or not preamble.startswith(MAGIC):
-        raise WireError("expected a preamble of 5 bytes that begins with 'MDP'")
-    version, number = preamble[3], preamble[4]
+    if not frames:
+        raise WireError("expected at least 1 frame, got 0")
+    head = memoryview(frames[0])
+    if len(head) < PREAMBLE_BYTES or head[:3] != MAGIC:
+        raise WireError("expected a first frame that begins with 'MDP', version and kind")
+    version, number = head[3], head[4]
     if version != VERSION:
         raise WireError(f"expected protocol version {VERSION}, got {version}")
     if number not in _KINDS:
         raise WireError(f"expected a message kind from 1 to {max(_KINDS)}, got {number}")
-    if len(frames[1]) > MAX_HEADER_BYTES:
-        raise WireError(f"expected a header up to {MAX_HEADER_BYTES} bytes, got {len(frames[1])}")
+    header = head[PREAMBLE_BYTES:]
+    if len(header) > MAX_HEADER_BYTES:
+        raise WireError(f"expected a header up to {MAX_HEADER_BYTES} bytes, got {len(header)}")
     try:
-        message = _DECODERS[number].decode(frames[1])
+        message = _DECODERS[number].decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise WireError(f"{_KINDS[number].__name__} header: {error}") from error
-    buffers = frames[2:]
+    buffers = frames[1:]
     if len(buffers) != message.buffers:
         raise WireError(
-            f"{_KINDS[number].__name__}: expected {message.buffers} buffers, got {len(buffers)}"
+            f"{_KINDS[number].__name__}: expected {message.buffers} buffer(s), got {len(buffers)}"
         )
     _check_sizes(message, buffers)
     return Envelope(message, buffers)
@@ -170,9 +173,9 @@ def _check_sizes(message: Message, buffers: Sequence[Buffer]) -> None:
         if message.encoding == "jpeg" and not 0 < got <= max(expected, 4096):
             raise WireError(f"expected 1 to {max(expected, 4096)} bytes of JPEG, got {got}")
     if isinstance(message, Result):
-        expected = message.num_classes * 4
-        if any(len(buffer) != expected for buffer in buffers):
-            raise WireError(f"expected two buffers of {expected} bytes of logits")
+        expected, got = message.num_classes * 8, len(buffers[0])
+        if got != expected:
+            raise WireError(f"expected {expected} bytes of logits, got {got}")
 
 
 def pixels_of(infer: Infer, buffer: Buffer) -> Pixels:
@@ -181,19 +184,20 @@ def pixels_of(infer: Infer, buffer: Buffer) -> Pixels:
     return np.frombuffer(buffer, dtype=np.uint8).reshape(shape)
 
 
-def logits_buffers(contribution: Contribution) -> tuple[Buffer, Buffer]:
-    """Both heads' logits as little-endian float32 bytes."""
-    return (
-        np.ascontiguousarray(contribution.boost, dtype="<f4").tobytes(),
-        np.ascontiguousarray(contribution.bag, dtype="<f4").tobytes(),
+def logits_buffer(contribution: Contribution) -> Buffer:
+    """Both heads' logits, boost then bag, as little-endian float32 bytes."""
+    return b"".join(
+        np.ascontiguousarray(logits, dtype="<f4").tobytes()
+        for logits in (contribution.boost, contribution.bag)
     )
 
 
-def contribution_of(buffers: Sequence[Buffer]) -> Contribution:
+def contribution_of(buffer: Buffer) -> Contribution:
     """Both heads' logits `[num_classes]`; raises WireError on values that are not finite."""
-    boost, bag = (np.frombuffer(buffer, dtype="<f4") for buffer in buffers)
-    # One pass each: a sum of squares is finite only if all terms are (logits over 1e19 are no less
+    logits = np.frombuffer(buffer, dtype="<f4")
+    # In one pass: a sum of squares is finite only if all terms are (logits over 1e19 are no less
     # useless than infinite ones).
-    if not math.isfinite(float(boost.dot(boost)) + float(bag.dot(bag))):
+    if not math.isfinite(logits.dot(logits)):
         raise WireError("logits that are not finite")
-    return Contribution(boost, bag)
+    half = len(logits) // 2
+    return Contribution(logits[:half], logits[half:])
