@@ -280,6 +280,6 @@ def _receive_all(zmq_socket: "zmq.Socket[bytes]", *, copy: bool) -> list[Any]:
     """Every message that is there now; without `copy`, frames are views of ZeroMQ's own memory."""
     messages: list[Any] = []
     while _readable(zmq_socket) and len(messages) < HIGH_WATER_MARK:
-        frames = zmq_socket.recv_multipart(_NOBLOCK, copy=copy)
+        frames: list[Any] = zmq_socket.recv_multipart(_NOBLOCK, copy=copy)
         messages.append(frames if copy else [frame.buffer for frame in frames])
     return messages
