@@ -1,6 +1,6 @@
 """Steady-state batch-1 latency of untrained ViT encoders under onnxruntime, one row per shape.
 
-    python benchmarks/measure_encoders.py --name zen4-2-vcpu
+    python -m benchmarks.measure_encoders --name zen4-2-vcpu
 
 Writes `benchmarks/results/encoders-<name>.json`. Each encoder is exported as MDP serves it: uint8
 pixels `[N, H, W, 3]` in, normalisation in the graph, two linear heads, dynamic batch. Weights are
@@ -11,7 +11,6 @@ meanwhile; on a second run under the same name the quieter of two rows of a shap
 import argparse
 import datetime
 import os
-import platform
 import statistics
 import tempfile
 import time
@@ -22,8 +21,10 @@ import numpy as np
 import onnxruntime
 import torch
 
+from benchmarks.machine import describe_machine
 from mdp.files import write_json
 from mdp.plan import SubModelSpec
+from partitioner.submodel import SubModel
 
 NUM_CLASSES = 10
 WARM_UP_S = 0.4
@@ -53,44 +54,16 @@ GRID = (
 )
 
 
-def _import_timm() -> type[torch.nn.Module]:
-    """timm's VisionTransformer; torchvision's operators are declared where it lacks its own."""
-    for operator in ("nms", "qnms"):
-        try:
-            torch._C._dispatch_find_schema_or_throw(f"torchvision::{operator}", "")
-        except RuntimeError:
-            library = torch.library.Library("torchvision", "FRAGMENT")
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-            _LIBRARIES.append(library)
-    from timm.models.vision_transformer import VisionTransformer
-
-    return VisionTransformer
-
-
-_LIBRARIES: list[torch.library.Library] = []
-
-
 class Encoder(torch.nn.Module):
     """uint8 pixels `[N, H, W, 3]` -> two heads' logits `[N, num_classes]`."""
 
     def __init__(self, spec: SubModelSpec) -> None:
         super().__init__()
-        self.trunk = _import_timm()(
-            img_size=spec.image_size,
-            patch_size=spec.patch_size,
-            embed_dim=spec.embed_dim,
-            depth=spec.depth,
-            num_heads=spec.num_heads,
-            mlp_ratio=spec.mlp_ratio,
-            num_classes=0,
-        )
-        self.boost = torch.nn.Linear(spec.embed_dim, NUM_CLASSES)
-        self.bag = torch.nn.Linear(spec.embed_dim, NUM_CLASSES)
+        self.submodel = SubModel(spec, NUM_CLASSES)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = (pixels.permute(0, 3, 1, 2).float() - 127.5) / 127.5
-        feature = self.trunk(x)
-        return self.boost(feature), self.bag(feature)
+        boost, bag, _ = self.submodel((pixels.permute(0, 3, 1, 2).float() - 127.5) / 127.5)
+        return boost, bag
 
 
 def export(spec: SubModelSpec, path: Path) -> None:
@@ -150,24 +123,9 @@ def _others_cpu_s() -> float:
     return busy_s - own.user - own.system
 
 
-def machine() -> dict[str, object]:
-    """What the numbers were measured on."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    fields = dict(
-        (part.strip() for part in line.split(":", 1))
-        for line in info.split("\n\n")[0].splitlines()
-        if ":" in line
-    )
-    return {
-        "cpu": fields.get("model name", platform.processor()),
-        "cpu_family_model": f"{fields.get('cpu family', '?')}/{fields.get('model', '?')}",
-        "virtual": "hypervisor" in fields.get("flags", ""),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "onnxruntime": onnxruntime.__version__,
-        "torch": str(torch.__version__),
-        "system": platform.system(),
-    }
+def _virtual() -> bool:
+    info = Path("/proc/cpuinfo")
+    return info.exists() and "hypervisor" in info.read_text()
 
 
 def main() -> None:
@@ -204,7 +162,7 @@ def main() -> None:
                 "provider": "CPUExecutionProvider",
                 "num_classes": NUM_CLASSES,
                 "spinning": False,
-                "machine": machine(),
+                "machine": {"virtual": _virtual(), **describe_machine()},
                 "rows": list(best.values()),
             },
         )

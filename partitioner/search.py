@@ -1,4 +1,6 @@
-"""Which device runs which sub-model: a first, exhaustive search over a small grid. Pure.
+"""Which device runs which sub-model: a first search over a small grid of shapes. Pure.
+
+Every shape is tried on every device; then the devices choose one after another, strongest first.
 
 No accuracy predictor exists yet, so capability is a stated proxy: MACs, with a mild preference for
 a larger picture. It orders shapes of one family sensibly and says nothing about percentages.
@@ -43,8 +45,9 @@ MAX_ASPECT = 2.0
 IMAGE_PREFERENCE = 0.25
 #: A sub-model whose picture size, or whose width and depth, another member already has counts this
 #: much less, once per such member: unlike members err differently, and that is what an ensemble
-#: lives on. Half the MACs is no high price: from DeiT-S to DeiT-Ti they fall to a quarter and the
-#: ImageNet accuracy from 79.8 to 72.2 % (Touvron et al., arXiv 2012.12877, table 5).
+#: lives on. How much a difference is worth is a guess until subsets are measured; for scale, from
+#: DeiT-S to DeiT-Ti the MACs fall to a quarter and ImageNet accuracy from 79.8 to 72.2 % (Touvron
+#: et al., arXiv 2012.12877).
 REPEATED_IMAGE_SIZE, REPEATED_MODEL_SIZE = 0.5, 0.8
 #: Availabilities closer than one step count as equal when the boosting order is made.
 AVAILABILITY_STEP = 0.05

@@ -1,0 +1,326 @@
+"""Plans: each keeps its own promises, explains itself, and is refused where one device suffices."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdp.errors import InputError, PlanRefused
+from mdp.plan import Plan, SubModelSpec, TeacherSpec, read_plan
+from mdp.profile import DeviceProfile, LatencyPoint, Link, read_profile
+from partitioner import cost
+from partitioner.search import make_plan, sub_model_grid
+
+DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
+
+
+def teacher(
+    image_size: int, patch_size: int, embed_dim: int, depth: int, num_heads: int
+) -> TeacherSpec:
+    shape = SubModelSpec(
+        image_size=image_size,
+        patch_size=patch_size,
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_ratio=4.0,
+    )
+    return TeacherSpec(name="vision_transformer", shape=shape)
+
+
+DIGITS = teacher(24, 4, 96, 6, 3)
+TINY = teacher(64, 8, 192, 9, 3)
+BASE = teacher(224, 16, 768, 12, 12)
+
+
+def device(
+    name: str,
+    *,
+    gmacs_per_s: float = 20.0,
+    fixed_ms: float = 0.2,
+    layer_ms: float = 0.05,
+    round_trip_ms: float = 1.0,
+    memory_bytes: int = 10**9,
+    availability: float = 1.0,
+) -> DeviceProfile:
+    """A profile whose latency points follow a plain formula."""
+    model = cost.LatencyModel(
+        fixed_ms=fixed_ms,
+        layer_ms=layer_ms,
+        mac_ms=1e-6 / gmacs_per_s,
+        traffic_byte_ms=0.0,
+        weight_byte_ms=0.0,
+    )
+    shapes = [teacher(16 * i, 8, 64 * i, d, i).shape for i in (1, 2, 4) for d in (2, 8)]
+    latency = [
+        LatencyPoint(
+            image_size=shape.image_size,
+            patch_size=shape.patch_size,
+            embed_dim=shape.embed_dim,
+            depth=shape.depth,
+            num_heads=shape.num_heads,
+            mlp_ratio=shape.mlp_ratio,
+            threads=1,
+            latency_ms=model.predict_ms(shape, 0),
+        )
+        for shape in shapes
+    ]
+    link = Link(bandwidth_bps=1e9, round_trip_s=round_trip_ms / 1e3)
+    return msgspec.structs.replace(
+        read_profile("n100"),
+        name=name,
+        threads=1,
+        latency=latency,
+        link=link,
+        memory_bytes=memory_bytes,
+        availability=availability,
+    )
+
+
+def shipped(*names: str) -> list[DeviceProfile]:
+    return [read_profile(name) for name in names]
+
+
+def size(spec: SubModelSpec) -> tuple[int, int, int]:
+    return (spec.image_size, spec.embed_dim, spec.depth)
+
+
+def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> None:
+    """What holds for every plan, whatever the devices are."""
+    by_name = {profile.name: profile for profile in profiles}
+    assigned = [assignment.device for assignment in plan.assignments]
+    assert sorted([*assigned, *plan.left_out]) == sorted(by_name)
+    assert all(reason for reason in plan.left_out.values())
+    assert len({size(a.submodel) for a in plan.assignments}) == len(plan.assignments)
+    assert size(plan.teacher.shape) not in {size(a.submodel) for a in plan.assignments}
+    for assignment in plan.assignments:
+        profile = by_name[assignment.device]
+        predicted = cost.predict(
+            profile, cost.fit_latency(profile), assignment.submodel, num_classes
+        )
+        assert assignment.predicted_ms == predicted
+        assert predicted.total <= plan.target_ms
+        assert assignment.memory_bytes == cost.memory_bytes(assignment.submodel, num_classes)
+        assert assignment.memory_bytes <= profile.memory_bytes
+        assert (assignment.provider, assignment.threads) == (profile.provider, profile.threads)
+        assert assignment.why
+    assert plan.refused == bool(plan.reason)
+    assert plan.single_device is not None
+    assert plan.single_device.predicted_ms.total <= plan.target_ms
+
+
+devices = st.builds(
+    device,
+    name=st.sampled_from("abcdefgh"),
+    gmacs_per_s=st.floats(0.5, 500),
+    fixed_ms=st.floats(0, 3),
+    layer_ms=st.floats(0, 0.5),
+    round_trip_ms=st.floats(0, 5),
+    memory_bytes=st.integers(5 * 10**6, 10**8),
+    availability=st.floats(0.5, 1),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    profiles=st.lists(devices, min_size=1, max_size=8, unique_by=lambda profile: profile.name),
+    shape=st.sampled_from([DIGITS, TINY]),
+    target_ms=st.floats(0.5, 40),
+    num_classes=st.integers(2, 200),
+)
+def test_every_plan_keeps_its_promises(
+    profiles: list[DeviceProfile], shape: TeacherSpec, target_ms: float, num_classes: int
+) -> None:
+    try:
+        plan = make_plan(shape, profiles, target_ms=target_ms, num_classes=num_classes)
+    except PlanRefused:
+        return
+    check(plan, profiles, num_classes)
+    # The order in which the profiles are named changes nothing.
+    again = make_plan(shape, profiles[::-1], target_ms=target_ms, num_classes=num_classes)
+    assert msgspec.structs.replace(again, left_out=plan.left_out) == plan
+    assert again.left_out == plan.left_out
+
+
+@settings(max_examples=25, deadline=None)
+@given(profile=devices, target_ms=st.floats(0.01, 1))
+def test_the_nearest_target_that_a_refusal_names_can_be_met(
+    profile: DeviceProfile, target_ms: float
+) -> None:
+    try:
+        make_plan(DIGITS, [profile], target_ms=target_ms, num_classes=10)
+    except PlanRefused as refusal:
+        if "memory" in str(refusal):
+            return
+        nearest_ms = float(str(refusal).split("could be met is ")[1].split(" ms")[0])
+        assert nearest_ms > target_ms
+        check(make_plan(DIGITS, [profile], target_ms=nearest_ms, num_classes=10), [profile], 10)
+
+
+def test_the_digits_demo_gets_three_members_unlike_in_picture_and_model_size() -> None:
+    plan = make_plan(DIGITS, shipped(*DEMO), target_ms=1.5, num_classes=10)
+    check(plan, shipped(*DEMO), 10)
+    assert not plan.refused
+    members = [assignment.submodel for assignment in plan.assignments]
+    assert len({spec.image_size for spec in members}) == 3
+    assert len({(spec.embed_dim, spec.depth) for spec in members}) == 3
+    assert max(cost.macs(spec, 10) for spec in members) < 30e6
+
+
+def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
+    plan = make_plan(BASE, shipped("raspberry-pi-5", "jetson-orin-nano", "n100"), target_ms=60)
+    assert plan.refused
+    assert "jetson-orin-nano runs the teacher itself in" in plan.reason
+    assert plan.single_device is not None
+    assert plan.single_device.is_teacher
+    assert plan.single_device.submodel == BASE.shape
+
+
+def test_below_the_teacher_s_own_latency_the_same_fleet_gets_a_plan() -> None:
+    profiles = shipped("raspberry-pi-5", "jetson-orin-nano", "n100")
+    plan = make_plan(BASE, profiles, target_ms=40)
+    check(plan, profiles, 1000)
+    assert not plan.refused
+    assert [a.device for a in plan.assignments] == ["jetson-orin-nano", "n100", "raspberry-pi-5"]
+    assert plan.single_device is not None
+    assert not plan.single_device.is_teacher
+    assert plan.single_device.device == "jetson-orin-nano"
+
+
+def test_one_device_alone_is_nothing_to_run_in_parallel() -> None:
+    slow = device("slow", fixed_ms=100.0)
+    plan = make_plan(TINY, [device("quick", gmacs_per_s=10), slow], target_ms=10, num_classes=10)
+    assert plan.refused
+    assert plan.reason == "only quick can take part, so there is nothing to run in parallel"
+    assert plan.left_out["slow"].startswith("even 32 px, 32 wide, 2 deep would be ")
+    assert "ms too late" in plan.left_out["slow"]
+
+
+def test_a_device_without_memory_is_left_out_for_that() -> None:
+    small = device("small", memory_bytes=10**6)
+    plan = make_plan(TINY, [device("a", gmacs_per_s=10), small], target_ms=10, num_classes=10)
+    assert "MB more memory than there is" in plan.left_out["small"]
+
+
+def test_no_memory_anywhere_is_refused_for_that() -> None:
+    with pytest.raises(
+        PlanRefused, match=r"no device has the memory for a sub-model \(small: even"
+    ):
+        make_plan(TINY, [device("small", memory_bytes=10**6)], target_ms=10)
+
+
+def test_a_target_nobody_meets_names_the_nearest_ones() -> None:
+    profiles = [device("a", round_trip_ms=3), device("b", round_trip_ms=5)]
+    with pytest.raises(
+        PlanRefused,
+        match=r"within 1 ms; the nearest .* is 3\.[45] ms, by a, and two devices .* 5\.[45] ms on",
+    ):
+        make_plan(DIGITS, profiles, target_ms=1, num_classes=10)
+
+
+def test_members_that_one_device_could_outweigh_alone_are_refused() -> None:
+    strong, weak = (
+        device("strong", gmacs_per_s=3),
+        device("weak", gmacs_per_s=0.05, layer_ms=0, fixed_ms=0),
+    )
+    plan = make_plan(teacher(32, 8, 192, 12, 3), [strong, weak], target_ms=18.75, num_classes=10)
+    assert plan.refused
+    assert plan.reason.startswith("strong alone runs a sub-model of 24 px, 192 wide, 11 deep in")
+    assert "at least as much as all 2 members together" in plan.reason
+    assert len(plan.assignments) == 2
+
+
+def test_f_0_goes_to_the_most_dependable_device() -> None:
+    profiles = [
+        device("strong", gmacs_per_s=60, availability=0.7),
+        device("safe", gmacs_per_s=20, availability=0.99),
+        device("safer", gmacs_per_s=10, availability=1.0),
+    ]
+    plan = make_plan(TINY, profiles, target_ms=5, num_classes=10)
+    # 0.99 and 1.0 count as equal, so the more capable of the two comes first.
+    assert [assignment.device for assignment in plan.assignments] == ["safe", "safer", "strong"]
+
+
+def test_equal_devices_get_different_sub_models_and_share_the_picture_sizes_out() -> None:
+    equal = [device(name, gmacs_per_s=20) for name in "abcdefgh"]
+    plan = make_plan(TINY, equal, target_ms=5, num_classes=10)
+    check(plan, equal, 10)
+    tried = {shape.image_size for shape in sub_model_grid(TINY.shape)}
+    assert {assignment.submodel.image_size for assignment in plan.assignments} == tried
+
+
+def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:
+    smallest = teacher(8, 8, 32, 2, 1)
+    one_shape = teacher(8, 8, 48, 2, 1)
+    assert len(sub_model_grid(one_shape.shape)) == 1
+    plan = make_plan(one_shape, [device("a"), device("b")], target_ms=1.4, num_classes=10)
+    assert size(plan.assignments[0].submodel) == size(smallest.shape)
+    assert plan.left_out == {"b": "another member already has every sub-model it could run"}
+
+
+def test_why_names_the_limit_that_the_next_bigger_one_would_break() -> None:
+    plan = make_plan(TINY, shipped(*DEMO), target_ms=5, num_classes=40)
+    n100 = plan.assignment_of("n100")
+    assert n100 is not None
+    assert f"takes {n100.predicted_ms.total:.2f} of 5 ms" in n100.why
+    assert "the next bigger one with this picture size" in n100.why
+    assert "ms too late" in n100.why
+    assert "64 px is left to laptop-cpu" in n100.why
+
+
+def test_a_slow_link_is_sent_jpeg() -> None:
+    wifi = msgspec.structs.replace(
+        device("wifi", gmacs_per_s=50), link=Link(bandwidth_bps=20e6, round_trip_s=0.003)
+    )
+    plan = make_plan(BASE, [wifi, device("wired", gmacs_per_s=50)], target_ms=100)
+    assert {a.device: a.encoding for a in plan.assignments} == {"wifi": "jpeg", "wired": "raw"}
+
+
+def test_the_grid_keeps_the_teacher_s_proportions() -> None:
+    shapes = sub_model_grid(BASE.shape)
+    assert {shape.image_size for shape in shapes} == set(range(112, 225, 16))
+    assert {shape.patch_size for shape in shapes} == {16}
+    assert size(BASE.shape) not in {size(shape) for shape in shapes}
+    for shape in shapes:
+        assert 0.5 <= (shape.depth / 12) / (shape.embed_dim / 768) <= 2
+        assert shape.embed_dim // shape.num_heads in (64, 32, 48)
+        if shape.embed_dim > 256:
+            assert shape.embed_dim // shape.num_heads == 64
+
+
+def test_a_teacher_without_smaller_relatives_is_refused() -> None:
+    with pytest.raises(InputError, match="4 px, 16 wide, 1 deep is too small to be decomposed"):
+        make_plan(teacher(4, 4, 16, 1, 1), [device("a")], target_ms=10)
+
+
+@pytest.mark.parametrize("target_ms", [0.0, -1.0, math.nan, math.inf])
+def test_a_target_has_to_be_a_positive_time(target_ms: float) -> None:
+    with pytest.raises(InputError, match="expected a latency target above 0 ms, got"):
+        make_plan(DIGITS, [device("a")], target_ms=target_ms)
+
+
+def test_too_many_or_repeated_profiles_are_refused() -> None:
+    many = [device(f"d{i}") for i in range(9)]
+    with pytest.raises(InputError, match="expected 1 to 8 profiles, got 9"):
+        make_plan(DIGITS, many, target_ms=5)
+    with pytest.raises(InputError, match="expected 1 to 8 profiles, got 0"):
+        make_plan(DIGITS, [], target_ms=5)
+    with pytest.raises(InputError, match="expected every profile once, got d1 repeatedly"):
+        make_plan(DIGITS, [many[0], many[1], many[1]], target_ms=5)
+
+
+def test_one_class_is_nothing_to_classify() -> None:
+    with pytest.raises(InputError, match="expected at least 2 classes, got 1"):
+        make_plan(DIGITS, [device("a")], target_ms=5, num_classes=1)
+
+
+def test_a_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from mdp.files import write_toml
+
+    plan = make_plan(TINY, shipped(*DEMO), target_ms=5, num_classes=40)
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    write_toml(path, plan)
+    assert read_plan(path) == plan

@@ -1,0 +1,138 @@
+"""Profiles: the shipped ones, and every way in which a file can be wrong."""
+
+from pathlib import Path
+
+import pytest
+
+from mdp.errors import ConfigError
+from mdp.profile import read_profile, shipped_profiles
+
+NAMES = ("desktop-gpu", "jetson-orin-nano", "laptop-cpu", "n100", "raspberry-pi-5")
+
+
+def test_five_profiles_are_shipped() -> None:
+    assert tuple(shipped_profiles()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_shipped_profile_reads_and_says_where_each_number_comes_from(name: str) -> None:
+    profile = read_profile(name)
+    assert profile.name == name
+    assert 0.5 < profile.availability < 1
+    assert {point.threads for point in profile.latency} >= {profile.threads}
+    for number, provenance in profile.provenance.items():
+        assert provenance.method == "estimated", number
+        assert len(provenance.source) > 20, number
+
+
+@pytest.mark.parametrize("name", ["raspberry-pi-5", "n100", "laptop-cpu"])
+def test_the_processor_profiles_run_on_the_cpu_provider(name: str) -> None:
+    assert read_profile(name).provider == "CPUExecutionProvider"
+
+
+def test_the_laptop_s_latencies_admit_that_no_laptop_was_measured() -> None:
+    source = read_profile("laptop-cpu").provenance["latency"].source
+    assert "two virtual Zen 4 server cores" in source
+    assert "onnxruntime 1." in source
+    assert "unscaled as a stand-in" in source
+
+
+def test_a_larger_shape_takes_longer_in_every_shipped_profile() -> None:
+    for name in NAMES:
+        points = [p for p in read_profile(name).latency if p.image_size >= 128]
+        by_depth = sorted(
+            (p.latency_ms, p.depth)
+            for p in points
+            if (p.image_size, p.embed_dim) == (128, 384) and p.threads == points[0].threads
+        )
+        assert [depth for _, depth in by_depth] == [4, 12], name
+
+
+def write(folder: Path, old: str = "", new: str = "", *, stem: str = "n100") -> Path:
+    """The shipped n100 profile with one text replaced, as a file of its own."""
+    text = shipped_profiles()["n100"].read_text()
+    assert old in text
+    path = folder / f"{stem}.toml"
+    path.write_text(text.replace(old, new, 1))
+    return path
+
+
+def test_a_profile_reads_from_any_folder(tmp_path: Path) -> None:
+    assert read_profile(write(tmp_path)) == read_profile("n100")
+
+
+WRONG = {
+    "wrong type": ("threads = 4\nmemory", 'threads = "4"\nmemory', r"`int`, got `str`.*\.threads"),
+    "unknown key": ('kind = "cpu"', 'kind = "cpu"\ncolour = "red"', r"unknown field `colour`"),
+    "unknown kind": ('kind = "cpu"', 'kind = "tpu"', r"'tpu'.*\.kind"),
+    "negative memory": ("memory_bytes = ", "memory_bytes = -", r">= 1.*\.memory_bytes"),
+    "no threads": ("threads = 4\nmemory", "threads = 0\nmemory", r">= 1.*\.threads"),
+    "impossible availability": ("= 0.99", "= 1.5", r"<= 1.*\.availability"),
+    "not a number": ("= 0.99", "= nan", r"availability|finite"),
+    "infinite bandwidth": ("940_000_000.0", "inf", r"bandwidth_bps|finite"),
+    "no link": ("940_000_000.0", "0.0", r"> 0.*\.link\.bandwidth_bps"),
+    "strange provider": ("CPUExecutionProvider", "cpu", r"regex.*\.provider"),
+    "latency of nothing": ("latency_ms = 0.34", "latency_ms = 0", r"> 0.*\.latency\[0\]"),
+    "misspelt latency key": ("depth = 2", "dept = 2", r"`dept`.*\.latency\[0\]"),
+    "provenance missing": ("[provenance.link]", "[provenance.bonds]", r"`provenance` lacks link"),
+    "hearsay": ('method = "estimated"', 'method = "heard"', r"'heard'.*\.provenance"),
+    "not TOML": ("latency = [", "latency = [[[", r"n100\.toml: "),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_file_is_refused_by_file_and_key(tmp_path: Path, case: str) -> None:
+    old, new, expected = WRONG[case]
+    path = write(tmp_path, old, new)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        read_profile(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert caught.value.exit_code == 2
+
+
+def test_a_number_s_source_cannot_be_empty(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    head, _, _ = path.read_text().partition("[provenance.availability]")
+    path.write_text(f'{head}[provenance.availability]\nmethod = "measured"\nsource = "?"\n')
+    with pytest.raises(ConfigError, match=r"n100\.toml: .*length >= 8.*provenance"):
+        read_profile(path)
+
+
+def test_provenance_of_a_number_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "power_w = 12.0\n", "")
+    with pytest.raises(ConfigError, match=r"`provenance` names power_w, no number of this file"):
+        read_profile(path)
+
+
+def test_two_latency_points_are_too_few(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    lines = path.read_text().splitlines()
+    points = [line for line in lines if line.startswith("  {")]
+    path.write_text("\n".join(line for line in lines if line not in points[2:]))
+    with pytest.raises(ConfigError, match=r"length >= 3.*\.latency"):
+        read_profile(path)
+
+
+def test_the_name_has_to_be_the_file_s_stem(tmp_path: Path) -> None:
+    path = write(tmp_path, stem="shed")
+    with pytest.raises(ConfigError, match=r"shed\.toml: key `name`: expected 'shed'.*got 'n100'"):
+        read_profile(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gone\.toml: cannot be read: No such file"):
+        read_profile(tmp_path / "gone.toml")
+
+
+def test_a_folder_is_no_profile(tmp_path: Path) -> None:
+    folder = tmp_path / "n100.toml"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"n100\.toml: cannot be read: "):
+        read_profile(folder)
+
+
+def test_an_unknown_name_lists_the_shipped_ones() -> None:
+    with pytest.raises(
+        ConfigError, match=r"neither a file nor a shipped profile.*laptop-cpu, n100"
+    ):
+        read_profile("n1000")
