@@ -11,6 +11,7 @@ import select
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -35,7 +36,13 @@ ZERO_COPY_BYTES = 512 * 1024
 
 # Plain integers: pyzmq's enumerations cost a microsecond at each use.
 _NOBLOCK, _EVENTS, _POLLIN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
-_WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+_BROKEN = (
+    zmq.Event.DISCONNECTED
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
+)
+_WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | _BROKEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +75,10 @@ class Dealers:
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self.connected: set[str] = set()
+        self._addresses = dict(addresses)
+        #: When to dial again, for devices whose connection broke: ZeroMQ reconnects by itself after
+        #: a loss, but never after it has read bytes that no ZeroMQ peer would send.
+        self._redial_s: dict[str, float] = {}
         self._context = zmq.Context()
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._monitors: dict[str, zmq.Socket[bytes]] = {}
@@ -122,6 +133,8 @@ class Dealers:
         events = self._collect(unsure)
         if not events:
             events = self._collect(key.data for key, _ in self._selector.select(timeout_s))
+        if self._redial_s:
+            self._redial()
         return events
 
     def _collect(self, sockets: Iterable[tuple[str, "zmq.Socket[bytes]"]]) -> list[TransportEvent]:
@@ -129,19 +142,26 @@ class Dealers:
         changes: list[TransportEvent] = []
         for device, readable in sockets:
             if readable is self._monitors[device]:
-                changes += self._changes(device, readable)
-                continue
-            messages = _receive_all(readable, copy=True)
-            if len(messages) == HIGH_WATER_MARK:
-                self._unsure.add((device, readable))
+                changes += self._changes(device)
+            # Also after its monitor: what a lost connection still delivered counts.
+            messages = self._messages(device, self._dealers[device])
             received += [Received(device, frames) for frames in messages]
-        # A lost connection comes last: what it still delivered counts.
         return received + changes
 
-    def _changes(self, device: str, monitor: "zmq.Socket[bytes]") -> list[TransportEvent]:
+    def _messages(self, device: str, readable: "zmq.Socket[bytes]") -> list[Any]:
+        messages = _receive_all(readable, copy=True)
+        if len(messages) == HIGH_WATER_MARK:
+            self._unsure.add((device, readable))
+        return messages
+
+    def _changes(self, device: str) -> list[TransportEvent]:
         changes: list[TransportEvent] = []
-        for frames in _receive_all(monitor, copy=True):
+        for frames in self._messages(device, self._monitors[device]):
             event = parse_monitor_message(frames)["event"]
+            if event & _BROKEN:
+                self._redial_s[device] = time.monotonic() + RECONNECT_MAX_MS / 1e3
+            else:
+                self._redial_s.pop(device, None)
             if event == zmq.Event.HANDSHAKE_SUCCEEDED and device not in self.connected:
                 self.connected.add(device)
                 changes.append(Connected(device))
@@ -150,8 +170,21 @@ class Dealers:
                 changes.append(Disconnected(device))
         return changes
 
+    def _redial(self) -> None:
+        now_s = time.monotonic()
+        for device in [device for device, at_s in self._redial_s.items() if at_s <= now_s]:
+            del self._redial_s[device]
+            dealer, address = self._dealers[device], self._addresses[device]
+            # Where ZeroMQ has given up there is nothing left to disconnect.
+            with contextlib.suppress(zmq.ZMQError):
+                dealer.disconnect(address)
+            dealer.connect(address)
+            self._unsure.add((device, dealer))
+
     def close(self) -> None:
         """Close every socket; what was still on its way is dropped."""
+        if self._context.closed:
+            return
         self._selector.close()
         for device, dealer in self._dealers.items():
             if device in self._monitors:
@@ -212,15 +245,17 @@ class Router:
         with self._lock:
             try:
                 _send(self._router, [peer, *frames])
+                sent = True
             except zmq.ZMQError as error:
-                if error.errno in (errno.EHOSTUNREACH, errno.EAGAIN):
-                    return False
-                raise
-            # Sending takes in what ZeroMQ has to tell, and with it perhaps a message's arrival.
+                if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
+                    raise
+                sent = False
+            # Sending, in vain as well, takes in what ZeroMQ has to tell, and with it perhaps a
+            # message's arrival.
             arrived = _readable(self._router)
         if arrived:
             self.wake()
-        return True
+        return sent
 
     def wake(self) -> None:
         """End the current or next `poll` at once. Safe from any thread and in a signal handler."""
