@@ -1,48 +1,26 @@
 """Which device runs which sub-model: a first search over a small grid of shapes. Pure.
 
-Every shape is tried on every device; then the devices choose one after another, strongest first.
-
-No accuracy predictor exists yet, so capability is a stated proxy: MACs, with a mild preference for
-a larger picture. It orders shapes of one family sensibly and says nothing about percentages.
+Every shape is tried on every device; then the devices choose one after another, strongest first,
+by the capability proxy of `partitioner.grid`.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mdp.errors import InputError, PlanRefused
 from mdp.plan import (
     MAX_MEMBERS,
     Assignment,
     Plan,
-    PredictedMs,
     SingleDevice,
     SubModelSpec,
     TeacherSpec,
 )
 from mdp.profile import DeviceProfile
-from partitioner.cost import (
-    LatencyModel,
-    choose_encoding,
-    fit_latency,
-    macs,
-    memory_bytes,
-    predict,
-)
+from partitioner.cost import choose_encoding, memory_bytes, predict
+from partitioner.grid import Candidate, Device, evaluate_grid, size_of, sub_model_grid, words
 
-#: The smallest picture, relative to the teacher's; below half of it too little is left to see.
-MIN_IMAGE_SHARE = 0.5
-MIN_EMBED_DIM = 32
-MIN_DEPTH = 2
-#: Head sizes tried after the teacher's own, for widths up to `SMALL_HEADS` of the teacher's heads;
-#: wider sub-models keep the teacher's head size, so that its heads can be copied whole.
-HEAD_SIZES, SMALL_HEADS = (64, 32, 48), 4
-#: Relative depth over relative width: sub-models keep within this factor of the teacher's build,
-#: for MACs alone would prefer one very wide layer, and no teacher can be copied into that.
-MAX_ASPECT = 2.0
-#: Exponent of the picture's size in the capability proxy.
-IMAGE_PREFERENCE = 0.25
 #: A sub-model whose picture size, or whose width and depth, another member already has counts this
 #: much less, once per such member: unlike members err differently, and that is what an ensemble
 #: lives on. How much a difference is worth is a guess until subsets are measured; for scale, from
@@ -51,33 +29,6 @@ IMAGE_PREFERENCE = 0.25
 REPEATED_IMAGE_SIZE, REPEATED_MODEL_SIZE = 0.5, 0.8
 #: Availabilities closer than one step count as equal when the boosting order is made.
 AVAILABILITY_STEP = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A sub-model with its predicted cost on one device; `score` is the capability proxy."""
-
-    spec: SubModelSpec
-    predicted_ms: PredictedMs
-    memory_bytes: int
-    macs: int
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A profile with its fitted latency and every shape of the grid, the most capable first."""
-
-    profile: DeviceProfile
-    latency: LatencyModel
-    grid: list[Candidate]
-    #: The part of the grid that meets the target and fits the memory, in the same order.
-    feasible: list[Candidate]
-
-    @property
-    def name(self) -> str:
-        """The profile's name."""
-        return self.profile.name
 
 
 Chosen = list[tuple[Device, Candidate]]
@@ -101,7 +52,7 @@ def make_plan(
     """
     _check(profiles, target_ms, num_classes)
     shapes = sub_model_grid(teacher.shape)
-    devices = [_device(p, shapes, teacher.shape, target_ms, num_classes) for p in profiles]
+    devices = [evaluate_grid(p, shapes, teacher.shape, target_ms, num_classes) for p in profiles]
     able = [device for device in devices if device.feasible]
     if not able:
         raise PlanRefused(_nothing_fits(devices, target_ms))
@@ -128,59 +79,6 @@ def make_plan(
     )
 
 
-def sub_model_grid(teacher: SubModelSpec) -> list[SubModelSpec]:
-    """Every shape that the search tries: smaller than the teacher and built in its proportions.
-
-    Raises InputError when the teacher is too small to have one.
-    """
-    patch = teacher.patch_size
-    first = math.ceil(MIN_IMAGE_SHARE * teacher.image_size / patch) * patch
-    shapes = [
-        SubModelSpec(
-            image_size=image_size,
-            patch_size=patch,
-            embed_dim=embed_dim,
-            depth=depth,
-            num_heads=embed_dim // head_size,
-            mlp_ratio=teacher.mlp_ratio,
-            precision=teacher.precision,
-        )
-        for image_size in range(first, teacher.image_size + 1, patch)
-        for embed_dim, head_size in _widths(teacher)
-        for depth in range(min(MIN_DEPTH, teacher.depth), teacher.depth + 1)
-        if 1 / MAX_ASPECT <= _aspect(teacher, embed_dim, depth) <= MAX_ASPECT
-        and (image_size, embed_dim, depth) != _size(teacher)
-    ]
-    if not shapes:
-        raise InputError(f"a teacher of {_words(teacher)} is too small to be decomposed")
-    return shapes
-
-
-def _widths(teacher: SubModelSpec) -> list[tuple[int, int]]:
-    """(embed_dim, head size) of every width tried, ascending."""
-    own = teacher.embed_dim // teacher.num_heads
-    widths = {teacher.embed_dim: own}
-    for embed_dim in range(MIN_EMBED_DIM, teacher.embed_dim):
-        others = HEAD_SIZES if embed_dim <= SMALL_HEADS * own else ()
-        fitting = [size for size in (own, *others) if embed_dim % size == 0]
-        if fitting:
-            widths[embed_dim] = fitting[0]
-    return sorted(widths.items())
-
-
-def _aspect(teacher: SubModelSpec, embed_dim: int, depth: int) -> float:
-    return (depth / teacher.depth) / (embed_dim / teacher.embed_dim)
-
-
-def _size(spec: SubModelSpec) -> tuple[int, int, int]:
-    """What makes two sub-models of one teacher different."""
-    return (spec.image_size, spec.embed_dim, spec.depth)
-
-
-def _words(spec: SubModelSpec) -> str:
-    return f"{spec.image_size} px, {spec.embed_dim} wide, {spec.depth} deep"
-
-
 def _check(profiles: Sequence[DeviceProfile], target_ms: float, num_classes: int) -> None:
     if not (math.isfinite(target_ms) and target_ms > 0):
         raise InputError(f"expected a latency target above 0 ms, got {target_ms}")
@@ -191,43 +89,6 @@ def _check(profiles: Sequence[DeviceProfile], target_ms: float, num_classes: int
     repeated = [name for name, n in Counter(p.name for p in profiles).items() if n > 1]
     if repeated:
         raise InputError(f"expected every profile once, got {', '.join(repeated)} repeatedly")
-
-
-def _device(
-    profile: DeviceProfile,
-    shapes: Sequence[SubModelSpec],
-    teacher: SubModelSpec,
-    target_ms: float,
-    num_classes: int,
-) -> Device:
-    latency = fit_latency(profile)
-    candidates = [_candidate(profile, latency, s, teacher, num_classes) for s in shapes]
-    candidates.sort(key=lambda c: (-c.score, _size(c.spec)))
-    feasible = [
-        candidate
-        for candidate in candidates
-        if candidate.predicted_ms.total <= target_ms
-        and candidate.memory_bytes <= profile.memory_bytes
-    ]
-    return Device(profile, latency, candidates, feasible)
-
-
-def _candidate(
-    profile: DeviceProfile,
-    latency: LatencyModel,
-    spec: SubModelSpec,
-    teacher: SubModelSpec,
-    num_classes: int,
-) -> Candidate:
-    # The heads' MACs grow with the classes, not with what the encoder can tell apart.
-    encoder_macs = macs(spec, 0)
-    return Candidate(
-        spec=spec,
-        predicted_ms=predict(profile, latency, spec, num_classes),
-        memory_bytes=memory_bytes(spec, num_classes),
-        macs=encoder_macs,
-        score=encoder_macs * (spec.image_size / teacher.image_size) ** IMAGE_PREFERENCE,
-    )
 
 
 def _strongest_first(device: Device) -> tuple[float, str]:
@@ -244,7 +105,7 @@ def _boosting_order(part: tuple[Device, Candidate]) -> tuple[float, float, str]:
 
 def _pick(device: Device, taken: Sequence[SubModelSpec]) -> Candidate | None:
     """The most capable feasible sub-model that nobody has taken, or None."""
-    sizes = {_size(spec) for spec in taken}
+    sizes = {size_of(spec) for spec in taken}
     image_sizes = Counter(spec.image_size for spec in taken)
     model_sizes = Counter((spec.embed_dim, spec.depth) for spec in taken)
 
@@ -254,7 +115,7 @@ def _pick(device: Device, taken: Sequence[SubModelSpec]) -> Candidate | None:
         like_model = REPEATED_MODEL_SIZE ** model_sizes[spec.embed_dim, spec.depth]
         return candidate.score * like_image * like_model
 
-    free = (candidate for candidate in device.feasible if _size(candidate.spec) not in sizes)
+    free = (candidate for candidate in device.feasible if size_of(candidate.spec) not in sizes)
     return max(free, key=worth, default=None)
 
 
@@ -295,7 +156,7 @@ def _reason_to_refuse(chosen: Chosen, single: SingleDevice, target_ms: float) ->
         for candidate in device.feasible:
             if candidate.macs >= total_macs and candidate.predicted_ms.total <= latency_ms:
                 return (
-                    f"{device.name} alone runs a sub-model of {_words(candidate.spec)} in "
+                    f"{device.name} alone runs a sub-model of {words(candidate.spec)} in "
                     f"{candidate.predicted_ms.total:.1f} ms, which computes at least as much as "
                     f"all {len(chosen)} members together in {latency_ms:.1f} ms"
                 )
@@ -324,8 +185,8 @@ def _why(
 ) -> str:
     """One sentence: what was chosen, and which limit the next bigger one would break."""
     text = (
-        f"{_words(pick.spec)} takes {pick.predicted_ms.total:.2f} of {target_ms:g} ms, and "
-        f"{_next_bigger(device, pick, target_ms)}"
+        f"{words(pick.spec)} takes {pick.predicted_ms.total:.2f} of {target_ms:g} ms, and "
+        f"{_next_bigger(device, pick, others, target_ms)}"
     )
     top = device.feasible[0].spec
     if top.image_size == pick.spec.image_size:
@@ -336,7 +197,10 @@ def _why(
     return f"{text}; {top.image_size} px is left to {owner}, for unlike views"
 
 
-def _next_bigger(device: Device, pick: Candidate, target_ms: float) -> str:
+def _next_bigger(
+    device: Device, pick: Candidate, others: Sequence[tuple[str, SubModelSpec]], target_ms: float
+) -> str:
+    """What keeps the next bigger one with the same picture size from being taken."""
     bigger = [
         candidate
         for candidate in device.grid
@@ -345,28 +209,32 @@ def _next_bigger(device: Device, pick: Candidate, target_ms: float) -> str:
     if not bigger:
         return "none with this picture size and below the teacher is bigger"
     following = min(bigger, key=lambda candidate: candidate.score)
-    return (
-        f"the next bigger one with this picture size ({_words(following.spec)}) "
-        f"{_limit_broken(device, following, target_ms)}"
-    )
+    text = f"the next bigger one with this picture size ({words(following.spec)})"
+    limit = _limit_broken(device, following, target_ms)
+    if limit:
+        return f"{text} {limit}"
+    # Both have the same picture size, so width and depth are what tells against this one.
+    like = (following.spec.embed_dim, following.spec.depth)
+    owner = next(name for name, spec in others if (spec.embed_dim, spec.depth) == like)
+    return f"{text} would have the width and depth of the one on {owner}"
 
 
 def _limit_broken(device: Device, candidate: Candidate, target_ms: float) -> str:
-    """Which limit this candidate breaks on this device, and by how much."""
+    """Which limit this candidate breaks on this device, and by how much; empty if none."""
     over_bytes = candidate.memory_bytes - device.profile.memory_bytes
     if over_bytes > 0:
         return f"would need {over_bytes / 1e6:.1f} MB more memory than there is"
     over_ms = candidate.predicted_ms.total - target_ms
     if over_ms > 0:
         return f"would be {over_ms:.2f} ms too late"
-    return "is another member's"
+    return ""
 
 
 def _why_left_out(device: Device, target_ms: float) -> str:
     """Why a device has no part: its cheapest shape, and the limit which that breaks."""
     cheapest = min(device.grid, key=lambda c: (c.predicted_ms.total, c.memory_bytes))
     return (
-        f"even {_words(cheapest.spec)} {_limit_broken(device, cheapest, target_ms)} "
+        f"even {words(cheapest.spec)} {_limit_broken(device, cheapest, target_ms)} "
         f"({cheapest.predicted_ms.compute:.2f} ms compute, "
         f"{cheapest.predicted_ms.network:.2f} ms network)"
     )

@@ -12,7 +12,8 @@ from mdp.errors import InputError, PlanRefused
 from mdp.plan import Plan, SubModelSpec, TeacherSpec, read_plan
 from mdp.profile import DeviceProfile, LatencyPoint, Link, read_profile
 from partitioner import cost
-from partitioner.search import make_plan, sub_model_grid
+from partitioner.grid import sub_model_grid
+from partitioner.search import make_plan
 
 DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
 
@@ -269,6 +270,14 @@ def test_why_names_the_limit_that_the_next_bigger_one_would_break() -> None:
     assert "the next bigger one with this picture size" in n100.why
     assert "ms too late" in n100.why
     assert "64 px is left to laptop-cpu" in n100.why
+
+
+def test_why_names_the_member_that_is_built_alike() -> None:
+    plan = make_plan(DIGITS, shipped(*DEMO), target_ms=1.5, num_classes=10)
+    n100 = plan.assignment_of("n100")
+    assert n100 is not None
+    assert "20 px, 96 wide, 5 deep) would have the width and depth of the one on" in n100.why
+    assert "on laptop-cpu; 24 px is left to laptop-cpu, for unlike views" in n100.why
 
 
 def test_a_slow_link_is_sent_jpeg() -> None:
