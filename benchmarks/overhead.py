@@ -125,7 +125,9 @@ class BareClient:
 
 def message_sizes(num_classes: int) -> tuple[list[bytes], list[int]]:
     """The frames of a request, and the sizes of a reply's, as this protocol has them."""
-    infer = Infer(request_id=1, digest="0" * 64, budget_ms=987.654, image_size=SIDE, encoding="raw")
+    infer = Infer(
+        request_id=1, digest="0" * 64, k=0, budget_ms=987.654, image_size=SIDE, encoding="raw"
+    )
     request = [bytes(frame) for frame in encode(infer, bytes(SIDE * SIDE * 3))]
     result = Result(request_id=1, num_classes=num_classes, queue_ms=0.123, compute_ms=0.456)
     return request, [len(frame) for frame in encode(result, bytes(8 * num_classes))]

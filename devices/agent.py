@@ -221,6 +221,11 @@ class Agent:
                 f"serves {self._bundle.manifest.name} {self._bundle.digest[:12]}, "
                 f"asked for {infer.digest[:12]}"
             )
+        if infer.k != self._assignment.k:
+            return "wrong_submodel", (
+                f"{self._assignment.device} serves sub-model {self._assignment.k}, "
+                f"asked for {infer.k}"
+            )
         size = self._assignment.submodel.image_size
         if infer.image_size != size:
             return "bad_message", f"expected a crop of {size} pixels, got {infer.image_size}"

@@ -21,7 +21,7 @@ from mdp.bundle import Bundle
 from mdp.crop import Picture
 from mdp.errors import DeadlineExceeded, InferenceError, InputError
 from mdp.exchange import Answer, Clock, Exchange, View, checked_deadline_ms, cut_views
-from mdp.fleet import Fleet, read_fleet
+from mdp.fleet import Fleet, FleetEntry, read_fleet
 from mdp.fusion import Fusion
 from mdp.prediction import Prediction
 from mdp.transport import Dealers
@@ -48,7 +48,7 @@ class DeviceStatus:
     @property
     def usable(self) -> bool:
         """Whether this device takes part in the next answer."""
-        return self.state == "READY" and not self.reason.startswith("wrong bundle")
+        return self.state == "READY" and not self.reason.startswith("wrong ")
 
 
 class _Connection:
@@ -87,9 +87,10 @@ class _Connection:
         return {entry.device for entry in self.fleet.devices if self._exchange.ask(entry.device)}
 
     def _device_statuses(self, asked: set[str]) -> list[DeviceStatus]:
-        return [self._device_status(e.device, e.address, asked) for e in self.fleet.devices]
+        return [self._device_status(entry, asked) for entry in self.fleet.devices]
 
-    def _device_status(self, device: str, address: str, asked: set[str]) -> DeviceStatus:
+    def _device_status(self, entry: FleetEntry, asked: set[str]) -> DeviceStatus:
+        device, address, k = entry.device, entry.address, entry.k
         status = self._exchange.statuses.get(device)
         if status is None:
             silent = device in asked
@@ -102,6 +103,8 @@ class _Connection:
                 f"wrong bundle: serves {status.bundle} {status.digest[:12]}, expected "
                 f"{self.bundle.manifest.name} {self.bundle.digest[:12]}"
             )
+        elif status.k != k:
+            reason = f"wrong sub-model: serves {status.k} ({status.device}), expected {k}"
         elif status.fallback:
             reason = f"runs on {status.provider}, not on the planned provider"
         return DeviceStatus(

@@ -258,6 +258,7 @@ class Exchange:
         infer = Infer(
             request_id=request_id,
             digest=self._digest,
+            k=send.k,
             budget_ms=send.budget_ms,
             image_size=view.image_size,
             encoding=view.encoding,

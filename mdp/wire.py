@@ -22,7 +22,7 @@ from mdp.crop import Pixels
 from mdp.errors import WireError
 from mdp.files import Record
 from mdp.fusion import Contribution
-from mdp.plan import Encoding
+from mdp.plan import MAX_MEMBERS, Encoding
 
 VERSION = 1
 MAGIC = b"MDP"
@@ -40,7 +40,14 @@ Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 State = Literal["STARTING", "WARMING", "READY", "DRAINING", "FAILED"]
 #: Why an agent did not answer; `text` of a Failure says it for people.
 FailureCode = Literal[
-    "bad_message", "wrong_bundle", "not_ready", "draining", "failed", "overloaded", "too_late"
+    "bad_message",
+    "wrong_bundle",
+    "wrong_submodel",
+    "not_ready",
+    "draining",
+    "failed",
+    "overloaded",
+    "too_late",
 ]
 
 
@@ -53,6 +60,8 @@ class Infer(Record, frozen=True):
     request_id: RequestId
     #: Identity of the bundle that the client holds; the agent refuses another.
     digest: Digest
+    #: Which sub-model is asked for; the agent refuses if it serves another.
+    k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
     #: What is left of the caller's deadline as this message leaves. Clocks are never compared.
     budget_ms: Milliseconds
     image_size: Annotated[int, Meta(ge=1, le=1024)]
