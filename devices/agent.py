@@ -138,15 +138,18 @@ class Agent:
     def _await_job(self) -> Job | None:
         """Answer at the socket until there is a job to run; None when the agent's life is over."""
         with self._turn:
-            while not self._over:
+            while True:
+                # First: the thread that was here before may have left with a job and a wake-up.
+                self._keep_house()
+                if self._over:
+                    return None
                 for peer, frames in self._router.poll(self._poll_s()):
                     self._receive(peer, frames)
                 while (job := self._take()) is not None:
-                    if self._admission.estimate_s > UNATTENDED_S:
+                    # Nothing is known of the first one, which is therefore taken for a long one.
+                    if not 0 < self._admission.estimate_s <= UNATTENDED_S:
                         return job
                     self._run(job)
-                self._keep_house()
-        return None
 
     def _poll_s(self) -> float | None:
         if self._state == "DRAINING":
@@ -160,9 +163,14 @@ class Agent:
         if self._stopping and self._state != "DRAINING":
             self._drain_until_s = self._clock() + DRAIN_S
             self._enter("DRAINING")
-        if self._state == "DRAINING":
+        if self._state == "DRAINING" and not self._over:
+            waiting: list[Job] = []
             with self._lock:
-                self._over = self._admission.idle or self._clock() > self._drain_until_s
+                if self._clock() > self._drain_until_s:
+                    self._over, waiting = True, self._admission.clear()
+                self._over = self._over or self._admission.idle
+            for job in waiting:
+                self._fail_job(job, "draining", "this agent had to stop before its turn")
         self._report_refusals()
 
     def _enter(self, state: State) -> None:
@@ -283,10 +291,12 @@ class Agent:
             self._send(job.peer, result, logits_buffer(contribution))
             self._count("answered")
             self._failures = 0
+            if self._reason and self._state != "FAILED":
+                self._reason = ""
         except PictureError as error:
             self._fail_job(job, "bad_message", str(error))
         except Exception as error:  # whatever a runtime raises is this request's failure
-            self._reason = f"{type(error).__name__}: {error}"
+            self._reason = _one_line(f"{type(error).__name__}: {error}")
             self._fail_job(job, "failed", self._reason)
             self._failures += 1
         finally:
@@ -315,7 +325,7 @@ class Agent:
 
     def _fail(self, peer: bytes, request_id: int, code: FailureCode, text: str) -> None:
         self._count(code)
-        self._send(peer, Failure(request_id=request_id, code=code, text=text[:1024]))
+        self._send(peer, Failure(request_id=request_id, code=code, text=_one_line(text)))
 
     def _fail_job(self, job: Job, code: FailureCode, text: str) -> None:
         self._fail(job.peer, job.infer.request_id, code, text)
@@ -325,3 +335,8 @@ class Agent:
             self._counts[outcome] += 1
             if outcome != "answered":
                 self._unreported[outcome] += 1
+
+
+def _one_line(text: str) -> str:
+    """`text` as it may travel: without line breaks, short, and only what UTF-8 can say."""
+    return " ".join(text.split())[:1024].encode(errors="replace").decode()
