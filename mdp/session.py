@@ -15,6 +15,8 @@ from mdp.fusion import Contribution
 
 #: The reason of a device whose reply was not in hand when the time to decide came.
 LATE = "late"
+#: The reason of a device that was not asked, as the time to decide had come before.
+NO_TIME = "not asked: no time left"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +170,11 @@ class Session:
             self._missing |= member.reasons
             del self._open[member.k]
             return []
+        if now_s >= self.decide_s:
+            member.reasons[member.candidates[0]] = NO_TIME
+            return []
         member.asked, member.asked_s = member.candidates.pop(0), now_s
-        budget_ms = max(0.0, self.decide_s - now_s) * 1e3
+        budget_ms = (self.decide_s - now_s) * 1e3
         return [Send(k=member.k, device=member.asked, budget_ms=budget_ms)]
 
     def _decide(self, now_s: float) -> list[Action]:
