@@ -32,7 +32,8 @@ from mdp.wire import (
     encode,
 )
 
-#: Kept back from every deadline for fusing and for the operating system to wake the caller.
+#: Kept back from every deadline for fusing and for the operating system to wake the caller, who
+#: sleeps in whole milliseconds; of a short deadline, half.
 RESERVE_MS = 2.0
 MAX_DEADLINE_MS = 3_600_000.0
 
@@ -75,6 +76,11 @@ def checked_deadline_ms(deadline_ms: float) -> float:
             f"got {deadline_ms:g}"
         )
     return deadline_ms
+
+
+def reserve_s(deadline_ms: float) -> float:
+    """Seconds of a deadline that are not spent waiting."""
+    return min(RESERVE_MS, 0.5 * deadline_ms) / 1e3
 
 
 def cut_views(picture: Picture, assignments: Mapping[int, Assignment]) -> dict[int, View]:
@@ -133,10 +139,8 @@ class Exchange:
         done: Callable[[Answer], None],
     ) -> None:
         """Begin a call; `done` gets its answer, perhaps before this returns."""
-        reserve_s = min(RESERVE_MS, 0.1 * deadline_ms) / 1e3
-        session = Session(
-            self._members, deadline_s=started_s + deadline_ms / 1e3, reserve_s=reserve_s
-        )
+        deadline_s = started_s + deadline_ms / 1e3
+        session = Session(self._members, deadline_s=deadline_s, reserve_s=reserve_s(deadline_ms))
         self._last_id += 1
         self._calls[self._last_id] = _Call(session, views, started_s, deadline_ms, done)
         now_s = self._clock()
@@ -250,7 +254,9 @@ class Exchange:
             if isinstance(action, Finish):
                 self._finish(request_id, action)
             elif not self._transport.send(action.device, self._request(request_id, action)):
-                failed = Failed(device=action.device, reason="unreachable", now_s=self._clock())
+                there = action.device in self._transport.connected
+                reason = "backlogged: takes no more requests" if there else "unreachable"
+                failed = Failed(device=action.device, reason=reason, now_s=self._clock())
                 self._feed(request_id, failed)
 
     def _request(self, request_id: int, send: Send) -> list[Buffer]:

@@ -206,7 +206,9 @@ def contribution_of(buffer: Buffer) -> Contribution:
     logits = np.frombuffer(buffer, dtype="<f4")
     # In one pass: a sum of squares is finite only if all terms are (logits over 1e19 are no less
     # useless than infinite ones).
-    if not math.isfinite(logits.dot(logits)):
+    with np.errstate(over="ignore", invalid="ignore"):
+        square = logits.dot(logits)
+    if not math.isfinite(square):
         raise WireError("logits that are not finite")
     half = len(logits) // 2
     return Contribution(logits[:half], logits[half:])
