@@ -1,0 +1,349 @@
+"""`mdp-partition`: decompose a vision transformer into sub-models for unequal devices."""
+
+import math
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from mdp import console
+from mdp.bundle import Bundle
+from mdp.errors import InputError, PlanRefused
+from mdp.files import Record, write_toml
+from mdp.plan import Plan, TeacherSpec, read_plan
+from partitioner.data import SPLITS, open_dataset
+from partitioner.options import takes
+from partitioner.progress import Progress
+from partitioner.run_folder import RunFolder, default_run
+from partitioner.settings import Asked, Augmentation, MemberSchedule, RunOptions, TeacherSchedule
+
+EXIT_CODES = (
+    "Exit codes: 0 fine, 2 usage or bad input, 4 the plan was refused, 130 interrupted "
+    "(the same command goes on from there), 1 anything unforeseen."
+)
+app = console.new_app(
+    "Decompose a vision transformer into sub-models for unequal devices. " + EXIT_CODES
+)
+
+TeacherOption = Annotated[
+    str, typer.Option(help="timm's name of a plain ViT, for instance vit_base_patch16_224.")
+]
+ArgumentsOption = Annotated[
+    list[str] | None,
+    typer.Option("--teacher-arg", help="Constructor arguments key=value, one or more."),
+]
+ProfilesOption = Annotated[
+    list[str], typer.Option(help="Device profiles: files, or names of shipped ones.")
+]
+LatencyOption = Annotated[float, typer.Option(help="Target of one answer, in milliseconds.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")
+]
+RunOption = Annotated[Path, typer.Option(help="Folder that keeps what is done, to go on from.")]
+OwnRunOption = Annotated[
+    Path | None, typer.Option(help="Folder that keeps what is done; default: <bundle>.run.")
+]
+NameOption = Annotated[
+    str | None, typer.Option(help="Name of the bundle; default: the folder's name.")
+]
+OutOption = Annotated[Path, typer.Option(help="Bundle folder to write, or to replace.")]
+LimitTestOption = Annotated[int | None, typer.Option(help="Use only so many test pictures.", min=1)]
+_ASKED: dict[str, tuple[type[Record], str]] = {
+    "options": (RunOptions, ""),
+    "teacher_schedule": (TeacherSchedule, "teacher_"),
+    "schedule": (MemberSchedule, ""),
+    "augmentation": (Augmentation, ""),
+}
+
+
+@app.command(cls=console.list_options("--profiles", "--teacher-arg"))
+def plan(
+    *,
+    teacher: TeacherOption,
+    profiles: ProfilesOption,
+    latency_ms: LatencyOption,
+    teacher_arg: ArgumentsOption = None,
+    data: Annotated[
+        str | None, typer.Option(help="Count the classes of these pictures; else 1,000.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Plan file to write.")] = Path("plan.toml"),
+    json: JsonOption = False,
+) -> None:
+    """Decide which device runs which sub-model, and predict how long it takes.
+
+    A plan that would not beat the best single device is refused with exit code 4.
+
+    Example: mdp-partition plan --teacher vit_base_patch16_224 --profiles n100 raspberry-pi-5
+    --latency-ms 60 --out plan.toml
+    """
+    from partitioner.steps import plan_step
+
+    _check_latency(latency_ms)
+    with _interruptible("nothing was written"):
+        classes = len(open_dataset(data).labels) if data else 1000
+        made = plan_step(_teacher(teacher, teacher_arg), profiles, latency_ms, classes)
+    _show_plan(made, json)
+    _refuse(made)
+    write_toml(out, made)
+
+
+@app.command()
+@takes(**_ASKED)
+def train(
+    *,
+    plan: Annotated[Path, typer.Option(help="The plan.toml of mdp-partition plan.")],
+    run: RunOption,
+    options: RunOptions,
+    teacher_schedule: TeacherSchedule,
+    schedule: MemberSchedule,
+    augmentation: Augmentation,
+    json: JsonOption = False,
+) -> None:
+    """Train the teacher, if asked to, and then a plan's sub-models one after another.
+
+    Example: mdp-partition train --plan plan.toml --data photos/ --run photos.run
+    --teacher-epochs 10
+    """
+    asked = Asked(
+        options=options,
+        teacher_schedule=teacher_schedule,
+        schedule=schedule,
+        augmentation=augmentation,
+    )
+    chosen, folder = read_plan(plan), RunFolder(run)
+    with _interruptible(_kept_in(run)):
+        _prepare(options.threads)
+        from partitioner.steps import open_asked, train_step
+
+        data = open_asked(asked)
+        with folder.locked():
+            train_step(folder, chosen, data, asked, Progress())
+    _say(json, {"run": str(run), "members": len(chosen.assignments)}, f"trained: {run}")
+
+
+@app.command()
+def export(
+    *, run: RunOption, out: OutOption, name: NameOption = None, json: JsonOption = False
+) -> None:
+    """Write the sub-models of a finished run as ONNX files, checked against torch, in a bundle.
+
+    Example: mdp-partition export --run photos.run --out bundle/
+    """
+    named = _bundle_name(name, out)
+    with _interruptible(f"{out} is as it was"):
+        _prepare(0)
+        from partitioner.export import export_bundle
+        from partitioner.steps import check_target, reopen
+
+        folder, progress = RunFolder(run), Progress()
+        folder.settings()
+        check_target(out)
+        with folder.locked():
+            errors = export_bundle(reopen(folder, progress), out, named)
+    worst = max(errors.values())
+    value = {
+        "bundle": str(out),
+        "digest": Bundle.open(out).digest,
+        "max_abs_error": [{"k": k, "error": error} for k, error in errors.items()],
+    }
+    _say(json, value, f"exported: {out} (at most {worst:.1e} from torch)")
+
+
+@app.command()
+def evaluate(
+    *,
+    bundle: Annotated[Path, typer.Option(help="Bundle folder to measure.")],
+    run: OwnRunOption = None,
+    data: Annotated[
+        str | None, typer.Option(help="Pictures, as for train; default: the run's own.")
+    ] = None,
+    limit_test: LimitTestOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Measure the teacher, each sub-model and every arrival subset on the test split.
+
+    The outcome is written into the bundle's manifest.
+
+    Example: mdp-partition evaluate --bundle bundle/ --data photos/
+    """
+    with _interruptible(f"{bundle} is as it was"):
+        from partitioner.steps import data_for, evaluate_step, run_of
+
+        opened, folder = Bundle.open(bundle), run_of(bundle, run)
+        pictures = data_for(opened, folder, data, limit_test)
+        report = evaluate_step(opened, pictures, folder, Progress())
+    if json:
+        console.print_json(report.as_json(opened))
+    else:
+        _tables().print_report(report, opened.manifest.plan)
+
+
+@app.command(cls=console.list_options("--profiles", "--teacher-arg"))
+@takes(**_ASKED)
+def build(
+    *,
+    teacher: TeacherOption,
+    profiles: ProfilesOption,
+    latency_ms: LatencyOption,
+    out: OutOption,
+    options: RunOptions,
+    teacher_schedule: TeacherSchedule,
+    schedule: MemberSchedule,
+    augmentation: Augmentation,
+    teacher_arg: ArgumentsOption = None,
+    run: OwnRunOption = None,
+    name: NameOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Plan, train, export and evaluate in a row; what is done already is not done again.
+
+    Example: mdp-partition build --teacher vit_base_patch16_224 --data photos/
+    --profiles a.toml b.toml c.toml --latency-ms 60 --teacher-epochs 10 --out bundle/
+    """
+    asked = Asked(
+        options=options,
+        teacher_schedule=teacher_schedule,
+        schedule=schedule,
+        augmentation=augmentation,
+    )
+    _check_latency(latency_ms)
+    folder = RunFolder(run or default_run(out))
+    with _interruptible(_kept_in(folder.path)):
+        _prepare(options.threads)
+        from partitioner import steps
+
+        progress, named = Progress(), _bundle_name(name, out)
+        pictures = steps.open_asked(asked)
+        spec = _teacher(teacher, teacher_arg)
+        made = steps.plan_step(spec, profiles, latency_ms, len(pictures.labels))
+        if not json or made.refused:
+            _show_plan(made, json)
+        _refuse(made)
+        steps.check_target(out)
+        with folder.locked():
+            work = steps.train_step(folder, made, pictures, asked, progress)
+            steps.export_step(work, out, named)
+            report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress)
+    if json:
+        value = {"bundle": str(out), "run": str(folder.path)}
+        console.print_json({**value, **report.as_json(Bundle.open(out))})
+    else:
+        _tables().print_report(report, made)
+
+
+@app.command()
+def data(
+    *,
+    data: Annotated[str, typer.Option(help="`digits` or a folder, as for train.")],
+    limit_train: Annotated[
+        int | None, typer.Option(help="Use only so many pictures for training.", min=1)
+    ] = None,
+    limit_test: LimitTestOption = None,
+    split: Annotated[str, typer.Option(help=f"Split to write: {', '.join(SPLITS)}.")] = "test",
+    out: Annotated[
+        Path | None, typer.Option(help="Write the split there, one folder per class.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Count the pictures of every class and split, and write a split as a folder per class.
+
+    Example: mdp-partition data --data digits --split test --out digits-test/
+    """
+    with _interruptible("nothing was written"):
+        from partitioner.views import write_tree
+
+        pictures = open_dataset(data, limit_train=limit_train, limit_test=limit_test)
+        if split not in SPLITS:
+            raise InputError(f"--split: expected one of {', '.join(SPLITS)}, got {split!r}")
+        if out is not None:
+            chosen = pictures.split(split)
+            write_tree(chosen, pictures.labels, out, Progress())
+    if json:
+        console.print_json(_tables().data_as_json(pictures))
+    else:
+        _tables().print_data(pictures)
+
+
+def main() -> NoReturn:
+    """Entry point of `mdp-partition`."""
+    console.run(app, "mdp-partition")
+
+
+@contextmanager
+def _interruptible(kept: str) -> Iterator[None]:
+    """Turn Ctrl-C into an error that says what became of the work so far."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise console.Interrupted(f"interrupted; {kept}") from error
+
+
+def _kept_in(run: Path) -> str:
+    return f"what is finished is kept in {run}, and the same command goes on from there"
+
+
+def _prepare(threads: int) -> None:
+    """Load torch, with as many threads as asked for, 0 meaning one per core."""
+    from partitioner.compute import use_threads
+
+    use_threads(threads or len(os.sched_getaffinity(0)))
+
+
+def _tables() -> Any:
+    """rich is loaded only when something is printed."""
+    from partitioner import tables
+
+    return tables
+
+
+def _teacher(name: str, arguments: list[str] | None) -> TeacherSpec:
+    _prepare(0)
+    from partitioner.teacher import parse_arguments, teacher_spec
+
+    return teacher_spec(name, parse_arguments(arguments or []))
+
+
+def _check_latency(latency_ms: float) -> None:
+    if not (math.isfinite(latency_ms) and latency_ms > 0):
+        raise InputError(f"--latency-ms: expected a number above 0, got {latency_ms:g}")
+
+
+def _bundle_name(name: str | None, out: Path) -> str:
+    """A given name if it is a valid one, else one made from the folder's."""
+    if name is None:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-")
+        return plain[:64] or "bundle"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise InputError(f"--name: expected letters, digits, '.', '_' or '-', got {name!r}")
+    return name
+
+
+def _show_plan(plan: Plan, json: bool) -> None:
+    if json:
+        console.print_json(plan)
+    else:
+        _tables().print_plan(plan)
+
+
+def _refuse(plan: Plan) -> None:
+    """Raise PlanRefused, with what to do instead, if the search marked the plan so."""
+    if not plan.refused:
+        return
+    offer = ""
+    if plan.single_device is not None:
+        one = plan.single_device
+        what = "the teacher" if one.is_teacher else "one sub-model"
+        offer = f"; run {what} on {one.device} alone ({one.predicted_ms.total:.1f} ms)"
+    raise PlanRefused(f"plan refused: {plan.reason}{offer}")
+
+
+def _say(json: bool, value: object, text: str) -> None:
+    """JSON for machines or a line for people, on stdout."""
+    if json:
+        console.print_json(value)
+    else:
+        print(text)

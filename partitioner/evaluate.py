@@ -1,0 +1,212 @@
+"""Measure a bundle's own files: accuracy of the teacher, of each member, of every arrival subset.
+
+Everything here runs through onnxruntime and `mdp.fusion`, as it will on the devices.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.bundle import (
+    MANIFEST,
+    Bundle,
+    Evaluation,
+    MemberAccuracy,
+    SubsetAccuracy,
+    TeacherAccuracy,
+    model_path,
+)
+from mdp.crop import Pixels
+from mdp.errors import InputError
+from mdp.files import write_json
+from mdp.fusion import (
+    Contribution,
+    Fusion,
+    FusionWeights,
+    Logits,
+    arrival_subsets,
+    fuse,
+    weights_for,
+)
+from partitioner.cost import macs, parameters
+from partitioner.data import Dataset
+from partitioner.progress import Progress
+from partitioner.run_folder import RunFolder
+from partitioner.views import View, load_views, view_of
+
+Targets = NDArray[np.int64]
+#: Pictures per run where throughput counts.
+_BATCH = 128
+#: Single pictures timed after the warm-up ones.
+_TIMED, _WARM_UP = 50, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `evaluate` prints: the manifest's evaluation, and what this machine needed for it."""
+
+    evaluation: Evaluation
+    #: Single-thread onnxruntime, one picture, median, in milliseconds.
+    member_latency_ms: list[float]
+    teacher_latency_ms: float | None
+
+    def as_json(self, bundle: Bundle) -> dict[str, Any]:
+        """The content of `mdp-partition evaluate --json`."""
+        value: dict[str, Any] = msgspec.to_builtins(self.evaluation)
+        plan, classes = bundle.manifest.plan, len(bundle.manifest.labels)
+        for member, assignment, latency_ms in zip(
+            value["members"], plan.assignments, self.member_latency_ms, strict=True
+        ):
+            member["latency_ms"] = latency_ms
+            member["parameters"] = parameters(assignment.submodel, classes)
+            member["macs"] = macs(assignment.submodel, classes)
+        if value["teacher"] is not None:
+            value["teacher"]["latency_ms"] = self.teacher_latency_ms
+            value["teacher"]["macs"] = macs(plan.teacher.shape, classes)
+        return value
+
+
+def open_session(model: Path, *, threads: int = 1) -> Any:
+    """An onnxruntime session on the processor; raises InputError if the file is no model."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Spinning threads would take the core away from whoever else is measured on this machine.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's exceptions share no base
+        raise InputError(f"{model}: onnxruntime cannot load it: {error}") from error
+
+
+def run_session(
+    session: Any, pixels: Pixels, outputs: list[str], batch: int = _BATCH
+) -> list[Logits]:
+    """Each of `outputs` `[N, C]` for views `[N, S, S, 3]`, `batch` pictures at a time."""
+    parts = [
+        session.run(outputs, {"images": np.ascontiguousarray(pixels[start : start + batch])})
+        for start in range(0, len(pixels), batch)
+    ]
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def contribution(session: Any, pixels: Pixels, batch: int = _BATCH) -> Contribution:
+    """Both heads' logits `[N, C]` of one member."""
+    boost, bag = run_session(session, pixels, ["boost", "bag"], batch)
+    return Contribution(boost, bag)
+
+
+def latency_ms(session: Any, pixels: Pixels) -> float:
+    """Median milliseconds of one picture, after a warm-up; the views `[N, S, S, 3]` take turns."""
+    names = [output.name for output in session.get_outputs()]
+    times_s = []
+    for turn in range(_WARM_UP + _TIMED):
+        one = np.ascontiguousarray(pixels[turn % len(pixels)][np.newaxis])
+        started_s = time.perf_counter()
+        session.run(names, {"images": one})
+        times_s.append(time.perf_counter() - started_s)
+    return float(np.median(times_s[_WARM_UP:]) * 1e3)
+
+
+def accuracy(logits: Logits, targets: Targets) -> float:
+    """Share of the rows of `logits[N, C]` whose largest entry is the target's."""
+    return float((logits.argmax(axis=1) == targets).mean())
+
+
+def subset_accuracies(
+    contributions: Mapping[int, Contribution], fusion: FusionWeights, targets: Targets
+) -> list[SubsetAccuracy]:
+    """Accuracy of every arrival subset under every fusion rule."""
+    stacking = fusion.by_members()
+
+    def of(members: tuple[int, ...], rule: Fusion) -> float:
+        return accuracy(fuse(contributions, weights_for(members, rule, stacking)), targets)
+
+    return [
+        SubsetAccuracy(
+            members=members,
+            boosted=of(members, "boosted"),
+            stacked=of(members, "stacked"),
+            bagged=of(members, "bagged"),
+        )
+        for members in arrival_subsets(contributions)
+    ]
+
+
+def evaluate(
+    bundle: Bundle, data: Dataset, run: RunFolder | None, cache: Path, progress: Progress
+) -> Report:
+    """Measure `bundle` on the test split of `data`; raises InputError if its classes differ.
+
+    The teacher is measured where a `run` has it. `cache` keeps the pictures' views.
+    """
+    manifest = bundle.manifest
+    if list(data.labels) != manifest.labels:
+        odd = sorted(set(data.labels) ^ set(manifest.labels))
+        raise InputError(
+            f"--data {data.source}: expected the {len(manifest.labels)} classes of {bundle.path}, "
+            f"but only one of them has {', '.join(odd[:5]) or 'this order'}"
+        )
+    assignments, targets = manifest.plan.assignments, data.test.targets
+    views = load_views(
+        data.test, [view_of(a) for a in assignments], cache, progress, "test split, for the members"
+    )
+    contributions, latencies_ms = {}, []
+    with progress.task("running the members on the test split", len(assignments)) as advance:
+        for assignment, pixels in zip(assignments, views, strict=True):
+            session = open_session(bundle.verified(model_path(assignment.k)))
+            contributions[assignment.k] = contribution(session, pixels)
+            latencies_ms.append(latency_ms(session, pixels))
+            advance(1, "")
+    teacher = _teacher(bundle, data, run, cache, progress)
+    evaluation = Evaluation(
+        data=Path(data.source).name,
+        data_digest=data.test.digest,
+        pictures=len(targets),
+        teacher=TeacherAccuracy(accuracy=teacher[0]) if teacher else None,
+        members=[
+            MemberAccuracy(
+                k=a.k, device=a.device, accuracy=accuracy(contributions[a.k].bag, targets)
+            )
+            for a in assignments
+        ],
+        subsets=subset_accuracies(contributions, bundle.fusion_weights(), targets),
+    )
+    return Report(evaluation, latencies_ms, teacher[1] if teacher else None)
+
+
+def _teacher(
+    bundle: Bundle, data: Dataset, run: RunFolder | None, cache: Path, progress: Progress
+) -> tuple[float, float] | None:
+    """Accuracy and latency in ms of the run's teacher, or None where it is not at hand.
+
+    Its kept answers are used where they are about these very pictures.
+    """
+    if run is None or not run.teacher_onnx.is_file():
+        return None
+    view = View(bundle.manifest.plan.teacher.shape.image_size)
+    pixels = load_views(data.test, [view], cache, progress, "test split, for the teacher")[0]
+    session = open_session(run.teacher_onnx)
+    kept = run.cache / "teacher-test.npy"
+    if kept.is_file() and data.test.digest.startswith(run.settings().data.test):
+        logits = np.load(kept)
+    else:
+        progress.note(f"running the teacher on {len(pixels):,} pictures")
+        logits = run_session(session, pixels, ["logits"])[0]
+    return accuracy(logits, data.test.targets), latency_ms(session, pixels)
+
+
+def write_evaluation(bundle: Bundle, evaluation: Evaluation) -> Bundle:
+    """Put `evaluation` into the bundle's manifest, whole or not at all; returns the new bundle."""
+    manifest = msgspec.structs.replace(bundle.manifest, evaluation=evaluation)
+    write_json(bundle.path / MANIFEST, manifest)
+    return Bundle(bundle.path, manifest)

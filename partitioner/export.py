@@ -1,0 +1,219 @@
+"""Deliver: one ONNX file per sub-model, checked against torch, in a bundle folder."""
+
+import importlib.metadata
+import platform
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mdp.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path
+from mdp.crop import Pixels
+from mdp.errors import MDPError
+from mdp.files import replacing_folder, write_bytes, write_json
+from mdp.fusion import Contribution
+from mdp.plan import Assignment
+from partitioner.data import SplitName
+from partitioner.evaluate import contribution, open_session, run_session
+from partitioner.stacking import fit_fusion
+from partitioner.submodel import MEAN, STD, Normalise, SubModel
+from partitioner.teach import ensure_teacher, teacher_view
+from partitioner.teacher import Teacher
+from partitioner.train import load_member, member_views
+from partitioner.work import Work
+
+OPSET = 18
+#: Largest allowed difference of any logit between onnxruntime and torch, in fp32.
+MAX_ERROR = 1e-3
+#: Test pictures and batch sizes on which the two are compared.
+_COMPARED, _BATCHES = 64, (1, 8)
+METHOD = (
+    "MDP (Wang et al., MSN 2023, DOI 10.1109/MSN60784.2023.00086), re-implemented from the abstract"
+)
+_PACKAGES = ("mdp-edge", "torch", "timm", "onnx", "onnxruntime", "numpy", "pillow")
+
+
+class ParityError(MDPError):
+    """An exported model does not compute what the trained one does."""
+
+
+class ServedMember(nn.Module):
+    """What a device runs: uint8 `[N, H, W, 3]` -> both heads `[N, C]`."""
+
+    def __init__(self, submodel: SubModel) -> None:
+        super().__init__()
+        self.normalise, self.submodel = Normalise(MEAN, STD), submodel
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Boost and bag logits."""
+        output = self.submodel(self.normalise(images.permute(0, 3, 1, 2).float()))
+        return output.boost, output.bag
+
+
+class ServedTeacher(nn.Module):
+    """The teacher in the same clothes: uint8 `[N, H, W, 3]` -> logits `[N, C]`."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        super().__init__()
+        self.teacher = teacher
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        """Logits, as a tuple of one."""
+        return (self.teacher(images.permute(0, 3, 1, 2).float()),)
+
+
+def to_onnx(
+    module: nn.Module, image_size: int, outputs: list[str], properties: Mapping[str, str]
+) -> bytes:
+    """`module` as a checked ONNX model: input `images` uint8 `[N, S, S, 3]` with any N."""
+    import onnx
+
+    example = torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # torch.export copies pytree specs in a way that its own pytree module has deprecated.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        program: Any = torch.onnx.export(
+            module.eval(),
+            (example,),
+            input_names=["images"],
+            output_names=outputs,
+            dynamic_shapes={"images": {0: torch.export.Dim("N", min=1, max=2**16)}},
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    model = program.model_proto
+    _strip(model)
+    onnx.helper.set_model_props(model, dict(properties))
+    onnx.checker.check_model(model, full_check=True)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _strip(model: Any) -> None:
+    """Remove the exporter's notes: stack traces with this machine's paths, a third of the file."""
+    graph = model.graph
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    for tensor in graph.initializer:
+        del tensor.metadata_props[:]
+
+
+def check_parity(model: Path, module: nn.Module, pixels: Pixels, outputs: list[str]) -> float:
+    """Largest difference of any logit on real views `[N, S, S, 3]`, one by one and in eights.
+
+    Raises ParityError above MAX_ERROR.
+    """
+    session = open_session(model)
+    with torch.inference_mode():
+        expected = module.eval()(torch.from_numpy(np.array(pixels)))
+    worst = 0.0
+    for batch in _BATCHES:
+        found = run_session(session, pixels, outputs, batch)
+        for ours, theirs in zip(found, expected, strict=True):
+            worst = max(worst, float(np.abs(ours - theirs.numpy()).max()))
+    # Written so that a NaN is an error too.
+    if not worst <= MAX_ERROR:
+        raise ParityError(
+            f"{model}: differs from torch by {worst:.2e} on {len(pixels)} pictures, "
+            f"expected at most {MAX_ERROR:.0e}"
+        )
+    return worst
+
+
+def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
+    """Write the bundle folder `out`; returns each member's largest difference from torch.
+
+    Also exports the teacher into the run folder, so that it can be compared. Raises InputError if
+    the run is not finished and ParityError if a model is not what was trained.
+    """
+    work.run.require_trained(work.plan)
+    _export_teacher(work)
+    errors, calibration = {}, {}
+    with replacing_folder(out) as folder:
+        for assignment in work.plan.assignments:
+            k = assignment.k
+            errors[k], calibration[k] = _export_member(work, assignment, folder, name)
+        fusion = fit_fusion(calibration, work.data.calibration.targets)
+        write_json(folder / FUSION, fusion)
+        paths = [*(model_path(a.k) for a in work.plan.assignments), FUSION]
+        manifest = Manifest(
+            name=name,
+            labels=list(work.data.labels),
+            plan=work.plan,
+            files={path: file_entry(folder / path) for path in paths},
+            provenance=_provenance(work),
+        )
+        write_json(folder / MANIFEST, manifest)
+    return errors
+
+
+def _export_member(
+    work: Work, assignment: Assignment, folder: Path, name: str
+) -> tuple[float, Contribution]:
+    """Write one model; returns its difference from torch and its calibration logits."""
+    k, size = assignment.k, assignment.submodel.image_size
+    properties = {
+        "mdp_format_version": "1",
+        "mdp_bundle": name,
+        "mdp_k": str(k),
+        "mdp_device": assignment.device,
+        "mdp_image_size": str(size),
+        "mdp_num_classes": str(len(work.data.labels)),
+    }
+    module, path = ServedMember(load_member(work, assignment)), folder / model_path(k)
+    write_bytes(path, to_onnx(module, size, ["boost", "bag"], properties))
+    pixels = _views(work, assignment, "test")[:_COMPARED]
+    error = check_parity(path, module, pixels, ["boost", "bag"])
+    work.progress.note(
+        f"sub-model {k} for {assignment.device}: {path.stat().st_size / 1e6:.2f} MB, "
+        f"at most {error:.1e} from torch on {len(pixels)} pictures"
+    )
+    calibration = _views(work, assignment, "calibration")
+    return error, contribution(open_session(path), calibration)
+
+
+def _views(work: Work, assignment: Assignment, split: SplitName) -> Pixels:
+    return member_views(work, assignment, split).pixels
+
+
+def _export_teacher(work: Work) -> None:
+    """Write the run's teacher.onnx once; a finished run's teacher does not change any more."""
+    path = work.run.teacher_onnx
+    if path.is_file():
+        return
+    teacher = ServedTeacher(ensure_teacher(work, None))
+    size = work.plan.teacher.shape.image_size
+    properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.teacher.name}
+    write_bytes(path, to_onnx(teacher, size, ["logits"], properties))
+    pixels = teacher_view(work, "test").pixels[:_COMPARED]
+    try:
+        error = check_parity(path, teacher, pixels, ["logits"])
+    except ParityError:
+        path.unlink()
+        raise
+    work.progress.note(
+        f"teacher: {path.stat().st_size / 1e6:.2f} MB, at most {error:.1e} from torch"
+    )
+
+
+def _provenance(work: Work) -> dict[str, str]:
+    """How the bundle came about, in words."""
+    settings = work.settings
+    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    return {
+        "method": METHOD,
+        "seed": str(settings.seed),
+        "data": Path(work.data.source).name,
+        "train_digest": work.data.train.digest,
+        "calibration_digest": work.data.calibration.digest,
+        "test_digest": work.data.test.digest,
+        "run_digest": work.run.digest(work.plan),
+        "python": platform.python_version(),
+        **versions,
+    }

@@ -1,0 +1,49 @@
+"""The training losses of the method, re-implemented from the abstract. Plain functions."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def centred(logits: Tensor) -> Tensor:
+    """Logits `[..., C]` with each row's mean taken off, which no softmax notices."""
+    return logits - logits.mean(dim=-1, keepdim=True)
+
+
+def boost_loss(boost: Tensor, residual: Tensor) -> Tensor:
+    """Squared error of f_k `[B, C]` against the residual t - F_{k-1} `[B, C]`, mean over both.
+
+    Method 1, "each reducing the residual error"; the published form of this loss is not known.
+    """
+    return F.mse_loss(boost, residual)
+
+
+def stack_loss(projected: Tensor, feature: Tensor) -> Tensor:
+    """1 - cosine of the projected feature `[B, D]` and the predecessor's `[B, D]`, mean over batch.
+
+    Method 2, "extra information about the others". A cosine leaves the scale of the feature free;
+    which feature and which distance were published is not known.
+    """
+    return 1 - F.cosine_similarity(projected, feature, dim=-1).mean()
+
+
+def bag_loss(
+    bag: Tensor,
+    target: Tensor,
+    teacher: Tensor,
+    *,
+    distillation: float,
+    temperature: float,
+    label_smoothing: float,
+) -> Tensor:
+    """Cross-entropy of c_k `[B, C]` to labels `[B]`, mixed with KL to the teacher's `[B, C]`.
+
+    Method 3, "plain supervised learning"; learning from the teacher too is our addition.
+    `distillation` is the teacher's share, 0 to 1; its gradient is kept independent of
+    `temperature` by the usual factor temperature**2.
+    """
+    labels = F.cross_entropy(bag, target, label_smoothing=label_smoothing)
+    softened = F.log_softmax(bag / temperature, dim=-1)
+    wanted = F.log_softmax(teacher / temperature, dim=-1)
+    divergence = F.kl_div(softened, wanted, reduction="batchmean", log_target=True)
+    return torch.lerp(labels, divergence * temperature**2, distillation)

@@ -1,0 +1,112 @@
+"""The folder in which a run keeps what it has done, so that the same command can go on."""
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from mdp.errors import InputError
+from mdp.files import read_json, read_toml, write_json, write_toml
+from mdp.plan import Plan
+from partitioner.settings import Settings, check_same
+
+
+class RunFolder:
+    """Where the parts of a run lie; a file that exists is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings_file = path / "settings.json"
+        self.plan_file = path / "plan.toml"
+        self.teacher = path / "teacher.safetensors"
+        self.teacher_onnx = path / "teacher.onnx"
+        self.curves = path / "curves.json"
+        self.cache = path / "cache"
+
+    def member(self, k: int) -> Path:
+        """Weights of sub-model `k`, there once its training is finished."""
+        return self.path / f"member-{k}.safetensors"
+
+    def checkpoint(self, stage: str) -> Path:
+        """State of `teacher` or `member-<k>` after its last finished epoch."""
+        return self.path / f"checkpoint-{stage}.pt"
+
+    def settings(self) -> Settings:
+        """What the run was started with; raises InputError where there is none."""
+        if not self.settings_file.is_file():
+            raise InputError(f"{self.path}: expected a run folder of mdp-partition train")
+        return read_json(self.settings_file, Settings)
+
+    def plan(self) -> Plan:
+        """The plan that the run follows."""
+        return read_toml(self.plan_file, Plan)
+
+    def start_or_continue(self, settings: Settings, plan: Plan) -> None:
+        """Write settings and plan, or check that they are those of before; raises InputError."""
+        if self.settings_file.exists():
+            check_same(str(self.path), self.settings(), settings)
+            check_same(str(self.plan_file), self.plan(), plan)
+            return
+        if self.path.exists() and any(p.name[0] != "." for p in self.path.iterdir()):
+            raise InputError(f"{self.path}: expected a new, an empty or a run folder")
+        # The settings mark the folder as a run, so they come last.
+        write_toml(self.plan_file, plan)
+        write_json(self.settings_file, settings)
+
+    def keep_curve(self, stage: str, curve: list[dict[str, float]]) -> None:
+        """Add one network's mean losses per epoch to curves.json."""
+        curves = {}
+        if self.curves.exists():
+            curves = msgspec.json.decode(
+                self.curves.read_bytes(), type=dict[str, list[dict[str, float]]]
+            )
+        write_json(self.curves, {**curves, stage: curve})
+
+    def require_trained(self, plan: Plan) -> None:
+        """Raise InputError unless the teacher and every sub-model of `plan` are finished."""
+        wanted = [self.teacher, *(self.member(a.k) for a in plan.assignments)]
+        missing = [path.name for path in wanted if not path.is_file()]
+        if missing:
+            raise InputError(
+                f"{self.path}: not trained to the end ({', '.join(missing)} missing): "
+                "run mdp-partition train again"
+            )
+
+    def digest(self, plan: Plan) -> str:
+        """sha256 over settings, plan and every trained weight: what a bundle is made from."""
+        weights = [self.teacher, *(self.member(a.k) for a in plan.assignments)]
+        return digest_of([self.settings_file, self.plan_file, *weights])
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out, and clear what a killed one left half-written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be made: {error.strerror}") from error
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(f"{self.path}: another mdp-partition is at work there") from error
+            for left in (*self.path.glob(".*.partial"), *self.cache.glob(".*.partial")):
+                left.unlink()
+            yield
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """sha256 over the contents of `files`, in this order."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def default_run(bundle: Path) -> Path:
+    """The run folder that belongs to a bundle unless another one is named."""
+    return Path(f"{os.path.normpath(bundle)}.run")

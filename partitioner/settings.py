@@ -1,0 +1,188 @@
+"""Every knob of a run, with its unit and range: what `settings.json` holds."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from mdp.errors import InputError
+from mdp.files import Record
+from mdp.plan import TeacherArgument
+
+Autocast = Literal["fp32", "bf16"]
+Epochs = Annotated[int, Meta(ge=0, le=100_000, description="Passes over the training pictures")]
+BatchSize = Annotated[int, Meta(ge=1, le=65_536, description="Pictures per step")]
+LearningRate = Annotated[float, Meta(gt=0, le=1, description="AdamW's peak step size")]
+WeightDecay = Annotated[float, Meta(ge=0, le=10, description="AdamW's weight decay")]
+Smoothing = Annotated[
+    float, Meta(ge=0, lt=1, description="Share of a label that is spread over all classes")
+]
+Weight = Annotated[float, Meta(ge=0, le=1e6)]
+
+
+class Schedule(Record, frozen=True):
+    """How one network is trained: AdamW, warm-up, then a cosine down to zero."""
+
+    epochs: Epochs
+    batch_size: BatchSize
+    learning_rate: LearningRate
+    weight_decay: WeightDecay
+    label_smoothing: Smoothing
+
+
+class TeacherSchedule(Schedule, frozen=True):
+    """How the teacher is trained before it teaches; 0 epochs take it as it is."""
+
+    epochs: Epochs = 0
+    batch_size: BatchSize = 64
+    learning_rate: LearningRate = 1e-3
+    weight_decay: WeightDecay = 0.05
+    label_smoothing: Smoothing = 0.1
+
+
+class MemberSchedule(Schedule, frozen=True):
+    """How each sub-model is trained, one after another."""
+
+    epochs: Annotated[int, Meta(ge=1, le=100_000, description="Epochs per sub-model")] = 20
+    batch_size: BatchSize = 64
+    learning_rate: LearningRate = 2e-3
+    weight_decay: WeightDecay = 0.05
+    label_smoothing: Smoothing = 0.0
+    boost_weight: Annotated[
+        Weight, Meta(description="Weight of the residual's squared error, relative to its variance")
+    ] = 1.0
+    stack_weight: Annotated[
+        Weight, Meta(description="Weight of imitating the predecessor's feature")
+    ] = 0.5
+    bag_weight: Annotated[Weight, Meta(description="Weight of the stand-alone classifier")] = 1.0
+    distillation: Annotated[
+        float, Meta(ge=0, le=1, description="The teacher's share in the bag loss, against labels")
+    ] = 0.5
+    temperature: Annotated[
+        float, Meta(gt=0, le=100, description="Softness of the teacher's answers in the bag loss")
+    ] = 2.0
+
+
+class Augmentation(Record, frozen=True):
+    """How much a variant of a picture differs from it."""
+
+    variants: Annotated[
+        int, Meta(ge=1, le=1024, description="Variants per picture, the unchanged one included")
+    ] = 8
+    shift: Annotated[
+        float, Meta(ge=0, le=0.5, description="Largest shift, as a share of the side")
+    ] = 0.08
+    scale: Annotated[float, Meta(ge=0, le=0.5, description="Largest relative change of size")] = 0.1
+    flip: Annotated[
+        bool | None, Meta(description="Mirror half of the variants; on for folders, off for digits")
+    ] = None
+
+
+class RunOptions(Record, frozen=True):
+    """What else a training can be asked for."""
+
+    data: Annotated[
+        str,
+        Meta(
+            description="`digits`, or a folder with one folder per class, or with train/ and test/ "
+            "or val/ that hold such folders; one tree is split by the hash of each file's name"
+        ),
+    ]
+    limit_train: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Use only so many pictures for training and calibration"),
+    ] = None
+    limit_test: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Use only so many test pictures")
+    ] = None
+    pretrained: Annotated[
+        bool, Meta(description="Start the teacher from timm's weights, which are downloaded")
+    ] = False
+    teacher_checkpoint: Annotated[
+        str | None,
+        Meta(description="Start the teacher from this .safetensors or .pth (weights only)"),
+    ] = None
+    seed: Annotated[int, Meta(ge=0, lt=2**32, description="Same seed, same result")] = 0
+    autocast: Annotated[
+        Literal["auto", "fp32", "bf16"],
+        Meta(description="Arithmetic of training; auto is bf16 where the processor has it"),
+    ] = "auto"
+    threads: Annotated[
+        int, Meta(ge=0, le=1024, description="Threads to train with; 0 is all cores")
+    ] = 0
+
+
+class Asked(Record, frozen=True):
+    """Everything a training was asked for on the command line."""
+
+    options: RunOptions
+    teacher_schedule: TeacherSchedule
+    schedule: MemberSchedule
+    augmentation: Augmentation
+
+
+class DataFacts(Record, frozen=True):
+    """Which pictures a run is about."""
+
+    source: str
+    classes: int
+    limit_train: int | None
+    limit_test: int | None
+    #: First half of each split's digest.
+    train: str
+    calibration: str
+    test: str
+
+
+class TeacherFacts(Record, frozen=True):
+    """Where the teacher comes from; its name, arguments and shape."""
+
+    name: str
+    pretrained: bool
+    #: sha256 of the file given with --teacher-checkpoint.
+    checkpoint: str | None
+    args: dict[str, TeacherArgument] = field(default_factory=dict)
+
+
+class Settings(Record, frozen=True):
+    """Everything that a run's outcome depends on, except the plan, which lies beside it."""
+
+    seed: Annotated[int, Meta(ge=0, lt=2**32)]
+    #: Arithmetic of the matrix products in training.
+    autocast: Autocast
+    data: DataFacts
+    teacher: TeacherFacts
+    teacher_schedule: TeacherSchedule
+    schedule: MemberSchedule
+    augmentation: Augmentation
+    format_version: Literal[1] = 1
+
+
+def check_same(where: str, there: object, here: object) -> None:
+    """Raise InputError, naming up to five keys, unless both records are equal."""
+    old, new = _flat(msgspec.to_builtins(there)), _flat(msgspec.to_builtins(here))
+    differences = [
+        f"{key} was {old.get(key, 'absent')}, is now {new.get(key, 'absent')}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+    if differences:
+        more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
+        raise InputError(
+            f"{where}: made with other settings: {'; '.join(differences[:5])}{more} "
+            "(give the same ones to go on, or another folder with --run)"
+        )
+
+
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
+    """Nested mappings and lists as one mapping from a dotted path to a plain value."""
+    if isinstance(value, dict):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        return {prefix: value}
+    flat: dict[str, object] = {}
+    for key, item in items:
+        flat |= _flat(item, f"{prefix}.{key}" if prefix else key)
+    return flat

@@ -1,0 +1,188 @@
+"""The four steps of a build, each of which finds out what is done already."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import msgspec
+
+from mdp.bundle import MANIFEST, Bundle, Manifest, sha256_of
+from mdp.errors import InputError, MDPError
+from mdp.files import read_json
+from mdp.plan import Plan, TeacherSpec
+from mdp.profile import read_profile
+from partitioner.data import DIGITS, Dataset, open_dataset
+from partitioner.evaluate import Report, evaluate, write_evaluation
+from partitioner.progress import Progress
+from partitioner.run_folder import RunFolder, default_run
+from partitioner.search import make_plan
+from partitioner.settings import Asked, DataFacts, Settings, TeacherFacts
+from partitioner.work import Work
+
+
+def plan_step(
+    teacher: TeacherSpec, profiles: Sequence[str], target_ms: float, num_classes: int
+) -> Plan:
+    """Read the profiles and search; raises ConfigError, InputError and PlanRefused."""
+    return make_plan(
+        teacher,
+        [read_profile(profile) for profile in profiles],
+        target_ms=target_ms,
+        num_classes=num_classes,
+    )
+
+
+def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
+    """What this run's settings.json has to say."""
+    from partitioner.compute import quicker_autocast
+
+    options, flip = asked.options, asked.augmentation.flip
+    checkpoint = _checkpoint(asked)
+    return Settings(
+        seed=options.seed,
+        autocast=quicker_autocast() if options.autocast == "auto" else options.autocast,
+        data=DataFacts(
+            source=data.source if data.source == DIGITS else str(Path(data.source).resolve()),
+            classes=len(data.labels),
+            limit_train=options.limit_train,
+            limit_test=options.limit_test,
+            train=data.train.digest[:32],
+            calibration=data.calibration.digest[:32],
+            test=data.test.digest[:32],
+        ),
+        teacher=TeacherFacts(
+            name=teacher.name,
+            pretrained=options.pretrained,
+            checkpoint=sha256_of(checkpoint) if checkpoint else None,
+            args=teacher.args,
+        ),
+        teacher_schedule=asked.teacher_schedule,
+        schedule=asked.schedule,
+        # Mirrored digits are other signs; mirrored photographs are still photographs.
+        augmentation=msgspec.structs.replace(
+            asked.augmentation, flip=data.source != DIGITS if flip is None else flip
+        ),
+    )
+
+
+def _checkpoint(asked: Asked) -> Path | None:
+    """The user's teacher checkpoint, if one was named; raises InputError where it is not there."""
+    if asked.options.teacher_checkpoint is None:
+        return None
+    path = Path(asked.options.teacher_checkpoint)
+    if not path.is_file():
+        raise InputError(f"{path}: expected a teacher checkpoint, found no file")
+    return path
+
+
+def open_asked(asked: Asked) -> Dataset:
+    """The pictures that a training was asked for; raises InputError."""
+    options = asked.options
+    return open_dataset(
+        options.data, limit_train=options.limit_train, limit_test=options.limit_test
+    )
+
+
+def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress: Progress) -> Work:
+    """Bring the run folder to its end, from wherever it is; raises InputError."""
+    from partitioner.teach import ensure_targets, ensure_teacher, teacher_view
+    from partitioner.train import member_views, train_members
+
+    settings = settings_for(asked, data, plan.teacher)
+    run.start_or_continue(settings, plan)
+    work = Work(run, settings, plan, data, progress)
+    # A picture that cannot be read has to show up now and not after hours of training.
+    for split in ("train", "calibration", "test"):
+        teacher_view(work, split)
+        member_views(work, plan.assignments[0], split)
+    teacher = ensure_teacher(work, _checkpoint(asked))
+    targets = ensure_targets(work, teacher)
+    train_members(work, targets)
+    return work
+
+
+def reopen(run: RunFolder, progress: Progress) -> Work:
+    """A run as its folder describes it; raises InputError if its pictures are not the same."""
+    settings, plan = run.settings(), run.plan()
+    facts = settings.data
+    data = open_dataset(facts.source, limit_train=facts.limit_train, limit_test=facts.limit_test)
+    for name in ("train", "calibration", "test"):
+        if not data.split(name).digest.startswith(getattr(facts, name)):
+            raise InputError(f"{facts.source}: the {name} split changed since {run.path} was made")
+    return Work(run, settings, plan, data, progress)
+
+
+def check_target(out: Path) -> None:
+    """Raise InputError if something other than a bundle or an empty folder stands at `out`."""
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return
+    if not (out / MANIFEST).is_file():
+        raise InputError(f"{out}: expected a new folder or a bundle to replace, found neither")
+    read_json(out / MANIFEST, Manifest)
+
+
+def export_step(work: Work, out: Path, name: str) -> dict[int, float] | None:
+    """Write the bundle; None if `out` is a whole bundle of this very run already."""
+    from partitioner.export import export_bundle
+
+    check_target(out)
+    if (out / MANIFEST).is_file():
+        bundle = _whole_bundle(out)
+        if (
+            bundle is not None
+            and bundle.manifest.name == name
+            and bundle.manifest.provenance.get("run_digest") == work.run.digest(work.plan)
+        ):
+            return None
+    return export_bundle(work, out, name)
+
+
+def _whole_bundle(path: Path) -> Bundle | None:
+    """The bundle at `path` if every file is what the manifest says."""
+    try:
+        bundle = Bundle.open(path)
+        for name in bundle.manifest.files:
+            bundle.verified(name)
+    except MDPError:
+        return None
+    return bundle
+
+
+def run_of(bundle: Path, run: Path | None) -> RunFolder | None:
+    """The named run folder, or the default one if it is there; raises InputError."""
+    if run is not None:
+        RunFolder(run).settings()
+        return RunFolder(run)
+    beside = RunFolder(default_run(bundle))
+    return beside if beside.settings_file.is_file() else None
+
+
+def data_for(
+    bundle: Bundle, run: RunFolder | None, source: str | None, limit_test: int | None
+) -> Dataset:
+    """The pictures to evaluate on: the named ones, else the run's, else the digits if it is them.
+
+    Raises InputError if none of these is at hand.
+    """
+    if source is not None:
+        return open_dataset(source, limit_test=limit_test)
+    if run is not None:
+        facts = run.settings().data
+        limit_test = facts.limit_test if limit_test is None else limit_test
+        return open_dataset(facts.source, limit_train=facts.limit_train, limit_test=limit_test)
+    if bundle.manifest.provenance.get("data") == DIGITS:
+        return open_dataset(DIGITS, limit_test=limit_test)
+    raise InputError(f"{bundle.path}: give --data, or --run with the folder it was trained in")
+
+
+def evaluate_step(
+    bundle: Bundle, data: Dataset, run: RunFolder | None, progress: Progress
+) -> Report:
+    """Measure the bundle and write the outcome into its manifest."""
+    if run is not None:
+        report = evaluate(bundle, data, run, run.cache, progress)
+    else:
+        with TemporaryDirectory(prefix="mdp-views-") as cache:
+            report = evaluate(bundle, data, None, Path(cache), progress)
+    write_evaluation(bundle, report.evaluation)
+    return report

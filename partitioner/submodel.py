@@ -1,0 +1,69 @@
+"""SubModel: one ensemble member, a small ViT trunk with two heads."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mdp.plan import SubModelSpec
+from partitioner.torchvision_shim import import_timm
+
+#: Pixels 0..255 become -1..1, whatever the teacher's own normalisation is.
+MEAN = STD = (0.5, 0.5, 0.5)
+
+
+class MemberOutput(NamedTuple):
+    """Boost head f_k `[B, C]`, bag head c_k `[B, C]`, last feature h_k `[B, D]`."""
+
+    boost: Tensor
+    bag: Tensor
+    feature: Tensor
+
+
+class SubModel(nn.Module):
+    """timm's VisionTransformer without its classifier, and two linear heads on its class token."""
+
+    def __init__(self, spec: SubModelSpec, num_classes: int) -> None:
+        super().__init__()
+        import_timm()
+        from timm.models.vision_transformer import VisionTransformer
+
+        self.trunk: nn.Module = VisionTransformer(
+            img_size=spec.image_size,
+            patch_size=spec.patch_size,
+            embed_dim=spec.embed_dim,
+            depth=spec.depth,
+            num_heads=spec.num_heads,
+            mlp_ratio=spec.mlp_ratio,
+            num_classes=0,
+        )
+        self.boost = nn.Linear(spec.embed_dim, num_classes)
+        self.bag = nn.Linear(spec.embed_dim, num_classes)
+
+    def forward(self, x: Tensor) -> MemberOutput:
+        """Both heads and the feature of normalised pictures `[B, 3, S, S]`."""
+        feature = self.trunk(x)
+        return MemberOutput(self.boost(feature), self.bag(feature), feature)
+
+
+class Normalise(nn.Module):
+    """Pixels `[B, 3, S, S]` in 0..255 -> what a network was trained on."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        super().__init__()
+        scale = 1 / (255 * np.asarray(std, dtype=np.float64))
+        offset = -np.asarray(mean, dtype=np.float64) / np.asarray(std, dtype=np.float64)
+        self.scale: Tensor
+        self.offset: Tensor
+        self.register_buffer("scale", _column(scale), persistent=False)
+        self.register_buffer("offset", _column(offset), persistent=False)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Normalised pictures `[B, 3, S, S]`."""
+        return pixels * self.scale + self.offset
+
+
+def _column(values: NDArray[np.float64]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)

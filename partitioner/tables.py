@@ -1,0 +1,104 @@
+"""What the commands print for people: rich tables on stdout."""
+
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mdp.plan import Plan, SubModelSpec
+from partitioner.data import SPLITS, Dataset, SplitName
+from partitioner.evaluate import Report
+
+
+def words(spec: SubModelSpec) -> str:
+    """A shape in a few words: `24 px, patch 4, 96 x 6`."""
+    return f"{spec.image_size} px, patch {spec.patch_size}, {spec.embed_dim} x {spec.depth}"
+
+
+def print_plan(plan: Plan) -> None:
+    """One row per device, what one device could do alone, and who takes no part."""
+    console = Console()
+    table = Table(
+        "k", "device", "sub-model", "compute ms", "network ms", "total ms", "memory MB",
+        title=f"plan for {plan.teacher.name} ({words(plan.teacher.shape)}), "
+        f"target {plan.target_ms:g} ms",
+    )  # fmt: skip
+    for a in plan.assignments:
+        ms = a.predicted_ms
+        table.add_row(
+            str(a.k), a.device, words(a.submodel), f"{ms.compute:.2f}", f"{ms.network:.2f}",
+            f"{ms.total:.2f}", f"{a.memory_bytes / 1e6:.0f}",
+        )  # fmt: skip
+    if plan.single_device is not None:
+        one, ms = plan.single_device, plan.single_device.predicted_ms
+        what = "the teacher itself" if one.is_teacher else words(one.submodel)
+        table.add_section()
+        table.add_row(
+            "", f"{one.device} alone", what, f"{ms.compute:.2f}", f"{ms.network:.2f}",
+            f"{ms.total:.2f}", "",
+        )  # fmt: skip
+    console.print(table)
+    for device, reason in plan.left_out.items():
+        console.print(f"left out: {device}: {reason}", soft_wrap=True, highlight=False)
+    if plan.refused:
+        console.print(f"refused: {plan.reason}", soft_wrap=True, highlight=False)
+
+
+def print_report(report: Report, plan: Plan) -> None:
+    """Accuracy and latency of the teacher, each member and every arrival subset."""
+    console, evaluation = Console(), report.evaluation
+    alone = Table(
+        "model", "shape", "accuracy", "ms, one thread here",
+        title=f"{evaluation.pictures:,} test pictures of {evaluation.data}",
+    )  # fmt: skip
+    if evaluation.teacher is not None:
+        alone.add_row(
+            f"teacher {plan.teacher.name}", words(plan.teacher.shape),
+            f"{evaluation.teacher.accuracy:.2%}", f"{report.teacher_latency_ms or 0:.2f}",
+            end_section=True,
+        )  # fmt: skip
+    for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
+        alone.add_row(
+            f"{member.k} {member.device}", words(plan.assignments[member.k].submodel),
+            f"{member.accuracy:.2%}", f"{latency_ms:.2f}",
+        )  # fmt: skip
+    console.print(alone)
+    together = Table("arrived", "boosted", "stacked", "bagged", title="every arrival subset")
+    for subset in evaluation.subsets:
+        names = " + ".join(plan.assignments[k].device for k in subset.members)
+        values = (subset.boosted, subset.stacked, subset.bagged)
+        together.add_row(names, *(f"{value:.2%}" for value in values))
+    console.print(together)
+
+
+def data_as_json(data: Dataset) -> dict[str, Any]:
+    """What `mdp-partition data --json` prints: labels, and pictures per split and class."""
+    return {
+        "source": data.source,
+        "labels": data.labels,
+        "splits": {
+            name: {
+                "pictures": len(data.split(name)),
+                "digest": data.split(name).digest,
+                "classes": dict(zip(data.labels, _counts(data, name), strict=True)),
+            }
+            for name in SPLITS
+        },
+    }
+
+
+def print_data(data: Dataset) -> None:
+    """How many pictures of each class each split has."""
+    table = Table("class", *SPLITS, title=data.source)
+    columns = [_counts(data, name) for name in SPLITS]
+    for label, *counts in zip(data.labels, *columns, strict=True):
+        table.add_row(label, *(f"{count:,}" for count in counts))
+    table.add_section()
+    table.add_row("all", *(f"{len(data.split(name)):,}" for name in SPLITS))
+    Console().print(table)
+
+
+def _counts(data: Dataset, name: SplitName) -> list[int]:
+    counts = Counter(data.split(name).targets.tolist())
+    return [counts[index] for index in range(len(data.labels))]
