@@ -1,6 +1,6 @@
 """Collaborative vision inference on unequal edge devices: the client and what everyone shares."""
 
-from mdp.client import AsyncClient, Client, DeviceStatus
+from mdp.client import AsyncClient, Client
 from mdp.errors import (
     AgentError,
     ConfigError,
@@ -14,6 +14,7 @@ from mdp.errors import (
     WireError,
 )
 from mdp.prediction import MemberTiming, Prediction
+from mdp.status import DeviceStatus
 
 __version__ = "0.1.0"
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from mdp import console
 from mdp.bench import noise_picture, run_bench
 from mdp.bundle import Bundle
-from mdp.client import DEFAULT_DEADLINE_MS, Client, DeviceStatus
+from mdp.client import DEFAULT_DEADLINE_MS, Client
 from mdp.crop import Picture
 from mdp.demo import run_demo
 from mdp.doctor import examine
@@ -21,6 +21,7 @@ from mdp.exchange import checked_deadline_ms
 from mdp.fleet import new_fleet
 from mdp.fusion import Fusion
 from mdp.prediction import Prediction
+from mdp.status import DeviceStatus
 
 NOT_ANSWERED = InferenceError.exit_code
 

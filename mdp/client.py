@@ -1,7 +1,8 @@
 """Client and AsyncClient: two ways to wait for the same sessions.
 
 `Client` drives its sockets in the calling thread, so that a call costs no hand-over between
-threads; `AsyncClient` drives them in the running event loop. Neither starts a thread that stays.
+threads; `AsyncClient` drives them in the running event loop. Neither starts a thread that stays,
+but both decode pictures beside themselves, so that a slow decoder cannot hold up an answer.
 """
 
 import asyncio
@@ -12,43 +13,38 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+import numpy as np
+
 from mdp.bundle import Bundle
 from mdp.crop import Picture
 from mdp.errors import DeadlineExceeded, InferenceError, InputError
-from mdp.exchange import Answer, Clock, Exchange, View, checked_deadline_ms, cut_views
-from mdp.fleet import Fleet, FleetEntry, read_fleet
+from mdp.exchange import (
+    Answer,
+    Clock,
+    Exchange,
+    View,
+    checked_deadline_ms,
+    cut_views,
+    reserve_s,
+)
+from mdp.fleet import Fleet, read_fleet
 from mdp.fusion import Fusion
 from mdp.prediction import Prediction
+from mdp.session import NO_TIME
+from mdp.status import DeviceStatus, device_status
 from mdp.transport import Dealers
 
 DEFAULT_DEADLINE_MS = 1000.0
 #: How long `connect` waits for devices that do not answer.
 CONNECT_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceStatus:
-    """One device as it describes itself, or as far as it can be seen."""
-
-    device: str
-    address: str
-    #: The agent's state, or UNREACHABLE or SILENT as the client sees it.
-    state: str
-    bundle: str | None = None
-    provider: str | None = None
-    #: What is wrong, in words; empty if nothing is.
-    reason: str = ""
-    counts: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def usable(self) -> bool:
-        """Whether this device takes part in the next answer."""
-        return self.state == "READY" and not self.reason.startswith("wrong ")
+#: An array up to this many pixels is cut faster than a thread is started to do it.
+QUICK_PIXELS = 1_000_000
+#: How often a thread looks whether another one's turn has also brought its own answer.
+_LOOK_S = 0.005
 
 
 class _Connection:
@@ -78,44 +74,36 @@ class _Connection:
     def _views(self, picture: Picture) -> dict[int, View]:
         return cut_views(picture, self._exchange.assignments)
 
+    def _too_late(self, deadline_ms: float, why: str) -> DeadlineExceeded:
+        outcomes = {entry.device: NO_TIME for entry in self.fleet.devices}
+        return DeadlineExceeded(f"no answer within {deadline_ms:g} ms: {why}", outcomes)
+
     def _all_connected(self) -> bool:
         return len(self._transport.connected) == len(self.fleet.devices)
 
+    def _left_s(self, started_s: float, deadline_ms: float) -> float:
+        decide_s = started_s + deadline_ms / 1e3 - reserve_s(deadline_ms)
+        return max(0.0, decide_s - self._clock())
+
     def _ask_all(self) -> set[str]:
         """Ask every connected device for its status; returns those asked."""
+        self._exchange.handle(self._transport.poll(0))
         self._exchange.statuses.clear()
         return {entry.device for entry in self.fleet.devices if self._exchange.ask(entry.device)}
 
-    def _device_statuses(self, asked: set[str]) -> list[DeviceStatus]:
-        return [self._device_status(entry, asked) for entry in self.fleet.devices]
+    def _all_told(self, asked: set[str]) -> bool:
+        return asked & self._transport.connected <= self._exchange.statuses.keys()
 
-    def _device_status(self, entry: FleetEntry, asked: set[str]) -> DeviceStatus:
-        device, address, k = entry.device, entry.address, entry.k
-        status = self._exchange.statuses.get(device)
-        if status is None:
-            silent = device in asked
-            reason = "connected, but does not answer" if silent else "no connection"
-            state = "SILENT" if silent else "UNREACHABLE"
-            return DeviceStatus(device=device, address=address, state=state, reason=reason)
-        reason = status.reason
-        if status.digest != self.bundle.digest:
-            reason = (
-                f"wrong bundle: serves {status.bundle} {status.digest[:12]}, expected "
-                f"{self.bundle.manifest.name} {self.bundle.digest[:12]}"
+    def _device_statuses(self, asked: set[str]) -> list[DeviceStatus]:
+        return [
+            device_status(
+                entry,
+                self._exchange.statuses.get(entry.device),
+                self.bundle,
+                silent=entry.device in asked & self._transport.connected,
             )
-        elif status.k != k:
-            reason = f"wrong sub-model: serves {status.k} ({status.device}), expected {k}"
-        elif status.fallback:
-            reason = f"runs on {status.provider}, not on the planned provider"
-        return DeviceStatus(
-            device=device,
-            address=address,
-            state=status.state,
-            bundle=status.bundle,
-            provider=status.provider,
-            reason=reason,
-            counts=status.counts,
-        )
+            for entry in self.fleet.devices
+        ]
 
 
 class Client(_Connection):
@@ -153,9 +141,10 @@ class Client(_Connection):
         """
         started_s = self._clock()
         deadline_ms = checked_deadline_ms(deadline_ms)
+        answers: list[Answer] = []
+        views = self._views_in_time(picture, started_s, deadline_ms)
         with self._in_turn(started_s, deadline_ms):
-            answers: list[Answer] = []
-            self._submit(picture, started_s, deadline_ms, answers)
+            self._submit(views, started_s, deadline_ms, answers)
             while not answers:
                 self._step()
         return _given(answers[0])
@@ -196,21 +185,33 @@ class Client(_Connection):
                     break
                 started_s = self._clock()
                 waiting.append([])
-                with self._in_turn(started_s, deadline_ms):
-                    self._submit(picture, started_s, deadline_ms, waiting[-1])
+                try:
+                    views = self._views_in_time(picture, started_s, deadline_ms)
+                    with self._in_turn(started_s, deadline_ms):
+                        self._submit(views, started_s, deadline_ms, waiting[-1])
+                except InferenceError as error:
+                    waiting[-1].append(error)
             if not waiting:
                 break
-            with self._turn:
-                while not waiting[0]:
-                    self._step()
-            answer = waiting.popleft()[0]
+            answer = self._awaited(waiting.popleft())
             yield answer if errors == "yield" else _given(answer)
+
+    def _awaited(self, answers: list[Answer]) -> Answer:
+        """The answer of a call under way, which another thread's turn may bring as well."""
+        while not answers:
+            if self._turn.acquire(timeout=_LOOK_S):
+                try:
+                    while not answers:
+                        self._step()
+                finally:
+                    self._turn.release()
+        return answers[0]
 
     def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
         with self._turn:
             asked = self._ask_all()
-            self._wait(timeout_s, lambda: len(self._exchange.statuses) >= len(asked))
+            self._wait(timeout_s, lambda: self._all_told(asked))
             return self._device_statuses(asked)
 
     def close(self) -> None:
@@ -230,20 +231,43 @@ class Client(_Connection):
 
     @contextmanager
     def _in_turn(self, started_s: float, deadline_ms: float) -> Iterator[None]:
-        left_s = started_s + deadline_ms / 1e3 - self._clock()
-        if not self._turn.acquire(timeout=max(0.0, left_s)):
-            raise DeadlineExceeded(
-                f"no turn within {deadline_ms:g} ms: another thread's call is under way", {}
-            )
+        if not self._turn.acquire(timeout=self._left_s(started_s, deadline_ms)):
+            raise self._too_late(deadline_ms, "another thread's call is under way")
         try:
             yield
         finally:
             self._turn.release()
 
+    def _views_in_time(
+        self, picture: Picture, started_s: float, deadline_ms: float
+    ) -> dict[int, View]:
+        """Every member's view; a decoder that is not done in time is left to itself."""
+        if isinstance(picture, np.ndarray) and picture.size <= 3 * QUICK_PIXELS:
+            return self._views(picture)
+        done: list[dict[int, View] | BaseException] = []
+
+        def cut() -> None:
+            try:
+                done.append(self._views(picture))
+            except BaseException as error:  # raised again in the caller's thread
+                done.append(error)
+
+        cutter = threading.Thread(target=cut, name="cut", daemon=True)
+        cutter.start()
+        cutter.join(self._left_s(started_s, deadline_ms))
+        if not done:
+            raise self._too_late(deadline_ms, "the picture was not decoded by then")
+        if isinstance(done[0], BaseException):
+            raise done[0]
+        return done[0]
+
     def _submit(
-        self, picture: Picture, started_s: float, deadline_ms: float, answers: list[Answer]
+        self,
+        views: dict[int, View],
+        started_s: float,
+        deadline_ms: float,
+        answers: list[Answer],
     ) -> None:
-        views = self._views(picture)
         # Connections that went or came since the last call are settled before anyone is asked.
         self._exchange.handle(self._transport.poll(0))
         self._exchange.submit(
@@ -259,7 +283,9 @@ class Client(_Connection):
     def _wait(self, timeout_s: float, reached: Callable[[], bool]) -> None:
         until_s = self._clock() + timeout_s
         while not reached() and (left_s := until_s - self._clock()) > 0:
-            self._exchange.handle(self._transport.poll(left_s))
+            wake_s = self._exchange.next_wake_s() - self._clock()
+            self._exchange.handle(self._transport.poll(max(0.0, min(left_s, wake_s))))
+            self._exchange.tick()
 
 
 class AsyncClient(_Connection):
@@ -299,7 +325,11 @@ class AsyncClient(_Connection):
         """The fleet's answer; see `Client.classify`. Decoding happens in a thread."""
         started_s = self._clock()
         deadline_ms = checked_deadline_ms(deadline_ms)
-        views = await asyncio.to_thread(self._views, picture)
+        cutting = asyncio.to_thread(self._views, picture)
+        try:
+            views = await asyncio.wait_for(cutting, self._left_s(started_s, deadline_ms))
+        except TimeoutError:
+            raise self._too_late(deadline_ms, "the picture was not decoded by then") from None
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Answer] = loop.create_future()
 
@@ -314,6 +344,8 @@ class AsyncClient(_Connection):
             left_s = self._exchange.next_wake_s() - self._clock()
             if math.isfinite(left_s):
                 await asyncio.wait([answer], timeout=max(0.0, left_s))
+            # What is in hand counts, also if the loop was too busy to take it in.
+            self._drain()
             self._exchange.tick()
         return _given(answer.result())
 
@@ -338,12 +370,13 @@ class AsyncClient(_Connection):
         finally:
             for task in waiting:
                 task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
         asked = self._ask_all()
         self._drain()
-        await self._wait(timeout_s, lambda: len(self._exchange.statuses) >= len(asked))
+        await self._wait(timeout_s, lambda: self._all_told(asked))
         return self._device_statuses(asked)
 
     def _drain(self) -> None:

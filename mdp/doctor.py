@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from mdp.bundle import FUSION, Bundle
-from mdp.client import Client, DeviceStatus
+from mdp.client import Client
 from mdp.errors import ConfigError
+from mdp.status import DeviceStatus
 
 TCP_TIMEOUT_S = 1.0
 ROUND_TRIPS = 5

@@ -20,7 +20,7 @@ from typing import Any, Self
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from mdp.errors import AgentError, ConfigError
+from mdp.errors import AgentError, ConfigError, InputError
 from mdp.wire import MAX_BUFFER_BYTES, Buffer
 
 #: Messages that may wait in one direction of one connection.
@@ -129,6 +129,8 @@ class Dealers:
 
     def poll(self, timeout_s: float | None) -> list[TransportEvent]:
         """What has happened, waiting at most `timeout_s` (None: until something does)."""
+        if self._context.closed:
+            raise InputError("this client is closed")
         unsure, self._unsure = self._unsure, set()
         events = self._collect(unsure)
         if not events:

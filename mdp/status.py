@@ -1,0 +1,66 @@
+"""One device of a fleet as it describes itself, or as far as a client can see it. Pure."""
+
+from dataclasses import dataclass, field
+
+from mdp.bundle import Bundle
+from mdp.fleet import FleetEntry
+from mdp.wire import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceStatus:
+    """One device as it describes itself, or as far as it can be seen."""
+
+    device: str
+    address: str
+    #: The agent's state, or UNREACHABLE or SILENT as the client sees it.
+    state: str
+    bundle: str | None = None
+    provider: str | None = None
+    #: What is wrong, in words; empty if nothing is.
+    reason: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> bool:
+        """Whether this device takes part in the next answer."""
+        return self.state == "READY" and not self.reason.startswith("wrong ")
+
+
+def device_status(
+    entry: FleetEntry, status: Status | None, bundle: Bundle, *, silent: bool
+) -> DeviceStatus:
+    """What `status`, if there is one, says of `entry` to a client that holds `bundle`.
+
+    `silent` tells a device that is connected, but has not answered.
+    """
+    if status is None:
+        return DeviceStatus(
+            device=entry.device,
+            address=entry.address,
+            state="SILENT" if silent else "UNREACHABLE",
+            reason="connected, but does not answer" if silent else "no connection",
+        )
+    return DeviceStatus(
+        device=entry.device,
+        address=entry.address,
+        state=status.state,
+        bundle=status.bundle,
+        provider=status.provider,
+        reason=_reason(entry, status, bundle),
+        counts=status.counts,
+    )
+
+
+def _reason(entry: FleetEntry, status: Status, bundle: Bundle) -> str:
+    if status.digest != bundle.digest:
+        return (
+            f"wrong bundle: serves {status.bundle} {status.digest[:12]}, expected "
+            f"{bundle.manifest.name} {bundle.digest[:12]}"
+        )
+    if status.k != entry.k:
+        return f"wrong sub-model: serves {status.k} ({status.device}), expected {entry.k}"
+    if status.fallback:
+        fallback = f"runs on {status.provider}, not on the planned provider"
+        return f"{status.reason}; {fallback}" if status.reason else fallback
+    return status.reason
