@@ -63,7 +63,7 @@ def classify(
                 exit_code = exit_code or error.exit_code
                 continue
             if json:
-                console.print_json(prediction.to_json(str(path)))
+                console.print_json(prediction.to_json(shown(path)))
             else:
                 print(describe(path, prediction))
     raise typer.Exit(exit_code)
@@ -73,16 +73,24 @@ def picture_files(paths: Sequence[Path]) -> list[Path]:
     """`paths` with every folder replaced by the files in it; raises InputError."""
     files: list[Path] = []
     for path in paths:
-        if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.is_file())
-            if not inside:
-                raise InputError(f"{path}: expected a folder with pictures, it holds no file")
-            files += inside
-        elif path.exists():
-            files.append(path)
-        else:
-            raise InputError(f"{path}: no such file")
+        try:
+            if path.is_dir():
+                inside = sorted(file for file in path.rglob("*") if file.is_file())
+                if not inside:
+                    raise InputError(f"{path}: expected a folder with pictures, it holds no file")
+                files += inside
+            elif path.exists():
+                files.append(path)
+            else:
+                raise InputError(f"{path}: no such file")
+        except OSError as error:
+            raise InputError(f"{path}: {error.strerror or error}") from error
     return files
+
+
+def shown(path: Path) -> str:
+    """A path as text that can be printed: bytes of its name that are no UTF-8 become `?`."""
+    return str(path).encode(errors="replace").decode()
 
 
 def describe(path: Path, prediction: Prediction) -> str:
@@ -90,7 +98,7 @@ def describe(path: Path, prediction: Prediction) -> str:
     expected = prediction.expected_accuracy
     worth = "accuracy never measured" if expected is None else f"{expected:.1%} accurate in tests"
     lines = [
-        f"{path}: {prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
+        f"{shown(path)}: {prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
         f"{' + '.join(prediction.used)}, {worth}, {prediction.latency_ms:.1f} ms"
     ]
     lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
@@ -110,7 +118,8 @@ def status(fleet: FleetFile, json: Json = False) -> None:
     if json:
         console.print_json({"devices": statuses})
     else:
-        Console().print(status_table(statuses))
+        # No markup: an address or an agent's own words may hold square brackets.
+        Console(markup=False).print(status_table(statuses))
     raise typer.Exit(0 if any(status.usable for status in statuses) else NOT_ANSWERED)
 
 

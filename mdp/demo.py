@@ -59,7 +59,10 @@ def run_demo(work: Path, *, bundle: Path | None, pictures: Path | None, json: Pa
     """Run every step, print as it goes; returns whether all that was promised was seen."""
     started_s = time.monotonic()
     out, seen = Console(), _Seen()
-    work.mkdir(parents=True, exist_ok=True)
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{work}: cannot be made: {error.strerror or error}") from error
     if bundle is None:
         bundle, pictures = work / "bundle", work / "pictures"
         _show_and_run(out, ["mdp-partition", "build", *shlex.split(BUILD), "--out", str(bundle)])
@@ -324,6 +327,7 @@ def _print_answer(out: Console, prediction: Prediction) -> None:
         + (f", expected accuracy {expected:.2%}" if expected is not None else "")
         + (f", missing {missing}" if missing else ", complete"),
         highlight=False,
+        markup=False,
     )
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
-from mdp.errors import ConfigError
+from mdp.errors import ConfigError, InputError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -35,6 +35,8 @@ def read_toml(path: str | os.PathLike[str], kind: type[T]) -> T:
         return msgspec.toml.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: lists or tables nested too deeply") from error
 
 
 def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
@@ -81,18 +83,27 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to `path` whole or not at all."""
-    with replacing(path) as temporary:
-        temporary.write_bytes(data)
+    """Write `data` to `path` whole or not at all; raises InputError if that cannot be done."""
+    try:
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"{path}: cannot be written: {reason}") from error
 
 
 @contextmanager
 def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield an empty folder beside `path`; on success it takes the place of what stood there.
 
-    The old folder is moved aside before the new one gets its name, and removed only after.
+    The old folder is moved aside before the new one gets its name, and removed only after. A link
+    to a folder stays a link: what it leads to is replaced. Raises InputError for a file.
     """
     path = Path(path)
+    if path.is_symlink():
+        path = path.resolve()
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path}: expected a folder or nothing, found a file")
     path.parent.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(4)
     temporary = path.with_name(f".{path.name}.{token}.partial")

@@ -27,6 +27,11 @@ class FleetEntry(Record, frozen=True):
     address: Address
     k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
 
+    def __post_init__(self) -> None:
+        port = self.address.rpartition(":")[2]
+        if not 0 < int(port) < 65536:
+            raise ValueError(f"`address` needs a port from 1 to 65535, got {port}")
+
 
 class Fleet(Record, frozen=True):
     """The content of `fleet.toml`; `bundle` is a path relative to the file's own folder."""
