@@ -83,8 +83,11 @@ class OrtRuntime:
     def warm_up(self) -> None:
         """Run until steady; raises AgentError if the logits are not finite."""
         blank = np.zeros((1, self._image_size, self._image_size, 3), dtype=np.uint8)
-        for _ in range(WARM_UP_RUNS):
-            contribution = self.run(blank)
+        try:
+            for _ in range(WARM_UP_RUNS):
+                contribution = self.run(blank)
+        except Exception as error:  # onnxruntime raises types of its own, without a common base
+            raise AgentError(f"the model cannot be run: {error}") from error
         if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
             raise AgentError("the model gives logits that are not finite on a black picture")
 
