@@ -1,0 +1,191 @@
+"""The manifest, and the files that it answers for."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
+from mdp.errors import ConfigError
+from mdp.files import write_json
+from tests.support.bundles import LABELS, subset_accuracy, write_bundle
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "bundle")
+
+
+def change_manifest(folder: Path, change: Change) -> None:
+    path = folder / MANIFEST
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_a_bundle_opens_and_its_files_are_as_listed(folder: Path) -> None:
+    bundle = Bundle.open(folder)
+    assert bundle.manifest.labels == LABELS
+    for name in bundle.manifest.files:
+        assert bundle.verified(name) == folder / name
+    assert bundle.fusion_weights().num_classes == len(LABELS)
+
+
+def test_an_assignment_or_the_names_there_are(folder: Path) -> None:
+    bundle = Bundle.open(folder)
+    assert bundle.assignment("gamma").k == 2
+    with pytest.raises(
+        ConfigError,
+        match=r"no assignment for device 'delta' \(there are: alpha, beta, gamma\)",
+    ):
+        bundle.assignment("delta")
+
+
+def test_what_is_no_bundle_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere: expected a bundle folder with a manifest\.js"):
+        Bundle.open(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"manifest\.json: cannot be read: No such file"):
+        Bundle.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../secret", "/etc/passwd", "a/../../b", "..", "", ".", "C:/x", "a\\..\\b"],
+)
+def test_a_listed_path_may_not_leave_the_folder(folder: Path, path: str) -> None:
+    change_manifest(folder, lambda m: m["files"].update({path: m["files"][FUSION]}))
+    with pytest.raises(ConfigError, match=r"`files` holds '.*': expected a relative path inside"):
+        Bundle.open(folder)
+
+
+@pytest.mark.parametrize("level", ["file", "folder"])
+def test_a_link_may_not_lead_out_of_the_folder(folder: Path, tmp_path: Path, level: str) -> None:
+    inside = folder / "submodels" / "0" / "model.onnx"
+    outside = tmp_path / "outside"
+    if level == "folder":
+        inside = inside.parent
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    with pytest.raises(ConfigError, match=r"model\.onnx: leads out of the bundle"):
+        Bundle.open(folder).verified(model_path(0))
+
+
+def test_the_folder_itself_may_be_a_link(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert Bundle.open(link).verified(model_path(0)) == link / model_path(0)
+
+
+def test_a_file_of_another_content_is_refused(folder: Path) -> None:
+    path = folder / model_path(1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"1/model\.onnx: expected sha256 [0-9a-f]{64}, found"):
+        Bundle.open(folder).verified(model_path(1))
+
+
+def test_a_file_of_another_size_is_refused(folder: Path) -> None:
+    path = folder / model_path(1)
+    size_bytes = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b"x")
+    expected = rf"1/model\.onnx: expected {size_bytes} bytes, found {size_bytes + 1}"
+    with pytest.raises(ConfigError, match=expected):
+        Bundle.open(folder).verified(model_path(1))
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / model_path(2)).unlink()
+    with pytest.raises(ConfigError, match=r"2/model\.onnx: missing, but listed in manifest\.json"):
+        Bundle.open(folder).verified(model_path(2))
+
+
+def _first(manifest: dict[str, Any]) -> dict[str, Any]:
+    subset: dict[str, Any] = manifest["evaluation"]["subsets"][0]
+    return subset
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda m: m.update(surprise=1), "unknown field `surprise`"),
+        (lambda m: m["evaluation"].update(surprise=1), r"`surprise` - at `\$\.evaluation`"),
+        (lambda m: m.pop("labels"), "missing required field `labels`"),
+        (lambda m: m.update(labels=["one"]), r"length >= 2 - at `\$\.labels`"),
+        (lambda m: m.update(labels=["one", "two", "one"]), "`labels` name a class twice"),
+        (lambda m: m.update(labels="red"), r"Expected `array`, got `str` - at `\$\.labels`"),
+        (lambda m: m.update(name="no name"), r"matching regex .* - at `\$\.name`"),
+        (lambda m: m.update(format_version=2), r"Invalid enum value 2 - at `\$\.format_version`"),
+        (lambda m: m["files"].pop(model_path(1)), "`files` lacks submodels/1/model.onnx"),
+        (lambda m: m["files"].pop(FUSION), "`files` lacks fusion.json"),
+        (lambda m: m["files"][FUSION].update(sha256="ab"), r"regex .* - at `\$\.files\[\.\.\.\]"),
+        (lambda m: m["files"][FUSION].update(size_bytes=-1), r"`int` >= 0"),
+        (lambda m: m["evaluation"]["subsets"].pop(), "have to list every arrival subset once"),
+        (
+            lambda m: m["evaluation"]["subsets"].append(_first(m)),
+            "have to list every arrival subset once",
+        ),
+        (lambda m: _first(m).update(members=[7]), "have to list every arrival subset once"),
+        (lambda m: _first(m).update(stacked=1.5), r"`float` <= 1"),
+        (lambda m: m["plan"]["assignments"][0].update(k=1), "listed by `k`, from 0 without gaps"),
+    ],
+)
+def test_what_a_manifest_may_not_say(folder: Path, change: Change, expected: str) -> None:
+    change_manifest(folder, change)
+    with pytest.raises(ConfigError, match=rf"manifest\.json: .*{expected}"):
+        Bundle.open(folder)
+
+
+def test_a_corrupt_manifest_is_named(folder: Path) -> None:
+    path = folder / MANIFEST
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"manifest\.json: Input data was truncated"):
+        Bundle.open(folder)
+
+
+def test_fusion_weights_for_other_labels_are_refused(folder: Path) -> None:
+    path = folder / FUSION
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "num_classes": 10}))
+    entry = msgspec.to_builtins(file_entry(path))
+    change_manifest(folder, lambda m: m["files"].update({FUSION: entry}))
+    expected = r"fusion\.json: key `num_classes`: expected 3, the number of labels, got 10"
+    with pytest.raises(ConfigError, match=expected):
+        Bundle.open(folder).fusion_weights()
+
+
+def test_the_digest_tells_models_labels_and_plans_apart(folder: Path, tmp_path: Path) -> None:
+    digest = Bundle.open(folder).digest
+    assert len(digest) == 64
+    assert Bundle.open(write_bundle(tmp_path / "same")).digest == digest
+    assert Bundle.open(write_bundle(tmp_path / "model", bag_scale=5.0)).digest != digest
+    assert Bundle.open(write_bundle(tmp_path / "plan", devices=("a", "b", "c"))).digest != digest
+    change_manifest(folder, lambda m: m.update(labels=["blue", "green", "rouge"]))
+    assert Bundle.open(folder).digest != digest
+
+
+def test_the_digest_does_not_depend_on_what_was_measured(folder: Path, tmp_path: Path) -> None:
+    digest = Bundle.open(folder).digest
+    never = Bundle.open(write_bundle(tmp_path / "never", evaluated=False))
+    assert never.digest == digest
+    assert never.manifest.evaluation is None
+    write_json(folder / FUSION, {"num_classes": 3, "subsets": []})
+    entry = msgspec.to_builtins(file_entry(folder / FUSION))
+    change_manifest(folder, lambda m: m["files"].update({FUSION: entry}))
+    assert Bundle.open(folder).digest == digest
+
+
+def test_expected_accuracy_of_every_subset_and_rule(folder: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(folder)
+    both = subset_accuracy((0, 2))
+    assert bundle.expected_accuracy((0, 2), "stacked") == both.stacked
+    assert bundle.expected_accuracy((0, 2), "bagged") == both.bagged
+    assert bundle.expected_accuracy((0, 2), "boosted") == both.boosted
+    assert len({both.stacked, both.bagged, both.boosted}) == 3
+    never = Bundle.open(write_bundle(tmp_path / "never", evaluated=False))
+    assert never.expected_accuracy((0, 2), "stacked") is None

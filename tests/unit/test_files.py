@@ -1,0 +1,213 @@
+"""Strict reading; writing whole or not at all."""
+
+import errno
+import os
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+from msgspec import Meta
+
+from mdp import files
+from mdp.errors import ConfigError, InputError
+from mdp.files import (
+    Record,
+    read_json,
+    read_toml,
+    replacing,
+    replacing_folder,
+    write_bytes,
+    write_json,
+    write_toml,
+)
+
+
+class Inner(Record, frozen=True):
+    size: Annotated[int, Meta(gt=0)]
+
+
+class Sample(Record, frozen=True):
+    name: str
+    inner: Inner
+    note: str | None = None
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def interrupted_while_writing(path: Path) -> None:
+    path.write_text("half of the n")
+    raise KeyboardInterrupt
+
+
+SAMPLE = Sample(name="x", inner=Inner(size=3))
+BAD_TOML = [
+    (b'name = "x"\nsurprise = 1\n[inner]\nsize = 1', "unknown field `surprise`"),
+    (b'name = "x"\n[inner]\nsize = 1\nsize_mb = 2', r"unknown field `size_mb` - at `\$\.inner`"),
+    (b"name = 3\n[inner]\nsize = 1", r"Expected `str`, got `int` - at `\$\.name`"),
+    (b'name = "x"\n[inner]\nsize = "1"', r"Expected `int`, got `str` - at `\$\.inner\.size`"),
+    (b'name = "x"\n[inner]\nsize = 0', r"Expected `int` >= 1 - at `\$\.inner\.size`"),
+    (b'name = "x"', "missing required field `inner`"),
+    (b'name = "x', "Illegal character|Unterminated|Expected"),
+    (b'name = "\xff"', "can't decode byte 0xff"),
+    (b"name = " + b"[" * 5000, "nested too deeply"),
+    (b"", "missing required field `name`"),
+]
+BAD_JSON = [
+    (b'{"name": "x", "inner": {"size": 1}, "surprise": 1}', "unknown field `surprise`"),
+    (b'{"name": "x", "inner": {"size": 1.5}}', r"Expected `int`, got `float` - at `\$\.inner\.s"),
+    (b'{"name": "x", "inner": []}', r"Expected `object`, got `array` - at `\$\.inner`"),
+    (b'{"name": "\xff", "inner": {"size": 1}}', "invalid|utf-8|UTF-8"),
+    (b'{"name": "x"', "truncated"),
+    (b"", "truncated"),
+    (b"[" * 100_000, "Expected `object`, got `array`"),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), BAD_TOML)
+def test_bad_toml_names_file_and_key(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"bad.toml: .*({expected})"):
+        read_toml(path, Sample)
+
+
+@pytest.mark.parametrize(("content", "expected"), BAD_JSON)
+def test_bad_json_names_file_and_key(tmp_path: Path, content: bytes, expected: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"bad.json: .*({expected})"):
+        read_json(path, Sample)
+
+
+@pytest.mark.parametrize("read", [read_toml, read_json])
+def test_what_cannot_be_read_is_named(tmp_path: Path, read: object) -> None:
+    assert callable(read)
+    with pytest.raises(ConfigError, match="nowhere: cannot be read: No such file or directory"):
+        read(tmp_path / "nowhere", Sample)
+    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+        read(tmp_path, Sample)
+
+
+def test_toml_round_trip_leaves_out_what_has_no_value(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "sample.toml"
+    write_toml(path, SAMPLE)
+    assert "note" not in path.read_text()
+    assert read_toml(path, Sample) == SAMPLE
+
+
+def test_json_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "sample.json"
+    write_json(path, SAMPLE)
+    assert path.read_text().endswith("}\n")
+    assert read_json(path, Sample) == SAMPLE
+
+
+def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+        interrupted_while_writing(temporary)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_success_replaces_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "file"
+    path.write_text("old")
+    monkeypatch.setattr(files, "_sync", full)
+    with pytest.raises(InputError, match="file: cannot be written: No space left on device"):
+        write_bytes(path, b"new")
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["file"]
+
+
+def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(InputError, match=r"cannot be written: (Not a directory|File exists)"):
+        write_bytes(tmp_path / "file" / "below", b"")
+    with pytest.raises(InputError, match="folder: cannot be written: Is a directory"):
+        write_bytes(tmp_path / "folder", b"")
+    assert names(tmp_path) == ["file", "folder"]
+
+
+def test_a_failure_in_the_middle_leaves_the_old_folder(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").write_text("old")
+    with pytest.raises(KeyboardInterrupt), replacing_folder(path) as temporary:
+        interrupted_while_writing(temporary / "new")
+    assert names(path) == ["old"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_new_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").write_text("old")
+    with replacing_folder(path) as temporary:
+        (temporary / "deep").mkdir()
+        (temporary / "deep" / "new").write_text("new")
+        assert names(path) == ["old"]
+    assert (path / "deep" / "new").read_text() == "new"
+    assert names(path) == ["deep"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_folder_that_cannot_take_its_place_brings_the_old_one_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").write_text("old")
+    replace = Path.replace
+
+    def refusing(self: Path, target: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", refusing)
+    with pytest.raises(OSError, match="Input/output error"), replacing_folder(path) as temporary:
+        (temporary / "new").write_text("new")
+    assert names(path) == ["old"]
+    assert names(tmp_path) == ["folder"]
+
+
+def test_a_folder_does_not_take_the_place_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with (
+        pytest.raises(InputError, match="file: expected a folder or nothing, found a file"),
+        replacing_folder(path),
+    ):
+        pass
+    assert path.read_text() == "mine"
+    assert names(tmp_path) == ["file"]
+
+
+def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
+    real, link = tmp_path / "real", tmp_path / "link"
+    real.mkdir()
+    (real / "old").write_text("old")
+    link.symlink_to(real)
+    with replacing_folder(link) as temporary:
+        (temporary / "new").write_text("new")
+    assert link.is_symlink()
+    assert names(real) == ["new"]
+    assert names(tmp_path) == ["link", "real"]

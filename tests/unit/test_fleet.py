@@ -1,0 +1,154 @@
+"""fleet.toml: read strictly, checked against its bundle, written by `mdp fleet new`."""
+
+from pathlib import Path
+
+import pytest
+
+from mdp.bundle import Bundle
+from mdp.errors import ConfigError, InputError
+from mdp.fleet import new_fleet, read_fleet
+from tests.support.bundles import write_bundle
+
+ALPHA = '{ device = "alpha", address = "tcp://10.0.0.7:7500", k = 0 }'
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path / "bundle"))
+
+
+def write(folder: Path, *entries: str, bundle: str = "bundle", more: str = "") -> Path:
+    path = folder / "fleet.toml"
+    path.write_text(f'bundle = "{bundle}"\n{more}devices = [{", ".join(entries)}]\n')
+    return path
+
+
+def entry(device: str = "beta", address: str = "tcp://10.0.0.8:7500", k: object = 1) -> str:
+    return f'{{ device = "{device}", address = "{address}", k = {k} }}'
+
+
+def test_a_fleet_and_its_bundle(tmp_path: Path, bundle: Bundle) -> None:
+    replica = entry("alpha/attic", "tcp://10.0.0.9:7500", 0)
+    fleet, read = read_fleet(write(tmp_path, entry(), ALPHA, replica))
+    assert read.digest == bundle.digest
+    assert fleet.members() == {0: ["alpha", "alpha/attic"], 1: ["beta"]}
+    assert list(fleet.members()) == [0, 1]
+
+
+@pytest.mark.usefixtures("bundle")
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        (entry("alpha", k=1), "`devices` list the device alpha twice"),
+        (
+            entry(address="tcp://10.0.0.7:7500"),
+            "`devices` list the address tcp://10.0.0.7:7500 twice",
+        ),
+        (entry(k=5), r"device 'beta': key `k`: expected one of 0, 1, 2, got 5"),
+        (entry(k=8), r"Expected `int` <= 7 - at `\$\.devices\[1\]\.k`"),
+        (entry(k=-1), r"Expected `int` >= 0"),
+        (entry(k='"1"'), r"Expected `int`, got `str` - at `\$\.devices\[1\]\.k`"),
+        (entry(address="10.0.0.8:7500"), r"matching regex .* - at `\$\.devices\[1\]\.address`"),
+        (entry(address="http://10.0.0.8:7500"), r"matching regex"),
+        (entry(address="tcp://10.0.0.8"), r"matching regex"),
+        (entry(address="tcp://:7500"), r"matching regex"),
+        (entry(address="tcp://*:7500"), r"matching regex"),
+        (entry(address="tcp://a:7500;tcp://b:1"), r"matching regex"),
+        (entry(address="tcp://10.0.0.8:0"), "needs a port from 1 to 65535, got 0"),
+        (entry(address="tcp://10.0.0.8:65536"), "needs a port from 1 to 65535, got 65536"),
+        (entry("Beta"), r"matching regex .* - at `\$\.devices\[1\]\.device`"),
+        (entry("beta/"), "matching regex"),
+        (entry("beta/attic/left"), "matching regex"),
+        ('{ device = "beta", k = 1 }', "missing required field `address`"),
+        ('{ device = "b", address = "tcp://h:1", k = 1, x = 1 }', "unknown field `x`"),
+    ],
+)
+def test_what_an_entry_may_not_say(tmp_path: Path, second: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=rf"fleet\.toml: .*{expected}"):
+        read_fleet(write(tmp_path, ALPHA, second))
+
+
+@pytest.mark.usefixtures("bundle")
+@pytest.mark.parametrize(
+    ("entries", "more", "expected"),
+    [
+        ((), "", r"length >= 1 - at `\$\.devices`"),
+        ((ALPHA,), "surprise = 1\n", "unknown field `surprise`"),
+        ((ALPHA,), "format_version = 2\n", "Invalid enum value 2"),
+    ],
+)
+def test_what_a_fleet_may_not_say(
+    tmp_path: Path, entries: tuple[str, ...], more: str, expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"fleet\.toml: .*{expected}"):
+        read_fleet(write(tmp_path, *entries, more=more))
+
+
+def test_a_fleet_without_its_bundle(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="elsewhere: expected a bundle folder"):
+        read_fleet(write(tmp_path, ALPHA, bundle="elsewhere"))
+    with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
+        read_fleet(tmp_path / "none.toml")
+
+
+@pytest.mark.usefixtures("bundle")
+@pytest.mark.parametrize(
+    "address", ["tcp://localhost:1", "tcp://[fe80::1]:65535", "tcp://n-1.lan:7"]
+)
+def test_addresses_that_are_fine(tmp_path: Path, address: str) -> None:
+    fleet, _ = read_fleet(write(tmp_path, entry(address=address)))
+    assert fleet.devices[0].address == address
+
+
+def test_new_fleet_writes_what_read_fleet_reads(tmp_path: Path, bundle: Bundle) -> None:
+    out = tmp_path / "fleets" / "home.toml"
+    devices = [
+        "beta=tcp://10.0.0.8:7500",
+        "alpha/attic=tcp://10.0.0.9:7500",
+        "alpha=tcp://10.0.0.7:7500",
+    ]
+    written = new_fleet(bundle, devices, out)
+    fleet, read = read_fleet(out)
+    assert fleet == written
+    assert fleet.bundle == "../bundle"
+    assert read.digest == bundle.digest
+    # Replicas are asked in the order in which they were given.
+    assert fleet.members() == {0: ["alpha/attic", "alpha"], 1: ["beta"]}
+
+
+def test_fleet_and_bundle_can_move_together(tmp_path: Path, bundle: Bundle) -> None:
+    new_fleet(bundle, ["alpha=tcp://10.0.0.7:7500"], tmp_path / "fleet.toml")
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    (tmp_path / "bundle").rename(moved / "bundle")
+    (tmp_path / "fleet.toml").rename(moved / "fleet.toml")
+    _, read = read_fleet(moved / "fleet.toml")
+    assert read.path == moved / "bundle"
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("alpha", "--device alpha: expected NAME=tcp://HOST:PORT"),
+        ("alpha=", "--device alpha=: expected NAME=tcp://HOST:PORT"),
+        ("delta=tcp://h:1", "--device delta=tcp://h:1: expected one of alpha, beta, gamma, got "),
+        ("=tcp://h:1", "expected one of alpha, beta, gamma, got ''"),
+        ("alpha=h:1", r"--device: Expected `str` matching regex .* `\$\.devices\[0\]\.address`"),
+        ("alpha=tcp://h:99999", "--device: `address` needs a port from 1 to 65535, got 99999"),
+        ("alpha/A B=tcp://h:1", r"--device: Expected `str` matching regex"),
+    ],
+)
+def test_new_fleet_refuses(tmp_path: Path, bundle: Bundle, device: str, expected: str) -> None:
+    out = tmp_path / "fleet.toml"
+    with pytest.raises(InputError, match=expected):
+        new_fleet(bundle, [device], out)
+    assert not out.exists()
+
+
+def test_new_fleet_refuses_a_device_or_an_address_twice(tmp_path: Path, bundle: Bundle) -> None:
+    out = tmp_path / "fleet.toml"
+    with pytest.raises(InputError, match="list the device alpha twice"):
+        new_fleet(bundle, ["alpha=tcp://h:1", "alpha=tcp://h:2"], out)
+    with pytest.raises(InputError, match="list the address tcp://h:1 twice"):
+        new_fleet(bundle, ["alpha=tcp://h:1", "beta=tcp://h:1"], out)
+    assert not out.exists()

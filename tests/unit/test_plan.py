@@ -1,0 +1,102 @@
+"""What a plan may say, and what it may not."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mdp.errors import ConfigError
+from mdp.files import write_toml
+from mdp.plan import MAX_MEMBERS, Plan, read_plan
+from tests.support.bundles import colour_plan
+
+
+def changed(plan: Plan, **changes: Any) -> dict[str, Any]:
+    """The plan as builtins, with `a__b=value` put at a -> b; 0, 1, ... index lists."""
+    content: dict[str, Any] = msgspec.to_builtins(plan)
+    for key, value in changes.items():
+        *way, last = key.split("__")
+        place: Any = content
+        for step in way:
+            place = place[int(step)] if step.isdigit() else place[step]
+        place[last] = value
+    return content
+
+
+def test_round_trip_keeps_everything(tmp_path: Path) -> None:
+    path, plan = tmp_path / "plan.toml", colour_plan()
+    write_toml(path, plan)
+    assert read_plan(path) == plan
+
+
+def test_assignment_of_a_device() -> None:
+    plan = colour_plan()
+    beta = plan.assignment_of("beta")
+    assert beta is not None
+    assert beta.k == 1
+    assert plan.assignment_of("nobody") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"assignments__1__k": 0}, "listed by `k`, from 0 without gaps"),
+        ({"assignments__2__k": 3}, "listed by `k`, from 0 without gaps"),
+        ({"assignments__2__k": MAX_MEMBERS}, r"`int` <= 7 - at `\$\.assignments\[2\]\.k`"),
+        ({"assignments__1__device": "alpha"}, "name a device twice: alpha, alpha, gamma"),
+        (
+            {"assignments__1__device": "No Name"},
+            r"matching regex .* `\$\.assignments\[1\]\.device`",
+        ),
+        ({"assignments": []}, r"`array` of length >= 1 - at `\$\.assignments`"),
+        (
+            {"assignments__0__submodel__image_size": 18},
+            r"`image_size` 18 has to be a multiple of `patch_size` 4 - at `\$\.assignments\[0\]\.s",
+        ),
+        (
+            {"assignments__0__submodel__num_heads": 3},
+            "`embed_dim` 8 has to be a multiple of `num_heads` 3",
+        ),
+        ({"assignments__0__submodel__image_size": 2048}, r"`int` <= 1024"),
+        ({"assignments__0__submodel__mlp_ratio": 0.0}, r"`float` > 0"),
+        ({"assignments__0__submodel__mlp_ratio": float("nan")}, r"`float`"),
+        ({"assignments__0__submodel__precision": "int4"}, "Invalid enum value 'int4'"),
+        (
+            {"assignments__0__region": {"left": 0.5, "right": 0.5}},
+            "a region needs `left` < `right` and `top` < `bottom`",
+        ),
+        ({"assignments__0__region": {"top": 0.9, "bottom": 0.1}}, "a region needs"),
+        ({"assignments__0__region": {"right": 1.5}}, r"`float` <= 1"),
+        ({"assignments__0__encoding": "webp"}, "Invalid enum value 'webp'"),
+        ({"assignments__0__threads": 0}, r"`int` >= 1 - at `\$\.assignments\[0\]\.threads`"),
+        ({"assignments__0__memory_bytes": "1 GB"}, "Expected `int`, got `str`"),
+        ({"assignments__0__predicted_ms__total": -1.0}, r"`float` >= 0"),
+        ({"assignments__0__surprise": 1}, r"unknown field `surprise` - at `\$\.assignments\[0\]`"),
+        ({"target_ms": 0.0}, r"`float` > 0.* at `\$\.target_ms`"),
+        ({"target_ms": float("nan")}, r"at `\$\.target_ms`"),
+        ({"target_ms": "50"}, "Expected `float`, got `str`"),
+        ({"teacher__name": ""}, r"length >= 1 - at `\$\.teacher\.name`"),
+        ({"teacher__args": {"img_size": [1]}}, r"at `\$\.teacher\.args\[\.\.\.\]`"),
+        ({"format_version": 2}, "Invalid enum value 2"),
+        ({"surprise": 1}, "unknown field `surprise`"),
+    ],
+)
+def test_what_a_plan_may_not_say(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    import tomli_w
+
+    content = changed(colour_plan(), **changes)
+    content.pop("single_device", None)
+    path = tmp_path / "plan.toml"
+    path.write_text(tomli_w.dumps(content))
+    with pytest.raises(ConfigError, match=rf"plan\.toml: .*{expected}"):
+        read_plan(path)
+
+
+def test_too_many_members() -> None:
+    devices = tuple(f"d{k}" for k in range(MAX_MEMBERS))
+    assert len(colour_plan(devices, (8,) * MAX_MEMBERS).assignments) == MAX_MEMBERS
+    content = changed(colour_plan(devices, (8,) * MAX_MEMBERS))
+    content["assignments"].append({**content["assignments"][0], "k": MAX_MEMBERS, "device": "one"})
+    with pytest.raises(msgspec.ValidationError, match="length <= 8"):
+        msgspec.convert(content, Plan)

@@ -1,0 +1,269 @@
+"""Messages <-> frames: every kind there and back, and nothing but WireError for anything else."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from mdp import wire
+from mdp.errors import WireError
+from mdp.fusion import Contribution
+from mdp.wire import (
+    MAX_HEADER_BYTES,
+    Ask,
+    Buffer,
+    Envelope,
+    Failure,
+    Infer,
+    Result,
+    Status,
+    contribution_of,
+    decode,
+    encode,
+    logits_buffer,
+    pixels_of,
+)
+
+DIGEST = "ab" * 32
+INFER = Infer(request_id=7, digest=DIGEST, k=1, budget_ms=80.5, image_size=4, encoding="raw")
+PIXELS = bytes(range(48))
+RESULT = Result(request_id=7, num_classes=3, queue_ms=0.25, compute_ms=12.5)
+LOGITS = np.arange(6, dtype="<f4").tobytes()
+STATUS = Status(
+    request_id=9,
+    device="beta",
+    state="READY",
+    bundle="colours",
+    digest=DIGEST,
+    k=1,
+    provider="CPUExecutionProvider",
+    fallback=False,
+    reason="",
+    queued=2,
+    counts={"answered": 12, "too_late": 1},
+)
+VALID: list[tuple[wire.Message, list[Buffer]]] = [
+    (INFER, [PIXELS]),
+    (msgspec.structs.replace(INFER, encoding="jpeg"), [b"\xff\xd8\xff"]),
+    (Ask(request_id=0), []),
+    (RESULT, [LOGITS]),
+    (Failure(request_id=0, code="bad_message", text="what?"), []),
+    (STATUS, []),
+]
+KINDS = [type(message).__name__ for message, _ in VALID]
+As = Callable[[Sequence[Buffer]], Sequence[Buffer]]
+
+
+def as_bytes(frames: Sequence[Buffer]) -> Sequence[Buffer]:
+    return [bytes(frame) for frame in frames]
+
+
+def as_views(frames: Sequence[Buffer]) -> Sequence[Buffer]:
+    return [memoryview(bytes(frame)) for frame in frames]
+
+
+@pytest.mark.parametrize("received_as", [as_bytes, as_views])
+@pytest.mark.parametrize(("message", "buffers"), VALID, ids=KINDS)
+def test_there_and_back(message: wire.Message, buffers: list[Buffer], received_as: As) -> None:
+    envelope = decode(received_as(encode(message, *buffers)))
+    assert envelope.message == message
+    assert [bytes(buffer) for buffer in envelope.buffers] == buffers
+
+
+def test_every_kind_is_tried() -> None:
+    assert {type(message) for message, _ in VALID} == {Infer, Ask, Result, Failure, Status}
+
+
+def test_the_first_bytes_say_what_comes() -> None:
+    for message, buffers in VALID:
+        head = bytes(encode(message, *buffers)[0])
+        assert head[:5] == b"MDP" + bytes((wire.VERSION, message.kind))
+        assert msgspec.msgpack.decode(head[5:])["request_id"] == message.request_id
+
+
+def test_buffers_are_passed_on_without_a_copy() -> None:
+    pixels = np.zeros((4, 4, 3), dtype=np.uint8)
+    view = pixels.data.cast("B")
+    frames = encode(INFER, view)
+    assert frames[1] is view
+    crop = pixels_of(INFER, decode(frames).buffers[0])
+    assert np.shares_memory(crop, pixels)
+    assert crop.shape == (4, 4, 3)
+
+
+def test_encode_takes_the_kind_s_number_of_buffers() -> None:
+    with pytest.raises(ValueError, match="Infer takes 1 buffers"):
+        encode(INFER)
+    with pytest.raises(ValueError, match="Ask takes 0 buffers"):
+        encode(Ask(request_id=1), b"x")
+
+
+def head(number: int, content: dict[str, Any], version: int = wire.VERSION) -> bytes:
+    return b"MDP" + bytes((version, number)) + msgspec.msgpack.encode(content)
+
+
+def infer_with(**changes: Any) -> list[Buffer]:
+    return [head(1, {**msgspec.to_builtins(INFER), **changes}), PIXELS]
+
+
+def without(number: int, message: wire.Message, key: str) -> bytes:
+    content = msgspec.to_builtins(message)
+    del content[key]
+    return head(number, content)
+
+
+@pytest.mark.parametrize("received_as", [as_bytes, as_views])
+@pytest.mark.parametrize(
+    ("frames", "expected"),
+    [
+        ([], "expected at least 1 frame, got 0"),
+        ([b""], "expected a first frame that begins with 'MDP', version and kind"),
+        ([b"MDP\x01"], "begins with 'MDP', version and kind"),
+        ([b"GET / HTTP/1.1"], "begins with 'MDP', version and kind"),
+        ([head(2, {"request_id": 1}, version=0)], "expected protocol version 1, got 0"),
+        ([head(2, {"request_id": 1}, version=2)], "expected protocol version 1, got 2"),
+        ([head(0, {})], "expected a message kind from 1 to 5, got 0"),
+        ([head(6, {})], "expected a message kind from 1 to 5, got 6"),
+        ([head(2, {"x": "y" * MAX_HEADER_BYTES})], "expected a header up to 16384 bytes, got 1"),
+        ([b"MDP\x01\x02"], "Ask header: "),
+        ([b"MDP\x01\x02\xc1\xc1"], "Ask header: "),
+        ([head(2, {"request_id": 1}) + b"\x00"], "Ask header: .*trailing"),
+        ([head(2, {})], "Ask header: .*missing required field `request_id`"),
+        ([head(2, {"request_id": -1})], r"Ask header: Expected `int` >= 0 - at `\$\.request_id`"),
+        ([head(2, {"request_id": 2**63})], r"Ask header: Expected `int`"),
+        ([head(2, {"request_id": 1.0})], "Ask header: Expected `int`, got `float`"),
+        ([head(2, {"request_id": 1, "more": 1})], "Ask header: .*unknown field `more`"),
+        ([b"MDP\x01\x02\x81\xaarequest_i\xff\x01"], "Ask header: "),
+        ([b"MDP\x01\x02" + b"\x91" * 16_000], "Ask header: Expected `object`, got `array`"),
+        ([head(2, {"request_id": 1}), b"x"], r"Ask: expected 0 buffer\(s\), got 1"),
+        (infer_with()[:1], r"Infer: expected 1 buffer\(s\), got 0"),
+        ([*infer_with(), b""], r"Infer: expected 1 buffer\(s\), got 2"),
+        (infer_with(digest="ab"), r"Infer header: .*regex.* - at `\$\.digest`"),
+        (infer_with(digest=DIGEST.upper()), r"at `\$\.digest`"),
+        (infer_with(k=8), r"`int` <= 7 - at `\$\.k`"),
+        (infer_with(budget_ms=-0.5), r"`float` >= 0.* - at `\$\.budget_ms`"),
+        (infer_with(budget_ms=float("nan")), r"at `\$\.budget_ms`"),
+        (infer_with(budget_ms=float("inf")), r"at `\$\.budget_ms`"),
+        (infer_with(image_size=0), r"`int` >= 1 - at `\$\.image_size`"),
+        (infer_with(image_size=1025), r"`int` <= 1024 - at `\$\.image_size`"),
+        (infer_with(image_size=5), "expected 75 bytes of raw pixels, got 48"),
+        (infer_with(image_size=3), "expected 27 bytes of raw pixels, got 48"),
+        (infer_with(encoding="png"), "Invalid enum value 'png'"),
+        ([infer_with(encoding="jpeg")[0], b""], "expected 1 to 4096 bytes of JPEG, got 0"),
+        ([infer_with(encoding="jpeg")[0], b"x" * 4097], "expected 1 to 4096 bytes of JPEG, got"),
+        ([encode(RESULT, LOGITS)[0], LOGITS[:-1]], "expected 24 bytes of logits, got 23"),
+        ([encode(RESULT, LOGITS)[0], b""], "expected 24 bytes of logits, got 0"),
+        (
+            [head(3, {**msgspec.to_builtins(RESULT), "num_classes": 10**9}), LOGITS],
+            r"Result header: Expected `int` <= 100000 - at `\$\.num_classes`",
+        ),
+        ([without(3, RESULT, "queue_ms"), LOGITS], "missing required field `queue_ms`"),
+        ([head(4, {"request_id": 1, "code": "x", "text": ""})], "Invalid enum value 'x'"),
+        (
+            [head(4, {"request_id": 1, "code": "failed", "text": "x" * 1025})],
+            r"length <= 1024 - at `\$\.text`",
+        ),
+        ([without(5, STATUS, "counts")], "Status header: .*missing required field `counts`"),
+        (
+            [head(5, {**msgspec.to_builtins(STATUS), "state": "BORED"})],
+            "Invalid enum value 'BORED'",
+        ),
+    ],
+)
+def test_what_is_no_message(frames: list[Buffer], expected: str, received_as: As) -> None:
+    with pytest.raises(WireError, match=expected):
+        decode(received_as(frames))
+
+
+def decoded(frames: Sequence[Buffer]) -> Envelope | None:
+    """The envelope, or None for WireError; anything else is the test's failure."""
+    try:
+        return decode(frames)
+    except WireError:
+        return None
+
+
+HEADS = st.builds(
+    lambda kind, rest: b"MDP\x01" + bytes([kind]) + rest, st.integers(0, 6), st.binary(max_size=64)
+)
+FRAMES = st.lists(st.one_of(HEADS, st.binary(max_size=64)), max_size=4)
+
+
+@settings(max_examples=500)
+@given(FRAMES, st.sampled_from([as_bytes, as_views]))
+def test_arbitrary_frames_never_raise_anything_else(frames: list[bytes], received_as: As) -> None:
+    decoded(received_as(frames))
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> list[bytes]:
+    """Frames of a valid message with bytes changed, cut, added or moved, or frames swapped."""
+    message, buffers = draw(st.sampled_from(VALID))
+    frames = [bytearray(frame) for frame in encode(message, *buffers)]
+    for _ in range(draw(st.integers(1, 4))):
+        frame = frames[draw(st.integers(0, len(frames) - 1))] if frames else bytearray()
+        place = draw(st.integers(0, max(0, len(frame) - 1)))
+        match draw(st.sampled_from(["change", "cut", "add", "drop", "repeat", "swap"])):
+            case "change" if frame:
+                frame[place] = draw(st.integers(0, 255))
+            case "cut":
+                del frame[place:]
+            case "add":
+                frame[place:place] = draw(st.binary(max_size=8))
+            case "drop" if frames:
+                frames.pop()
+            case "repeat" if frames:
+                frames.append(frames[0])
+            case "swap":
+                frames.reverse()
+    return [bytes(frame) for frame in frames]
+
+
+@settings(max_examples=1000)
+@given(mutated(), st.sampled_from([as_bytes, as_views]))
+@example([], as_bytes)
+def test_a_changed_message_is_refused_or_well_formed(frames: list[bytes], received_as: As) -> None:
+    envelope = decoded(received_as(frames))
+    if envelope is None:
+        return
+    message = envelope.message
+    # What was accepted can be used without another check.
+    assert len(envelope.buffers) == message.buffers
+    if isinstance(message, Infer) and message.encoding == "raw":
+        assert pixels_of(message, envelope.buffers[0]).shape == (message.image_size,) * 2 + (3,)
+    if isinstance(message, Result):
+        assert len(envelope.buffers[0]) == message.num_classes * 8
+    again = decode(encode(message, *envelope.buffers))
+    assert again.message == message
+
+
+@given(st.lists(st.floats(-(2.0**60), 2.0**60, width=32), min_size=2, max_size=40))
+def test_logits_there_and_back(values: list[float]) -> None:
+    half = len(values) // 2
+    boost, bag = np.array(values[:half], "f4"), np.array(values[half : 2 * half], "f4")
+    back = contribution_of(logits_buffer(Contribution(boost, bag)))
+    np.testing.assert_array_equal(back.boost, boost)
+    np.testing.assert_array_equal(back.bag, bag)
+
+
+def test_logits_are_little_endian_boost_first() -> None:
+    boost, bag = np.array([1.0], ">f4"), np.array([-2.0], "f8")
+    assert logits_buffer(Contribution(boost, bag)) == b"\x00\x00\x80?\x00\x00\x00\xc0"
+
+
+def test_a_batch_of_one_gives_the_same_bytes() -> None:
+    boost, bag = np.arange(3, dtype="f4"), np.arange(3, 6, dtype="f4")
+    assert logits_buffer(Contribution(boost[None], bag[None])) == LOGITS
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38, -1e20])
+@pytest.mark.parametrize("place", [0, 3, 5])
+def test_logits_that_cannot_be_used(bad: float, place: int) -> None:
+    values = np.zeros(6, dtype="<f4")
+    values[place] = bad
+    with pytest.raises(WireError, match="logits that are not finite"):
+        contribution_of(values.tobytes())
