@@ -96,13 +96,11 @@ def _epoch(
     torch.manual_seed(derived_seed(stage.seed, stage.name, epoch))
     order = torch.randperm(stage.pictures).numpy()
     batches = math.ceil(stage.pictures / stage.schedule.batch_size)
+    steps, peak = stage.schedule.epochs * batches, stage.schedule.learning_rate or 0.0
     sums: dict[str, float] = {}
     for number, index in enumerate(np.array_split(order, batches)):
-        rate = learning_rate(
-            epoch * batches + number, stage.schedule.epochs * batches, stage.schedule.learning_rate
-        )
         for group in optimiser.param_groups:
-            group["lr"] = rate
+            group["lr"] = learning_rate(epoch * batches + number, steps, peak)
         with torch.autocast("cpu", torch.bfloat16, enabled=stage.autocast == "bf16"):
             losses = loss_of(index, epoch)
         value = float(losses["loss"].detach())

@@ -25,9 +25,13 @@ class Schedule(Record, frozen=True):
 
     epochs: Epochs
     batch_size: BatchSize
-    learning_rate: LearningRate
+    learning_rate: LearningRate | None
     weight_decay: WeightDecay
     label_smoothing: Smoothing
+
+
+#: The teacher's default step size: with weights drawn here, and with weights that know something.
+FROM_SCRATCH, FINE_TUNING = 2e-3, 1e-4
 
 
 class TeacherSchedule(Schedule, frozen=True):
@@ -35,9 +39,17 @@ class TeacherSchedule(Schedule, frozen=True):
 
     epochs: Epochs = 0
     batch_size: BatchSize = 64
-    learning_rate: LearningRate = 1e-3
+    learning_rate: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="AdamW's peak step size; default: 0.002 from scratch, else 0.0001"),
+    ] = None
     weight_decay: WeightDecay = 0.05
     label_smoothing: Smoothing = 0.1
+
+    def settled(self, *, from_scratch: bool) -> "TeacherSchedule":
+        """With the default step size filled in."""
+        rate = self.learning_rate or (FROM_SCRATCH if from_scratch else FINE_TUNING)
+        return msgspec.structs.replace(self, learning_rate=rate)
 
 
 class MemberSchedule(Schedule, frozen=True):

@@ -56,7 +56,9 @@ def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
             checkpoint=sha256_of(checkpoint) if checkpoint else None,
             args=teacher.args,
         ),
-        teacher_schedule=asked.teacher_schedule,
+        teacher_schedule=asked.teacher_schedule.settled(
+            from_scratch=checkpoint is None and not options.pretrained
+        ),
         schedule=asked.schedule,
         # Mirrored digits are other signs; mirrored photographs are still photographs.
         augmentation=msgspec.structs.replace(

@@ -17,6 +17,7 @@ from partitioner.data import SplitName
 from partitioner.loop import Index, derived_seed, fit
 from partitioner.losses import centred
 from partitioner.outputs import Array, Seen, keep_outputs, load
+from partitioner.submodel import draw_weights
 from partitioner.teacher import Teacher, build_teacher, load_checkpoint, pretrained_classes
 from partitioner.views import View, load_views
 from partitioner.work import Work
@@ -62,6 +63,8 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
     teacher = build_teacher(spec, classes, pretrained=pretrained)
     if checkpoint is not None:
         load_checkpoint(teacher, checkpoint)
+    elif not pretrained:
+        draw_weights(teacher.network)
     if epochs:
         _train(work, teacher)
     write_bytes(work.run.teacher, save(teacher.state_dict()))
