@@ -12,7 +12,7 @@ import msgspec
 from mdp.errors import InputError
 from mdp.files import read_json, read_toml, write_json, write_toml
 from mdp.plan import Plan
-from partitioner.settings import Settings, check_same
+from partitioner.settings import Settings, differences
 
 
 class RunFolder:
@@ -48,8 +48,16 @@ class RunFolder:
     def start_or_continue(self, settings: Settings, plan: Plan) -> None:
         """Write settings and plan, or check that they are those of before; raises InputError."""
         if self.settings_file.exists():
-            check_same(str(self.path), self.settings(), settings)
-            check_same(str(self.plan_file), self.plan(), plan)
+            before = self.settings()
+            changed = differences(_without_place(before), _without_place(settings))
+            changed = changed or differences(self.plan(), plan)
+            if changed:
+                raise InputError(
+                    f"{self.path}: made with other settings: {changed} "
+                    "(give the same ones to go on, or another folder with --run)"
+                )
+            if before != settings:
+                write_json(self.settings_file, settings)
             return
         if self.path.exists() and any(p.name[0] != "." for p in self.path.iterdir()):
             raise InputError(f"{self.path}: expected a new, an empty or a run folder")
@@ -77,9 +85,9 @@ class RunFolder:
             )
 
     def digest(self, plan: Plan) -> str:
-        """sha256 over settings, plan and every trained weight: what a bundle is made from."""
+        """sha256 over plan and trained weights: what a bundle is made from."""
         weights = [self.teacher, *(self.member(a.k) for a in plan.assignments)]
-        return digest_of([self.settings_file, self.plan_file, *weights])
+        return digest_of([self.plan_file, *weights])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -96,6 +104,12 @@ class RunFolder:
             for left in (*self.path.glob(".*.partial"), *self.cache.glob(".*.partial")):
                 left.unlink()
             yield
+
+
+def _without_place(settings: Settings) -> Settings:
+    """The same pictures may lie elsewhere today; their digests tell that they are the same."""
+    data = msgspec.structs.replace(settings.data, source="")
+    return msgspec.structs.replace(settings, data=data)
 
 
 def digest_of(files: Sequence[Path]) -> str:

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from mdp.errors import InputError
 from mdp.files import Record
 from mdp.plan import TeacherArgument
 
@@ -170,20 +169,15 @@ class Settings(Record, frozen=True):
     format_version: Literal[1] = 1
 
 
-def check_same(where: str, there: object, here: object) -> None:
-    """Raise InputError, naming up to five keys, unless both records are equal."""
+def differences(there: object, here: object) -> str:
+    """The first five keys in which two records differ, in words; empty if they are equal."""
     old, new = _flat(msgspec.to_builtins(there)), _flat(msgspec.to_builtins(here))
-    differences = [
+    found = [
         f"{key} was {old.get(key, 'absent')}, is now {new.get(key, 'absent')}"
         for key in sorted(old.keys() | new.keys())
         if old.get(key) != new.get(key)
     ]
-    if differences:
-        more = f" and {len(differences) - 5} more" if len(differences) > 5 else ""
-        raise InputError(
-            f"{where}: made with other settings: {'; '.join(differences[:5])}{more} "
-            "(give the same ones to go on, or another folder with --run)"
-        )
+    return "; ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
 
 
 def _flat(value: object, prefix: str = "") -> dict[str, object]:

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from mdp.bundle import MANIFEST, Bundle, Manifest, sha256_of
-from mdp.errors import InputError, MDPError
+from mdp.errors import ConfigError, InputError, MDPError, PlanRefused
 from mdp.files import read_json
 from mdp.plan import Plan, TeacherSpec
 from mdp.profile import read_profile
@@ -16,7 +16,7 @@ from partitioner.evaluate import Report, evaluate, write_evaluation
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder, default_run
 from partitioner.search import make_plan
-from partitioner.settings import Asked, DataFacts, Settings, TeacherFacts
+from partitioner.settings import Asked, DataFacts, Settings, TeacherFacts, differences
 from partitioner.work import Work
 
 
@@ -37,6 +37,8 @@ def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
     from partitioner.compute import quicker_autocast
 
     options, flip = asked.options, asked.augmentation.flip
+    if options.pretrained and options.teacher_checkpoint is not None:
+        raise InputError("--pretrained and --teacher-checkpoint: expected one of the two, got both")
     checkpoint = _checkpoint(asked)
     return Settings(
         seed=options.seed,
@@ -90,6 +92,7 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     from partitioner.teach import ensure_targets, ensure_teacher, teacher_view
     from partitioner.train import member_views, train_members
 
+    _check_plan(plan)
     settings = settings_for(asked, data, plan.teacher)
     run.start_or_continue(settings, plan)
     work = Work(run, settings, plan, data, progress)
@@ -101,6 +104,18 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     targets = ensure_targets(work, teacher)
     train_members(work, targets)
     return work
+
+
+def _check_plan(plan: Plan) -> None:
+    """Raise unless the plan may be built and its teacher has the shape that it says."""
+    from partitioner.teacher import teacher_spec
+
+    if plan.refused:
+        raise PlanRefused(f"plan refused: {plan.reason}")
+    built = teacher_spec(plan.teacher.name, plan.teacher.args)
+    changed = differences(plan.teacher, built)
+    if changed:
+        raise ConfigError(f"plan, key `teacher`: not the shape of {built.name!r}: {changed}")
 
 
 def reopen(run: RunFolder, progress: Progress) -> Work:
