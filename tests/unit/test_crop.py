@@ -1,0 +1,406 @@
+"""Every picture becomes the same upright RGB square, or a PictureError."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mdp.crop import (
+    MAX_PIXELS,
+    Pixels,
+    crop,
+    decode_jpeg,
+    encode_jpeg,
+    load_picture,
+    region_box,
+)
+from mdp.errors import PictureError
+from mdp.plan import Region
+from tests.support.pictures import (
+    encoded,
+    four_corners,
+    jpeg_that_claims,
+    png_that_claims,
+    with_orientation,
+)
+
+WHOLE = Region()
+GREY = np.linspace(0, 255, 32 * 32, dtype=np.uint8).reshape(32, 32)
+
+
+def file(folder: Path, data: bytes, name: str = "picture") -> Path:
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+def pixels_of(picture: Image.Image | Pixels) -> Pixels:
+    return np.asarray(picture)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_every_exif_orientation_is_turned_upright(tmp_path: Path, orientation: int) -> None:
+    path = file(tmp_path, with_orientation(orientation))
+    upright = load_picture(path)
+    np.testing.assert_array_equal(pixels_of(upright), four_corners())
+    with Image.open(path) as picture:
+        np.testing.assert_array_equal(pixels_of(load_picture(picture)), four_corners())
+
+
+@pytest.mark.parametrize("value", [0, 9, 65535])
+def test_an_impossible_orientation_is_ignored(tmp_path: Path, value: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = value
+    path = file(tmp_path, encoded(four_corners(), "PNG", exif=exif))
+    np.testing.assert_array_equal(pixels_of(load_picture(path)), four_corners())
+
+
+def test_greyscale_gets_three_equal_channels(tmp_path: Path) -> None:
+    loaded = pixels_of(load_picture(file(tmp_path, encoded(GREY, "PNG"))))
+    np.testing.assert_array_equal(loaded, np.stack([GREY] * 3, axis=-1))
+
+
+def test_16_bit_greyscale_is_scaled_and_not_clipped(tmp_path: Path) -> None:
+    wide = (GREY.astype(np.uint16) << 8) | GREY
+    loaded = pixels_of(load_picture(file(tmp_path, encoded(wide, "PNG"))))
+    assert loaded.shape == (32, 32, 3)
+    np.testing.assert_allclose(loaded[..., 0].astype(int), GREY, atol=1)
+
+
+@pytest.mark.parametrize(("dtype", "top"), [(np.float32, 255.0), (np.float32, 1.0), (np.int32, 1)])
+def test_other_wide_greyscales_become_pictures(dtype: type, top: float) -> None:
+    values = (GREY / 255 * top).astype(dtype)
+    loaded = pixels_of(load_picture(Image.fromarray(values)))
+    assert loaded.shape == (32, 32, 3)
+    assert loaded.dtype == np.uint8
+
+
+def test_a_float_picture_with_nan_is_a_picture() -> None:
+    values = np.full((4, 4), np.nan, dtype=np.float32)
+    assert (pixels_of(load_picture(Image.fromarray(values))) == 0).all()
+
+
+def test_transparency_is_laid_on_white(tmp_path: Path) -> None:
+    rgba = np.zeros((8, 8, 4), dtype=np.uint8)
+    rgba[:, :4] = (200, 30, 30, 255)
+    for data in (encoded(rgba, "PNG"), encoded(rgba, "WEBP", lossless=True)):
+        loaded = pixels_of(load_picture(file(tmp_path, data)))
+        assert (loaded[:, :4] == (200, 30, 30)).all()
+        assert (loaded[:, 4:] == 255).all()
+
+
+def test_grey_with_alpha_is_laid_on_white(tmp_path: Path) -> None:
+    grey = np.zeros((8, 8, 2), dtype=np.uint8)
+    grey[:, :4] = (100, 255)
+    loaded = pixels_of(load_picture(file(tmp_path, encoded(Image.fromarray(grey, "LA"), "PNG"))))
+    assert (loaded[:, :4] == 100).all()
+    assert (loaded[:, 4:] == 255).all()
+
+
+def test_a_palette_with_a_transparent_colour(tmp_path: Path) -> None:
+    picture = Image.new("P", (8, 8), 0)
+    picture.putpalette([10, 20, 30, 200, 30, 30])
+    picture.paste(1, (0, 0, 4, 8))
+    for format_ in ("PNG", "GIF"):
+        data = encoded(picture, format_, transparency=0)
+        loaded = pixels_of(load_picture(file(tmp_path, data)))
+        assert (loaded[:, :4] == (200, 30, 30)).all()
+        assert (loaded[:, 4:] == 255).all()
+    loaded = pixels_of(load_picture(file(tmp_path, encoded(picture, "PNG"))))
+    assert (loaded[:, 4:] == (10, 20, 30)).all()
+
+
+def test_cmyk(tmp_path: Path) -> None:
+    data = encoded(Image.fromarray(four_corners()).convert("CMYK"), "JPEG", quality=95)
+    loaded = pixels_of(load_picture(file(tmp_path, data)))
+    np.testing.assert_allclose(loaded[8, 8], (200, 30, 30), atol=12)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "YCbCr", "HSV", "I", "F", "LAB"])
+def test_any_mode_of_pillow(mode: str) -> None:
+    loaded = load_picture(Image.new(mode, (6, 4)))
+    assert isinstance(loaded, Image.Image)
+    assert (loaded.mode, loaded.size) == ("RGB", (6, 4))
+
+
+def test_a_mode_that_cannot_be_converted_is_refused() -> None:
+    with pytest.raises(PictureError, match="the given picture: cannot be decoded: conversion from"):
+        load_picture(Image.new("La", (4, 4)))
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(1, 1), (1, 5000), (5000, 1), (3, 2000), (2000, 3), (7, 7)]
+)
+def test_any_shape_gives_a_view(tmp_path: Path, height: int, width: int) -> None:
+    pixels = np.full((height, width, 3), (30, 60, 90), dtype=np.uint8)
+    for picture in (pixels, file(tmp_path, encoded(pixels, "PNG"))):
+        view = crop(load_picture(picture, smallest_side=8), WHOLE, 8)
+        assert view.shape == (8, 8, 3)
+        assert view.dtype == np.uint8
+        assert (view == (30, 60, 90)).all()
+
+
+@pytest.mark.parametrize(("height", "width"), [(64, 2000), (2000, 64), (64, 64), (65, 101)])
+def test_the_view_is_the_centred_square(tmp_path: Path, height: int, width: int) -> None:
+    pixels = np.full((height, width, 3), 200, dtype=np.uint8)
+    side = min(height, width)
+    top, left = (height - side) // 2, (width - side) // 2
+    pixels[top : top + side, left : left + side] = (30, 60, 90)
+    for picture in (pixels, file(tmp_path, encoded(pixels, "PNG"))):
+        view = crop(load_picture(picture), WHOLE, 8)
+        np.testing.assert_allclose(view[1:-1, 1:-1] - np.array((30, 60, 90)), 0, atol=5)
+
+
+def damaged(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "expected"),
+    [
+        ("half.jpg", damaged(encoded(NOISE, "JPEG")), "cannot be decoded: .*truncated"),
+        ("half.png", damaged(encoded(NOISE, "PNG")), "cannot be decoded: .*truncated"),
+        ("text.jpg", b"I am not a picture\n", "expected a picture, found no format Pillow knows"),
+        ("empty.png", b"", "expected a picture, found no format Pillow knows"),
+        ("head.png", b"\x89PNG\r\n\x1a\n", "expected a picture|cannot be decoded"),
+        (
+            "huge.png",
+            png_that_claims(20_000, 20_000),
+            "at most 100,000,000 pixels, got 20000x20000",
+        ),
+        (
+            "wide.png",
+            png_that_claims(100_000_001, 1),
+            "at most 100,000,000 pixels, got 100000001x1",
+        ),
+        ("huge.jpg", jpeg_that_claims(65_500, 65_500), "100,000,000 pixels, got 65500x65500"),
+        ("zero.png", png_that_claims(0, 10), "expected a picture|at least 1x1|cannot be decoded"),
+        ("flat.png", png_that_claims(10, 0), "expected a picture|at least 1x1|cannot be decoded"),
+        ("none.png", png_that_claims(10, 10), "cannot be decoded"),
+    ],
+)
+def test_what_is_no_usable_file(tmp_path: Path, name: str, data: bytes, expected: str) -> None:
+    with pytest.raises(PictureError, match=rf"{name}: .*({expected})"):
+        load_picture(file(tmp_path, data, name))
+
+
+def test_a_picture_of_the_largest_size_is_not_refused_for_its_size(tmp_path: Path) -> None:
+    # Pillow would warn of it, and warnings are errors here.
+    path = file(tmp_path, png_that_claims(10_000, 10_000))
+    with pytest.raises(PictureError, match="cannot be decoded"):
+        load_picture(path)
+
+
+def test_pillow_keeps_its_limit(tmp_path: Path) -> None:
+    limit = Image.MAX_IMAGE_PIXELS
+    load_picture(file(tmp_path, encoded(NOISE, "PNG")))
+    with pytest.raises(PictureError):
+        load_picture(file(tmp_path, b"text"))
+    assert limit is not None
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+def test_paths_that_lead_to_no_file(tmp_path: Path) -> None:
+    with pytest.raises(PictureError, match=r"gone\.jpg: No such file or directory"):
+        load_picture(tmp_path / "gone.jpg")
+    with pytest.raises(PictureError, match="Is a directory"):
+        load_picture(str(tmp_path))
+    with pytest.raises(PictureError, match="Not a directory"):
+        load_picture(file(tmp_path, b"x") / "below")
+    with pytest.raises(PictureError, match="File name too long"):
+        load_picture(tmp_path / ("x" * 300))
+    with pytest.raises(PictureError, match="null byte"):
+        load_picture("a\0b")
+
+
+def test_a_pillow_picture_that_was_not_read_yet(tmp_path: Path) -> None:
+    path = file(tmp_path, damaged(encoded(NOISE, "PNG")))
+    with (
+        Image.open(path) as lazy,
+        pytest.raises(PictureError, match=r"the given picture: cannot be decoded: .*truncated"),
+    ):
+        load_picture(lazy)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "AVIF", "DDS", "TGA", "PPM"]),
+    st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=6),
+    st.integers(0, 2**16),
+)
+def test_damaged_files_never_raise_anything_else(
+    tmp_path: Path, format_: str, changes: list[tuple[int, int]], end: int
+) -> None:
+    data = bytearray(DAMAGEABLE[format_])
+    for place, value in changes:
+        data[place % len(data)] = value
+    path = file(tmp_path, bytes(data[: max(1, len(data) * end // 2**15)]))
+    try:
+        view = crop(load_picture(path, smallest_side=8), WHOLE, 8)
+    except PictureError:
+        return
+    assert view.shape == (8, 8, 3)
+
+
+DAMAGEABLE = {
+    format_: encoded(four_corners(24, 32), format_)
+    for format_ in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "AVIF", "DDS", "TGA", "PPM")
+}
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.zeros((4, 4, 3), np.float32), r"expected a uint8 array \[H, W, 3\], got float32"),
+        (np.zeros((4, 4, 3), np.int64), "got int64"),
+        (np.zeros((4, 4, 3), bool), "got bool"),
+        (np.zeros((4, 4), np.uint8), r"got uint8 \[4, 4\]"),
+        (np.zeros((4, 4, 4), np.uint8), r"got uint8 \[4, 4, 4\]"),
+        (np.zeros((1, 4, 4, 3), np.uint8), r"got uint8 \[1, 4, 4, 3\]"),
+        (np.zeros((3, 4, 4), np.uint8), r"got uint8 \[3, 4, 4\]"),
+        (np.zeros((0, 4, 3), np.uint8), "expected 1 to 100,000,000 pixels, got 4x0"),
+        (np.zeros((4, 0, 3), np.uint8), "expected 1 to 100,000,000 pixels, got 0x4"),
+        (
+            np.broadcast_to(np.zeros(3, np.uint8), (20_000, 20_000, 3)),
+            "expected 1 to 100,000,000 pixels, got 20000x20000",
+        ),
+    ],
+)
+def test_arrays_that_are_no_picture(array: np.ndarray, expected: str) -> None:
+    with pytest.raises(PictureError, match=expected):
+        load_picture(array)
+
+
+def test_the_documented_limit() -> None:
+    assert MAX_PIXELS == 100_000_000
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "region", "box"),
+    [
+        (100, 100, WHOLE, (0, 0, 100, 100)),
+        (300, 100, WHOLE, (100, 0, 200, 100)),
+        (100, 301, WHOLE, (0, 100.5, 100, 200.5)),
+        (300, 100, Region(left=0.5), (150, 0, 200, 100)),
+        (100, 100, Region(top=0.25, bottom=0.75, right=0.5), (0, 25, 50, 75)),
+    ],
+)
+def test_region_box(
+    width: int, height: int, region: Region, box: tuple[float, float, float, float]
+) -> None:
+    assert region_box(width, height, region) == box
+
+
+@given(
+    st.integers(1, 10_000),
+    st.integers(1, 10_000),
+    st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1)),
+)
+def test_a_region_never_leaves_the_picture(
+    width: int, height: int, corners: tuple[float, float, float, float]
+) -> None:
+    (left, right), (top, bottom) = sorted(corners[:2]), sorted(corners[2:])
+    if left == right or top == bottom:
+        return
+    box = region_box(width, height, Region(left=left, top=top, right=right, bottom=bottom))
+    assert 0 <= box[0] <= box[2] <= width
+    assert 0 <= box[1] <= box[3] <= height
+
+
+@pytest.mark.parametrize(
+    ("region", "colour"),
+    [
+        (Region(right=0.5, bottom=0.5), (200, 30, 30)),
+        (Region(left=0.5, bottom=0.5), (30, 200, 30)),
+        (Region(right=0.5, top=0.5), (30, 30, 200)),
+        (Region(left=0.5, top=0.5), (200, 200, 30)),
+    ],
+)
+def test_a_region_is_what_the_device_sees(
+    tmp_path: Path, region: Region, colour: tuple[int, int, int]
+) -> None:
+    for picture in (four_corners(), file(tmp_path, encoded(four_corners(), "PNG"))):
+        view = crop(load_picture(picture), region, 8)
+        np.testing.assert_allclose(view[1:-1, 1:-1] - np.array(colour), 0, atol=5)
+
+
+def test_an_array_of_the_right_size_is_passed_through() -> None:
+    pixels = four_corners(32, 32)
+    view = crop(load_picture(pixels), WHOLE, 32)
+    assert np.shares_memory(view, pixels)
+    np.testing.assert_array_equal(view, pixels)
+
+
+def test_an_array_in_another_order_of_memory_is_passed_on_contiguous() -> None:
+    mirrored = four_corners(32, 32)[:, ::-1]
+    view = crop(load_picture(mirrored), WHOLE, 32)
+    assert view.flags.c_contiguous
+    np.testing.assert_array_equal(view, mirrored)
+    smaller = crop(load_picture(mirrored), WHOLE, 16)
+    np.testing.assert_allclose(smaller[3, 3].astype(int), mirrored[6, 6], atol=2)
+
+
+def test_arrays_and_files_of_the_same_pixels_give_the_same_view(tmp_path: Path) -> None:
+    path = file(tmp_path, encoded(NOISE, "PNG"))
+    with Image.open(path) as picture:
+        views = [crop(load_picture(p), WHOLE, 24) for p in (NOISE, path, str(path), picture)]
+    for view in views[1:]:
+        np.testing.assert_array_equal(view, views[0])
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("wanted", [16, 100, 224])
+def test_a_reduced_jpeg_keeps_enough_pixels(tmp_path: Path, orientation: int, wanted: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture = Image.fromarray(four_corners(1200, 1600))
+    path = file(tmp_path, encoded(picture, "JPEG", exif=exif, quality=95))
+    whole, reduced = load_picture(path), load_picture(path, smallest_side=wanted)
+    assert isinstance(whole, Image.Image)
+    assert isinstance(reduced, Image.Image)
+    assert min(whole.size) == 1200
+    assert 2 * wanted <= min(reduced.size) < 1200 or wanted == 224
+    difference = crop(whole, WHOLE, 16).astype(int) - crop(reduced, WHOLE, 16)
+    # Only where two colours meet does the decoder's own averaging show.
+    assert abs(difference).mean() < 2
+
+
+def test_a_small_jpeg_is_not_reduced(tmp_path: Path) -> None:
+    path = file(tmp_path, encoded(four_corners(200, 300), "JPEG"))
+    loaded = load_picture(path, smallest_side=224)
+    assert isinstance(loaded, Image.Image)
+    assert loaded.size == (300, 200)
+
+
+def test_jpeg_there_and_back() -> None:
+    view = four_corners(32, 32)
+    back = decode_jpeg(encode_jpeg(view), 32)
+    assert back.shape == view.shape
+    np.testing.assert_allclose(back[4, 4].astype(int), view[4, 4], atol=8)
+    np.testing.assert_array_equal(back, decode_jpeg(memoryview(encode_jpeg(view)), 32))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (encode_jpeg(four_corners(16, 16)), r"expected a JPEG of 32x32, got \(16, 16\)"),
+        (encode_jpeg(four_corners(32, 48)), r"expected a JPEG of 32x32, got \(48, 32\)"),
+        (damaged(encode_jpeg(NOISE[:32, :32])), "not a complete JPEG: .*truncated"),
+        (encoded(four_corners(32, 32), "PNG"), "not a complete JPEG: cannot identify"),
+        (jpeg_that_claims(65_500, 65_500), "not a complete JPEG|expected a JPEG of 32x32"),
+        (b"", "not a complete JPEG"),
+        (b"\xff\xd8\xff\xe0" + os.urandom(64), "not a complete JPEG"),
+    ],
+)
+def test_jpeg_crops_that_are_refused(data: bytes, expected: str) -> None:
+    with pytest.raises(PictureError, match=expected):
+        decode_jpeg(data, 32)

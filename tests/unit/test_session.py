@@ -1,0 +1,393 @@
+"""One request's life in simulated time: events in, actions out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from mdp.fusion import Contribution
+from mdp.session import (
+    LATE,
+    NO_TIME,
+    Action,
+    Event,
+    Failed,
+    Finish,
+    Replied,
+    Send,
+    Session,
+    TimePassed,
+)
+
+THREE = {0: ["alpha"], 1: ["beta"], 2: ["gamma"]}
+REPLICAS = {0: ["alpha", "alpha/attic"], 1: ["beta"]}
+SOME = Contribution(np.zeros(2, np.float32), np.ones(2, np.float32))
+DEADLINE_S, RESERVE_S = 0.100, 0.002
+DECIDE_S = DEADLINE_S - RESERVE_S
+
+
+def replied(device: str, now_s: float, contribution: Contribution = SOME) -> Replied:
+    return Replied(
+        device=device, contribution=contribution, queue_ms=1.0, compute_ms=5.0, now_s=now_s
+    )
+
+
+def failed(device: str, now_s: float, reason: str = "broken") -> Failed:
+    return Failed(device=device, reason=reason, now_s=now_s)
+
+
+def passed(now_s: float) -> TimePassed:
+    return TimePassed(now_s=now_s)
+
+
+def said(actions: Sequence[Action]) -> list[object]:
+    """Actions in short: the device of a Send, and (used, missing, timed_out) of a Finish."""
+    return [
+        action.device
+        if isinstance(action, Send)
+        else (
+            {k: arrival.device for k, arrival in action.arrived.items()},
+            dict(action.missing),
+            action.timed_out,
+        )
+        for action in actions
+    ]
+
+
+def play(
+    members: Mapping[int, Sequence[str]],
+    events: Sequence[Event],
+    unavailable: Mapping[str, str] | None = None,
+    start_s: float = 0.0,
+) -> list[list[object]]:
+    """What a session says at its start and to every event."""
+    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
+    told = [said(session.start(now_s=start_s, unavailable=unavailable or {}))]
+    return told + [said(session.handle(event)) for event in events]
+
+
+ALL = ({0: "alpha", 1: "beta", 2: "gamma"}, {}, False)
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        pytest.param(
+            [replied("beta", 0.01), replied("alpha", 0.02), replied("gamma", 0.03)],
+            [[], [], [ALL]],
+            id="all arrive",
+        ),
+        pytest.param(
+            [replied("alpha", 0.01), replied("gamma", 0.02), passed(0.05), passed(DECIDE_S)],
+            [[], [], [], [({0: "alpha", 2: "gamma"}, {"beta": LATE}, True)]],
+            id="one is late",
+        ),
+        pytest.param(
+            [replied("alpha", 0.01), failed("gamma", 0.02, "overloaded"), replied("beta", 0.03)],
+            [[], [], [({0: "alpha", 1: "beta"}, {"gamma": "overloaded"}, False)]],
+            id="one fails",
+        ),
+        pytest.param(
+            [failed("alpha", 0.01, "a"), failed("beta", 0.02, "b"), failed("gamma", 0.03, "c")],
+            [[], [], [({}, {"alpha": "a", "beta": "b", "gamma": "c"}, False)]],
+            id="all fail",
+        ),
+        pytest.param(
+            [passed(DECIDE_S)],
+            [[({}, {"alpha": LATE, "beta": LATE, "gamma": LATE}, True)]],
+            id="nothing arrives",
+        ),
+        pytest.param(
+            [replied("alpha", 0.01), failed("beta", 0.02, "b"), passed(0.5)],
+            [[], [], [({0: "alpha"}, {"beta": "b", "gamma": LATE}, True)]],
+            id="one answers, one fails, one is late, and the clock jumps",
+        ),
+        pytest.param(
+            [replied("alpha", 0.01), replied("alpha", 0.02), failed("alpha", 0.03), passed(0.2)],
+            [[], [], [], [({0: "alpha"}, {"beta": LATE, "gamma": LATE}, True)]],
+            id="a second reply and a failure after a reply change nothing",
+        ),
+        pytest.param(
+            [failed("alpha", 0.01, "a"), replied("alpha", 0.02), passed(0.2)],
+            [[], [], [({}, {"alpha": "a", "beta": LATE, "gamma": LATE}, True)]],
+            id="a reply after a failure changes nothing",
+        ),
+        pytest.param(
+            [replied("nobody", 0.01), failed("nobody", 0.02), passed(0.03)],
+            [[], [], []],
+            id="somebody else's reply changes nothing",
+        ),
+        pytest.param(
+            [passed(0.1), replied("alpha", 0.11), failed("beta", 0.12), passed(0.13)],
+            [[({}, {"alpha": LATE, "beta": LATE, "gamma": LATE}, True)], [], [], []],
+            id="nothing changes a decision",
+        ),
+        pytest.param(
+            [replied("alpha", 0.01), replied("beta", 0.15)],
+            [[], [({0: "alpha", 1: "beta"}, {"gamma": LATE}, True)]],
+            id="a reply that was in hand before the decision counts, and brings it about",
+        ),
+        pytest.param(
+            [replied("alpha", 0.2), replied("beta", 0.2), replied("gamma", 0.2)],
+            [[({0: "alpha"}, {"beta": LATE, "gamma": LATE}, True)], [], []],
+            id="the first event after the time to decide decides",
+        ),
+    ],
+)
+def test_histories(events: list[Event], told: list[list[object]]) -> None:
+    assert play(THREE, events) == [["alpha", "beta", "gamma"], *told]
+
+
+def test_members_are_listed_by_k_and_not_by_arrival() -> None:
+    *_, last = play(THREE, [replied("gamma", 0.01), replied("beta", 0.02), replied("alpha", 0.03)])
+    (finish,) = last
+    assert isinstance(finish, tuple)
+    assert list(finish[0]) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("unavailable", "events", "told"),
+    [
+        pytest.param(
+            {},
+            [failed("alpha", 0.01, "gone"), replied("beta", 0.02), replied("alpha/attic", 0.03)],
+            [["alpha", "beta"], ["alpha/attic"], [], [({0: "alpha/attic", 1: "beta"}, {}, False)]],
+            id="the second takes over and nothing is missing",
+        ),
+        pytest.param(
+            {"alpha": "unreachable"},
+            [replied("alpha/attic", 0.01), replied("beta", 0.02)],
+            [["alpha/attic", "beta"], [], [({0: "alpha/attic", 1: "beta"}, {}, False)]],
+            id="the first is not even asked",
+        ),
+        pytest.param(
+            {},
+            [failed("alpha", 0.01, "a"), failed("alpha/attic", 0.02, "b"), replied("beta", 0.03)],
+            [
+                ["alpha", "beta"],
+                ["alpha/attic"],
+                [],
+                [({1: "beta"}, {"alpha": "a", "alpha/attic": "b"}, False)],
+            ],
+            id="both fail",
+        ),
+        pytest.param(
+            {"alpha": "unreachable", "alpha/attic": "silent"},
+            [replied("beta", 0.01)],
+            [
+                ["beta"],
+                [({1: "beta"}, {"alpha": "unreachable", "alpha/attic": "silent"}, False)],
+            ],
+            id="neither is there",
+        ),
+        pytest.param(
+            {},
+            [failed("alpha", 0.01, "a"), replied("beta", 0.02), passed(DECIDE_S)],
+            [
+                ["alpha", "beta"],
+                ["alpha/attic"],
+                [],
+                [({1: "beta"}, {"alpha": "a", "alpha/attic": LATE}, True)],
+            ],
+            id="the second is late",
+        ),
+        pytest.param(
+            {},
+            [replied("beta", 0.02), passed(DECIDE_S)],
+            [["alpha", "beta"], [], [({1: "beta"}, {"alpha": LATE}, True)]],
+            id="a replica that was never asked is not missing",
+        ),
+        pytest.param(
+            {},
+            [failed("alpha", 0.01, "a"), replied("alpha", 0.02), replied("alpha/attic", 0.03)],
+            [["alpha", "beta"], ["alpha/attic"], [], []],
+            id="the first comes back too late for its member",
+        ),
+        pytest.param(
+            {},
+            [replied("beta", 0.02), failed("alpha", DECIDE_S + 0.001, "a")],
+            [
+                ["alpha", "beta"],
+                [],
+                [({1: "beta"}, {"alpha": "a", "alpha/attic": NO_TIME}, True)],
+            ],
+            id="nobody is asked once the time to decide has come",
+        ),
+    ],
+)
+def test_replicas(
+    unavailable: dict[str, str], events: list[Event], told: list[list[object]]
+) -> None:
+    assert play(REPLICAS, events, unavailable) == told
+
+
+def test_all_unavailable_ends_at_the_start() -> None:
+    reasons = {"alpha": "unreachable", "beta": "silent", "gamma": "unreachable"}
+    assert play(THREE, [], reasons) == [[({}, reasons, False)]]
+
+
+def test_a_start_after_the_time_to_decide_asks_nobody() -> None:
+    told = play(THREE, [replied("alpha", 0.2)], {"beta": "unreachable"}, start_s=DECIDE_S)
+    missing = {"alpha": NO_TIME, "beta": "unreachable", "gamma": NO_TIME}
+    assert told == [[({}, missing, True)], []]
+
+
+def test_budgets_end_when_the_session_decides() -> None:
+    session = Session(REPLICAS, deadline_s=10.1, reserve_s=0.002)
+    sends = session.start(now_s=10.0, unavailable={})
+    assert [s.budget_ms for s in sends if isinstance(s, Send)] == pytest.approx([98.0, 98.0])
+    (again,) = session.handle(failed("alpha", 10.05))
+    assert isinstance(again, Send)
+    assert (again.k, again.device) == (0, "alpha/attic")
+    assert again.budget_ms == pytest.approx(48.0)
+
+
+def test_where_the_milliseconds_went() -> None:
+    session = Session({0: ["alpha", "alpha/attic"]}, deadline_s=1.0)
+    session.start(now_s=0.0, unavailable={})
+    session.handle(failed("alpha", 0.2))
+    (finish,) = session.handle(replied("alpha/attic", 0.21))
+    assert isinstance(finish, Finish)
+    timing = finish.arrived[0].timing
+    # Counted from when this replica was asked: 10 ms, of which the agent had 6.
+    assert (timing.queue_ms, timing.compute_ms) == (1.0, 5.0)
+    assert timing.network_ms == pytest.approx(4.0)
+
+
+def test_a_network_that_took_less_than_nothing_took_nothing() -> None:
+    session = Session({0: ["alpha"]}, deadline_s=1.0)
+    session.start(now_s=0.0, unavailable={})
+    (finish,) = session.handle(replied("alpha", 0.001))
+    assert isinstance(finish, Finish)
+    assert finish.arrived[0].timing.network_ms == 0.0
+
+
+def test_waits_for() -> None:
+    session = Session(REPLICAS, deadline_s=1.0)
+    session.start(now_s=0.0, unavailable={})
+    assert session.waits_for("alpha")
+    assert not session.waits_for("alpha/attic")
+    assert not session.waits_for("nobody")
+    session.handle(failed("alpha", 0.1))
+    assert not session.waits_for("alpha")
+    assert session.waits_for("alpha/attic")
+    session.handle(replied("beta", 0.2))
+    assert not session.waits_for("beta")
+    session.handle(passed(1.0))
+    assert session.finished
+    assert not session.waits_for("alpha/attic")
+
+
+@dataclass
+class History:
+    """What has been seen of one session."""
+
+    sends: list[Send] = field(default_factory=list)
+    finishes: list[tuple[float, Finish]] = field(default_factory=list)
+
+    def note(self, actions: Sequence[Action], now_s: float) -> None:
+        for action in actions:
+            assert not self.finishes, "an action after the decision"
+            if isinstance(action, Send):
+                self.sends.append(action)
+            else:
+                self.finishes.append((now_s, action))
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> dict[int, list[str]]:
+    ks = draw(st.sets(st.integers(0, 7), min_size=1, max_size=4))
+    return {k: [f"d{k}/{n}" for n in range(draw(st.integers(1, 3)))] for k in sorted(ks)}
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["reply", "reply", "fail", "time"]),
+        st.integers(0, 11),
+        # Time stands still, creeps or jumps.
+        st.sampled_from([0.0, 0.0, 1e-4, 0.003, 0.02, 0.3]),
+    ),
+    max_size=24,
+)
+
+
+@settings(max_examples=2000)
+@given(fleets(), STEPS, st.data(), st.sampled_from([0.0, 0.05, DECIDE_S, 0.2]))
+def test_any_history(
+    members: dict[int, list[str]],
+    steps: list[tuple[str, int, float]],
+    data: st.DataObject,
+    now_s: float,
+) -> None:
+    devices = [device for replicas in members.values() for device in replicas]
+    gone = data.draw(st.sets(st.sampled_from(devices)))
+    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
+    history = History()
+    contributions: dict[str, Contribution] = {}
+    reasons = dict.fromkeys(gone, "gone")
+    history.note(session.start(now_s=now_s, unavailable=reasons), now_s)
+    for what, number, step_s in steps:
+        now_s += step_s
+        device = [*devices, "stranger"][number % (len(devices) + 1)]
+        wanted = session.waits_for(device)
+        before = len(history.sends), len(history.finishes)
+        happened: Event = passed(now_s)
+        if what == "reply":
+            contribution = Contribution(np.zeros(1, np.float32), np.ones(1, np.float32))
+            happened = replied(device, now_s, contribution)
+            if wanted:
+                contributions[device] = contribution
+        elif what == "fail":
+            happened = failed(device, now_s, f"broken {number}")
+            if wanted:
+                reasons[device] = f"broken {number}"
+        history.note(session.handle(happened), now_s)
+        if what != "time" and not wanted:
+            assert before == (len(history.sends), len(history.finishes)), "it was not asked for"
+        if what == "time" and now_s >= DECIDE_S:
+            assert session.finished, "the time to decide went by"
+        assert session.finished == bool(history.finishes)
+    if not session.finished:
+        now_s = max(now_s, DECIDE_S)
+        history.note(session.handle(passed(now_s)), now_s)
+    check(history, members, gone, contributions, reasons)
+
+
+def check(
+    history: History,
+    members: Mapping[int, Sequence[str]],
+    gone: set[str],
+    contributions: Mapping[str, Contribution],
+    reasons: Mapping[str, str],
+) -> None:
+    ((decided_s, finish),) = history.finishes
+    event("timed out" if finish.timed_out else "settled")
+    asked = [send.device for send in history.sends]
+    assert len(set(asked)) == len(asked), "a device was asked twice"
+    assert not gone & set(asked), "an unavailable device was asked"
+    assert all(0 < send.budget_ms <= DECIDE_S * 1e3 + 1e-9 for send in history.sends)
+    assert all(send.device in members[send.k] for send in history.sends)
+    if finish.timed_out:
+        assert decided_s >= DECIDE_S
+    else:
+        assert LATE not in finish.missing.values()
+    for k, replicas in members.items():
+        missing = {device for device in replicas if device in finish.missing}
+        arrival = finish.arrived.get(k)
+        if arrival is not None:
+            assert arrival.device in replicas
+            assert arrival.contribution is contributions[arrival.device]
+            assert not missing, "a member that arrived is not missing"
+            continue
+        assert {device for device in replicas if device in asked} <= missing
+        assert missing, "a member that did not arrive is missing with a reason"
+        for device in missing:
+            if device in reasons:
+                assert finish.missing[device] == reasons[device]
+            else:
+                assert finish.missing[device] == (LATE if device in asked else NO_TIME)
+    assert set(finish.missing) <= {device for replicas in members.values() for device in replicas}
+    assert set(finish.arrived) <= set(members)
