@@ -36,7 +36,7 @@ BACK_TIMEOUT_S = 15.0
 BUILD = (
     "--data digits --teacher vit_tiny_patch16_224"
     " --teacher-arg img_size=24 patch_size=4 embed_dim=96 depth=6 num_heads=3"
-    " --teacher-epochs 12 --epochs 10 --latency-ms 2"
+    " --teacher-epochs 12 --epochs 10 --latency-ms 1.5"
     " --profiles laptop-cpu n100 raspberry-pi-5"
 )
 
