@@ -1,0 +1,125 @@
+"""An exchange without sockets: a transport that keeps what was sent, and a clock that is set."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from mdp.bundle import Bundle
+from mdp.errors import InferenceError
+from mdp.exchange import Answer, Exchange, cut_views
+from mdp.fleet import Fleet, FleetEntry
+from mdp.fusion import Contribution, Fusion
+from mdp.prediction import Prediction
+from mdp.transport import Connected, Disconnected, Received
+from mdp.wire import Ask, Buffer, Failure, Infer, Message, Result, decode, encode, logits_buffer
+from tests.support.bundles import LABELS, colour_picture
+
+
+class Clock:
+    """Shows what it was set to."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class FakeTransport:
+    """Everybody is connected; a device in `full` takes nothing."""
+
+    connected: set[str]
+    full: set[str] = field(default_factory=set)
+    sent: list[tuple[str, list[Buffer]]] = field(default_factory=list)
+
+    def send(self, device: str, frames: list[Buffer]) -> bool:
+        if device in self.full or device not in self.connected:
+            return False
+        self.sent.append((device, frames))
+        return True
+
+
+class Desk:
+    """A client's desk: submits pictures, plays the devices, keeps the answers."""
+
+    def __init__(
+        self, folder: Path, entries: Sequence[tuple[str, int]], fusion: Fusion = "stacked"
+    ) -> None:
+        """`folder` holds a colour bundle; `entries` are (device, k) of the fleet."""
+        self.bundle = Bundle.open(folder)
+        fleet = Fleet(
+            bundle=str(folder),
+            devices=[
+                FleetEntry(device=device, address=f"tcp://127.0.0.1:{7500 + number}", k=k)
+                for number, (device, k) in enumerate(entries)
+            ],
+        )
+        self.clock = Clock()
+        self.transport = FakeTransport({device for device, _ in entries})
+        self.exchange = Exchange(
+            fleet, self.bundle, self.transport, clock=self.clock, fusion=fusion
+        )
+        self.answers: list[Answer] = []
+
+    def submit(self, deadline_ms: float = 100.0, label: str = "red") -> None:
+        views = cut_views(colour_picture(label), self.exchange.assignments)
+        self.exchange.submit(
+            views, started_s=self.clock(), deadline_ms=deadline_ms, done=self.answers.append
+        )
+
+    def asked(self) -> list[tuple[str, Infer]]:
+        """What the devices have been asked since the last call of this."""
+        sent, self.transport.sent = self.transport.sent, []
+        decoded = [(device, decode(frames).message) for device, frames in sent]
+        return [(device, infer) for device, infer in decoded if isinstance(infer, Infer)]
+
+    def asks(self) -> list[str]:
+        """Devices that were asked for their status since the last call of this."""
+        sent, self.transport.sent = self.transport.sent, []
+        return [device for device, frames in sent if isinstance(decode(frames).message, Ask)]
+
+    def receive(self, device: str, message: Message, *buffers: Buffer) -> None:
+        self.frames(device, encode(message, *buffers))
+
+    def frames(self, device: str, frames: Sequence[Buffer]) -> None:
+        self.exchange.handle([Received(device, frames)])
+
+    def reply(self, device: str, request_id: int = 1, favourite: int = 2) -> None:
+        logits = np.zeros(len(LABELS), dtype=np.float32)
+        logits[favourite] = 4.0
+        result = Result(
+            request_id=request_id, num_classes=len(LABELS), queue_ms=0.5, compute_ms=1.5
+        )
+        self.receive(device, result, logits_buffer(Contribution(logits, logits)))
+
+    def fail(self, device: str, request_id: int = 1, text: str = "full") -> None:
+        self.receive(device, Failure(request_id=request_id, code="overloaded", text=text))
+
+    def disconnect(self, device: str) -> None:
+        self.transport.connected.discard(device)
+        self.exchange.handle([Disconnected(device)])
+
+    def connect(self, device: str) -> None:
+        self.transport.connected.add(device)
+        self.exchange.handle([Connected(device)])
+
+    def pass_s(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.exchange.tick()
+
+    def prediction(self) -> Prediction:
+        """The one answer since the last call of this, which has to be a prediction."""
+        (answer,) = self.answers
+        self.answers.clear()
+        assert isinstance(answer, Prediction), answer
+        return answer
+
+    def error(self) -> InferenceError:
+        """The one answer since the last call of this, which has to be an error."""
+        (answer,) = self.answers
+        self.answers.clear()
+        assert isinstance(answer, InferenceError), answer
+        return answer

@@ -1,0 +1,100 @@
+"""What `mdp bench` sums up."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+from mdp.bench import WARM_UP_REQUESTS, noise_picture, overhead_ms, percentiles, run_bench
+from mdp.errors import DeadlineExceeded, InferenceError
+from mdp.prediction import MemberTiming, Prediction
+
+
+def prediction(latency_ms: float, *compute_ms: float, mode: Any = "stacked") -> Prediction:
+    return Prediction(
+        label="red",
+        probability=1.0,
+        top=(("red", 1.0),),
+        mode=mode,
+        used=tuple(f"d{k}" for k in range(len(compute_ms))),
+        missing={} if len(compute_ms) > 1 else {"d1": "late"},
+        expected_accuracy=None,
+        latency_ms=latency_ms,
+        deadline_ms=100.0,
+        members=tuple(
+            MemberTiming(device=f"d{k}", k=k, queue_ms=0.0, compute_ms=each, network_ms=0.0)
+            for k, each in enumerate(compute_ms)
+        ),
+    )
+
+
+class FakeClient:
+    """Answers in a fixed order, and counts."""
+
+    def __init__(self, answers: list[Prediction | InferenceError]) -> None:
+        self.answers = answers
+        self.warmed_up = 0
+        self.in_flight = 0
+
+    def classify(self, picture: object, *, deadline_ms: float) -> Prediction:
+        self.warmed_up += 1
+        return prediction(1.0, 1.0)
+
+    def stream(
+        self, pictures: Iterable[object], *, deadline_ms: float, in_flight: int, errors: str
+    ) -> Iterator[Prediction | InferenceError]:
+        assert errors == "yield"
+        self.in_flight = in_flight
+        for _, answer in zip(list(pictures), self.answers, strict=True):
+            yield answer
+
+
+def test_percentiles_interpolate() -> None:
+    assert percentiles([1.0, 2.0, 3.0, 4.0], (50, 99)) == pytest.approx({"p50": 2.5, "p99": 3.97})
+    assert percentiles([7.0], (50, 90, 99)) == {"p50": 7.0, "p90": 7.0, "p99": 7.0}
+    assert percentiles([], (50, 99)) == {"p50": 0.0, "p99": 0.0}
+
+
+def test_overhead_is_what_the_slowest_member_did_not_compute() -> None:
+    assert overhead_ms(prediction(10.0, 3.0, 7.5, 5.0)) == pytest.approx(2.5)
+
+
+def test_noise_is_a_picture_and_always_the_same() -> None:
+    noise: Any = noise_picture(24)
+    assert noise.shape == (24, 24, 3)
+    assert noise.dtype == "uint8"
+    assert (noise == noise_picture(24)).all()
+
+
+def run(client: Any, requests: int, in_flight: int = 1) -> dict[str, Any]:
+    return run_bench(
+        client, [noise_picture(8)], requests=requests, deadline_ms=100.0, in_flight=in_flight
+    )
+
+
+def test_a_run_is_summed_up() -> None:
+    client = FakeClient(
+        [
+            prediction(10.0, 4.0, 6.0),
+            DeadlineExceeded("late", {"d0": "late"}),
+            prediction(20.0, 5.0, mode="single"),
+            prediction(30.0, 10.0, 2.0),
+        ]
+    )
+    outcome = run(client, requests=4)
+    assert client.warmed_up == WARM_UP_REQUESTS
+    assert client.in_flight == 1
+    assert outcome["scenario"] == "single-stream"
+    assert (outcome["requests"], outcome["answered"], outcome["partial"]) == (4, 3, 1)
+    assert outcome["latency_ms"]["p50"] == 20.0
+    assert outcome["latency_ms"]["max"] == 30.0
+    assert outcome["overhead_ms"]["p50"] == 15.0
+    assert outcome["modes"] == {"stacked": 2, "single": 1}
+    assert outcome["throughput_per_s"] > 0
+
+
+def test_a_run_without_any_answer_is_summed_up_too() -> None:
+    outcome = run(FakeClient([DeadlineExceeded("late", {})] * 2), requests=2, in_flight=3)
+    assert outcome["scenario"] == "stream-3"
+    assert (outcome["answered"], outcome["throughput_per_s"]) == (0, 0.0)
+    assert outcome["latency_ms"] == {"p50": 0.0, "p90": 0.0, "p99": 0.0, "max": 0.0}

@@ -1,0 +1,116 @@
+"""The plain parts of the command lines, and their help."""
+
+import os
+from pathlib import Path
+
+import pytest
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from devices.cli import app as agent_app
+from mdp.cli import _flat, app, describe, picture_files, shown, status_table
+from mdp.errors import InputError
+from mdp.prediction import Prediction
+from mdp.status import DeviceStatus
+
+PREDICTION = Prediction(
+    label="red",
+    probability=0.934,
+    top=(("red", 0.934), ("blue", 0.066)),
+    mode="stacked",
+    used=("alpha", "gamma"),
+    missing={"beta": "late"},
+    expected_accuracy=0.912,
+    latency_ms=12.34,
+    deadline_ms=80.0,
+    members=(),
+)
+
+
+def test_files_and_folders_of_pictures(tmp_path: Path) -> None:
+    (tmp_path / "folder" / "deep").mkdir(parents=True)
+    names = ["folder/b.png", "folder/a.png", "folder/deep/c.png", "single.png"]
+    for name in names:
+        (tmp_path / name).touch()
+    found = picture_files([tmp_path / "single.png", tmp_path / "folder"])
+    wanted = ["single.png", "folder/a.png", "folder/b.png", "folder/deep/c.png"]
+    assert [str(path.relative_to(tmp_path)) for path in found] == wanted
+
+
+def test_paths_without_pictures(tmp_path: Path) -> None:
+    (tmp_path / "empty" / "below").mkdir(parents=True)
+    with pytest.raises(InputError, match="empty: expected a folder with pictures, it holds no"):
+        picture_files([tmp_path / "empty"])
+    with pytest.raises(InputError, match=r"gone\.png: no such file"):
+        picture_files([tmp_path / "gone.png"])
+    with pytest.raises(InputError, match="File name too long"):
+        picture_files([tmp_path / ("x" * 300)])
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(InputError, match="loop: no such file"):
+        picture_files([loop])
+
+
+def test_a_name_that_is_no_utf_8_can_be_printed() -> None:
+    path = Path(os.fsdecode(b"caf\xe9.png"))
+    assert shown(path) == "caf?.png"
+    assert shown(Path("café.png")) == "café.png"
+    assert describe(path, PREDICTION).startswith("caf?.png: red")
+
+
+def test_an_answer_in_words() -> None:
+    assert describe(Path("cat.jpg"), PREDICTION).splitlines() == [
+        "cat.jpg: red (93%), stacked from alpha + gamma, 91.2% accurate in tests, 12.3 ms",
+        "  without beta: late",
+    ]
+
+
+def test_an_answer_of_a_bundle_that_was_never_evaluated() -> None:
+    import dataclasses
+
+    never = dataclasses.replace(PREDICTION, expected_accuracy=None, missing={})
+    assert describe(Path("cat.jpg"), never) == (
+        "cat.jpg: red (93%), stacked from alpha + gamma, accuracy never measured, 12.3 ms"
+    )
+
+
+def test_a_status_table_shows_what_stands_in_brackets() -> None:
+    reason = "Fail: [ONNXRuntimeError] : 1 : FAIL [/b]"
+    status = DeviceStatus(
+        device="alpha", address="tcp://[fe80::1]:7500", state="FAILED", reason=reason
+    )
+    console = Console(width=200, markup=False)
+    with console.capture() as capture:
+        console.print(status_table([status]))
+    assert "tcp://[fe80::1]:7500" in capture.get()
+    assert reason in capture.get()
+
+
+def test_nested_figures_one_a_line() -> None:
+    outcome: dict[str, object] = {"a": 1, "b": {"p50": 1.234, "deep": {"x": "y"}}}
+    assert [line.split() for line in _flat(outcome)] == [
+        ["a", "1"],
+        ["b.p50", "1.23"],
+        ["b.deep.x", "y"],
+    ]
+
+
+@pytest.mark.parametrize("command_line", [app, agent_app], ids=["mdp", "mdp-agent"])
+def test_every_command_has_an_example_and_its_exit_codes(command_line: typer.Typer) -> None:
+    runner = CliRunner()
+    group = typer.main.get_command(command_line)
+    commands = [
+        [name]
+        for name in group.list_commands(None)
+        if name != "fleet"  # type: ignore[attr-defined,arg-type]
+    ]
+    if command_line is app:
+        commands.append(["fleet", "new"])
+        assert len(commands) == 6
+    for command in commands:
+        result = runner.invoke(command_line, [*command, "--help"])
+        assert result.exit_code == 0
+        text = " ".join(result.output.split())
+        assert "Example: mdp" in text, command
+        assert "Exit codes: 0" in text, command

@@ -1,0 +1,111 @@
+"""Exit codes, one line on stderr, lists of values."""
+
+import json
+from typing import Annotated
+
+import pytest
+import typer
+
+from mdp import console, errors
+
+
+def ended(capsys: pytest.CaptureFixture[str], raised: BaseException | None) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command line that raises."""
+
+    def app() -> None:
+        if raised is not None:
+            raise raised
+
+    with pytest.raises(SystemExit) as end:
+        console.run(app, "mdp")
+    captured = capsys.readouterr()
+    assert isinstance(end.value.code, int)
+    return end.value.code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.MDPError("oh"), 1),
+        (errors.InputError("oh"), 2),
+        (errors.PictureError("oh"), 2),
+        (errors.ConfigError("oh"), 2),
+        (errors.AgentError("oh"), 2),
+        (errors.DeadlineExceeded("oh", {}), 3),
+        (errors.QuorumNotMet("oh", {}), 3),
+        (errors.PlanRefused("oh"), 4),
+        (console.Interrupted("oh"), 130),
+    ],
+)
+def test_an_error_is_one_line_and_its_class_s_exit_code(
+    capsys: pytest.CaptureFixture[str], error: errors.MDPError, code: int
+) -> None:
+    assert ended(capsys, error) == (code, "", "mdp: oh\n")
+
+
+def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[str]) -> None:
+    error = errors.ConfigError("line 1\n   line 2\r\n\tline 3  ")
+    assert ended(capsys, error) == (2, "", "mdp: line 1 line 2 line 3\n")
+
+
+def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended(capsys, None) == (0, "", "")
+    assert ended(capsys, KeyboardInterrupt()) == (130, "", "mdp: interrupted\n")
+
+
+def test_a_mistake_of_ours_keeps_its_traceback() -> None:
+    def app() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        console.run(app, "mdp")
+
+
+def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json({"text": "a\nb", "numbers": (1, 2.5), "nothing": None})
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"text": "a\nb", "numbers": [1, 2.5], "nothing": None}
+
+
+NAMES = ("--profiles", "-p")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], []),
+        (["--profiles", "a"], ["--profiles", "a"]),
+        (["--profiles", "a", "b", "c"], ["--profiles", "a", "--profiles", "b", "--profiles", "c"]),
+        (
+            ["--profiles", "a", "b", "--out", "x"],
+            ["--profiles", "a", "--profiles", "b", "--out", "x"],
+        ),
+        (["-p", "a", "b"], ["-p", "a", "-p", "b"]),
+        (["--profiles", "a", "--profiles", "b"], ["--profiles", "a", "--profiles", "b"]),
+        (["--out", "x", "y", "--profiles", "a"], ["--out", "x", "y", "--profiles", "a"]),
+        (["x", "--profiles", "a", "--json", "y"], ["x", "--profiles", "a", "--json", "y"]),
+        (
+            ["--profiles", "a", "--", "b", "--profiles"],
+            ["--profiles", "a", "--", "b", "--profiles"],
+        ),
+    ],
+)
+def test_spread(args: list[str], expected: list[str]) -> None:
+    assert console.spread(args, NAMES) == expected
+
+
+def test_list_options_in_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    app = console.new_app("Test.")
+
+    @app.command(cls=console.list_options("--profiles"))
+    def plan(
+        profiles: Annotated[list[str], typer.Option()],
+        out: Annotated[str, typer.Option()] = "here",
+    ) -> None:
+        console.print_json([profiles, out])
+
+    with pytest.raises(SystemExit) as end:
+        app(["--profiles", "a", "b", "--out", "there", "--profiles", "c"])
+    assert end.value.code == 0
+    assert json.loads(capsys.readouterr().out) == [["a", "b", "c"], "there"]

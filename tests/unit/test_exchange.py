@@ -1,0 +1,442 @@
+"""Calls in flight over a faked transport and a clock that stands still until it is set."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from mdp.errors import DeadlineExceeded, InputError, QuorumNotMet
+from mdp.exchange import MAX_DEADLINE_MS, checked_deadline_ms, cut_views, reserve_s
+from mdp.fusion import Contribution
+from mdp.health import FIRST_REST_S, TOLERATED_SILENCES
+from mdp.plan import Region
+from mdp.wire import Ask, Failure, Result, Status, encode, logits_buffer
+from tests.support.bundles import (
+    LABELS,
+    SIZES,
+    colour_picture,
+    colour_plan,
+    subset_accuracy,
+    write_bundle,
+)
+from tests.support.exchanges import Desk
+
+THREE = (("alpha", 0), ("beta", 1), ("gamma", 2))
+REPLICAS = (("alpha", 0), ("alpha/attic", 0), ("beta", 1), ("gamma", 2))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("exchange") / "bundle")
+
+
+@pytest.fixture
+def desk(folder: Path) -> Desk:
+    return Desk(folder, THREE)
+
+
+def logits(*values: float) -> bytes:
+    array = np.array(values, dtype=np.float32)
+    return bytes(logits_buffer(Contribution(array, array)))
+
+
+def result(request_id: int = 1, num_classes: int = len(LABELS)) -> Result:
+    return Result(request_id=request_id, num_classes=num_classes, queue_ms=0.0, compute_ms=1.0)
+
+
+def test_every_device_gets_its_own_crop_and_what_is_left_of_the_deadline(desk: Desk) -> None:
+    desk.submit(deadline_ms=100.0)
+    asked = desk.asked()
+    assert [device for device, _ in asked] == ["alpha", "beta", "gamma"]
+    assert [infer.image_size for _, infer in asked] == list(SIZES)
+    assert [infer.k for _, infer in asked] == [0, 1, 2]
+    assert {infer.digest for _, infer in asked} == {desk.bundle.digest}
+    assert {infer.request_id for _, infer in asked} == {1}
+    assert [infer.budget_ms for _, infer in asked] == pytest.approx([98.0] * 3)
+
+
+def test_an_answer_from_all(desk: Desk) -> None:
+    desk.submit()
+    for device in ("gamma", "alpha", "beta"):
+        assert not desk.answers
+        desk.clock.now_s += 0.004
+        desk.reply(device)
+    answer = desk.prediction()
+    assert (answer.label, answer.mode, answer.missing) == ("red", "stacked", {})
+    assert answer.used == ("alpha", "beta", "gamma")
+    assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
+    assert answer.latency_ms == pytest.approx(12.0)
+    assert [m.network_ms for m in answer.members] == pytest.approx([6.0, 10.0, 2.0])
+    assert desk.exchange.next_wake_s() == math.inf
+    assert desk.exchange.counters == {"late": 0, "duplicate": 0, "malformed": 0}
+
+
+def test_the_clock_decides(desk: Desk) -> None:
+    desk.submit(deadline_ms=100.0)
+    assert desk.exchange.next_wake_s() == pytest.approx(desk.clock() + 0.098)
+    desk.reply("beta")
+    desk.pass_s(0.0979)
+    assert not desk.answers
+    desk.pass_s(0.0002)
+    answer = desk.prediction()
+    assert answer.mode == "single"
+    assert answer.used == ("beta",)
+    assert answer.missing == {"alpha": "late", "gamma": "late"}
+    assert answer.latency_ms <= answer.deadline_ms
+
+
+def test_nothing_in_time_is_deadline_exceeded_with_every_outcome(desk: Desk) -> None:
+    desk.submit()
+    desk.fail("alpha")
+    desk.pass_s(1.0)
+    error = desk.error()
+    assert isinstance(error, DeadlineExceeded)
+    assert error.outcomes == {"alpha": "overloaded: full", "beta": "late", "gamma": "late"}
+    assert "no answer within 100 ms" in str(error)
+
+
+def test_nobody_left_is_quorum_not_met_at_once(desk: Desk) -> None:
+    desk.submit()
+    for device in ("alpha", "beta", "gamma"):
+        assert not desk.answers
+        desk.fail(device)
+    error = desk.error()
+    assert isinstance(error, QuorumNotMet)
+    assert error.outcomes == dict.fromkeys(("alpha", "beta", "gamma"), "overloaded: full")
+
+
+def test_nobody_connected_is_quorum_not_met_at_once(folder: Path) -> None:
+    desk = Desk(folder, THREE)
+    desk.transport.connected.clear()
+    desk.submit()
+    error = desk.error()
+    assert isinstance(error, QuorumNotMet)
+    assert error.outcomes == dict.fromkeys(("alpha", "beta", "gamma"), "unreachable")
+    assert not desk.asked()
+
+
+def test_a_disconnection_settles_at_once(desk: Desk) -> None:
+    desk.submit()
+    desk.reply("alpha")
+    desk.reply("gamma")
+    desk.disconnect("beta")
+    answer = desk.prediction()
+    assert answer.missing == {"beta": "disconnected"}
+    assert answer.used == ("alpha", "gamma")
+    desk.submit()
+    assert [device for device, _ in desk.asked()[3:]] == ["alpha", "gamma"]
+
+
+def test_a_disconnection_settles_every_call_that_waits_for_it(desk: Desk) -> None:
+    for _ in range(3):
+        desk.submit()
+    for request_id in (1, 2, 3):
+        desk.reply("alpha", request_id)
+        desk.reply("gamma", request_id)
+    assert not desk.answers
+    desk.disconnect("beta")
+    assert len(desk.answers) == 3
+
+
+def test_a_device_that_comes_back_is_asked_again(desk: Desk) -> None:
+    desk.disconnect("beta")
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "gamma"]
+    desk.connect("beta")
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+
+
+def test_a_replica_takes_over_and_nothing_is_missing(folder: Path) -> None:
+    desk = Desk(folder, REPLICAS)
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+    desk.reply("beta")
+    desk.reply("gamma")
+    desk.clock.now_s += 0.05
+    desk.disconnect("alpha")
+    ((device, infer),) = desk.asked()
+    assert (device, infer.k, infer.image_size) == ("alpha/attic", 0, SIZES[0])
+    assert infer.budget_ms == pytest.approx(48.0)
+    desk.reply("alpha/attic")
+    answer = desk.prediction()
+    assert answer.used == ("alpha/attic", "beta", "gamma")
+    assert answer.missing == {}
+    assert answer.mode == "stacked"
+
+
+def test_a_send_that_fails_is_a_failure_like_any_other(folder: Path) -> None:
+    desk = Desk(folder, REPLICAS)
+    desk.transport.full = {"alpha", "gamma"}
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha/attic", "beta"]
+    desk.reply("alpha/attic")
+    desk.reply("beta")
+    assert desk.prediction().missing == {"gamma": "backlogged: takes no more requests"}
+
+
+def test_when_every_send_fails_the_answer_comes_at_once(desk: Desk) -> None:
+    desk.transport.full = {"alpha", "beta", "gamma"}
+    desk.submit()
+    error = desk.error()
+    assert isinstance(error, QuorumNotMet)
+    assert set(error.outcomes.values()) == {"backlogged: takes no more requests"}
+
+
+def test_another_number_of_classes_is_a_bad_output(desk: Desk) -> None:
+    desk.submit()
+    desk.reply("alpha")
+    desk.reply("beta")
+    desk.receive("gamma", result(num_classes=10), logits(*range(10)))
+    reason = "bad_output: expected 3 classes, got 10"
+    assert desk.prediction().missing == {"gamma": reason}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
+def test_logits_that_are_not_finite_are_a_bad_output(desk: Desk, bad: float) -> None:
+    desk.submit()
+    desk.reply("alpha")
+    desk.reply("beta")
+    desk.receive("gamma", result(), logits(0.0, bad, 0.0))
+    answer = desk.prediction()
+    assert answer.missing == {"gamma": "bad_output: logits that are not finite"}
+    assert answer.used == ("alpha", "beta")
+    assert math.isfinite(answer.probability)
+
+
+@pytest.mark.parametrize(
+    ("frames", "reason"),
+    [
+        ([b"garbage"], "begins with 'MDP'"),
+        ([], "expected at least 1 frame, got 0"),
+        ([b"MDP\x02\x03"], "expected protocol version 1, got 2"),
+        (encode(result(), logits(1, 2, 3))[:1], r"Result: expected 1 buffer(s), got 0"),
+        ([encode(result(), logits(1, 2, 3))[0], b"xyz"], "expected 24 bytes of logits, got 3"),
+    ],
+)
+def test_garbage_is_counted_and_the_device_named(
+    desk: Desk, frames: list[bytes], reason: str
+) -> None:
+    desk.submit()
+    desk.reply("alpha")
+    desk.reply("beta")
+    desk.frames("gamma", frames)
+    missing = desk.prediction().missing
+    assert list(missing) == ["gamma"]
+    assert missing["gamma"].startswith("bad_message: ")
+    assert reason in missing["gamma"]
+    assert desk.exchange.counters["malformed"] == 1
+
+
+def test_garbage_from_somebody_not_waited_for_only_counts(desk: Desk) -> None:
+    desk.submit()
+    desk.reply("alpha")
+    desk.frames("alpha", [b"garbage"])
+    desk.frames("alpha", encode(Ask(request_id=1)))
+    assert not desk.answers
+    desk.reply("beta")
+    desk.reply("gamma")
+    assert desk.prediction().missing == {}
+    assert desk.exchange.counters["malformed"] == 2
+
+
+def test_late_duplicate_and_foreign_replies_are_counted_and_change_nothing(desk: Desk) -> None:
+    desk.submit()
+    desk.reply("alpha", favourite=2)
+    desk.reply("alpha", favourite=0)
+    desk.fail("alpha")
+    desk.reply("beta", request_id=99, favourite=0)
+    desk.reply("beta")
+    assert not desk.answers
+    desk.reply("gamma")
+    answer = desk.prediction()
+    assert (answer.label, answer.missing) == ("red", {})
+    desk.reply("gamma", favourite=0)
+    assert desk.exchange.counters == {"late": 2, "duplicate": 2, "malformed": 0}
+    assert not desk.answers
+
+
+def test_a_reply_does_not_stand_in_for_another_device(desk: Desk) -> None:
+    desk.submit()
+    desk.reply("alpha")
+    desk.reply("alpha")
+    desk.reply("alpha")
+    assert not desk.answers
+    assert desk.exchange.counters["duplicate"] == 2
+
+
+def test_a_failure_of_an_unread_message_fails_whatever_waits_for_the_device(desk: Desk) -> None:
+    desk.submit()
+    desk.submit()
+    for request_id in (1, 2):
+        desk.reply("alpha", request_id)
+        desk.reply("beta", request_id)
+    text = "expected protocol version 2, got 1"
+    desk.receive("gamma", Failure(request_id=0, code="bad_message", text=text))
+    assert len(desk.answers) == 2
+    desk.answers.pop()
+    assert desk.prediction().missing == {"gamma": f"bad_message: {text}"}
+
+
+def test_a_member_without_a_device_is_named(folder: Path) -> None:
+    desk = Desk(folder, (("alpha", 0), ("gamma", 2)))
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "gamma"]
+    desk.reply("alpha")
+    desk.reply("gamma")
+    answer = desk.prediction()
+    assert answer.missing == {"beta": "not in the fleet"}
+    assert answer.expected_accuracy == subset_accuracy((0, 2)).stacked
+    desk.disconnect("alpha")
+    desk.disconnect("gamma")
+    desk.submit()
+    outcomes = {"alpha": "unreachable", "gamma": "unreachable", "beta": "not in the fleet"}
+    assert desk.error().outcomes == outcomes
+
+
+def silence(desk: Desk, device: str, times: int) -> None:
+    """`device` lets `times` requests go unanswered, the others answer."""
+    for _ in range(times):
+        desk.submit()
+        asked = desk.asked()
+        for other, infer in asked:
+            if other != device:
+                desk.reply(other, infer.request_id)
+        desk.pass_s(0.1)
+        assert desk.prediction().missing == {device: "late"}
+
+
+def test_a_silent_device_is_rested_then_asked_again_and_taken_back(desk: Desk) -> None:
+    silence(desk, "gamma", TOLERATED_SILENCES)
+    desk.submit()
+    asked = desk.asked()
+    assert [device for device, _ in asked] == ["alpha", "beta"]
+    for device, infer in asked:
+        desk.reply(device, infer.request_id)
+    assert desk.prediction().missing == {"gamma": "silent: 3 requests unanswered"}
+    desk.pass_s(FIRST_REST_S)
+    silence(desk, "gamma", 1)
+    desk.pass_s(FIRST_REST_S)
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta"], "the rest has doubled"
+    desk.reply("gamma", request_id=1)
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+
+
+def test_a_late_reply_is_a_sign_of_life(desk: Desk) -> None:
+    for round_ in range(2 * TOLERATED_SILENCES):
+        desk.submit()
+        asked = desk.asked()
+        assert [device for device, _ in asked] == ["alpha", "beta", "gamma"]
+        for device, infer in asked[:2]:
+            desk.reply(device, infer.request_id)
+        desk.pass_s(0.1)
+        assert desk.prediction().missing == {"gamma": "late"}
+        desk.reply("gamma", asked[2][1].request_id)
+        assert desk.exchange.counters["late"] == round_ + 1
+
+
+def test_a_reconnection_is_a_sign_of_life(desk: Desk) -> None:
+    silence(desk, "gamma", TOLERATED_SILENCES)
+    desk.disconnect("gamma")
+    desk.connect("gamma")
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+
+
+def test_silent_devices_are_asked_where_nobody_else_is_left(desk: Desk) -> None:
+    for _ in range(TOLERATED_SILENCES):
+        desk.submit()
+        desk.pass_s(0.1)
+        assert set(desk.error().outcomes.values()) == {"late"}
+    desk.asked()
+    desk.disconnect("alpha")
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
+    desk.reply("beta", 4)
+    desk.reply("gamma", 4)
+    assert desk.prediction().missing == {"alpha": "unreachable"}
+
+
+def test_a_client_that_is_slow_itself_blames_no_device(desk: Desk) -> None:
+    views = cut_views(colour_picture("red"), desk.exchange.assignments)
+    for _ in range(2 * TOLERATED_SILENCES):
+        desk.exchange.submit(
+            views, started_s=desk.clock() - 0.1, deadline_ms=100.0, done=desk.answers.append
+        )
+        assert set(desk.error().outcomes.values()) == {"not asked: no time left"}
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+
+
+def test_calls_in_flight_do_not_disturb_each_other(desk: Desk) -> None:
+    desk.submit(deadline_ms=100.0)
+    desk.submit(deadline_ms=50.0)
+    desk.submit(deadline_ms=200.0)
+    assert desk.exchange.next_wake_s() == pytest.approx(desk.clock() + 0.048)
+    for device in ("alpha", "beta", "gamma"):
+        desk.reply(device, 3, favourite=0)
+    assert desk.prediction().label == "blue"
+    desk.reply("alpha", 2, favourite=1)
+    desk.pass_s(0.06)
+    assert desk.prediction().label == "green"
+    desk.reply("beta", 1)
+    desk.pass_s(0.1)
+    assert desk.prediction().label == "red"
+    assert desk.exchange.next_wake_s() == math.inf
+
+
+def test_status_is_asked_for_and_kept(desk: Desk) -> None:
+    assert desk.exchange.ask("alpha")
+    desk.transport.connected.discard("beta")
+    assert not desk.exchange.ask("beta")
+    assert desk.asks() == ["alpha"]
+    status = Status(
+        request_id=1,
+        device="alpha",
+        state="READY",
+        bundle="colours",
+        digest=desk.bundle.digest,
+        k=0,
+        provider="CPUExecutionProvider",
+        fallback=False,
+        reason="",
+        queued=0,
+        counts={},
+    )
+    desk.receive("alpha", status)
+    assert desk.exchange.statuses == {"alpha": status}
+
+
+@pytest.mark.parametrize("fine", [0.001, 1, 80.0, MAX_DEADLINE_MS])
+def test_deadlines_that_are_fine(fine: float) -> None:
+    assert checked_deadline_ms(fine) == fine
+    assert 0 < reserve_s(fine) <= fine / 2e3
+
+
+@pytest.mark.parametrize("bad", [0, -1, -0.0, math.nan, math.inf, -math.inf, MAX_DEADLINE_MS + 1])
+def test_deadlines_that_are_refused(bad: float) -> None:
+    with pytest.raises(InputError, match=r"deadline_ms: expected more than 0 and at most 3\.6e"):
+        checked_deadline_ms(bad)
+
+
+def test_equal_views_are_cut_once() -> None:
+    plan = colour_plan(("a", "b", "c"), (16, 16, 16))
+    assignments = {a.k: a for a in plan.assignments}
+    assignments[2] = msgspec.structs.replace(assignments[2], region=Region(right=0.5, bottom=0.5))
+    views = cut_views(colour_picture("red"), assignments)
+    assert views[0] is views[1]
+    assert views[2] is not views[0]
+
+
+def test_a_device_on_a_slow_link_gets_jpeg() -> None:
+    plan = colour_plan()
+    assignments = {a.k: a for a in plan.assignments}
+    assignments[1] = msgspec.structs.replace(assignments[1], encoding="jpeg")
+    views = cut_views(colour_picture("red"), assignments)
+    assert [views[k].encoding for k in range(3)] == ["raw", "jpeg", "raw"]
+    assert bytes(views[1].pixels[:2]) == b"\xff\xd8"
+    assert len(views[0].pixels) == SIZES[0] ** 2 * 3

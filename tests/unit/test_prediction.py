@@ -1,0 +1,167 @@
+"""From what a session collected to one labelled answer."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry
+from mdp.errors import DeadlineExceeded, QuorumNotMet
+from mdp.fusion import Contribution, Fusion
+from mdp.prediction import Judge, Prediction, no_answer
+from mdp.session import Arrival, Finish, Timing
+from tests.support.bundles import DEVICES, LABELS, subset_accuracy, write_bundle
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_bundle(tmp_path_factory.mktemp("prediction") / "bundle")
+
+
+def arrival(k: int, boost: tuple[float, ...], bag: tuple[float, ...]) -> Arrival:
+    return Arrival(
+        device=DEVICES[k],
+        contribution=Contribution(np.array(boost, np.float32), np.array(bag, np.float32)),
+        timing=Timing(queue_ms=1.0, compute_ms=2.0 + k, network_ms=3.0),
+    )
+
+
+ARRIVALS = {
+    0: arrival(0, (3.0, 0.0, 0.0), (1.0, 0.0, 0.0)),
+    1: arrival(1, (0.0, 1.0, 0.0), (0.0, 5.0, 0.0)),
+    2: arrival(2, (0.0, 0.0, 0.5), (0.0, 0.0, 0.25)),
+}
+
+
+def conclude(folder: Path, members: tuple[int, ...], fusion: Fusion = "stacked") -> Prediction:
+    finish = Finish(
+        arrived={k: ARRIVALS[k] for k in members},
+        missing={DEVICES[k]: "late" for k in range(3) if k not in members},
+        timed_out=len(members) < 3,
+    )
+    judge = Judge(Bundle.open(folder), fusion)
+    answer = judge.conclude(finish, latency_ms=12.0, deadline_ms=80.0)
+    # The same again: what was worked out for a subset is kept.
+    assert judge.conclude(finish, latency_ms=12.0, deadline_ms=80.0) == answer
+    assert isinstance(answer, Prediction)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("fusion", "members", "mode", "rule"),
+    [
+        ("stacked", (0, 1, 2), "stacked", "stacked"),
+        ("stacked", (0, 2), "stacked", "stacked"),
+        ("stacked", (1,), "single", "stacked"),
+        ("boosted", (0, 1, 2), "boosted", "boosted"),
+        ("boosted", (0, 1), "boosted", "boosted"),
+        ("boosted", (0,), "single", "boosted"),
+        ("boosted", (1, 2), "bagged", "bagged"),
+        ("boosted", (2,), "single", "bagged"),
+        ("bagged", (0, 1, 2), "bagged", "bagged"),
+        ("bagged", (0, 1), "bagged", "bagged"),
+    ],
+)
+def test_mode_and_the_accuracy_that_was_measured_for_just_that(
+    folder: Path, fusion: Fusion, members: tuple[int, ...], mode: str, rule: str
+) -> None:
+    answer = conclude(folder, members, fusion)
+    assert answer.mode == mode
+    assert answer.expected_accuracy == getattr(subset_accuracy(members), rule)
+    assert answer.used == tuple(DEVICES[k] for k in members)
+    assert set(answer.used) | set(answer.missing) == set(DEVICES)
+    assert answer.partial == (len(members) < 3)
+
+
+@pytest.mark.parametrize(
+    ("fusion", "label", "logits"),
+    [
+        ("boosted", "blue", (3.0, 1.0, 0.5)),
+        ("bagged", "green", (1 / 3, 5 / 3, 0.25 / 3)),
+        # a = 0.5 and b = 1/3 for every member, as the colour bundle was fitted.
+        ("stacked", "green", (1.5 + 1 / 3, 0.5 + 5 / 3, 0.25 + 0.25 / 3)),
+    ],
+)
+def test_each_rule_has_its_own_answer(
+    folder: Path, fusion: Fusion, label: str, logits: tuple[float, ...]
+) -> None:
+    answer = conclude(folder, (0, 1, 2), fusion)
+    exponentials = np.exp(np.array(logits))
+    expected = exponentials / exponentials.sum()
+    assert answer.label == label
+    assert dict(answer.top) == pytest.approx(dict(zip(LABELS, expected, strict=True)), rel=1e-5)
+    assert answer.probability == pytest.approx(expected.max(), rel=1e-5)
+    scores = [score for _, score in answer.top]
+    assert scores == sorted(scores, reverse=True)
+
+
+def test_a_subset_without_fitted_weights_is_bagged(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    weights = json.loads((folder / FUSION).read_text())
+    weights["subsets"] = [s for s in weights["subsets"] if s["members"] != [0, 2]]
+    (folder / FUSION).write_text(json.dumps(weights))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][FUSION] = msgspec.to_builtins(file_entry(folder / FUSION))
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    answer = conclude(folder, (0, 2))
+    assert answer.mode == "bagged"
+    assert answer.expected_accuracy == subset_accuracy((0, 2)).bagged
+    assert conclude(folder, (0, 1)).mode == "stacked"
+
+
+def test_a_bundle_that_was_never_evaluated_promises_nothing(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle", evaluated=False)
+    assert conclude(folder, (0, 1, 2)).expected_accuracy is None
+
+
+def test_where_the_milliseconds_of_every_member_went(folder: Path) -> None:
+    answer = conclude(folder, (0, 2))
+    assert [(m.device, m.k, m.compute_ms) for m in answer.members] == [
+        ("alpha", 0, 2.0),
+        ("gamma", 2, 4.0),
+    ]
+    assert {m.queue_ms for m in answer.members} == {1.0}
+    assert {m.network_ms for m in answer.members} == {3.0}
+
+
+def test_json_has_the_documented_keys(folder: Path) -> None:
+    content = conclude(folder, (0, 2)).to_json("cat.jpg")
+    assert content["path"] == "cat.jpg"
+    assert "path" not in conclude(folder, (0, 2)).to_json()
+    assert content["missing"] == {"beta": "late"}
+    back = json.loads(msgspec.json.encode(content))
+    assert back["used"] == ["alpha", "gamma"]
+    assert back["members"][1]["device"] == "gamma"
+
+
+def test_at_most_five_labels_best_first(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    weights = json.loads((folder / FUSION).read_text())
+    manifest["labels"] = [f"class {n}" for n in range(9)]
+    weights["num_classes"] = 9
+    (folder / FUSION).write_text(json.dumps(weights))
+    manifest["files"][FUSION] = msgspec.to_builtins(file_entry(folder / FUSION))
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    logits = tuple(float(n) for n in (0, 8, 1, 7, 2, 6, 3, 5, 4))
+    finish = Finish(arrived={0: arrival(0, logits, logits)}, missing={}, timed_out=False)
+    answer = Judge(Bundle.open(folder), "bagged").conclude(finish, latency_ms=1.0, deadline_ms=2.0)
+    assert isinstance(answer, Prediction)
+    best = ["class 1", "class 3", "class 5", "class 7", "class 8"]
+    assert [label for label, _ in answer.top] == best
+    assert (answer.label, answer.probability) == answer.top[0]
+
+
+def test_no_answer_says_why_for_every_device() -> None:
+    missing = {"alpha": "late", "beta": "overloaded: 16 requests wait already"}
+    late = no_answer(missing, timed_out=True, deadline_ms=80.0)
+    assert isinstance(late, DeadlineExceeded)
+    assert str(late) == (
+        "no answer within 80 ms (alpha: late; beta: overloaded: 16 requests wait already)"
+    )
+    none = no_answer({"alpha": "unreachable"}, timed_out=False, deadline_ms=80.0)
+    assert isinstance(none, QuorumNotMet)
+    assert str(none) == "no device can answer (alpha: unreachable)"
+    assert none.outcomes == {"alpha": "unreachable"}

@@ -1,0 +1,83 @@
+"""How a device is called, by what it says of itself and what its client holds."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from mdp.bundle import Bundle
+from mdp.fleet import FleetEntry
+from mdp.status import device_status
+from mdp.wire import Status
+from tests.support.bundles import write_bundle
+
+ENTRY = FleetEntry(device="beta/attic", address="tcp://10.0.0.8:7500", k=1)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path_factory.mktemp("status") / "bundle"))
+
+
+def said(bundle: Bundle, /, **changes: Any) -> Status:
+    status = Status(
+        request_id=1,
+        device="beta",
+        state="READY",
+        bundle="colours",
+        digest=bundle.digest,
+        k=1,
+        provider="CPUExecutionProvider",
+        fallback=False,
+        reason="",
+        queued=0,
+        counts={"answered": 3},
+    )
+    return msgspec.structs.replace(status, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "usable", "reason"),
+    [
+        ({}, True, ""),
+        ({"state": "WARMING"}, False, ""),
+        ({"state": "DRAINING"}, False, ""),
+        ({"state": "FAILED", "reason": "RuntimeError: no"}, False, "RuntimeError: no"),
+        (
+            {"digest": "a" * 64, "bundle": "other"},
+            False,
+            "wrong bundle: serves other aaaaaaaaaaaa, expected colours ",
+        ),
+        ({"k": 2, "device": "gamma"}, False, "wrong sub-model: serves 2 (gamma), expected 1"),
+        ({"fallback": True}, True, "runs on CPUExecutionProvider, not on the planned provider"),
+        (
+            {"fallback": True, "state": "FAILED", "reason": "RuntimeError: no"},
+            False,
+            "RuntimeError: no; runs on CPUExecutionProvider, not on the planned provider",
+        ),
+    ],
+)
+def test_what_a_device_says(
+    bundle: Bundle, changes: dict[str, Any], usable: bool, reason: str
+) -> None:
+    status = device_status(ENTRY, said(bundle, **changes), bundle, silent=False)
+    assert (status.device, status.address) == ("beta/attic", "tcp://10.0.0.8:7500")
+    assert status.state == changes.get("state", "READY")
+    assert status.usable is usable
+    assert status.reason.startswith(reason)
+    assert bool(status.reason) == bool(reason)
+    assert status.counts == {"answered": 3}
+
+
+@pytest.mark.parametrize(
+    ("silent", "state", "reason"),
+    [
+        (True, "SILENT", "connected, but does not answer"),
+        (False, "UNREACHABLE", "no connection"),
+    ],
+)
+def test_a_device_that_says_nothing(bundle: Bundle, silent: bool, state: str, reason: str) -> None:
+    status = device_status(ENTRY, None, bundle, silent=silent)
+    assert (status.state, status.reason, status.usable) == (state, reason, False)
+    assert status.bundle is None
+    assert status.provider is None
