@@ -175,8 +175,9 @@ def _check_counts(labels: list[str], samples: list[_Sample], *, least: int, wher
     counts = np.bincount([sample.target for sample in samples], minlength=len(labels))
     for label, count in zip(labels, counts, strict=True):
         if count < least:
+            pictures = "picture" if count == 1 else "pictures"
             raise InputError(
-                f"{where}: class {label!r} has {count} picture{'s' * (count != 1)}, "
+                f"{where}: class {label!r} has {count} {pictures}, "
                 f"expected at least {least} so that one can be held out"
             )
 

@@ -1,0 +1,66 @@
+"""Tiny plans and runs, trained in seconds."""
+
+import io
+from pathlib import Path
+
+from mdp.plan import Assignment, Plan, PredictedMs, Region, SubModelSpec, TeacherSpec
+from partitioner.progress import Progress
+from partitioner.settings import (
+    Asked,
+    Augmentation,
+    MemberSchedule,
+    RunOptions,
+    TeacherSchedule,
+)
+
+QUIET = Progress(io.StringIO())
+TEACHER_ARGS = {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 2}
+
+
+def spec(image_size: int, embed_dim: int, patch_size: int = 4, depth: int = 1) -> SubModelSpec:
+    """A tiny shape with two heads."""
+    return SubModelSpec(
+        image_size=image_size,
+        patch_size=patch_size,
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=2,
+        mlp_ratio=4.0,
+    )
+
+
+def tiny_plan() -> Plan:
+    """Two members that differ in picture, width, view and encoding."""
+    ms = PredictedMs(compute=1, network=1, total=2)
+    common = {"predicted_ms": ms, "memory_bytes": 1, "provider": "CPUExecutionProvider"}
+    return Plan(
+        teacher=TeacherSpec(
+            name="vit_tiny_patch16_224", args=dict(TEACHER_ARGS), shape=spec(12, 24)
+        ),
+        target_ms=5,
+        refused=False,
+        reason="",
+        assignments=[
+            Assignment(k=0, device="alpha", submodel=spec(8, 16), threads=1, why="", **common),
+            Assignment(
+                k=1,
+                device="beta",
+                submodel=spec(12, 8),
+                threads=1,
+                why="",
+                region=Region(left=0.1, right=0.9, top=0.1, bottom=0.9),
+                encoding="jpeg",
+                **common,
+            ),
+        ],
+    )
+
+
+def asked(data: str | Path, *, seed: int = 0, epochs: int = 3, **options: object) -> Asked:
+    """A training of a few epochs."""
+    return Asked(
+        options=RunOptions(data=str(data), seed=seed, autocast="fp32", **options),
+        teacher_schedule=TeacherSchedule(epochs=epochs, batch_size=16),
+        schedule=MemberSchedule(epochs=epochs, batch_size=16),
+        augmentation=Augmentation(variants=2),
+    )

@@ -1,0 +1,56 @@
+"""The losses are what their sentences say."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from partitioner.losses import bag_loss, boost_loss, centred, stack_loss  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def random(*shape: int) -> "torch.Tensor":
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_boost_loss_is_the_mean_square():
+    boost, residual = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]])
+    assert boost_loss(boost, residual) == pytest.approx(2.5)
+
+
+def test_stack_loss_is_blind_to_scale_and_zero_for_the_same_direction():
+    feature = random(8, 5)
+    assert stack_loss(3 * feature, feature) == pytest.approx(0, abs=1e-6)
+    assert stack_loss(-feature, feature) == pytest.approx(2, abs=1e-6)
+
+
+def test_bag_loss_is_a_mixture_of_labels_and_teacher():
+    bag, teacher, target = random(6, 4), random(6, 4) * 2, torch.arange(6) % 4
+
+    def loss(distillation: float, temperature: float = 1.0) -> float:
+        value = bag_loss(
+            bag, target, teacher,
+            distillation=distillation, temperature=temperature, label_smoothing=0.0,
+        )  # fmt: skip
+        return float(value)
+
+    labels = torch.nn.functional.cross_entropy(bag, target)
+    p, q = teacher.softmax(1), bag.softmax(1)
+    divergence = (p * (p.log() - q.log())).sum(1).mean()
+    assert loss(0.0) == pytest.approx(float(labels), rel=1e-5)
+    assert loss(1.0) == pytest.approx(float(divergence), rel=1e-5)
+    assert loss(0.25) == pytest.approx(0.75 * float(labels) + 0.25 * float(divergence), rel=1e-5)
+    assert loss(1.0, temperature=1e3) > 0.5 * float((centred(teacher) - centred(bag)).var()) / 4
+
+
+def test_bag_loss_vanishes_for_a_copy_of_the_teacher():
+    teacher = random(6, 4)
+    value = bag_loss(
+        teacher + 3, torch.zeros(6, dtype=torch.long), teacher,
+        distillation=1.0, temperature=2.0, label_smoothing=0.0,
+    )  # fmt: skip
+    assert float(value) == pytest.approx(0, abs=1e-6)
+
+
+def test_centred_rows_sum_to_zero():
+    assert torch.allclose(centred(random(3, 7)).sum(1), torch.zeros(3), atol=1e-6)

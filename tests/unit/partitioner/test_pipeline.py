@@ -1,0 +1,301 @@
+"""A tiny run, step by step: what is trained, kept, exported, measured, and done only once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mdp.bundle import Bundle  # noqa: E402
+from mdp.errors import ConfigError, InputError, PlanRefused  # noqa: E402
+from mdp.fusion import arrival_subsets, fuse, weights_for  # noqa: E402
+from mdp.plan import TeacherSpec  # noqa: E402
+from partitioner import export, steps  # noqa: E402
+from partitioner.data import Dataset, open_dataset  # noqa: E402
+from partitioner.evaluate import (  # noqa: E402
+    contribution,
+    open_session,
+    run_session,
+    subset_accuracies,
+)
+from partitioner.outputs import load  # noqa: E402
+from partitioner.run_folder import RunFolder  # noqa: E402
+from partitioner.train import load_member, member_views  # noqa: E402
+from partitioner.work import Work  # noqa: E402
+from tests.support.runs import QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.trees import CLASSES, write_tree  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@dataclass
+class Built:
+    """A finished tiny run and its bundle."""
+
+    work: Work
+    tree: Path
+    bundle: Path
+    errors: dict[int, float]
+
+    @property
+    def data(self) -> Dataset:
+        return self.work.data
+
+
+def trained(tree: Path, run: Path, **options: object) -> Work:
+    return steps.train_step(
+        RunFolder(run), tiny_plan(), open_dataset(str(tree)), asked(tree, **options), QUIET
+    )
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("built")
+    tree = write_tree(folder / "tree", each=40)
+    work = trained(tree, folder / "b.run", epochs=12)
+    errors = export.export_bundle(work, folder / "b", "patterns")
+    return Built(work, tree, folder / "b", errors)
+
+
+def test_a_finished_run_has_weights_curves_and_no_checkpoints(built: Built):
+    names = {path.name for path in built.work.run.path.iterdir()}
+    assert {"settings.json", "plan.toml", "teacher.safetensors", "curves.json"} <= names
+    assert {"member-0.safetensors", "member-1.safetensors"} <= names
+    assert not [name for name in names if name.startswith("checkpoint")]
+    curves = msgspec.json.decode(built.work.run.curves.read_bytes())
+    assert {name: len(curve) for name, curve in curves.items()} == {
+        "teacher": 12, "member-0": 12, "member-1": 12,
+    }  # fmt: skip
+    assert "stack" not in curves["member-0"][0]
+    assert curves["member-1"][-1]["stack"] < curves["member-1"][0]["stack"]
+    assert curves["member-0"][-1]["boost"] < curves["member-0"][0]["boost"]
+
+
+def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built):
+    work, cache = built.work, built.work.run.cache
+    first = work.plan.assignments[0]
+    seen, index = member_views(work, first), np.arange(7)
+    pixels = torch.from_numpy(np.array(seen.pixels[index])).permute(0, 3, 1, 2) / 127.5 - 1
+    with torch.inference_mode():
+        output = load_member(work, first)(pixels)
+    assert np.allclose(load(cache / "sum-0-0.npy")[index], output.boost, atol=2e-2)
+    assert np.allclose(load(cache / "feature-0-0.npy")[index], output.feature, atol=2e-2)
+
+
+def test_teacher_answers_are_kept_for_every_split_and_variant(built: Built):
+    cache = built.work.run.cache
+    shapes = {path.name: load(path).shape for path in cache.glob("teacher-*.npy")}
+    assert shapes == {
+        "teacher-train-0.npy": (len(built.data.train), 3),
+        "teacher-train-1.npy": (len(built.data.train), 3),
+        "teacher-calibration.npy": (len(built.data.calibration), 3),
+        "teacher-test.npy": (len(built.data.test), 3),
+    }
+    assert np.abs(load(cache / "teacher-test.npy").mean(axis=1)).max() < 1e-5
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(built: Built, tmp_path: Path):
+    first = trained(built.tree, tmp_path / "one", epochs=1)
+    second = trained(built.tree, tmp_path / "two", epochs=1)
+    third = trained(built.tree, tmp_path / "three", epochs=1, seed=1)
+    weights = [work.run.member(1).read_bytes() for work in (first, second, third)]
+    assert weights[0] == weights[1]
+    assert weights[0] != weights[2]
+
+
+def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built):
+    bundle = Bundle.open(built.bundle)
+    manifest = bundle.manifest
+    assert manifest.labels == list(CLASSES)
+    assert manifest.plan == tiny_plan()
+    for name in manifest.files:
+        bundle.verified(name)
+    assert "re-implemented from the abstract" in manifest.provenance["method"]
+    assert manifest.provenance["torch"] == torch.__version__
+    assert [s.members for s in bundle.fusion_weights().subsets] == arrival_subsets([0, 1])
+    assert manifest.evaluation is None
+
+
+def test_models_carry_essentials_and_no_path_of_this_machine(built: Built):
+    import onnx
+
+    path = built.bundle / "submodels/1/model.onnx"
+    model = onnx.load(path)
+    properties = {entry.key: entry.value for entry in model.metadata_props}
+    assert properties == {
+        "mdp_format_version": "1", "mdp_bundle": "patterns", "mdp_k": "1",
+        "mdp_device": "beta", "mdp_image_size": "12", "mdp_num_classes": "3",
+    }  # fmt: skip
+    content = path.read_bytes()
+    assert str(Path(torch.__file__).parent.parent).encode() not in content
+    assert b"stack_trace" not in content
+
+
+def test_models_take_any_batch_of_bytes(built: Built):
+    session = open_session(built.bundle / "submodels/0/model.onnx")
+    (given,) = session.get_inputs()
+    assert (given.name, given.type, given.shape[1:]) == ("images", "tensor(uint8)", [8, 8, 3])
+    assert isinstance(given.shape[0], str)
+    assert [output.name for output in session.get_outputs()] == ["boost", "bag"]
+    pixels = np.random.default_rng(0).integers(0, 256, (11, 8, 8, 3), dtype=np.uint8)
+    alone, together = (contribution(session, pixels, batch) for batch in (1, 11))
+    assert np.allclose(alone.bag, together.bag, atol=1e-5)
+
+
+def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_path: Path):
+    assert set(built.errors) == {0, 1}
+    assert max(built.errors.values()) < 1e-4
+    member = load_member(built.work, built.work.plan.assignments[0])
+    with torch.no_grad():
+        member.bag.bias[1] += 0.01
+    pixels = member_views(built.work, built.work.plan.assignments[0], "test").pixels
+    with pytest.raises(export.ParityError, match=r"differs from torch by 1\.00e-02 on 24 pictures"):
+        export.check_parity(
+            built.bundle / "submodels/0/model.onnx", export.ServedMember(member), pixels,
+            ["boost", "bag"],
+        )  # fmt: skip
+
+
+def test_evaluation_is_what_fusion_of_the_files_gives(built: Built):
+    bundle = Bundle.open(built.bundle)
+    report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET)
+    evaluation = Bundle.open(built.bundle).manifest.evaluation
+    assert evaluation == report.evaluation
+    assert evaluation.pictures == 24
+    assert evaluation.data_digest == built.data.test.digest
+    contributions = {}
+    for assignment in bundle.manifest.plan.assignments:
+        session = open_session(built.bundle / f"submodels/{assignment.k}/model.onnx")
+        pixels = member_views(built.work, assignment, "test").pixels
+        contributions[assignment.k] = contribution(session, pixels)
+    weights = weights_for((0, 1), "stacked", bundle.fusion_weights().by_members())
+    right = fuse(contributions, weights).argmax(axis=1) == built.data.test.targets
+    assert bundle.expected_accuracy((0, 1), "stacked") is None
+    assert Bundle.open(built.bundle).expected_accuracy((0, 1), "stacked") == right.mean()
+    assert evaluation.subsets == subset_accuracies(
+        contributions, bundle.fusion_weights(), built.data.test.targets
+    )
+    assert evaluation.teacher.accuracy > 0.8
+    assert evaluation.members[0].accuracy > 0.6
+
+
+def test_the_printed_json_has_the_promised_keys(built: Built):
+    bundle = Bundle.open(built.bundle)
+    value = steps.evaluate_step(bundle, built.data, built.work.run, QUIET).as_json(bundle)
+    assert value["pictures"] == 24
+    assert 0 <= value["teacher"]["accuracy"] <= 1
+    assert [(m["k"], m["device"]) for m in value["members"]] == [(0, "alpha"), (1, "beta")]
+    assert value["members"][0]["latency_ms"] > 0
+    assert [s["members"] for s in value["subsets"]] == [(0,), (1,), (0, 1)]
+    assert {"boosted", "stacked", "bagged"} <= value["subsets"][0].keys()
+
+
+def test_without_the_run_the_teacher_is_left_out(built: Built):
+    bundle = Bundle.open(built.bundle)
+    with_run = steps.evaluate_step(bundle, built.data, built.work.run, QUIET).evaluation
+    without = steps.evaluate_step(bundle, built.data, None, QUIET).evaluation
+    assert without.teacher is None
+    assert without.subsets == with_run.subsets
+
+
+def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path):
+    other = open_dataset(str(write_tree(tmp_path / "other", each=10, seed=9)))
+    bundle = Bundle.open(built.bundle)
+    report = steps.evaluate_step(bundle, other, built.work.run, QUIET)
+    assert report.evaluation.pictures == 6
+    assert report.evaluation.teacher is not None
+
+
+def test_the_exported_teacher_answers_as_the_trained_one(built: Built):
+    from partitioner.teach import teacher_view
+
+    pixels = teacher_view(built.work, "test").pixels
+    (logits,) = run_session(open_session(built.work.run.teacher_onnx), pixels, ["logits"])
+    kept = load(built.work.run.cache / "teacher-test.npy")
+    assert np.allclose(logits - logits.mean(axis=1, keepdims=True), kept, atol=1e-4)
+
+
+def test_other_classes_are_refused(built: Built, tmp_path: Path):
+    other = open_dataset(str(write_tree(tmp_path, each=5, classes=("cross", "ring"))))
+    with pytest.raises(InputError, match=r"expected the 3 classes of .*, but only one .* stripes"):
+        steps.evaluate_step(Bundle.open(built.bundle), other, None, QUIET)
+
+
+def test_a_bundle_of_this_very_run_is_not_exported_again(built: Built):
+    before = (built.bundle / "manifest.json").stat().st_mtime_ns
+    assert steps.export_step(built.work, built.bundle, "patterns") is None
+    assert (built.bundle / "manifest.json").stat().st_mtime_ns == before
+
+
+def test_a_damaged_bundle_is_exported_again(built: Built, tmp_path: Path):
+    out = tmp_path / "b"
+    assert steps.export_step(built.work, out, "patterns") is not None
+    (out / "fusion.json").write_text("{}")
+    assert steps.export_step(built.work, out, "patterns") is not None
+    Bundle.open(out).fusion_weights()
+
+
+def test_something_else_is_not_replaced(built: Built, tmp_path: Path):
+    (tmp_path / "mine").write_text("keep")
+    with pytest.raises(InputError, match="expected a new folder or a bundle to replace"):
+        steps.export_step(built.work, tmp_path, "patterns")
+    (tmp_path / "manifest.json").write_text('{"name": "other tool"}')
+    with pytest.raises(ConfigError, match=r"manifest\.json"):
+        steps.export_step(built.work, tmp_path, "patterns")
+    assert (tmp_path / "mine").read_text() == "keep"
+
+
+def test_a_run_is_reopened_only_with_the_same_pictures(tmp_path: Path):
+    tree = write_tree(tmp_path / "tree", each=8)
+    work = trained(tree, tmp_path / "run", epochs=1)
+    assert steps.reopen(work.run, QUIET).data.train.digest == work.data.train.digest
+    (tree / "ring" / "new.png").write_bytes((tree / "ring" / "000.png").read_bytes())
+    with pytest.raises(InputError, match="split changed since"):
+        steps.reopen(work.run, QUIET)
+
+
+def test_a_teacher_that_knows_nothing_is_refused(tmp_path: Path):
+    tree = write_tree(tmp_path / "tree", each=8)
+    with pytest.raises(InputError, match=r"does not know these 3 classes: give --teacher-epochs N"):
+        steps.train_step(
+            RunFolder(tmp_path / "run"), tiny_plan(), open_dataset(str(tree)),
+            msgspec.structs.replace(
+                asked(tree), teacher_schedule=msgspec.structs.replace(
+                    asked(tree).teacher_schedule, epochs=0
+                )
+            ),
+            QUIET,
+        )  # fmt: skip
+
+
+def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path):
+    tree, checkpoint = built.tree, str(built.work.run.teacher)
+    wanted = asked(tree, epochs=1, teacher_checkpoint=checkpoint)
+    wanted = msgspec.structs.replace(
+        wanted, teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=0)
+    )
+    work = steps.train_step(
+        RunFolder(tmp_path / "run"), tiny_plan(), open_dataset(str(tree)), wanted, QUIET
+    )
+    ours, theirs = (w.run.cache / "teacher-test.npy" for w in (work, built.work))
+    assert np.array_equal(load(ours), load(theirs))
+    assert work.settings.teacher.checkpoint is not None
+    assert work.settings.teacher_schedule.learning_rate == pytest.approx(1e-4)
+
+
+def test_plans_that_cannot_be_trained(tmp_path: Path):
+    data = open_dataset("digits")
+    run = RunFolder(tmp_path / "run")
+    refused = msgspec.structs.replace(tiny_plan(), refused=True, reason="no use")
+    with pytest.raises(PlanRefused, match="no use"):
+        steps.train_step(run, refused, data, asked("digits"), QUIET)
+    teacher = TeacherSpec(
+        name="vit_tiny_patch16_224", args=tiny_plan().teacher.args, shape=spec(16, 24)
+    )
+    wrong = msgspec.structs.replace(tiny_plan(), teacher=teacher)
+    with pytest.raises(ConfigError, match=r"teacher.*shape\.image_size was 16, is now 12"):
+        steps.train_step(run, wrong, data, asked("digits"), QUIET)
+    assert not run.path.exists()
