@@ -4,6 +4,7 @@ Nothing is simulated: the bundle is trained, the agents are processes that liste
 of them is killed with SIGKILL, and every claim at the end was checked against what came back.
 """
 
+import json as json_codec
 import shlex
 import signal
 import socket
@@ -68,9 +69,12 @@ def run_demo(work: Path, *, bundle: Path | None, pictures: Path | None, json: Pa
         _show_and_run(out, ["mdp-partition", "build", *shlex.split(BUILD), "--out", str(bundle)])
         data = ["--data", "digits", "--split", "test", "--out", str(pictures)]
         _show_and_run(out, ["mdp-partition", "data", *data])
+        measured = _show_and_read(out, ["mdp-partition", "evaluate", "--bundle", str(bundle)])
+    else:
+        measured = {}
     opened = Bundle.open(bundle)
     labelled = _labelled_pictures(pictures, opened)
-    _print_accuracy(out, opened, seen)
+    _print_accuracy(out, opened, measured, seen)
     addresses = {a.device: _free_address() for a in opened.manifest.plan.assignments}
     fleet = work / "fleet.toml"
     with _agents(out, work, bundle, addresses) as agents:
@@ -97,6 +101,16 @@ def _show_and_run(out: Console, command: Sequence[str]) -> None:
         raise DemoFailed(f"{command[0]} {command[1]} ended with exit code {code}")
 
 
+def _show_and_read(out: Console, command: Sequence[str]) -> dict[str, Any]:
+    """Run a command with `--json`; returns what it printed."""
+    done = subprocess.run(
+        _show(out, [*command, "--json"]), check=False, stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        raise DemoFailed(f"{command[0]} {command[1]} ended with exit code {done.returncode}")
+    return dict(json_codec.loads(done.stdout))
+
+
 def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
     """(label, picture) from a class-per-folder tree, or noise without labels."""
     if folder is None:
@@ -110,30 +124,43 @@ def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | 
     return labelled
 
 
-def _print_accuracy(out: Console, bundle: Bundle, seen: _Seen) -> None:
-    """The teacher, every sub-model and every arrival subset, as measured when it was built."""
+def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], seen: _Seen) -> None:
+    """The teacher, every sub-model and every arrival subset, as measured when it was built.
+
+    `measured` is what `evaluate` printed, with the computing time of teacher and members on one
+    thread of this machine; a subset computes as long as its slowest member.
+    """
     evaluation = bundle.manifest.evaluation
     if evaluation is None:
         raise InputError(f"{bundle.path}: never evaluated; run mdp-partition evaluate first")
     devices = {a.k: a.device for a in bundle.manifest.plan.assignments}
     table = Table(
-        "arrived", "boosted", "stacked", "bagged",
+        "arrived", "boosted", "stacked", "bagged", "ms, 1 thread",
         title=f"accuracy on {evaluation.pictures} held-out pictures of {evaluation.data}",
     )  # fmt: skip
+    times_ms = {member["k"]: member["latency_ms"] for member in measured.get("members", [])}
     if evaluation.teacher is not None:
-        table.add_row("teacher", "", f"{evaluation.teacher.accuracy:.2%}", "", end_section=True)
+        teacher_ms = _milliseconds((measured.get("teacher") or {}).get("latency_ms"))
+        accuracy = f"{evaluation.teacher.accuracy:.2%}"
+        table.add_row("teacher", "", accuracy, "", teacher_ms, end_section=True)
     for member in evaluation.members:
         shape = bundle.manifest.plan.assignments[member.k].submodel
         what = f"{shape.image_size} px, {shape.embed_dim} x {shape.depth}"
-        table.add_row(f"{member.device} alone ({what})", "", "", f"{member.accuracy:.2%}")
+        own_ms = _milliseconds(times_ms.get(member.k))
+        table.add_row(f"{member.device} alone ({what})", "", "", f"{member.accuracy:.2%}", own_ms)
     table.add_section()
     for subset in evaluation.subsets:
         names = " + ".join(devices[k] for k in subset.members)
         values = (subset.boosted, subset.stacked, subset.bagged)
-        table.add_row(names, *(f"{value:.2%}" for value in values))
+        slowest_ms = max(times_ms[k] for k in subset.members) if times_ms else None
+        table.add_row(names, *(f"{value:.2%}" for value in values), _milliseconds(slowest_ms))
     out.print()
     out.print(table)
-    seen.facts["evaluation"] = evaluation
+    seen.facts["evaluation"] = measured or evaluation
+
+
+def _milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _free_address() -> str:
