@@ -46,8 +46,11 @@ class RunFolder:
         return read_toml(self.plan_file, Plan)
 
     def start_or_continue(self, settings: Settings, plan: Plan) -> None:
-        """Write settings and plan, or check that they are those of before; raises InputError."""
-        if self.settings_file.exists():
+        """Write settings and plan, or check that they are those of before; raises InputError.
+
+        As long as nothing has been trained they may change.
+        """
+        if self.settings_file.exists() and self._begun():
             before = self.settings()
             changed = differences(_without_place(before), _without_place(settings))
             changed = changed or differences(self.plan(), plan)
@@ -59,11 +62,17 @@ class RunFolder:
             if before != settings:
                 write_json(self.settings_file, settings)
             return
-        if self.path.exists() and any(p.name[0] != "." for p in self.path.iterdir()):
+        own = {self.settings_file.name, self.plan_file.name, self.cache.name}
+        found = {path.name for path in self.path.glob("[!.]*")}
+        if found - own:
             raise InputError(f"{self.path}: expected a new, an empty or a run folder")
         # The settings mark the folder as a run, so they come last.
         write_toml(self.plan_file, plan)
         write_json(self.settings_file, settings)
+
+    def _begun(self) -> bool:
+        """Whether any training has left something here."""
+        return any(any(self.path.glob(trace)) for trace in ("*.safetensors", "checkpoint-*.pt"))
 
     def keep_curve(self, stage: str, curve: list[dict[str, float]]) -> None:
         """Add one network's mean losses per epoch to curves.json."""

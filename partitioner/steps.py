@@ -35,11 +35,14 @@ def plan_step(
 def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
     """What this run's settings.json has to say."""
     from partitioner.compute import quicker_autocast
+    from partitioner.teacher import check_knows_classes
 
     options, flip = asked.options, asked.augmentation.flip
     if options.pretrained and options.teacher_checkpoint is not None:
         raise InputError("--pretrained and --teacher-checkpoint: expected one of the two, got both")
     checkpoint = _checkpoint(asked)
+    if asked.teacher_schedule.epochs == 0 and checkpoint is None:
+        check_knows_classes(teacher, len(data.labels), pretrained=options.pretrained)
     return Settings(
         seed=options.seed,
         autocast=quicker_autocast() if options.autocast == "auto" else options.autocast,

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 from torch.nn import functional as F
 
-from mdp.errors import InputError
 from mdp.files import write_bytes
 from partitioner.augment import Geometry, geometry
 from partitioner.data import SplitName
@@ -18,7 +17,7 @@ from partitioner.loop import Index, derived_seed, fit
 from partitioner.losses import centred
 from partitioner.outputs import Array, Seen, keep_outputs, load
 from partitioner.submodel import draw_weights
-from partitioner.teacher import Teacher, build_teacher, load_checkpoint, pretrained_classes
+from partitioner.teacher import Teacher, build_teacher, load_checkpoint
 from partitioner.views import View, load_views
 from partitioner.work import Work
 
@@ -42,8 +41,7 @@ def teacher_view(work: Work, split: SplitName) -> Seen:
 def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
     """The trained teacher: from the run folder if it is there, else made as the settings say.
 
-    `checkpoint` is the user's file to start from. Raises InputError when there is nothing that
-    would make the teacher know these classes.
+    `checkpoint` is the user's file to start from. Raises InputError where it does not fit.
     """
     settings, spec = work.settings, work.plan.teacher
     classes = len(work.data.labels)
@@ -53,13 +51,6 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
         teacher.load_state_dict(load_file(work.run.teacher))
         return teacher.eval()
     epochs, pretrained = settings.teacher_schedule.epochs, settings.teacher.pretrained
-    if epochs == 0 and checkpoint is None:
-        known = pretrained_classes(spec) if pretrained else None
-        if known != classes:
-            raise InputError(
-                f"--teacher: {spec.name!r} does not know these {classes} classes: "
-                "give --teacher-epochs N to train it, or --teacher-checkpoint FILE"
-            )
     teacher = build_teacher(spec, classes, pretrained=pretrained)
     if checkpoint is not None:
         load_checkpoint(teacher, checkpoint)

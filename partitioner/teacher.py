@@ -76,10 +76,14 @@ def build_teacher(spec: TeacherSpec, num_classes: int, *, pretrained: bool) -> T
     return Teacher(network, facts["mean"], facts["std"])
 
 
-def pretrained_classes(spec: TeacherSpec) -> int:
-    """How many classes timm's weights of this model know."""
-    timm = import_timm()
-    return int(timm.get_pretrained_cfg(spec.name).num_classes)
+def check_knows_classes(spec: TeacherSpec, num_classes: int, *, pretrained: bool) -> None:
+    """Raise InputError unless timm's weights already answer with `num_classes` classes."""
+    known = import_timm().get_pretrained_cfg(spec.name).num_classes if pretrained else None
+    if known != num_classes:
+        raise InputError(
+            f"--teacher: {spec.name!r} does not know these {num_classes} classes: "
+            "give --teacher-epochs N to train it, or --teacher-checkpoint FILE"
+        )
 
 
 def load_checkpoint(teacher: Teacher, path: Path) -> None:

@@ -3,7 +3,12 @@
 import io
 from pathlib import Path
 
+import msgspec
+
+from mdp.files import write_toml
 from mdp.plan import Assignment, Plan, PredictedMs, Region, SubModelSpec, TeacherSpec
+from mdp.profile import LatencyPoint, Link, read_profile
+from partitioner.cost import LatencyModel
 from partitioner.progress import Progress
 from partitioner.settings import (
     Asked,
@@ -14,6 +19,9 @@ from partitioner.settings import (
 )
 
 QUIET = Progress(io.StringIO())
+#: A teacher that two devices of `write_profiles` have to share, and their target.
+SHARED_ARGS = ["img_size=12", "patch_size=4", "embed_dim=48", "depth=2", "num_heads=3"]
+SHARED_MS = 50.0
 TEACHER_ARGS = {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 2}
 
 
@@ -64,3 +72,27 @@ def asked(data: str | Path, *, seed: int = 0, epochs: int = 3, **options: object
         schedule=MemberSchedule(epochs=epochs, batch_size=16),
         augmentation=Augmentation(variants=2),
     )
+
+
+def write_profiles(folder: Path) -> list[str]:
+    """Profiles of two very slow devices: one MMAC takes about 100 ms, the network nothing."""
+    model = LatencyModel(
+        fixed_ms=1.0, layer_ms=1.0, mac_ms=1e-4, traffic_byte_ms=0.0, weight_byte_ms=0.0
+    )
+    latency = []
+    for size, dim, depth in ((8, 16, 1), (8, 64, 4), (16, 32, 2), (16, 64, 1), (24, 48, 4)):
+        shape = spec(size, dim, depth=depth)
+        values = {name: getattr(shape, name) for name in msgspec.structs.asdict(shape)}
+        latency.append(LatencyPoint(threads=1, latency_ms=model.predict_ms(shape, 0), **values))
+    paths = []
+    for name in ("alpha", "beta"):
+        profile = msgspec.structs.replace(
+            read_profile("n100"),
+            name=name,
+            threads=1,
+            latency=latency,
+            link=Link(bandwidth_bps=1e9, round_trip_s=0.0),
+        )
+        paths.append(str(folder / f"{name}.toml"))
+        write_toml(paths[-1], profile)
+    return paths

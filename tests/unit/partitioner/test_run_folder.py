@@ -44,9 +44,24 @@ def test_the_same_settings_go_on(tmp_path: Path):
     assert run.plan() == tiny_plan()
 
 
-def test_other_settings_are_refused_and_named(tmp_path: Path):
+def begun(path: Path) -> RunFolder:
+    """A run whose teacher has been trained for an epoch."""
+    run = RunFolder(path)
+    run.start_or_continue(settings(), tiny_plan())
+    run.checkpoint("teacher").write_bytes(b"")
+    return run
+
+
+def test_settings_may_change_until_something_is_trained(tmp_path: Path):
     run = RunFolder(tmp_path / "run")
     run.start_or_continue(settings(), tiny_plan())
+    run.cache.mkdir()
+    run.start_or_continue(settings(seed=3), tiny_plan())
+    assert run.settings().seed == 3
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path):
+    run = begun(tmp_path / "run")
     other = settings(seed=3, schedule=MemberSchedule(epochs=7))
     with pytest.raises(
         InputError, match=r"schedule\.epochs was 20, is now 7; seed was 0, is now 3 \(give the same"
@@ -56,8 +71,7 @@ def test_other_settings_are_refused_and_named(tmp_path: Path):
 
 
 def test_another_plan_is_refused(tmp_path: Path):
-    run = RunFolder(tmp_path / "run")
-    run.start_or_continue(settings(), tiny_plan())
+    run = begun(tmp_path / "run")
     other = msgspec.structs.replace(tiny_plan(), target_ms=9)
     with pytest.raises(InputError, match=r"target_ms was 5\.0, is now 9"):
         run.start_or_continue(settings(), other)

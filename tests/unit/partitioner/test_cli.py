@@ -1,0 +1,233 @@
+"""What a user sees of `mdp-partition`: one-line errors, exit codes, JSON alone on stdout."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mdp.plan import read_plan
+from partitioner import cli
+from tests.support.runs import SHARED_ARGS, SHARED_MS, write_profiles
+from tests.support.trees import write_tree
+
+Outcome = tuple[int, str, str]
+Run = Callable[..., Outcome]
+TEACHER = ["--teacher", "vit_tiny_patch16_224"]
+SHARED = [*TEACHER, "--teacher-arg", *SHARED_ARGS]
+
+
+@pytest.fixture
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a test's profiles lie, apart from what it writes."""
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run a command line in this process; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["mdp-partition", *map(str, args)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+def test_help_needs_no_torch():
+    code = (
+        "import sys\n"
+        "import partitioner.cli\n"
+        "heavy = {'torch', 'timm', 'onnx', 'onnxruntime', 'sklearn'}\n"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("command", ["plan", "train", "export", "evaluate", "build", "data"])
+def test_every_command_has_help_with_an_example(run: Run, command: str):
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert f"Example: mdp-partition {command}" in out
+    assert "--json" in out
+
+
+def test_exit_codes_are_documented(run: Run):
+    _, out, _ = run("--help")
+    words = " ".join(out.split())
+    assert "Exit codes: 0 fine, 2 usage or bad input, 4 the plan was refused" in words
+
+
+def test_data_counts_and_writes(run: Run, tmp_path: Path):
+    code, out, _ = run("data", "--data", "digits", "--split", "test", "--out", "tree")
+    assert code == 0
+    assert "359" in out
+    assert len(list((tmp_path / "tree").glob("*/*.png"))) == 359
+
+
+def test_data_as_json(run: Run):
+    code, out, err = run("data", "--data", "digits", "--limit-test", 20, "--json")
+    assert (code, err) == (0, "")
+    value = json.loads(out)
+    assert value["labels"] == list("0123456789")
+    assert value["splits"]["test"]["pictures"] == 20
+    assert set(value["splits"]["test"]["classes"].values()) <= {1, 2, 3}
+
+
+@pytest.mark.torch
+def test_plan_as_json_is_the_plan_and_nothing_else(run: Run, profiles: Path, tmp_path: Path):
+    code, out, _ = run(
+        "plan", *SHARED, "--profiles", *write_profiles(profiles),
+        "--latency-ms", SHARED_MS, "--data", "digits", "--out", "p.toml", "--json",
+    )  # fmt: skip
+    assert code == 0
+    value = json.loads(out)
+    assert {"target_ms", "refused", "assignments", "single_device"} <= value.keys()
+    assert value["target_ms"] == SHARED_MS
+    assert value["refused"] is False
+    first = value["assignments"][0]
+    assert {"k", "device", "submodel", "predicted_ms", "memory_bytes"} <= first.keys()
+    assert set(first["predicted_ms"]) == {"compute", "network", "total"}
+    assert set(first["submodel"]) == {
+        "image_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "precision",
+    }  # fmt: skip
+    assert read_plan(tmp_path / "p.toml").assignments[0].device == first["device"]
+
+
+@pytest.mark.torch
+def test_a_refused_plan_is_shown_and_ends_with_4(run: Run, profiles: Path, tmp_path: Path):
+    args = ["plan", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000]
+    code, out, err = run(*args)
+    assert code == 4
+    assert "refused: " in out
+    assert err.startswith("mdp-partition: plan refused: ")
+    assert "alone" in err
+    assert err.count("\n") == 1
+    code, out, _ = run(*args, "--json")
+    assert code == 4
+    assert json.loads(out)["refused"] is True
+    assert not (tmp_path / "plan.toml").exists()
+
+
+@pytest.mark.torch
+def test_build_refuses_the_same_plan_before_any_work(run: Run, profiles: Path, tmp_path: Path):
+    code, _, err = run(
+        "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000,
+        "--data", "digits", "--teacher-epochs", 1, "--out", "b",
+    )  # fmt: skip
+    assert code == 4
+    assert "plan refused" in err
+    assert not list(tmp_path.iterdir())
+
+
+BUILD = ["build", *TEACHER, "--profiles", "n100", "--out", "b", "--data", "digits"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([*BUILD, "--latency-ms", 0], "--latency-ms: expected a number above 0, got 0"),
+        ([*BUILD, "--latency-ms", "nan"], "--latency-ms: expected a number above 0, got nan"),
+        ([*BUILD, "--latency-ms", 5, "--epochs", -1], "--epochs: expected `int` >= 1, got -1"),
+        ([*BUILD, "--latency-ms", 5, "--teacher-epochs", -1], "--teacher-epochs: expected `int`"),
+        ([*BUILD, "--latency-ms", 5, "--batch-size", 0], "--batch-size: expected `int`"),
+        ([*BUILD, "--latency-ms", 5, "--distillation", 2], "--distillation: expected `float`"),
+        ([*BUILD, "--latency-ms", 5, "--seed", -1], "--seed: expected `int` >= 0, got -1"),
+        ([*BUILD, "--latency-ms", 5, "--name", "a b"], "--name: expected letters, digits"),
+        (["data", "--data", "nowhere"], "nowhere: expected a folder of pictures"),
+        (["data", "--data", "digits", "--split", "dev"], "--split: expected one of train, calib"),
+        (["export", "--run", "nowhere", "--out", "b"], "nowhere: expected a run folder"),
+        (["evaluate", "--bundle", "nowhere"], "nowhere: expected a bundle folder"),
+        (["train", "--plan", "no.toml", "--data", "digits", "--run", "r"], "no.toml: cannot"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(
+    run: Run, tmp_path: Path, args: list[object], message: str
+):
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"mdp-partition: {message}")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--teacher", "vit_tiny"], "--teacher: timm has no model 'vit_tiny'"),
+        (["--teacher", "resnet18"], "--teacher: 'resnet18' cannot be decomposed"),
+        ([*TEACHER, "--teacher-arg", "depth"], "--teacher-arg: expected key=value, got 'depth'"),
+        ([*SHARED], "--teacher: 'vit_tiny_patch16_224' does not know"),
+        (
+            [*SHARED, "--teacher-checkpoint", "none.pth"],
+            "none.pth: expected a teacher checkpoint, found no file",
+        ),
+        (
+            [*SHARED, "--teacher-checkpoint", "x.pth", "--pretrained"],
+            "--pretrained and --teacher-checkpoint: expected one of the two, got both",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_teachers_are_one_line_and_exit_code_2(
+    run: Run, profiles: Path, args: list[str], message: str
+):
+    code, _, err = run(
+        "build",
+        "--data",
+        "digits",
+        "--profiles",
+        *write_profiles(profiles),
+        "--latency-ms",
+        SHARED_MS,
+        "--out",
+        "b",
+        *args,
+    )
+    assert code == 2
+    assert err.startswith(f"mdp-partition: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.torch
+def test_a_bad_picture_is_named_before_any_training(run: Run, profiles: Path, tmp_path: Path):
+    tree = write_tree(tmp_path / "tree", each=8)
+    (tree / "ring" / "003.png").write_text("not a picture")
+    code, _, err = run(
+        "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", SHARED_MS,
+        "--data", tree, "--teacher-epochs", 1, "--out", "b",
+    )  # fmt: skip
+    assert code == 2
+    assert err.splitlines()[-1].startswith(f"mdp-partition: {tree}/ring/003.png: ")
+    assert "training" not in err
+    assert not (tmp_path / "b").exists()
+    assert not list(tmp_path.glob("b.run/cache/.*"))
+
+
+@pytest.mark.torch
+def test_something_else_at_out_is_noticed_before_any_work(run: Run, profiles: Path, tmp_path: Path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").write_text("keep")
+    code, _, err = run(
+        "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", SHARED_MS,
+        "--data", "digits", "--teacher-epochs", 1, "--out", "b",
+    )  # fmt: skip
+    assert code == 2
+    assert "b: expected a new folder or a bundle to replace" in err
+    assert not (tmp_path / "b.run").exists()
+
+
+def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Path):
+    from tests.support.bundles import write_bundle
+
+    bundle = write_bundle(tmp_path / "bundle")
+    code, _, err = run("evaluate", "--bundle", getattr(bundle, "path", bundle))
+    assert code == 2
+    assert "give --data, or --run with the folder it was trained in" in err
