@@ -32,9 +32,10 @@ from mdp.wire import (
     encode,
 )
 
-#: Kept back from every deadline for fusing and for the operating system to wake the caller, who
-#: sleeps in whole milliseconds; of a short deadline, half.
-RESERVE_MS = 2.0
+#: Kept back from a deadline for fusing and for the operating system to wake the caller, who sleeps
+#: in whole milliseconds: a share of it, within bounds, and never more than half of a short one.
+RESERVE_SHARE = 0.02
+RESERVE_MS = (2.0, 10.0)
 MAX_DEADLINE_MS = 3_600_000.0
 
 Clock = Callable[[], float]
@@ -80,7 +81,9 @@ def checked_deadline_ms(deadline_ms: float) -> float:
 
 def reserve_s(deadline_ms: float) -> float:
     """Seconds of a deadline that are not spent waiting."""
-    return min(RESERVE_MS, 0.5 * deadline_ms) / 1e3
+    least_ms, most_ms = RESERVE_MS
+    wanted_ms = min(max(RESERVE_SHARE * deadline_ms, least_ms), most_ms)
+    return min(wanted_ms, 0.5 * deadline_ms) / 1e3
 
 
 def cut_views(picture: Picture, assignments: Mapping[int, Assignment]) -> dict[int, View]:

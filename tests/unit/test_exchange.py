@@ -417,6 +417,14 @@ def test_deadlines_that_are_fine(fine: float) -> None:
     assert 0 < reserve_s(fine) <= fine / 2e3
 
 
+@pytest.mark.parametrize(
+    ("deadline_ms", "reserve_ms"),
+    [(1.0, 0.5), (3.0, 1.5), (20.0, 2.0), (80.0, 2.0), (250.0, 5.0), (1000.0, 10.0), (1e6, 10.0)],
+)
+def test_what_is_kept_back_of_a_deadline(deadline_ms: float, reserve_ms: float) -> None:
+    assert reserve_s(deadline_ms) * 1e3 == pytest.approx(reserve_ms)
+
+
 @pytest.mark.parametrize("bad", [0, -1, -0.0, math.nan, math.inf, -math.inf, MAX_DEADLINE_MS + 1])
 def test_deadlines_that_are_refused(bad: float) -> None:
     with pytest.raises(InputError, match=r"deadline_ms: expected more than 0 and at most 3\.6e"):
