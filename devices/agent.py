@@ -145,11 +145,17 @@ class Agent:
                     return None
                 for peer, frames in self._router.poll(self._poll_s()):
                     self._receive(peer, frames)
+                    # At once: a burst of short ones shall not fill the queue.
+                    while self._is_short() and (job := self._take()) is not None:
+                        self._run(job)
                 while (job := self._take()) is not None:
-                    # Nothing is known of the first one, which is therefore taken for a long one.
-                    if not 0 < self._admission.estimate_s <= UNATTENDED_S:
+                    if not self._is_short():
                         return job
                     self._run(job)
+
+    def _is_short(self) -> bool:
+        """Whether the next computation is; nothing is known of the first one."""
+        return 0 < self._admission.estimate_s <= UNATTENDED_S
 
     def _poll_s(self) -> float | None:
         if self._state == "DRAINING":
