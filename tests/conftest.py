@@ -1,10 +1,38 @@
 """What every test shares."""
 
+import gc
 import os
+import threading
+import time
+from collections.abc import Iterator
 
+import psutil
+import pytest
 from hypothesis import settings
+from zmq.utils.garbage import gc as uncopied
 
 # Reproducible by default; HYPOTHESIS_PROFILE=explore looks for new cases.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fails a test that leaves behind a thread, a file, a socket or a child process."""
+    # From the first frame that is not copied, pyzmq keeps a thread and sockets for this process.
+    if not uncopied.is_alive():
+        uncopied.start()
+    assert uncopied._push_socket is not None
+    before = _held()
+    yield
+    until_s = time.monotonic() + 10
+    while any(now > then for now, then in zip(_held(), before, strict=True)):
+        assert time.monotonic() < until_s, f"threads, files, children: {before} -> {_held()}"
+        gc.collect()
+        time.sleep(0.01)
+
+
+def _held() -> tuple[int, int, int]:
+    process = psutil.Process()
+    return threading.active_count(), process.num_fds(), len(process.children(recursive=True))

@@ -1,0 +1,386 @@
+"""Devices that die, freeze, dawdle, fail or come back, while a client asks for answers."""
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mdp
+from mdp.prediction import Prediction
+from tests.support.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
+from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, answers_until, until
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+RED = colour_picture("red")
+#: Reached by the tests in which somebody is late; long enough for the others to answer.
+SHORT_MS = 1500.0
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    path = tmp_path / "gate"
+    path.mkdir()
+    return path
+
+
+def ask(client: mdp.Client, deadline_ms: float = PLENTY_MS) -> Prediction:
+    answer = client.classify(RED, deadline_ms=deadline_ms)
+    assert answer.label == "red"
+    if "late" not in answer.missing.values():
+        assert answer.latency_ms <= deadline_ms
+    assert set(answer.used) | set(answer.missing) == set(DEVICES)
+    return answer
+
+
+def without(answer: Prediction, device: str, *reasons: str) -> None:
+    """Assert that just `device` is missing, for a reason that begins like one of `reasons`."""
+    assert list(answer.missing) == [device]
+    assert answer.missing[device].startswith(reasons), answer.missing
+    assert answer.partial
+    members = tuple(k for k, name in enumerate(DEVICES) if name != device)
+    assert answer.used == tuple(DEVICES[k] for k in members)
+    assert answer.mode == "stacked"
+    assert answer.expected_accuracy == subset_accuracy(members).stacked
+
+
+def test_a_killed_device_is_named_and_used_again_after_its_restart(fleet: Fleet) -> None:
+    fleet.start_all()
+    with fleet.client() as client:
+        assert ask(client).missing == {}
+        fleet.agents["beta"].kill()
+        for _ in range(5):
+            without(ask(client), "beta", "unreachable", "disconnected")
+        assert [s.state for s in client.status()] == ["READY", "UNREACHABLE", "READY"]
+        address = fleet.agents["beta"].address
+        assert fleet.restart("beta").address == address
+        again = answers_until(client, RED, lambda a: "beta" in a.used, PLENTY_MS)
+        assert again[-1].missing == {}
+        assert ask(client).missing == {}
+
+
+def test_a_device_killed_while_it_computes_is_settled_at_once(fleet: Fleet, gate: Path) -> None:
+    fleet.start("beta", "--hold", "run", "--gate", gate, odd=True)
+    fleet.start_all("alpha", "gamma")
+
+    def kill() -> None:
+        until(lambda: (gate / "run-1").exists(), "beta computes")
+        fleet.agents["beta"].kill()
+
+    killer = threading.Thread(target=kill)
+    with fleet.client() as client:
+        killer.start()
+        answer = ask(client)
+        killer.join(PATIENCE_S)
+    without(answer, "beta", "disconnected")
+
+
+def test_many_calls_under_way_survive_a_kill(fleet: Fleet, gate: Path) -> None:
+    fleet.start("beta", "--hold", "run", "--gate", gate, odd=True)
+    fleet.start_all("alpha", "gamma")
+
+    async def ask_many() -> list[Prediction]:
+        async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
+            calls = [
+                asyncio.create_task(client.classify(RED, deadline_ms=PLENTY_MS)) for _ in range(10)
+            ]
+            while not (gate / "run-1").exists():
+                await asyncio.sleep(0.005)
+            fleet.agents["beta"].kill()
+            return await asyncio.gather(*calls)
+
+    answers = asyncio.run(ask_many())
+    for answer in answers:
+        # Whoever was still cutting its picture never asked beta.
+        without(answer, "beta", "disconnected", "unreachable")
+    assert "disconnected" in [answer.missing["beta"] for answer in answers]
+
+
+def test_a_frozen_device_is_late_then_rested_and_back_when_it_thaws(fleet: Fleet) -> None:
+    fleet.start_all()
+    with fleet.client() as client:
+        assert ask(client).missing == {}
+        fleet.agents["gamma"].stop()
+        # Three times the deadline is waited for; then the device is left alone.
+        for _ in range(3):
+            without(ask(client, 400.0), "gamma", "late")
+        without(ask(client), "gamma", "silent: 3 requests unanswered")
+        assert fleet.agents["gamma"].process.poll() is None
+        assert client.status(timeout_s=0.2)[2].state in ("SILENT", "UNREACHABLE")
+        fleet.agents["gamma"].signal(signal.SIGCONT)
+        again = answers_until(client, RED, lambda a: "gamma" in a.used, PLENTY_MS)
+        assert again[-1].missing == {}
+        until(lambda: client.status()[2].usable, "gamma is well")
+
+
+def test_a_device_frozen_for_long_is_unreachable_and_comes_back(fleet: Fleet) -> None:
+    fleet.start_all("alpha", "gamma")
+    with fleet.client() as client:
+        fleet.agents["gamma"].stop()
+        # ZeroMQ's heartbeats find out.
+        until(lambda: client.status(timeout_s=0.1)[1].state == "UNREACHABLE", "it is noticed")
+        answer = ask(client)
+        assert answer.missing["gamma"] == "unreachable"
+        assert answer.used == ("alpha",)
+        fleet.agents["gamma"].signal(signal.SIGCONT)
+        answers_until(client, RED, lambda a: "gamma" in a.used, PLENTY_MS)
+
+
+def test_a_straggler_is_late_and_its_reply_is_counted(fleet: Fleet, gate: Path) -> None:
+    fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
+    fleet.start_all("beta", "gamma")
+    with fleet.client() as client:
+        without(ask(client, SHORT_MS), "alpha", "late")
+        assert client.counters["late"] == 0
+        (gate / "run").touch()
+        until(lambda: client.status()[0].counts["answered"] == 1, "alpha is done")
+        assert client.counters == {"late": 1, "duplicate": 0, "malformed": 0}
+        # A late answer is a sign of life: it is not rested.
+        assert ask(client).missing == {}
+
+
+def test_a_full_queue_says_overloaded(fleet: Fleet, gate: Path) -> None:
+    fleet.start("alpha", "--hold", "run", "--gate", gate, "--run-s", 0.02, odd=True)
+    fleet.start_all("beta", "gamma")
+
+    async def ask_many() -> list[Prediction]:
+        async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
+            (gate / "run").touch()
+            assert (await client.classify(RED, deadline_ms=PLENTY_MS)).missing == {}
+            (gate / "run").unlink()
+            calls = [
+                asyncio.create_task(client.classify(RED, deadline_ms=PLENTY_MS)) for _ in range(25)
+            ]
+            # One runs, sixteen wait, and eight are turned away, which lets those calls end.
+            done: set[asyncio.Task[Prediction]] = set()
+            while len(done) < 8:
+                done, _ = await asyncio.wait(calls, timeout=0.01)
+            (gate / "run").touch()
+            return await asyncio.gather(*calls)
+
+    answers = asyncio.run(ask_many())
+    refused = [answer for answer in answers if answer.missing]
+    assert len(refused) == 8
+    for answer in refused:
+        without(answer, "alpha", "overloaded: 16 requests wait already")
+    assert len([answer for answer in answers if answer.used == DEVICES]) == 17
+
+
+def test_a_budget_that_cannot_suffice_says_too_late(fleet: Fleet) -> None:
+    fleet.start("alpha", "--run-s", 3.0, odd=True)
+    fleet.start_all("beta", "gamma")
+    with fleet.client() as client:
+        assert ask(client).missing == {}
+        # It now knows that it takes three seconds, and says so at once.
+        answer = ask(client, SHORT_MS)
+        without(answer, "alpha", "too_late: ")
+        assert answer.missing["alpha"].endswith("ms left do not suffice")
+
+
+def test_what_waited_too_long_in_the_queue_is_sent_back(fleet: Fleet, gate: Path) -> None:
+    fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
+    fleet.start_all("beta", "gamma")
+    with fleet.client() as client:
+        without(ask(client, 300.0), "alpha", "late")
+        without(ask(client, 300.0), "alpha", "late")
+        assert client.status()[0].counts["too_late"] == 0
+        (gate / "run").touch()
+        until(lambda: client.status()[0].counts["too_late"] == 1, "the second is sent back")
+        assert client.counters["late"] == 2
+        assert client.status()[0].counts["answered"] == 1
+
+
+def test_three_failures_in_a_row_and_the_agent_says_failed(fleet: Fleet) -> None:
+    fleet.start("alpha", "--raise-first", 99, odd=True)
+    fleet.start_all("beta", "gamma")
+    reason = "RuntimeError: the model is on fire [really]"
+    with fleet.client() as client:
+        for _ in range(3):
+            without(ask(client), "alpha", f"failed: {reason}")
+        status = client.status()[0]
+        assert (status.state, status.reason, status.usable) == ("FAILED", reason, False)
+        without(ask(client), "alpha", f"failed: {reason}")
+        assert client.status()[0].counts["failed"] == 4
+    assert fleet.agents["alpha"].wait_for("FAILED").process.poll() is None
+    assert fleet.agents["alpha"].terminate() == 0
+
+
+def test_two_failures_are_overcome(fleet: Fleet) -> None:
+    fleet.start("alpha", "--raise-first", 2, odd=True)
+    fleet.start_all("beta", "gamma")
+    with fleet.client() as client:
+        for _ in range(2):
+            without(ask(client), "alpha", "failed: RuntimeError")
+        assert client.status()[0].reason.startswith("RuntimeError")
+        for _ in range(3):
+            assert ask(client).missing == {}
+        status = client.status()[0]
+        assert (status.state, status.reason) == ("READY", "")
+
+
+def test_nan_logits_are_a_bad_output(fleet: Fleet) -> None:
+    fleet.start("alpha", "--nan", odd=True)
+    fleet.start_all("beta", "gamma")
+    with fleet.client() as client:
+        answer = ask(client)
+        without(answer, "alpha", "bad_output: logits that are not finite")
+        assert np.isfinite(answer.probability)
+
+
+def test_an_agent_with_another_bundle_is_named(fleet: Fleet, tmp_path: Path) -> None:
+    other = write_bundle(tmp_path / "other", name="others", bag_scale=9.0)
+    fleet.start("alpha", bundle=other)
+    fleet.start_all("beta", "gamma")
+    with fleet.client() as client:
+        answer = ask(client)
+        without(answer, "alpha", "wrong_bundle: serves others ")
+        digest = client.bundle.digest[:12]
+        assert answer.missing["alpha"].endswith(f"asked for {digest}")
+        status = client.status()[0]
+        assert (status.state, status.usable) == ("READY", False)
+        assert status.reason.startswith("wrong bundle: serves others ")
+        assert status.reason.endswith(f"expected colours {digest}")
+
+
+def test_addresses_mixed_up_are_noticed_even_at_the_same_image_size(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle", sizes=(8, 8, 8))
+    with Fleet(tmp_path, bundle) as fleet:
+        fleet.start_all()
+        alpha, beta = (fleet.agents[name].address for name in ("alpha", "beta"))
+        with fleet.client(alpha=beta, beta=alpha) as client:
+            answer = ask(client)
+            assert answer.used == ("gamma",)
+            assert answer.missing == {
+                "alpha": "wrong_submodel: beta serves sub-model 1, asked for 0",
+                "beta": "wrong_submodel: alpha serves sub-model 0, asked for 1",
+            }
+            status = client.status()[0]
+            assert status.reason == "wrong sub-model: serves 1 (beta), expected 0"
+            assert not status.usable
+
+
+def test_a_boosting_prefix_stays_boosted_and_anything_else_is_bagged(fleet: Fleet) -> None:
+    fleet.start_all()
+    with fleet.client("boosted") as client:
+        assert ask(client).mode == "boosted"
+        fleet.agents["gamma"].kill()
+        answer = ask(client)
+        assert (answer.mode, answer.used) == ("boosted", ("alpha", "beta"))
+        assert answer.expected_accuracy == subset_accuracy((0, 1)).boosted
+        fleet.restart("gamma")
+        answers_until(client, RED, lambda a: "gamma" in a.used, PLENTY_MS)
+        fleet.agents["alpha"].kill()
+        answer = ask(client)
+        assert (answer.mode, answer.used) == ("bagged", ("beta", "gamma"))
+        assert answer.expected_accuracy == subset_accuracy((1, 2)).bagged
+
+
+def test_one_is_left_then_none(fleet: Fleet) -> None:
+    fleet.start_all()
+    with fleet.client() as client:
+        fleet.agents["alpha"].kill()
+        fleet.agents["gamma"].kill()
+        answer = ask(client)
+        assert (answer.mode, answer.used) == ("single", ("beta",))
+        assert answer.expected_accuracy == subset_accuracy((1,)).stacked
+        fleet.agents["beta"].kill()
+        until(lambda: client.status()[1].state == "UNREACHABLE", "beta is gone")
+        with pytest.raises(mdp.QuorumNotMet, match=r"no device can answer \(.*beta: unr") as info:
+            client.classify(RED, deadline_ms=PLENTY_MS)
+        assert info.value.outcomes == dict.fromkeys(DEVICES, "unreachable")
+        gone = list(client.stream([RED] * 3, deadline_ms=PLENTY_MS, errors="yield"))
+        assert [type(answer) for answer in gone] == [mdp.QuorumNotMet] * 3
+        with pytest.raises(mdp.QuorumNotMet):
+            next(iter(client.stream([RED], deadline_ms=PLENTY_MS)))
+
+
+def test_nobody_answers_in_time(fleet: Fleet, gate: Path) -> None:
+    for device in DEVICES:
+        fleet.start(device, "--hold", "run", "--gate", gate, odd=True)
+    with fleet.client() as client:
+        with pytest.raises(mdp.DeadlineExceeded, match="no answer within 300 ms") as info:
+            client.classify(RED, deadline_ms=300.0)
+        assert info.value.outcomes == dict.fromkeys(DEVICES, "late")
+        (gate / "run").touch()
+        answers_until(client, RED, lambda a: not a.missing, PLENTY_MS)
+
+
+def test_a_replica_answers_for_a_killed_device_and_nothing_is_missing(fleet: Fleet) -> None:
+    fleet.start_all("alpha", "alpha/attic", "beta", "gamma")
+    with fleet.client() as client:
+        assert client.classify(RED, deadline_ms=PLENTY_MS).used == DEVICES
+        fleet.agents["alpha"].kill()
+        for _ in range(3):
+            answer = client.classify(RED, deadline_ms=PLENTY_MS)
+            assert answer.used == ("alpha/attic", "beta", "gamma")
+            assert answer.missing == {}
+            assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
+
+
+def test_a_replica_takes_over_a_call_under_way(fleet: Fleet, gate: Path) -> None:
+    fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
+    fleet.start_all("alpha/attic", "beta", "gamma")
+
+    def kill() -> None:
+        until(lambda: (gate / "run-1").exists(), "alpha computes")
+        fleet.agents["alpha"].kill()
+
+    killer = threading.Thread(target=kill)
+    with fleet.client() as client:
+        killer.start()
+        answer = client.classify(RED, deadline_ms=PLENTY_MS)
+        killer.join(PATIENCE_S)
+        assert answer.used == ("alpha/attic", "beta", "gamma")
+        assert answer.missing == {}
+
+
+def test_a_device_that_was_never_there_may_come_later(fleet: Fleet) -> None:
+    fleet.start_all("alpha", "beta")
+    fleet.start("gamma").kill()
+    with mdp.Client.connect(fleet.write(), timeout_s=0.5) as client:
+        without(ask(client), "gamma", "unreachable")
+        fleet.restart("gamma")
+        answers_until(client, RED, lambda a: not a.missing, PLENTY_MS)
+
+
+def test_a_stream_goes_on_through_a_death(fleet: Fleet) -> None:
+    fleet.start_all()
+    with fleet.client() as client:
+        missing = []
+        for number, answer in enumerate(client.stream([RED] * 12, deadline_ms=PLENTY_MS)):
+            assert isinstance(answer, Prediction)
+            assert answer.label == "red"
+            missing.append(answer.missing)
+            if number == 3:
+                fleet.agents["beta"].kill()
+        assert missing[:4] == [{}] * 4
+        assert set(missing[-1]) == {"beta"}
+
+
+def test_an_async_client_sees_a_death_and_a_return(fleet: Fleet) -> None:
+    fleet.start_all()
+
+    async def live() -> None:
+        async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
+            assert (await client.classify(RED, deadline_ms=PLENTY_MS)).missing == {}
+            fleet.agents["beta"].kill()
+            answer = await client.classify(RED, deadline_ms=PLENTY_MS)
+            without(answer, "beta", "unreachable", "disconnected")
+            fleet.restart("beta")
+            until_s = time.monotonic() + PATIENCE_S
+            while (await client.classify(RED, deadline_ms=PLENTY_MS)).missing:
+                assert time.monotonic() < until_s
+                await asyncio.sleep(0.01)
+
+    asyncio.run(live())

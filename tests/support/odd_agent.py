@@ -1,0 +1,95 @@
+"""A real agent whose model misbehaves as told, in a process of its own.
+
+Serves like `mdp-agent run --json`. `--hold load`, `warm_up` or `run` makes that step wait until a
+file of that name appears in `--gate`, so that a test decides how long "slow" is.
+"""
+
+import argparse
+import json
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+
+from devices.agent import Agent
+from mdp.bundle import Bundle
+from mdp.crop import Pixels
+from mdp.fusion import Contribution
+from mdp.transport import Router
+
+GIVE_UP_S = 60.0
+
+
+class OddRuntime:
+    """Favours the colour it sees, unless told otherwise."""
+
+    provider = "OddExecutionProvider"
+    fallback = False
+
+    def __init__(self, options: argparse.Namespace, num_classes: int) -> None:
+        self.options = options
+        self.num_classes = num_classes
+        self.runs = 0
+        self.wait("load")
+
+    def wait(self, step: str) -> None:
+        """Wait for the test's permission, if this step is held."""
+        until_s = time.monotonic() + GIVE_UP_S
+        while step in self.options.hold and not (self.options.gate / step).exists():
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"nobody opened the gate for {step}")
+            time.sleep(0.002)
+
+    def warm_up(self) -> None:
+        """Nothing to warm up."""
+        self.wait("warm_up")
+
+    def run(self, pixels: Pixels) -> Contribution:
+        """Logits `[N, num_classes]` by mean colour: blue, green, red."""
+        self.runs += 1
+        if self.options.gate is not None:
+            (self.options.gate / f"run-{self.runs}").touch()
+        self.wait("run")
+        time.sleep(self.options.run_s)
+        if self.runs <= self.options.raise_first:
+            raise RuntimeError("the model\nis on fire [really]")
+        logits = (pixels.mean(axis=(1, 2))[:, ::-1] / 32).astype(np.float32)
+        if self.options.nan:
+            logits[:, 1] = np.nan
+        return Contribution(logits[:, : self.num_classes], logits[:, : self.num_classes])
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--bind", required=True)
+    parser.add_argument("--gate", type=Path)
+    parser.add_argument("--hold", nargs="*", default=[])
+    parser.add_argument("--run-s", type=float, default=0.0)
+    parser.add_argument("--raise-first", type=int, default=0)
+    parser.add_argument("--nan", action="store_true")
+    options = parser.parse_args()
+    bundle = Bundle.open(options.bundle)
+    with Router(options.bind) as router:
+
+        def report(event: str) -> None:
+            said = {"event": event, "device": options.device, "address": router.address}
+            print(json.dumps(said), flush=True)
+
+        agent = Agent(
+            bundle,
+            bundle.assignment(options.device),
+            lambda: OddRuntime(options, len(bundle.manifest.labels)),
+            router,
+            report=report,
+        )
+        signal.signal(signal.SIGTERM, lambda *_: agent.stop())
+        report("LISTENING")
+        agent.serve()
+
+
+if __name__ == "__main__":
+    main()
