@@ -286,6 +286,17 @@ def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path):
     assert work.settings.teacher_schedule.learning_rate == pytest.approx(1e-4)
 
 
+def test_photographs_are_mirrored_and_digits_are_not(built: Built):
+    spec_ = tiny_plan().teacher
+    photographs = steps.settings_for(asked(built.tree), built.data, spec_)
+    digits = steps.settings_for(asked("digits"), open_dataset("digits"), spec_)
+    assert (photographs.augmentation.flip, digits.augmentation.flip) == (True, False)
+    wanted = msgspec.structs.replace(
+        asked("digits"), augmentation=msgspec.structs.replace(asked("").augmentation, flip=True)
+    )
+    assert steps.settings_for(wanted, open_dataset("digits"), spec_).augmentation.flip is True
+
+
 def test_plans_that_cannot_be_trained(tmp_path: Path):
     data = open_dataset("digits")
     run = RunFolder(tmp_path / "run")
