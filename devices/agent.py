@@ -42,6 +42,8 @@ from mdp.wire import (
 TOLERATED_FAILURES = 3
 #: How long a draining agent finishes what it has accepted.
 DRAIN_S = 5.0
+#: How long threads that are about to end are waited for.
+LEAVE_S = 1.0
 #: Refused and dropped requests are reported at most this often.
 REPORT_EVERY_S = 10.0
 #: A computation as short as this is done without leaving the socket to the other thread: waking it
@@ -91,6 +93,7 @@ class Agent:
         self._stopping = False
         self._drain_until_s = float("inf")
         self._over = False
+        self._ended = threading.Event()
 
     @property
     def state(self) -> State:
@@ -104,27 +107,39 @@ class Agent:
 
     def serve(self) -> None:
         """Serve until `stop`; raises what loading or warming up the runtime raised."""
-        second = threading.Thread(target=self._load_and_work, name="second", daemon=True)
-        second.start()
-        self._work()
+        workers = [
+            threading.Thread(target=self._until_over, args=(work,), name=name, daemon=True)
+            for name, work in (("first", self._work), ("second", self._load_and_work))
+        ]
+        for worker in workers:
+            worker.start()
+        # This thread computes nothing, so that it can take signals and leave at any time.
+        self._ended.wait()
         if self._fatal is not None:
             raise self._fatal
-        # A model that is still loading is not waited for.
-        second.join(timeout=1.0)
+        # A model that still loads, or a computation that outlasted the draining, is left behind.
+        leave_s = self._clock() + LEAVE_S
+        for worker in workers:
+            worker.join(timeout=max(0.0, leave_s - self._clock()))
 
-    def _load_and_work(self) -> None:
+    def _until_over(self, work: Callable[[], None]) -> None:
         try:
-            runtime = self._load()
-            self._enter("WARMING")
-            runtime.warm_up()
-            with self._lock:
-                self._runtime = runtime
-            # The other thread warms up too: a runtime may keep state per thread.
-            self._router.wake()
-            self._work()
+            work()
         except BaseException as error:  # raised again in the thread that serves
             self._fatal, self._over = error, True
             self._router.wake()
+        finally:
+            self._ended.set()
+
+    def _load_and_work(self) -> None:
+        runtime = self._load()
+        self._enter("WARMING")
+        runtime.warm_up()
+        with self._lock:
+            self._runtime = runtime
+        # The other thread warms up too: a runtime may keep state per thread.
+        self._router.wake()
+        self._work()
 
     def _work(self) -> None:
         """Take turns at the socket, and run what comes while nothing else runs."""
