@@ -25,6 +25,8 @@ from mdp.wire import MAX_BUFFER_BYTES, Buffer
 
 #: Messages that may wait in one direction of one connection.
 HIGH_WATER_MARK = 64
+#: Replies that may wait for one client; they are small, and one more would be lost.
+REPLIES_HIGH_WATER_MARK = 1024
 RECONNECT_MS = 100
 RECONNECT_MAX_MS = 1000
 #: ZeroMQ's own heartbeats notice a peer that is frozen or unplugged, without any traffic of ours.
@@ -213,6 +215,7 @@ class Router:
         try:
             _configure(self._router, address)
             self._router.router_mandatory = True
+            self._router.sndhwm = REPLIES_HIGH_WATER_MARK
             self._router.bind(address)
         except zmq.ZMQError as error:
             self.close()
