@@ -48,7 +48,9 @@ def run_agent(
 
     Exit codes: 0 stopped as asked, 2 bad input (bundle, device, provider, address), 1 unforeseen.
     """
-    if not bind.startswith("tcp://"):
+    port = bind.rpartition(":")[2]
+    # ZeroMQ would take port 99999 for 34463.
+    if not bind.startswith("tcp://") or not (port.isdecimal() and int(port) < 65536):
         raise InputError(f"--bind: expected tcp://HOST:PORT, got {bind!r}")
     opened = Bundle.open(bundle)
     assignment = opened.assignment(device)
