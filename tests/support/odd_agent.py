@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from devices.agent import Agent
+from devices import agent
 from mdp.bundle import Bundle
 from mdp.crop import Pixels
 from mdp.fusion import Contribution
@@ -71,7 +71,9 @@ def main() -> None:
     parser.add_argument("--run-s", type=float, default=0.0)
     parser.add_argument("--raise-first", type=int, default=0)
     parser.add_argument("--nan", action="store_true")
+    parser.add_argument("--drain-s", type=float, default=agent.DRAIN_S)
     options = parser.parse_args()
+    agent.DRAIN_S = options.drain_s
     bundle = Bundle.open(options.bundle)
     with Router(options.bind) as router:
 
@@ -79,16 +81,16 @@ def main() -> None:
             said = {"event": event, "device": options.device, "address": router.address}
             print(json.dumps(said), flush=True)
 
-        agent = Agent(
+        odd = agent.Agent(
             bundle,
             bundle.assignment(options.device),
             lambda: OddRuntime(options, len(bundle.manifest.labels)),
             router,
             report=report,
         )
-        signal.signal(signal.SIGTERM, lambda *_: agent.stop())
+        signal.signal(signal.SIGTERM, lambda *_: odd.stop())
         report("LISTENING")
-        agent.serve()
+        odd.serve()
 
 
 if __name__ == "__main__":

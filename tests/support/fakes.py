@@ -1,0 +1,132 @@
+"""Peers that speak ZeroMQ, or bytes, but not as an agent or a client would."""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import zmq
+
+from mdp.fusion import Contribution
+from mdp.wire import Buffer, Envelope, Infer, Result, decode, encode, logits_buffer
+
+Handler = Callable[[Infer], Sequence[Sequence[Buffer]]]
+
+
+class FakeAgent:
+    """A ROUTER that answers every Infer with whatever messages `handler` makes of it."""
+
+    def __init__(self, handler: Handler, address: str = "tcp://127.0.0.1:0") -> None:
+        self.asked = 0
+        self._handler = handler
+        self._over = threading.Event()
+        self._context = zmq.Context()
+        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._router.linger = 0
+        self._router.bind(address)
+        self.address = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while not self._over.is_set():
+            if not self._router.poll(10):
+                continue
+            peer, *frames = self._router.recv_multipart()
+            message = decode(frames).message
+            if isinstance(message, Infer):
+                self.asked += 1
+                for reply in self._handler(message):
+                    self._router.send_multipart([peer, *reply])
+
+    def close(self) -> None:
+        """End the thread and free the port."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join()
+        self._router.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def red_result(request_id: int) -> list[Buffer]:
+    """A right answer for a red picture, by the colour bundle's labels."""
+    logits = np.array([0.0, 0.0, 3.0], dtype=np.float32)
+    result = Result(request_id=request_id, num_classes=3, queue_ms=0.0, compute_ms=1.0)
+    return encode(result, logits_buffer(Contribution(logits, logits)))
+
+
+@contextmanager
+def other_program(port: int, greeting: bytes) -> Iterator[None]:
+    """Something else listens on `port`: it sends `greeting` to whoever connects, and hangs up."""
+    over = threading.Event()
+    listener = socket.create_server(("127.0.0.1", port))
+    listener.settimeout(0.02)
+
+    def serve() -> None:
+        while not over.is_set():
+            try:
+                peer, _ = listener.accept()
+            except TimeoutError:
+                continue
+            with peer:
+                try:
+                    peer.sendall(greeting)
+                    peer.settimeout(0.2)
+                    peer.recv(1024)
+                except OSError:
+                    pass
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        listener.close()
+
+
+class StrangePeer:
+    """A DEALER that sends an agent any frames, and reads what comes back."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self._dealer.linger = 0
+        self._dealer.connect(address)
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Send one message."""
+        self._dealer.send_multipart(frames)
+
+    def receive(self, timeout_s: float = 30.0) -> Envelope:
+        """The next reply."""
+        assert self._dealer.poll(int(timeout_s * 1000)), "no reply"
+        return decode(self._dealer.recv_multipart())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._dealer.close()
+        self._context.term()
