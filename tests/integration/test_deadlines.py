@@ -1,0 +1,133 @@
+"""No call outlasts its deadline, whatever keeps the client itself: pictures, threads, statuses."""
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import mdp
+from mdp.prediction import Prediction
+from tests.support.bundles import DEVICES, colour_picture, write_bundle
+from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, until
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+RED = colour_picture("red")
+NOT_ASKED = dict.fromkeys(DEVICES, "not asked: no time left")
+NOT_DECODED = "no answer within 100 ms: the picture was not decoded by then"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("deadlines")
+    with Fleet(folder, write_bundle(folder / "bundle")) as fleet:
+        yield fleet.start_all()
+
+
+@pytest.fixture
+def slow_fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Alpha computes only once `gate/run` exists; the others are well."""
+    (tmp_path / "gate").mkdir()
+    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
+        fleet.start("alpha", "--hold", "run", "--gate", tmp_path / "gate", odd=True)
+        yield fleet.start_all("beta", "gamma")
+
+
+@contextmanager
+def endless_picture(folder: Path) -> Iterator[Path]:
+    """A file whose readers wait until the end of the block."""
+    path = folder / "endless.png"
+    os.mkfifo(path)
+    try:
+        yield path
+    finally:
+        # Whoever waits for a writer gets one; with it goes the last one, and the file ends.
+        writer = os.open(path, os.O_RDWR)
+        path.unlink()
+        os.close(writer)
+
+
+def test_a_picture_that_takes_too_long_to_decode(fleet: Fleet, tmp_path: Path) -> None:
+    with fleet.client() as client, endless_picture(tmp_path) as endless:
+        for _ in range(4):
+            with pytest.raises(mdp.DeadlineExceeded, match=NOT_DECODED) as info:
+                client.classify(endless, deadline_ms=100.0)
+            assert info.value.outcomes == NOT_ASKED
+        # No device is blamed for it.
+        assert client.classify(RED, deadline_ms=PLENTY_MS).used == DEVICES
+        answers = list(client.stream([endless, RED], deadline_ms=100.0, errors="yield"))
+        assert isinstance(answers[0], mdp.DeadlineExceeded)
+        assert str(answers[0]) == NOT_DECODED
+        assert len(answers) == 2
+        with pytest.raises(mdp.DeadlineExceeded, match=NOT_DECODED):
+            list(client.stream([endless], deadline_ms=100.0))
+
+
+def test_the_same_for_an_async_client(fleet: Fleet, tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
+            with endless_picture(tmp_path) as endless:
+                with pytest.raises(mdp.DeadlineExceeded, match=NOT_DECODED) as info:
+                    await client.classify(endless, deadline_ms=100.0)
+                assert info.value.outcomes == NOT_ASKED
+                assert (await client.classify(RED, deadline_ms=PLENTY_MS)).used == DEVICES
+
+    asyncio.run(ask())
+
+
+def in_thread(work: object) -> threading.Thread:
+    assert callable(work)
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_a_call_that_gets_no_turn_ends_before_the_other(slow_fleet: Fleet, tmp_path: Path) -> None:
+    longer: list[Prediction] = []
+    with slow_fleet.client() as client:
+        first = in_thread(lambda: longer.append(client.classify(RED, deadline_ms=PLENTY_MS)))
+        until(lambda: (tmp_path / "gate" / "run-1").exists(), "the other call is under way")
+        why = "no answer within 200 ms: another thread's call is under way"
+        with pytest.raises(mdp.DeadlineExceeded, match=why) as info:
+            client.classify(RED, deadline_ms=200.0)
+        assert info.value.outcomes == NOT_ASKED
+        assert first.is_alive()
+        (tmp_path / "gate" / "run").touch()
+        first.join(PATIENCE_S)
+    assert [answer.used for answer in longer] == [DEVICES]
+
+
+def test_a_stream_does_not_wait_for_another_thread_s_call(
+    slow_fleet: Fleet, tmp_path: Path
+) -> None:
+    longer: list[Prediction] = []
+    with slow_fleet.client() as client:
+        stream = client.stream([RED] * 2, deadline_ms=800.0, in_flight=2)
+        next(stream)
+        first = in_thread(lambda: longer.append(client.classify(RED, deadline_ms=PLENTY_MS)))
+        # The second picture is under way since before; its answer comes in the other's turn.
+        second = next(stream)
+        assert isinstance(second, Prediction)
+        assert second.missing == {"alpha": "late"}
+        assert first.is_alive()
+        (tmp_path / "gate" / "run").touch()
+        first.join(PATIENCE_S)
+    assert len(longer) == 1
+
+
+def test_asking_for_a_status_does_not_hold_up_the_calls_under_way(slow_fleet: Fleet) -> None:
+    with slow_fleet.client() as client:
+        stream = client.stream([RED] * 2, deadline_ms=600.0, in_flight=2)
+        next(stream)
+        slow_fleet.agents["gamma"].stop()
+        statuses = client.status(timeout_s=3.0)
+        assert statuses[2].state in ("SILENT", "UNREACHABLE")
+        second = next(stream)
+        assert isinstance(second, Prediction)
+        # Decided while the status was waited for, and not three seconds later.
+        assert second.latency_ms < 2500.0
+        assert second.missing["alpha"] == "late"
