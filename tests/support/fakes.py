@@ -71,8 +71,11 @@ def red_result(request_id: int) -> list[Buffer]:
 
 
 @contextmanager
-def other_program(port: int, greeting: bytes) -> Iterator[None]:
-    """Something else listens on `port`: it sends `greeting` to whoever connects, and hangs up."""
+def other_program(port: int, greeting: bytes) -> Iterator[int]:
+    """Something else listens on `port`, or any free one for 0: it greets and hangs up.
+
+    Yields the port.
+    """
     over = threading.Event()
     listener = socket.create_server(("127.0.0.1", port))
     listener.settimeout(0.02)
@@ -94,7 +97,7 @@ def other_program(port: int, greeting: bytes) -> Iterator[None]:
     thread = threading.Thread(target=serve)
     thread.start()
     try:
-        yield
+        yield int(listener.getsockname()[1])
     finally:
         over.set()
         thread.join()

@@ -1,0 +1,451 @@
+"""`mdp` as a user types it: output, exit codes, and one line for whatever is wrong."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from PIL import Image
+
+from mdp import cli
+from mdp.bundle import FUSION, MANIFEST
+from mdp.doctor import tcp_diagnosis
+from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
+from tests.support.fakes import other_program
+from tests.support.fleet import BIN, PATIENCE_S, ROOT, Fleet, until
+from tests.support.pictures import encoded, with_orientation
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+PLENTY = ["--deadline-ms", "20000"]
+DEAD = "tcp://127.0.0.1:1"
+
+
+def mdp(*args: object) -> subprocess.CompletedProcess[str]:
+    """Run `mdp` in a process of its own."""
+    command = [str(BIN / "mdp"), *map(str, args)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    """Stdout as JSON, a line each; nothing else is there."""
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("commands")
+    with Fleet(folder, write_bundle(folder / "bundle")) as fleet:
+        fleet.start_all()
+        fleet.write()
+        yield fleet
+
+
+@pytest.fixture
+def toml(fleet: Fleet) -> Path:
+    return fleet.folder / "fleet.toml"
+
+
+@pytest.fixture
+def nobody(fleet: Fleet, tmp_path: Path) -> Path:
+    """A fleet file whose devices are all gone."""
+    entries = "".join(
+        f'[[devices]]\ndevice = "{device}"\naddress = "tcp://127.0.0.1:{k + 1}"\nk = {k}\n'
+        for k, device in enumerate(DEVICES)
+    )
+    path = tmp_path / "nobody.toml"
+    path.write_text(f'bundle = "{fleet.bundle}"\n{entries}')
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder per class, two pictures each."""
+    folder = tmp_path / "pictures"
+    for label in LABELS:
+        (folder / label).mkdir(parents=True)
+        for number in range(2):
+            picture = Image.fromarray(colour_picture(label, 30 + 10 * number, 50))
+            picture.save(folder / label / f"{number}.png")
+    return folder
+
+
+def test_classify_says_what_is_documented(toml: Path, pictures: Path) -> None:
+    done = mdp("classify", "--fleet", toml, *PLENTY, pictures, pictures / "red/0.png", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    answers = lines(done)
+    wanted = [f"{label}/{number}.png" for label in LABELS for number in range(2)]
+    wanted.append("red/0.png")
+    assert [answer["path"] for answer in answers] == [str(pictures / name) for name in wanted]
+    for answer in answers:
+        assert answer["label"] == Path(answer["path"]).parent.name
+        assert 0 < answer["probability"] <= 1
+        assert answer["mode"] == "stacked"
+        assert answer["used"] == list(DEVICES)
+        assert answer["missing"] == {}
+        assert answer["expected_accuracy"] == 1.0
+        assert 0 < answer["latency_ms"] <= answer["deadline_ms"] == 20000
+        for member, device in zip(answer["members"], DEVICES, strict=True):
+            assert member["device"] == device
+            assert member["compute_ms"] > 0
+            assert member["network_ms"] >= 0
+
+
+def test_classify_for_people(toml: Path, pictures: Path) -> None:
+    path = pictures / "green/1.png"
+    done = mdp("classify", "--fleet", toml, "--fusion", "boosted", path, *PLENTY)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(
+        rf"{path}: green \(\d+%\), boosted from alpha \+ beta \+ gamma, 90\.0% accurate in tests, "
+        r"[\d.]+ ms\n",
+        done.stdout,
+    )
+
+
+def test_one_bad_picture_among_good_ones(toml: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    good = encoded(colour_picture("red"), "PNG")
+    (folder / "a.png").write_bytes(good)
+    (folder / "b.png").write_bytes(good[:200])
+    (folder / "c.txt").write_text("I am not a picture")
+    (folder / "d.jpg").write_bytes(with_orientation(6))
+    done = mdp("classify", "--fleet", toml, *PLENTY, folder, "--json")
+    assert done.returncode == 2
+    assert [Path(answer["path"]).name for answer in lines(done)] == ["a.png", "d.jpg"]
+    truncated, text = done.stderr.splitlines()
+    assert truncated.startswith(f"mdp: {folder}/b.png: ")
+    assert "cannot be decoded" in truncated
+    assert text.endswith("c.txt: expected a picture, found no format Pillow knows")
+
+
+def test_a_name_that_is_no_utf_8(toml: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "names"
+    folder.mkdir()
+    name = os.fsencode(folder) + b"/caf\xe9.png"
+    Path(os.fsdecode(name)).write_bytes(encoded(colour_picture("blue"), "PNG"))
+    for options in ([], ["--json"]):
+        done = mdp("classify", "--fleet", toml, *PLENTY, folder, *options)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "caf?.png" in done.stdout
+
+
+def test_nobody_can_answer(nobody: Path, pictures: Path) -> None:
+    done = mdp("classify", "--fleet", nobody, pictures / "red", "--json")
+    assert (done.returncode, done.stdout) == (3, "")
+    reasons = "alpha: unreachable; beta: unreachable; gamma: unreachable"
+    assert done.stderr.splitlines() == [
+        f"mdp: {pictures}/red/{number}.png: no device can answer ({reasons})" for number in (0, 1)
+    ]
+
+
+def here(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    """Run `mdp` in this process, which is quicker; gives exit code, stdout and stderr."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["mdp", *map(str, args)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    captured = capsys.readouterr()
+    assert isinstance(end.value.code, int)
+    return end.value.code, captured.out, captured.err
+
+
+def refused(ended: tuple[int, str, str], expected: str) -> None:
+    """Assert exit code 2 and one line on stderr."""
+    code, out, err = ended
+    assert (code, out) == (2, "")
+    assert re.match(rf"mdp: .*{expected}", err), err
+    assert err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize("deadline", ["0", "-5", "-0.0", "nan", "inf", "-inf", "1e300"])
+@pytest.mark.parametrize("command", ["classify", "bench"])
+def test_impossible_deadlines(
+    capsys: pytest.CaptureFixture[str], toml: Path, pictures: Path, command: str, deadline: str
+) -> None:
+    ended = here(capsys, command, "--fleet", toml, "--deadline-ms", deadline, pictures)
+    refused(ended, r"deadline_ms: expected more than 0 and at most 3\.6e\+06, got ")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--deadline-ms", "soon"],
+        ["--fusion", "magic"],
+        ["--nonsense"],
+        ["--fleet"],
+    ],
+)
+def test_usage_errors(toml: Path, pictures: Path, options: list[str]) -> None:
+    done = mdp("classify", "--fleet", toml, pictures, *options)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage: mdp classify" in done.stderr or done.stderr.startswith("Error: ")
+    assert "Traceback" not in done.stderr
+
+
+def test_pictures_that_are_not_there(
+    capsys: pytest.CaptureFixture[str], toml: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    for path, expected in (
+        (tmp_path / "gone.png", "gone.png: no such file"),
+        (tmp_path / "empty", "empty: expected a folder with pictures, it holds no file"),
+        (tmp_path / ("x" * 300), "File name too long"),
+    ):
+        refused(here(capsys, "classify", "--fleet", toml, path), expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("", r"fleet\.toml: .*missing required field `bundle`"),
+        ("bundle = 3\ndevices = []", r"fleet\.toml: Expected `str`, got `int` - at `\$\.bundle`"),
+        ('bundle = "b"\ndevices = []', r"fleet\.toml: .*length >= 1 - at `\$\.devices`"),
+        ('bundle = "b"\nx = 1', r"fleet\.toml: .*unknown field `x`"),
+        ("\ufeffx", r"fleet\.toml: "),
+        ("x = " + "[" * 3000, r"fleet\.toml: lists or tables nested too deeply"),
+        (
+            f'bundle = "gone"\ndevices = [{{ device = "a", address = "{DEAD}", k = 0 }}]',
+            "gone: expected a bundle folder with a manifest.json",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["classify", "status", "doctor", "bench"])
+def test_fleet_files_that_are_wrong(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    pictures: Path,
+    command: str,
+    content: str,
+    expected: str,
+) -> None:
+    path = tmp_path / "fleet.toml"
+    path.write_text(content)
+    more = [pictures] if command == "classify" else []
+    refused(here(capsys, command, "--fleet", path, *more), expected)
+
+
+def own_fleet(tmp_path: Path) -> tuple[Path, Path]:
+    """A bundle and a fleet file of this test's own, with nobody behind it."""
+    bundle = write_bundle(tmp_path / "bundle")
+    path = tmp_path / "fleet.toml"
+    entry = f'{{ device = "alpha", address = "{DEAD}", k = 0 }}'
+    path.write_text(f'bundle = "bundle"\ndevices = [{entry}]')
+    return bundle, path
+
+
+def test_bundles_that_are_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    bundle, path = own_fleet(tmp_path)
+    (bundle / FUSION).write_text("{}")
+    refused(here(capsys, "status", "--fleet", path), r"fusion\.json: expected \d+ bytes, found 2")
+    (bundle / MANIFEST).write_text("{")
+    refused(here(capsys, "status", "--fleet", path), r"manifest\.json: Input data was truncated")
+    (bundle / MANIFEST).unlink()
+    refused(here(capsys, "status", "--fleet", path), r"manifest\.json: cannot be read: No such")
+
+
+def test_status_says_what_is_documented(toml: Path, fleet: Fleet) -> None:
+    done = mdp("status", "--fleet", toml, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    (content,) = lines(done)
+    assert [device["device"] for device in content["devices"]] == list(DEVICES)
+    for device in content["devices"]:
+        assert device["address"] == fleet.agents[device["device"]].address
+        assert device["state"] == "READY"
+        assert device["bundle"] == "colours"
+        assert device["provider"] == "CPUExecutionProvider"
+        assert device["reason"] == ""
+
+
+def test_status_for_people(toml: Path, fleet: Fleet) -> None:
+    done = mdp("status", "--fleet", toml)
+    assert (done.returncode, done.stderr) == (0, "")
+    for device in DEVICES:
+        assert device in done.stdout
+    assert done.stdout.count("READY") == 3
+
+
+def test_status_of_devices_that_are_gone(
+    capsys: pytest.CaptureFixture[str], fleet: Fleet, nobody: Path, tmp_path: Path
+) -> None:
+    code, out, err = here(capsys, "status", "--fleet", nobody, "--json")
+    assert (code, err) == (3, "")
+    states = [(d["state"], d["reason"]) for d in json.loads(out)["devices"]]
+    assert states == [("UNREACHABLE", "no connection")] * 3
+    some = tmp_path / "some.toml"
+    alpha = fleet.agents["alpha"].address
+    some.write_text(nobody.read_text().replace('"tcp://127.0.0.1:1"', f'"{alpha}"'))
+    code, out, err = here(capsys, "status", "--fleet", some, "--json")
+    assert (code, err) == (0, "")
+    assert [d["state"] for d in json.loads(out)["devices"]] == [
+        "READY",
+        "UNREACHABLE",
+        "UNREACHABLE",
+    ]
+
+
+def test_doctor_finds_nothing_wrong(capsys: pytest.CaptureFixture[str], toml: Path) -> None:
+    code, out, err = here(capsys, "doctor", "--fleet", toml, "--json")
+    assert (code, err) == (0, "")
+    findings = json.loads(out)["findings"]
+    assert all(finding["ok"] for finding in findings)
+    subjects = {finding["subject"] for finding in findings}
+    assert subjects == {
+        FUSION,
+        *(f"submodels/{k}/model.onnx" for k in range(3)),
+        *DEVICES,
+        "network",
+    }
+    code, out, err = here(capsys, "doctor", "--fleet", toml)
+    assert (code, err) == (0, "")
+    assert out.count("ok ") == len(findings)
+
+
+def test_doctor_names_what_is_wrong(
+    capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path
+) -> None:
+    bundle = write_bundle(tmp_path / "bundle", bag_scale=7.0, evaluated=False)
+    model = bundle / "submodels/1/model.onnx"
+    model.write_bytes(model.read_bytes() + b"x")
+    (bundle / "submodels/2/model.onnx").unlink()
+    with other_program(0, b"") as port:
+        addresses = [
+            fleet.agents["alpha"].address,
+            f"tcp://127.0.0.1:{port}",
+            f"tcp://{'x' * 70}.example:7500",
+        ]
+        entries = [
+            f'{{ device = "{device}", address = "{address}", k = {k} }}'
+            for k, (device, address) in enumerate(zip(DEVICES, addresses, strict=True))
+        ]
+        path = tmp_path / "fleet.toml"
+        path.write_text(f'bundle = "bundle"\ndevices = [{", ".join(entries)}]')
+        code, out, err = here(capsys, "doctor", "--fleet", path, "--json")
+        status = here(capsys, "status", "--fleet", path, "--json")
+    assert (code, err) == (3, "")
+    alpha = json.loads(status[1])["devices"][0]
+    assert (status[0], alpha["state"]) == (3, "READY")
+    assert alpha["reason"].startswith("wrong bundle: serves colours ")
+    said = [(f["subject"], f["text"]) for f in json.loads(out)["findings"] if not f["ok"]]
+    subjects = [subject for subject, _ in said]
+    assert subjects == ["submodels/1/model.onnx", "manifest.json", *DEVICES]
+    texts = dict(said)
+    assert "bytes, found" in texts["submodels/1/model.onnx"]
+    assert texts["manifest.json"] == "never evaluated: run mdp-partition evaluate"
+    assert texts["alpha"].startswith("READY on CPUExecutionProvider: wrong bundle: serves colours")
+    assert "x.example:7500" in texts["gamma"]
+
+
+def test_doctor_tells_another_program_from_nobody() -> None:
+    assert tcp_diagnosis(DEAD) == f"{DEAD}: Connection refused"
+    with other_program(0, b"HTTP/1.1 400\r\n") as port:
+        address = f"tcp://127.0.0.1:{port}"
+        expected = f"{address} accepts connections but does not speak this protocol"
+        assert tcp_diagnosis(address) == expected
+
+
+def test_bench_says_what_is_documented(toml: Path, pictures: Path) -> None:
+    done = mdp("bench", "--fleet", toml, *PLENTY, "--requests", 12, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    (outcome,) = lines(done)
+    assert outcome["scenario"] == "single-stream"
+    assert (outcome["requests"], outcome["modes"]) == (12, {"stacked": 12})
+    assert set(outcome["latency_ms"]) >= {"p50", "p90", "p99", "max"}
+    assert set(outcome["overhead_ms"]) >= {"p50", "p99"}
+    assert outcome["throughput_per_s"] > 0
+    done = mdp("bench", "--fleet", toml, *PLENTY, "--requests", 6, "--in-flight", 3, pictures)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^scenario +stream-3$", done.stdout, re.MULTILINE)
+    assert re.search(r"^latency_ms\.p50 +[\d.]+$", done.stdout, re.MULTILINE)
+
+
+def test_bench_of_nobody_and_of_nothing(
+    capsys: pytest.CaptureFixture[str], nobody: Path, toml: Path
+) -> None:
+    code, out, err = here(capsys, "bench", "--fleet", nobody)
+    assert (code, out) == (3, "")
+    assert err.startswith("mdp: no device can answer (alpha: unreachable; ")
+    assert err.count("\n") == 1
+    assert here(capsys, "bench", "--fleet", toml, "--requests", 0)[0] == 2
+
+
+def test_ctrl_c_ends_with_130(toml: Path) -> None:
+    command = [str(BIN / "mdp"), "bench", "--fleet", str(toml), "--requests", "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        # It is under way as soon as it holds connections to all three agents.
+        until(
+            lambda: len(psutil.Process(process.pid).net_connections("tcp")) >= 3,
+            "mdp bench is connected",
+        )
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert b"Traceback" not in out + err
+
+
+def test_a_reader_that_leaves_is_no_crash(toml: Path, pictures: Path) -> None:
+    command = f"{BIN}/mdp classify --fleet {toml} {' '.join([str(pictures)] * 50)} --json | head -1"
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.stdout.count("\n") == 1
+    assert "Traceback" not in done.stderr
+    assert "Exception" not in done.stderr
+
+
+def test_fleet_new(capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path) -> None:
+    out = tmp_path / "new.toml"
+    devices = ["--device", "alpha=tcp://10.0.0.7:7500", "--device", "gamma/attic=tcp://h:1"]
+    code, said, err = here(
+        capsys, "fleet", "new", "--bundle", fleet.bundle, *devices, "--out", out, "--json"
+    )
+    assert (code, err) == (0, "")
+    content = json.loads(said)
+    assert (content["path"], content["absent"]) == (str(out), ["beta"])
+    assert [entry["k"] for entry in content["devices"]] == [0, 2]
+    code, said, err = here(capsys, "fleet", "new", "--bundle", fleet.bundle, *devices, "--out", out)
+    assert (code, err) == (0, "")
+    assert said.splitlines() == [
+        f"{out}: 2 devices of bundle colours",
+        "  without beta: every answer will be partial",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("device", "out", "expected"),
+    [
+        ("delta=tcp://h:1", "new.toml", "expected one of alpha, beta, gamma, got 'delta'"),
+        ("alpha", "new.toml", "expected NAME=tcp://HOST:PORT"),
+        ("alpha=tcp://h:0", "new.toml", "needs a port from 1 to 65535, got 0"),
+        ("alpha=tcp://h:1", ".", "cannot be written: Is a directory"),
+        ("alpha=tcp://h:1", "file/new.toml", "cannot be written: (Not a directory|File exists)"),
+    ],
+)
+def test_fleet_new_refuses(
+    capsys: pytest.CaptureFixture[str],
+    fleet: Fleet,
+    tmp_path: Path,
+    device: str,
+    out: str,
+    expected: str,
+) -> None:
+    (tmp_path / "file").touch()
+    target = tmp_path / out
+    options = ["--bundle", fleet.bundle, "--device", device, "--out", target]
+    refused(here(capsys, "fleet", "new", *options), expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_help_of_every_command() -> None:
+    done = mdp("--help")
+    assert done.returncode == 0
+    for command in ("classify", "status", "doctor", "bench", "fleet", "demo"):
+        assert command in done.stdout

@@ -1,0 +1,100 @@
+"""`mdp demo` on a ready-made bundle: everything that it claims to have seen, it has seen."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from PIL import Image
+
+from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
+from tests.support.fleet import BIN, ROOT
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def demo(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "mdp"), "demo", *map(str, args)]
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
+    )
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "bundle")
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for label in LABELS:
+        folder = tmp_path / "pictures" / label
+        folder.mkdir(parents=True)
+        for number in range(8):
+            Image.fromarray(colour_picture(label)).save(folder / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+def agents_of(bundle: Path) -> list[list[str]]:
+    """Command lines of the agents that still serve `bundle`."""
+    running = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    return [line for line in running if str(bundle) in line and "run" in line]
+
+
+def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: Path) -> None:
+    seen = tmp_path / "seen.json"
+    work = tmp_path / "work"
+    done = demo("--work", work, "--bundle", bundle, "--pictures", pictures, "--json", seen)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert agents_of(bundle) == []
+    content = json.loads(seen.read_text())
+    assert content["ok"] is True
+    assert len(content["claims"]) == 5
+    assert set(content["claims"].values()) == {True}
+    assert content["killed"]["device"] == content["restarted"]["device"] == "beta"
+    assert content["killed"]["answers"] == 20
+    assert content["live"]["pictures"] == 24
+    assert content["live"]["accuracy"] == 1.0
+    assert content["live"]["modes"] == ["stacked"]
+    assert set(content["live"]["compute_ms"]) == set(DEVICES)
+    assert len(content["evaluation"]["subsets"]) == 7
+    # Exactly the commands that a user would type are shown.
+    for command in ("mdp-agent run", "mdp fleet new", "mdp status", "kill -KILL"):
+        assert f"$ {command}" in done.stdout
+    assert "NOT SEEN" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    [
+        ("no bundle", "nowhere: expected a bundle folder with a manifest.json"),
+        ("never evaluated", "bundle: never evaluated; run mdp-partition evaluate first"),
+        ("no pictures", "w: expected a folder per class with pictures"),
+        ("work is a file", "file: cannot be made: File exists"),
+    ],
+)
+def test_what_the_demo_cannot_use(tmp_path: Path, case: str, expected: str) -> None:
+    bundle = write_bundle(tmp_path / "bundle", evaluated=case != "never evaluated")
+    (tmp_path / "file").touch()
+    options = {
+        "no bundle": ["--work", tmp_path / "work", "--bundle", tmp_path / "nowhere"],
+        "never evaluated": ["--work", tmp_path / "work", "--bundle", bundle],
+        "no pictures": ["--work", tmp_path / "w", "--bundle", bundle, "--pictures", tmp_path / "w"],
+        "work is a file": ["--work", tmp_path / "file", "--bundle", bundle],
+    }
+    done = demo(*options[case])
+    assert done.returncode == 2
+    assert done.stderr.startswith("mdp: ")
+    assert expected in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_agent_that_does_not_start_ends_the_demo(tmp_path: Path, bundle: Path) -> None:
+    (bundle / "submodels/1/model.onnx").unlink()
+    done = demo("--work", tmp_path / "work", "--bundle", bundle)
+    assert done.returncode == 3
+    assert done.stderr.startswith("mdp: the agent of beta ended: mdp-agent beta: ")
+    assert "model.onnx: missing, but listed in manifest.json" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert agents_of(bundle) == []
