@@ -1,19 +1,26 @@
 """An agent from its start to its end: states, refusals to start, draining."""
 
 import asyncio
+import itertools
 import json
 import re
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 import mdp
+from devices.agent import Agent
 from mdp.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.client import Client
+from mdp.crop import Pixels
+from mdp.fusion import Contribution
+from mdp.transport import Router
 from mdp.wire import Failure, Infer, Result, encode
 from tests.support.bundles import SIZES, colour_picture, write_bundle
 from tests.support.fakes import StrangePeer
@@ -276,24 +283,48 @@ def test_a_computation_that_hangs_does_not_keep_the_agent_alive(fleet: Fleet, ga
     assert not (gate / "run").exists()
 
 
+class Quick:
+    """A runtime that knows its answer."""
+
+    provider = "QuickExecutionProvider"
+    fallback = False
+
+    def warm_up(self) -> None:
+        """Nothing to warm up."""
+
+    def run(self, pixels: Pixels) -> Contribution:
+        """No logits `[1, 3]` to speak of."""
+        return Contribution(np.zeros((1, 3), np.float32), np.zeros((1, 3), np.float32))
+
+
 def test_a_burst_of_short_computations_does_not_fill_the_queue(fleet: Fleet) -> None:
-    agent = fleet.start("alpha")
-    infer = Infer(
-        request_id=0,
-        digest=Bundle.open(fleet.bundle).digest,
-        k=0,
-        budget_ms=PLENTY_MS,
-        image_size=SIZES[0],
-        encoding="raw",
-    )
-    with StrangePeer(agent.address) as peer:
+    bundle = Bundle.open(fleet.bundle)
+    # By this clock everything is short, however busy the machine.
+    ticks = itertools.count()
+    with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
+        agent = Agent(
+            bundle, bundle.assignment("alpha"), Quick, router, clock=lambda: next(ticks) * 1e-6
+        )
+        serving = threading.Thread(target=agent.serve)
+        serving.start()
+        until(lambda: agent.state == "READY", "the agent is ready")
         for request_id in range(200):
-            request = msgspec.structs.replace(infer, request_id=request_id)
-            peer.send(encode(request, bytes(SIZES[0] ** 2 * 3)))
+            infer = Infer(
+                request_id=request_id,
+                digest=bundle.digest,
+                k=0,
+                budget_ms=PLENTY_MS,
+                image_size=SIZES[0],
+                encoding="raw",
+            )
+            peer.send(encode(infer, bytes(SIZES[0] ** 2 * 3)))
             if request_id == 0:
                 # From the first one on the agent knows how long it takes.
                 assert isinstance(peer.receive().message, Result)
         replies = [peer.receive().message for _ in range(199)]
+        agent.stop()
+        serving.join(PATIENCE_S)
+        assert not serving.is_alive()
     answered = [reply.request_id for reply in replies if isinstance(reply, Result)]
     assert answered == list(range(1, 200))
 

@@ -124,10 +124,10 @@ def test_asking_for_a_status_does_not_hold_up_the_calls_under_way(slow_fleet: Fl
         stream = client.stream([RED] * 2, deadline_ms=600.0, in_flight=2)
         next(stream)
         slow_fleet.agents["gamma"].stop()
-        statuses = client.status(timeout_s=3.0)
+        statuses = client.status(timeout_s=2.5)
         assert statuses[2].state in ("SILENT", "UNREACHABLE")
         second = next(stream)
         assert isinstance(second, Prediction)
-        # Decided while the status was waited for, and not three seconds later.
-        assert second.latency_ms < 2500.0
+        # Decided while the status was waited for, and not two seconds later.
+        assert second.latency_ms < 2000.0
         assert second.missing["alpha"] == "late"
