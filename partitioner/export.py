@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mdp.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path
+from mdp.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
 from mdp.crop import Pixels
 from mdp.errors import MDPError
 from mdp.files import replacing_folder, write_bytes, write_json
@@ -213,6 +213,7 @@ def _provenance(work: Work) -> dict[str, str]:
         "train_digest": work.data.train.digest,
         "calibration_digest": work.data.calibration.digest,
         "test_digest": work.data.test.digest,
+        "settings_digest": sha256_of(work.run.settings_file),
         "run_digest": work.run.digest(work.plan),
         "python": platform.python_version(),
         **versions,

@@ -30,7 +30,7 @@ class Schedule(Record, frozen=True):
 
 
 #: The teacher's default step size: with weights drawn here, and with weights that know something.
-FROM_SCRATCH, FINE_TUNING = 2e-3, 1e-4
+FROM_SCRATCH, FINE_TUNING = 1e-3, 1e-4
 
 
 class TeacherSchedule(Schedule, frozen=True):
@@ -40,7 +40,7 @@ class TeacherSchedule(Schedule, frozen=True):
     batch_size: BatchSize = 64
     learning_rate: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
-        Meta(description="AdamW's peak step size; default: 0.002 from scratch, else 0.0001"),
+        Meta(description="AdamW's peak step size; default: 0.001 from scratch, else 0.0001"),
     ] = None
     weight_decay: WeightDecay = 0.05
     label_smoothing: Smoothing = 0.1
@@ -60,7 +60,7 @@ class MemberSchedule(Schedule, frozen=True):
     weight_decay: WeightDecay = 0.05
     label_smoothing: Smoothing = 0.0
     boost_weight: Annotated[
-        Weight, Meta(description="Weight of the residual's squared error, relative to its variance")
+        Weight, Meta(description="Weight of the share of the teacher left unexplained")
     ] = 1.0
     stack_weight: Annotated[
         Weight, Meta(description="Weight of imitating the predecessor's feature")
