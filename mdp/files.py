@@ -3,7 +3,7 @@
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
@@ -19,34 +19,26 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of everything read from a file: immutable, and an unknown key is an error."""
 
 
-def _read_bytes(path: Path) -> bytes:
+def _read(path: Path, kind: type[T], decode: Callable[..., T]) -> T:
     try:
-        return path.read_bytes()
+        return decode(path.read_bytes(), type=kind)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
-
-
-def read_toml(path: str | os.PathLike[str], kind: type[T]) -> T:
-    """Read `path` as a `kind`; raises ConfigError naming file, key and expectation."""
-    path = Path(path)
-    data = _read_bytes(path)
-    try:
-        return msgspec.toml.decode(data, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
 
 
+def read_toml(path: str | os.PathLike[str], kind: type[T]) -> T:
+    """Read `path` as a `kind`; raises ConfigError naming file, key and expectation."""
+    return _read(Path(path), kind, msgspec.toml.decode)
+
+
 def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
     """Read `path` as a `kind`; raises ConfigError naming file, key and expectation."""
-    path = Path(path)
-    data = _read_bytes(path)
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return _read(Path(path), kind, msgspec.json.decode)
 
 
 def write_toml(path: str | os.PathLike[str], record: msgspec.Struct) -> None:
