@@ -1,6 +1,7 @@
 """Collaborative vision inference on unequal edge devices: the client and what everyone shares."""
 
-from mdp.client import AsyncClient, Client
+from mdp.async_client import AsyncClient
+from mdp.client import Client
 from mdp.errors import (
     AgentError,
     ConfigError,

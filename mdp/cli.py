@@ -12,7 +12,8 @@ from rich.table import Table
 from mdp import console
 from mdp.bench import noise_picture, run_bench
 from mdp.bundle import Bundle
-from mdp.client import DEFAULT_DEADLINE_MS, Client
+from mdp.client import Client
+from mdp.connection import DEFAULT_DEADLINE_MS
 from mdp.crop import Picture
 from mdp.demo import run_demo
 from mdp.doctor import examine

@@ -1,0 +1,124 @@
+"""AsyncClient: waits for the answers of sessions in the running event loop."""
+
+import asyncio
+import math
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Self
+
+from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, given
+from mdp.crop import Picture
+from mdp.errors import InputError
+from mdp.exchange import Answer, checked_deadline_ms
+from mdp.fusion import Fusion
+from mdp.prediction import Prediction
+from mdp.status import DeviceStatus
+
+
+class AsyncClient(Connection):
+    """The same for asyncio: many calls may be under way at once.
+
+    async with mdp.AsyncClient.connect("fleet.toml") as client:
+        prediction = await client.classify("cat.jpg", deadline_ms=80)
+    """
+
+    @classmethod
+    @asynccontextmanager
+    async def connect(
+        cls,
+        fleet: str | os.PathLike[str],
+        *,
+        fusion: Fusion = "stacked",
+        timeout_s: float = CONNECT_TIMEOUT_S,
+    ) -> AsyncIterator[Self]:
+        """Connect to the agents of fleet.toml, as `Client.connect` does, for an `async with`."""
+        client = cls(fleet, fusion=fusion)
+        loop, descriptor = asyncio.get_running_loop(), client._transport.fileno()
+        loop.add_reader(descriptor, client._drain)
+        try:
+            await client._wait(timeout_s, client._all_connected)
+            yield client
+        finally:
+            loop.remove_reader(descriptor)
+            client._transport.close()
+
+    def __init__(self, fleet: str | os.PathLike[str], *, fusion: Fusion = "stacked") -> None:
+        super().__init__(fleet, fusion=fusion)
+        self._something_happened = asyncio.Event()
+
+    async def classify(
+        self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS
+    ) -> Prediction:
+        """The fleet's answer; see `Client.classify`. Decoding happens in a thread."""
+        started_s = self._clock()
+        deadline_ms = checked_deadline_ms(deadline_ms)
+        cutting = asyncio.to_thread(self._views, picture)
+        try:
+            views = await asyncio.wait_for(cutting, self._left_s(started_s, deadline_ms))
+        except TimeoutError:
+            raise self._too_late(deadline_ms, "the picture was not decoded by then") from None
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+
+        def done(came: Answer) -> None:
+            if not answer.done():
+                answer.set_result(came)
+
+        self._drain()
+        self._exchange.submit(views, started_s=started_s, deadline_ms=deadline_ms, done=done)
+        self._drain()
+        while not answer.done():
+            left_s = self._exchange.next_wake_s() - self._clock()
+            if math.isfinite(left_s):
+                await asyncio.wait([answer], timeout=max(0.0, left_s))
+            # What is in hand counts, also if the loop was too busy to take it in.
+            self._drain()
+            self._exchange.tick()
+        return given(answer.result())
+
+    async def stream(
+        self,
+        pictures: Iterable[Picture],
+        *,
+        deadline_ms: float = DEFAULT_DEADLINE_MS,
+        in_flight: int = 2,
+    ) -> AsyncIterator[Prediction]:
+        """Answers for `pictures` in their order, with up to `in_flight` of them under way."""
+        if in_flight < 1:
+            raise InputError(f"in_flight: expected at least 1, got {in_flight}")
+        waiting: deque[asyncio.Task[Prediction]] = deque()
+        try:
+            for picture in pictures:
+                waiting.append(asyncio.create_task(self.classify(picture, deadline_ms=deadline_ms)))
+                if len(waiting) >= in_flight:
+                    yield await waiting.popleft()
+            while waiting:
+                yield await waiting.popleft()
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
+        """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
+        asked = self._ask_all()
+        self._drain()
+        await self._wait(timeout_s, lambda: self._all_told(asked))
+        return self._device_statuses(asked)
+
+    def _drain(self) -> None:
+        """Take in everything that is there; also what a send has taken off the descriptor."""
+        while events := self._transport.poll(0):
+            self._exchange.handle(events)
+            self._something_happened.set()
+
+    async def _wait(self, timeout_s: float, reached: Callable[[], bool]) -> None:
+        until_s = self._clock() + timeout_s
+        while not reached() and (left_s := until_s - self._clock()) > 0:
+            self._something_happened.clear()
+            try:
+                await asyncio.wait_for(self._something_happened.wait(), left_s)
+            except TimeoutError:
+                return

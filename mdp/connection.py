@@ -1,0 +1,86 @@
+"""What both clients are made of: a fleet, its bundle, the sockets, and the calls in flight."""
+
+import os
+import time
+from pathlib import Path
+
+from mdp.bundle import Bundle
+from mdp.crop import Picture
+from mdp.errors import DeadlineExceeded, InferenceError
+from mdp.exchange import Answer, Clock, Exchange, View, cut_views, reserve_s
+from mdp.fleet import Fleet, read_fleet
+from mdp.fusion import Fusion
+from mdp.prediction import Prediction
+from mdp.session import NO_TIME
+from mdp.status import DeviceStatus, device_status
+from mdp.transport import Dealers
+
+DEFAULT_DEADLINE_MS = 1000.0
+#: How long `connect` waits for devices that do not answer.
+CONNECT_TIMEOUT_S = 1.0
+
+
+class Connection:
+    """What both clients hold: a fleet, its bundle, the sockets, and the calls in flight."""
+
+    def __init__(
+        self, fleet: str | os.PathLike[str], *, fusion: Fusion, clock: Clock = time.monotonic
+    ) -> None:
+        self.fleet: Fleet
+        self.bundle: Bundle
+        self.fleet, self.bundle = read_fleet(Path(fleet))
+        self._clock = clock
+        self._transport = Dealers({entry.device: entry.address for entry in self.fleet.devices})
+        try:
+            self._exchange = Exchange(
+                self.fleet, self.bundle, self._transport, clock=clock, fusion=fusion
+            )
+        except BaseException:
+            self._transport.close()
+            raise
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Replies that were ignored: `late`, `duplicate` and `malformed`."""
+        return dict(self._exchange.counters)
+
+    def _views(self, picture: Picture) -> dict[int, View]:
+        return cut_views(picture, self._exchange.assignments)
+
+    def _too_late(self, deadline_ms: float, why: str) -> DeadlineExceeded:
+        outcomes = {entry.device: NO_TIME for entry in self.fleet.devices}
+        return DeadlineExceeded(f"no answer within {deadline_ms:g} ms: {why}", outcomes)
+
+    def _all_connected(self) -> bool:
+        return len(self._transport.connected) == len(self.fleet.devices)
+
+    def _left_s(self, started_s: float, deadline_ms: float) -> float:
+        decide_s = started_s + deadline_ms / 1e3 - reserve_s(deadline_ms)
+        return max(0.0, decide_s - self._clock())
+
+    def _ask_all(self) -> set[str]:
+        """Ask every connected device for its status; returns those asked."""
+        self._exchange.handle(self._transport.poll(0))
+        self._exchange.statuses.clear()
+        return {entry.device for entry in self.fleet.devices if self._exchange.ask(entry.device)}
+
+    def _all_told(self, asked: set[str]) -> bool:
+        return asked & self._transport.connected <= self._exchange.statuses.keys()
+
+    def _device_statuses(self, asked: set[str]) -> list[DeviceStatus]:
+        return [
+            device_status(
+                entry,
+                self._exchange.statuses.get(entry.device),
+                self.bundle,
+                silent=entry.device in asked & self._transport.connected,
+            )
+            for entry in self.fleet.devices
+        ]
+
+
+def given(answer: Answer) -> Prediction:
+    """The prediction; raises the InferenceError that takes its place."""
+    if isinstance(answer, InferenceError):
+        raise answer
+    return answer
