@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import signal
+import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -327,6 +328,34 @@ def test_a_burst_of_short_computations_does_not_fill_the_queue(fleet: Fleet) -> 
         assert not serving.is_alive()
     answered = [reply.request_id for reply in replies if isinstance(reply, Result)]
     assert answered == list(range(1, 200))
+
+
+def test_an_agent_serves_on_when_nobody_reads_its_events(fleet: Fleet) -> None:
+    agent = fleet.start("alpha", wait_for="LISTENING")
+    assert agent.process.stdout is not None
+    agent.process.stdout.close()
+    with fleet.client() as client:
+        until(lambda: client.status()[0].usable, "the agent is ready")
+        assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+    assert agent.terminate() == 0
+    assert agent.stderr == ""
+
+
+def ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not ipv6(), reason="this machine has no IPv6 loopback")
+def test_ipv6(fleet: Fleet) -> None:
+    agent = fleet.start("alpha", bind="tcp://[::1]:0")
+    assert agent.address.startswith("tcp://[::1]:")
+    with fleet.client() as client:
+        assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+        assert client.status(timeout_s=PATIENCE_S)[0].state == "READY"
 
 
 def test_no_agent_is_reachable(tmp_path: Path, fleet: Fleet) -> None:

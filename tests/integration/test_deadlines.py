@@ -51,6 +51,7 @@ def endless_picture(folder: Path) -> Iterator[Path]:
         os.close(writer)
 
 
+@pytest.mark.timeout(60)
 def test_a_picture_that_takes_too_long_to_decode(fleet: Fleet, tmp_path: Path) -> None:
     with fleet.client() as client, endless_picture(tmp_path) as endless:
         for _ in range(4):

@@ -80,6 +80,15 @@ def test_what_waited_too_long_is_dropped_when_its_turn_comes() -> None:
     assert admission.idle
 
 
+def test_what_cannot_be_done_in_the_time_left_is_dropped_too() -> None:
+    admission, tight = Admission(), job(deadline_s=0.15)
+    ran(admission, took_s=0.1)
+    assert admission.offer(tight, now_s=0.0) is None
+    assert admission.take(now_s=0.06) == (None, [tight])
+    assert admission.offer(tight, now_s=0.0) is None
+    assert admission.take(now_s=0.05) == (tight, [])
+
+
 def test_the_estimate_follows_what_runs_took() -> None:
     admission = Admission()
     ran(admission, took_s=0.1)
@@ -157,7 +166,8 @@ class Queueing(RuleBasedStateMachine):
             assert each is self.waiting.popleft()
         if taken is not None:
             assert taken is self.waiting.popleft()
-            assert taken.deadline_s >= self.now_s, "an answer that nobody waits for any more"
+            left_s = taken.deadline_s - self.now_s
+            assert left_s >= self.admission.estimate_s - 1e-9, "nobody will wait for that answer"
         else:
             assert not self.waiting
         self.running = taken
