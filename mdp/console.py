@@ -4,7 +4,6 @@ Exit codes: 0 fine, 2 usage or bad input, 3 the fleet could not answer, 4 the pl
 130 interrupted by the user, 1 anything unforeseen.
 """
 
-import os
 import signal
 import sys
 from collections.abc import Callable
@@ -47,10 +46,6 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output went away (`mdp ... | head`); that is no error of ours.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     sys.exit(0)
 
 

@@ -25,6 +25,8 @@ MAX_PIXELS = 100_000_000
 #: Decoding a JPEG at a reduced scale keeps at least this many times the pixels asked for.
 _OVERSAMPLING = 2
 _JPEG_QUALITY = 92
+#: Formats that Pillow draws by running another program, or by the system's own interpreter.
+_PROGRAMS = ("EPS", "WMF", "EMF")
 #: Held while Pillow's process-wide limit is lifted; pictures are opened in several threads at once.
 _LIMIT_LIFTED = threading.Lock()
 
@@ -68,6 +70,8 @@ def _open(file: BinaryIO, name: str) -> Image.Image:
 
 def _usable(picture: Image.Image, name: str, smallest_side: int) -> Image.Image:
     """`picture` decoded, upright and RGB."""
+    if picture.format in _PROGRAMS:
+        raise PictureError(f"{name}: expected a picture of pixels, got {picture.format}")
     _check_size(picture, name)
     try:
         if smallest_side:

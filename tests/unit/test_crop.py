@@ -404,3 +404,10 @@ def test_jpeg_there_and_back() -> None:
 def test_jpeg_crops_that_are_refused(data: bytes, expected: str) -> None:
     with pytest.raises(PictureError, match=expected):
         decode_jpeg(data, 32)
+
+
+def test_postscript_is_refused_before_anything_runs_it(tmp_path: Path) -> None:
+    path = tmp_path / "page.eps"
+    Image.new("RGB", (20, 20), "red").save(path)
+    with pytest.raises(PictureError, match=r"page\.eps: expected a picture of pixels, got EPS"):
+        load_picture(path)
