@@ -60,7 +60,9 @@ def classify(
             try:
                 prediction = client.classify(path, deadline_ms=deadline_ms)
             except MDPError as error:
-                print(f"mdp: {path}: {console.one_line(error)}", file=sys.stderr)
+                text = console.one_line(error)
+                named = text if text.startswith(str(path)) else f"{path}: {text}"
+                print(f"mdp: {named}", file=sys.stderr)
                 exit_code = exit_code or error.exit_code
                 continue
             if json:

@@ -100,7 +100,7 @@ def subset_accuracy(members: tuple[int, ...]) -> SubsetAccuracy:
 
     All three members stacked are right about every colour picture, as is written here.
     """
-    base = round(0.7 + 0.09 * len(members) + 0.01 * sum(members), 4)
+    base = min(1.0, round(0.7 + 0.09 * len(members) + 0.01 * sum(members), 4))
     return SubsetAccuracy(
         members=members, boosted=base - 0.1, stacked=base, bagged=round(base - 0.05, 4)
     )
