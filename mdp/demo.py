@@ -38,7 +38,7 @@ BUILD = (
     "--data digits --teacher vit_tiny_patch16_224"
     " --teacher-arg img_size=24 patch_size=4 embed_dim=96 depth=6 num_heads=3"
     " --teacher-epochs 12 --epochs 10 --latency-ms 1.5"
-    " --profiles laptop-cpu n100 raspberry-pi-5"
+    " --profiles laptop-cpu n100 raspberry-pi-5 --name digits"
 )
 
 
@@ -135,8 +135,9 @@ def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], s
         raise InputError(f"{bundle.path}: never evaluated; run mdp-partition evaluate first")
     devices = {a.k: a.device for a in bundle.manifest.plan.assignments}
     table = Table(
-        "arrived", "boosted", "stacked", "bagged", "ms, 1 thread",
-        title=f"accuracy on {evaluation.pictures} held-out pictures of {evaluation.data}",
+        "arrived", "boosted", "stacked", "bagged", "ms",
+        title=f"accuracy on {evaluation.pictures} held-out pictures of {evaluation.data}, "
+        "and computing time on one thread",
     )  # fmt: skip
     times_ms = {member["k"]: member["latency_ms"] for member in measured.get("members", [])}
     if evaluation.teacher is not None:
@@ -230,7 +231,9 @@ def _agents(
 def _wait_ready(
     out: Console, agents: _Agents, bundle: Path, fleet: Path, addresses: Mapping[str, str]
 ) -> None:
-    devices = [f"--device={device}={address}" for device, address in addresses.items()]
+    devices: list[str] = []
+    for device, address in addresses.items():
+        devices += ["--device", f"{device}={address}"]
     _show_and_run(
         out, ["mdp", "fleet", "new", "--bundle", str(bundle), *devices, "--out", str(fleet)]
     )
