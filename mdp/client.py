@@ -130,8 +130,11 @@ class Client(Connection):
         return answers[0]
 
     def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
-        """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
-        with self._turn:
+        """How every device of the fleet is, waiting at most `timeout_s` for those that are slow.
+
+        Raises DeadlineExceeded if another thread's call is under way for longer than that.
+        """
+        with self._in_turn(self._clock(), timeout_s * 1e3):
             asked = self._ask_all()
             self._wait(timeout_s, lambda: self._all_told(asked))
             return self._device_statuses(asked)

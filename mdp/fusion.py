@@ -23,6 +23,8 @@ Logits = NDArray[np.float32]
 #: How to combine what arrived; the modes that an answer carries.
 Fusion = Literal["stacked", "boosted", "bagged"]
 Mode = Literal["boosted", "stacked", "bagged", "single"]
+#: Larger weights would only ever overflow: a fit stays within a few hundred.
+MAX_WEIGHT = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,12 @@ class FusionWeights(Record, frozen=True):
         for subset in self.subsets:
             if subset.bias and len(subset.bias) != self.num_classes:
                 raise ValueError(f"`bias` needs {self.num_classes} numbers, got {len(subset.bias)}")
-            if not np.isfinite((*subset.a, *subset.b, *subset.bias)).all():
-                raise ValueError(f"weights of members {list(subset.members)} have to be finite")
+            # Written so that a NaN is refused too.
+            if not np.abs((*subset.a, *subset.b, *subset.bias)).max() <= MAX_WEIGHT:
+                raise ValueError(
+                    f"weights of members {list(subset.members)} have to be finite and at most "
+                    f"{MAX_WEIGHT:g} in size"
+                )
         if len({subset.members for subset in self.subsets}) != len(self.subsets):
             raise ValueError("`subsets` list the same members twice")
 

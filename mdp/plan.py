@@ -17,6 +17,8 @@ from mdp.profile import (
 
 #: Plans and bundles list every arrival subset, so the number of members is bounded.
 MAX_MEMBERS = 8
+#: Smallest share of the square's side that a device's view may have.
+MIN_REGION = 0.01
 
 ImageSize = Annotated[int, Meta(ge=4, le=1024)]
 PatchSize = Annotated[int, Meta(ge=1, le=64)]
@@ -58,6 +60,8 @@ class Region(Record, frozen=True):
     def __post_init__(self) -> None:
         if not (self.left < self.right and self.top < self.bottom):
             raise ValueError("a region needs `left` < `right` and `top` < `bottom`")
+        if min(self.right - self.left, self.bottom - self.top) < MIN_REGION:
+            raise ValueError(f"a region needs at least {MIN_REGION:g} of each side")
 
 
 class PredictedMs(Record, frozen=True):

@@ -150,6 +150,7 @@ GOOD = {"members": [0, 1], "a": [0.5, 0.5], "b": [0.5, 0.5]}
         ({"bias": [1.0]}, "`bias` needs 3 numbers, got 1"),
         ({"a": [0.5, float("inf")]}, r"weights of members \[0, 1\] have to be finite"),
         ({"b": [0.5, float("nan")]}, r"weights of members \[0, 1\] have to be finite"),
+        ({"b": [0.5, -1e300]}, "finite and at most 1e\\+06 in size"),
         ({"surprise": 1}, "unknown field `surprise`"),
     ],
 )

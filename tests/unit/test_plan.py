@@ -68,6 +68,7 @@ def test_assignment_of_a_device() -> None:
         ),
         ({"assignments__0__region": {"top": 0.9, "bottom": 0.1}}, "a region needs"),
         ({"assignments__0__region": {"right": 1.5}}, r"`float` <= 1"),
+        ({"assignments__0__region": {"right": 1e-300}}, "at least 0.01 of each side"),
         ({"assignments__0__encoding": "webp"}, "Invalid enum value 'webp'"),
         ({"assignments__0__threads": 0}, r"`int` >= 1 - at `\$\.assignments\[0\]\.threads`"),
         ({"assignments__0__memory_bytes": "1 GB"}, "Expected `int`, got `str`"),
