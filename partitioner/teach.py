@@ -51,6 +51,8 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
         teacher.load_state_dict(load_file(work.run.teacher))
         return teacher.eval()
     epochs, pretrained = settings.teacher_schedule.epochs, settings.teacher.pretrained
+    if pretrained:
+        work.progress.note(f"getting timm's weights of {spec.name}")
     teacher = build_teacher(spec, classes, pretrained=pretrained)
     if checkpoint is not None:
         load_checkpoint(teacher, checkpoint)

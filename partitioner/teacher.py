@@ -1,6 +1,7 @@
 """The teacher: a timm ViT by name, with weights from timm, from a file, or trained here."""
 
 import difflib
+import logging
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,6 +150,8 @@ def _create(
         "timm.models.deit",
     ):
         raise InputError(f"--teacher: {name!r} cannot be decomposed: expected {_FAMILIES}")
+    # Without a network the hub's client reports every one of its retries; the outcome is enough.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         network = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **args)
     except Exception as error:
