@@ -166,7 +166,7 @@ def measure(devices: int, blocks: int, per_block: int) -> dict[str, object]:
 def main() -> None:
     """Measure, print, keep."""
     parser = argparse.ArgumentParser(description="Client overhead against bare ZeroMQ.")
-    parser.add_argument("--agents", type=int, nargs="+", default=[3])
+    parser.add_argument("--agents", type=int, nargs="+", default=[1, 3, 8])
     parser.add_argument("--blocks", type=int, default=20)
     parser.add_argument("--per-block", type=int, default=100)
     parser.add_argument("--out", type=Path, default=RESULTS)

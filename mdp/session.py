@@ -116,6 +116,8 @@ class Session:
         self.decide_s = deadline_s - reserve_s
         self.finished = False
         self._open = {k: _Member(k, list(devices)) for k, devices in members.items()}
+        #: Device -> the member for which it is being asked.
+        self._waiting: dict[str, _Member] = {}
         self._arrived: dict[int, Arrival] = {}
         self._missing: dict[str, str] = {}
 
@@ -150,7 +152,7 @@ class Session:
         return not self.finished and self._asked(device) is not None
 
     def _asked(self, device: str) -> _Member | None:
-        return next((m for m in self._open.values() if m.asked == device), None)
+        return self._waiting.get(device)
 
     def _arrive(self, member: _Member, event: Replied) -> None:
         round_trip_ms = (event.now_s - member.asked_s) * 1e3
@@ -162,9 +164,11 @@ class Session:
         self._arrived[member.k] = Arrival(
             device=event.device, contribution=event.contribution, timing=timing
         )
-        del self._open[member.k]
+        del self._open[member.k], self._waiting[event.device]
 
     def _ask_next(self, member: _Member, now_s: float) -> list[Action]:
+        if member.asked is not None:
+            del self._waiting[member.asked]
         member.asked = None
         if not member.candidates:
             self._missing |= member.reasons
@@ -174,6 +178,7 @@ class Session:
             member.reasons[member.candidates[0]] = NO_TIME
             return []
         member.asked, member.asked_s = member.candidates.pop(0), now_s
+        self._waiting[member.asked] = member
         budget_ms = (self.decide_s - now_s) * 1e3
         return [Send(k=member.k, device=member.asked, budget_ms=budget_ms)]
 

@@ -235,8 +235,8 @@ class Router:
         if messages := self._receive():
             return messages
         # The descriptor only tells of changes, hence the look at what is there before and after.
-        self._poller.poll(_milliseconds(timeout_s))
-        with contextlib.suppress(BlockingIOError):
+        ready = self._poller.poll(_milliseconds(timeout_s))
+        if any(descriptor == self._wakee.fileno() for descriptor, _ in ready):
             self._wakee.recv(4096)
         return self._receive()
 
