@@ -1,6 +1,6 @@
 """`mdp-agent`: serve one device's sub-model of a bundle."""
 
-import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -68,12 +68,16 @@ def run_agent(
         address = router.address
 
         def report(event: str) -> None:
-            # Whoever was reading may have gone; serving goes on.
-            with contextlib.suppress(OSError):
+            try:
                 if json:
                     console.print_json({"event": event, "device": device, "address": address})
                 else:
                     print(f"mdp-agent {device}: {event}", file=sys.stderr, flush=True)
+            except OSError:
+                # Whoever was reading has gone. Serving goes on, and what is still buffered must not
+                # fail once more at exit.
+                stream = sys.stdout if json else sys.stderr
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
         report(f"listening on {address}" if not json else "LISTENING")
         if not bind.startswith(LOOPBACK):

@@ -58,7 +58,13 @@ class AgentProcess:
         self._unread = b""
         with log.open("ab") as stderr:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=stderr, bufsize=0
+                command,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                bufsize=0,
+                # Unbuffered output hides what buffering does when the reader goes away.
+                env={k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"},
             )
 
     @property

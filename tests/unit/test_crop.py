@@ -19,7 +19,7 @@ from mdp.crop import (
     region_box,
 )
 from mdp.errors import PictureError
-from mdp.plan import Region
+from mdp.plan import MIN_REGION, Region
 from tests.support.pictures import (
     encoded,
     four_corners,
@@ -308,7 +308,7 @@ def test_a_region_never_leaves_the_picture(
     width: int, height: int, corners: tuple[float, float, float, float]
 ) -> None:
     (left, right), (top, bottom) = sorted(corners[:2]), sorted(corners[2:])
-    if left == right or top == bottom:
+    if right - left < MIN_REGION or bottom - top < MIN_REGION:
         return
     box = region_box(width, height, Region(left=left, top=top, right=right, bottom=bottom))
     assert 0 <= box[0] <= box[2] <= width

@@ -1,6 +1,7 @@
 """A tiny run, step by step: what is trained, kept, exported, measured, and done only once."""
 
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
@@ -114,7 +115,7 @@ def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built):
     for name in manifest.files:
         bundle.verified(name)
     assert "re-implemented from the abstract" in manifest.provenance["method"]
-    assert manifest.provenance["torch"] == torch.__version__
+    assert manifest.provenance["torch"] == metadata.version("torch")
     assert [s.members for s in bundle.fusion_weights().subsets] == arrival_subsets([0, 1])
     assert manifest.evaluation is None
 
