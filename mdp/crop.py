@@ -5,6 +5,7 @@ its centred square; a device's region is a box inside that square, resized to it
 """
 
 import io
+import math
 import os
 import threading
 from pathlib import Path
@@ -137,6 +138,15 @@ def region_box(width: int, height: int, region: Region) -> tuple[float, float, f
         left + region.right * side,
         top + region.bottom * side,
     )
+
+
+def side_for(region: Region, image_size: int) -> int:
+    """Pixels that the whole centred square needs so that `region` is not enlarged to `image_size`.
+
+    What is asked of `load_picture`, by training and serving alike.
+    """
+    share = min(region.right - region.left, region.bottom - region.top)
+    return max(image_size, math.ceil(image_size / share))
 
 
 def crop(picture: Image.Image | Pixels, region: Region, image_size: int) -> Pixels:

@@ -8,7 +8,7 @@
     ├── AgentError            a device cannot serve (provider missing, port taken)
     ├── InferenceError        an answer cannot be given; carries every device's outcome
     │   ├── DeadlineExceeded  nothing had arrived when the deadline came
-    │   └── QuorumNotMet      fewer members answered than the caller asked for
+    │   └── QuorumNotMet      no member answered, and none can any more
     └── PlanRefused           a plan that would not beat the best single device
 
 A device that fails is data (`Prediction.missing`); only an answer that cannot be given raises.
@@ -68,7 +68,7 @@ class DeadlineExceeded(InferenceError):
 
 
 class QuorumNotMet(InferenceError):
-    """Fewer members answered than the caller asked for, and no more can."""
+    """No member answered, and none can any more: nothing is left to wait for."""
 
 
 class PlanRefused(MDPError):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mdp.bundle import Bundle
-from mdp.crop import Picture, crop, encode_jpeg, load_picture
+from mdp.crop import Picture, crop, encode_jpeg, load_picture, side_for
 from mdp.errors import InferenceError, InputError, WireError
 from mdp.fleet import Fleet
 from mdp.fusion import Fusion
@@ -88,12 +88,8 @@ def reserve_s(deadline_ms: float) -> float:
 
 def cut_views(picture: Picture, assignments: Mapping[int, Assignment]) -> dict[int, View]:
     """Every member's view of a picture, equal ones cut once; raises PictureError."""
-    largest = max(a.submodel.image_size for a in assignments.values())
-    finest = max(
-        a.submodel.image_size / min(a.region.right - a.region.left, a.region.bottom - a.region.top)
-        for a in assignments.values()
-    )
-    loaded = load_picture(picture, smallest_side=max(largest, math.ceil(finest)))
+    finest = max(side_for(a.region, a.submodel.image_size) for a in assignments.values())
+    loaded = load_picture(picture, smallest_side=finest)
     cut: dict[tuple[object, ...], View] = {}
     views = {}
     for k, assignment in assignments.items():

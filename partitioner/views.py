@@ -1,6 +1,5 @@
 """Pictures -> arrays of one device's crops, cut by the code that serves and kept on disk."""
 
-import math
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mdp.crop import Pixels, crop, decode_jpeg, encode_jpeg, load_picture
+from mdp.crop import Pixels, crop, decode_jpeg, encode_jpeg, load_picture, side_for
 from mdp.errors import InputError
 from mdp.files import replacing, replacing_folder
 from mdp.plan import Assignment, Encoding, Region
@@ -32,13 +31,6 @@ class View:
     image_size: int
     region: Region = WHOLE
     encoding: Encoding = "raw"
-
-    @property
-    def finest(self) -> int:
-        """Pixels that the whole centred square needs so that this view is not enlarged."""
-        width = self.region.right - self.region.left
-        height = self.region.bottom - self.region.top
-        return max(self.image_size, math.ceil(self.image_size / min(width, height)))
 
 
 def view_of(assignment: Assignment) -> View:
@@ -62,7 +54,7 @@ def load_views(
     Views that one client cuts from one decoded picture are given together: a JPEG is decoded as
     coarsely as the finest of them allows. Raises PictureError naming the file that is none.
     """
-    smallest_side = max(view.finest for view in views)
+    smallest_side = max(side_for(view.region, view.image_size) for view in views)
     paths = {view: folder / _file_name(pictures, view, smallest_side) for view in views}
     missing = {view: path for view, path in paths.items() if not path.exists()}
     if missing:
