@@ -22,8 +22,8 @@ WARMUP_SHARE = 0.1
 MAX_GRADIENT_NORM = 1.0
 
 Index = NDArray[np.int64]
-#: (indices of a batch's pictures, epoch) -> named losses; `loss` is the one that is minimised.
-BatchLoss = Callable[[Index, int], dict[str, Tensor]]
+#: (network to run, indices of a batch's pictures, epoch) -> named losses; `loss` is minimised.
+BatchLoss = Callable[[nn.Module, Index, int], dict[str, Tensor]]
 #: One mapping per finished epoch: the mean of every named loss, and `seconds`.
 Curve = list[dict[str, float]]
 
@@ -102,7 +102,7 @@ def _epoch(
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(epoch * batches + number, steps, peak)
         with torch.autocast("cpu", torch.bfloat16, enabled=stage.autocast == "bf16"):
-            losses = loss_of(index, epoch)
+            losses = loss_of(module, index, epoch)
         value = float(losses["loss"].detach())
         if not math.isfinite(value):
             raise TrainingDiverged(

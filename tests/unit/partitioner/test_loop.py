@@ -43,8 +43,8 @@ def stage(path: Path, epochs: int = 6) -> Stage:
     )  # fmt: skip
 
 
-def loss_of(module: Net, stop_at: int | None = None, bad_at: int | None = None):
-    def loss(index, epoch: int) -> dict[str, torch.Tensor]:
+def loss_of(stop_at: int | None = None, bad_at: int | None = None):
+    def loss(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
         if epoch == stop_at:
             raise KeyboardInterrupt
         error = nn.functional.mse_loss(module(X[index]), Y[index])
@@ -55,7 +55,7 @@ def loss_of(module: Net, stop_at: int | None = None, bad_at: int | None = None):
 
 def test_the_loss_falls_and_every_epoch_is_in_the_curve(tmp_path: Path):
     module = net()
-    curve = fit(module, stage(tmp_path), loss_of(module), QUIET)
+    curve = fit(module, stage(tmp_path), loss_of(), QUIET)
     assert len(curve) == 6
     assert curve[-1]["loss"] < 0.6 * curve[0]["loss"]
     assert not module.training
@@ -63,11 +63,11 @@ def test_the_loss_falls_and_every_epoch_is_in_the_curve(tmp_path: Path):
 
 def test_a_resumed_training_equals_one_that_never_stopped(tmp_path: Path):
     whole, parts = net(), net()
-    fit(whole, stage(tmp_path / "whole"), loss_of(whole), QUIET)
+    fit(whole, stage(tmp_path / "whole"), loss_of(), QUIET)
     with pytest.raises(KeyboardInterrupt):
-        fit(parts, stage(tmp_path / "parts"), loss_of(parts, stop_at=3), QUIET)
+        fit(parts, stage(tmp_path / "parts"), loss_of(stop_at=3), QUIET)
     again = Net()
-    curve = fit(again, stage(tmp_path / "parts"), loss_of(again), QUIET)
+    curve = fit(again, stage(tmp_path / "parts"), loss_of(), QUIET)
     assert len(curve) == 6
     assert torch.equal(whole.layer.weight, again.layer.weight)
     assert torch.equal(whole.layer.bias, again.layer.bias)
@@ -78,7 +78,7 @@ def test_a_loss_that_is_no_number_names_where_and_keeps_the_last_good_state(tmp_
     with pytest.raises(
         TrainingDiverged, match="fitting a line: the loss became nan in epoch 3, st"
     ):
-        fit(module, stage(tmp_path), loss_of(module, bad_at=2), QUIET)
+        fit(module, stage(tmp_path), loss_of(bad_at=2), QUIET)
     kept = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     assert len(kept["curve"]) == 2
     assert all(torch.isfinite(value).all() for value in kept["module"].values())
@@ -88,7 +88,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path):
     (tmp_path / "checkpoint.pt").write_bytes(b"damaged")
     module = net()
     with pytest.raises(InputError, match=r"checkpoint\.pt: not a checkpoint of this run"):
-        fit(module, stage(tmp_path), loss_of(module), QUIET)
+        fit(module, stage(tmp_path), loss_of(), QUIET)
 
 
 def test_learning_rate_rises_then_falls():
