@@ -1,7 +1,10 @@
-"""Train one network for some epochs, with a checkpoint after each, so that it can go on later."""
+"""Train one network for some epochs, with a checkpoint after each, so that it can go on later.
+
+Under torchrun every process takes its share of each batch. The batches, and so the outcome, are
+those of one process: see tests/integration/test_torchrun.py for how closely.
+"""
 
 import hashlib
-import io
 import math
 import time
 from collections.abc import Callable
@@ -14,7 +17,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mdp.errors import InputError, MDPError
-from mdp.files import write_bytes
+from partitioner.checkpoint import State, restore, save
+from partitioner.compute import training_device
+from partitioner.curves import Curve
+from partitioner.distributed import (
+    agreed,
+    from_first,
+    is_first,
+    parallel,
+    share_of,
+    shared,
+    summed,
+    together,
+    world,
+)
 from partitioner.progress import Progress
 from partitioner.settings import Autocast, Schedule
 
@@ -22,14 +38,16 @@ WARMUP_SHARE = 0.1
 MAX_GRADIENT_NORM = 1.0
 
 Index = NDArray[np.int64]
-#: (network to run, indices of a batch's pictures, epoch) -> named losses; `loss` is minimised.
+#: (network to run, indices of a batch's pictures, epoch) -> named losses, each a mean over these
+#: pictures; `loss` is minimised. Under torchrun the pictures are this process's share of a batch
+#: and the network is wrapped; torch's random state is then the same on every process.
 BatchLoss = Callable[[nn.Module, Index, int], dict[str, Tensor]]
-#: One mapping per finished epoch: the mean of every named loss, and `seconds`.
-Curve = list[dict[str, float]]
+#: How wrong a network in evaluation mode is on pictures it is not trained on; lower is better.
+Validate = Callable[[nn.Module], float]
 
 
 class TrainingDiverged(MDPError):
-    """The loss is no longer a number."""
+    """A loss, a gradient or a weight is no longer a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +60,29 @@ class Stage:
     seed: int
     autocast: Autocast
     checkpoint: Path
+    #: Epochs without a better validation after which to stop, with the best epoch's weights;
+    #: 0 trains to the end and takes the last ones.
+    patience: int = 0
+    #: Whether a batch may leave parts of the network out.
+    in_parts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """What stays the same from step to step."""
+
+    module: nn.Module
+    #: The module, wrapped where several processes train it.
+    network: nn.Module
+    optimiser: torch.optim.Optimizer
+    stage: Stage
+    loss_of: BatchLoss
+    device: torch.device
+
+    @property
+    def batches(self) -> int:
+        """Steps per epoch."""
+        return math.ceil(self.stage.pictures / self.stage.schedule.batch_size)
 
 
 def derived_seed(seed: int, *what: object) -> int:
@@ -58,66 +99,151 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
 
 
-def fit(module: nn.Module, stage: Stage, loss_of: BatchLoss, progress: Progress) -> Curve:
-    """Train `module` in place from its last finished epoch to the end.
+def fit(
+    module: nn.Module,
+    stage: Stage,
+    loss_of: BatchLoss,
+    progress: Progress,
+    *,
+    validate: Validate | None = None,
+) -> Curve:
+    """Train `module` in place, on the training device, from its last finished epoch to the end.
 
     Every epoch's order of pictures follows from the seed and the epoch alone, so that a resumed
-    training ends with the same weights as one that was never stopped. Raises TrainingDiverged.
+    training ends with the same weights as one that was never stopped. `validate` is asked after
+    every epoch, by the first process. Raises TrainingDiverged, and InputError for a checkpoint
+    that cannot be gone on from.
     """
+    if stage.patience and validate is None:
+        raise ValueError("patience needs something to validate with")
+    device = training_device()
+    module.to(device)
     optimiser = torch.optim.AdamW(
         _parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
     )
-    curve = _restore(module, optimiser, stage.checkpoint)
-    epochs = stage.schedule.epochs
-    per_epoch = math.ceil(stage.pictures / stage.schedule.batch_size)
-    module.train()
-    done = len(curve) * per_epoch
-    with progress.task(stage.name, epochs * per_epoch, done=done) as advance:
+    state = _taken_up(module, optimiser, stage)
+    network = parallel(module, device, in_parts=stage.in_parts)
+    training = _Training(module, network, optimiser, stage, loss_of, device)
+    _train(training, state, progress, validate)
+    if state.best is not None:
+        module.load_state_dict(state.best)
+    module.eval()
+    return state.curve
+
+
+def _taken_up(module: nn.Module, optimiser: torch.optim.Optimizer, stage: Stage) -> State:
+    """The state of the last finished epoch, the same on every process."""
+    with together():
+        state = restore(module, optimiser, stage.checkpoint)
+    if not agreed(len(state.curve)):
+        raise shared(
+            InputError(f"{stage.checkpoint}: not the same file on every machine of this training")
+        )
+    return state
+
+
+def _train(
+    training: _Training, state: State, progress: Progress, validate: Validate | None
+) -> None:
+    stage, curve = training.stage, state.curve
+    epochs, per_epoch = stage.schedule.epochs, training.batches
+    with progress.task(stage.name, epochs * per_epoch, done=len(curve) * per_epoch) as advance:
         for epoch in range(len(curve), epochs):
+            if stage.patience and epoch - _best_epoch(curve) > stage.patience:
+                break
 
             def said(loss: float, epoch: int = epoch) -> None:
                 advance(1, f"epoch {epoch + 1} of {epochs}, loss {loss:.3f}")
 
-            curve.append(_epoch(module, optimiser, stage, loss_of, epoch, said))
-            _save(module, optimiser, curve, stage.checkpoint)
-    module.eval()
-    return curve
+            curve.append(_epoch(training, epoch, said))
+            _check_weights(training, epoch)
+            if validate is not None:
+                curve[-1]["validation"] = _validation(training, epoch, validate)
+            if stage.patience and _best_epoch(curve) == epoch:
+                state.keep_best(training.module)
+            with together():
+                if is_first():
+                    save(training.module, training.optimiser, state, stage.checkpoint)
+    if len(curve) < epochs:
+        progress.note(
+            f"{stage.name}: stopped after epoch {len(curve)} of {epochs}, "
+            f"epoch {_best_epoch(curve) + 1} was the best"
+        )
 
 
-def _epoch(
-    module: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    stage: Stage,
-    loss_of: BatchLoss,
-    epoch: int,
-    said: Callable[[float], None],
-) -> dict[str, float]:
+def _best_epoch(curve: Curve) -> int:
+    """The first epoch, from 0, with the lowest validation; -1 before the first."""
+    values = [epoch["validation"] for epoch in curve]
+    return values.index(min(values)) if values else -1
+
+
+def _epoch(training: _Training, epoch: int, said: Callable[[float], None]) -> dict[str, float]:
     started_s = time.monotonic()
+    stage, batches = training.stage, training.batches
+    training.module.train()
     torch.manual_seed(derived_seed(stage.seed, stage.name, epoch))
     order = torch.randperm(stage.pictures).numpy()
-    batches = math.ceil(stage.pictures / stage.schedule.batch_size)
     steps, peak = stage.schedule.epochs * batches, stage.schedule.learning_rate or 0.0
     sums: dict[str, float] = {}
     for number, index in enumerate(np.array_split(order, batches)):
-        for group in optimiser.param_groups:
+        for group in training.optimiser.param_groups:
             group["lr"] = learning_rate(epoch * batches + number, steps, peak)
-        with torch.autocast("cpu", torch.bfloat16, enabled=stage.autocast == "bf16"):
-            losses = loss_of(module, index, epoch)
-        value = float(losses["loss"].detach())
-        if not math.isfinite(value):
-            raise TrainingDiverged(
-                f"{stage.name}: the loss became {value} in epoch {epoch + 1}, step {number + 1} of "
-                f"{batches}; what was finished before is kept ({stage.checkpoint.parent}); "
-                "try a smaller learning rate in another run folder"
-            )
-        optimiser.zero_grad(set_to_none=True)
-        losses["loss"].backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(module.parameters(), MAX_GRADIENT_NORM)
-        optimiser.step()
+        # Shares may be uneven and use up the random state unevenly: it starts anew every time.
+        torch.manual_seed(derived_seed(stage.seed, stage.name, epoch, number))
+        losses = _step(training, index, epoch, number)
         for name, loss in losses.items():
-            sums[name] = sums.get(name, 0.0) + float(loss.detach()) / batches
-        said(value)
+            sums[name] = sums.get(name, 0.0) + loss / batches
+        said(losses["loss"])
     return {**sums, "seconds": time.monotonic() - started_s}
+
+
+def _step(training: _Training, index: Index, epoch: int, number: int) -> dict[str, float]:
+    """One step on the pictures `index`; returns the named losses as means over all of them."""
+    stage, here = training.stage, world()
+    share, part = share_of(index, here)
+    with torch.autocast(training.device.type, torch.bfloat16, enabled=stage.autocast == "bf16"):
+        losses = training.loss_of(training.network, share, epoch)
+    training.optimiser.zero_grad(set_to_none=True)
+    # Gradients are averaged over processes; this makes it the mean over the batch's pictures.
+    (losses["loss"] * (part * here.size)).backward()  # type: ignore[no-untyped-call]
+    norm = nn.utils.clip_grad_norm_(training.module.parameters(), MAX_GRADIENT_NORM)
+    weighted = torch.stack([loss.detach().float() * part for loss in losses.values()])
+    means = dict(zip(losses, summed(weighted).tolist(), strict=True))
+    for what, value in (("loss", means["loss"]), ("gradient's norm", float(norm))):
+        if not math.isfinite(value):
+            raise _diverged(training, what, value, epoch, number)
+    training.optimiser.step()
+    return means
+
+
+def _check_weights(training: _Training, epoch: int) -> None:
+    """Raise TrainingDiverged rather than keep a state that nobody can go on from."""
+    for name, value in training.module.state_dict().items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            odd = float(value[~value.isfinite()].flatten()[0])
+            raise _diverged(training, f"weight {name}", odd, epoch, training.batches - 1)
+
+
+def _diverged(training: _Training, what: str, value: float, epoch: int, number: int) -> MDPError:
+    """An error that every process meets in the same step."""
+    stage = training.stage
+    kept = f"the state after epoch {epoch} is kept in {stage.checkpoint}" if epoch else ""
+    return shared(
+        TrainingDiverged(
+            f"{stage.name}: the {what} became {value} in epoch {epoch + 1}, step {number + 1} of "
+            f"{training.batches}; {kept or 'nothing had been finished before'}; "
+            "try a smaller learning rate in another run folder"
+        )
+    )
+
+
+def _validation(training: _Training, epoch: int, validate: Validate) -> float:
+    training.module.eval()
+    with torch.no_grad():
+        value = from_first(lambda: validate(training.module))
+    if not math.isfinite(value):
+        raise _diverged(training, "validation", value, epoch, training.batches - 1)
+    return value
 
 
 def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
@@ -132,26 +258,3 @@ def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, 
         {"params": decayed, "weight_decay": weight_decay},
         {"params": free, "weight_decay": 0.0},
     ]
-
-
-def _save(module: nn.Module, optimiser: torch.optim.Optimizer, curve: Curve, path: Path) -> None:
-    buffer = io.BytesIO()
-    state = {"module": module.state_dict(), "optimiser": optimiser.state_dict(), "curve": curve}
-    torch.save(state, buffer)
-    write_bytes(path, buffer.getvalue())
-
-
-def _restore(module: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> Curve:
-    """Take up the state of the last finished epoch, if there is one; raises InputError."""
-    if not path.exists():
-        return []
-    try:
-        state = torch.load(path, weights_only=True)
-        module.load_state_dict(state["module"])
-        optimiser.load_state_dict(state["optimiser"])
-        return list(state["curve"])
-    except Exception as error:
-        # torch.load raises nearly anything for a damaged file; all of it means the same here.
-        raise InputError(
-            f"{path}: not a checkpoint of this run; remove it to start over"
-        ) from error
