@@ -15,7 +15,22 @@ from mdp.plan import SubModelSpec, TeacherArgument, TeacherSpec
 from partitioner.submodel import Normalise
 from partitioner.torchvision_shim import import_timm
 
-_FAMILIES = "timm's plain vision transformers: vit_*, deit_* without distillation, and alike"
+#: timm's modules whose models are built on the plain encoder, and the names that such models have.
+_MODULES = ("timm.models.vision_transformer", "timm.models.deit")
+FAMILIES = (
+    "vit_*",
+    "deit_*",
+    "deit3_*",
+    "flexivit_*",
+    "eva_large_*",
+    "beit3_*",
+    "aimv2_*",
+    "test_vit*",
+)
+_WORKS = (
+    f"works: timm's plain vision transformers ({', '.join(FAMILIES)}), also with register tokens, "
+    "distillation token, pooling, LayerScale, QK-norm or gated MLP"
+)
 #: Arguments that this program sets itself.
 _RESERVED = ("num_classes", "in_chans", "pretrained", "checkpoint_path", "dynamic_img_size")
 
@@ -62,9 +77,28 @@ def _value(text: str) -> TeacherArgument:
 
 def teacher_spec(name: str, args: dict[str, TeacherArgument]) -> TeacherSpec:
     """The teacher's shape, read off the built model (which gets no memory); raises InputError."""
-    with torch.device("meta"):
-        network = _create(name, args, num_classes=2, pretrained=False)
-    return TeacherSpec(name=name, args=args, shape=_shape(name, network))
+    return TeacherSpec(name=name, args=args, shape=_shape(name, outline(name, args)))
+
+
+def outline(name: str, args: dict[str, TeacherArgument]) -> Any:
+    """The teacher's network without memory for its weights; raises InputError if it cannot teach.
+
+    One picture goes through it, so that arguments that only fail there are found here.
+    """
+    with torch.device("meta"), torch.no_grad():
+        network = _create(name, args, num_classes=2, pretrained=False).eval()
+        try:
+            logits = network(torch.empty(1, 3, *network.patch_embed.img_size))
+        except Exception as error:
+            # What timm built runs code of many authors, with arguments of the user's.
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise InputError(f"--teacher: {name!r} ({args}) cannot run: {reason}") from error
+    if tuple(logits.shape) != (1, 2):
+        raise InputError(
+            f"--teacher: {name!r} ({args}) gives {list(logits.shape)} numbers for one picture, "
+            "expected one logit per class"
+        )
+    return network
 
 
 def build_teacher(spec: TeacherSpec, num_classes: int, *, pretrained: bool) -> Teacher:
@@ -95,6 +129,7 @@ def load_checkpoint(teacher: Teacher, path: Path) -> None:
     state = _read_checkpoint(path)
     state = {key.removeprefix("module.").removeprefix("network."): v for key, v in state.items()}
     own = teacher.network.state_dict()
+    _check_head(teacher.network, state, path)
     missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     if missing or unknown:
         what = f"lacks {missing[0]!r}" if missing else f"has unknown {unknown[0]!r}"
@@ -102,10 +137,27 @@ def load_checkpoint(teacher: Teacher, path: Path) -> None:
     for key, value in own.items():
         if tuple(state[key].shape) != tuple(value.shape):
             raise InputError(
-                f"{path}: {key!r} has shape {list(state[key].shape)}, this teacher and data set "
-                f"need {list(value.shape)}"
+                f"{path}: {key!r} has shape {list(state[key].shape)}, this teacher needs "
+                f"{list(value.shape)}"
             )
     teacher.network.load_state_dict(state)
+
+
+def _check_head(network: Any, state: dict[str, Tensor], path: Path) -> None:
+    """Raise InputError where the file's head answers other classes than the data has, or none."""
+    # One name, or two where a distillation token has a head of its own.
+    names = network.pretrained_cfg["classifier"]
+    for name in [names] if isinstance(names, str) else names:
+        key, classes = f"{name}.weight", len(network.get_parameter(f"{name}.weight"))
+        if key not in state and any(k.startswith("blocks.") for k in state):
+            raise InputError(
+                f"{path}: it has no head ({key!r}), expected one for the data's {classes} classes"
+            )
+        if key in state and state[key].ndim == 2 and len(state[key]) != classes:
+            raise InputError(
+                f"{path}: its head ({key!r}) answers {len(state[key])} classes, "
+                f"the data has {classes}; expected a checkpoint trained on the data's classes"
+            )
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -142,14 +194,13 @@ def _create(
 ) -> Any:
     timm = import_timm()
     if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models("vit_*"), n=3)
-        hint = f"; close to it: {', '.join(close)}" if close else ""
+        known = [n for m in _MODULES for n in timm.list_models(module=m.rpartition(".")[2])]
+        close = difflib.get_close_matches(name, known, n=3)
+        hint = f"; close to it: {', '.join(close)}" if close else f"; {_WORKS}"
         raise InputError(f"--teacher: timm has no model {name!r}{hint}")
-    if not timm.is_model(name) or timm.models.model_entrypoint(name).__module__ not in (
-        "timm.models.vision_transformer",
-        "timm.models.deit",
-    ):
-        raise InputError(f"--teacher: {name!r} cannot be decomposed: expected {_FAMILIES}")
+    module = timm.models.model_entrypoint(name).__module__
+    if module not in _MODULES:
+        raise _refusal(name, f"it comes from {module}")
     # Without a network the hub's client reports every one of its retries; the outcome is enough.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
@@ -166,38 +217,49 @@ def _create(
 
 
 def _check_plain(name: str, network: Any) -> None:
-    """Raise InputError unless `network` is a plain ViT: square, one class token, usual blocks."""
-    from timm.layers import Attention, Mlp, PatchEmbed
+    """Raise InputError unless `network` is a plain ViT: square, one patch grid, usual blocks."""
+    from timm.layers import Attention, GluMlp, Mlp, PatchEmbed, SwiGLU
+    from timm.models.deit import VisionTransformerDistilled
     from timm.models.vision_transformer import Block, VisionTransformer
 
-    if type(network) is not VisionTransformer:
-        raise InputError(f"--teacher: {name!r} cannot be decomposed: expected {_FAMILIES}")
-    odd = None
-    if type(network.patch_embed) is not PatchEmbed:
-        odd = "its patch embedding"
-    elif network.num_reg_tokens:
-        odd = "its register tokens"
-    elif any(
-        type(b) is not Block or type(b.attn) is not Attention or type(b.mlp) is not Mlp
-        for b in network.blocks
-    ):
-        odd = "its blocks"
-    elif len({*network.patch_embed.img_size}) != 1 or len({*network.patch_embed.patch_size}) != 1:
-        odd = "its picture or patch, which is not square"
-    if odd:
-        raise InputError(f"--teacher: {name!r} cannot be decomposed because of {odd}")
+    if type(network) not in (VisionTransformer, VisionTransformerDistilled):
+        raise _refusal(name, f"it is a {type(network).__name__}")
+    if not len(network.blocks):
+        raise _refusal(name, "it has no blocks")
+    block, embed = network.blocks[0], network.patch_embed
+    if type(embed) is not PatchEmbed:
+        raise _refusal(name, f"its patch embedding is a {type(embed).__name__}")
+    if type(block) is not Block:
+        raise _refusal(name, f"its blocks are {type(block).__name__}, not pre-norm blocks")
+    if type(block.attn) is not Attention:
+        raise _refusal(name, f"its attention is a {type(block.attn).__name__}")
+    if type(block.mlp) not in (Mlp, GluMlp, SwiGLU):
+        raise _refusal(name, f"its MLP is a {type(block.mlp).__name__}")
+    if len({*embed.img_size}) != 1 or len({*embed.patch_size}) != 1:
+        raise _refusal(name, "its picture or patch is not square")
+
+
+def _refusal(name: str, reason: str) -> InputError:
+    return InputError(f"--teacher: {name!r} cannot be decomposed: {reason}; {_WORKS}")
 
 
 def _shape(name: str, network: Any) -> SubModelSpec:
-    embed, block = network.patch_embed, network.blocks[0]
+    """The encoder's shape in a sub-model's words.
+
+    A gated MLP counts as the plain one with as many weights. Register and distillation tokens and
+    pooling by attention have no word: the cost model leaves them out, a few hundredths of the
+    teacher's latency (4 registers beside 196 patches: 2 %), in the teacher's favour.
+    """
+    embed, block, width = network.patch_embed, network.blocks[0], network.embed_dim
+    matrices = [m for m in block.mlp.modules() if isinstance(m, nn.Linear)]
     try:
         return SubModelSpec(
             image_size=embed.img_size[0],
             patch_size=embed.patch_size[0],
-            embed_dim=network.embed_dim,
+            embed_dim=width,
             depth=len(network.blocks),
             num_heads=block.attn.num_heads,
-            mlp_ratio=block.mlp.fc1.out_features / network.embed_dim,
+            mlp_ratio=sum(m.weight.numel() for m in matrices) / (2 * width * width),
         )
     except ValueError as error:
         raise InputError(f"--teacher: {name!r} has an unusable shape: {error}") from error

@@ -1,7 +1,9 @@
 """Which teachers are accepted, and what their checkpoints have to be."""
 
+import fnmatch
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,12 +11,16 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
+from partitioner.export import ServedTeacher, check_parity, to_onnx  # noqa: E402
+from partitioner.submodel import draw_weights  # noqa: E402
 from partitioner.teacher import (  # noqa: E402
+    FAMILIES,
     build_teacher,
     load_checkpoint,
     parse_arguments,
     teacher_spec,
 )
+from partitioner.torchvision_shim import import_timm  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ARGS = {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 2}
@@ -50,15 +56,64 @@ def test_the_shape_is_read_off_the_model():
     assert (small.image_size, small.patch_size, small.embed_dim, small.depth) == (12, 4, 24, 1)
 
 
+def test_a_gated_mlp_counts_as_the_plain_one_with_as_many_weights():
+    # Three matrices instead of two, so that 2/3 of the hidden units make as many weights.
+    assert teacher_spec("vit_giant_patch14_reg4_dinov2", {"depth": 1}).shape.mlp_ratio == 4.0
+    args = ARGS | {"mlp_ratio": 2.0}
+    assert teacher_spec("aimv2_1b_patch14_224", args).shape.mlp_ratio == 3.0
+
+
+def plain_models() -> list[str]:
+    """Every model that timm registers in the modules of the plain encoder."""
+    timm = import_timm()
+    return [n for module in ("vision_transformer", "deit") for n in timm.list_models(module=module)]
+
+
+def test_every_model_of_timm_s_is_taken_or_refused_by_name():
+    refused = {}
+    for name in plain_models():
+        try:
+            # One block is enough, for all of a model's blocks are of one kind.
+            teacher_spec(name, {"depth": 1})
+        except InputError as error:
+            refused[name] = str(error)
+            continue
+        assert any(fnmatch.fnmatch(name, family) for family in FAMILIES), name
+    others = {name: reason for name, reason in refused.items() if "works: timm's" not in reason}
+    assert set(refused) - set(others) == {
+        "vit_base_patch16_18x2_224",
+        "vit_base_patch16_rpn_224",
+        "vit_base_patch16_xp_224",
+        "vit_dlittle_patch16_reg1_gap_256",
+        "vit_dpwee_patch16_reg1_gap_256",
+        "vit_dwee_patch16_reg1_gap_256",
+        "vit_huge_patch14_xp_224",
+        "vit_large_patch14_xp_224",
+        "vit_pwee_patch16_reg1_gap_256",
+        "vit_small_patch16_18x2_224",
+    }
+    # Their pictures are no whole number of patches.
+    assert set(others) == {"vit_so400m_patch14_siglip_384", "vit_so400m_patch14_siglip_gap_384"}
+    assert all("has to be a multiple of `patch_size` 14" in text for text in others.values())
+
+
+def test_every_family_named_has_models():
+    for family in FAMILIES:
+        assert fnmatch.filter(plain_models(), family), family
+
+
 @pytest.mark.parametrize(
     ("name", "args", "message"),
     [
         ("vit_tiny_patch16_225", {}, "timm has no model .*; close to it: .*vit_tiny_patch16_224"),
-        ("resnet18", {}, "'resnet18' cannot be decomposed: expected timm's plain vision transf"),
-        ("swin_tiny_patch4_window7_224", {}, "cannot be decomposed: expected timm's plain"),
-        ("deit_tiny_distilled_patch16_224", {}, "cannot be decomposed"),
-        ("vit_base_patch14_reg4_dinov2", {}, "because of its register tokens"),
-        ("vit_giant_patch14_dinov2", {}, "because of its blocks"),
+        ("nonsense", {}, "timm has no model 'nonsense'; works: timm's plain"),
+        ("vit_base_patch16_18x2_224", {}, "its blocks are ParallelThingsBlock"),
+        ("vit_base_patch16_rpn_224", {}, "its blocks are ResPostBlock"),
+        ("vit_dwee_patch16_reg1_gap_256", {}, "its attention is a DiffAttention"),
+        ("deit_tiny_distilled_patch16_224", {"no_embed_class": True}, "cannot run: "),
+        (NAME, {"depth": 0}, "it has no blocks"),
+        (NAME, {"global_pool": ""}, r"gives \[1, 197, 2\] numbers for one picture, expected one"),
+        (NAME, {"img_size": 30}, "`image_size` 30 has to be a multiple of `patch_size` 16"),
         (NAME, {"colour": 3}, "cannot be built .*colour"),
         (NAME, {"embed_dim": 25, "num_heads": 2}, "cannot be built"),
     ],
@@ -67,6 +122,75 @@ def test_teachers_that_are_refused(name: str, args: dict, message: str):
     with pytest.raises(InputError, match=message) as caught:
         teacher_spec(name, args)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("resnet18", "resnet"),
+        ("convnext_tiny", "convnext"),
+        ("swin_tiny_patch4_window7_224", "swin_transformer"),
+        ("levit_128", "levit"),
+        ("beit_base_patch16_224", "beit"),
+        ("eva02_tiny_patch14_224", "eva"),
+        ("vit_base_patch16_dinov3", "eva"),
+        ("vit_relpos_base_patch16_224", "vision_transformer_relpos"),
+        ("vit_base_r50_s16_224", "vision_transformer_hybrid"),
+    ],
+)
+def test_other_architectures_are_refused_with_what_works(name: str, module: str):
+    expected = (
+        rf"'{name}' cannot be decomposed: it comes from timm\.models\.{module}; works: timm's "
+        r"plain vision transformers \(vit_\*, deit_\*, deit3_\*, .*register"
+    )
+    with pytest.raises(InputError, match=expected):
+        teacher_spec(name, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("deit_tiny_distilled_patch16_224", {}),
+        ("deit3_small_patch16_224", {}),
+        ("vit_base_patch14_reg4_dinov2", {}),
+        ("vit_giant_patch14_reg4_dinov2", {}),
+        ("vit_base_patch16_reg4_gap_256", {}),
+        ("vit_base_patch16_siglip_224", {}),
+        ("vit_base_patch16_clip_quickgelu_224", {}),
+        ("aimv2_1b_patch14_224", {}),
+        ("beit3_base_patch16_224", {}),
+        (NAME, {"qk_norm": True}),
+    ],
+)
+def test_every_kind_learns(name: str, args: dict):
+    torch.manual_seed(0)
+    network = build_teacher(teacher_spec(name, ARGS | args), 3, pretrained=False)
+    draw_weights(network.network)
+    pixels, targets = 255 * torch.rand(4, 3, 12, 12), torch.tensor([0, 1, 2, 0])
+    optimizer = torch.optim.AdamW(network.parameters(), 1e-3)
+    first = torch.nn.functional.cross_entropy(network.train()(pixels), targets)
+    first.backward()
+    assert [key for key, value in network.named_parameters() if value.grad is None] == []
+    optimizer.step()
+    second = torch.nn.functional.cross_entropy(network.eval()(pixels), targets)
+    assert second < first
+
+
+def test_a_teacher_with_registers_is_exported(tmp_path: Path):
+    torch.manual_seed(0)
+    spec = teacher_spec("vit_base_patch14_reg4_dinov2", ARGS)
+    network = build_teacher(spec, 3, pretrained=False)
+    draw_weights(network.network)
+    with torch.no_grad():
+        # As timm draws it, LayerScale lets next to nothing of a block through.
+        for block in network.network.blocks:  # type: ignore[union-attr]
+            block.ls1.gamma.fill_(1.0)
+            block.ls2.gamma.fill_(1.0)
+    served, path = ServedTeacher(network), tmp_path / "teacher.onnx"
+    path.write_bytes(to_onnx(served, 12, ["logits"], {}))
+    views = (255 * torch.rand(9, 12, 12, 3)).byte().numpy()
+    assert check_parity(path, served, views, ["logits"]) < 1e-5
+    assert np.ptp(served(torch.from_numpy(views))[0].detach().numpy(), axis=0).max() > 0.01
 
 
 def teacher(classes: int = 3):
@@ -96,7 +220,39 @@ def test_a_run_s_own_teacher_is_a_checkpoint(tmp_path: Path):
 
 def test_a_checkpoint_for_other_classes(tmp_path: Path):
     save_file(teacher(5).network.state_dict(), tmp_path / "t.safetensors")
-    with pytest.raises(InputError, match=r"'head.weight' has shape \[5, 24\], .* need \[3, 24\]"):
+    expected = (
+        r"t\.safetensors: its head \('head.weight'\) answers 5 classes, the data has 3; expected"
+    )
+    with pytest.raises(InputError, match=expected):
+        load_checkpoint(teacher(3), tmp_path / "t.safetensors")
+
+
+def test_a_checkpoint_for_other_classes_with_two_heads(tmp_path: Path):
+    spec = teacher_spec("deit_tiny_distilled_patch16_224", ARGS)
+    state = build_teacher(spec, 3, pretrained=False).network.state_dict()
+    state["head_dist.weight"] = torch.zeros(7, 24)
+    save_file(state, tmp_path / "t.safetensors")
+    with pytest.raises(InputError, match=r"its head \('head_dist.weight'\) answers 7 classes, the"):
+        load_checkpoint(build_teacher(spec, 3, pretrained=False), tmp_path / "t.safetensors")
+
+
+def test_a_checkpoint_without_head(tmp_path: Path):
+    state = teacher().network.state_dict()
+    del state["head.weight"], state["head.bias"]
+    save_file(state, tmp_path / "t.safetensors")
+    with pytest.raises(
+        InputError, match=r"it has no head \('head.weight'\), expected one for .* 3 "
+    ):
+        load_checkpoint(teacher(3), tmp_path / "t.safetensors")
+
+
+def test_a_checkpoint_of_another_size(tmp_path: Path):
+    state = teacher().network.state_dict()
+    state["norm.weight"] = torch.zeros(32)
+    save_file(state, tmp_path / "t.safetensors")
+    with pytest.raises(
+        InputError, match=r"'norm.weight' has shape \[32\], this teacher needs \[24"
+    ):
         load_checkpoint(teacher(3), tmp_path / "t.safetensors")
 
 
