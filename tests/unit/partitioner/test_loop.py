@@ -35,11 +35,11 @@ def net() -> Net:
     return Net()
 
 
-def stage(path: Path, epochs: int = 6) -> Stage:
+def stage(path: Path, epochs: int = 6, **more: object) -> Stage:
     schedule = MemberSchedule(epochs=epochs, batch_size=8, learning_rate=0.05)
     return Stage(
         name="fitting a line", pictures=50, schedule=schedule, seed=3, autocast="fp32",
-        checkpoint=path / "checkpoint.pt",
+        checkpoint=path / "checkpoint.pt", **more,
     )  # fmt: skip
 
 
@@ -84,11 +84,226 @@ def test_a_loss_that_is_no_number_names_where_and_keeps_the_last_good_state(tmp_
     assert all(torch.isfinite(value).all() for value in kept["module"].values())
 
 
-def test_a_damaged_checkpoint_is_named(tmp_path: Path):
-    (tmp_path / "checkpoint.pt").write_bytes(b"damaged")
+def test_the_first_epoch_may_be_the_broken_one(tmp_path: Path):
+    with pytest.raises(TrainingDiverged, match="in epoch 1, step 1 of 7; nothing had been finish"):
+        fit(net(), stage(tmp_path), loss_of(bad_at=0), QUIET)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+def steep(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+    """A finite loss whose gradient is not: the slope of a root at zero."""
+    return {"loss": (module.layer.weight * 0).abs().sum().sqrt() + module.layer.bias.sum() * 0}
+
+
+def test_a_gradient_that_is_no_number_stops_before_the_step(tmp_path: Path):
     module = net()
-    with pytest.raises(InputError, match=r"checkpoint\.pt: not a checkpoint of this run"):
-        fit(module, stage(tmp_path), loss_of(), QUIET)
+    before = module.layer.weight.detach().clone()
+    with pytest.raises(TrainingDiverged, match="the gradient's norm became nan in epoch 1, step 1"):
+        fit(module, stage(tmp_path), steep, QUIET)
+    assert torch.equal(module.layer.weight, before)
+
+
+def test_a_weight_that_is_no_number_is_not_kept(tmp_path: Path):
+    def poisoned(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+        losses = loss_of()(module, index, epoch)
+        if epoch == 1:
+            module.unused[0] = float("inf")
+        return losses
+
+    module = net()
+    module.register_buffer("unused", torch.zeros(2))
+    said = r"the weight unused became inf in epoch 2, step 7 of 7; the state after epoch 1 is kept"
+    with pytest.raises(TrainingDiverged, match=said):
+        fit(module, stage(tmp_path), poisoned, QUIET)
+    kept = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert len(kept["curve"]) == 1
+    assert kept["module"]["unused"].isfinite().all()
+
+
+def test_after_a_broken_loss_the_kept_state_can_be_gone_on_from(tmp_path: Path):
+    whole, again = net(), net()
+    fit(whole, stage(tmp_path / "whole"), loss_of(), QUIET)
+    with pytest.raises(TrainingDiverged):
+        fit(net(), stage(tmp_path / "parts"), loss_of(bad_at=4), QUIET)
+    assert len(fit(again, stage(tmp_path / "parts"), loss_of(), QUIET)) == 6
+    assert torch.equal(whole.layer.weight, again.layer.weight)
+
+
+def damaged(path: Path) -> bytes:
+    return b"damaged"
+
+
+def truncated(path: Path) -> bytes:
+    fit(net(), stage(path), loss_of(), QUIET)
+    whole = (path / "checkpoint.pt").read_bytes()
+    return whole[: len(whole) // 2]
+
+
+def saved(value: object) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def of_another_shape(path: Path) -> bytes:
+    fit(net(), stage(path), loss_of(), QUIET)
+    state = torch.load(path / "checkpoint.pt", weights_only=True)
+    state["module"]["layer.weight"] = torch.zeros(1, 5)
+    return saved(state)
+
+
+def with_another_best(path: Path) -> bytes:
+    fit(net(), stage(path), loss_of(), QUIET)
+    state = torch.load(path / "checkpoint.pt", weights_only=True)
+    return saved({**state, "best": {"layer.weight": torch.zeros(1, 5)}})
+
+
+def with_another_curve(path: Path) -> bytes:
+    fit(net(), stage(path), loss_of(), QUIET)
+    return saved({**torch.load(path / "checkpoint.pt", weights_only=True), "curve": [3.0]})
+
+
+def of_another_program(path: Path) -> bytes:
+    return saved({"state_dict": Net().state_dict(), "epoch": 3})
+
+
+def with_code_in_it(path: Path) -> bytes:
+    return saved(Net())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        damaged,
+        truncated,
+        of_another_shape,
+        with_another_best,
+        with_another_curve,
+        of_another_program,
+        with_code_in_it,
+    ],
+)
+def test_a_broken_checkpoint_is_named_with_what_to_do(tmp_path: Path, content):
+    (tmp_path / "checkpoint.pt").write_bytes(content(tmp_path))
+    said = r"checkpoint\.pt: not a checkpoint of this run; remove it to start over$"
+    with pytest.raises(InputError, match=said):
+        fit(net(), stage(tmp_path), loss_of(), QUIET)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"checkpoint\.pt: cannot be written: File exists"):
+        fit(net(), stage(tmp_path / "file"), loss_of(), QUIET)
+
+
+class Scripted:
+    """Validation values by epoch, and the weights that were there to validate."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values, self.seen = values, []
+
+    def __call__(self, module: nn.Module) -> float:
+        assert not module.training
+        self.seen.append(module.layer.weight.detach().clone())
+        return self.values[len(self.seen) - 1]
+
+
+VALUES = [5.0, 3.0, 3.0, 4.0, 2.0, 1.0]
+
+
+def test_training_stops_when_validation_no_longer_falls_and_takes_the_best(tmp_path: Path):
+    module, validate = net(), Scripted(VALUES)
+    said = io.StringIO()
+    curve = fit(module, stage(tmp_path, patience=2), loss_of(), Progress(said), validate=validate)
+    assert [epoch["validation"] for epoch in curve] == VALUES[:4]
+    assert torch.equal(module.layer.weight, validate.seen[1])
+    assert not torch.equal(module.layer.weight, validate.seen[3])
+    assert "fitting a line: stopped after epoch 4 of 6, epoch 2 was the best\n" in said.getvalue()
+
+
+def test_without_patience_validation_is_only_written_down(tmp_path: Path):
+    module, validate = net(), Scripted(VALUES[::-1])
+    curve = fit(module, stage(tmp_path), loss_of(), QUIET, validate=validate)
+    assert [epoch["validation"] for epoch in curve] == VALUES[::-1]
+    assert torch.equal(module.layer.weight, validate.seen[-1])
+    alone = net()
+    fit(alone, stage(tmp_path / "alone"), loss_of(), QUIET)
+    assert torch.equal(module.layer.weight, alone.layer.weight)
+
+
+def test_with_patience_left_at_the_end_the_best_is_taken_too(tmp_path: Path):
+    module, validate = net(), Scripted([5.0, 4.0, 3.0, 1.0, 2.0, 2.0])
+    assert len(fit(module, stage(tmp_path, patience=9), loss_of(), QUIET, validate=validate)) == 6
+    assert torch.equal(module.layer.weight, validate.seen[3])
+
+
+@pytest.mark.parametrize("stop_at", [1, 2, 3])
+def test_a_resumed_training_stops_as_early_and_with_the_same_weights(tmp_path: Path, stop_at: int):
+    whole, again = net(), net()
+    curve = fit(
+        whole, stage(tmp_path / "whole", patience=2), loss_of(), QUIET, validate=Scripted(VALUES)
+    )
+    patient = stage(tmp_path / "parts", patience=2)
+    with pytest.raises(KeyboardInterrupt):
+        fit(net(), patient, loss_of(stop_at), QUIET, validate=Scripted(VALUES))
+    rest = Scripted(VALUES[stop_at:])
+    resumed = fit(again, patient, loss_of(), QUIET, validate=rest)
+    assert [epoch["loss"] for epoch in resumed] == [epoch["loss"] for epoch in curve]
+    assert torch.equal(whole.layer.weight, again.layer.weight)
+    # Once more after the end: nothing is trained, and the best is still the best.
+    once_more = net()
+    assert fit(once_more, patient, loss_of(0), QUIET, validate=Scripted([])) == resumed
+    assert torch.equal(whole.layer.weight, once_more.layer.weight)
+
+
+def test_a_validation_that_is_no_number_stops_training(tmp_path: Path):
+    with pytest.raises(TrainingDiverged, match="the validation became nan in epoch 2"):
+        fit(net(), stage(tmp_path), loss_of(), QUIET, validate=Scripted([1.0, float("nan")]))
+
+
+def test_patience_needs_a_validation(tmp_path: Path):
+    with pytest.raises(ValueError, match="patience needs something to validate with"):
+        fit(net(), stage(tmp_path, patience=1), loss_of(), QUIET)
+
+
+def test_the_curve_holds_the_mean_of_every_loss(tmp_path: Path):
+    def numbered(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+        found = loss_of()(module, index, epoch)
+        return {**found, "epoch": torch.tensor(float(epoch)), "first": torch.tensor(0.25)}
+
+    curve = fit(net(), stage(tmp_path), numbered, QUIET)
+    assert [epoch["epoch"] for epoch in curve] == pytest.approx([0, 1, 2, 3, 4, 5])
+    assert [epoch["first"] for epoch in curve] == pytest.approx([0.25] * 6)
+    assert all(epoch["seconds"] > 0 for epoch in curve)
+
+
+def test_arithmetic_is_as_asked(tmp_path: Path):
+    kinds = []
+
+    def watched(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+        kinds.append(module.layer(X[index]).dtype)
+        return loss_of()(module, index, epoch)
+
+    for autocast in ("fp32", "bf16"):
+        schedule = MemberSchedule(epochs=1, batch_size=50)
+        path = tmp_path / autocast / "checkpoint.pt"
+        asked = Stage(
+            name="x", pictures=50, schedule=schedule, seed=3, autocast=autocast, checkpoint=path
+        )
+        fit(net(), asked, watched, QUIET)
+    assert kinds == [torch.float32, torch.bfloat16]
+
+
+def test_every_picture_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path: Path):
+    seen: dict[int, list[int]] = {}
+
+    def watched(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+        seen.setdefault(epoch, []).extend(index.tolist())
+        return loss_of()(module, index, epoch)
+
+    fit(net(), stage(tmp_path, epochs=2), watched, QUIET)
+    assert sorted(seen[0]) == sorted(seen[1]) == list(range(50))
+    assert seen[0] != seen[1]
 
 
 def test_learning_rate_rises_then_falls():
