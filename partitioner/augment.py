@@ -1,66 +1,114 @@
-"""Augmentation keyed by (seed, picture, variant), so that cached targets stay right.
+"""Variants of a picture, made by timm's augmentations, each keyed by (seed, picture, variant).
 
-There are R variants of every picture and variant 0 is the picture itself. All views of one
-(picture, variant) show the same geometry, whatever their size and region.
+The key makes a variant the same in every process and at every time, so that what a teacher said to
+it can be kept. Variant 0 is the picture itself.
 """
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn import functional as F
+from PIL import Image
 
-from mdp.plan import Region
+from mdp.crop import Pixels
+from mdp.errors import InputError
 from partitioner.settings import Augmentation
+from partitioner.torchvision_shim import import_timm
 
-#: Columns of a geometry: shift to the right and down, as shares of the side; scale; +1 or -1.
-Geometry = NDArray[np.float32]
-IDENTITY = (0.0, 0.0, 1.0, 1.0)
-
-
-def geometry(augmentation: Augmentation, *, seed: int, variant: int, count: int) -> Geometry:
-    """Geometry `[count, 4]` of pictures 0 .. count-1 in `variant`."""
-    if variant == 0:
-        return np.tile(np.array(IDENTITY, dtype=np.float32), (count, 1))
-    random = np.random.Generator(np.random.PCG64([seed, variant]))
-    drawn = random.uniform(-1, 1, (count, 4))
-    scale = (1 + augmentation.scale) ** drawn[:, 2]
-    mirror = np.where(bool(augmentation.flip) & (drawn[:, 3] > 0), -1.0, 1.0)
-    columns = (augmentation.shift * drawn[:, 0], augmentation.shift * drawn[:, 1], scale, mirror)
-    return np.stack(columns, axis=1).astype(np.float32)
+#: How far a crop may leave the square, as width over height.
+_ASPECT = (0.85, 1.18)
+#: Pictures that are mixed with one another by one call of timm's Mixup; it asks for even numbers.
+_MIXED = 256
 
 
-def augmented(pixels: NDArray[np.uint8], shapes: Geometry, region: Region) -> Tensor:
-    """uint8 views `[B, S, S, 3]` of `region` -> float32 `[B, 3, S, S]` in 0..255.
+class Augmenter:
+    """timm's transforms for square canvases of `image_size` pixels; raises InputError."""
 
-    `shapes[B, 4]` describes the movement of the whole centred square. What comes into view from
-    beyond the region's edge repeats that edge.
+    def __init__(self, augmentation: Augmentation, image_size: int) -> None:
+        import_timm()
+        from timm.data import create_transform
+        from timm.data.random_erasing import RandomErasing
+
+        try:
+            self._transform: Any = create_transform(
+                image_size,
+                is_training=True,
+                use_prefetcher=True,  # which only means: uint8 out, neither scaled nor normalised
+                scale=(augmentation.min_area, 1.0),
+                ratio=_ASPECT,
+                hflip=0.5 if augmentation.flip else 0.0,
+                color_jitter=None,
+                auto_augment=augmentation.rand_augment or None,
+                interpolation="bilinear",
+            )
+        except Exception as error:  # timm checks its policy's text by assertions of many kinds
+            raise InputError(
+                f"--rand-augment: expected timm's notation, for instance rand-m6-n2-mstd0.5, "
+                f"got {augmentation.rand_augment!r}"
+            ) from error
+        self._erasing: Any = RandomErasing(augmentation.erasing, mode="pixel", device="cpu")
+
+    def variant(self, picture: Pixels, seed: int, number: int, variant: int) -> Pixels:
+        """Canvas `[S, S, 3]` of `picture` number `number` in `variant`, 1 or more."""
+        _seed_all(seed, number, variant)
+        moved = self._transform(Image.fromarray(picture))
+        # timm erases with noise of unit variance: uint8 is brought to about that scale and back.
+        erased = self._erasing(moved.float().sub_(127.5).div_(64.0))
+        pixels = erased.mul_(64.0).add_(127.5).round_().clamp_(0, 255).to(torch.uint8)
+        return np.asarray(pixels.permute(1, 2, 0).numpy())
+
+
+def mix(
+    canvases: NDArray[np.uint8],
+    labels: NDArray[np.floating],
+    targets: NDArray[np.int64],
+    augmentation: Augmentation,
+    key: tuple[int, int],
+) -> None:
+    """Mix canvases `[N, S, S, 3]` in place by timm's Mixup and CutMix, into soft `labels[N, C]`.
+
+    `key` is (seed, variant); it decides who is mixed with whom, and how much.
     """
-    x = torch.from_numpy(np.ascontiguousarray(pixels)).permute(0, 3, 1, 2).float()
-    if bool((shapes == np.array(IDENTITY, dtype=np.float32)).all()):
-        return x.contiguous()
-    theta = torch.from_numpy(_sampling(shapes, region))
-    grid = F.affine_grid(theta, list(x.shape), align_corners=False)
-    return F.grid_sample(x, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    import_timm()
+    from timm.data import Mixup
+
+    mixup = Mixup(
+        mixup_alpha=augmentation.mixup,
+        cutmix_alpha=augmentation.cutmix,
+        mode="elem",
+        label_smoothing=0.0,
+        num_classes=labels.shape[1],
+    )
+    order = np.random.Generator(np.random.PCG64(key)).permutation(len(canvases))
+    for start in range(0, len(order), _MIXED):
+        chunk = order[start : start + _MIXED]
+        chunk = chunk[: len(chunk) // 2 * 2]
+        if len(chunk):
+            _seed_all(key[0], start, key[1])
+            x = torch.from_numpy(canvases[chunk]).permute(0, 3, 1, 2).float()
+            x, soft = mixup(x, torch.from_numpy(targets[chunk]))
+            canvases[chunk] = x.round_().to(torch.uint8).permute(0, 2, 3, 1).numpy()
+            labels[chunk] = soft.numpy()
 
 
-def _sampling(shapes: Geometry, region: Region) -> NDArray[np.float32]:
-    """Affine maps `[B, 2, 3]` from a point of the new view to the point of the old one shown there.
+@contextmanager
+def own_randomness() -> Iterator[None]:
+    """Leave the three global generators, which timm draws from, as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)
 
-    In coordinates u of the whole square, -1 to 1, the map is u -> A u + t. A region's own
-    coordinates v, -1 to 1, are u = c + h v, which makes it v -> A v + (A c + t - c) / h.
-    """
-    x, y, scale, mirror = shapes.T
-    rows = []
-    for low, high, shift, sign in (
-        (region.left, region.right, x, mirror),
-        (region.top, region.bottom, y, np.ones_like(mirror)),
-    ):
-        centre, half = low + high - 1, high - low
-        factor = sign / scale
-        rows.append((factor, (factor * centre - 2 * shift * factor - centre) / half))
-    theta = np.zeros((len(shapes), 2, 3), dtype=np.float32)
-    for axis, (factor, offset) in enumerate(rows):
-        theta[:, axis, axis] = factor
-        theta[:, axis, 2] = offset
-    return theta
+
+def _seed_all(*key: int) -> None:
+    python, numpy, torch_ = np.random.SeedSequence(key).generate_state(3).tolist()
+    random.seed(python)
+    np.random.seed(numpy)
+    torch.manual_seed(torch_)

@@ -19,7 +19,14 @@ from partitioner.data import SPLITS, open_dataset
 from partitioner.options import takes
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder, default_run
-from partitioner.settings import Asked, Augmentation, MemberSchedule, RunOptions, TeacherSchedule
+from partitioner.settings import (
+    Asked,
+    Augmentation,
+    JointSchedule,
+    MemberSchedule,
+    RunOptions,
+    TeacherSchedule,
+)
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 2 usage or bad input, 4 the plan was refused, 130 interrupted "
@@ -56,6 +63,7 @@ _ASKED: dict[str, tuple[type[Record], str]] = {
     "options": (RunOptions, ""),
     "teacher_schedule": (TeacherSchedule, "teacher_"),
     "schedule": (MemberSchedule, ""),
+    "joint_schedule": (JointSchedule, "joint_"),
     "augmentation": (Augmentation, ""),
 }
 
@@ -100,6 +108,7 @@ def train(
     options: RunOptions,
     teacher_schedule: TeacherSchedule,
     schedule: MemberSchedule,
+    joint_schedule: JointSchedule,
     augmentation: Augmentation,
     json: JsonOption = False,
 ) -> None:
@@ -112,6 +121,7 @@ def train(
         options=options,
         teacher_schedule=teacher_schedule,
         schedule=schedule,
+        joint_schedule=joint_schedule,
         augmentation=augmentation,
     )
     chosen, folder = read_plan(plan), RunFolder(run)
@@ -193,6 +203,7 @@ def build(
     options: RunOptions,
     teacher_schedule: TeacherSchedule,
     schedule: MemberSchedule,
+    joint_schedule: JointSchedule,
     augmentation: Augmentation,
     teacher_arg: ArgumentsOption = None,
     run: OwnRunOption = None,
@@ -208,6 +219,7 @@ def build(
         options=options,
         teacher_schedule=teacher_schedule,
         schedule=schedule,
+        joint_schedule=joint_schedule,
         augmentation=augmentation,
     )
     _check_latency(latency_ms)

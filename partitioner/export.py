@@ -17,13 +17,11 @@ from mdp.errors import MDPError
 from mdp.files import replacing_folder, write_bytes, write_json
 from mdp.fusion import Contribution
 from mdp.plan import Assignment
-from partitioner.data import SplitName
 from partitioner.evaluate import contribution, open_session, run_session
 from partitioner.stacking import fit_fusion
 from partitioner.submodel import MEAN, STD, Normalise, SubModel
-from partitioner.teach import ensure_teacher, teacher_view
+from partitioner.teach import ensure_teacher
 from partitioner.teacher import Teacher
-from partitioner.train import load_member, member_views
 from partitioner.work import Work
 
 OPSET = 18
@@ -166,20 +164,16 @@ def _export_member(
         "mdp_image_size": str(size),
         "mdp_num_classes": str(len(work.data.labels)),
     }
-    module, path = ServedMember(load_member(work, assignment)), folder / model_path(k)
+    module, path = ServedMember(work.load_member(assignment)), folder / model_path(k)
     write_bytes(path, to_onnx(module, size, ["boost", "bag"], properties))
-    pixels = _views(work, assignment, "test")[:_COMPARED]
+    pixels = work.member_pixels(assignment, "test")[:_COMPARED]
     error = check_parity(path, module, pixels, ["boost", "bag"])
     work.progress.note(
         f"sub-model {k} for {assignment.device}: {path.stat().st_size / 1e6:.2f} MB, "
         f"at most {error:.1e} from torch on {len(pixels)} pictures"
     )
-    calibration = _views(work, assignment, "calibration")
+    calibration = work.member_pixels(assignment, "calibration")
     return error, contribution(open_session(path), calibration)
-
-
-def _views(work: Work, assignment: Assignment, split: SplitName) -> Pixels:
-    return member_views(work, assignment, split).pixels
 
 
 def _export_teacher(work: Work) -> None:
@@ -191,7 +185,7 @@ def _export_teacher(work: Work) -> None:
     size = work.plan.teacher.shape.image_size
     properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.teacher.name}
     write_bytes(path, to_onnx(teacher, size, ["logits"], properties))
-    pixels = teacher_view(work, "test").pixels[:_COMPARED]
+    pixels = work.teacher_pixels("test")[:_COMPARED]
     try:
         error = check_parity(path, teacher, pixels, ["logits"])
     except ParityError:

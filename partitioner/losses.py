@@ -19,7 +19,7 @@ def boost_loss(boost: Tensor, residual: Tensor) -> Tensor:
 
 
 def stack_loss(projected: Tensor, feature: Tensor) -> Tensor:
-    """1 - cosine of the projected feature `[B, D]` and the predecessor's `[B, D]`, mean over batch.
+    """1 - cosine of the projected feature `[B, D]` and the imitated one `[B, D]`, mean over batch.
 
     Method 2, "extra information about the others". A cosine leaves the scale of the feature free;
     which feature and which distance were published is not known.
@@ -27,23 +27,30 @@ def stack_loss(projected: Tensor, feature: Tensor) -> Tensor:
     return 1 - F.cosine_similarity(projected, feature, dim=-1).mean()
 
 
-def bag_loss(
-    bag: Tensor,
-    target: Tensor,
+def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """KL of softened `logits[B, C]` from the softened teacher's `[B, C]`, mean over the batch.
+
+    Hinton et al., arXiv 1503.02531; the factor temperature**2 keeps its gradient independent of
+    the temperature.
+    """
+    softened = F.log_softmax(logits / temperature, dim=-1)
+    wanted = F.log_softmax(teacher / temperature, dim=-1)
+    return F.kl_div(softened, wanted, reduction="batchmean", log_target=True) * temperature**2
+
+
+def taught_loss(
+    logits: Tensor,
+    labels: Tensor,
     teacher: Tensor,
     *,
     distillation: float,
     temperature: float,
     label_smoothing: float,
 ) -> Tensor:
-    """Cross-entropy of c_k `[B, C]` to labels `[B]`, mixed with KL to the teacher's `[B, C]`.
+    """Cross-entropy of logits `[B, C]` to labels `[B, C]`, mixed with the teacher's divergence.
 
-    Method 3, "plain supervised learning"; learning from the teacher too is our addition.
-    `distillation` is the teacher's share, 0 to 1; its gradient is kept independent of
-    `temperature` by the usual factor temperature**2.
+    Method 3, "plain supervised learning"; learning from the teacher too is our addition. `labels`
+    are probabilities; `distillation` is the teacher's share, 0 to 1.
     """
-    labels = F.cross_entropy(bag, target, label_smoothing=label_smoothing)
-    softened = F.log_softmax(bag / temperature, dim=-1)
-    wanted = F.log_softmax(teacher / temperature, dim=-1)
-    divergence = F.kl_div(softened, wanted, reduction="batchmean", log_target=True)
-    return torch.lerp(labels, divergence * temperature**2, distillation)
+    supervised = F.cross_entropy(logits, labels, label_smoothing=label_smoothing)
+    return torch.lerp(supervised, divergence(logits, teacher, temperature), distillation)

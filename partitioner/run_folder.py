@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from mdp.errors import InputError
-from mdp.files import read_json, read_toml, write_json, write_toml
+from mdp.files import read_json, read_toml, write_bytes, write_json, write_toml
 from mdp.plan import Plan
 from partitioner.settings import Settings, differences
 
@@ -25,14 +25,24 @@ class RunFolder:
         self.teacher = path / "teacher.safetensors"
         self.teacher_onnx = path / "teacher.onnx"
         self.curves = path / "curves.json"
+        self.curves_picture = path / "curves.svg"
         self.cache = path / "cache"
 
     def member(self, k: int) -> Path:
         """Weights of sub-model `k`, there once its training is finished."""
         return self.path / f"member-{k}.safetensors"
 
+    def joint(self, k: int) -> Path:
+        """Weights of sub-model `k` after the joint pass, where there is one."""
+        return self.path / f"joint-{k}.safetensors"
+
+    def final(self, k: int) -> Path:
+        """The weights of sub-model `k` that are exported."""
+        joint = self.settings().joint_schedule.epochs > 0
+        return self.joint(k) if joint else self.member(k)
+
     def checkpoint(self, stage: str) -> Path:
-        """State of `teacher` or `member-<k>` after its last finished epoch."""
+        """State of `teacher`, `member-<k>` or `joint` after its last finished epoch."""
         return self.path / f"checkpoint-{stage}.pt"
 
     def settings(self) -> Settings:
@@ -75,17 +85,21 @@ class RunFolder:
         return any(any(self.path.glob(trace)) for trace in ("*.safetensors", "checkpoint-*.pt"))
 
     def keep_curve(self, stage: str, curve: list[dict[str, float]]) -> None:
-        """Add one network's mean losses per epoch to curves.json."""
-        curves = {}
+        """Add one network's mean losses per epoch to curves.json, and draw them all anew."""
+        from partitioner.curves import draw_curves
+
+        curves: dict[str, list[dict[str, float]]] = {}
         if self.curves.exists():
             curves = msgspec.json.decode(
                 self.curves.read_bytes(), type=dict[str, list[dict[str, float]]]
             )
-        write_json(self.curves, {**curves, stage: curve})
+        curves[stage] = curve
+        write_json(self.curves, curves)
+        write_bytes(self.curves_picture, draw_curves(curves))
 
     def require_trained(self, plan: Plan) -> None:
         """Raise InputError unless the teacher and every sub-model of `plan` are finished."""
-        wanted = [self.teacher, *(self.member(a.k) for a in plan.assignments)]
+        wanted = [self.teacher, *(self.final(a.k) for a in plan.assignments)]
         missing = [path.name for path in wanted if not path.is_file()]
         if missing:
             raise InputError(
@@ -95,7 +109,7 @@ class RunFolder:
 
     def digest(self, plan: Plan) -> str:
         """sha256 over plan and trained weights: what a bundle is made from."""
-        weights = [self.teacher, *(self.member(a.k) for a in plan.assignments)]
+        weights = [self.teacher, *(self.final(a.k) for a in plan.assignments)]
         return digest_of([self.plan_file, *weights])
 
     @contextmanager

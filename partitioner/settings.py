@@ -72,21 +72,82 @@ class MemberSchedule(Schedule, frozen=True):
     temperature: Annotated[
         float, Meta(gt=0, le=100, description="Softness of the teacher's answers in the bag loss")
     ] = 2.0
+    boost_target: Annotated[
+        Literal["logits", "probabilities"],
+        Meta(
+            description="What the boost heads sum up to: the teacher's logits, by squared error, "
+            "or its probabilities, by divergence"
+        ),
+    ] = "logits"
+    shrinkage: Annotated[
+        float, Meta(gt=0, le=1, description="Share of the residual that a boost head is to fit")
+    ] = 1.0
+    imitate: Annotated[
+        Literal["predecessor", "predecessors", "teacher"],
+        Meta(description="Whose last feature each sub-model imitates"),
+    ] = "predecessor"
+    start: Annotated[
+        Literal["scratch", "teacher"],
+        Meta(description="Weights that a sub-model starts from: drawn, or cut from the teacher's"),
+    ] = "scratch"
+    trunks: Annotated[
+        Literal[1, 2],
+        Meta(description="1: both heads on one trunk; 2: each on its own, half as deep"),
+    ] = 1
+    patience: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="Stop after so many epochs without a better bag loss on the calibration "
+            "split, and take the best; 0 is never",
+        ),
+    ] = 0
+
+
+class JointSchedule(Schedule, frozen=True):
+    """The last pass over all sub-models at once, with random ones left out; 0 epochs skip it."""
+
+    epochs: Epochs = 0
+    batch_size: BatchSize = 64
+    learning_rate: LearningRate = 3e-4
+    weight_decay: WeightDecay = 0.05
+    label_smoothing: Smoothing = 0.0
+    drop: Annotated[
+        float, Meta(ge=0, lt=1, description="Chance that a sub-model is left out of a step")
+    ] = 0.3
+    bag_weight: Annotated[Weight, Meta(description="Weight of the stand-alone classifiers")] = 0.3
 
 
 class Augmentation(Record, frozen=True):
-    """How much a variant of a picture differs from it."""
+    """How much a variant of a picture differs from it; all of it is done by timm."""
 
     variants: Annotated[
         int, Meta(ge=1, le=1024, description="Variants per picture, the unchanged one included")
     ] = 8
-    shift: Annotated[
-        float, Meta(ge=0, le=0.5, description="Largest shift, as a share of the side")
-    ] = 0.08
-    scale: Annotated[float, Meta(ge=0, le=0.5, description="Largest relative change of size")] = 0.1
+    min_area: Annotated[
+        float, Meta(gt=0, le=1, description="Smallest share of the picture that a crop keeps")
+    ] = 0.6
     flip: Annotated[
         bool | None, Meta(description="Mirror half of the variants; on for folders, off for digits")
     ] = None
+    rand_augment: Annotated[
+        str, Meta(description="RandAugment in timm's notation, as rand-m6-n2-mstd0.5; empty is off")
+    ] = ""
+    erasing: Annotated[
+        float, Meta(ge=0, le=1, description="Share of the variants with a random part erased")
+    ] = 0.0
+    mixup: Annotated[
+        float, Meta(ge=0, le=10, description="Mixup's alpha: variants are blends of two; 0 is off")
+    ] = 0.0
+    cutmix: Annotated[
+        float, Meta(ge=0, le=10, description="CutMix's alpha: variants are patched from two; 0 off")
+    ] = 0.0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a variant is made from two pictures."""
+        return self.mixup > 0 or self.cutmix > 0
 
 
 class RunOptions(Record, frozen=True):
@@ -129,6 +190,7 @@ class Asked(Record, frozen=True):
     options: RunOptions
     teacher_schedule: TeacherSchedule
     schedule: MemberSchedule
+    joint_schedule: JointSchedule
     augmentation: Augmentation
 
 
@@ -165,6 +227,7 @@ class Settings(Record, frozen=True):
     teacher: TeacherFacts
     teacher_schedule: TeacherSchedule
     schedule: MemberSchedule
+    joint_schedule: JointSchedule
     augmentation: Augmentation
     format_version: Literal[1] = 1
 

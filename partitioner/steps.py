@@ -65,6 +65,7 @@ def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
             from_scratch=checkpoint is None and not options.pretrained
         ),
         schedule=asked.schedule,
+        joint_schedule=asked.joint_schedule,
         # Mirrored digits are other signs; mirrored photographs are still photographs.
         augmentation=msgspec.structs.replace(
             asked.augmentation, flip=data.source != DIGITS if flip is None else flip
@@ -92,8 +93,9 @@ def open_asked(asked: Asked) -> Dataset:
 
 def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress: Progress) -> Work:
     """Bring the run folder to its end, from wherever it is; raises InputError."""
-    from partitioner.teach import ensure_targets, ensure_teacher, teacher_view
-    from partitioner.train import member_views, train_members
+    from partitioner.joint import train_jointly
+    from partitioner.teach import ensure_targets, ensure_teacher
+    from partitioner.train import train_members
 
     _check_plan(plan)
     settings = settings_for(asked, data, plan.teacher)
@@ -101,11 +103,12 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     work = Work(run, settings, plan, data, progress)
     # A picture that cannot be read has to show up now and not after hours of training.
     for split in ("train", "calibration", "test"):
-        teacher_view(work, split)
-        member_views(work, plan.assignments[0], split)
+        work.teacher_pixels(split)
+        work.member_pixels(plan.assignments[0], split)
     teacher = ensure_teacher(work, _checkpoint(asked))
     targets = ensure_targets(work, teacher)
-    train_members(work, targets)
+    train_members(work, teacher, targets)
+    train_jointly(work, targets)
     return work
 
 

@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mdp.errors import InputError
 from mdp.plan import SubModelSpec
 from partitioner.torchvision_shim import import_timm
 
@@ -23,30 +24,45 @@ class MemberOutput(NamedTuple):
 
 
 class SubModel(nn.Module):
-    """timm's VisionTransformer without its classifier, and two linear heads on its class token."""
+    """timm's VisionTransformer without its classifier, and two linear heads on its class token.
 
-    def __init__(self, spec: SubModelSpec, num_classes: int) -> None:
+    With two trunks each head has one of its own, half as deep, so that the cost stays the same.
+    """
+
+    def __init__(self, spec: SubModelSpec, num_classes: int, trunks: int = 1) -> None:
         super().__init__()
-        import_timm()
-        from timm.models.vision_transformer import VisionTransformer
-
-        self.trunk: nn.Module = VisionTransformer(
-            img_size=spec.image_size,
-            patch_size=spec.patch_size,
-            embed_dim=spec.embed_dim,
-            depth=spec.depth,
-            num_heads=spec.num_heads,
-            mlp_ratio=spec.mlp_ratio,
-            num_classes=0,
-        )
-        draw_weights(self.trunk)
+        self.spec = spec
+        if spec.depth % trunks:
+            raise InputError(
+                f"--trunks {trunks}: expected sub-models of even depth, got depth {spec.depth}"
+            )
+        self.trunk = _trunk(spec, spec.depth // trunks)
+        self.bag_trunk = _trunk(spec, spec.depth // trunks) if trunks == 2 else None
         self.boost = nn.Linear(spec.embed_dim, num_classes)
         self.bag = nn.Linear(spec.embed_dim, num_classes)
 
     def forward(self, x: Tensor) -> MemberOutput:
         """Both heads and the feature of normalised pictures `[B, 3, S, S]`."""
-        feature = self.trunk(x)
-        return MemberOutput(self.boost(feature), self.bag(feature), feature)
+        feature: Tensor = self.trunk(x)
+        alone = feature if self.bag_trunk is None else self.bag_trunk(x)
+        return MemberOutput(self.boost(feature), self.bag(alone), feature)
+
+
+def _trunk(spec: SubModelSpec, depth: int) -> nn.Module:
+    import_timm()
+    from timm.models.vision_transformer import VisionTransformer
+
+    trunk: nn.Module = VisionTransformer(
+        img_size=spec.image_size,
+        patch_size=spec.patch_size,
+        embed_dim=spec.embed_dim,
+        depth=depth,
+        num_heads=spec.num_heads,
+        mlp_ratio=spec.mlp_ratio,
+        num_classes=0,
+    )
+    draw_weights(trunk)
+    return trunk
 
 
 def draw_weights(vit: Any) -> None:

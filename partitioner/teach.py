@@ -1,41 +1,34 @@
 """The teacher's part of a run: get it, train it if asked, and keep its answers."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mdp.files import write_bytes
-from partitioner.augment import Geometry, geometry
+from partitioner.arrays import Array, Index, Views, load
 from partitioner.data import SplitName
-from partitioner.loop import Index, derived_seed, fit
+from partitioner.loop import derived_seed, fit
 from partitioner.losses import centred
-from partitioner.outputs import Array, Seen, keep_outputs, load
+from partitioner.outputs import batch, device_of, keep_outputs
 from partitioner.submodel import draw_weights
 from partitioner.teacher import Teacher, build_teacher, load_checkpoint
-from partitioner.views import View, load_views
 from partitioner.work import Work
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Mean-centred teacher logits `[N, C]`: of the train split per variant, of calibration."""
+    """What the teacher says: mean-centred logits `[N, C]` of the train split per variant, and of
+    the calibration split; its last feature `[N, D]` per variant, where sub-models imitate it."""
 
     train: list[Array]
     calibration: Array
-
-
-def teacher_view(work: Work, split: SplitName) -> Seen:
-    """A split as the teacher sees it."""
-    view = View(work.plan.teacher.shape.image_size)
-    what = f"{split} split, {view.image_size} px for the teacher"
-    arrays = load_views(work.data.split(split), [view], work.run.cache, work.progress, what)
-    return Seen(arrays[0])
+    features: list[Array]
 
 
 def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
@@ -66,45 +59,48 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
 
 
 def _train(work: Work, teacher: Teacher) -> None:
-    """Plain supervised training, every epoch on a variant of its own."""
-    seen, settings = teacher_view(work, "train"), work.settings
-    targets = torch.from_numpy(work.data.train.targets)
-    seed = derived_seed(settings.seed, "teacher", "variants")
+    """Plain supervised training on the variants, in turn."""
+    variants, smoothing = work.variants, work.settings.teacher_schedule.label_smoothing
+    pixels = [variants.view(work.teacher_view, v) for v in range(variants.count)]
+    labels = [variants.labels(v) for v in range(variants.count)]
 
-    def loss_of(index: Index, epoch: int) -> dict[str, Tensor]:
-        shapes = geometry(settings.augmentation, seed=seed, variant=epoch, count=len(targets))
-        logits = teacher(seen.batch(index, shapes)).float()
-        smoothing = settings.teacher_schedule.label_smoothing
-        return {"loss": F.cross_entropy(logits, targets[index], label_smoothing=smoothing)}
+    def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
+        variant, device = epoch % variants.count, device_of(network)
+        logits = network(batch(pixels[variant], index, device)).float()
+        wanted = labels[variant][index].to(device)
+        return {"loss": F.cross_entropy(logits, wanted, label_smoothing=smoothing)}
 
-    stage = work.stage("teacher", "training the teacher", settings.teacher_schedule)
+    stage = work.stage("teacher", "training the teacher", work.settings.teacher_schedule)
     work.run.keep_curve("teacher", fit(teacher, stage, loss_of, work.progress))
 
 
 def ensure_targets(work: Work, teacher: Teacher) -> Targets:
     """The teacher's answers to every variant of the train split, and to calibration and test."""
-    cache = work.run.cache
-    train = [cache / f"teacher-train-{variant}.npy" for variant in range(work.variants)]
-    missing = [variant for variant, path in enumerate(train) if not path.exists()]
+    cache, variants = work.run.cache, work.variants
+    with_features = work.settings.schedule.imitate == "teacher"
+    names = ["teacher-train", "teacher-feature"] if with_features else ["teacher-train"]
+    kept = [[cache / f"{name}-{v}.npy" for name in names] for v in range(variants.count)]
+    missing = [v for v, paths in enumerate(kept) if not all(path.exists() for path in paths)]
     if missing:
-        seen = teacher_view(work, "train")
         count = len(work.data.train)
-        what = f"teacher's answers, {len(train)} variants"
-        done = (len(train) - len(missing)) * count
-        with work.progress.task(what, len(train) * count, done=done) as advance:
+        what, done = f"teacher's answers, {len(kept)} variants", (len(kept) - len(missing)) * count
+        with work.progress.task(what, len(kept) * count, done=done) as advance:
             for variant in missing:
-                shapes = work.shapes(variant)
                 keep_outputs(
-                    [train[variant]],
-                    partial(_answers, teacher, seen, shapes),
+                    kept[variant],
+                    _Answers(teacher, variants.view(work.teacher_view, variant), with_features),
                     count,
-                    autocast=work.settings.autocast,
+                    arithmetic=work.settings.autocast,
                     dtype=np.float16,
                     advance=advance,
                 )
     for split in ("calibration", "test"):
         _ensure_plain(work, teacher, split)
-    return Targets([load(path) for path in train], load(cache / "teacher-calibration.npy"))
+    return Targets(
+        train=[load(paths[0]) for paths in kept],
+        calibration=load(cache / "teacher-calibration.npy"),
+        features=[load(paths[1]) for paths in kept] if with_features else [],
+    )
 
 
 def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
@@ -112,21 +108,34 @@ def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
     path = work.run.cache / f"teacher-{split}.npy"
     if path.exists():
         return
-    seen, count = teacher_view(work, split), len(work.data.split(split))
-    shapes = geometry(work.settings.augmentation, seed=0, variant=0, count=count)
-    with work.progress.task(f"teacher's answers, {split} split", count) as advance:
+    pixels = work.teacher_pixels(split)
+    with work.progress.task(f"teacher's answers, {split} split", len(pixels)) as advance:
         keep_outputs(
             [path],
-            partial(_answers, teacher, seen, shapes),
-            count,
-            autocast="fp32",
+            _Answers(teacher, pixels, with_features=False),
+            len(pixels),
+            arithmetic="fp32",
             dtype=np.float32,
             advance=advance,
         )
 
 
-def _answers(teacher: Teacher, seen: Seen, shapes: Geometry, index: Index) -> list[Tensor]:
-    return [centred(teacher(seen.batch(index, shapes)))]
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """Centred logits of the pictures `index`, and the last feature where it is wanted."""
+
+    teacher: Teacher
+    pixels: Views
+    with_features: bool
+
+    def __call__(self, index: Index) -> list[Tensor]:
+        pixels = batch(self.pixels, index, device_of(self.teacher))
+        if not self.with_features:
+            return [centred(self.teacher(pixels))]
+        network: Any = self.teacher.network
+        tokens = network.forward_features(self.teacher.normalise(pixels))
+        feature: Tensor = network.forward_head(tokens, pre_logits=True)
+        return [centred(network.forward_head(tokens)), feature]
 
 
 def accuracy(logits: Array, targets: Index) -> float:

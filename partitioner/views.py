@@ -13,8 +13,9 @@ from PIL import Image
 
 from mdp.crop import Pixels, crop, decode_jpeg, encode_jpeg, load_picture, side_for
 from mdp.errors import InputError
-from mdp.files import replacing, replacing_folder
+from mdp.files import replacing_folder
 from mdp.plan import Assignment, Encoding, Region
+from partitioner.arrays import new_array
 from partitioner.data import PictureSet
 from partitioner.progress import Progress
 
@@ -31,6 +32,13 @@ class View:
     image_size: int
     region: Region = WHOLE
     encoding: Encoding = "raw"
+
+    @property
+    def name(self) -> str:
+        """The view in a file's name."""
+        box = self.region
+        region = "-".join(f"{edge:g}" for edge in (box.left, box.top, box.right, box.bottom))
+        return f"{self.image_size}px-{region}-{self.encoding}"
 
 
 def view_of(assignment: Assignment) -> View:
@@ -63,10 +71,7 @@ def load_views(
 
 
 def _file_name(pictures: PictureSet, view: View, smallest_side: int) -> str:
-    box = view.region
-    region = "-".join(f"{edge:g}" for edge in (box.left, box.top, box.right, box.bottom))
-    size = f"{view.image_size}px-{region}-{view.encoding}-{smallest_side}"
-    return f"views-{pictures.digest[:16]}-{size}.npy"
+    return f"views-{pictures.digest[:16]}-{view.name}-{smallest_side}.npy"
 
 
 def _cut_all(
@@ -77,11 +82,8 @@ def _cut_all(
     with ExitStack() as stack:
         arrays = {}
         for view, path in paths.items():
-            temporary = stack.enter_context(replacing(path))
             shape = (count, view.image_size, view.image_size, 3)
-            arrays[view] = np.lib.format.open_memmap(
-                temporary, mode="w+", dtype=np.uint8, shape=shape
-            )
+            arrays[view] = stack.enter_context(new_array(path, np.uint8, shape))
         pool = stack.enter_context(ThreadPoolExecutor(max_workers=os.cpu_count()))
         advance = stack.enter_context(progress.task(f"cutting {count:,} pictures, {what}", count))
 
@@ -94,8 +96,6 @@ def _cut_all(
             for _ in pool.map(work, chunk):
                 pass
             advance(len(chunk), "")
-        for array in arrays.values():
-            array.flush()
 
 
 def _chunks(count: int) -> Iterator[range]:

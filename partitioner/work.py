@@ -2,13 +2,18 @@
 
 from dataclasses import dataclass
 
-from mdp.plan import Plan
-from partitioner.augment import Geometry, geometry
-from partitioner.data import Dataset
+from safetensors.torch import load_file
+
+from mdp.plan import Assignment, Plan
+from partitioner.arrays import Views
+from partitioner.data import Dataset, SplitName
 from partitioner.loop import Stage, derived_seed
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder
 from partitioner.settings import Schedule, Settings
+from partitioner.submodel import SubModel
+from partitioner.variants import Variants
+from partitioner.views import View, load_views, view_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,42 @@ class Work:
     data: Dataset
     progress: Progress
 
-    def stage(self, name: str, what: str, schedule: Schedule) -> Stage:
+    @property
+    def variants(self) -> Variants:
+        """The train split as every network of this run gets to see it."""
+        settings = self.settings
+        longest = max(settings.schedule.epochs, settings.teacher_schedule.epochs)
+        return Variants(
+            pictures=self.data.train,
+            num_classes=len(self.data.labels),
+            augmentation=settings.augmentation,
+            seed=settings.seed,
+            count=min(settings.augmentation.variants, longest),
+            teacher=self.teacher_view,
+            members=tuple(view_of(a) for a in self.plan.assignments),
+            cache=self.run.cache,
+            progress=self.progress,
+        )
+
+    @property
+    def teacher_view(self) -> View:
+        """What the teacher sees of a picture."""
+        return View(self.plan.teacher.shape.image_size)
+
+    def teacher_pixels(self, split: SplitName) -> Views:
+        """A split `[N, S, S, 3]` as the teacher sees it, unchanged."""
+        what = f"{split} split, {self.teacher_view.image_size} px for the teacher"
+        pictures = self.data.split(split)
+        return load_views(pictures, [self.teacher_view], self.run.cache, self.progress, what)[0]
+
+    def member_pixels(self, assignment: Assignment, split: SplitName) -> Views:
+        """A split `[N, S, S, 3]` as one device sees it, unchanged."""
+        views = [view_of(a) for a in self.plan.assignments]
+        what = f"{split} split, for the sub-models"
+        arrays = load_views(self.data.split(split), views, self.run.cache, self.progress, what)
+        return arrays[assignment.k]
+
+    def stage(self, name: str, what: str, schedule: Schedule, patience: int = 0) -> Stage:
         """Training of the network `name`, called `what`, on the train split."""
         return Stage(
             name=what,
@@ -30,18 +70,18 @@ class Work:
             seed=derived_seed(self.settings.seed, name),
             autocast=self.settings.autocast,
             checkpoint=self.run.checkpoint(name),
+            patience=patience,
         )
 
-    def shapes(self, variant: int) -> Geometry:
-        """Geometry `[N, 4]` of the train split in `variant`."""
-        return geometry(
-            self.settings.augmentation,
-            seed=self.settings.seed,
-            variant=variant,
-            count=len(self.data.train),
-        )
+    def new_member(self, assignment: Assignment) -> SubModel:
+        """Sub-model k with weights that are yet to be trained."""
+        trunks = self.settings.schedule.trunks
+        return SubModel(assignment.submodel, len(self.data.labels), trunks)
 
-    @property
-    def variants(self) -> int:
-        """How many variants the training of the sub-models gets to see."""
-        return min(self.settings.augmentation.variants, self.settings.schedule.epochs)
+    def load_member(self, assignment: Assignment, *, joint: bool = True) -> SubModel:
+        """The trained sub-model k; as the joint pass left it, unless `joint` is false."""
+        run, submodel = self.run, self.new_member(assignment)
+        submodel.load_state_dict(
+            load_file(run.final(assignment.k) if joint else run.member(assignment.k))
+        )
+        return submodel.eval()

@@ -13,6 +13,7 @@ from partitioner.progress import Progress
 from partitioner.settings import (
     Asked,
     Augmentation,
+    JointSchedule,
     MemberSchedule,
     RunOptions,
     TeacherSchedule,
@@ -64,12 +65,15 @@ def tiny_plan() -> Plan:
     )
 
 
-def asked(data: str | Path, *, seed: int = 0, epochs: int = 3, **options: object) -> Asked:
+def asked(
+    data: str | Path, *, seed: int = 0, epochs: int = 3, joint_epochs: int = 0, **options: object
+) -> Asked:
     """A training of a few epochs."""
     return Asked(
         options=RunOptions(data=str(data), seed=seed, autocast="fp32", **options),
         teacher_schedule=TeacherSchedule(epochs=epochs, batch_size=16),
         schedule=MemberSchedule(epochs=epochs, batch_size=16),
+        joint_schedule=JointSchedule(epochs=joint_epochs, batch_size=16),
         augmentation=Augmentation(variants=2),
     )
 

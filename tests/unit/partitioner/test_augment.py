@@ -1,80 +1,98 @@
-"""The same (seed, picture, variant) shows the same geometry in every view."""
+"""Variants are timm's, keyed by (seed, picture, variant), and nobody's randomness is disturbed."""
+
+import random
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from mdp.crop import crop  # noqa: E402
-from mdp.plan import Region  # noqa: E402
-from partitioner.augment import augmented, geometry  # noqa: E402
+from mdp.errors import InputError  # noqa: E402
+from partitioner.augment import Augmenter, mix, own_randomness  # noqa: E402
 from partitioner.settings import Augmentation  # noqa: E402
-from partitioner.views import WHOLE  # noqa: E402
 
 pytestmark = pytest.mark.torch
-MUCH = Augmentation(variants=4, shift=0.1, scale=0.2, flip=True)
+MUCH = Augmentation(
+    variants=4, min_area=0.5, flip=True, rand_augment="rand-m6-n2-mstd0.5", erasing=0.5
+)
 
 
-def blob(side: int, *, column: float = 0.6, row: float = 0.45) -> np.ndarray:
-    """One smooth bright spot `[1, side, side, 3]`, placed by shares of the side."""
-    y, x = (np.mgrid[0:side, 0:side] + 0.5) / side
-    spot = 255 * np.exp(-((x - column) ** 2 + (y - row) ** 2) / 0.005)
-    return np.repeat(spot[np.newaxis, ..., np.newaxis], 3, axis=3).astype(np.uint8)
+def picture(side: int = 24) -> np.ndarray:
+    """A picture `[side, side, 3]` whose every part looks different."""
+    ramp = np.linspace(0, 255, side, dtype=np.uint8)
+    across, down = np.meshgrid(ramp, ramp)
+    return np.stack([across, down, across[::-1]], axis=2)
 
 
-def centre(x: "torch.Tensor") -> tuple[float, float]:
-    """(column, row) of the brightness of `[1, 3, S, S]`, as shares of the side."""
-    weight = x[0, 0] / x[0, 0].sum()
-    ticks = (torch.arange(weight.shape[0]) + 0.5) / weight.shape[0]
-    return float((weight.sum(0) * ticks).sum()), float((weight.sum(1) * ticks).sum())
+def test_a_variant_is_keyed_by_seed_picture_and_variant():
+    augmenter = Augmenter(MUCH, 24)
+    first = augmenter.variant(picture(), 1, 2, 3)
+    augmenter.variant(picture(), 9, 9, 9)
+    assert first.shape == (24, 24, 3)
+    assert first.dtype == np.uint8
+    assert np.array_equal(first, Augmenter(MUCH, 24).variant(picture(), 1, 2, 3))
+    for key in ((0, 2, 3), (1, 0, 3), (1, 2, 1)):
+        assert not np.array_equal(first, augmenter.variant(picture(), *key))
 
 
-def test_variant_0_is_the_picture_itself():
-    pixels = blob(16)
-    x = augmented(pixels, geometry(MUCH, seed=1, variant=0, count=1), WHOLE)
-    assert torch.equal(x, torch.from_numpy(pixels).permute(0, 3, 1, 2).float())
+def test_without_anything_asked_for_the_picture_stays():
+    nothing = Augmentation(min_area=1.0, flip=False)
+    augmenter = Augmenter(nothing, 24)
+    # A crop of the whole area may still be a little wider than high.
+    for number in range(5):
+        difference = augmenter.variant(picture(), 0, number, 1).astype(int) - picture()
+        assert np.abs(difference).mean() < 12
 
 
-def test_geometry_is_keyed_by_seed_and_variant():
-    one = geometry(MUCH, seed=1, variant=2, count=50)
-    assert np.array_equal(one, geometry(MUCH, seed=1, variant=2, count=50))
-    assert not np.array_equal(one, geometry(MUCH, seed=1, variant=3, count=50))
-    assert not np.array_equal(one, geometry(MUCH, seed=2, variant=2, count=50))
-    assert np.abs(one[:, :2]).max() <= 0.1
-    assert one[:, 2].min() >= 1 / 1.2 - 1e-6
-    assert one[:, 2].max() <= 1.2 + 1e-6
-    assert set(one[:, 3]) == {-1.0, 1.0}
+def test_mirrored_only_if_asked():
+    def mirrored(flip: bool | None) -> int:
+        augmenter = Augmenter(Augmentation(min_area=1.0, flip=flip), 24)
+        variants = [augmenter.variant(picture(), 0, n, 1) for n in range(40)]
+        return sum(int(v[:, 0, 0].mean() > v[:, -1, 0].mean()) for v in variants)
+
+    assert mirrored(False) == mirrored(None) == 0
+    assert 8 < mirrored(True) < 32
 
 
-def test_no_flip_unless_asked():
-    upright = Augmentation(variants=4, shift=0.1, scale=0.2, flip=None)
-    assert set(geometry(upright, seed=1, variant=1, count=50)[:, 3]) == {1.0}
+def test_erasing_leaves_noise():
+    plain = Augmentation(min_area=1.0, flip=False)
+    erased = Augmentation(min_area=1.0, flip=False, erasing=1.0)
+    one, other = (Augmenter(a, 24).variant(picture(), 0, 0, 1) for a in (plain, erased))
+    changed = np.abs(one.astype(int) - other).max(axis=2) > 0
+    assert 0.01 < changed.mean() < 0.5
 
 
-def test_shift_scale_and_mirror_move_as_they_say():
-    shapes = np.array([[0.1, -0.05, 1.0, 1.0]], dtype=np.float32)
-    assert centre(augmented(blob(48), shapes, WHOLE)) == pytest.approx((0.7, 0.4), abs=0.01)
-    shapes = np.array([[0.0, 0.0, 1.0, -1.0]], dtype=np.float32)
-    assert centre(augmented(blob(48), shapes, WHOLE)) == pytest.approx((0.4, 0.45), abs=0.01)
-    shapes = np.array([[0.0, 0.0, 1.2, 1.0]], dtype=np.float32)
-    assert centre(augmented(blob(48), shapes, WHOLE)) == pytest.approx((0.62, 0.44), abs=0.01)
+def test_an_unknown_policy_is_one_line():
+    with pytest.raises(InputError, match=r"--rand-augment: expected timm's notation.* got 'much'"):
+        Augmenter(Augmentation(rand_augment="much"), 24)
 
 
-@pytest.mark.parametrize("side", [12, 24, 96])
-def test_every_size_shows_the_same_geometry(side: int):
-    for variant in range(1, 4):
-        shapes = geometry(MUCH, seed=3, variant=variant, count=1)
-        big = centre(augmented(blob(192), shapes, WHOLE))
-        assert centre(augmented(blob(side), shapes, WHOLE)) == pytest.approx(big, abs=0.01)
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
+def test_mixed_pictures_carry_mixed_labels(mixup: float, cutmix: float):
+    # Class c's pictures all have brightness 50 c: a blend's brightness tells its labels.
+    targets = np.arange(301) % 5
+    canvases = np.broadcast_to(
+        (50 * targets).astype(np.uint8)[:, None, None, None], (301, 8, 8, 3)
+    ).copy()
+    labels = np.eye(5, dtype=np.float32)[targets]
+    before = canvases.copy()
+    with own_randomness():
+        mix(canvases, labels, targets, Augmentation(mixup=mixup, cutmix=cutmix), (0, 1))
+    assert np.allclose(labels.sum(axis=1), 1, atol=1e-5)
+    assert (labels.max(axis=1) < 0.99).mean() > 0.3
+    said = 50 * labels @ np.arange(5)
+    assert np.allclose(canvases.mean(axis=(1, 2, 3)), said, atol=0.6)
+    assert not np.array_equal(canvases, before)
 
 
-def test_a_region_shows_its_part_of_the_moved_picture():
-    region = Region(left=0.25, top=0.125, right=1.0, bottom=0.875)
-    for variant in range(1, 4):
-        shapes = geometry(MUCH, seed=5, variant=variant, count=1)
-        whole = augmented(blob(192), shapes, WHOLE)
-        moved_then_cut = crop(whole[0].permute(1, 2, 0).byte().numpy(), region, 48)
-        cut = crop(blob(192)[0], region, 48)[np.newaxis].copy()
-        cut_then_moved = augmented(cut, shapes, region)
-        wanted = centre(torch.from_numpy(moved_then_cut.copy()).permute(2, 0, 1)[None].float())
-        assert centre(cut_then_moved) == pytest.approx(wanted, abs=0.015)
+def test_the_global_generators_are_left_alone():
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    wanted = random.random(), np.random.random(), float(torch.rand(1))
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    with own_randomness():
+        Augmenter(MUCH, 24).variant(picture(), 1, 2, 3)
+    assert (random.random(), np.random.random(), float(torch.rand(1))) == wanted

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from partitioner.losses import bag_loss, boost_loss, centred, stack_loss  # noqa: E402
+from partitioner.losses import boost_loss, centred, stack_loss, taught_loss  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -24,12 +24,13 @@ def test_stack_loss_is_blind_to_scale_and_zero_for_the_same_direction():
     assert stack_loss(-feature, feature) == pytest.approx(2, abs=1e-6)
 
 
-def test_bag_loss_is_a_mixture_of_labels_and_teacher():
+def test_taught_loss_is_a_mixture_of_labels_and_teacher():
     bag, teacher, target = random(6, 4), random(6, 4) * 2, torch.arange(6) % 4
+    labels_ = torch.nn.functional.one_hot(target, 4).float()
 
     def loss(distillation: float, temperature: float = 1.0) -> float:
-        value = bag_loss(
-            bag, target, teacher,
+        value = taught_loss(
+            bag, labels_, teacher,
             distillation=distillation, temperature=temperature, label_smoothing=0.0,
         )  # fmt: skip
         return float(value)
@@ -43,10 +44,10 @@ def test_bag_loss_is_a_mixture_of_labels_and_teacher():
     assert loss(1.0, temperature=1e3) > 0.5 * float((centred(teacher) - centred(bag)).var()) / 4
 
 
-def test_bag_loss_vanishes_for_a_copy_of_the_teacher():
+def test_taught_loss_vanishes_for_a_copy_of_the_teacher():
     teacher = random(6, 4)
-    value = bag_loss(
-        teacher + 3, torch.zeros(6, dtype=torch.long), teacher,
+    value = taught_loss(
+        teacher + 3, torch.full((6, 4), 0.25), teacher,
         distillation=1.0, temperature=2.0, label_smoothing=0.0,
     )  # fmt: skip
     assert float(value) == pytest.approx(0, abs=1e-6)

@@ -15,6 +15,7 @@ from mdp.errors import ConfigError, InputError, PlanRefused  # noqa: E402
 from mdp.fusion import arrival_subsets, fuse, weights_for  # noqa: E402
 from mdp.plan import TeacherSpec  # noqa: E402
 from partitioner import export, steps  # noqa: E402
+from partitioner.arrays import load  # noqa: E402
 from partitioner.data import Dataset, open_dataset  # noqa: E402
 from partitioner.evaluate import (  # noqa: E402
     contribution,
@@ -22,9 +23,7 @@ from partitioner.evaluate import (  # noqa: E402
     run_session,
     subset_accuracies,
 )
-from partitioner.outputs import load  # noqa: E402
 from partitioner.run_folder import RunFolder  # noqa: E402
-from partitioner.train import load_member, member_views  # noqa: E402
 from partitioner.work import Work  # noqa: E402
 from tests.support.runs import QUIET, asked, spec, tiny_plan  # noqa: E402
 from tests.support.trees import CLASSES, write_tree  # noqa: E402
@@ -78,10 +77,10 @@ def test_a_finished_run_has_weights_curves_and_no_checkpoints(built: Built):
 def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built):
     work, cache = built.work, built.work.run.cache
     first = work.plan.assignments[0]
-    seen, index = member_views(work, first), np.arange(7)
-    pixels = torch.from_numpy(np.array(seen.pixels[index])).permute(0, 3, 1, 2) / 127.5 - 1
+    seen, index = work.member_pixels(first, "train"), np.arange(7)
+    pixels = torch.from_numpy(np.array(seen[index])).permute(0, 3, 1, 2) / 127.5 - 1
     with torch.inference_mode():
-        output = load_member(work, first)(pixels)
+        output = work.load_member(first)(pixels)
     assert np.allclose(load(cache / "sum-0-0.npy")[index], output.boost, atol=2e-2)
     assert np.allclose(load(cache / "feature-0-0.npy")[index], output.feature, atol=2e-2)
 
@@ -149,10 +148,10 @@ def test_models_take_any_batch_of_bytes(built: Built):
 def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_path: Path):
     assert set(built.errors) == {0, 1}
     assert max(built.errors.values()) < 1e-4
-    member = load_member(built.work, built.work.plan.assignments[0])
+    member = built.work.load_member(built.work.plan.assignments[0])
     with torch.no_grad():
         member.bag.bias[1] += 0.01
-    pixels = member_views(built.work, built.work.plan.assignments[0], "test").pixels
+    pixels = built.work.member_pixels(built.work.plan.assignments[0], "test")
     with pytest.raises(export.ParityError, match=r"differs from torch by 1\.00e-02 on 24 pictures"):
         export.check_parity(
             built.bundle / "submodels/0/model.onnx", export.ServedMember(member), pixels,
@@ -170,7 +169,7 @@ def test_evaluation_is_what_fusion_of_the_files_gives(built: Built):
     contributions = {}
     for assignment in bundle.manifest.plan.assignments:
         session = open_session(built.bundle / f"submodels/{assignment.k}/model.onnx")
-        pixels = member_views(built.work, assignment, "test").pixels
+        pixels = built.work.member_pixels(assignment, "test")
         contributions[assignment.k] = contribution(session, pixels)
     weights = weights_for((0, 1), "stacked", bundle.fusion_weights().by_members())
     right = fuse(contributions, weights).argmax(axis=1) == built.data.test.targets
@@ -211,9 +210,7 @@ def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path):
 
 
 def test_the_exported_teacher_answers_as_the_trained_one(built: Built):
-    from partitioner.teach import teacher_view
-
-    pixels = teacher_view(built.work, "test").pixels
+    pixels = built.work.teacher_pixels("test")
     (logits,) = run_session(open_session(built.work.run.teacher_onnx), pixels, ["logits"])
     kept = load(built.work.run.cache / "teacher-test.npy")
     assert np.allclose(logits - logits.mean(axis=1, keepdims=True), kept, atol=1e-4)

@@ -10,6 +10,7 @@ from partitioner.run_folder import RunFolder, default_run
 from partitioner.settings import (
     Augmentation,
     DataFacts,
+    JointSchedule,
     MemberSchedule,
     Settings,
     TeacherFacts,
@@ -31,6 +32,7 @@ def settings(source: str = "digits", **changes: object) -> Settings:
         teacher=TeacherFacts(name="vit", pretrained=False, checkpoint=None, args={"depth": 2}),
         teacher_schedule=TeacherSchedule(),
         schedule=MemberSchedule(),
+        joint_schedule=JointSchedule(),
         augmentation=Augmentation(),
     )
     return msgspec.structs.replace(plain, **changes)

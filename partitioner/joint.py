@@ -1,0 +1,121 @@
+"""The last pass: train all sub-models at once on the answers that their subsets would give."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from mdp.files import write_bytes
+from mdp.fusion import Contribution, SubsetWeights, weights_for
+from partitioner.arrays import Index, rows
+from partitioner.loop import fit
+from partitioner.losses import taught_loss
+from partitioner.outputs import BATCH, batch, device_of
+from partitioner.settings import JointSchedule, MemberSchedule
+from partitioner.stacking import fit_fusion
+from partitioner.student import Student, StudentOutput
+from partitioner.teach import Targets
+from partitioner.views import view_of
+from partitioner.work import Work
+
+
+class Ensemble(nn.Module):
+    """All students side by side; runs those that are asked for."""
+
+    def __init__(self, students: Sequence[Student]) -> None:
+        super().__init__()
+        self.students = nn.ModuleList(students)
+
+    def forward(self, pixels: Mapping[int, Tensor]) -> dict[int, StudentOutput]:
+        """Outputs of the members k for their own pixels `[B, 3, S, S]`."""
+        return {k: self.students[k](x) for k, x in pixels.items()}
+
+
+def train_jointly(work: Work, targets: Targets) -> None:
+    """Train the finished sub-models together, if that was asked for and is not done yet."""
+    assignments, schedule = work.plan.assignments, work.settings.joint_schedule
+    if schedule.epochs == 0 or all(work.run.joint(a.k).exists() for a in assignments):
+        return
+    members = [work.load_member(a, joint=False) for a in assignments]
+    ensemble = Ensemble([Student(member) for member in members])
+    contributions = {a.k: _calibration(work, ensemble, a.k) for a in assignments}
+    fusion = fit_fusion(contributions, work.data.calibration.targets)
+    loss_of = JointLoss(work, targets, fusion.by_members())
+    stage = work.stage("joint", "training all sub-models together", schedule)
+    work.run.keep_curve("joint", fit(ensemble, stage, loss_of, work.progress))
+    for assignment, member in zip(assignments, members, strict=True):
+        write_bytes(work.run.joint(assignment.k), save(member.state_dict()))
+    stage.checkpoint.unlink(missing_ok=True)
+
+
+def arrivals(members: int, drop: float, random: np.random.Generator) -> tuple[int, ...]:
+    """A random arrival subset of members 0, 1, ...; each is missing by chance `drop`, never all."""
+    present = np.flatnonzero(random.random(members) >= drop)
+    return tuple(present.tolist()) or (int(random.integers(members)),)
+
+
+class JointLoss:
+    """Loss of the stacked answer of a random arrival subset, and a little of each bag head's own.
+
+    The stacking weights are those fitted to the sub-models as they came; they stay as they are
+    while the sub-models move, and are fitted anew when the bundle is made.
+    """
+
+    def __init__(
+        self, work: Work, targets: Targets, stacking: Mapping[tuple[int, ...], SubsetWeights]
+    ) -> None:
+        variants = work.variants
+        every = range(variants.count)
+        self.seed = work.settings.seed
+        self.schedule: JointSchedule = work.settings.joint_schedule
+        self.taught: MemberSchedule = work.settings.schedule
+        self.teacher, self.stacking = targets.train, stacking
+        self.labels = [variants.labels(v) for v in every]
+        self.pixels = [[variants.view(view_of(a), v) for v in every] for a in work.plan.assignments]
+
+    def __call__(self, network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
+        # Keyed by the batch itself, so that every process and a resumed run draw the same.
+        key = [self.seed, epoch, int(index.sum())]
+        members = arrivals(len(self.pixels), self.schedule.drop, np.random.default_rng(key))
+        variant, device = epoch % len(self.labels), device_of(network)
+        outputs = network({k: batch(self.pixels[k][variant], index, device) for k in members})
+        weights = weights_for(members, "stacked", self.stacking)
+        fused = torch.stack(
+            [
+                a * outputs[k].boost + b * outputs[k].bag
+                for k, a, b in zip(members, weights.a, weights.b, strict=True)
+            ]
+        ).sum(dim=0)
+        labels = self.labels[variant][index].to(device)
+        teacher = rows(self.teacher[variant], index).to(device)
+
+        def loss(logits: Tensor) -> Tensor:
+            return taught_loss(
+                logits,
+                labels,
+                teacher,
+                distillation=self.taught.distillation,
+                temperature=self.taught.temperature,
+                label_smoothing=self.schedule.label_smoothing,
+            )
+
+        stacked = loss(fused)
+        bag = torch.stack([loss(outputs[k].bag) for k in members]).mean()
+        return {"loss": stacked + self.schedule.bag_weight * bag, "stacked": stacked, "bag": bag}
+
+
+def _calibration(work: Work, ensemble: Ensemble, k: int) -> Contribution:
+    """Member k's logits on the calibration split."""
+    pixels = work.member_pixels(work.plan.assignments[k], "calibration")
+    student = ensemble.students[k].eval()
+    device = device_of(student)
+    parts = []
+    for start in range(0, len(pixels), BATCH):
+        index = np.arange(start, min(start + BATCH, len(pixels)))
+        with torch.inference_mode():
+            output = student(batch(pixels, index, device))
+        parts.append((output.boost.cpu().numpy(), output.bag.cpu().numpy()))
+    boost, bag = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return Contribution(boost, bag)
