@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -143,6 +144,11 @@ def first_then_others() -> Iterator[None]:
             yield
     if not is_first():
         yield
+
+
+def finished(*paths: Path) -> bool:
+    """Whether the first process finds all of `paths` there: one answer for every process."""
+    return bool(from_first(lambda: float(all(path.exists() for path in paths))))
 
 
 def shared(error: MDPError) -> MDPError:

@@ -1,5 +1,7 @@
 """Who a process is among torchrun's, its share of a batch, and one process alone."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from partitioner.distributed import (
     World,
     agreed,
     barrier,
+    finished,
     first_then_others,
     from_first,
     is_first,
@@ -78,6 +81,12 @@ def test_one_process_waits_for_nobody():
     assert ran == ["once"]
     assert agreed(3)
     assert from_first(lambda: 0.5) == 0.5
+
+
+def test_finished_is_what_is_all_there(tmp_path: Path):
+    (tmp_path / "a").write_text("")
+    assert finished(tmp_path / "a")
+    assert not finished(tmp_path / "a", tmp_path / "b")
 
 
 def test_the_errors_of_one_process_are_its_own():
