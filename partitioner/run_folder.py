@@ -26,7 +26,10 @@ class RunFolder:
         self.teacher_onnx = path / "teacher.onnx"
         self.curves = path / "curves.json"
         self.curves_picture = path / "curves.svg"
+        #: Views, variants, and what the teacher says to them.
         self.cache = path / "cache"
+        #: What trained sub-models leave to those after them.
+        self.left_behind = path / "left-behind"
 
     def member(self, k: int) -> Path:
         """Weights of sub-model `k`, there once its training is finished."""
@@ -72,7 +75,7 @@ class RunFolder:
             if before != settings:
                 write_json(self.settings_file, settings)
             return
-        own = {self.settings_file.name, self.plan_file.name, self.cache.name}
+        own = {self.settings_file.name, self.plan_file.name, self.cache.name, self.left_behind.name}
         found = {path.name for path in self.path.glob("[!.]*")}
         if found - own:
             raise InputError(f"{self.path}: expected a new, an empty or a run folder")
@@ -124,7 +127,7 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise InputError(f"{self.path}: another mdp-partition is at work there") from error
-            for left in (*self.path.glob(".*.partial"), *self.cache.glob(".*.partial")):
+            for left in (*self.path.glob(".*.partial"), *self.path.glob("*/.*.partial")):
                 left.unlink()
             yield
 

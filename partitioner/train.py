@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from mdp.files import write_bytes
 from mdp.plan import Assignment
 from partitioner.arrays import Array, Index, Views, load, rows
+from partitioner.distributed import finished, first_then_others, is_first, together
 from partitioner.inherit import inherit
 from partitioner.loop import derived_seed, fit
 from partitioner.outputs import BATCH, batch, device_of, keep_outputs
@@ -27,30 +28,41 @@ def train_members(work: Work, teacher: Teacher, targets: Targets) -> None:
     """Train every sub-model that the run folder does not have yet, in boosting order."""
     assignments = work.plan.assignments
     for assignment in assignments:
-        if not work.run.member(assignment.k).exists():
+        if not finished(work.run.member(assignment.k)):
             _train_member(work, assignment, teacher, targets)
         if assignment.k + 1 < len(assignments):
-            _ensure_left_behind(work, assignment)
-            _forget(work, assignment.k)
+            with first_then_others():
+                _ensure_left_behind(work, assignment)
+            if is_first():
+                _forget(work, assignment.k)
 
 
 def _train_member(work: Work, assignment: Assignment, teacher: Teacher, targets: Targets) -> None:
     k, schedule = assignment.k, work.settings.schedule
-    lesson = _lesson(work, assignment, targets)
-    torch.manual_seed(derived_seed(work.settings.seed, "member", k, "init"))
-    submodel = work.new_member(assignment)
-    if schedule.start == "teacher":
-        inherit(submodel.trunk, teacher)
+    with first_then_others():
+        lesson = _lesson(work, assignment, targets)
+        submodel = _untrained(work, assignment, teacher)
+        validate = _BagLoss(work, assignment) if schedule.patience else None
     student = Student(submodel, [feature.shape[1] for feature in lesson.imitated[0]])
     what = f"training sub-model {k} for {assignment.device}"
     stage = work.stage(f"member-{k}", what, schedule, schedule.patience)
-    validate = _BagLoss(work, assignment) if schedule.patience else None
     loss_of = MemberLoss(lesson, schedule)
     curve = fit(student, stage, loss_of, work.progress, validate=validate)
-    work.run.keep_curve(f"member-{k}", curve)
-    _report(work, assignment, submodel)
-    write_bytes(work.run.member(k), save(submodel.state_dict()))
-    stage.checkpoint.unlink(missing_ok=True)
+    with together():
+        if is_first():
+            work.run.keep_curve(f"member-{k}", curve)
+            _report(work, assignment, submodel)
+            write_bytes(work.run.member(k), save(submodel.state_dict()))
+            stage.checkpoint.unlink(missing_ok=True)
+
+
+def _untrained(work: Work, assignment: Assignment, teacher: Teacher) -> SubModel:
+    """Sub-model k as its training finds it; raises InputError if the teacher does not fit it."""
+    torch.manual_seed(derived_seed(work.settings.seed, "member", assignment.k, "init"))
+    submodel = work.new_member(assignment)
+    if work.settings.schedule.start == "teacher":
+        inherit(submodel.trunk, teacher)
+    return submodel
 
 
 def _lesson(work: Work, assignment: Assignment, targets: Targets) -> Lesson:
@@ -139,12 +151,12 @@ def _ensure_left_behind(work: Work, assignment: Assignment) -> None:
 
 def _sum(work: Work, k: int, variant: int) -> Path:
     """Where F_k of one variant lies."""
-    return work.run.cache / f"sum-{k}-{variant}.npy"
+    return work.run.left_behind / f"sum-{k}-{variant}.npy"
 
 
 def _feature(work: Work, k: int, variant: int) -> Path:
     """Where h_k of one variant lies."""
-    return work.run.cache / f"feature-{k}-{variant}.npy"
+    return work.run.left_behind / f"feature-{k}-{variant}.npy"
 
 
 def _forget(work: Work, k: int) -> None:

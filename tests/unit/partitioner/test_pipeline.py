@@ -75,14 +75,14 @@ def test_a_finished_run_has_weights_curves_and_no_checkpoints(built: Built):
 
 
 def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built):
-    work, cache = built.work, built.work.run.cache
+    work, kept = built.work, built.work.run.left_behind
     first = work.plan.assignments[0]
     seen, index = work.member_pixels(first, "train"), np.arange(7)
     pixels = torch.from_numpy(np.array(seen[index])).permute(0, 3, 1, 2) / 127.5 - 1
     with torch.inference_mode():
         output = work.load_member(first)(pixels)
-    assert np.allclose(load(cache / "sum-0-0.npy")[index], output.boost, atol=2e-2)
-    assert np.allclose(load(cache / "feature-0-0.npy")[index], output.feature, atol=2e-2)
+    assert np.allclose(load(kept / "sum-0-0.npy")[index], output.boost, atol=2e-2)
+    assert np.allclose(load(kept / "feature-0-0.npy")[index], output.feature, atol=2e-2)
 
 
 def test_teacher_answers_are_kept_for_every_split_and_variant(built: Built):
