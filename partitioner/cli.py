@@ -1,10 +1,10 @@
 """`mdp-partition`: decompose a vision transformer into sub-models for unequal devices."""
 
+import io
 import math
-import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -15,7 +15,9 @@ from mdp.bundle import Bundle
 from mdp.errors import InputError, PlanRefused
 from mdp.files import Record, write_toml
 from mdp.plan import Plan, TeacherSpec, read_plan
+from partitioner.compute import own_threads, use_threads
 from partitioner.data import SPLITS, open_dataset
+from partitioner.distributed import StoppedElsewhere, is_first, joined, together
 from partitioner.options import takes
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder, default_run
@@ -88,10 +90,11 @@ def plan(
     Example: mdp-partition plan --teacher vit_base_patch16_224 --profiles n100 raspberry-pi-5
     --latency-ms 60 --out plan.toml
     """
-    from partitioner.steps import plan_step
-
     _check_latency(latency_ms)
     with _interruptible("nothing was written"):
+        _prepare(0)
+        from partitioner.steps import plan_step
+
         classes = len(open_dataset(data).labels) if data else 1000
         made = plan_step(_teacher(teacher, teacher_arg), profiles, latency_ms, classes)
     _show_plan(made, json)
@@ -114,6 +117,9 @@ def train(
 ) -> None:
     """Train the teacher, if asked to, and then a plan's sub-models one after another.
 
+    Under torchrun its processes train each network together, to the same outcome:
+    torchrun --nproc-per-node 2 --no-python mdp-partition train ...
+
     Example: mdp-partition train --plan plan.toml --data photos/ --run photos.run
     --teacher-epochs 10
     """
@@ -124,15 +130,16 @@ def train(
         joint_schedule=joint_schedule,
         augmentation=augmentation,
     )
-    chosen, folder = read_plan(plan), RunFolder(run)
-    with _interruptible(_kept_in(run)):
-        _prepare(options.threads)
+    folder = RunFolder(run)
+    with _interruptible(_kept_in(run)), _one_of_several(options.threads):
         from partitioner.steps import open_asked, train_step
 
-        data = open_asked(asked)
-        with folder.locked():
-            train_step(folder, chosen, data, asked, Progress())
-    _say(json, {"run": str(run), "members": len(chosen.assignments)}, f"trained: {run}")
+        with together():
+            chosen, data = read_plan(plan), open_asked(asked)
+        with _owned(folder):
+            train_step(folder, chosen, data, asked, _progress())
+    if is_first():
+        _say(json, {"run": str(run), "members": len(chosen.assignments)}, f"trained: {run}")
 
 
 @app.command()
@@ -224,20 +231,23 @@ def build(
     )
     _check_latency(latency_ms)
     folder = RunFolder(run or default_run(out))
-    with _interruptible(_kept_in(folder.path)):
-        _prepare(options.threads)
+    with _interruptible(_kept_in(folder.path)), _one_of_several(options.threads):
         from partitioner import steps
 
-        progress, named = Progress(), _bundle_name(name, out)
-        pictures = steps.open_asked(asked)
-        spec = _teacher(teacher, teacher_arg)
-        made = steps.plan_step(spec, profiles, latency_ms, len(pictures.labels))
-        if not json or made.refused:
-            _show_plan(made, json)
-        _refuse(made)
-        steps.check_target(out)
-        with folder.locked():
+        progress = _progress()
+        with together():
+            named = _bundle_name(name, out)
+            pictures = steps.open_asked(asked)
+            spec = _teacher(teacher, teacher_arg)
+            made = steps.plan_step(spec, profiles, latency_ms, len(pictures.labels))
+            if is_first() and (not json or made.refused):
+                _show_plan(made, json)
+            _refuse(made)
+            steps.check_target(out)
+        with _owned(folder):
             work = steps.train_step(folder, made, pictures, asked, progress)
+            if not is_first():
+                return
             steps.export_step(work, out, named)
             report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress)
     if json:
@@ -300,9 +310,37 @@ def _kept_in(run: Path) -> str:
 
 def _prepare(threads: int) -> None:
     """Load torch, with as many threads as asked for, 0 meaning one per core."""
-    from partitioner.compute import use_threads
+    use_threads(threads or own_threads())
 
-    use_threads(threads or len(os.sched_getaffinity(0)))
+
+@contextmanager
+def _one_of_several(threads: int) -> Iterator[None]:
+    """Load torch and join torchrun's other processes, if there are any; one speaks for all."""
+    _prepare(threads)
+    try:
+        with joined():
+            yield
+    except StoppedElsewhere as error:
+        raise SystemExit(error.exit_code) from error
+    except KeyboardInterrupt:
+        if is_first():
+            raise
+        raise SystemExit(console.INTERRUPTED) from None
+
+
+@contextmanager
+def _owned(folder: RunFolder) -> Iterator[None]:
+    """Keep others out of the run folder: the first process does that for all of them."""
+    with ExitStack() as held:
+        with together():
+            if is_first():
+                held.enter_context(folder.locked())
+        yield
+
+
+def _progress() -> Progress:
+    """Progress on stderr, by the first process."""
+    return Progress() if is_first() else Progress(io.StringIO())
 
 
 def _tables() -> Any:
@@ -313,7 +351,6 @@ def _tables() -> Any:
 
 
 def _teacher(name: str, arguments: list[str] | None) -> TeacherSpec:
-    _prepare(0)
     from partitioner.teacher import parse_arguments, teacher_spec
 
     return teacher_spec(name, parse_arguments(arguments or []))

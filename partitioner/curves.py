@@ -57,6 +57,7 @@ def _draw(axes: "Axes", name: str, curve: Curve) -> None:
     axes.set_title(name)
     axes.set_xlabel("epoch")
     axes.set_ylabel("mean over the epoch")
+    axes.set_xlim(0.5, max(1, len(curve)) + 0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if axes.lines:
         axes.legend()

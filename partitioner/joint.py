@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mdp.files import write_bytes
 from mdp.fusion import Contribution, SubsetWeights, weights_for
 from partitioner.arrays import Index, rows
+from partitioner.distributed import finished, first_then_others, is_first, together
 from partitioner.loop import fit
 from partitioner.losses import taught_loss
 from partitioner.outputs import BATCH, batch, device_of
@@ -36,18 +37,22 @@ class Ensemble(nn.Module):
 def train_jointly(work: Work, targets: Targets) -> None:
     """Train the finished sub-models together, if that was asked for and is not done yet."""
     assignments, schedule = work.plan.assignments, work.settings.joint_schedule
-    if schedule.epochs == 0 or all(work.run.joint(a.k).exists() for a in assignments):
+    if schedule.epochs == 0 or finished(*(work.run.joint(a.k) for a in assignments)):
         return
     members = [work.load_member(a, joint=False) for a in assignments]
     ensemble = Ensemble([Student(member) for member in members])
-    contributions = {a.k: _calibration(work, ensemble, a.k) for a in assignments}
-    fusion = fit_fusion(contributions, work.data.calibration.targets)
-    loss_of = JointLoss(work, targets, fusion.by_members())
-    stage = work.stage("joint", "training all sub-models together", schedule)
-    work.run.keep_curve("joint", fit(ensemble, stage, loss_of, work.progress))
-    for assignment, member in zip(assignments, members, strict=True):
-        write_bytes(work.run.joint(assignment.k), save(member.state_dict()))
-    stage.checkpoint.unlink(missing_ok=True)
+    with first_then_others():
+        contributions = {a.k: _calibration(work, ensemble, a.k) for a in assignments}
+        fusion = fit_fusion(contributions, work.data.calibration.targets)
+        loss_of = JointLoss(work, targets, fusion.by_members())
+    stage = work.stage("joint", "training all sub-models together", schedule, in_parts=True)
+    curve = fit(ensemble, stage, loss_of, work.progress)
+    with together():
+        if is_first():
+            work.run.keep_curve("joint", curve)
+            for assignment, member in zip(assignments, members, strict=True):
+                write_bytes(work.run.joint(assignment.k), save(member.state_dict()))
+            stage.checkpoint.unlink(missing_ok=True)
 
 
 def arrivals(members: int, drop: float, random: np.random.Generator) -> tuple[int, ...]:
@@ -68,7 +73,6 @@ class JointLoss:
     ) -> None:
         variants = work.variants
         every = range(variants.count)
-        self.seed = work.settings.seed
         self.schedule: JointSchedule = work.settings.joint_schedule
         self.taught: MemberSchedule = work.settings.schedule
         self.teacher, self.stacking = targets.train, stacking
@@ -76,9 +80,9 @@ class JointLoss:
         self.pixels = [[variants.view(view_of(a), v) for v in every] for a in work.plan.assignments]
 
     def __call__(self, network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
-        # Keyed by the batch itself, so that every process and a resumed run draw the same.
-        key = [self.seed, epoch, int(index.sum())]
-        members = arrivals(len(self.pixels), self.schedule.drop, np.random.default_rng(key))
+        # From torch's random state, which is the same for every share of a batch.
+        random = np.random.default_rng(int(torch.randint(2**62, ())))
+        members = arrivals(len(self.pixels), self.schedule.drop, random)
         variant, device = epoch % len(self.labels), device_of(network)
         outputs = network({k: batch(self.pixels[k][variant], index, device) for k in members})
         weights = weights_for(members, "stacked", self.stacking)

@@ -12,6 +12,7 @@ from mdp.files import read_json
 from mdp.plan import Plan, TeacherSpec
 from mdp.profile import read_profile
 from partitioner.data import DIGITS, Dataset, open_dataset
+from partitioner.distributed import first_then_others, is_first, together
 from partitioner.evaluate import Report, evaluate, write_evaluation
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder, default_run
@@ -97,19 +98,37 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     from partitioner.teach import ensure_targets, ensure_teacher
     from partitioner.train import train_members
 
-    _check_plan(plan)
-    settings = settings_for(asked, data, plan.teacher)
-    run.start_or_continue(settings, plan)
+    settings = _settled(run, plan, data, asked)
     work = Work(run, settings, plan, data, progress)
     # A picture that cannot be read has to show up now and not after hours of training.
-    for split in ("train", "calibration", "test"):
-        work.teacher_pixels(split)
-        work.member_pixels(plan.assignments[0], split)
+    with first_then_others():
+        for split in ("train", "calibration", "test"):
+            work.teacher_pixels(split)
+            work.member_pixels(plan.assignments[0], split)
     teacher = ensure_teacher(work, _checkpoint(asked))
-    targets = ensure_targets(work, teacher)
+    with first_then_others():
+        targets = ensure_targets(work, teacher)
     train_members(work, teacher, targets)
     train_jointly(work, targets)
     return work
+
+
+def _settled(run: RunFolder, plan: Plan, data: Dataset, asked: Asked) -> Settings:
+    """The first process's settings, which are in the run folder from now on; raises InputError."""
+    with together():
+        _check_plan(plan)
+        mine = settings_for(asked, data, plan.teacher)
+        if is_first():
+            run.start_or_continue(mine, plan)
+    with together():
+        kept = run.settings()
+        # Arithmetic may differ between machines, and the first one decides; pictures may not.
+        changed = differences(
+            kept.data, msgspec.structs.replace(mine.data, source=kept.data.source)
+        )
+        if changed:
+            raise InputError(f"{data.source}: not what the first process trains on: {changed}")
+    return kept
 
 
 def _check_plan(plan: Plan) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from mdp.files import write_bytes
 from partitioner.arrays import Array, Index, Views, load
 from partitioner.data import SplitName
+from partitioner.distributed import finished, first_then_others, is_first, together
 from partitioner.loop import derived_seed, fit
 from partitioner.losses import centred
 from partitioner.outputs import batch, device_of, keep_outputs
@@ -36,33 +37,42 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
 
     `checkpoint` is the user's file to start from. Raises InputError where it does not fit.
     """
-    settings, spec = work.settings, work.plan.teacher
-    classes = len(work.data.labels)
-    torch.manual_seed(derived_seed(settings.seed, "teacher", "init"))
-    if work.run.teacher.exists():
-        teacher = build_teacher(spec, classes, pretrained=False)
+    if finished(work.run.teacher):
+        teacher = build_teacher(work.plan.teacher, len(work.data.labels), pretrained=False)
         teacher.load_state_dict(load_file(work.run.teacher))
         return teacher.eval()
-    epochs, pretrained = settings.teacher_schedule.epochs, settings.teacher.pretrained
+    # The first process downloads or complains, the others find the files.
+    with first_then_others():
+        teacher = _untrained(work, checkpoint)
+    if work.settings.teacher_schedule.epochs:
+        _train(work, teacher)
+    with together():
+        if is_first():
+            write_bytes(work.run.teacher, save(teacher.state_dict()))
+            work.run.checkpoint("teacher").unlink(missing_ok=True)
+    return teacher.eval()
+
+
+def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
+    settings, spec = work.settings, work.plan.teacher
+    pretrained = settings.teacher.pretrained
+    torch.manual_seed(derived_seed(settings.seed, "teacher", "init"))
     if pretrained:
         work.progress.note(f"getting timm's weights of {spec.name}")
-    teacher = build_teacher(spec, classes, pretrained=pretrained)
+    teacher = build_teacher(spec, len(work.data.labels), pretrained=pretrained)
     if checkpoint is not None:
         load_checkpoint(teacher, checkpoint)
     elif not pretrained:
         draw_weights(teacher.network)
-    if epochs:
-        _train(work, teacher)
-    write_bytes(work.run.teacher, save(teacher.state_dict()))
-    work.run.checkpoint("teacher").unlink(missing_ok=True)
-    return teacher.eval()
+    return teacher
 
 
 def _train(work: Work, teacher: Teacher) -> None:
     """Plain supervised training on the variants, in turn."""
     variants, smoothing = work.variants, work.settings.teacher_schedule.label_smoothing
-    pixels = [variants.view(work.teacher_view, v) for v in range(variants.count)]
-    labels = [variants.labels(v) for v in range(variants.count)]
+    with first_then_others():
+        pixels = [variants.view(work.teacher_view, v) for v in range(variants.count)]
+        labels = [variants.labels(v) for v in range(variants.count)]
 
     def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
         variant, device = epoch % variants.count, device_of(network)
@@ -71,7 +81,10 @@ def _train(work: Work, teacher: Teacher) -> None:
         return {"loss": F.cross_entropy(logits, wanted, label_smoothing=smoothing)}
 
     stage = work.stage("teacher", "training the teacher", work.settings.teacher_schedule)
-    work.run.keep_curve("teacher", fit(teacher, stage, loss_of, work.progress))
+    curve = fit(teacher, stage, loss_of, work.progress)
+    with together():
+        if is_first():
+            work.run.keep_curve("teacher", curve)
 
 
 def ensure_targets(work: Work, teacher: Teacher) -> Targets:

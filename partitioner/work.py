@@ -61,7 +61,15 @@ class Work:
         arrays = load_views(self.data.split(split), views, self.run.cache, self.progress, what)
         return arrays[assignment.k]
 
-    def stage(self, name: str, what: str, schedule: Schedule, patience: int = 0) -> Stage:
+    def stage(
+        self,
+        name: str,
+        what: str,
+        schedule: Schedule,
+        patience: int = 0,
+        *,
+        in_parts: bool = False,
+    ) -> Stage:
         """Training of the network `name`, called `what`, on the train split."""
         return Stage(
             name=what,
@@ -71,6 +79,7 @@ class Work:
             autocast=self.settings.autocast,
             checkpoint=self.run.checkpoint(name),
             patience=patience,
+            in_parts=in_parts,
         )
 
     def new_member(self, assignment: Assignment) -> SubModel:
