@@ -183,7 +183,7 @@ def test_a_teacher_with_registers_is_exported(tmp_path: Path):
     draw_weights(network.network)
     with torch.no_grad():
         # As timm draws it, LayerScale lets next to nothing of a block through.
-        for block in network.network.blocks:  # type: ignore[union-attr]
+        for block in network.network.blocks:
             block.ls1.gamma.fill_(1.0)
             block.ls2.gamma.fill_(1.0)
     served, path = ServedTeacher(network), tmp_path / "teacher.onnx"
