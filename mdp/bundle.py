@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from mdp.errors import ConfigError
 from mdp.files import Record, read_json
-from mdp.fusion import Fusion, FusionWeights, arrival_subsets
+from mdp.fusion import Fusion, FusionWeights, listed_subsets, unlisted_sizes
 from mdp.plan import Assignment, Plan
 from mdp.profile import Fraction
 
@@ -35,13 +35,35 @@ class MemberAccuracy(Record, frozen=True):
     accuracy: Fraction
 
 
+class PerRule(Record, frozen=True):
+    """One number for each fusion rule, a fraction."""
+
+    boosted: Fraction
+    stacked: Fraction
+    bagged: Fraction
+
+
 class SubsetAccuracy(Record, frozen=True):
-    """One arrival subset under each fusion mode, as fractions of the pictures."""
+    """One arrival subset under each fusion rule, as fractions of the pictures."""
 
     members: tuple[int, ...]
     boosted: Fraction
     stacked: Fraction
     bagged: Fraction
+    #: Expected calibration error: how far the top probability is from the accuracy, on average.
+    ece: PerRule | None = None
+
+
+class SizeAccuracy(Record, frozen=True):
+    """Arrival subsets of one size that has too many to list: what a sample of them was worth."""
+
+    size: Annotated[int, Meta(ge=1)]
+    #: How many subsets of this size were measured.
+    sampled: Annotated[int, Meta(ge=1)]
+    mean: PerRule
+    lowest: PerRule
+    #: Mean expected calibration error.
+    ece: PerRule
 
 
 class TeacherAccuracy(Record, frozen=True):
@@ -60,6 +82,8 @@ class Evaluation(Record, frozen=True):
     teacher: TeacherAccuracy | None
     members: list[MemberAccuracy]
     subsets: list[SubsetAccuracy]
+    #: The sizes whose subsets are not listed above; none up to 8 members.
+    sizes: tuple[SizeAccuracy, ...] = ()
 
 
 class Manifest(Record, frozen=True):
@@ -85,11 +109,19 @@ class Manifest(Record, frozen=True):
                 raise ValueError(f"`files` lacks {model_path(assignment.k)}")
         if FUSION not in self.files:
             raise ValueError(f"`files` lacks {FUSION}")
-        members = [assignment.k for assignment in self.plan.assignments]
         if self.evaluation is not None:
-            listed = sorted(subset.members for subset in self.evaluation.subsets)
-            if listed != sorted(arrival_subsets(members)):
-                raise ValueError("`evaluation.subsets` have to list every arrival subset once")
+            _check_measured(self.evaluation, len(self.plan.assignments))
+
+
+def _check_measured(evaluation: Evaluation, count: int) -> None:
+    """Raise ValueError unless every arrival subset of `count` members can be looked up."""
+    unlisted = unlisted_sizes(count)
+    listed = sorted(subset.members for subset in evaluation.subsets)
+    if listed != sorted(listed_subsets(range(count))):
+        which = f" but those of the sizes {unlisted}, where only prefixes are" if unlisted else ""
+        raise ValueError(f"`evaluation.subsets` have to list every arrival subset once{which}")
+    if sorted(entry.size for entry in evaluation.sizes) != unlisted:
+        raise ValueError(f"`evaluation.sizes` have to list each of the sizes {unlisted} once")
 
 
 def _check_relative(path: str) -> None:
@@ -137,8 +169,10 @@ class Bundle:
         self.manifest = manifest
         self.digest = bundle_digest(manifest)
         self._accuracy: dict[tuple[int, ...], SubsetAccuracy] = {}
+        self._mean_accuracy: dict[int, PerRule] = {}
         if manifest.evaluation is not None:
             self._accuracy = {subset.members: subset for subset in manifest.evaluation.subsets}
+            self._mean_accuracy = {entry.size: entry.mean for entry in manifest.evaluation.sizes}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "Bundle":
@@ -183,9 +217,19 @@ class Bundle:
                 f"{path}: key `num_classes`: expected {len(self.manifest.labels)}, "
                 f"the number of labels, got {weights.num_classes}"
             )
+        count = len(self.manifest.plan.assignments)
+        for shared in weights.by_size:
+            if len(shared.a) != count:
+                raise ConfigError(
+                    f"{path}: key `by_size`: expected weights of {count} members, the number of "
+                    f"assignments, got {len(shared.a)}"
+                )
         return weights
 
     def expected_accuracy(self, members: tuple[int, ...], rule: Fusion) -> float | None:
-        """Measured accuracy of ascending `members` under `rule`, or None if never measured."""
-        subset = self._accuracy.get(members)
-        return None if subset is None else float(getattr(subset, rule))
+        """Measured accuracy of ascending `members` under `rule`, or None if never measured.
+
+        Of a subset that is not listed, the mean over the subsets of its size.
+        """
+        found = self._accuracy.get(members) or self._mean_accuracy.get(len(members))
+        return None if found is None else float(getattr(found, rule))

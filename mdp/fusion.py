@@ -5,12 +5,15 @@ One formula serves every arrival subset S:
     z_S = sum over k in S of (a_Sk * f_k + b_Sk * c_k) + bias_S
 
 with f_k the boost head's and c_k the bag head's logits. Boosting is a = 1, b = 0; bagging is
-a = 0, b = 1/|S|; stacking has a, b and bias fitted for that subset on a calibration split.
+a = 0, b = 1/|S|; stacking has a, b and bias fitted for that subset on a calibration split. Where
+a size has too many subsets to list, its subsets share one fitted pair (a_k, b_k) per member.
+Boosted and bagged logits are divided by a fitted temperature, which leaves every label as it is.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 from typing import Annotated, Literal
 
 import numpy as np
@@ -25,6 +28,9 @@ Fusion = Literal["stacked", "boosted", "bagged"]
 Mode = Literal["boosted", "stacked", "bagged", "single"]
 #: Larger weights would only ever overflow: a fit stays within a few hundred.
 MAX_WEIGHT = 1e6
+#: A size with more subsets than this is not listed. Up to 8 members every size is; of 16 members
+#: one, two, all, all but one and all but two are.
+MAX_LISTED = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,21 @@ class Contribution:
     bag: Logits
 
 
+class Temperatures(Record, frozen=True):
+    """What plain boosted and bagged logits are divided by, so that their softmax can be trusted.
+
+    A fitted stacking needs none: its scalars hold it.
+    """
+
+    boosted: float = 1.0
+    bagged: float = 1.0
+
+    def __post_init__(self) -> None:
+        # Written so that a NaN is refused too.
+        if not all(1 / MAX_WEIGHT <= value <= MAX_WEIGHT for value in (self.boosted, self.bagged)):
+            raise ValueError(f"temperatures have to be {1 / MAX_WEIGHT:g} to {MAX_WEIGHT:g}")
+
+
 class SubsetWeights(Record, frozen=True):
     """Fitted scalars of one arrival subset; `bias` is empty or has one number per class."""
 
@@ -42,6 +63,7 @@ class SubsetWeights(Record, frozen=True):
     a: tuple[float, ...]
     b: tuple[float, ...]
     bias: tuple[float, ...] = ()
+    temperatures: Temperatures = Temperatures()
 
     def __post_init__(self) -> None:
         if not len(self.members) == len(self.a) == len(self.b):
@@ -50,35 +72,99 @@ class SubsetWeights(Record, frozen=True):
             raise ValueError("`members` have to be distinct, not negative and ascending")
 
 
+class SizeWeights(Record, frozen=True):
+    """Fitted scalars that all unlisted subsets of one size share; `a[k]`, `b[k]` are member k's."""
+
+    size: Annotated[int, Meta(ge=1)]
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    temperatures: Temperatures = Temperatures()
+
+    def __post_init__(self) -> None:
+        if not self.size <= len(self.a) == len(self.b):
+            raise ValueError("`a` and `b` need the same length, at least `size`")
+
+    def of(self, members: Sequence[int]) -> SubsetWeights:
+        """These weights for ascending `members`."""
+        return SubsetWeights(
+            members=tuple(members),
+            a=tuple(self.a[k] for k in members),
+            b=tuple(self.b[k] for k in members),
+            temperatures=self.temperatures,
+        )
+
+
 class FusionWeights(Record, frozen=True):
-    """Stacking weights of every arrival subset: the content of a bundle's `fusion.json`."""
+    """Weights of every arrival subset: the content of a bundle's `fusion.json`."""
 
     num_classes: Annotated[int, Meta(ge=1)]
     subsets: list[SubsetWeights]
+    #: For the subsets that are not listed, by their size.
+    by_size: tuple[SizeWeights, ...] = ()
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
         for subset in self.subsets:
             if subset.bias and len(subset.bias) != self.num_classes:
                 raise ValueError(f"`bias` needs {self.num_classes} numbers, got {len(subset.bias)}")
-            # Written so that a NaN is refused too.
-            if not np.abs((*subset.a, *subset.b, *subset.bias)).max() <= MAX_WEIGHT:
-                raise ValueError(
-                    f"weights of members {list(subset.members)} have to be finite and at most "
-                    f"{MAX_WEIGHT:g} in size"
-                )
+            what = f"members {list(subset.members)}"
+            _check_weights(what, (*subset.a, *subset.b, *subset.bias))
+        for shared in self.by_size:
+            _check_weights(f"size {shared.size}", (*shared.a, *shared.b))
         if len({subset.members for subset in self.subsets}) != len(self.subsets):
             raise ValueError("`subsets` list the same members twice")
+        if len({shared.size for shared in self.by_size}) != len(self.by_size):
+            raise ValueError("`by_size` lists the same size twice")
+        if len({len(shared.a) for shared in self.by_size}) > 1:
+            raise ValueError("`by_size` needs weights of the same members for every size")
 
     def by_members(self) -> dict[tuple[int, ...], SubsetWeights]:
-        """The subsets by their ascending member indices."""
+        """The listed subsets by their ascending member indices."""
         return {subset.members: subset for subset in self.subsets}
+
+    def fitted(self, members: Sequence[int]) -> SubsetWeights | None:
+        """The weights of ascending `members`: their own, else those of their size, else None."""
+        wanted, size = tuple(members), len(members)
+        own = next((subset for subset in self.subsets if subset.members == wanted), None)
+        if own is not None:
+            return own
+        shared = next((entry for entry in self.by_size if entry.size == size), None)
+        if shared is None or wanted[-1] >= len(shared.a):
+            return None
+        return shared.of(wanted)
+
+
+def _check_weights(what: str, weights: Sequence[float]) -> None:
+    # Written so that a NaN is refused too.
+    if not np.abs(weights).max() <= MAX_WEIGHT:
+        raise ValueError(f"weights of {what} have to be finite and at most {MAX_WEIGHT:g} in size")
 
 
 def arrival_subsets(members: Iterable[int]) -> list[tuple[int, ...]]:
     """Every non-empty subset, ascending inside, smaller ones first."""
     ordered = sorted(members)
     return [subset for size in range(1, len(ordered) + 1) for subset in combinations(ordered, size)]
+
+
+def unlisted_sizes(count: int) -> list[int]:
+    """The sizes of which `count` members have too many subsets to list each; none up to 8."""
+    return [size for size in range(1, count + 1) if comb(count, size) > MAX_LISTED]
+
+
+def listed_subsets(members: Iterable[int]) -> list[tuple[int, ...]]:
+    """The subsets with weights and a measured accuracy of their own, smaller ones first.
+
+    Every subset of a size with few of them, and each boosting prefix, as only these may be boosted.
+    """
+    ordered = sorted(members)
+    unlisted = unlisted_sizes(len(ordered))
+    listed: list[tuple[int, ...]] = []
+    for size in range(1, len(ordered) + 1):
+        if size not in unlisted:
+            listed += combinations(ordered, size)
+        elif is_boosting_prefix(ordered[:size]):
+            listed.append(tuple(ordered[:size]))
+    return listed
 
 
 def is_boosting_prefix(members: Sequence[int]) -> bool:
@@ -105,15 +191,25 @@ def mode_of(members: Sequence[int], rule: Fusion) -> Mode:
 
 
 def weights_for(
-    members: Sequence[int], rule: Fusion, stacking: Mapping[tuple[int, ...], SubsetWeights]
+    members: Sequence[int],
+    rule: Fusion,
+    fusion: FusionWeights | Mapping[tuple[int, ...], SubsetWeights],
 ) -> SubsetWeights:
-    """The weights of `rule` for ascending `members`; KeyError where stacking was not fitted."""
+    """The weights of `rule` for ascending `members`; KeyError where stacking was not fitted.
+
+    `fusion` may also be the listed subsets alone. Temperatures that were never fitted are 1.
+    """
     key, size = tuple(members), len(members)
+    fitted = fusion.fitted(key) if isinstance(fusion, FusionWeights) else fusion.get(key)
     if rule == "stacked":
-        return stacking[key]
+        if fitted is None:
+            raise KeyError(key)
+        return fitted
+    temperatures = Temperatures() if fitted is None else fitted.temperatures
+    none = (0.0,) * size
     if rule == "boosted":
-        return SubsetWeights(members=key, a=(1.0,) * size, b=(0.0,) * size)
-    return SubsetWeights(members=key, a=(0.0,) * size, b=(1.0 / size,) * size)
+        return SubsetWeights(members=key, a=(1 / temperatures.boosted,) * size, b=none)
+    return SubsetWeights(members=key, a=none, b=(1 / (size * temperatures.bagged),) * size)
 
 
 def fuse(contributions: Mapping[int, Contribution], weights: SubsetWeights) -> Logits:

@@ -15,8 +15,8 @@ from mdp.profile import (
     Precision,
 )
 
-#: Plans and bundles list every arrival subset, so the number of members is bounded.
-MAX_MEMBERS = 8
+#: What fusion can be fitted and measured for: 2^16 subsets, of which some hundred are listed.
+MAX_MEMBERS = 16
 #: Smallest share of the square's side that a device's view may have.
 MIN_REGION = 0.01
 

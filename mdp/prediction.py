@@ -78,7 +78,7 @@ class Judge:
         self._bundle = bundle
         self._fusion: Fusion = fusion
         self._labels = bundle.manifest.labels
-        self._stacking: dict[tuple[int, ...], SubsetWeights] = bundle.fusion_weights().by_members()
+        self._weights = bundle.fusion_weights()
         self._rules: dict[tuple[int, ...], _Rule] = {}
 
     def conclude(
@@ -109,10 +109,11 @@ class Judge:
         """How ascending `members` are combined and what that is worth; worked out once."""
         known = self._rules.get(members)
         if known is None:
-            rule = rule_for(members, self._fusion, fitted=members in self._stacking)
+            fitted = self._weights.fitted(members) is not None
+            rule = rule_for(members, self._fusion, fitted=fitted)
             known = self._rules[members] = _Rule(
                 mode_of(members, rule),
-                weights_for(members, rule, self._stacking),
+                weights_for(members, rule, self._weights),
                 self._bundle.expected_accuracy(members, rule),
             )
         return known

@@ -1,5 +1,6 @@
-"""Measure a bundle's own files: accuracy of the teacher, of each member, of every arrival subset.
+"""Measure a bundle's own files: the teacher, each member, every arrival subset.
 
+Of a subset both the accuracy and the calibration error count.
 Everything here runs through onnxruntime and `mdp.fusion`, as it will on the devices.
 """
 
@@ -18,6 +19,8 @@ from mdp.bundle import (
     Bundle,
     Evaluation,
     MemberAccuracy,
+    PerRule,
+    SizeAccuracy,
     SubsetAccuracy,
     TeacherAccuracy,
     model_path,
@@ -30,14 +33,17 @@ from mdp.fusion import (
     Fusion,
     FusionWeights,
     Logits,
-    arrival_subsets,
     fuse,
+    listed_subsets,
+    probabilities,
+    unlisted_sizes,
     weights_for,
 )
 from partitioner.cost import macs, parameters
 from partitioner.data import Dataset
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder
+from partitioner.stacking import SAMPLED, sampled_subsets
 from partitioner.views import View, load_views, view_of
 
 Targets = NDArray[np.int64]
@@ -45,6 +51,8 @@ Targets = NDArray[np.int64]
 _BATCH = 128
 #: Single pictures timed after the warm-up ones.
 _TIMED, _WARM_UP = 50, 5
+#: Bins of the expected calibration error, as its authors use.
+ECE_BINS = 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,24 +130,85 @@ def accuracy(logits: Logits, targets: Targets) -> float:
     return float((logits.argmax(axis=1) == targets).mean())
 
 
+def expected_calibration_error(
+    probabilities: Logits, targets: Targets, bins: int = ECE_BINS
+) -> float:
+    """How far the top probability is from the accuracy, of `probabilities[N, C]`, 0 to 1.
+
+    Pictures are put into `bins` bins of equal width (m/M, (m+1)/M] by their top probability; the
+    distances of the bins' mean top probability from their accuracy are averaged with their shares
+    of the pictures. After Guo, Pleiss, Sun and Weinberger, On Calibration of Modern Neural
+    Networks, ICML 2017.
+    """
+    confidence = probabilities.max(axis=1).astype(np.float64)
+    right = probabilities.argmax(axis=1) == targets
+    index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    distance = np.bincount(index, weights=right - confidence, minlength=bins)
+    return float(np.abs(distance).sum() / len(targets))
+
+
+def measure_subset(
+    contributions: Mapping[int, Contribution],
+    members: tuple[int, ...],
+    fusion: FusionWeights,
+    targets: Targets,
+) -> SubsetAccuracy:
+    """Accuracy and calibration error of one arrival subset under every fusion rule."""
+
+    def of(rule: Fusion) -> tuple[float, float]:
+        scores = probabilities(fuse(contributions, weights_for(members, rule, fusion)))
+        return accuracy(scores, targets), expected_calibration_error(scores, targets)
+
+    boosted, stacked, bagged = of("boosted"), of("stacked"), of("bagged")
+    return SubsetAccuracy(
+        members=members,
+        boosted=boosted[0],
+        stacked=stacked[0],
+        bagged=bagged[0],
+        ece=PerRule(boosted=boosted[1], stacked=stacked[1], bagged=bagged[1]),
+    )
+
+
 def subset_accuracies(
     contributions: Mapping[int, Contribution], fusion: FusionWeights, targets: Targets
 ) -> list[SubsetAccuracy]:
-    """Accuracy of every arrival subset under every fusion rule."""
-    stacking = fusion.by_members()
-
-    def of(members: tuple[int, ...], rule: Fusion) -> float:
-        return accuracy(fuse(contributions, weights_for(members, rule, stacking)), targets)
-
+    """What every listed arrival subset is worth: all of them up to 8 members."""
     return [
-        SubsetAccuracy(
-            members=members,
-            boosted=of(members, "boosted"),
-            stacked=of(members, "stacked"),
-            bagged=of(members, "bagged"),
-        )
-        for members in arrival_subsets(contributions)
+        measure_subset(contributions, members, fusion, targets)
+        for members in listed_subsets(contributions)
     ]
+
+
+def size_accuracies(
+    contributions: Mapping[int, Contribution], fusion: FusionWeights, targets: Targets
+) -> tuple[SizeAccuracy, ...]:
+    """What the sizes with too many subsets to list are worth, from samples of them.
+
+    Others than those to which the sizes' weights were fitted, so that these prove themselves.
+    """
+    found, count = [], len(contributions)
+    for size in unlisted_sizes(count):
+        sample = [
+            measure_subset(contributions, members, fusion, targets)
+            for members in sampled_subsets(count, size, SAMPLED, seed=1)
+        ]
+        accuracies = [[one.boosted, one.stacked, one.bagged] for one in sample]
+        errors = [[one.ece.boosted, one.ece.stacked, one.ece.bagged] for one in sample if one.ece]
+        found.append(
+            SizeAccuracy(
+                size=size,
+                sampled=len(sample),
+                mean=_per_rule(np.mean(accuracies, axis=0)),
+                lowest=_per_rule(np.min(accuracies, axis=0)),
+                ece=_per_rule(np.mean(errors, axis=0)),
+            )
+        )
+    return tuple(found)
+
+
+def _per_rule(values: NDArray[np.float64]) -> PerRule:
+    boosted, stacked, bagged = values.tolist()
+    return PerRule(boosted=boosted, stacked=stacked, bagged=bagged)
 
 
 def evaluate(
@@ -168,6 +237,7 @@ def evaluate(
             latencies_ms.append(latency_ms(session, pixels))
             advance(1, "")
     teacher = _teacher(bundle, data, run, cache, progress)
+    fusion = bundle.fusion_weights()
     evaluation = Evaluation(
         data=Path(data.source).name,
         data_digest=data.test.digest,
@@ -179,7 +249,8 @@ def evaluate(
             )
             for a in assignments
         ],
-        subsets=subset_accuracies(contributions, bundle.fusion_weights(), targets),
+        subsets=subset_accuracies(contributions, fusion, targets),
+        sizes=size_accuracies(contributions, fusion, targets),
     )
     return Report(evaluation, latencies_ms, teacher[1] if teacher else None)
 

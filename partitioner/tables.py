@@ -6,6 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from mdp.bundle import Evaluation
 from mdp.plan import Plan, SubModelSpec
 from partitioner.data import SPLITS, Dataset, SplitName
 from partitioner.evaluate import Report
@@ -64,12 +65,28 @@ def print_report(report: Report, plan: Plan) -> None:
             f"{member.accuracy:.2%}", f"{latency_ms:.2f}",
         )  # fmt: skip
     console.print(alone)
-    together = Table("arrived", "boosted", "stacked", "bagged", title="every arrival subset")
+    console.print(_together(evaluation, plan))
+
+
+def _together(evaluation: Evaluation, plan: Plan) -> Table:
+    """Every arrival subset, and after them the sizes that stand for the subsets not listed."""
+    table = Table(
+        "arrived", "boosted", "stacked", "bagged", "stacked ECE",
+        title="every arrival subset, with the expected calibration error",
+    )  # fmt: skip
     for subset in evaluation.subsets:
         names = " + ".join(plan.assignments[k].device for k in subset.members)
+        ece = "" if subset.ece is None else f"{subset.ece.stacked:.2%}"
         values = (subset.boosted, subset.stacked, subset.bagged)
-        together.add_row(names, *(f"{value:.2%}" for value in values))
-    console.print(together)
+        table.add_row(names, *(f"{value:.2%}" for value in values), ece)
+    table.add_section()
+    for entry in evaluation.sizes:
+        what = f"{entry.size} of {len(plan.assignments)}, of {entry.sampled} such sets"
+        for word, rules in (("mean", entry.mean), ("lowest", entry.lowest)):
+            values = (rules.boosted, rules.stacked, rules.bagged)
+            ece = f"{entry.ece.stacked:.2%}" if rules is entry.mean else ""
+            table.add_row(f"{word} {what}", *(f"{value:.2%}" for value in values), ece)
+    return table
 
 
 def data_as_json(data: Dataset) -> dict[str, Any]:

@@ -312,10 +312,10 @@ def test_a_target_has_to_be_a_positive_time(target_ms: float) -> None:
 
 
 def test_too_many_or_repeated_profiles_are_refused() -> None:
-    many = [device(f"d{i}") for i in range(9)]
-    with pytest.raises(InputError, match="expected 1 to 8 profiles, got 9"):
+    many = [device(f"d{i}") for i in range(17)]
+    with pytest.raises(InputError, match="expected 1 to 16 profiles, got 17"):
         make_plan(DIGITS, many, target_ms=5)
-    with pytest.raises(InputError, match="expected 1 to 8 profiles, got 0"):
+    with pytest.raises(InputError, match="expected 1 to 16 profiles, got 0"):
         make_plan(DIGITS, [], target_ms=5)
     with pytest.raises(InputError, match="expected every profile once, got d1 repeatedly"):
         make_plan(DIGITS, [many[0], many[1], many[1]], target_ms=5)
