@@ -118,7 +118,7 @@ def train(
     """Train the teacher, if asked to, and then a plan's sub-models one after another.
 
     Under torchrun its processes train each network together, to the same outcome:
-    torchrun --nproc-per-node 2 --no-python mdp-partition train ...
+    torchrun --nproc-per-node 2 --no-python -- mdp-partition train ...
 
     Example: mdp-partition train --plan plan.toml --data photos/ --run photos.run
     --teacher-epochs 10

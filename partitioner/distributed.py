@@ -37,11 +37,13 @@ class World:
 
 
 class StoppedElsewhere(MDPError):
-    """Another process of this training stopped and says why."""
+    """Another process of this training stopped and says why.
 
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+    Fine for this one: torchrun ends a training with the first exit code other than 0, which has
+    to be that of the process that failed, and only once that one had the time to speak.
+    """
+
+    exit_code = 0
 
 
 def world(environment: Mapping[str, str] = os.environ) -> World:
@@ -126,11 +128,10 @@ def together() -> Iterator[None]:
     winner = _highest(mine)
     if winner == 0:
         return
-    code = _highest(failed.exit_code if failed and mine == winner else 0)
     if failed and mine == winner:
         raise failed
     rank = here.size - 1 - (winner - 1) % here.size
-    raise StoppedElsewhere(f"process {rank} of {here.size} stopped", code)
+    raise StoppedElsewhere(f"process {rank} of {here.size} stopped")
 
 
 @contextmanager
@@ -153,7 +154,7 @@ def finished(*paths: Path) -> bool:
 
 def shared(error: MDPError) -> MDPError:
     """What to raise for an error that every process meets at the same time: one of them speaks."""
-    return error if is_first() else StoppedElsewhere(str(error), error.exit_code)
+    return error if is_first() else StoppedElsewhere(str(error))
 
 
 def agreed(value: int) -> bool:
@@ -212,10 +213,7 @@ def parallel(module: "nn.Module", device: "torch.device", *, in_parts: bool) -> 
     from torch.nn.parallel import DistributedDataParallel
 
     devices = [device] if device.type == "cuda" else None
-    # The buffers are constants: nothing to send before every step.
-    return DistributedDataParallel(
-        module, device_ids=devices, broadcast_buffers=False, find_unused_parameters=in_parts
-    )
+    return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=in_parts)
 
 
 def summed(values: "Tensor") -> "Tensor":
