@@ -17,7 +17,14 @@ from partitioner.evaluate import Report, evaluate, write_evaluation
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder, default_run
 from partitioner.search import make_plan
-from partitioner.settings import Asked, DataFacts, Settings, TeacherFacts, differences
+from partitioner.settings import (
+    Asked,
+    DataFacts,
+    MemberSchedule,
+    Settings,
+    TeacherFacts,
+    differences,
+)
 from partitioner.work import Work
 
 
@@ -116,7 +123,8 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
 def _settled(run: RunFolder, plan: Plan, data: Dataset, asked: Asked) -> Settings:
     """The first process's settings, which are in the run folder from now on; raises InputError."""
     with together():
-        _check_plan(plan)
+        _check_plan(plan, asked.schedule)
+        _check_calibration(data)
         mine = settings_for(asked, data, plan.teacher)
         if is_first():
             run.start_or_continue(mine, plan)
@@ -131,8 +139,20 @@ def _settled(run: RunFolder, plan: Plan, data: Dataset, asked: Asked) -> Setting
     return kept
 
 
-def _check_plan(plan: Plan) -> None:
-    """Raise unless the plan may be built and its teacher has the shape that it says."""
+def _check_calibration(data: Dataset) -> None:
+    """Raise InputError unless every class has a picture to fit the stacking weights on."""
+    known = set(data.calibration.targets.tolist())
+    missing = [label for target, label in enumerate(data.labels) if target not in known]
+    if missing:
+        raise InputError(
+            f"--data {data.source}: expected pictures of every class in the calibration split, "
+            f"found none of {', '.join(missing[:5])}"
+        )
+
+
+def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
+    """Raise unless the plan may be built as asked and its teacher has the shape that it says."""
+    from partitioner.inherit import check_heritage
     from partitioner.teacher import teacher_spec
 
     if plan.refused:
@@ -141,6 +161,8 @@ def _check_plan(plan: Plan) -> None:
     changed = differences(plan.teacher, built)
     if changed:
         raise ConfigError(f"plan, key `teacher`: not the shape of {built.name!r}: {changed}")
+    if schedule.start == "teacher":
+        check_heritage(plan.teacher, [assignment.submodel for assignment in plan.assignments])
 
 
 def reopen(run: RunFolder, progress: Progress) -> Work:

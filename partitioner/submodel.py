@@ -47,6 +47,10 @@ class SubModel(nn.Module):
         alone = feature if self.bag_trunk is None else self.bag_trunk(x)
         return MemberOutput(self.boost(feature), self.bag(alone), feature)
 
+    def trunks(self) -> list[nn.Module]:
+        """The one trunk of both heads, or each head's own."""
+        return [self.trunk] if self.bag_trunk is None else [self.trunk, self.bag_trunk]
+
 
 def _trunk(spec: SubModelSpec, depth: int) -> nn.Module:
     import_timm()

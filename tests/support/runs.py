@@ -66,13 +66,19 @@ def tiny_plan() -> Plan:
 
 
 def asked(
-    data: str | Path, *, seed: int = 0, epochs: int = 3, joint_epochs: int = 0, **options: object
+    data: str | Path,
+    *,
+    seed: int = 0,
+    epochs: int = 3,
+    joint_epochs: int = 0,
+    schedule: dict[str, object] | None = None,
+    **options: object,
 ) -> Asked:
-    """A training of a few epochs."""
+    """A training of a few epochs; `schedule` changes how the sub-models are trained."""
     return Asked(
         options=RunOptions(data=str(data), seed=seed, autocast="fp32", **options),
         teacher_schedule=TeacherSchedule(epochs=epochs, batch_size=16),
-        schedule=MemberSchedule(epochs=epochs, batch_size=16),
+        schedule=MemberSchedule(epochs=epochs, batch_size=16, **(schedule or {})),
         joint_schedule=JointSchedule(epochs=joint_epochs, batch_size=16),
         augmentation=Augmentation(variants=2),
     )
