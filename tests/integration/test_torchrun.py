@@ -1,17 +1,30 @@
 """Two processes under torchrun train what one would: real processes that speak gloo."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from safetensors.torch import load_file  # noqa: E402
+
+from mdp.files import write_toml  # noqa: E402
+from partitioner.progress import Advance, Progress  # noqa: E402
+from partitioner.run_folder import RunFolder  # noqa: E402
+from partitioner.steps import open_asked, train_step  # noqa: E402
 from tests.support.fitted import Net, cases, stage, stopped_at, trained  # noqa: E402
+from tests.support.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
 PATIENCE_S = 180.0
@@ -130,3 +143,105 @@ def test_the_first_prepares_and_whoever_fails_speaks(folder: Path):
         "StoppedElsewhere: process 0 of 2 stopped, 0",
         "0.25",
     ]
+
+
+#: `tests.support.runs.asked` as options, with a short joint pass.
+KNOBS = [
+    *("--teacher-epochs", "2", "--teacher-batch-size", "16"),
+    *("--epochs", "3", "--batch-size", "16", "--variants", "2"),
+    *("--joint-epochs", "2", "--joint-batch-size", "16"),
+    *("--autocast", "fp32", "--threads", "1"),
+]
+#: Like TOLERANCE, for a whole run. Measured here: 1e-5 for the teacher and 8e-5 for the last
+#: sub-model, which learns from answers that are kept in half precision.
+RUN_TOLERANCE = 1e-3
+
+
+class StoppedAt(Progress):
+    """Presses Ctrl-C as soon as a file is there."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(io.StringIO())
+        self.file = file
+
+    @contextmanager
+    def task(self, what: str, total: int, *, done: int = 0) -> Iterator[Advance]:
+        """Follow nothing."""
+
+        def advance(more: int, said: str) -> None:
+            if self.file.exists():
+                raise KeyboardInterrupt
+
+        yield advance
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A run by one process, and the same one finished by two, with what they printed."""
+
+    one: RunFolder
+    two: RunFolder
+    command: list[str]
+    done: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """One process trains to the end; another is stopped in its fourth epoch, and two go on."""
+    folder = tmp_path_factory.mktemp("runs")
+    tree, plan_file = folder / "tree", folder / "plan.toml"
+    write_tree(tree, each=40)
+    write_toml(plan_file, tiny_plan())
+    wanted = asked(tree)
+    wanted = msgspec.structs.replace(
+        wanted,
+        teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=2),
+        joint_schedule=msgspec.structs.replace(wanted.joint_schedule, epochs=2),
+    )
+    one, two = RunFolder(folder / "one"), RunFolder(folder / "two")
+    data = open_asked(wanted)
+    train_step(one, tiny_plan(), data, wanted, QUIET)
+    with pytest.raises(KeyboardInterrupt):
+        train_step(two, tiny_plan(), data, wanted, StoppedAt(two.checkpoint("member-0")))
+    assert one.joint(1).exists()
+    assert two.teacher.exists()
+    assert not two.member(0).exists()
+    program = str(Path(sys.executable).parent / "mdp-partition")
+    # torchrun takes --run for one of its own options, unless -- ends them.
+    where = ["--plan", str(plan_file), "--data", str(tree), "--run", str(two.path)]
+    command = ["--no-python", "--", program, "train", *where, *KNOBS]
+    return Runs(one, two, command, torchrun(*command, "--json"))
+
+
+def test_a_run_that_one_process_began_is_finished_by_two(runs: Runs):
+    assert runs.done.returncode == 0, runs.done.stderr
+    assert json.loads(runs.done.stdout) == {"run": str(runs.two.path), "members": 2}
+    names = sorted(path.name for path in runs.one.path.iterdir() if path.name != ".lock")
+    assert sorted(path.name for path in runs.two.path.iterdir() if path.name != ".lock") == names
+    for name in (name for name in names if name.endswith(".safetensors")):
+        ours, theirs = (load_file(run.path / name) for run in (runs.two, runs.one))
+        assert ours.keys() == theirs.keys()
+        vectors = [torch.cat([s[key].flatten() for key in sorted(s)]) for s in (ours, theirs)]
+        assert difference(*vectors) < RUN_TOLERANCE, name
+    curves = [json.loads(run.curves.read_bytes()) for run in (runs.two, runs.one)]
+    assert {name: len(curve) for name, curve in curves[0].items()} == {
+        "teacher": 2, "member-0": 3, "member-1": 3, "joint": 2,
+    }  # fmt: skip
+    for name, curve in curves[1].items():
+        assert curves[0][name][-1]["loss"] == pytest.approx(curve[-1]["loss"], rel=RUN_TOLERANCE)
+
+
+def test_the_first_process_alone_reports(runs: Runs):
+    lines = [line.split(":")[0] for line in runs.done.stderr.splitlines()]
+    assert lines.count("training sub-model 0 for alpha") == 1
+    assert lines.count("sub-model 1 for beta") == 1
+    assert "training the teacher" not in lines
+
+
+def test_a_refusal_is_one_line_by_one_process(runs: Runs):
+    done = torchrun(*runs.command, "--temperature", "9")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("mdp-partition")]
+    assert "schedule.temperature was 2.0, is now 9.0" in line
+    assert "exitcode  : 2" in done.stderr
+    assert "StoppedElsewhere" not in done.stderr
