@@ -181,7 +181,7 @@ def _export_teacher(work: Work) -> None:
     path = work.run.teacher_onnx
     if path.is_file():
         return
-    teacher = ServedTeacher(ensure_teacher(work, None))
+    teacher = ServedTeacher(ensure_teacher(work, None)).cpu()
     size = work.plan.teacher.shape.image_size
     properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.teacher.name}
     write_bytes(path, to_onnx(teacher, size, ["logits"], properties))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from mdp.files import write_bytes
 from mdp.fusion import Contribution, SubsetWeights, weights_for
 from partitioner.arrays import Index, rows
+from partitioner.compute import training_device
 from partitioner.distributed import finished, first_then_others, is_first, together
 from partitioner.loop import fit
 from partitioner.losses import taught_loss
@@ -40,7 +41,7 @@ def train_jointly(work: Work, targets: Targets) -> None:
     if schedule.epochs == 0 or finished(*(work.run.joint(a.k) for a in assignments)):
         return
     members = [work.load_member(a, joint=False) for a in assignments]
-    ensemble = Ensemble([Student(member) for member in members])
+    ensemble = Ensemble([Student(member) for member in members]).to(training_device())
     with first_then_others():
         contributions = {a.k: _calibration(work, ensemble, a.k) for a in assignments}
         fusion = fit_fusion(contributions, work.data.calibration.targets)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from mdp.files import write_bytes
 from partitioner.arrays import Array, Index, Views, load
+from partitioner.compute import training_device
 from partitioner.data import SplitName
 from partitioner.distributed import finished, first_then_others, is_first, together
 from partitioner.loop import derived_seed, fit
@@ -90,6 +91,7 @@ def _train(work: Work, teacher: Teacher) -> None:
 def ensure_targets(work: Work, teacher: Teacher) -> Targets:
     """The teacher's answers to every variant of the train split, and to calibration and test."""
     cache, variants = work.run.cache, work.variants
+    teacher.to(training_device())
     with_features = work.settings.schedule.imitate == "teacher"
     names = ["teacher-train", "teacher-feature"] if with_features else ["teacher-train"]
     kept = [[cache / f"{name}-{v}.npy" for name in names] for v in range(variants.count)]

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from mdp.files import write_bytes
 from mdp.plan import Assignment
 from partitioner.arrays import Array, Index, Views, load, rows
+from partitioner.compute import training_device
 from partitioner.distributed import finished, first_then_others, is_first, together
 from partitioner.inherit import inherit
 from partitioner.loop import derived_seed, fit
@@ -123,7 +124,7 @@ def _ensure_left_behind(work: Work, assignment: Assignment) -> None:
     missing = [v for v, paths in enumerate(kept) if not all(path.exists() for path in paths)]
     if not missing:
         return
-    student = Student(work.load_member(assignment, joint=False)).eval()
+    student = Student(work.load_member(assignment, joint=False)).to(training_device()).eval()
     what, done = f"sub-model {k}'s outputs", (len(kept) - len(missing)) * count
     with work.progress.task(what, len(kept) * count, done=done) as advance:
         for variant in missing:
