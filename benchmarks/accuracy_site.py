@@ -14,7 +14,7 @@ from benchmarks.rivals.ground import Ground
 from benchmarks.timed import TimedProgress
 from mdp.bundle import sha256_of
 from mdp.errors import InputError
-from mdp.plan import Plan, SubModelSpec
+from mdp.plan import Plan, SubModelSpec, TeacherSpec
 from partitioner.arrays import load
 from partitioner.data import Dataset
 from partitioner.run_folder import RunFolder
@@ -42,6 +42,7 @@ class Site:
     """What the benchmark was asked for, and where it works."""
 
     shapes: Shapes
+    teacher: TeacherSpec
     data: Dataset
     options: RunOptions
     epochs: int
@@ -62,7 +63,7 @@ class Site:
             joint_schedule=JointSchedule(epochs=0, batch_size=BATCH_SIZE),
             augmentation=Augmentation(variants=VARIANTS),
         )
-        return settings_for(asked, self.data, self.shapes.teacher())
+        return settings_for(asked, self.data, self.teacher)
 
     @property
     def teacher_run(self) -> RunFolder:
@@ -120,6 +121,7 @@ def open_site(
     )
     return Site(
         shapes=shapes,
+        teacher=shapes.teacher(),
         data=open_asked(asked),
         options=options,
         epochs=epochs,
@@ -131,7 +133,7 @@ def open_site(
 def make_teacher(site: Site) -> None:
     """Train the teacher once, by the product's own steps; another process's is waited for."""
     run, settings = site.teacher_run, site.settings_of_teacher()
-    plan = plan_of(site.shapes.teacher(), [site.shapes.teacher().shape])
+    plan = plan_of(site.teacher, [site.teacher.shape])
     with locked(site.lock("teacher")):
         if run.teacher.is_file():
             changed = differences(_taught(run.settings()), _taught(settings))
@@ -163,7 +165,7 @@ def prepare(site: Site, seed: int) -> TeacherResult:
     run.teacher = site.teacher_run.teacher
     settings = _with_features(site.settings(seed))
     members = site.shapes.members
-    plan = plan_of(site.shapes.teacher(), members)
+    plan = plan_of(site.teacher, members)
     with locked(site.lock(f"seed-{seed}")):
         run.path.mkdir(parents=True, exist_ok=True)
         progress = TimedProgress(run.path / "tasks.json")
@@ -262,7 +264,7 @@ def request_for(site: Site, name: str, seed: int, choice: Choice) -> Request:
     shapes = list(method.shapes(site.shapes, choice))
     if not method.plans:
         settings = _with_features(_of_rival(settings))
-    plan = plan_of(site.shapes.teacher(), shapes if method.plans else site.shapes.members)
+    plan = plan_of(site.teacher, shapes if method.plans else site.shapes.members)
     return Request(
         method=name, seed=seed, choice=choice, settings=settings, plan=plan, shapes=shapes
     )

@@ -168,7 +168,11 @@ def test_wrong_arguments_say_what_is_expected(capsys: pytest.CaptureFixture[str]
     assert "--epochs: expected a whole number from 2, got '1'" in capsys.readouterr().err
 
 
-def test_everything_runs_once_and_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_everything_runs_once_and_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    # Half of the time would go into pictures of the curves, which have a test of their own.
+    monkeypatch.setattr("partitioner.curves.draw_curves", lambda curves: b"<svg/>")
     threads = ["--threads", str(torch.get_num_threads())]
     command = ["--smoke", "--work", str(tmp_path), "--methods", *RUN_IN_SMOKE, *threads]
     assert accuracy.main(command) == 0
