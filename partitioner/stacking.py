@@ -6,13 +6,14 @@ and not matrices: with a calibration split of ordinary size a full matrix per su
 Where a size has too many subsets to list, one pair of scalars per member is fitted to a balanced
 sample of them at once, which is as convex.
 
-Fitted scalars are kept only if they earn it: their leave-one-out cross-entropy has to be lower than
-that of the better plain rule (boosted or bagged, with its temperature) by two standard errors of
-the difference. Else stacking is that plain rule.
+Stacking starts as the better plain rule (boosted or bagged, with its temperature) and moves away
+from it only as far as that is sure to help: the pull toward it is loosened step by step, and each
+step has to lower the leave-one-out cross-entropy by some standard errors of the difference.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,17 +30,19 @@ from mdp.fusion import (
     unlisted_sizes,
 )
 
-#: Pull toward the starting point, relative to each weight's curvature there; it keeps the weights
-#: finite where the calibration split is classified without a mistake.
-RIDGE = 1e-2
-#: By how many standard errors fitted scalars have to be better than a plain rule. In simulations
-#: with 1,000 pictures this cost 0.05 points of accuracy and left no subset that tells anything
-#: at all more than 0.11 points under the better plain rule; without it 2 % were, by up to 0.34.
-STANDARD_ERRORS = 2.0
+#: Pull toward the plain rule, relative to each scalar's curvature there (1 weighs as much as the
+#: calibration pictures do), from tight to loose. The last keeps the scalars finite where the
+#: calibration split is classified without a mistake.
+RIDGES = (3.0, 1.0, 0.3, 0.1, 0.03)
+#: By how many standard errors each loosening has to be better than what there was before.
+#: Measured on the logits of three trained ensembles of four, 16 draws of 1,250 calibration pictures
+#: each, 15 subsets: 0.1 % of the subsets are more than 0.2 points under the better plain rule on
+#: the 10,000 other pictures (at most 0.23). At 1 these are 0.6 %, with the last pull at once 3.3 %.
+STANDARD_ERRORS = 1.5
 #: How many subsets stand for all of a size, at most.
 SAMPLED = 48
 _MAX_STEPS = 50
-_CONVERGED = 1e-8
+_CONVERGED = 1e-7
 #: Numbers of a slice of the logits that are worked on at once: some MB, which caches like.
 _AT_ONCE = 2**18
 #: Logits that differ by less than this within a picture say nothing.
@@ -62,7 +65,8 @@ class Term:
 class Task:
     """Find theta `[P]` with the least cross-entropy of `targets` `[N]`, the mean over `terms`.
 
-    `parts` `[R, N, C]` are what the terms choose from; all terms have equally many rows.
+    `parts` `[R, C, N]` are what the terms choose from, with a mean of 0 over the classes; all terms
+    have equally many rows. Pictures come last, as sums over few classes are slow in numpy's layout.
     """
 
     parts: NDArray[np.float32]
@@ -80,9 +84,7 @@ class Start:
     left_out: Values
 
 
-def fit_fusion(
-    contributions: Mapping[int, Contribution], targets: Targets, *, ridge: float = RIDGE
-) -> FusionWeights:
+def fit_fusion(contributions: Mapping[int, Contribution], targets: Targets) -> FusionWeights:
     """Weights for every arrival subset from contributions `[N, C]` of members 0, 1, ... without
     a gap and targets `[N]`; raises InputError for logits that are not finite.
     """
@@ -92,25 +94,20 @@ def fit_fusion(
     return FusionWeights(
         num_classes=contributions[0].bag.shape[1],
         subsets=[
-            fit_subset(contributions, members, targets, ridge)
-            for members in listed_subsets(contributions)
+            fit_subset(contributions, members, targets) for members in listed_subsets(contributions)
         ],
         by_size=tuple(
-            fit_size(contributions, size, targets, ridge)
-            for size in unlisted_sizes(len(contributions))
+            fit_size(contributions, size, targets) for size in unlisted_sizes(len(contributions))
         ),
     )
 
 
 def fit_subset(
-    contributions: Mapping[int, Contribution],
-    members: Sequence[int],
-    targets: Targets,
-    ridge: float = RIDGE,
+    contributions: Mapping[int, Contribution], members: Sequence[int], targets: Targets
 ) -> SubsetWeights:
     """Weights of one subset, and the temperatures of the plain rules."""
     parts, both = _parts(contributions, members), np.arange(2 * len(members))
-    theta, temperatures = _fit(Task(parts, targets, [Term(both, both)]), ridge)
+    theta, temperatures = _fit(Task(parts, targets, [Term(both, both)]))
     a, b = np.split(theta, 2)
     return SubsetWeights(
         members=tuple(members),
@@ -120,15 +117,13 @@ def fit_subset(
     )
 
 
-def fit_size(
-    contributions: Mapping[int, Contribution], size: int, targets: Targets, ridge: float = RIDGE
-) -> SizeWeights:
+def fit_size(contributions: Mapping[int, Contribution], size: int, targets: Targets) -> SizeWeights:
     """Weights that all subsets of one size share, fitted to a sample of them at once."""
     count = len(contributions)
     sample = [np.array(members) for members in sampled_subsets(count, size, SAMPLED, seed=0)]
     both = [np.concatenate([members, members + count]) for members in sample]
     parts = _parts(contributions, range(count))
-    theta, temperatures = _fit(Task(parts, targets, [Term(rows, rows) for rows in both]), ridge)
+    theta, temperatures = _fit(Task(parts, targets, [Term(rows, rows) for rows in both]))
     a, b = np.split(theta, 2)
     return SizeWeights(
         size=size, a=tuple(a.tolist()), b=tuple(b.tolist()), temperatures=temperatures
@@ -159,12 +154,14 @@ def cross_entropy(task: Task, theta: Values) -> float:
 def _parts(
     contributions: Mapping[int, Contribution], members: Sequence[int]
 ) -> NDArray[np.float32]:
-    """The boost heads' logits, then the bag heads' `[2|S|, N, C]`."""
+    """The boost heads' logits, then the bag heads', centred over the classes `[2|S|, C, N]`."""
     heads = [contributions[k].boost for k in members] + [contributions[k].bag for k in members]
-    return np.stack(heads).astype(np.float32, copy=False)
+    return np.stack([(head - head.mean(axis=1, keepdims=True)).T for head in heads]).astype(
+        np.float32, order="C"
+    )
 
 
-def _fit(task: Task, ridge: float) -> tuple[Values, Temperatures]:
+def _fit(task: Task) -> tuple[Values, Temperatures]:
     """Scalars for `task`, whose parts are boost heads, then bag heads, and both temperatures."""
     half, size = len(task.parts) // 2, len(task.terms[0].rows) // 2
     ones, zeros = np.ones(half), np.zeros(half)
@@ -172,11 +169,17 @@ def _fit(task: Task, ridge: float) -> tuple[Values, Temperatures]:
     bagged = _start(task, np.concatenate([zeros, ones / size]))
     temperatures = Temperatures(boosted=1 / boosted.factor, bagged=1 / bagged.factor)
     better = min(boosted, bagged, key=lambda start: float(start.left_out.mean()))
-    theta = _newton(task, better.theta, ridge)
-    gain = better.left_out - _left_out(task, theta, _pull(task, better.theta, ridge))
-    error = float(gain.std()) / np.sqrt(len(gain))
-    earned = float(gain.mean()) > STANDARD_ERRORS * error and np.abs(theta).max() <= MAX_WEIGHT
-    return theta if earned else better.theta, temperatures
+    theta, left_out = better.theta, better.left_out
+    curvature = np.diag(_derivatives(task, better.theta)[1])
+    for ridge in RIDGES:
+        pull = _pull(curvature, ridge)
+        looser, loss = _newton(task, theta, better.theta, pull)
+        gain = left_out - loss
+        least = STANDARD_ERRORS * float(gain.std()) / np.sqrt(len(gain))
+        if not float(gain.mean()) > least or np.abs(looser).max() > MAX_WEIGHT:
+            break
+        theta, left_out = looser, loss
+    return theta, temperatures
 
 
 def _start(task: Task, plain: Values) -> Start:
@@ -191,33 +194,36 @@ def _start(task: Task, plain: Values) -> Start:
         fused, task.targets, [Term(np.array([row]), np.zeros(1, int)) for row in range(len(fused))]
     )
     # Start near logits of unit size: from far away the softmax is flat and Newton would crawl.
-    spread = float((fused - fused.mean(axis=-1, keepdims=True)).std(dtype=np.float64))
+    spread = float(fused.std(dtype=np.float64))
     first = 1 / spread if spread > _FLAT else 1.0
-    found = float(_newton(scaled, np.array([first]), RIDGE)[0])
-    factor = min(max(found, 1e-3 * first, 1 / MAX_WEIGHT), MAX_WEIGHT)
-    at = np.array([factor])
-    left_out = _left_out(scaled, at, _pull(scaled, np.array([first]), RIDGE))
+    center = np.array([first])
+    pull = _pull(np.diag(_derivatives(scaled, center)[1]), RIDGES[-1])
+    found, left_out = _newton(scaled, center, center, pull)
+    factor = min(max(float(found[0]), 1e-3 * first, 1 / MAX_WEIGHT), MAX_WEIGHT)
     return Start(plain * factor, factor, left_out)
 
 
-def _pull(task: Task, center: Values, ridge: float) -> Values:
-    """Strength `[P]` with which each scalar is drawn to `center`."""
-    pull: Values = ridge * np.diag(_derivatives(task, center)[1]) + 1e-12
+def _pull(curvature: Values, ridge: float) -> Values:
+    """Strength `[P]` with which each scalar is drawn to where it started."""
+    pull: Values = ridge * curvature + 1e-12
     return pull
 
 
-def _newton(task: Task, start: Values, ridge: float) -> Values:
-    """Minimise cross-entropy plus a ridge toward `start`, by damped Newton steps."""
-    theta = start
-    gradients, hessian = _derivatives(task, theta)
-    pull = ridge * np.diag(hessian) + 1e-12
+def _newton(task: Task, theta: Values, center: Values, pull: Values) -> tuple[Values, Values]:
+    """Minimise cross-entropy plus a ridge toward `center` from `theta`, by damped Newton steps.
+
+    Returns the minimum `[P]` and the leave-one-out cross-entropy of every picture there `[N]`.
+    Leaving picture i out moves the minimum by H^-1 g_i / N to first order (the infinitesimal
+    jackknife), which adds g_i' H^-1 g_i / N to its loss; the mean is Takeuchi's criterion.
+    """
 
     def objective(point: Values) -> float:
-        return cross_entropy(task, point) + float(pull @ (point - start) ** 2) / 2
+        return cross_entropy(task, point) + float(pull @ (point - center) ** 2) / 2
 
     value = objective(theta)
     for _ in range(_MAX_STEPS):
-        gradient = gradients.mean(axis=1) + pull * (theta - start)
+        gradients, hessian = _derivatives(task, theta)
+        gradient = gradients.mean(axis=1) + pull * (theta - center)
         step = np.linalg.solve(hessian + np.diag(pull), gradient)
         share = 1.0
         while (lower := objective(theta - share * step)) > value and share > 1e-6:
@@ -227,25 +233,14 @@ def _newton(task: Task, start: Values, ridge: float) -> Values:
             theta, value = theta - share * step, lower
         if gained < _CONVERGED:
             break
-        gradients, hessian = _derivatives(task, theta)
-    return theta
-
-
-def _left_out(task: Task, theta: Values, pull: Values) -> Values:
-    """Cross-entropy of every picture `[N]`, as if it had not been among those theta is fitted to.
-
-    Leaving picture i out moves the minimum by H^-1 g_i / N to first order (the infinitesimal
-    jackknife), which adds g_i' H^-1 g_i / N to its loss; the mean is Takeuchi's criterion.
-    """
-    gradients, hessian = _derivatives(task, theta)
-    moved = np.linalg.solve(hessian + np.diag(pull), gradients) / gradients.shape[1]
-    left_out: Values = _losses(task, theta) + (gradients * moved).sum(axis=0)
-    return left_out
+    # The derivatives are those from which the last step, a negligible one, was taken.
+    moved = np.linalg.solve(hessian + np.diag(pull), gradients) / len(task.targets)
+    return theta, _losses(task, theta) + (gradients * moved).sum(axis=0)
 
 
 def _slices(task: Task) -> list[slice]:
     """Cuts of the pictures that bring no more than some MB into work at once."""
-    _, pictures, classes = task.parts.shape
+    _, classes, pictures = task.parts.shape
     step = max(1, _AT_ONCE // (len(task.terms[0].rows) * classes))
     return [slice(at, at + step) for at in range(0, pictures, step)]
 
@@ -256,30 +251,33 @@ def _losses(task: Task, theta: Values) -> Values:
     for cut in _slices(task):
         targets = task.targets[cut]
         for term in task.terms:
-            z = np.tensordot(theta[term.scalars], task.parts[term.rows, cut], axes=1)
-            losses[cut] += _log_sum_exp(z) - z[np.arange(len(targets)), targets]
+            z = np.tensordot(theta[term.scalars], task.parts[term.rows, :, cut], axes=1)
+            losses[cut] += _log_sum_exp(z) - z[targets, np.arange(len(targets))]
     return losses / len(task.terms)
 
 
 def _derivatives(task: Task, theta: Values) -> tuple[Values, Values]:
-    """Every picture's gradient `[P, N]`, and the mean Hessian `[P, P]`, of the cross-entropy."""
+    """Every picture's gradient `[P, N]`, and the mean Hessian `[P, P]`, of the cross-entropy.
+
+    In single precision: they say where to go, and `_losses` says whether that was better.
+    """
     gradients = np.zeros((len(theta), len(task.targets)))
     hessian = np.zeros((len(theta), len(theta)))
     for cut in _slices(task):
         targets = task.targets[cut]
         for term in task.terms:
-            part = task.parts[term.rows, cut].astype(np.float64)
-            z = np.tensordot(theta[term.scalars], part, axes=1)
-            p = np.exp(z - _log_sum_exp(z)[:, np.newaxis])
-            weighted = part * p
-            mean = weighted.sum(axis=2)
-            gradients[term.scalars, cut] += mean - part[:, np.arange(len(targets)), targets]
+            part = task.parts[term.rows, :, cut]
+            z = np.tensordot(theta[term.scalars].astype(np.float32), part, axes=1)
+            weighted = part * np.exp(z - _log_sum_exp(z))
+            mean = weighted.sum(axis=1)
+            gradients[term.scalars, cut] += mean - part[:, targets, np.arange(len(targets))]
             second = np.tensordot(weighted, part, axes=([1, 2], [1, 2])) - mean @ mean.T
             hessian[np.ix_(term.scalars, term.scalars)] += second
     return gradients / len(task.terms), hessian / (len(task.terms) * len(task.targets))
 
 
-def _log_sum_exp(z: Values) -> Values:
-    top = z.max(axis=1)
-    total: Values = top + np.log(np.exp(z - top[:, np.newaxis]).sum(axis=1))
+def _log_sum_exp(z: NDArray[Any]) -> NDArray[Any]:
+    """Over the classes, of logits `[C, N]`."""
+    top = z.max(axis=0)
+    total: NDArray[Any] = top + np.log(np.exp(z - top).sum(axis=0))
     return total

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+import mdp.fusion as fusion_module
 from mdp.errors import InputError
 from mdp.fusion import (
     MAX_WEIGHT,
@@ -15,7 +16,6 @@ from mdp.fusion import (
     arrival_subsets,
     fuse,
     listed_subsets,
-    probabilities,
     unlisted_sizes,
     weights_for,
 )
@@ -50,8 +50,14 @@ def logits(
 
 
 def one_term(parts: np.ndarray, targets: np.ndarray) -> Task:
+    """All of `parts` `[P, N, C]`, each with a scalar of its own."""
     every = np.arange(len(parts))
-    return Task(np.asarray(parts, np.float32), targets, [Term(every, every)])
+    return Task(turned(parts), targets, [Term(every, every)])
+
+
+def turned(parts: np.ndarray) -> np.ndarray:
+    centred = parts - parts.mean(axis=2, keepdims=True)
+    return np.ascontiguousarray(centred.transpose(0, 2, 1), np.float32)
 
 
 def loss_of(contributions, weights, targets) -> float:
@@ -73,18 +79,18 @@ def test_derivatives_match_finite_differences(rows: list[list[int]]):
     parts = np.stack(
         [contributions[k].boost for k in (0, 1)] + [c.bag for c in contributions.values()]
     )
-    task = Task(parts, targets, [Term(np.array(r), np.array(r)) for r in rows])
-    theta, step = np.array([0.3, 0.7, -0.2, 0.1]), 1e-5
+    task = Task(turned(parts), targets, [Term(np.array(r), np.array(r)) for r in rows])
+    theta, step = np.array([0.3, 0.7, -0.2, 0.1]), 1e-3
     gradients, hessian = stacking._derivatives(task, theta)
     assert gradients.shape == (4, 40)
     for axis in range(4):
         move = step * np.eye(4)[axis]
         up, down = theta + move, theta - move
         slope = (stacking._losses(task, up) - stacking._losses(task, down)) / 2 / step
-        np.testing.assert_allclose(gradients[axis], slope, rtol=1e-4, atol=1e-8)
+        np.testing.assert_allclose(gradients[axis], slope, rtol=1e-3, atol=1e-5)
         bend = stacking._derivatives(task, up)[0] - stacking._derivatives(task, down)[0]
         np.testing.assert_allclose(
-            hessian[axis], bend.mean(axis=1) / 2 / step, rtol=1e-4, atol=1e-8
+            hessian[axis], bend.mean(axis=1) / 2 / step, rtol=1e-2, atol=1e-4
         )
 
 
@@ -93,13 +99,14 @@ def test_the_leave_one_out_loss_is_that_of_fits_without_the_picture():
     heads = [head for part in contributions.values() for head in (part.boost, part.bag)]
     task = one_term(np.stack(heads) / np.stack(heads).std(axis=(1, 2), keepdims=True), targets)
     start = np.full(4, 0.5)
-    pull = stacking._pull(task, start, 1e-2)
-    guessed = stacking._left_out(task, stacking._newton(task, start, 1e-2), pull)
-    fitted = stacking._losses(task, stacking._newton(task, start, 1e-2))
+    pull = stacking._pull(np.diag(stacking._derivatives(task, start)[1]), 1e-2)
+    least, guessed = stacking._newton(task, start, start, pull)
+    fitted = stacking._losses(task, least)
     exact = np.zeros(150)
     for i in range(150):
         rest = np.arange(150) != i
-        theta = stacking._newton(one_term(task.parts[:, rest], targets[rest]), start, 1e-2)
+        others = Task(task.parts[:, :, rest], targets[rest], task.terms)
+        theta, _ = stacking._newton(others, start, start, pull)
         exact[i] = stacking._losses(task, theta)[i]
     penalty = exact.mean() - fitted.mean()
     assert penalty > 0.01
@@ -141,10 +148,10 @@ def test_scalars_that_are_not_sure_to_be_better_are_not_used(monkeypatch: pytest
     heads = (np.eye(5)[targets] + random.normal(size=(6, 300, 5))).astype(np.float32)
     contributions = {k: Contribution(heads[0] * 0, heads[k]) for k in range(6)}
     kept = fit_subset(contributions, range(6), targets)
-    assert kept.a == (0.0,) * 6
-    assert len(set(kept.b)) == 1
+    assert max(kept.b) < 1.15 * min(kept.b)
     monkeypatch.setattr(stacking, "STANDARD_ERRORS", -np.inf)
-    assert len(set(fit_subset(contributions, range(6), targets).b)) == 6
+    free = fit_subset(contributions, range(6), targets)
+    assert max(free.b) > 1.3 * min(free.b)
 
 
 def test_weights_stay_finite_where_calibration_has_no_mistake():
@@ -154,7 +161,7 @@ def test_weights_stay_finite_where_calibration_has_no_mistake():
         assert max(map(abs, (*subset.a, *subset.b))) < 1e4
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e-7, 1e-5, 1e-3, 1e6, 1e20])
+@pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e-7, 1e-5, 1e-3, 1e6, 1e12])
 def test_logits_of_any_size_are_no_trouble(scale: float):
     random, targets = np.random.default_rng(7), np.arange(60) % 3
     noise = random.normal(size=(60, 3)).astype(np.float32)
@@ -228,12 +235,30 @@ def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample():
 
 
 def test_many_members_are_listed_where_few_and_shared_elsewhere(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(stacking, "SAMPLED", 12)
-    contributions, targets = logits(12, 24, 2, 12, noise=2.0)
+    # Five members stand for more than eight: of these the sizes 2 and 3 are not listed.
+    monkeypatch.setattr(fusion_module, "MAX_LISTED", 5)
+    monkeypatch.setattr(stacking, "SAMPLED", 5)
+    contributions, targets = logits(12, 60, 3, 5, noise=2.0)
     fusion = fit_fusion(contributions, targets)
-    assert [subset.members for subset in fusion.subsets] == listed_subsets(range(12))
-    assert [entry.size for entry in fusion.by_size] == unlisted_sizes(12)
-    odd = (1, 3, 5, 7, 9)
-    assert fusion.fitted(odd) == next(e for e in fusion.by_size if e.size == 5).of(odd)
-    scores = probabilities(fuse(contributions, weights_for(odd, "stacked", fusion)))
-    assert (scores.argmax(axis=1) == targets).mean() > 0.6
+    assert [len(subset.members) for subset in fusion.subsets] == [
+        1,
+        1,
+        1,
+        1,
+        1,
+        2,
+        3,
+        4,
+        4,
+        4,
+        4,
+        4,
+        5,
+    ]
+    assert [subset.members for subset in fusion.subsets] == listed_subsets(range(5))
+    assert [entry.size for entry in fusion.by_size] == [2, 3]
+    assert fusion == fit_fusion(contributions, targets)
+    odd = (1, 3, 4)
+    weights = weights_for(odd, "stacked", fusion)
+    assert weights == fusion.by_size[1].of(odd)
+    assert (fuse(contributions, weights).argmax(axis=1) == targets).mean() > 0.5
