@@ -161,6 +161,19 @@ def test_weights_stay_finite_where_calibration_has_no_mistake():
         assert max(map(abs, (*subset.a, *subset.b))) < 1e4
 
 
+def test_heads_of_which_neither_is_surely_better_share_the_start(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(stacking, "RIDGES", (1e3,))
+    random, targets = np.random.default_rng(13), np.arange(400) % 4
+    truth = np.eye(4)[targets]
+    boost, bag = ((truth + random.normal(size=(400, 4))).astype(np.float32) for _ in range(2))
+    alike = fit_subset({0: Contribution(boost, bag)}, (0,), targets)
+    assert alike.a[0] == pytest.approx(alike.b[0], rel=0.2)
+    blind = random.normal(size=(400, 4)).astype(np.float32)
+    better = fit_subset({0: Contribution(blind, bag)}, (0,), targets)
+    assert better.a == (0.0,)
+    assert better.b[0] > 0.5
+
+
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e-7, 1e-5, 1e-3, 1e6, 1e12])
 def test_logits_of_any_size_are_no_trouble(scale: float):
     random, targets = np.random.default_rng(7), np.arange(60) % 3
@@ -215,7 +228,11 @@ def test_samples_are_balanced_different_and_the_same_again(count: int):
         assert sample != sampled_subsets(count, size, 48, seed=1)
 
 
-def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample():
+def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(stacking, "RIDGES", (1e-6,))
+    monkeypatch.setattr(stacking, "STANDARD_ERRORS", -np.inf)
     contributions, targets = logits(11, 60, 3, 10, noise=2.0)
     shared = fit_size(contributions, 4, targets)
     sample = sampled_subsets(10, 4, stacking.SAMPLED, seed=0)
