@@ -13,13 +13,21 @@ from mdp.bundle import (
     FileEntry,
     Manifest,
     MemberAccuracy,
+    PerRule,
+    SizeAccuracy,
     SubsetAccuracy,
     TeacherAccuracy,
     file_entry,
     model_path,
 )
 from mdp.files import write_json
-from mdp.fusion import FusionWeights, SubsetWeights, arrival_subsets
+from mdp.fusion import (
+    FusionWeights,
+    SizeWeights,
+    SubsetWeights,
+    listed_subsets,
+    unlisted_sizes,
+)
 from mdp.plan import Assignment, Plan, PredictedMs, SubModelSpec, TeacherSpec
 
 LABELS = ["blue", "green", "red"]
@@ -102,8 +110,20 @@ def subset_accuracy(members: tuple[int, ...]) -> SubsetAccuracy:
     """
     base = min(1.0, round(0.7 + 0.09 * len(members) + 0.01 * sum(members), 4))
     return SubsetAccuracy(
-        members=members, boosted=base - 0.1, stacked=base, bagged=round(base - 0.05, 4)
+        members=members,
+        boosted=base - 0.1,
+        stacked=base,
+        bagged=round(base - 0.05, 4),
+        ece=PerRule(boosted=0.3, stacked=0.1, bagged=0.2),
     )
+
+
+def size_accuracy(size: int) -> SizeAccuracy:
+    """Accuracies that differ for every size and rule, for the sizes that are not listed."""
+    mean = PerRule(boosted=0.2 + size / 100, stacked=0.5 + size / 100, bagged=0.4 + size / 100)
+    lowest = PerRule(boosted=0.01, stacked=0.03, bagged=0.02)
+    ece = PerRule(boosted=0.3, stacked=0.1, bagged=0.2)
+    return SizeAccuracy(size=size, sampled=48, mean=mean, lowest=lowest, ece=ece)
 
 
 def write_bundle(
@@ -123,12 +143,17 @@ def write_bundle(
         path.parent.mkdir(parents=True)
         path.write_bytes(colour_model(size, 2.0 / (k + 1), bag_scale + k).SerializeToString())
         files[model_path(k)] = file_entry(path)
-    subsets = arrival_subsets(range(len(sizes)))
+    count = len(sizes)
+    subsets = listed_subsets(range(count))
     weights = FusionWeights(
         num_classes=len(LABELS),
         subsets=[
             SubsetWeights(members=s, a=(0.5,) * len(s), b=(1.0 / len(s),) * len(s)) for s in subsets
         ],
+        by_size=tuple(
+            SizeWeights(size=size, a=(0.5,) * count, b=(1.0 / size,) * count)
+            for size in unlisted_sizes(count)
+        ),
     )
     write_json(folder / FUSION, weights)
     files[FUSION] = file_entry(folder / FUSION)
@@ -141,6 +166,7 @@ def write_bundle(
             MemberAccuracy(k=k, device=device, accuracy=0.5) for k, device in enumerate(devices)
         ],
         subsets=[subset_accuracy(subset) for subset in subsets],
+        sizes=tuple(size_accuracy(size) for size in unlisted_sizes(count)),
     )
     manifest = Manifest(
         name=name,

@@ -11,7 +11,8 @@ import pytest
 from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
 from mdp.errors import ConfigError
 from mdp.files import write_json
-from tests.support.bundles import LABELS, subset_accuracy, write_bundle
+from mdp.fusion import weights_for
+from tests.support.bundles import LABELS, size_accuracy, subset_accuracy, write_bundle
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -189,3 +190,99 @@ def test_expected_accuracy_of_every_subset_and_rule(folder: Path, tmp_path: Path
     assert len({both.stacked, both.bagged, both.boosted}) == 3
     never = Bundle.open(write_bundle(tmp_path / "never", evaluated=False))
     assert never.expected_accuracy((0, 2), "stacked") is None
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    devices = tuple(f"d{k}" for k in range(16))
+    return write_bundle(
+        tmp_path_factory.mktemp("many") / "bundle", devices=devices, sizes=(8,) * 16
+    )
+
+
+def test_sixteen_members_have_the_mean_of_the_size_where_a_subset_is_not_listed(
+    many: Path,
+) -> None:
+    bundle = Bundle.open(many)
+    assert bundle.manifest.evaluation is not None
+    assert len(bundle.manifest.evaluation.subsets) < 300
+    assert (many / MANIFEST).stat().st_size < 200_000
+    for members in ((3, 9), (0, 1, 2, 3, 4), tuple(range(16)), tuple(range(1, 15))):
+        assert bundle.expected_accuracy(members, "stacked") == subset_accuracy(members).stacked
+    odd, rest = (1, 3, 5, 7, 9), tuple(range(3, 16))
+    for members in (odd, rest):
+        mean = size_accuracy(len(members)).mean
+        assert bundle.expected_accuracy(members, "stacked") == mean.stacked
+        assert bundle.expected_accuracy(members, "bagged") == mean.bagged
+        assert bundle.expected_accuracy(members, "boosted") == mean.boosted
+    fitted = bundle.fusion_weights().fitted(odd)
+    assert fitted is not None
+    assert fitted.b == (0.2,) * 5
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda e: e["subsets"].pop(),
+            r"list every arrival subset once but those of the sizes \[3, 4, .* 13\]",
+        ),
+        (lambda e: e["subsets"].append({**e["subsets"][0], "members": [1, 3, 5]}), "every arrival"),
+        (lambda e: e["sizes"].pop(), r"`evaluation.sizes` have to list each of the sizes \[3, 4"),
+        (lambda e: e["sizes"].append(e["sizes"][0]), "each of the sizes"),
+        (lambda e: e.pop("sizes"), "each of the sizes"),
+        (lambda e: e["sizes"][0].update(sampled=0), "`int` >= 1"),
+        (lambda e: e["sizes"][0]["mean"].update(stacked=2.0), "`float` <= 1"),
+    ],
+)
+def test_what_an_evaluation_of_many_may_not_say(
+    many: Path, tmp_path: Path, change: Change, expected: str
+) -> None:
+    content = json.loads((many / MANIFEST).read_text())
+    change(content["evaluation"])
+    (tmp_path / MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=rf"manifest\.json: .*{expected}"):
+        Bundle.open(tmp_path)
+
+
+def test_sizes_are_refused_where_every_subset_is_listed(folder: Path) -> None:
+    entry = msgspec.to_builtins(size_accuracy(2))
+    change_manifest(folder, lambda m: m["evaluation"].update(sizes=[entry]))
+    with pytest.raises(
+        ConfigError, match=r"`evaluation.sizes` have to list each of the sizes \[\]"
+    ):
+        Bundle.open(folder)
+
+
+def test_shared_weights_of_other_members_are_refused(folder: Path) -> None:
+    path = folder / FUSION
+    shared = {"size": 2, "a": [1.0] * 4, "b": [1.0] * 4}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "by_size": [shared]}))
+    entry = msgspec.to_builtins(file_entry(path))
+    change_manifest(folder, lambda m: m["files"].update({FUSION: entry}))
+    expected = r"fusion\.json: key `by_size`: expected weights of 3 members, .*, got 4"
+    with pytest.raises(ConfigError, match=expected):
+        Bundle.open(folder).fusion_weights()
+
+
+def test_a_bundle_from_before_temperatures_and_calibration_errors_opens(folder: Path) -> None:
+    path = folder / FUSION
+    content = json.loads(path.read_text())
+    content.pop("by_size")
+    for subset in content["subsets"]:
+        subset.pop("temperatures")
+    path.write_text(json.dumps(content))
+    entry = msgspec.to_builtins(file_entry(path))
+
+    def older(manifest: dict[str, Any]) -> None:
+        manifest["files"][FUSION] = entry
+        manifest["evaluation"].pop("sizes")
+        for subset in manifest["evaluation"]["subsets"]:
+            subset.pop("ece")
+
+    change_manifest(folder, older)
+    bundle = Bundle.open(folder)
+    assert bundle.expected_accuracy((0, 2), "stacked") == subset_accuracy((0, 2)).stacked
+    assert bundle.manifest.evaluation is not None
+    assert bundle.manifest.evaluation.subsets[0].ece is None
+    assert weights_for((0, 2), "bagged", bundle.fusion_weights()).b == (0.5, 0.5)

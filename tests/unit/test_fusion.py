@@ -1,5 +1,7 @@
 """One formula for every arrival subset, and when which rule applies."""
 
+from math import comb
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,13 +12,17 @@ from mdp.fusion import (
     Contribution,
     Fusion,
     FusionWeights,
+    SizeWeights,
     SubsetWeights,
+    Temperatures,
     arrival_subsets,
     fuse,
     is_boosting_prefix,
+    listed_subsets,
     mode_of,
     probabilities,
     rule_for,
+    unlisted_sizes,
     weights_for,
 )
 
@@ -94,6 +100,25 @@ def test_arrival_subsets_are_all_of_them_smaller_ones_first() -> None:
     assert len(arrival_subsets(range(8))) == 255
 
 
+def test_up_to_eight_members_every_subset_is_listed() -> None:
+    for count in range(1, 9):
+        assert listed_subsets(range(count)) == arrival_subsets(range(count))
+        assert unlisted_sizes(count) == []
+
+
+@pytest.mark.parametrize("count", range(9, 17))
+def test_of_more_members_few_subsets_are_listed_and_every_prefix(count: int) -> None:
+    listed = listed_subsets(range(count))
+    assert len(set(listed)) == len(listed) < 400
+    assert [len(members) for members in listed] == sorted(len(members) for members in listed)
+    unlisted = unlisted_sizes(count)
+    assert {1, 2, count - 2, count - 1, count}.isdisjoint(unlisted)
+    for size in range(1, count + 1):
+        of_size = sum(len(members) == size for members in listed)
+        assert of_size == (1 if size in unlisted else comb(count, size))
+        assert tuple(range(size)) in listed
+
+
 @pytest.mark.parametrize(
     ("members", "expected"),
     [((0,), True), ((0, 1), True), ((0, 1, 2), True), ((1,), False), ((0, 2), False), ((), True)],
@@ -127,12 +152,59 @@ def test_rule_and_mode(
 
 def test_weights_of_every_rule() -> None:
     fitted = SubsetWeights(members=(0, 2), a=(0.25, 0.5), b=(0.75, 1.0))
-    stacking = {(0, 2): fitted}
-    assert weights_for((0, 2), "stacked", stacking) is fitted
+    fusion = FusionWeights(num_classes=3, subsets=[fitted])
+    assert weights_for((0, 2), "stacked", fusion) is fitted
+    assert weights_for((0, 2), "stacked", fusion.by_members()) is fitted
     boosted = SubsetWeights(members=(0, 1), a=(1.0, 1.0), b=(0.0, 0.0))
-    assert weights_for((0, 1), "boosted", {}) == boosted
+    assert weights_for((0, 1), "boosted", fusion) == boosted
     bagged = SubsetWeights(members=(0, 2), a=(0.0, 0.0), b=(0.5, 0.5))
-    assert weights_for((0, 2), "bagged", stacking) == bagged
+    assert weights_for((0, 2), "bagged", fusion) == bagged
+    with pytest.raises(KeyError, match=r"\(0, 1\)"):
+        weights_for((0, 1), "stacked", fusion)
+
+
+def test_plain_rules_are_divided_by_their_temperatures() -> None:
+    temperatures = Temperatures(boosted=2.0, bagged=0.5)
+    fitted = SubsetWeights(members=(0, 1), a=(1.0, 1.0), b=(1.0, 1.0), temperatures=temperatures)
+    fusion = FusionWeights(num_classes=3, subsets=[fitted])
+    assert weights_for((0, 1), "boosted", fusion).a == (0.5, 0.5)
+    assert weights_for((0, 1), "boosted", fusion).b == (0.0, 0.0)
+    assert weights_for((0, 1), "bagged", fusion).b == (1.0, 1.0)
+    assert weights_for((0, 1), "stacked", fusion).b == (1.0, 1.0)
+
+
+SHARED = SizeWeights(
+    size=2, a=(1.0, 2.0, 3.0), b=(4.0, 5.0, 6.0), temperatures=Temperatures(bagged=0.25)
+)
+
+
+def test_a_subset_that_is_not_listed_takes_the_weights_of_its_size() -> None:
+    own = SubsetWeights(members=(0, 1), a=(0.25, 0.5), b=(0.75, 1.0))
+    fusion = FusionWeights(num_classes=3, subsets=[own], by_size=(SHARED,))
+    assert weights_for((0, 1), "stacked", fusion) is own
+    assert weights_for((0, 2), "stacked", fusion) == SubsetWeights(
+        members=(0, 2), a=(1.0, 3.0), b=(4.0, 6.0), temperatures=SHARED.temperatures
+    )
+    assert weights_for((0, 2), "bagged", fusion).b == (2.0, 2.0)
+    assert weights_for((0, 2), "boosted", fusion).a == (1.0, 1.0)
+    assert fusion.fitted((1,)) is None
+    assert fusion.fitted((1, 3)) is None
+
+
+@given(cases(), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
+def test_temperatures_leave_every_label_as_it_is(
+    case: tuple[dict[int, Contribution], SubsetWeights], boosted: float, bagged: float
+) -> None:
+    contributions, fitted = case
+    temperatures = Temperatures(boosted=boosted, bagged=bagged)
+    warm = SubsetWeights(members=fitted.members, a=fitted.a, b=fitted.b, temperatures=temperatures)
+    fusion = FusionWeights(num_classes=1, subsets=[warm])
+    plain = FusionWeights(num_classes=1, subsets=[])
+    for rule, value in (("boosted", boosted), ("bagged", bagged)):
+        cold = fuse(contributions, weights_for(fitted.members, rule, plain))
+        divided = fuse(contributions, weights_for(fitted.members, rule, fusion))
+        size = np.abs([[c.boost, c.bag] for c in contributions.values()]).max()
+        np.testing.assert_allclose(divided * value, cold, rtol=1e-4, atol=1e-5 * size + 1e-30)
 
 
 GOOD = {"members": [0, 1], "a": [0.5, 0.5], "b": [0.5, 0.5]}
@@ -164,3 +236,32 @@ def test_the_same_subset_twice_is_refused() -> None:
         convert({"num_classes": 3, "subsets": [GOOD, GOOD]}, FusionWeights)
     weights = convert({"num_classes": 3, "subsets": [GOOD]}, FusionWeights)
     assert list(weights.by_members()) == [(0, 1)]
+    assert weights.by_members()[0, 1].temperatures == Temperatures(boosted=1.0, bagged=1.0)
+    assert weights.by_size == ()
+
+
+GOOD_SIZE = {"size": 2, "a": [0.5, 0.5, 0.5], "b": [0.5, 0.5, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("by_size", "expected"),
+    [
+        ([{**GOOD_SIZE, "size": 0}], "`int` >= 1"),
+        ([{**GOOD_SIZE, "size": 4}], "same length, at least `size`"),
+        ([{**GOOD_SIZE, "a": [0.5, 0.5]}], "same length, at least `size`"),
+        ([{**GOOD_SIZE, "a": [0.5, 0.5, float("nan")]}], "weights of size 2 have to be finite"),
+        ([{**GOOD_SIZE, "surprise": 1}], "unknown field `surprise`"),
+        ([GOOD_SIZE, GOOD_SIZE], "`by_size` lists the same size twice"),
+        (
+            [GOOD_SIZE, {"size": 1, "a": [1.0], "b": [1.0]}],
+            "`by_size` needs weights of the same members for every size",
+        ),
+        ([{**GOOD_SIZE, "temperatures": {"bagged": 0.0}}], "temperatures have to be 1e-06 to"),
+        ([{**GOOD_SIZE, "temperatures": {"boosted": float("nan")}}], "temperatures have to be"),
+        ([{**GOOD_SIZE, "temperatures": {"boosted": -1.0}}], "temperatures have to be"),
+        ([{**GOOD_SIZE, "temperatures": {"stacked": 1.0}}], "unknown field `stacked`"),
+    ],
+)
+def test_shared_weights_that_are_refused(by_size: object, expected: str) -> None:
+    with pytest.raises(ValidationError, match=expected):
+        convert({"num_classes": 3, "subsets": [GOOD], "by_size": by_size}, FusionWeights)

@@ -1,6 +1,7 @@
 """From what a session collected to one labelled answer."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,13 @@ from mdp.errors import DeadlineExceeded, QuorumNotMet
 from mdp.fusion import Contribution, Fusion
 from mdp.prediction import Judge, Prediction, no_answer
 from mdp.session import Arrival, Finish, Timing
-from tests.support.bundles import DEVICES, LABELS, subset_accuracy, write_bundle
+from tests.support.bundles import (
+    DEVICES,
+    LABELS,
+    size_accuracy,
+    subset_accuracy,
+    write_bundle,
+)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +116,42 @@ def test_a_subset_without_fitted_weights_is_bagged(tmp_path: Path) -> None:
     assert answer.mode == "bagged"
     assert answer.expected_accuracy == subset_accuracy((0, 2)).bagged
     assert conclude(folder, (0, 1)).mode == "stacked"
+
+
+def test_temperatures_soften_a_plain_answer_and_keep_its_label(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    sharp = conclude(folder, (0, 1, 2), "bagged")
+    weights = json.loads((folder / FUSION).read_text())
+    for subset in weights["subsets"]:
+        subset["temperatures"] = {"boosted": 1.0, "bagged": 4.0}
+    (folder / FUSION).write_text(json.dumps(weights))
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["files"][FUSION] = msgspec.to_builtins(file_entry(folder / FUSION))
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    soft = conclude(folder, (0, 1, 2), "bagged")
+    assert soft.label == sharp.label
+    exponentials = np.exp(np.array((1 / 12, 5 / 12, 0.25 / 12)))
+    assert soft.probability == pytest.approx((exponentials / exponentials.sum()).max(), rel=1e-5)
+    assert conclude(folder, (0, 1, 2), "boosted").probability > 0.5
+
+
+def test_many_members_are_stacked_with_the_weights_and_the_mean_of_their_size(
+    tmp_path: Path,
+) -> None:
+    devices = tuple(f"d{k}" for k in range(10))
+    folder = write_bundle(tmp_path / "bundle", devices=devices, sizes=(8,) * 10)
+    members = (1, 3, 5, 8)
+    finish = Finish(
+        arrived={k: replace(ARRIVALS[1], device=devices[k]) for k in members},
+        missing={devices[k]: "late" for k in range(10) if k not in members},
+        timed_out=True,
+    )
+    answer = Judge(Bundle.open(folder), "stacked").conclude(
+        finish, latency_ms=12.0, deadline_ms=80.0
+    )
+    assert isinstance(answer, Prediction)
+    assert (answer.mode, answer.label) == ("stacked", "green")
+    assert answer.expected_accuracy == size_accuracy(4).mean.stacked
 
 
 def test_a_bundle_that_was_never_evaluated_promises_nothing(tmp_path: Path) -> None:

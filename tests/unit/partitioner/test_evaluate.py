@@ -1,0 +1,176 @@
+"""What an arrival subset is worth: its accuracy and how well its probabilities can be trusted."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdp.bundle import Evaluation, MemberAccuracy
+from mdp.fusion import (
+    Contribution,
+    FusionWeights,
+    SizeWeights,
+    SubsetWeights,
+    Temperatures,
+    listed_subsets,
+    unlisted_sizes,
+)
+from partitioner.evaluate import (
+    Report,
+    expected_calibration_error,
+    measure_subset,
+    size_accuracies,
+    subset_accuracies,
+)
+from partitioner.stacking import sampled_subsets
+from partitioner.tables import print_report
+from tests.support.bundles import colour_plan, size_accuracy, subset_accuracy
+
+
+def top(*confidences: float) -> np.ndarray:
+    """Probabilities `[N, 2]` whose first class has these."""
+    values = np.array(confidences, dtype=np.float64)
+    return np.stack([values, 1 - values], axis=1)
+
+
+def test_the_calibration_error_of_a_worked_example():
+    # Bins (0.5, 0.6], (0.6, 0.7], (0.9, 1.0] of ten: |1/2 - 0.57|, |0 - 0.64| and |1 - 0.95|.
+    scores = top(0.56, 0.58, 0.64, 0.92, 0.96, 0.97)
+    targets = np.array([0, 1, 1, 0, 0, 0])
+    expected = (2 * 0.07 + 1 * 0.64 + 3 * 0.05) / 6
+    assert expected_calibration_error(scores, targets, bins=10) == pytest.approx(expected)
+    # In one bin only the overall distance counts: accuracy 4/6, mean confidence 4.63/6.
+    assert expected_calibration_error(scores, targets, bins=1) == pytest.approx(0.63 / 6)
+
+
+def test_bins_are_open_below_and_closed_above():
+    scores, targets = top(0.6, 0.61), np.array([0, 1])
+    assert expected_calibration_error(scores, targets, bins=5) == pytest.approx((0.4 + 0.61) / 2)
+    assert expected_calibration_error(top(1.0, 1.0), np.array([0, 0])) == 0.0
+    assert expected_calibration_error(top(1.0, 1.0), np.array([1, 1])) == 1.0
+
+
+def test_fifteen_bins_unless_told_otherwise():
+    scores, targets = top(0.61, 0.68), np.array([0, 1])
+    by_default = expected_calibration_error(scores, targets)
+    assert by_default == expected_calibration_error(scores, targets, bins=15)
+    assert by_default != expected_calibration_error(scores, targets, bins=10)
+
+
+@given(st.integers(0, 2**32), st.integers(2, 6), st.integers(1, 30))
+def test_the_calibration_error_is_a_fraction_and_no_less_than_the_overall_distance(
+    seed: int, classes: int, bins: int
+):
+    random = np.random.default_rng(seed)
+    scores = random.dirichlet(np.ones(classes), size=50)
+    targets = random.integers(classes, size=50)
+    found = expected_calibration_error(scores, targets, bins)
+    right = scores.argmax(axis=1) == targets
+    assert abs(right.mean() - scores.max(axis=1).mean()) - 1e-9 <= found <= 1.0
+
+
+def test_probabilities_that_say_the_truth_have_no_calibration_error():
+    random = np.random.default_rng(1)
+    scores = random.dirichlet(np.ones(3), size=200_000)
+    targets = (random.random((200_000, 1)) > scores.cumsum(axis=1)).sum(axis=1)
+    assert expected_calibration_error(scores, targets) < 0.005
+    assert expected_calibration_error(scores**3 / (scores**3).sum(1, keepdims=True), targets) > 0.1
+
+
+def contributions(count: int) -> tuple[dict[int, Contribution], np.ndarray]:
+    random = np.random.default_rng(2)
+    targets = random.integers(3, size=40)
+
+    def head() -> np.ndarray:
+        return (np.eye(3)[targets] + random.normal(size=(40, 3))).astype(np.float32)
+
+    return {k: Contribution(head(), head()) for k in range(count)}, targets
+
+
+def weights(count: int) -> FusionWeights:
+    warm = Temperatures(boosted=5.0, bagged=0.2)
+    return FusionWeights(
+        num_classes=3,
+        subsets=[
+            SubsetWeights(members=m, a=(0.5,) * len(m), b=(0.5,) * len(m), temperatures=warm)
+            for m in listed_subsets(range(count))
+        ],
+        by_size=tuple(
+            SizeWeights(size=size, a=(0.1,) * count, b=(0.9,) * count, temperatures=warm)
+            for size in unlisted_sizes(count)
+        ),
+    )
+
+
+def test_every_rule_is_measured_with_its_temperature():
+    given_, targets = contributions(2)
+    measured = measure_subset(given_, (0, 1), weights(2), targets)
+    both = [given_[k] for k in (0, 1)]
+    logits = {
+        "boosted": sum(part.boost for part in both) / 5,
+        "stacked": sum(0.5 * (part.boost + part.bag) for part in both),
+        "bagged": sum(part.bag for part in both) / 2 / 0.2,
+    }
+    for rule, values in logits.items():
+        scores = np.exp(values) / np.exp(values).sum(axis=1, keepdims=True)
+        assert getattr(measured, rule) == (scores.argmax(axis=1) == targets).mean()
+        expected = expected_calibration_error(scores, targets)
+        assert getattr(measured.ece, rule) == pytest.approx(expected, abs=1e-5)
+    assert len({measured.ece.boosted, measured.ece.stacked, measured.ece.bagged}) == 3
+
+
+def test_many_members_are_measured_by_size_where_not_by_subset():
+    given_, targets = contributions(10)
+    fusion = weights(10)
+    listed = subset_accuracies(given_, fusion, targets)
+    assert [subset.members for subset in listed] == listed_subsets(range(10))
+    sizes = size_accuracies(given_, fusion, targets)
+    assert [entry.size for entry in sizes] == unlisted_sizes(10)
+    sample = sampled_subsets(10, sizes[0].size, 48, seed=1)
+    alone = [measure_subset(given_, members, fusion, targets) for members in sample]
+    assert sizes[0].sampled == len(sample)
+    assert sizes[0].mean.bagged == pytest.approx(np.mean([one.bagged for one in alone]))
+    assert sizes[0].lowest.stacked == min(one.stacked for one in alone)
+    assert sizes[0].ece.boosted == pytest.approx(np.mean([one.ece.boosted for one in alone]))
+
+
+def report(count: int) -> Report:
+    evaluation = Evaluation(
+        data="colours",
+        data_digest="0" * 64,
+        pictures=100,
+        teacher=None,
+        members=[MemberAccuracy(k=k, device=f"d{k}", accuracy=0.5) for k in range(count)],
+        subsets=[subset_accuracy(members) for members in listed_subsets(range(count))],
+        sizes=tuple(size_accuracy(size) for size in unlisted_sizes(count)),
+    )
+    return Report(evaluation, [1.0] * count, None)
+
+
+def test_the_table_shows_calibration_errors(capsys: pytest.CaptureFixture[str]):
+    print_report(report(2), colour_plan(("alpha", "beta"), (8, 8)))
+    printed = capsys.readouterr().out
+    assert "stacked ECE" in printed
+    row = next(line for line in printed.splitlines() if "alpha + beta" in line)
+    assert [w for w in row.split() if w.endswith("%")] == ["79.00%", "89.00%", "84.00%", "10.00%"]
+
+
+def test_the_table_shows_sizes_with_mean_and_lowest(capsys: pytest.CaptureFixture[str]):
+    devices = tuple(f"d{k}" for k in range(9))
+    print_report(report(9), colour_plan(devices, (8,) * 9))
+    printed = capsys.readouterr().out
+    assert unlisted_sizes(9) == [4, 5]
+    mean = next(line for line in printed.splitlines() if "mean 4 of 9" in line)
+    assert "54.00%" in mean
+    lowest = next(line for line in printed.splitlines() if "lowest 5 of 9" in line)
+    assert "3.00%" in lowest
+
+
+def test_json_keeps_its_keys_and_adds_the_calibration_errors():
+    value = msgspec.to_builtins(report(2).evaluation)
+    assert value["subsets"][2] == {
+        "members": (0, 1), "boosted": 0.79, "stacked": 0.89, "bagged": 0.84,
+        "ece": {"boosted": 0.3, "stacked": 0.1, "bagged": 0.2},
+    }  # fmt: skip
+    assert value["sizes"] == ()
