@@ -26,7 +26,7 @@ from partitioner.work import Work
 
 OURS = "ours"
 #: Step sizes that every method is tuned over, and the one that holds before.
-RATES = (5e-4, 1e-3, 2e-3)
+RATES = (1e-3, 2e-3)
 DEFAULT_RATE = 1e-3
 #: Share of the epochs that a joint pass takes away from the members' own.
 JOINT_SHARE = 0.2
@@ -112,7 +112,7 @@ ABLATIONS: dict[str, Method] = {
     "bag-teacher-only": _ours(distillation=1.0),
     "logits": _ours(boost_target="logits"),
     "probabilities": _ours(boost_target="probabilities"),
-    "shrinkage-0.5": _ours(shrinkage=0.5),
+    "shrinkage-0.5": _ours(boost_target="logits", shrinkage=0.5),
     "imitate-predecessor": _ours(imitate="predecessor"),
     "imitate-predecessors": _ours(imitate="predecessors"),
     "imitate-teacher": _ours(imitate="teacher"),

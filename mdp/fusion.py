@@ -190,17 +190,13 @@ def mode_of(members: Sequence[int], rule: Fusion) -> Mode:
     return "single" if len(members) == 1 else rule
 
 
-def weights_for(
-    members: Sequence[int],
-    rule: Fusion,
-    fusion: FusionWeights | Mapping[tuple[int, ...], SubsetWeights],
-) -> SubsetWeights:
+def weights_for(members: Sequence[int], rule: Fusion, fusion: FusionWeights) -> SubsetWeights:
     """The weights of `rule` for ascending `members`; KeyError where stacking was not fitted.
 
-    `fusion` may also be the listed subsets alone. Temperatures that were never fitted are 1.
+    Temperatures that were never fitted are 1.
     """
     key, size = tuple(members), len(members)
-    fitted = fusion.fitted(key) if isinstance(fusion, FusionWeights) else fusion.get(key)
+    fitted = fusion.fitted(key)
     if rule == "stacked":
         if fitted is None:
             raise KeyError(key)

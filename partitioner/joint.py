@@ -8,7 +8,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from mdp.files import write_bytes
-from mdp.fusion import Contribution, SubsetWeights, weights_for
+from mdp.fusion import Contribution, FusionWeights, weights_for
 from partitioner.arrays import Index, rows
 from partitioner.compute import training_device
 from partitioner.distributed import finished, first_then_others, is_first, together
@@ -45,7 +45,7 @@ def train_jointly(work: Work, targets: Targets) -> None:
     with first_then_others():
         contributions = {a.k: _calibration(work, ensemble, a.k) for a in assignments}
         fusion = fit_fusion(contributions, work.data.calibration.targets)
-        loss_of = JointLoss(work, targets, fusion.by_members())
+        loss_of = JointLoss(work, targets, fusion)
     stage = work.stage("joint", "training all sub-models together", schedule, in_parts=True)
     curve = fit(ensemble, stage, loss_of, work.progress)
     with together():
@@ -69,9 +69,7 @@ class JointLoss:
     while the sub-models move, and are fitted anew when the bundle is made.
     """
 
-    def __init__(
-        self, work: Work, targets: Targets, stacking: Mapping[tuple[int, ...], SubsetWeights]
-    ) -> None:
+    def __init__(self, work: Work, targets: Targets, stacking: FusionWeights) -> None:
         variants = work.variants
         every = range(variants.count)
         self.schedule: JointSchedule = work.settings.joint_schedule

@@ -75,10 +75,10 @@ class MemberSchedule(Schedule, frozen=True):
     boost_target: Annotated[
         Literal["logits", "probabilities"],
         Meta(
-            description="What the boost heads sum up to: the teacher's logits, by squared error, "
-            "or its probabilities, by divergence"
+            description="What the sum of the boost heads is held against: the teacher's logits, by "
+            "squared error, or labels and the teacher's probabilities, as the bag heads are"
         ),
-    ] = "logits"
+    ] = "probabilities"
     shrinkage: Annotated[
         float, Meta(gt=0, le=1, description="Share of the residual that a boost head is to fit")
     ] = 1.0
@@ -87,8 +87,11 @@ class MemberSchedule(Schedule, frozen=True):
         Meta(description="Whose last feature each sub-model imitates"),
     ] = "predecessor"
     start: Annotated[
-        Literal["scratch", "teacher"],
-        Meta(description="Weights that a sub-model starts from: drawn, or cut from the teacher's"),
+        Literal["auto", "teacher", "scratch"],
+        Meta(
+            description="Weights that a sub-model starts from: cut from the teacher's, or drawn; "
+            "auto draws only those that cannot be cut"
+        ),
     ] = "scratch"
     trunks: Annotated[
         Literal[1, 2],

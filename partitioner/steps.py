@@ -48,6 +48,8 @@ def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
     options, flip = asked.options, asked.augmentation.flip
     if options.pretrained and options.teacher_checkpoint is not None:
         raise InputError("--pretrained and --teacher-checkpoint: expected one of the two, got both")
+    if asked.schedule.shrinkage < 1 and asked.schedule.boost_target != "logits":
+        raise InputError("--shrinkage: expected 1 unless --boost-target is logits")
     checkpoint = _checkpoint(asked)
     if asked.teacher_schedule.epochs == 0 and checkpoint is None:
         check_knows_classes(teacher, len(data.labels), pretrained=options.pretrained)

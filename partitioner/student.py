@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from partitioner.arrays import Array, Index, Views, rows
-from partitioner.losses import boost_loss, divergence, stack_loss, taught_loss
+from partitioner.losses import boost_loss, stack_loss, taught_loss
 from partitioner.outputs import batch, device_of
 from partitioner.settings import MemberSchedule
 from partitioner.submodel import MEAN, STD, Normalise, SubModel
@@ -90,17 +90,14 @@ class MemberLoss:
         lesson, schedule, variant = self.lesson, self.schedule, epoch % self.lesson.variants
         device = device_of(network)
         output: StudentOutput = network(batch(lesson.pixels[variant], index, device))
+        labels = lesson.labels[variant][index].to(device)
         teacher = rows(lesson.teacher[variant], index).to(device)
+        before = torch.zeros_like(output.boost)
+        if lesson.before:
+            before = rows(lesson.before[variant], index).to(device)
         losses = {
-            "boost": self._boost(output.boost, teacher, variant, index),
-            "bag": taught_loss(
-                output.bag,
-                lesson.labels[variant][index].to(device),
-                teacher,
-                distillation=schedule.distillation,
-                temperature=schedule.temperature,
-                label_smoothing=schedule.label_smoothing,
-            ),
+            "boost": self._boost(output.boost, before, labels, teacher),
+            "bag": self._taught(output.bag, labels, teacher),
         }
         total = schedule.boost_weight * losses["boost"] + schedule.bag_weight * losses["bag"]
         if output.projected:
@@ -114,10 +111,23 @@ class MemberLoss:
             total = total + schedule.stack_weight * losses["stack"]
         return {"loss": total, **losses}
 
-    def _boost(self, boost: Tensor, teacher: Tensor, variant: int, index: Index) -> Tensor:
-        before = torch.zeros_like(boost)
-        if self.lesson.before:
-            before = rows(self.lesson.before[variant], index).to(boost.device)
+    def _boost(self, boost: Tensor, before: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
+        """How far F_k = F_{k-1} + f_k is from what it is to be.
+
+        In probabilities this is gradient boosting on the loss that counts (Friedman 2001,
+        doi 10.1214/aos/1013203451), with f_k fitted to the loss itself instead of its gradient: a
+        picture that the predecessors get right hardly counts any more.
+        """
         if self.schedule.boost_target == "probabilities":
-            return divergence(before + boost, teacher, self.schedule.temperature)
+            return self._taught(before + boost, labels, teacher)
         return boost_loss(boost, self.schedule.shrinkage * (teacher - before)) / self.scale
+
+    def _taught(self, logits: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
+        return taught_loss(
+            logits,
+            labels,
+            teacher,
+            distillation=self.schedule.distillation,
+            temperature=self.schedule.temperature,
+            label_smoothing=self.schedule.label_smoothing,
+        )

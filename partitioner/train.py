@@ -9,6 +9,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mdp.errors import InputError
 from mdp.files import write_bytes
 from mdp.plan import Assignment
 from partitioner.arrays import Array, Index, Views, load, rows
@@ -61,8 +62,16 @@ def _untrained(work: Work, assignment: Assignment, teacher: Teacher) -> SubModel
     """Sub-model k as its training finds it; raises InputError if the teacher does not fit it."""
     torch.manual_seed(derived_seed(work.settings.seed, "member", assignment.k, "init"))
     submodel = work.new_member(assignment)
-    if work.settings.schedule.start == "teacher":
-        inherit(submodel.trunk, teacher)
+    start = work.settings.schedule.start
+    if start == "scratch":
+        return submodel
+    try:
+        for trunk in submodel.trunks():
+            inherit(trunk, teacher)
+    except InputError as error:
+        if start == "teacher":
+            raise
+        work.progress.note(f"sub-model {assignment.k} starts from drawn weights: {error}")
     return submodel
 
 

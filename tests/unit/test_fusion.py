@@ -154,7 +154,6 @@ def test_weights_of_every_rule() -> None:
     fitted = SubsetWeights(members=(0, 2), a=(0.25, 0.5), b=(0.75, 1.0))
     fusion = FusionWeights(num_classes=3, subsets=[fitted])
     assert weights_for((0, 2), "stacked", fusion) is fitted
-    assert weights_for((0, 2), "stacked", fusion.by_members()) is fitted
     boosted = SubsetWeights(members=(0, 1), a=(1.0, 1.0), b=(0.0, 0.0))
     assert weights_for((0, 1), "boosted", fusion) == boosted
     bagged = SubsetWeights(members=(0, 2), a=(0.0, 0.0), b=(0.5, 0.5))

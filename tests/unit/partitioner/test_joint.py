@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mdp.bundle import Bundle  # noqa: E402
-from mdp.fusion import SubsetWeights  # noqa: E402
+from mdp.fusion import FusionWeights, SubsetWeights  # noqa: E402
 from partitioner import export, steps  # noqa: E402
 from partitioner.data import open_dataset  # noqa: E402
 from partitioner.joint import Ensemble, JointLoss, arrivals  # noqa: E402
@@ -80,12 +80,15 @@ def test_it_is_done_only_once(joined):
 def test_the_loss_is_that_of_the_subset_that_was_drawn(joined):
     work, _ = joined
     targets = ensure_targets(work, ensure_teacher(work, None))
-    stacking = {
-        members: SubsetWeights(
-            members=members, a=tuple(0.5 + k for k in members), b=(2.0,) * len(members)
-        )
-        for members in ((0,), (1,), (0, 1))
-    }
+    stacking = FusionWeights(
+        num_classes=3,
+        subsets=[
+            SubsetWeights(
+                members=members, a=tuple(0.5 + k for k in members), b=(2.0,) * len(members)
+            )
+            for members in ((0,), (1,), (0, 1))
+        ],
+    )
     network = Ensemble([Student(work.load_member(a)) for a in work.plan.assignments]).eval()
     seen = []
     network.register_forward_pre_hook(lambda _, given: seen.append(given[0]))

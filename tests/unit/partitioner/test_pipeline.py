@@ -1,5 +1,6 @@
 """A tiny run, step by step: what is trained, kept, exported, measured, and done only once."""
 
+import dataclasses
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -171,7 +172,7 @@ def test_evaluation_is_what_fusion_of_the_files_gives(built: Built):
         session = open_session(built.bundle / f"submodels/{assignment.k}/model.onnx")
         pixels = built.work.member_pixels(assignment, "test")
         contributions[assignment.k] = contribution(session, pixels)
-    weights = weights_for((0, 1), "stacked", bundle.fusion_weights().by_members())
+    weights = weights_for((0, 1), "stacked", bundle.fusion_weights())
     right = fuse(contributions, weights).argmax(axis=1) == built.data.test.targets
     assert bundle.expected_accuracy((0, 1), "stacked") is None
     assert Bundle.open(built.bundle).expected_accuracy((0, 1), "stacked") == right.mean()
@@ -293,6 +294,25 @@ def test_photographs_are_mirrored_and_digits_are_not(built: Built):
         asked("digits"), augmentation=msgspec.structs.replace(asked("").augmentation, flip=True)
     )
     assert steps.settings_for(wanted, open_dataset("digits"), spec_).augmentation.flip is True
+
+
+def test_shrinkage_needs_a_residual(built: Built):
+    wanted = asked(built.tree, schedule={"shrinkage": 0.5})
+    with pytest.raises(InputError, match="--shrinkage: expected 1 unless --boost-target is logi"):
+        steps.settings_for(wanted, built.data, tiny_plan().teacher)
+
+
+def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path):
+    data = open_dataset(str(write_tree(tmp_path / "tree", each=8)))
+    calibration = dataclasses.replace(
+        data.calibration, targets=np.zeros_like(data.calibration.targets)
+    )
+    with pytest.raises(InputError, match="every class in the calibration split, found none of ri"):
+        steps.train_step(
+            RunFolder(tmp_path / "run"), tiny_plan(),
+            dataclasses.replace(data, calibration=calibration), asked(tmp_path / "tree"), QUIET,
+        )  # fmt: skip
+    assert not (tmp_path / "run").exists()
 
 
 def test_plans_that_cannot_be_trained(tmp_path: Path):

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks import accuracy, accuracy_numbers  # noqa: E402
-from benchmarks.accuracy_methods import METHODS, choices, joint_epochs  # noqa: E402
+from benchmarks.accuracy_methods import METHODS, RATES, choices, joint_epochs  # noqa: E402
 from benchmarks.accuracy_results import Choice, Results, ResultsFile, Run, Trial  # noqa: E402
 from benchmarks.accuracy_shapes import REAL, SMOKE, cost, even, vit  # noqa: E402
 from benchmarks.rivals.class_split import joined  # noqa: E402
@@ -85,7 +85,7 @@ def test_shapes_cost_what_they_may():
         for spec in shapes.members:
             assert even(spec).depth % 2 == 0
             assert cost(even(spec)) <= cost(spec)
-    assert len(choices("single", REAL)) == 3 * len(REAL.fitting_singles())
+    assert len(choices("single", REAL)) == len(RATES) * len(REAL.fitting_singles())
     assert joint_epochs(METHODS["joint"], 10) == 2
     assert joint_epochs(METHODS["no-joint"], 10) == 0
 

@@ -6,7 +6,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner.losses import divergence, taught_loss  # noqa: E402
+from partitioner.losses import taught_loss  # noqa: E402
 from partitioner.settings import MemberSchedule  # noqa: E402
 from partitioner.student import Lesson, MemberLoss, Student, StudentOutput  # noqa: E402
 from partitioner.submodel import SubModel  # noqa: E402
@@ -49,8 +49,10 @@ def lesson(*, before: bool = False, features: int = 0) -> Lesson:
     )
 
 
-def losses(network: Fixed, lesson_: Lesson, epoch: int = 1, **changes: object) -> dict[str, float]:
-    loss_of = MemberLoss(lesson_, MemberSchedule(**changes))
+def losses(
+    network: Fixed, lesson_: Lesson, epoch: int = 1, target: str = "logits", **changes: object
+) -> dict[str, float]:
+    loss_of = MemberLoss(lesson_, MemberSchedule(boost_target=target, **changes))
     return {name: float(value) for name, value in loss_of(network, INDEX, epoch).items()}
 
 
@@ -79,12 +81,18 @@ def test_shrinkage_asks_for_a_share_of_the_residual():
     assert losses(network, given, shrinkage=0.25)["boost"] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_probabilities_are_compared_after_the_sum():
+def test_probabilities_are_held_against_labels_and_teacher_after_the_sum():
     network, given = Fixed(), lesson(before=True)
-    summed = network.output.boost + torch.from_numpy(given.before[1][INDEX])
-    wanted = divergence(summed, torch.from_numpy(given.teacher[1][INDEX]), 3.0)
-    found = losses(network, given, boost_target="probabilities", temperature=3.0)["boost"]
-    assert found == pytest.approx(float(wanted), rel=1e-5)
+    wanted = taught_loss(
+        network.output.boost + torch.from_numpy(given.before[1][INDEX]),
+        given.labels[1][INDEX], torch.from_numpy(given.teacher[1][INDEX]),
+        distillation=0.3, temperature=3.0, label_smoothing=0.1,
+    )  # fmt: skip
+    found = losses(
+        network, given, target="probabilities",
+        distillation=0.3, temperature=3.0, label_smoothing=0.1,
+    )  # fmt: skip
+    assert found["boost"] == pytest.approx(float(wanted), rel=1e-5)
 
 
 def test_every_imitated_feature_counts_the_same():
