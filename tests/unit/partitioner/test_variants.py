@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 from pathlib import Path
 
 import msgspec
@@ -118,4 +119,18 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
     wanted = r"a\.npy: cannot be written: No space left on device \(expected room for 8\.0 MB, "
     with pytest.raises(InputError, match=wanted), new_array(tmp_path / "a.npy", "f4", (1000, 2000)):
         pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_may_not_grow_is_the_same_line(tmp_path: Path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with (
+            pytest.raises(InputError, match=r"a\.npy: cannot be written: File too large \(expect"),
+            new_array(tmp_path / "a.npy", np.float32, (1000, 2000)),
+        ):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
