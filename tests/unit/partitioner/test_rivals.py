@@ -196,3 +196,14 @@ def test_everything_runs_once_and_is_shown(
     shown = capsys.readouterr().out
     assert "| class-split-drop | fused | 1 |" in shown
     assert shown.count("any one missing: at most 1.5 points") == 1
+
+
+def test_expected_accuracy_weighs_every_subset_by_its_chance():
+    from benchmarks.accuracy_picture import LOST, arrived_by, expected_accuracy
+
+    assert arrived_by(1.0) == pytest.approx((1 - LOST) / 2)
+    assert arrived_by(1e9) == pytest.approx(1 - LOST)
+    there = arrived_by(1.5)
+    found = expected_accuracy({(0,): 50.0, (1,): 40.0, (0, 1): 60.0}, 2, 1.5)
+    assert found == pytest.approx(90 * there * (1 - there) + 60 * there**2)
+    assert expected_accuracy({(0,): 50.0}, 1, 3.0, slower=2.0) == pytest.approx(50 * there)
