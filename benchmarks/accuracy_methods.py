@@ -130,6 +130,15 @@ RIVALS: dict[str, Method] = {
         shapes=lambda shapes, choice: [shapes.fitting_singles()[choice.candidate]],
     ),
     "independent": Method(run=independent.run),
+    "single-start-teacher": Method(
+        run=single.run,
+        shapes=lambda shapes, choice: [shapes.fitting_singles()[choice.candidate]],
+        schedule={"start": "teacher"},
+        tuned_as="single",
+    ),
+    "independent-start-teacher": Method(
+        run=independent.run, schedule={"start": "teacher"}, tuned_as="independent"
+    ),
     "class-split": Method(run=class_split.run),
     "class-split-drop": Method(run=class_split.run_dropping),
     "class-pruned": Method(run=class_pruned.run),

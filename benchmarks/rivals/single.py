@@ -11,6 +11,7 @@ from benchmarks.rivals.outcome import Outcome, measured
 from mdp.fusion import Logits, probabilities
 from mdp.plan import SubModelSpec
 from partitioner.evaluate import accuracy
+from partitioner.inherit import inherit
 
 
 def run(ground: Ground) -> Outcome:
@@ -31,6 +32,8 @@ def run(ground: Ground) -> Outcome:
 def student(ground: Ground, name: str, spec: SubModelSpec) -> tuple[Logits, Logits]:
     """Logits `[N, C]` on calibration and test of a distilled ViT that is trained where missing."""
     module = new_classifier(ground, name, spec, ground.num_classes)
+    if ground.work.settings.schedule.start == "teacher":
+        inherit(module.trunk, ground.teacher)
     epochs = ground.work.settings.schedule.epochs
     train(ground, name, module, lambda: TaughtLoss(ground, ground.train_pixels(spec)), epochs)
     calibration, test = (ground.pixels(spec, split) for split in ("calibration", "test"))
