@@ -5,10 +5,12 @@ import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
+from mdp.bundle import sha256_of
 from mdp.errors import InputError
 from mdp.files import read_json, read_toml, write_bytes, write_json, write_toml
 from mdp.plan import Plan
@@ -43,6 +45,15 @@ class RunFolder:
         """The weights of sub-model `k` that are exported."""
         joint = self.settings().joint_schedule.epochs > 0
         return self.joint(k) if joint else self.member(k)
+
+    def answers(self, to: str) -> Path:
+        """What the finished teacher says `to` pictures that are named by their digest."""
+        return self.cache / f"teacher-{self.teacher_digest}-{to}.npy"
+
+    @cached_property
+    def teacher_digest(self) -> str:
+        """Names the finished teacher."""
+        return sha256_of(self.teacher)[:16]
 
     def checkpoint(self, stage: str) -> Path:
         """State of `teacher`, `member-<k>` or `joint` after its last finished epoch."""

@@ -25,11 +25,10 @@ from partitioner.work import Work
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the teacher says: mean-centred logits `[N, C]` of the train split per variant, and of
-    the calibration split; its last feature `[N, D]` per variant, where sub-models imitate it."""
+    """What the teacher says to the train split, per variant: mean-centred logits `[N, C]`, and its
+    last feature `[N, D]` where sub-models imitate it."""
 
     train: list[Array]
-    calibration: Array
     features: list[Array]
 
 
@@ -90,11 +89,14 @@ def _train(work: Work, teacher: Teacher) -> None:
 
 def ensure_targets(work: Work, teacher: Teacher) -> Targets:
     """The teacher's answers to every variant of the train split, and to calibration and test."""
-    cache, variants = work.run.cache, work.variants
+    run, variants = work.run, work.variants
     teacher.to(training_device())
     with_features = work.settings.schedule.imitate == "teacher"
-    names = ["teacher-train", "teacher-feature"] if with_features else ["teacher-train"]
-    kept = [[cache / f"{name}-{v}.npy" for name in names] for v in range(variants.count)]
+    names = ["logits", "feature"] if with_features else ["logits"]
+    kept = [
+        [run.answers(f"{variants.digest}-{v}-{name}") for name in names]
+        for v in range(variants.count)
+    ]
     missing = [v for v, paths in enumerate(kept) if not all(path.exists() for path in paths)]
     if missing:
         count = len(work.data.train)
@@ -113,14 +115,13 @@ def ensure_targets(work: Work, teacher: Teacher) -> Targets:
         _ensure_plain(work, teacher, split)
     return Targets(
         train=[load(paths[0]) for paths in kept],
-        calibration=load(cache / "teacher-calibration.npy"),
         features=[load(paths[1]) for paths in kept] if with_features else [],
     )
 
 
 def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
     """The teacher's fp32 answers to an unchanged split."""
-    path = work.run.cache / f"teacher-{split}.npy"
+    path = work.run.answers(work.data.split(split).digest[:16])
     if path.exists():
         return
     pixels = work.teacher_pixels(split)

@@ -79,11 +79,16 @@ class Variants:
         for variant in range(1, self.count):
             self._canvas(variant)
 
-    def _path(self, what: str, variant: int) -> Path:
+    @property
+    def digest(self) -> str:
+        """Names these variants of these pictures."""
         made_of = msgspec.json.encode(
             [self.augmentation, self.seed, self.image_size, self.pictures.digest], order="sorted"
         )
-        return self.cache / f"{what}-{hashlib.sha256(made_of).hexdigest()[:16]}-{variant}.npy"
+        return hashlib.sha256(made_of).hexdigest()[:16]
+
+    def _path(self, what: str, variant: int) -> Path:
+        return self.cache / f"{what}-{self.digest}-{variant}.npy"
 
     def _canvas(self, variant: int) -> Path:
         path = self._path("canvas", variant)

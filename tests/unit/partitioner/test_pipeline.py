@@ -52,6 +52,10 @@ def trained(tree: Path, run: Path, **options: object) -> Work:
     )
 
 
+def kept_test_answers(work: Work) -> np.ndarray:
+    return load(work.run.answers(work.data.test.digest[:16]))
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
@@ -87,15 +91,22 @@ def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built):
 
 
 def test_teacher_answers_are_kept_for_every_split_and_variant(built: Built):
-    cache = built.work.run.cache
-    shapes = {path.name: load(path).shape for path in cache.glob("teacher-*.npy")}
+    run, data = built.work.run, built.data
+    digest = built.work.variants.digest
+    shapes = {path.name: load(path).shape for path in run.cache.glob("teacher-*.npy")}
     assert shapes == {
-        "teacher-train-0.npy": (len(built.data.train), 3),
-        "teacher-train-1.npy": (len(built.data.train), 3),
-        "teacher-calibration.npy": (len(built.data.calibration), 3),
-        "teacher-test.npy": (len(built.data.test), 3),
+        run.answers(f"{digest}-0-logits").name: (len(data.train), 3),
+        run.answers(f"{digest}-1-logits").name: (len(data.train), 3),
+        run.answers(data.calibration.digest[:16]).name: (len(data.calibration), 3),
+        run.answers(data.test.digest[:16]).name: (len(data.test), 3),
     }
-    assert np.abs(load(cache / "teacher-test.npy").mean(axis=1)).max() < 1e-5
+    assert np.abs(kept_test_answers(built.work).mean(axis=1)).max() < 1e-5
+
+
+def test_another_teacher_would_be_asked_anew(built: Built, tmp_path: Path):
+    other = RunFolder(tmp_path)
+    other.teacher.write_bytes(built.work.run.teacher.read_bytes() + b" ")
+    assert other.answers("x").name != built.work.run.answers("x").name
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(built: Built, tmp_path: Path):
@@ -213,7 +224,7 @@ def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path):
 def test_the_exported_teacher_answers_as_the_trained_one(built: Built):
     pixels = built.work.teacher_pixels("test")
     (logits,) = run_session(open_session(built.work.run.teacher_onnx), pixels, ["logits"])
-    kept = load(built.work.run.cache / "teacher-test.npy")
+    kept = kept_test_answers(built.work)
     assert np.allclose(logits - logits.mean(axis=1, keepdims=True), kept, atol=1e-4)
 
 
@@ -279,8 +290,7 @@ def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path):
     work = steps.train_step(
         RunFolder(tmp_path / "run"), tiny_plan(), open_dataset(str(tree)), wanted, QUIET
     )
-    ours, theirs = (w.run.cache / "teacher-test.npy" for w in (work, built.work))
-    assert np.array_equal(load(ours), load(theirs))
+    assert np.array_equal(kept_test_answers(work), kept_test_answers(built.work))
     assert work.settings.teacher.checkpoint is not None
     assert work.settings.teacher_schedule.learning_rate == pytest.approx(1e-4)
 
