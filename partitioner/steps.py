@@ -155,6 +155,7 @@ def _check_calibration(data: Dataset) -> None:
 def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
     """Raise unless the plan may be built as asked and its teacher has the shape that it says."""
     from partitioner.inherit import check_heritage
+    from partitioner.submodel import check_trunks
     from partitioner.teacher import teacher_spec
 
     if plan.refused:
@@ -163,6 +164,8 @@ def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
     changed = differences(plan.teacher, built)
     if changed:
         raise ConfigError(f"plan, key `teacher`: not the shape of {built.name!r}: {changed}")
+    for assignment in plan.assignments:
+        check_trunks(assignment.submodel, schedule.trunks)
     if schedule.start == "teacher":
         check_heritage(plan.teacher, [assignment.submodel for assignment in plan.assignments])
 

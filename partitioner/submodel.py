@@ -32,10 +32,7 @@ class SubModel(nn.Module):
     def __init__(self, spec: SubModelSpec, num_classes: int, trunks: int = 1) -> None:
         super().__init__()
         self.spec = spec
-        if spec.depth % trunks:
-            raise InputError(
-                f"--trunks {trunks}: expected sub-models of even depth, got depth {spec.depth}"
-            )
+        check_trunks(spec, trunks)
         self.trunk = _trunk(spec, spec.depth // trunks)
         self.bag_trunk = _trunk(spec, spec.depth // trunks) if trunks == 2 else None
         self.boost = nn.Linear(spec.embed_dim, num_classes)
@@ -50,6 +47,14 @@ class SubModel(nn.Module):
     def trunks(self) -> list[nn.Module]:
         """The one trunk of both heads, or each head's own."""
         return [self.trunk] if self.bag_trunk is None else [self.trunk, self.bag_trunk]
+
+
+def check_trunks(spec: SubModelSpec, trunks: int) -> None:
+    """Raise InputError unless the layers can be dealt to so many trunks."""
+    if spec.depth % trunks:
+        raise InputError(
+            f"--trunks {trunks}: expected sub-models of even depth, got depth {spec.depth}"
+        )
 
 
 def _trunk(spec: SubModelSpec, depth: int) -> nn.Module:

@@ -334,6 +334,8 @@ def test_plans_that_cannot_be_trained(tmp_path: Path):
     teacher = TeacherSpec(
         name="vit_tiny_patch16_224", args=tiny_plan().teacher.args, shape=spec(16, 24)
     )
+    with pytest.raises(InputError, match="--trunks 2: expected sub-models of even depth, got dep"):
+        steps.train_step(run, tiny_plan(), data, asked("digits", schedule={"trunks": 2}), QUIET)
     wrong = msgspec.structs.replace(tiny_plan(), teacher=teacher)
     with pytest.raises(ConfigError, match=r"teacher.*shape\.image_size was 16, is now 12"):
         steps.train_step(run, wrong, data, asked("digits"), QUIET)
