@@ -60,17 +60,20 @@ class MemberSchedule(Schedule, frozen=True):
     weight_decay: WeightDecay = 0.05
     label_smoothing: Smoothing = 0.0
     boost_weight: Annotated[
-        Weight, Meta(description="Weight of the share of the teacher left unexplained")
+        Weight, Meta(description="Weight of what the boost heads leave unexplained")
     ] = 1.0
     stack_weight: Annotated[
-        Weight, Meta(description="Weight of imitating the predecessor's feature")
+        Weight, Meta(description="Weight of imitating another's last feature")
     ] = 0.5
     bag_weight: Annotated[Weight, Meta(description="Weight of the stand-alone classifier")] = 1.0
     distillation: Annotated[
-        float, Meta(ge=0, le=1, description="The teacher's share in the bag loss, against labels")
+        float,
+        Meta(
+            ge=0, le=1, description="The teacher's share in what heads are taught, against labels"
+        ),
     ] = 0.5
     temperature: Annotated[
-        float, Meta(gt=0, le=100, description="Softness of the teacher's answers in the bag loss")
+        float, Meta(gt=0, le=100, description="Softness of the teacher's answers")
     ] = 2.0
     boost_target: Annotated[
         Literal["logits", "probabilities"],
@@ -180,7 +183,7 @@ class RunOptions(Record, frozen=True):
     seed: Annotated[int, Meta(ge=0, lt=2**32, description="Same seed, same result")] = 0
     autocast: Annotated[
         Literal["auto", "fp32", "bf16"],
-        Meta(description="Arithmetic of training; auto is bf16 where the processor has it"),
+        Meta(description="Arithmetic of training; auto is bf16 where it is quicker"),
     ] = "auto"
     threads: Annotated[
         int, Meta(ge=0, le=1024, description="Threads to train with; 0 is all cores")

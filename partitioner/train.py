@@ -28,15 +28,16 @@ from partitioner.work import Work
 
 def train_members(work: Work, teacher: Teacher, targets: Targets) -> None:
     """Train every sub-model that the run folder does not have yet, in boosting order."""
-    assignments = work.plan.assignments
-    for assignment in assignments:
-        if not finished(work.run.member(assignment.k)):
-            _train_member(work, assignment, teacher, targets)
-        if assignment.k + 1 < len(assignments):
+    for assignment in work.plan.assignments:
+        k = assignment.k
+        if finished(work.run.member(k)):
+            continue
+        if k:
             with first_then_others():
-                _ensure_left_behind(work, assignment)
+                _ensure_left_behind(work, k - 1)
             if is_first():
-                _forget(work, assignment.k)
+                _forget(work, k - 2)
+        _train_member(work, assignment, teacher, targets)
 
 
 def _train_member(work: Work, assignment: Assignment, teacher: Teacher, targets: Targets) -> None:
@@ -126,13 +127,15 @@ def _report(work: Work, assignment: Assignment, submodel: SubModel) -> None:
     )
 
 
-def _ensure_left_behind(work: Work, assignment: Assignment) -> None:
+def _ensure_left_behind(work: Work, k: int) -> None:
     """Keep F_k and h_k of every variant, so that no later training runs a predecessor again."""
-    k, count, variants = assignment.k, len(work.data.train), work.variants
+    assignment, count, variants = work.plan.assignments[k], len(work.data.train), work.variants
     kept = [(_sum(work, k, v), _feature(work, k, v)) for v in range(variants.count)]
     missing = [v for v, paths in enumerate(kept) if not all(path.exists() for path in paths)]
     if not missing:
         return
+    if k:
+        _ensure_left_behind(work, k - 1)
     student = Student(work.load_member(assignment, joint=False)).to(training_device()).eval()
     what, done = f"sub-model {k}'s outputs", (len(kept) - len(missing)) * count
     with work.progress.task(what, len(kept) * count, done=done) as advance:
@@ -170,8 +173,8 @@ def _feature(work: Work, k: int, variant: int) -> Path:
 
 
 def _forget(work: Work, k: int) -> None:
-    """Remove what only sub-model k needed."""
+    """Remove what sub-model k left behind, now that its successor's is there."""
     for variant in range(work.variants.count):
-        _sum(work, k - 1, variant).unlink(missing_ok=True)
+        _sum(work, k, variant).unlink(missing_ok=True)
         if work.settings.schedule.imitate != "predecessors":
-            _feature(work, k - 1, variant).unlink(missing_ok=True)
+            _feature(work, k, variant).unlink(missing_ok=True)

@@ -1,6 +1,7 @@
 """A tiny run, step by step: what is trained, kept, exported, measured, and done only once."""
 
 import dataclasses
+import shutil
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -88,6 +89,22 @@ def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built):
         output = work.load_member(first)(pixels)
     assert np.allclose(load(kept / "sum-0-0.npy")[index], output.boost, atol=2e-2)
     assert np.allclose(load(kept / "feature-0-0.npy")[index], output.feature, atol=2e-2)
+
+
+def test_a_finished_run_asks_nobody_again(built: Built, tmp_path: Path):
+    work = trained(built.tree, tmp_path / "run", epochs=1)
+    shutil.rmtree(work.run.left_behind)
+    trained(built.tree, tmp_path / "run", epochs=1)
+    assert not work.run.left_behind.exists()
+
+
+def test_what_is_left_behind_is_made_again_where_it_is_missing(built: Built, tmp_path: Path):
+    work = trained(built.tree, tmp_path / "run", epochs=1)
+    wanted = work.run.member(1).read_bytes()
+    shutil.rmtree(work.run.left_behind)
+    work.run.member(1).unlink()
+    trained(built.tree, tmp_path / "run", epochs=1)
+    assert work.run.member(1).read_bytes() == wanted
 
 
 def test_teacher_answers_are_kept_for_every_split_and_variant(built: Built):
