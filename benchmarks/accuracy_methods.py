@@ -108,8 +108,8 @@ ABLATIONS: dict[str, Method] = {
     "stack-0.5": _ours(stack_weight=0.5),
     "no-boost": _ours(boost_weight=0.0),
     "no-bag": _ours(bag_weight=0.0),
-    "no-bag-teacher": _ours(distillation=0.0),
-    "bag-teacher-only": _ours(distillation=1.0),
+    "no-teacher": _ours(distillation=0.0),
+    "teacher-only": _ours(distillation=1.0),
     "logits": _ours(boost_target="logits"),
     "probabilities": _ours(boost_target="probabilities"),
     "shrinkage-0.5": _ours(boost_target="logits", shrinkage=0.5),
@@ -142,17 +142,19 @@ RIVALS: dict[str, Method] = {
     "class-split": Method(run=class_split.run),
     "class-split-drop": Method(run=class_split.run_dropping),
     "class-pruned": Method(run=class_pruned.run),
-    "replicated": Method(run=replicated.run, shapes=lambda shapes, _: [shapes.smallest]),
+    "replicated": Method(
+        run=replicated.run, shapes=lambda shapes, choice: [shapes.slowest[choice.candidate]]
+    ),
 }
 METHODS: dict[str, Method] = ABLATIONS | RIVALS
 
 
 def choices(name: str, shapes: Shapes) -> list[Choice]:
     """What a method is tuned over: every step size, for a single model with every candidate."""
-    candidates = len(shapes.fitting_singles()) if name == "single" else 1
+    candidates = {"single": len(shapes.fitting_singles()), "replicated": len(shapes.slowest)}
     return [
         Choice(learning_rate=rate, candidate=candidate)
-        for candidate in range(candidates)
+        for candidate in range(candidates.get(name, 1))
         for rate in RATES
     ]
 

@@ -11,6 +11,8 @@ from partitioner.cost import macs
 
 #: How many classes the heads have when costs are compared; the heads hardly count.
 _CLASSES = 10
+#: Costs that differ by no more count as the same.
+_ABOUT = 1.1
 _WHY = "accuracy benchmark: shapes are given, nothing was searched"
 
 
@@ -48,9 +50,10 @@ class Shapes:
         return max(self.members, key=cost)
 
     @property
-    def smallest(self) -> SubModelSpec:
-        """What the slowest device runs."""
-        return min(self.members, key=cost)
+    def slowest(self) -> list[SubModelSpec]:
+        """What the slowest device could run: members of about the lowest cost."""
+        least = min(cost(spec) for spec in self.members)
+        return [spec for spec in self.members if cost(spec) <= _ABOUT * least]
 
     def fitting_singles(self) -> list[SubModelSpec]:
         """The candidates that cost the fastest device no more than its member does.

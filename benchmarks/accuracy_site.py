@@ -210,19 +210,22 @@ def _with_features(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, schedule=schedule)
 
 
-def _of_rival(settings: Settings) -> Settings:
-    """What is about our members alone, pinned: new defaults of ours are no new rivals."""
-    schedule = msgspec.structs.replace(
-        settings.schedule,
-        boost_weight=0.0,
-        stack_weight=0.0,
-        bag_weight=1.0,
-        boost_target="logits",
-        shrinkage=1.0,
-        start="scratch",
-        trunks=1,
-        patience=0,
-    )
+def _of_rival(settings: Settings, **own: Any) -> Settings:
+    """What is about our members alone, pinned: new defaults of ours are no new rivals.
+
+    `own` is what this rival has of its own.
+    """
+    pinned = {
+        "boost_weight": 0.0,
+        "stack_weight": 0.0,
+        "bag_weight": 1.0,
+        "boost_target": "logits",
+        "shrinkage": 1.0,
+        "start": "scratch",
+        "trunks": 1,
+        "patience": 0,
+    }
+    schedule = msgspec.structs.replace(settings.schedule, **{**pinned, **own})
     return msgspec.structs.replace(settings, schedule=schedule)
 
 
@@ -263,7 +266,7 @@ def request_for(site: Site, name: str, seed: int, choice: Choice) -> Request:
     )
     shapes = list(method.shapes(site.shapes, choice))
     if not method.plans:
-        settings = _with_features(_of_rival(settings))
+        settings = _with_features(_of_rival(settings, **method.schedule))
     plan = plan_of(site.teacher, shapes if method.plans else site.shapes.members)
     return Request(
         method=name, seed=seed, choice=choice, settings=settings, plan=plan, shapes=shapes

@@ -82,7 +82,9 @@ class JointLoss:
         # From torch's random state, which is the same for every share of a batch.
         random = np.random.default_rng(int(torch.randint(2**62, ())))
         members = arrivals(len(self.pixels), self.schedule.drop, random)
-        variant, device = epoch % len(self.labels), device_of(network)
+        # It goes on with the variants where the sub-models' own epochs ended.
+        variant = (self.taught.epochs + epoch) % len(self.labels)
+        device = device_of(network)
         outputs = network({k: batch(self.pixels[k][variant], index, device) for k in members})
         weights = weights_for(members, "stacked", self.stacking)
         fused = torch.stack(

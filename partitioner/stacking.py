@@ -209,6 +209,9 @@ def _start(task: Task, plain: Values) -> Start:
     found, left_out = _newton(scaled, center, center, pull)
     most = MAX_WEIGHT / max(1.0, float(np.abs(plain).max()))
     factor = min(max(float(found[0]), 1e-3 * first, 1 / MAX_WEIGHT), most)
+    if factor != float(found[0]):
+        # What points the wrong way is worth what it is worth with a positive factor.
+        left_out = _losses(scaled, np.array([factor]))
     return Start(plain * factor, factor, left_out)
 
 

@@ -30,7 +30,8 @@ class Work:
     def variants(self) -> Variants:
         """The train split as every network of this run gets to see it."""
         settings = self.settings
-        longest = max(settings.schedule.epochs, settings.teacher_schedule.epochs)
+        ours = settings.schedule.epochs + settings.joint_schedule.epochs
+        longest = max(ours, settings.teacher_schedule.epochs)
         return Variants(
             pictures=self.data.train,
             num_classes=len(self.data.labels),

@@ -104,7 +104,7 @@ def test_the_loss_is_that_of_the_subset_that_was_drawn(joined):
         fused = sum((0.5 + k) * outputs[k].boost + 2 * outputs[k].bag for k in members)
         wanted = taught_loss(
             fused, work.variants.labels(0)[index],
-            torch.from_numpy(np.asarray(targets.train[epoch % 2][index], dtype=np.float32)),
+            torch.from_numpy(np.asarray(targets.train[(2 + epoch) % 2][index], dtype=np.float32)),
             distillation=0.5, temperature=2.0, label_smoothing=0.0,
         )  # fmt: skip
         assert float(losses["stacked"]) == pytest.approx(float(wanted), rel=1e-4)

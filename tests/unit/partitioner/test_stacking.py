@@ -12,6 +12,7 @@ from mdp.fusion import (
     MAX_WEIGHT,
     Contribution,
     Fusion,
+    FusionWeights,
     SizeWeights,
     arrival_subsets,
     fuse,
@@ -121,8 +122,8 @@ def test_never_worse_than_the_better_plain_rule(
     contributions, targets = logits(seed, 60, classes, members, noise)
     for subset in arrival_subsets(contributions):
         fitted = fit_subset(contributions, subset, targets)
-        own = {subset: fitted}
-        for stacking_weights in (own, {}):
+        for kept in ([fitted], []):
+            stacking_weights = FusionWeights(num_classes=classes, subsets=kept)
             plain = [weights_for(subset, rule, stacking_weights) for rule in ("boosted", "bagged")]
             best = min(loss_of(contributions, weights, targets) for weights in plain)
             # What leaves a picture out may prefer the other one by a little.
@@ -206,8 +207,9 @@ def test_temperatures_keep_every_label_and_give_the_least_loss(rule: Fusion):
     contributions, targets = logits(10, 300, 4, 3)
     fitted = fit_subset(contributions, (0, 2), targets)
     assert getattr(fitted.temperatures, rule) != pytest.approx(1.0, rel=0.1)
-    plain = fuse(contributions, weights_for((0, 2), rule, {}))
-    weights = weights_for((0, 2), rule, {(0, 2): fitted})
+    nothing, own = (FusionWeights(num_classes=4, subsets=kept) for kept in ([], [fitted]))
+    plain = fuse(contributions, weights_for((0, 2), rule, nothing))
+    weights = weights_for((0, 2), rule, own)
     fused = fuse(contributions, weights)
     assert (fused.argmax(axis=1) == plain.argmax(axis=1)).all()
     best = loss_of(contributions, weights, targets)
@@ -279,3 +281,15 @@ def test_many_members_are_listed_where_few_and_shared_elsewhere(monkeypatch: pyt
     weights = weights_for(odd, "stacked", fusion)
     assert weights == fusion.by_size[1].of(odd)
     assert (fuse(contributions, weights).argmax(axis=1) == targets).mean() > 0.5
+
+
+def test_a_head_that_points_the_wrong_way_is_not_taken_for_its_opposite():
+    random = np.random.default_rng(0)
+    targets = random.integers(0, 4, 2000)
+    right = np.eye(4, dtype=np.float32)[targets]
+    noise = [random.normal(size=(2000, 4)).astype(np.float32) for _ in range(2)]
+    backwards = Contribution(boost=-right + 0.3 * noise[0], bag=right + noise[1])
+    fitted = fit_subset({0: backwards}, (0,), targets)
+    bagged = (backwards.bag.argmax(axis=1) == targets).mean()
+    stacked = fuse({0: backwards}, fitted).argmax(axis=1) == targets
+    assert stacked.mean() >= bagged
