@@ -26,7 +26,7 @@ from partitioner.work import Work
 
 OURS = "ours"
 #: Step sizes that every method is tuned over, and the one that holds before.
-RATES = (1e-3, 2e-3)
+RATES = (1e-3,)
 DEFAULT_RATE = 1e-3
 #: Share of the epochs that a joint pass takes away from the members' own.
 JOINT_SHARE = 0.2

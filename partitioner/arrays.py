@@ -4,13 +4,15 @@ import math
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from mdp.errors import InputError
@@ -29,14 +31,23 @@ def new_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Iterator[
     All of its room on the disk is taken at once: a memory-mapped file that runs out of disk later
     would end the process with a signal instead of an error.
     """
-    size_bytes = math.prod(shape) * np.dtype(dtype).itemsize
-    try:
-        with replacing(path) as temporary:
+    with ExitStack() as stack:
+        with _written(path, math.prod(shape) * np.dtype(dtype).itemsize):
+            temporary = stack.enter_context(replacing(path))
             array = np.lib.format.open_memmap(temporary, mode="w+", dtype=dtype, shape=shape)
             with temporary.open("r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, temporary.stat().st_size)
-            yield array
+        # What goes wrong in here is not about the disk.
+        yield array
+        with _written(path, array.nbytes):
             array.flush()
+            stack.close()
+
+
+@contextmanager
+def _written(path: Path, size_bytes: int) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         free_bytes = shutil.disk_usage(path.parent).free if path.parent.is_dir() else 0
         raise InputError(
@@ -47,9 +58,20 @@ def new_array(path: Path, dtype: DTypeLike, shape: tuple[int, ...]) -> Iterator[
 
 
 def load(path: Path) -> NDArray[Any]:
-    """A kept array, memory-mapped."""
-    kept: NDArray[Any] = np.load(path, mmap_mode="r")
+    """A kept array, memory-mapped; raises InputError where it is damaged."""
+    try:
+        kept: NDArray[Any] = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise InputError(f"{path}: damaged; remove it to have it made anew") from error
     return kept
+
+
+def load_weights(path: Path) -> dict[str, Tensor]:
+    """A finished network's weights; raises InputError where they are damaged."""
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{path}: damaged; remove it to have it made anew") from error
 
 
 def rows(kept: NDArray[Any], index: Index) -> Tensor:

@@ -252,7 +252,7 @@ def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, 
     free: list[nn.Parameter] = []
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            still = parameter.ndim <= 1 or name.endswith(("pos_embed", "cls_token"))
+            still = parameter.ndim <= 1 or name.endswith(("pos_embed", "_token"))
             (free if still else decayed).append(parameter)
     return [
         {"params": decayed, "weight_decay": weight_decay},

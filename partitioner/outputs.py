@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from mdp.errors import InputError
 from partitioner.arrays import Array, Index, Views, new_array
 from partitioner.compute import training_device
 from partitioner.progress import Advance
@@ -53,6 +54,13 @@ def keep_outputs(
                     stack.enter_context(new_array(path, dtype, (count, *output.shape[1:])))
                     for path, output in zip(paths, outputs, strict=True)
                 ]
-            for array, output in zip(arrays, outputs, strict=True):
-                array[index] = output.float().cpu().numpy()
+            for path, array, output in zip(paths, arrays, outputs, strict=True):
+                values = output.float().cpu().numpy()
+                if not np.abs(values).max() <= np.finfo(dtype).max:  # which a NaN is not either
+                    raise InputError(
+                        f"{path.name}: expected finite answers within {np.finfo(dtype).max:g}, "
+                        f"found others among pictures {index[0]} to {index[-1]}; "
+                        "the network's weights are of no use"
+                    )
+                array[index] = values
             advance(len(index), "")

@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -90,6 +91,7 @@ class RunFolder:
         found = {path.name for path in self.path.glob("[!.]*")}
         if found - own:
             raise InputError(f"{self.path}: expected a new, an empty or a run folder")
+        shutil.rmtree(self.left_behind, ignore_errors=True)
         # The settings mark the folder as a run, so they come last.
         write_toml(self.plan_file, plan)
         write_json(self.settings_file, settings)

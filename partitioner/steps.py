@@ -138,6 +138,9 @@ def _settled(run: RunFolder, plan: Plan, data: Dataset, asked: Asked) -> Setting
         )
         if changed:
             raise InputError(f"{data.source}: not what the first process trains on: {changed}")
+        changed = differences(run.plan(), plan)
+        if changed:
+            raise InputError(f"plan: not the first process's: {changed}")
     return kept
 
 

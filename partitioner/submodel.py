@@ -26,7 +26,7 @@ class MemberOutput(NamedTuple):
 class SubModel(nn.Module):
     """timm's VisionTransformer without its classifier, and two linear heads on its class token.
 
-    With two trunks each head has one of its own, half as deep, so that the cost stays the same.
+    With two trunks each head has one of its own, half as deep, so the cost stays about the same.
     """
 
     def __init__(self, spec: SubModelSpec, num_classes: int, trunks: int = 1) -> None:

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mdp.files import write_bytes
-from partitioner.arrays import Array, Index, Views, load
+from partitioner.arrays import Array, Index, Views, load, load_weights
 from partitioner.compute import training_device
 from partitioner.data import SplitName
 from partitioner.distributed import finished, first_then_others, is_first, together
@@ -39,7 +39,7 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
     """
     if finished(work.run.teacher):
         teacher = build_teacher(work.plan.teacher, len(work.data.labels), pretrained=False)
-        teacher.load_state_dict(load_file(work.run.teacher))
+        teacher.load_state_dict(load_weights(work.run.teacher))
         return teacher.eval()
     # The first process downloads or complains, the others find the files.
     with first_then_others():

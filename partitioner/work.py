@@ -2,10 +2,8 @@
 
 from dataclasses import dataclass
 
-from safetensors.torch import load_file
-
 from mdp.plan import Assignment, Plan
-from partitioner.arrays import Views
+from partitioner.arrays import Views, load_weights
 from partitioner.data import Dataset, SplitName
 from partitioner.loop import Stage, derived_seed
 from partitioner.progress import Progress
@@ -92,6 +90,6 @@ class Work:
         """The trained sub-model k; as the joint pass left it, unless `joint` is false."""
         run, submodel = self.run, self.new_member(assignment)
         submodel.load_state_dict(
-            load_file(run.final(assignment.k) if joint else run.member(assignment.k))
+            load_weights(run.final(assignment.k) if joint else run.member(assignment.k))
         )
         return submodel.eval()
