@@ -5,6 +5,7 @@ it can be kept. Variant 0 is the picture itself.
 """
 
 import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,12 +24,14 @@ from partitioner.torchvision_shim import import_timm
 _ASPECT = (0.85, 1.18)
 #: Pictures that are mixed with one another by one call of timm's Mixup; it asks for even numbers.
 _MIXED = 256
+_POLICY = re.compile(r"rand(-((m|n|p|mstd|mmax|inc|w)[0-9]+(\.[0-9]+)?|t[a-z0-9]+))*")
 
 
 class Augmenter:
     """timm's transforms for square canvases of `image_size` pixels; raises InputError."""
 
     def __init__(self, augmentation: Augmentation, image_size: int) -> None:
+        check_policy(augmentation.rand_augment)
         import_timm()
         from timm.data import create_transform
         from timm.data.random_erasing import RandomErasing
@@ -45,11 +48,8 @@ class Augmenter:
                 auto_augment=augmentation.rand_augment or None,
                 interpolation="bilinear",
             )
-        except Exception as error:  # timm checks its policy's text by assertions of many kinds
-            raise InputError(
-                f"--rand-augment: expected timm's notation, for instance rand-m6-n2-mstd0.5, "
-                f"got {augmentation.rand_augment!r}"
-            ) from error
+        except Exception as error:  # timm checks its policy's numbers by assertions of many kinds
+            raise _no_policy(augmentation.rand_augment) from error
         self._erasing: Any = RandomErasing(augmentation.erasing, mode="pixel", device="cpu")
 
     def variant(self, picture: Pixels, seed: int, number: int, variant: int) -> Pixels:
@@ -60,6 +60,22 @@ class Augmenter:
         erased = self._erasing(moved.float().sub_(127.5).div_(64.0))
         pixels = erased.mul_(64.0).add_(127.5).round_().clamp_(0, 255).to(torch.uint8)
         return np.asarray(pixels.permute(1, 2, 0).numpy())
+
+
+def check_policy(text: str) -> None:
+    """Raise InputError unless `text` is empty or RandAugment in timm's notation.
+
+    timm itself passes over what it does not know, and a typing error would train for hours.
+    """
+    if text and not _POLICY.fullmatch(text):
+        raise _no_policy(text)
+
+
+def _no_policy(text: str) -> InputError:
+    return InputError(
+        "--rand-augment: expected timm's notation, for instance rand-m6-n2-mstd0.5 (keys m, n, p, "
+        f"mstd, mmax, inc, w, t), got {text!r}"
+    )
 
 
 def mix(

@@ -264,6 +264,9 @@ def _teacher(
     """
     if run is None or not run.teacher_onnx.is_file():
         return None
+    if bundle.manifest.provenance.get("run_digest") != run.digest(bundle.manifest.plan):
+        progress.note(f"{run.path}: not the run that {bundle.path} was made of: teacher left out")
+        return None
     view = View(bundle.manifest.plan.teacher.shape.image_size)
     pixels = load_views(data.test, [view], cache, progress, "test split, for the teacher")[0]
     session = open_session(run.teacher_onnx)

@@ -42,12 +42,14 @@ def plan_step(
 
 def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
     """What this run's settings.json has to say."""
+    from partitioner.augment import check_policy
     from partitioner.compute import quicker_autocast
     from partitioner.teacher import check_knows_classes
 
     options, flip = asked.options, asked.augmentation.flip
     if options.pretrained and options.teacher_checkpoint is not None:
         raise InputError("--pretrained and --teacher-checkpoint: expected one of the two, got both")
+    check_policy(asked.augmentation.rand_augment)
     if asked.schedule.shrinkage < 1 and asked.schedule.boost_target != "logits":
         raise InputError("--shrinkage: expected 1 unless --boost-target is logits")
     checkpoint = _checkpoint(asked)
@@ -240,8 +242,17 @@ def data_for(
         return open_dataset(source, limit_test=limit_test)
     if run is not None:
         facts = run.settings().data
-        limit_test = facts.limit_test if limit_test is None else limit_test
-        return open_dataset(facts.source, limit_train=facts.limit_train, limit_test=limit_test)
+        data = open_dataset(
+            facts.source,
+            limit_train=facts.limit_train,
+            limit_test=facts.limit_test if limit_test is None else limit_test,
+        )
+        if not data.train.digest.startswith(facts.train):
+            raise InputError(
+                f"{facts.source}: the train split changed since {run.path} was made, so that "
+                "pictures that were trained on may be among the test's; name others with --data"
+            )
+        return data
     if bundle.manifest.provenance.get("data") == DIGITS:
         return open_dataset(DIGITS, limit_test=limit_test)
     raise InputError(f"{bundle.path}: give --data, or --run with the folder it was trained in")

@@ -14,6 +14,7 @@ from partitioner.losses import boost_loss, stack_loss, taught_loss
 from partitioner.outputs import batch, device_of
 from partitioner.settings import MemberSchedule
 from partitioner.submodel import MEAN, STD, Normalise, SubModel
+from partitioner.variants import Labels
 
 #: Keeps a teacher that answers everything alike from being divided by.
 _LEAST_VARIANCE = 1e-6
@@ -54,8 +55,8 @@ class Lesson:
 
     #: Its own views `[N, S, S, 3]`.
     pixels: list[Views]
-    #: Labels as probabilities `[N, C]`.
-    labels: list[Tensor]
+    #: Labels as probabilities `[B, C]` of the pictures `[B]` that are asked for.
+    labels: Sequence[Labels | Tensor]
     #: The teacher's centred logits t `[N, C]`.
     teacher: list[Array]
     #: F_{k-1} `[N, C]`; empty for the first sub-model.

@@ -5,8 +5,10 @@ serves. So teacher and sub-models see the same variant of a picture, whatever th
 """
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from mdp.crop import Pixels, side_for
-from partitioner.arrays import Views, load, new_array
+from partitioner.arrays import Array, Index, Views, load, new_array, rows
 from partitioner.augment import Augmenter, mix, own_randomness
 from partitioner.data import PictureSet
 from partitioner.progress import Progress
@@ -66,13 +68,13 @@ class Variants:
             self._cut(load(canvas), view, path)
         return load(path)
 
-    def labels(self, variant: int) -> Tensor:
-        """Labels as probabilities `[N, C]`, float32: one for the class, unless mixed."""
+    def labels(self, variant: int) -> "Labels":
+        """Labels as probabilities: one for the class, unless mixed."""
+        mixed = None
         if variant and self.augmentation.mixes:
             self._canvas(variant)
-            return torch.from_numpy(np.array(load(self._path("labels", variant)), dtype=np.float32))
-        targets = torch.from_numpy(self.pictures.targets)
-        return torch.nn.functional.one_hot(targets, self.num_classes).float()
+            mixed = load(self._path("labels", variant))
+        return Labels(self.pictures.targets, self.num_classes, mixed)
 
     def ensure(self) -> None:
         """Make every canvas now, so that what is wrong with it shows up before the training."""
@@ -126,15 +128,45 @@ class Variants:
                 array[number] = cut(np.asarray(canvas), view)
 
 
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """One variant's labels; a batch of them is made when it is asked for."""
+
+    targets: Index
+    num_classes: int
+    #: Probabilities `[N, C]` of mixed pictures.
+    mixed: Array | None = None
+
+    def __getitem__(self, index: Index) -> Tensor:
+        """Probabilities `[B, C]`, float32, of the pictures `index`."""
+        if self.mixed is not None:
+            return rows(self.mixed, index)
+        targets = torch.from_numpy(self.targets[index])
+        return torch.nn.functional.one_hot(targets, self.num_classes).float()
+
+
 class _Augmented(Dataset[Pixels]):
     """One variant, picture by picture, for torch's DataLoader."""
 
     def __init__(self, plain: Views, augmentation: Augmentation, seed: int, variant: int) -> None:
-        self.plain, self.seed, self.variant = plain, seed, variant
-        self.augmenter = Augmenter(augmentation, plain.shape[1])
+        # Other processes get the file's name, for a memory-mapped array would travel in full, and
+        # make their own transforms, for these cannot be unpacked before timm is imported our way.
+        self.file = Path(str(getattr(plain, "filename", "")))
+        self.shape, self.seed, self.variant = plain.shape, seed, variant
+        self.augmentation = augmentation
+
+    @cached_property
+    def plain(self) -> Views:
+        """The pictures as they are."""
+        return load(self.file)
+
+    @cached_property
+    def augmenter(self) -> Augmenter:
+        """timm's transforms."""
+        return Augmenter(self.augmentation, self.shape[1])
 
     def __len__(self) -> int:
-        return len(self.plain)
+        return int(self.shape[0])
 
     def __getitem__(self, number: int) -> Pixels:
         return self.augmenter.variant(
@@ -144,7 +176,7 @@ class _Augmented(Dataset[Pixels]):
 
 def _loaded(augmented: _Augmented) -> Iterator[Pixels]:
     """Chunks `[B, S, S, 3]` in order, by as many processes as torch has threads where it pays."""
-    several = torch.get_num_threads() > 1 and augmented.plain.size // 3 >= _MANY_PIXELS
+    several = torch.get_num_threads() > 1 and math.prod(augmented.shape) // 3 >= _MANY_PIXELS
     loader: DataLoader[Pixels] = DataLoader(
         augmented,
         batch_size=_CHUNK,

@@ -89,7 +89,7 @@ class OwnClassesLoss:
         self.ground, self.pixels, self.match = ground, pixels, match
         schedule = ground.work.settings.schedule
         every = range(ground.variants)
-        self.labels = [own_labels(ground.work.variants.labels(v), classes) for v in every]
+        self.labels = [ground.work.variants.labels(v) for v in every]
         self.classes, self.schedule = classes, schedule
 
     def __call__(self, network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
@@ -97,7 +97,8 @@ class OwnClassesLoss:
         logits, feature = network(batch(self.pixels[variant], index, device))
         teacher = rows(self.ground.targets.train[variant], index).to(device)
         wanted = own_logits(teacher, self.classes, self.schedule.temperature)
-        own = taught(logits, self.labels[variant][index].to(device), wanted, self.schedule)
+        labels = own_labels(self.labels[variant][index], self.classes).to(device)
+        own = taught(logits, labels, wanted, self.schedule)
         if not self.match:
             return {"loss": own}
         known = rows(self.ground.targets.features[variant], index).to(device)

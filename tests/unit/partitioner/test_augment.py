@@ -62,9 +62,15 @@ def test_erasing_leaves_noise():
     assert 0.01 < changed.mean() < 0.5
 
 
-def test_an_unknown_policy_is_one_line():
-    with pytest.raises(InputError, match=r"--rand-augment: expected timm's notation.* got 'much'"):
-        Augmenter(Augmentation(rand_augment="much"), 24)
+@pytest.mark.parametrize("text", ["much", "rand-", "rand-m6-n2-mstdx", "augmix-m3", "3a"])
+def test_an_unknown_policy_is_one_line(text: str):
+    with pytest.raises(InputError, match=rf"--rand-augment: expected timm's .* got '{text}'"):
+        Augmenter(Augmentation(rand_augment=text), 24)
+
+
+@pytest.mark.parametrize("text", ["", "rand-m6-n2-mstd0.5", "rand-m9-mstd0.5-inc1"])
+def test_a_known_policy_is_taken(text: str):
+    assert Augmenter(Augmentation(rand_augment=text), 24).variant(picture(), 1, 1, 1).any()
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])

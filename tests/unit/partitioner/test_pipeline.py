@@ -284,6 +284,36 @@ def test_a_run_is_reopened_only_with_the_same_pictures(tmp_path: Path):
         steps.reopen(work.run, QUIET)
 
 
+def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(tmp_path: Path):
+    tree = write_tree(tmp_path / "tree", each=8)
+    work = trained(tree, tmp_path / "b.run", epochs=1)
+    export.export_bundle(work, tmp_path / "b", "b")
+    bundle = Bundle.open(tmp_path / "b")
+    steps.data_for(bundle, work.run, None, None)
+    (tree / "ring" / "new.png").write_bytes((tree / "ring" / "000.png").read_bytes())
+    with pytest.raises(InputError, match=r"train split changed since .*b\.run was made"):
+        steps.data_for(bundle, work.run, None, None)
+
+
+def test_another_runs_teacher_is_left_out(built: Built, tmp_path: Path):
+    work = trained(built.tree, tmp_path / "other.run", epochs=1)
+    export.export_bundle(work, tmp_path / "other", "b")
+    report = steps.evaluate_step(Bundle.open(built.bundle), built.data, work.run, QUIET)
+    assert report.evaluation.teacher is None
+    report = steps.evaluate_step(Bundle.open(built.bundle), built.data, built.work.run, QUIET)
+    assert report.evaluation.teacher is not None
+
+
+def test_damaged_weights_are_named(built: Built, tmp_path: Path):
+    work = trained(built.tree, tmp_path / "run", epochs=1)
+    for path in (work.run.teacher, work.run.member(0)):
+        kept = path.read_bytes()
+        path.write_bytes(kept[:100])
+        with pytest.raises(InputError, match=f"{path.name}: damaged; remove it to have it made"):
+            export.export_bundle(work, tmp_path / "b", "b")
+        path.write_bytes(kept)
+
+
 def test_a_teacher_that_knows_nothing_is_refused(tmp_path: Path):
     tree = write_tree(tmp_path / "tree", each=8)
     with pytest.raises(InputError, match=r"does not know these 3 classes: give --teacher-epochs N"):

@@ -89,14 +89,34 @@ def test_they_are_made_once_and_anew_for_other_settings(variants: Variants):
 
 def test_labels_are_certain_unless_pictures_are_mixed(variants: Variants):
     targets = torch.from_numpy(variants.pictures.targets)
-    assert torch.equal(variants.labels(1).argmax(dim=1), targets)
-    assert set(variants.labels(1).unique().tolist()) == {0.0, 1.0}
+    everyone = np.arange(len(targets))
+    assert torch.equal(variants.labels(1)[everyone].argmax(dim=1), targets)
+    assert set(variants.labels(1)[everyone].unique().tolist()) == {0.0, 1.0}
+    assert torch.equal(variants.labels(1)[everyone[3:5]].argmax(dim=1), targets[3:5])
     fields = {n: getattr(variants, n) for n in Variants.__slots__}
     blend = msgspec.structs.replace(variants.augmentation, mixup=1.0)
     mixed = Variants(**{**fields, "augmentation": blend})
-    assert torch.equal(mixed.labels(0).argmax(dim=1), targets)
-    assert float(mixed.labels(1).max(dim=1).values.min()) < 0.95
-    assert torch.allclose(mixed.labels(1).sum(dim=1), torch.ones(len(targets)), atol=1e-2)
+    assert torch.equal(mixed.labels(0)[everyone].argmax(dim=1), targets)
+    assert float(mixed.labels(1)[everyone].max(dim=1).values.min()) < 0.95
+    assert torch.allclose(mixed.labels(1)[everyone].sum(dim=1), torch.ones(len(targets)), atol=1e-2)
+
+
+def test_several_processes_make_the_same_canvases(
+    variants: Variants, monkeypatch: pytest.MonkeyPatch
+):
+    from partitioner import variants as module
+
+    alone = np.array(variants.view(WHOLE, 1))
+    next(variants.cache.glob("canvas-*-1.npy")).unlink()
+    monkeypatch.setattr(module, "_MANY_PIXELS", 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert np.array_equal(variants.view(WHOLE, 1), alone)
+
+
+def test_a_damaged_array_is_named(tmp_path: Path):
+    (tmp_path / "a.npy").write_bytes(b"nothing of the kind")
+    with pytest.raises(InputError, match=r"a\.npy: damaged; remove it to have it made anew"):
+        load(tmp_path / "a.npy")
 
 
 def test_an_array_appears_only_when_it_is_whole(tmp_path: Path):
