@@ -123,6 +123,11 @@ def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | 
     ]
     if not labelled:
         raise InputError(f"{folder}: expected a folder per class with pictures")
+    strange = sorted({str(label) for label, _ in labelled} - set(bundle.manifest.labels))
+    if strange:
+        raise InputError(
+            f"{folder}: expected folders named after classes of {bundle.path}, found {strange[0]!r}"
+        )
     return labelled
 
 
@@ -267,6 +272,7 @@ def _classify_all(
         (label, client.classify(picture, deadline_ms=DEADLINE_MS)) for label, picture in labelled
     ]
     predictions = [prediction for _, prediction in answers]
+    devices = [a.device for a in client.bundle.manifest.plan.assignments]
     table = Table("", "p50 ms", "p99 ms", title="latency of the agents, as the client saw it")
     latency = _add_latency(table, "answer", [p.latency_ms for p in predictions])
     overhead = _add_latency(
@@ -278,7 +284,7 @@ def _classify_all(
             f"{device} computing",
             [m.compute_ms for p in predictions for m in p.members if m.device == device],
         )
-        for device in predictions[0].used
+        for device in devices
     }
     out.print(table)
     live: dict[str, Any] = {
@@ -291,7 +297,8 @@ def _classify_all(
     }
     if answers[0][0] is not None:
         live["accuracy"] = sum(label == p.label for label, p in answers) / len(answers)
-        expected = predictions[0].expected_accuracy or 0.0
+        best = max(predictions, key=lambda p: len(p.used))
+        expected = best.expected_accuracy or 0.0
         out.print(
             f"accuracy through the agents {live['accuracy']:.2%}, expected {expected:.2%}, "
             f"mode {', '.join(live['modes'])}"

@@ -70,6 +70,7 @@ def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: 
     [
         ("no bundle", "nowhere: expected a bundle folder with a manifest.json"),
         ("never evaluated", "bundle: never evaluated; run mdp-partition evaluate first"),
+        ("other classes", "expected folders named after classes of"),
         ("no pictures", "w: expected a folder per class with pictures"),
         ("work is a file", "file: cannot be made: File exists"),
     ],
@@ -77,9 +78,19 @@ def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: 
 def test_what_the_demo_cannot_use(tmp_path: Path, case: str, expected: str) -> None:
     bundle = write_bundle(tmp_path / "bundle", evaluated=case != "never evaluated")
     (tmp_path / "file").touch()
+    (tmp_path / "other/unicorn").mkdir(parents=True)
+    (tmp_path / "other/unicorn/0.png").touch()
     options = {
         "no bundle": ["--work", tmp_path / "work", "--bundle", tmp_path / "nowhere"],
         "never evaluated": ["--work", tmp_path / "work", "--bundle", bundle],
+        "other classes": [
+            "--work",
+            tmp_path / "w",
+            "--bundle",
+            bundle,
+            "--pictures",
+            tmp_path / "other",
+        ],
         "no pictures": ["--work", tmp_path / "w", "--bundle", bundle, "--pictures", tmp_path / "w"],
         "work is a file": ["--work", tmp_path / "file", "--bundle", bundle],
     }
