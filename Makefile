@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 WORK   ?= demo
 BUNDLE ?=
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test check bench accuracy format clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
@@ -23,6 +23,13 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.startup
+
+# Hours on two cores: make accuracy DATA=cifar10 SCRATCH=/tmp/accuracy; it goes on where it was stopped.
+accuracy: $(STAMP)
+	$(BIN)/python -m benchmarks.accuracy --data $(DATA) --work $(SCRATCH) --tune
+	$(BIN)/python -m benchmarks.accuracy --data $(DATA) --work $(SCRATCH)
+	$(BIN)/python -m benchmarks.accuracy --data $(DATA) --work $(SCRATCH) --latency
+	$(BIN)/python -m benchmarks.accuracy --table
 
 format: $(STAMP)
 	$(BIN)/ruff format .
