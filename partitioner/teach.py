@@ -147,11 +147,16 @@ class _Answers:
     def __call__(self, index: Index) -> list[Tensor]:
         pixels = batch(self.pixels, index, device_of(self.teacher))
         if not self.with_features:
-            return [centred(self.teacher(pixels))]
+            return [_centred(self.teacher(pixels))]
         network: Any = self.teacher.network
         tokens = network.forward_features(self.teacher.normalise(pixels))
         feature: Tensor = network.forward_head(tokens, pre_logits=True)
-        return [centred(network.forward_head(tokens)), feature]
+        return [_centred(network.forward_head(tokens)), feature]
+
+
+def _centred(logits: Tensor) -> Tensor:
+    """Centred in float32: differences of large logits would suffer in the arithmetic of training."""
+    return centred(logits.float())
 
 
 def accuracy(logits: Array, targets: Index) -> float:
