@@ -145,18 +145,14 @@ class _Answers:
     with_features: bool
 
     def __call__(self, index: Index) -> list[Tensor]:
+        # Centred in float32: in bf16 the difference of two large logits is hardly a number.
         pixels = batch(self.pixels, index, device_of(self.teacher))
         if not self.with_features:
-            return [_centred(self.teacher(pixels))]
+            return [centred(self.teacher(pixels).float())]
         network: Any = self.teacher.network
         tokens = network.forward_features(self.teacher.normalise(pixels))
         feature: Tensor = network.forward_head(tokens, pre_logits=True)
-        return [_centred(network.forward_head(tokens)), feature]
-
-
-def _centred(logits: Tensor) -> Tensor:
-    """Centred in float32: differences of large logits would suffer in the arithmetic of training."""
-    return centred(logits.float())
+        return [centred(network.forward_head(tokens).float()), feature]
 
 
 def accuracy(logits: Array, targets: Index) -> float:
