@@ -95,7 +95,7 @@ class MemberSchedule(Schedule, frozen=True):
             description="Weights that a sub-model starts from: cut from the teacher's, or drawn; "
             "auto draws only those that cannot be cut"
         ),
-    ] = "scratch"
+    ] = "auto"
     trunks: Annotated[
         Literal[1, 2],
         Meta(description="1: both heads on one trunk; 2: each on its own, half as deep"),
