@@ -64,7 +64,7 @@ class MemberSchedule(Schedule, frozen=True):
     ] = 1.0
     stack_weight: Annotated[
         Weight, Meta(description="Weight of imitating another's last feature")
-    ] = 0.5
+    ] = 0.0
     bag_weight: Annotated[Weight, Meta(description="Weight of the stand-alone classifier")] = 1.0
     distillation: Annotated[
         float,

@@ -130,7 +130,8 @@ def _report(work: Work, assignment: Assignment, submodel: SubModel) -> None:
 def _ensure_left_behind(work: Work, k: int) -> None:
     """Keep F_k and h_k of every variant, so that no later training runs a predecessor again."""
     assignment, count, variants = work.plan.assignments[k], len(work.data.train), work.variants
-    kept = [(_sum(work, k, v), _feature(work, k, v)) for v in range(variants.count)]
+    imitated = work.settings.schedule.stack_weight > 0
+    kept = [[_sum(work, k, v), _feature(work, k, v)][: 1 + imitated] for v in range(variants.count)]
     missing = [v for v, paths in enumerate(kept) if not all(path.exists() for path in paths)]
     if not missing:
         return
@@ -147,10 +148,8 @@ def _ensure_left_behind(work: Work, k: int) -> None:
                 index: Index, pixels: Views = pixels, before: Array | None = before
             ) -> list[Tensor]:
                 output = student(batch(pixels, index, device_of(student)))
-                if before is None:
-                    return [output.boost, output.feature]
-                known = rows(before, index).to(output.boost.device)
-                return [known + output.boost, output.feature]
+                known = 0 if before is None else rows(before, index).to(output.boost.device)
+                return [known + output.boost, output.feature][: 1 + imitated]
 
             keep_outputs(
                 kept[variant],

@@ -78,7 +78,9 @@ def asked(
     return Asked(
         options=RunOptions(data=str(data), seed=seed, autocast="fp32", **options),
         teacher_schedule=TeacherSchedule(epochs=epochs, batch_size=16),
-        schedule=MemberSchedule(epochs=epochs, batch_size=16, **(schedule or {})),
+        schedule=MemberSchedule(
+            epochs=epochs, batch_size=16, **{"stack_weight": 0.5, **(schedule or {})}
+        ),
         joint_schedule=JointSchedule(epochs=joint_epochs, batch_size=16),
         augmentation=Augmentation(variants=2),
     )
