@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,11 @@ from zmq.utils.garbage import gc as uncopied
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
+
+# A script that runs the tests in the background has them, and every process they start, ignore
+# Ctrl-C, which some of them are about.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
