@@ -148,7 +148,7 @@ def test_the_first_prepares_and_whoever_fails_speaks(folder: Path):
 #: `tests.support.runs.asked` as options, with a short joint pass.
 KNOBS = [
     *("--teacher-epochs", "2", "--teacher-batch-size", "16"),
-    *("--epochs", "3", "--batch-size", "16", "--variants", "2"),
+    *("--epochs", "3", "--batch-size", "16", "--variants", "2", "--stack-weight", "0.5"),
     *("--joint-epochs", "2", "--joint-batch-size", "16"),
     *("--autocast", "fp32", "--threads", "1"),
 ]
