@@ -4,6 +4,7 @@ torchrun starts them and stops all if one dies, so nothing here supervises anyth
 torchrun there is one process, and every function below returns at once.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -98,7 +99,12 @@ def joined(backend: str | None = None) -> Iterator[World]:
     distributed.init_process_group(backend or "gloo", timeout=PATIENCE)
     try:
         yield here
+        # Whoever leaves first would be a broken connection to those who still talk.
+        barrier()
     finally:
+        # A wrapped network that is still held by a cycle keeps threads of the group alive, which
+        # then end the process with SIGABRT.
+        gc.collect()
         distributed.destroy_process_group()
 
 

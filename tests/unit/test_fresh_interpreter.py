@@ -65,6 +65,8 @@ def test_every_name_shown_says_what_it_is() -> None:
 
 def test_one_version_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    newest = re.search(r"^## \[(?!Unreleased)([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    newest = re.search(
+        r"^## \[(?!Unreleased)([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     assert newest is not None
     assert project["version"] == mdp.__version__ == newest.group(1)
