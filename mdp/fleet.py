@@ -76,16 +76,18 @@ def new_fleet(bundle: Bundle, devices: Sequence[str], out: Path) -> Fleet:
 
     Raises InputError for a malformed or unknown device.
     """
-    planned = {a.device: a.k for a in bundle.manifest.plan.assignments}
+    plan = bundle.manifest.plan
     entries = []
     for text in devices:
         name, separator, address = text.partition("=")
-        k = planned.get(name.partition("/")[0])
+        assignment = plan.assignment_of(name.partition("/")[0])
         if not separator or not address:
             raise InputError(f"--device {text}: expected NAME=tcp://HOST:PORT")
-        if k is None:
-            raise InputError(f"--device {text}: expected one of {', '.join(planned)}, got {name!r}")
-        entries.append({"device": name, "address": address, "k": k})
+        if assignment is None:
+            devices = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
+            known = ", ".join(devices)
+            raise InputError(f"--device {text}: expected one of {known}, got {name!r}")
+        entries.append({"device": name, "address": address, "k": assignment.k})
     relative = os.path.relpath(bundle.path.resolve(), out.resolve().parent)
     fleet = _checked({"bundle": Path(relative).as_posix(), "devices": entries})
     write_toml(out, fleet)

@@ -4,6 +4,7 @@ import os
 from typing import Annotated, Literal
 
 from msgspec import Meta, field
+from msgspec.structs import replace
 
 from mdp.files import Record, read_toml
 from mdp.profile import (
@@ -13,6 +14,7 @@ from mdp.profile import (
     PositiveFloat,
     PositiveInt,
     Precision,
+    RuntimeName,
 )
 
 #: What fusion can be fitted and measured for: 2^16 subsets, of which some hundred are listed.
@@ -85,6 +87,35 @@ class Assignment(Record, frozen=True):
     why: str
     region: Region = Region()
     encoding: Encoding = "raw"
+    runtime: RuntimeName = "onnxruntime"
+    #: Predicted joules of one picture; None where the profile does not tell the device's power.
+    energy_j: NonNegativeFloat | None = None
+
+
+class Replica(Record, frozen=True):
+    """A further device that serves sub-model `k`, so that losing one device loses no member."""
+
+    k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+    device: DeviceName
+    predicted_ms: PredictedMs
+    memory_bytes: PositiveInt
+    provider: str
+    threads: PositiveInt
+    why: str
+    encoding: Encoding = "raw"
+    runtime: RuntimeName = "onnxruntime"
+    energy_j: NonNegativeFloat | None = None
+
+
+class PredictedAccuracy(Record, frozen=True):
+    """What a plan's answers are predicted to be worth, as fractions of pictures."""
+
+    #: With every member in.
+    all_in: Fraction
+    #: Mean over which devices happen to be there, by each one's availability.
+    expected: Fraction
+    #: By how much predictions of this kind were off on runs they were not fitted to, typically.
+    typical_error: Fraction
 
 
 class TeacherSpec(Record, frozen=True):
@@ -102,6 +133,8 @@ class SingleDevice(Record, frozen=True):
     submodel: SubModelSpec
     predicted_ms: PredictedMs
     is_teacher: bool
+    #: Predicted, as a fraction of pictures.
+    accuracy: Fraction | None = None
 
 
 class Plan(Record, frozen=True):
@@ -115,6 +148,9 @@ class Plan(Record, frozen=True):
     single_device: SingleDevice | None = None
     #: Devices that take no part, each with the reason.
     left_out: dict[str, str] = field(default_factory=dict)
+    #: Devices that serve a member which `assignments` give to another one.
+    replicas: list[Replica] = field(default_factory=list)
+    accuracy: PredictedAccuracy | None = None
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -123,10 +159,21 @@ class Plan(Record, frozen=True):
         devices = [assignment.device for assignment in self.assignments]
         if len(set(devices)) != len(devices):
             raise ValueError(f"`assignments` name a device twice: {', '.join(devices)}")
+        for replica in self.replicas:
+            if replica.k >= len(self.assignments):
+                raise ValueError(f"`replicas` name sub-model {replica.k}, which nobody is assigned")
+        devices += [replica.device for replica in self.replicas]
+        if len(set(devices)) != len(devices):
+            raise ValueError("`replicas` name a device twice, or one that has an assignment")
 
     def assignment_of(self, device: str) -> Assignment | None:
-        """The assignment of `device`, or None."""
-        return next((a for a in self.assignments if a.device == device), None)
+        """What `device` is to run, its own or as a replica, or None."""
+        own = next((a for a in self.assignments if a.device == device), None)
+        replica = next((r for r in self.replicas if r.device == device), None)
+        if own is not None or replica is None:
+            return own
+        changes = {name: getattr(replica, name) for name in replica.__struct_fields__}
+        return replace(self.assignments[replica.k], **changes)
 
 
 def read_plan(path: str | os.PathLike[str]) -> Plan:

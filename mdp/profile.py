@@ -13,11 +13,17 @@ from mdp.files import Record, read_toml
 
 #: A device's name is also its profile's file stem, a TOML key and part of a fleet entry's name.
 DeviceName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+#: onnxruntime's name of an execution provider, for instance `CPUExecutionProvider`.
+ProviderName = Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider$")]
 PositiveInt = Annotated[int, Meta(gt=0, le=2**48)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e15)]
 NonNegativeFloat = Annotated[float, Meta(ge=0, le=1e15)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-Precision = Literal["fp32"]
+#: How a sub-model's matrix products are computed. `int8` quantises activations as they come,
+#: `int8-static` by ranges that were seen on calibration pictures; both keep fp32 in between.
+Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-static"]
+#: The library that executes a sub-model on its device.
+RuntimeName = Literal["onnxruntime", "openvino"]
 
 
 class Link(Record, frozen=True):
@@ -30,7 +36,7 @@ class Link(Record, frozen=True):
 
 
 class LatencyPoint(Record, frozen=True):
-    """One measured ViT encoder: its shape and its steady-state batch-1 latency."""
+    """One measured ViT encoder: its shape, how it was run, and its steady-state latency."""
 
     image_size: PositiveInt
     patch_size: PositiveInt
@@ -39,8 +45,22 @@ class LatencyPoint(Record, frozen=True):
     num_heads: PositiveInt
     mlp_ratio: PositiveFloat
     threads: PositiveInt
+    #: Median milliseconds of one run, of all pictures of the batch together.
     latency_ms: PositiveFloat
     precision: Precision = "fp32"
+    runtime: RuntimeName = "onnxruntime"
+    #: onnxruntime's execution provider; None is the profile's.
+    provider: ProviderName | None = None
+    #: Pictures per run.
+    batch: PositiveInt = 1
+    #: Spread: the 10th and 90th percentile of the same runs.
+    p10_ms: PositiveFloat | None = None
+    p90_ms: PositiveFloat | None = None
+    #: From reading the model to being able to run it, and the first run.
+    start_up_ms: PositiveFloat | None = None
+    first_run_ms: PositiveFloat | None = None
+    #: By how much the process grew, from before reading the model to its steady state.
+    memory_bytes: NonNegativeFloat | None = None
 
 
 class Provenance(Record, frozen=True):
@@ -56,8 +76,7 @@ class DeviceProfile(Record, frozen=True):
 
     name: DeviceName
     kind: Literal["cpu", "gpu", "arm"]
-    #: onnxruntime's name of the execution provider, for instance `CPUExecutionProvider`.
-    provider: Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider$")]
+    provider: ProviderName
     #: Threads one inference may use.
     threads: PositiveInt
     #: Memory a sub-model may take, in bytes.

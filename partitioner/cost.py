@@ -19,7 +19,7 @@ from mdp.profile import DeviceProfile, LatencyPoint, Link
 
 _HEADS = 2
 _CHANNELS = 3
-_BYTES_PER_VALUE = {"fp32": 4}
+_BYTES_PER_VALUE = {"fp32": 4, "fp16": 2, "bf16": 4, "int8": 4, "int8-static": 4}
 
 #: Message header and ZeroMQ framing of one request or reply, estimated from the wire format.
 FRAMING_BYTES = 400

@@ -12,9 +12,16 @@ from mdp.plan import MAX_MEMBERS, Plan, read_plan
 from tests.support.bundles import colour_plan
 
 
+def without_none(value: Any) -> Any:
+    """TOML has no null: keys without a value are left out."""
+    if isinstance(value, dict):
+        return {key: without_none(item) for key, item in value.items() if item is not None}
+    return [without_none(item) for item in value] if isinstance(value, list) else value
+
+
 def changed(plan: Plan, **changes: Any) -> dict[str, Any]:
     """The plan as builtins, with `a__b=value` put at a -> b; 0, 1, ... index lists."""
-    content: dict[str, Any] = msgspec.to_builtins(plan)
+    content: dict[str, Any] = without_none(msgspec.to_builtins(plan))
     for key, value in changes.items():
         *way, last = key.split("__")
         place: Any = content
@@ -90,11 +97,52 @@ def test_what_a_plan_may_not_say(tmp_path: Path, changes: dict[str, Any], expect
     import tomli_w
 
     content = changed(colour_plan(), **changes)
-    content.pop("single_device", None)
     path = tmp_path / "plan.toml"
     path.write_text(tomli_w.dumps(content))
     with pytest.raises(ConfigError, match=rf"plan\.toml: .*{expected}"):
         read_plan(path)
+
+
+def with_replica(**changes: Any) -> Plan:
+    """A plan in which `delta` serves what `beta` is assigned."""
+    plan = colour_plan()
+    replica = {
+        "k": 1,
+        "device": "delta",
+        "predicted_ms": {"compute": 1.0, "network": 0.5, "total": 1.5},
+        "memory_bytes": 7,
+        "provider": "CUDAExecutionProvider",
+        "threads": 3,
+        "why": "a second one",
+        "runtime": "onnxruntime",
+    }
+    content = msgspec.to_builtins(plan) | {"replicas": [replica | changes]}
+    return msgspec.convert(content, Plan)
+
+
+def test_a_replica_runs_what_another_device_is_assigned(tmp_path: Path) -> None:
+    plan = with_replica()
+    write_toml(tmp_path / "plan.toml", plan)
+    assert read_plan(tmp_path / "plan.toml") == plan
+    own, replica = plan.assignment_of("beta"), plan.assignment_of("delta")
+    assert own is not None
+    assert replica is not None
+    assert replica.submodel == own.submodel
+    assert replica.region == own.region
+    assert (replica.k, replica.device, replica.threads) == (1, "delta", 3)
+    assert replica.provider == "CUDAExecutionProvider"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"k": 7}, "`replicas` name sub-model 7, which nobody is assigned"),
+        ({"device": "beta"}, "`replicas` name a device twice, or one that has an assignment"),
+    ],
+)
+def test_what_a_replica_may_not_be(changes: dict[str, Any], expected: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=expected):
+        with_replica(**changes)
 
 
 def test_too_many_members() -> None:
