@@ -95,13 +95,13 @@ def measure(path: Path, spec: SubModelSpec, threads: int, seconds: float) -> dic
     while time.perf_counter() < end:
         session.run(None, feed)
     times_ms: list[float] = []
-    others_before, begin = _others_cpu_s(), time.perf_counter()
+    others_before, begin = others_cpu_s(), time.perf_counter()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or len(times_ms) < MIN_RUNS:
         start = time.perf_counter()
         session.run(None, feed)
         times_ms.append((time.perf_counter() - start) * 1e3)
-    others_s = _others_cpu_s() - others_before
+    others_s = others_cpu_s() - others_before
     tenths = statistics.quantiles(times_ms, n=10)
     return {
         "latency_ms": round(statistics.median(times_ms), 4),
@@ -114,7 +114,7 @@ def measure(path: Path, spec: SubModelSpec, threads: int, seconds: float) -> dic
     }
 
 
-def _others_cpu_s() -> float:
+def others_cpu_s() -> float:
     """CPU seconds that everything but this process has used since the machine started (Linux)."""
     fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
     user, nice, system, _idle, _wait, irq, softirq, steal = (int(field) for field in fields[:8])

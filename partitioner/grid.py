@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from mdp.errors import InputError
 from mdp.plan import PredictedMs, SubModelSpec
 from mdp.profile import DeviceProfile
-from partitioner.cost import LatencyModel, fit_latency, macs, memory_bytes, predict
+from partitioner.cost import macs, memory_bytes
+from partitioner.latency import LatencyModel, fit_latency, predict
 
 #: The smallest picture, relative to the teacher's; below half of it too little is left to see.
 MIN_IMAGE_SHARE = 0.5

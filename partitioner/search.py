@@ -18,8 +18,10 @@ from mdp.plan import (
     TeacherSpec,
 )
 from mdp.profile import DeviceProfile
-from partitioner.cost import choose_encoding, memory_bytes, predict
+from partitioner.cost import memory_bytes
 from partitioner.grid import Candidate, Device, evaluate_grid, size_of, sub_model_grid, words
+from partitioner.latency import predict
+from partitioner.network import choose_encoding
 
 #: A sub-model whose picture size, or whose width and depth, another member already has counts this
 #: much less, once per such member: unlike members err differently, and that is what an ensemble

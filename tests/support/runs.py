@@ -7,8 +7,7 @@ import msgspec
 
 from mdp.files import write_toml
 from mdp.plan import Assignment, Plan, PredictedMs, Region, SubModelSpec, TeacherSpec
-from mdp.profile import LatencyPoint, Link, read_profile
-from partitioner.cost import LatencyModel
+from mdp.profile import Link, read_profile
 from partitioner.progress import Progress
 from partitioner.settings import (
     Asked,
@@ -18,6 +17,7 @@ from partitioner.settings import (
     RunOptions,
     TeacherSchedule,
 )
+from tests.support.latencies import Formula
 
 QUIET = Progress(io.StringIO())
 #: A teacher that two devices of `write_profiles` have to share, and their target.
@@ -88,14 +88,9 @@ def asked(
 
 def write_profiles(folder: Path) -> list[str]:
     """Profiles of two very slow devices: one MMAC takes about 100 ms, the network nothing."""
-    model = LatencyModel(
-        fixed_ms=1.0, layer_ms=1.0, mac_ms=1e-4, traffic_byte_ms=0.0, weight_byte_ms=0.0
-    )
-    latency = []
-    for size, dim, depth in ((8, 16, 1), (8, 64, 4), (16, 32, 2), (16, 64, 1), (24, 48, 4)):
-        shape = spec(size, dim, depth=depth)
-        values = {name: getattr(shape, name) for name in msgspec.structs.asdict(shape)}
-        latency.append(LatencyPoint(threads=1, latency_ms=model.predict_ms(shape, 0), **values))
+    model = Formula(fixed_ms=1.0, layer_ms=1.0, mac_ms=1e-4)
+    shapes = ((8, 16, 1), (8, 64, 4), (16, 32, 2), (16, 64, 1), (24, 48, 4))
+    latency = [model.point(spec(size, dim, depth=depth)) for size, dim, depth in shapes]
     paths = []
     for name in ("alpha", "beta"):
         profile = msgspec.structs.replace(

@@ -1,17 +1,13 @@
-"""What a ViT costs: counted against torch, predicted from profiles, and always monotone."""
+"""What a ViT costs: counted against torch and against the exported graph."""
 
-import dataclasses
+import functools
+from collections.abc import Callable
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from mdp.crop import encode_jpeg
-from mdp.errors import InputError
 from mdp.plan import SubModelSpec
-from mdp.profile import DeviceProfile, LatencyPoint, Link, read_profile, shipped_profiles
+from mdp.profile import Precision
 from partitioner import cost
 
 SHAPES = [
@@ -29,6 +25,7 @@ def spec_from(
     depth: int = 4,
     num_heads: int = 2,
     mlp_ratio: float = 4.0,
+    precision: Precision = "fp32",
 ) -> SubModelSpec:
     return SubModelSpec(
         image_size=image_size,
@@ -37,46 +34,8 @@ def spec_from(
         depth=depth,
         num_heads=num_heads,
         mlp_ratio=mlp_ratio,
+        precision=precision,
     )
-
-
-def points_from(
-    model: cost.LatencyModel, *, threads: int = 1, count: int = 12
-) -> list[LatencyPoint]:
-    """Latencies of varied shapes exactly as `model` has them."""
-    varied = [
-        (image_size, embed_dim, depth)
-        for image_size in (16, 32, 64)
-        for embed_dim in (64, 192)
-        for depth in (2, 12)
-    ]
-    specs = [
-        spec_from(image_size=i, embed_dim=d, depth=n, num_heads=d // 64)
-        for i, d, n in varied[:count]
-    ]
-    return [
-        LatencyPoint(
-            image_size=spec.image_size,
-            patch_size=spec.patch_size,
-            embed_dim=spec.embed_dim,
-            depth=spec.depth,
-            num_heads=spec.num_heads,
-            mlp_ratio=spec.mlp_ratio,
-            threads=threads,
-            latency_ms=model.predict_ms(spec, 0),
-        )
-        for spec in specs
-    ]
-
-
-def profile_with(latency: list[LatencyPoint], threads: int = 1) -> DeviceProfile:
-    like = read_profile("n100")
-    return msgspec.structs.replace(like, latency=latency, threads=threads)
-
-
-TRUTH = cost.LatencyModel(
-    fixed_ms=0.2, layer_ms=0.05, mac_ms=2e-8, traffic_byte_ms=1e-7, weight_byte_ms=3e-8
-)
 
 
 @pytest.mark.torch
@@ -129,114 +88,84 @@ def test_activations_of_a_long_sequence_are_its_attention_maps() -> None:
     assert maps < cost.activation_bytes(spec) < 1.1 * maps
 
 
-def test_the_fit_finds_the_formula_that_made_the_points() -> None:
-    model = cost.fit_latency(profile_with(points_from(TRUTH)))
-    for name in ("fixed_ms", "layer_ms", "mac_ms", "traffic_byte_ms", "weight_byte_ms"):
-        assert getattr(model, name) == pytest.approx(getattr(TRUTH, name), rel=1e-3)
+def with_precision(spec: SubModelSpec, precision: Precision) -> SubModelSpec:
+    return msgspec.structs.replace(spec, precision=precision)
 
 
-def test_few_points_are_fitted_without_the_memory_terms() -> None:
-    model = cost.fit_latency(profile_with(points_from(TRUTH, count=5)))
-    assert model.traffic_byte_ms == model.weight_byte_ms == 0
-    assert model.mac_ms > 0
+def test_int8_stores_one_byte_per_weight_of_a_matrix_product() -> None:
+    spec = spec_from(embed_dim=64, depth=4)
+    matrices = 4 * 12 * 64 * 64 + 2 * 64 * 10
+    saved = cost.weight_bytes(spec, 10) - cost.weight_bytes(with_precision(spec, "int8"), 10)
+    assert saved == 3 * matrices - 5 * (4 * 4 + 2)
 
 
-def test_the_fit_uses_the_points_with_the_profile_s_threads() -> None:
-    slow = points_from(dataclasses.replace(TRUTH, fixed_ms=50.0))
-    fast = points_from(TRUTH, threads=2)
-    model = cost.fit_latency(profile_with(slow + fast, threads=2))
-    assert model.fixed_ms == pytest.approx(TRUTH.fixed_ms, rel=1e-3)
+def test_fp16_halves_what_is_stored_and_what_is_alive() -> None:
+    spec = spec_from()
+    half = with_precision(spec, "fp16")
+    pixels = 3 * 32 * 32
+    assert 2 * cost.weight_bytes(half, 10) == cost.weight_bytes(spec, 10)
+    assert 2 * (cost.activation_bytes(half) - pixels) == cost.activation_bytes(spec) - pixels
 
 
-def test_fewer_threads_stand_in_where_no_point_has_the_profile_s() -> None:
-    points = points_from(TRUTH, threads=1)
-    assert cost.matching_points(profile_with(points, threads=4)) == points
+def test_bf16_is_stored_as_fp32() -> None:
+    spec = spec_from()
+    assert cost.weight_bytes(with_precision(spec, "bf16"), 10) == cost.weight_bytes(spec, 10)
 
 
-def test_points_with_more_threads_are_no_ground_for_a_prediction() -> None:
-    points = points_from(TRUTH, threads=4)
-    with pytest.raises(InputError, match=r"'n100': expected at least 3 `latency` points with 2"):
-        cost.fit_latency(profile_with(points, threads=2))
+@pytest.fixture(scope="module")
+def exported() -> Callable[[tuple[int, ...]], bytes]:
+    """fp32 ONNX of a shape with seven classes, as it is served, every weight different."""
+    import torch
+
+    from partitioner.export import ServedMember, to_onnx
+    from partitioner.submodel import SubModel
+
+    @functools.cache
+    def export(shape: tuple[int, ...]) -> bytes:
+        module = ServedMember(SubModel(spec_from(*shape), 7))
+        with torch.no_grad():
+            for parameter in module.parameters():  # equal ones would be stored once
+                torch.nn.init.normal_(parameter)
+        return to_onnx(module, shape[0], ["boost", "bag"], {})
+
+    return export
 
 
-@pytest.mark.parametrize("name", sorted(shipped_profiles()))
-def test_shipped_profiles_are_fitted_closely(name: str) -> None:
-    profile = read_profile(name)
-    errors = np.abs(cost.relative_errors(cost.fit_latency(profile), cost.matching_points(profile)))
-    assert np.median(errors) < 0.05
-    assert errors.max() < 0.25
+#: The GELU, the dealing of queries, keys and values, the maps, and the pixels are widest in turn.
+WIDEST = [
+    (24, 4, 96, 2, 3, 4.0),
+    (16, 4, 48, 1, 2, 1.5),
+    (48, 4, 16, 1, 4, 2.0),
+    (48, 24, 16, 2, 2, 2.0),
+]
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    noise=st.lists(st.floats(0.5, 2.0), min_size=12, max_size=12),
-    image_size=st.sampled_from([16, 32, 48]),
-    embed_dim=st.sampled_from([64, 128, 192]),
-    depth=st.integers(1, 12),
-    num_classes=st.integers(2, 1000),
-)
-def test_a_larger_model_is_never_predicted_to_be_faster(
-    noise: list[float], image_size: int, embed_dim: int, depth: int, num_classes: int
+@pytest.mark.torch
+@pytest.mark.parametrize("shape", WIDEST)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_exported_graph_is_counted_exactly(
+    exported: Callable[[tuple[int, ...]], bytes], shape: tuple[int, ...], batch: int
 ) -> None:
-    points = [
-        msgspec.structs.replace(point, latency_ms=point.latency_ms * factor)
-        for point, factor in zip(points_from(TRUTH), noise, strict=True)
-    ]
-    model = cost.fit_latency(profile_with(points))
-    shape = {"image_size": image_size, "embed_dim": embed_dim, "depth": depth}
-    predicted_ms = model.predict_ms(spec_from(**shape), num_classes)
-    assert predicted_ms > 0
-    for larger in ({"image_size": 64}, {"embed_dim": 256}, {"depth": 13}):
-        assert model.predict_ms(spec_from(**shape | larger), num_classes) >= predicted_ms
-    assert model.predict_ms(spec_from(**shape), num_classes + 1) >= predicted_ms
+    from tests.support import graphs
+
+    spec, model = spec_from(*shape), graphs.inferred(exported(shape), batch)
+    assert graphs.matrix_macs(model) == batch * cost.macs(spec, 7)
+    assert graphs.stored_bytes(model) == cost.weight_bytes(spec, 7)
+    assert graphs.peak_bytes(model) == cost.activation_bytes(spec, batch)
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 5))
-def test_non_negative_least_squares_meets_its_optimality_conditions(
-    seed: int, columns: int
+@pytest.mark.torch
+@pytest.mark.parametrize("shape", WIDEST)
+def test_the_quantised_graph_is_counted_exactly(
+    exported: Callable[[tuple[int, ...]], bytes], shape: tuple[int, ...]
 ) -> None:
-    rng = np.random.default_rng(seed)
-    a, b = rng.normal(size=(9, columns)), rng.normal(size=9)
-    x = np.array(cost.non_negative_least_squares(a, b))
-    gradient = a.T @ (a @ x - b)
-    # Karush-Kuhn-Tucker: no used column can improve, no unused one would help.
-    assert (x >= 0).all()
-    assert gradient.min() > -1e-6
-    assert np.abs(gradient[x > 0]).max(initial=0.0) < 1e-6
+    from benchmarks.latency_models import quantised
+    from tests.support import graphs
 
-
-def test_network_time_counts_both_directions() -> None:
-    link = Link(bandwidth_bps=1e6, round_trip_s=0.002)
-    sent = 3 * 24 * 24 + cost.FRAMING_BYTES
-    received = 2 * 10 * 4 + cost.FRAMING_BYTES
-    expected_ms = 2 + (sent + received) * 8 / 1e3
-    assert cost.network_ms(link, 24, 10, "raw") == pytest.approx(expected_ms)
-
-
-def test_jpeg_is_chosen_where_the_link_is_slow() -> None:
-    slow, fast = (
-        Link(bandwidth_bps=20e6, round_trip_s=0.003),
-        Link(bandwidth_bps=940e6, round_trip_s=0),
-    )
-    assert cost.choose_encoding(slow, 224, 1000) == "jpeg"
-    assert cost.choose_encoding(slow, 24, 10) == "raw"
-    assert cost.choose_encoding(fast, 224, 1000) == "raw"
-    raw, jpeg = (cost.network_ms(slow, 224, 1000, encoding) for encoding in ("raw", "jpeg"))
-    assert raw - jpeg >= cost.JPEG_MIN_SAVING_MS
-
-
-def test_estimated_jpeg_bytes_are_those_of_a_soft_picture_within_a_factor_of_two() -> None:
-    x = np.linspace(0, 20, 112)
-    wave = 127 + 60 * np.sin(x[:, None] * 3) * np.cos(x[None, :] * 5)
-    noise = np.random.default_rng(0).normal(0, 6, (112, 112, 3))
-    view = np.clip(wave[..., None] + noise, 0, 255).astype(np.uint8)
-    estimated = cost.request_bytes(112, "jpeg") - cost.FRAMING_BYTES
-    assert 0.5 < len(encode_jpeg(view)) / estimated < 2
-
-
-def test_a_prediction_adds_up_and_is_kept_to_the_microsecond() -> None:
-    profile = read_profile("raspberry-pi-5")
-    predicted = cost.predict(profile, cost.fit_latency(profile), spec_from(), 10)
-    assert predicted.total == round(predicted.compute + predicted.network, 3)
-    assert predicted.compute == round(predicted.compute, 3) > 0
+    spec = spec_from(*shape, precision="int8")
+    model = graphs.inferred(quantised(exported(shape)))
+    assert graphs.matrix_macs(model) == cost.macs(spec, 7)
+    assert graphs.stored_bytes(model) == cost.weight_bytes(spec, 7)
+    # The quantiser orders nodes anew: one scale, or the class token, may be alive besides.
+    besides = graphs.peak_bytes(model) - cost.activation_bytes(spec)
+    assert 0 <= besides <= 4 * (spec.embed_dim + 1)

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from mdp.errors import InputError, PlanRefused
 from mdp.plan import Plan, SubModelSpec, TeacherSpec, read_plan
-from mdp.profile import DeviceProfile, LatencyPoint, Link, read_profile
+from mdp.profile import DeviceProfile, Link, read_profile
 from partitioner import cost
 from partitioner.grid import sub_model_grid
+from partitioner.latency import fit_latency, predict
 from partitioner.search import make_plan
+from tests.support.latencies import Formula
 
 DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
 
@@ -48,27 +50,9 @@ def device(
     availability: float = 1.0,
 ) -> DeviceProfile:
     """A profile whose latency points follow a plain formula."""
-    model = cost.LatencyModel(
-        fixed_ms=fixed_ms,
-        layer_ms=layer_ms,
-        mac_ms=1e-6 / gmacs_per_s,
-        traffic_byte_ms=0.0,
-        weight_byte_ms=0.0,
-    )
+    formula = Formula(fixed_ms=fixed_ms, layer_ms=layer_ms, mac_ms=1e-6 / gmacs_per_s)
     shapes = [teacher(16 * i, 8, 64 * i, d, i).shape for i in (1, 2, 4) for d in (2, 8)]
-    latency = [
-        LatencyPoint(
-            image_size=shape.image_size,
-            patch_size=shape.patch_size,
-            embed_dim=shape.embed_dim,
-            depth=shape.depth,
-            num_heads=shape.num_heads,
-            mlp_ratio=shape.mlp_ratio,
-            threads=1,
-            latency_ms=model.predict_ms(shape, 0),
-        )
-        for shape in shapes
-    ]
+    latency = [formula.point(shape) for shape in shapes]
     link = Link(bandwidth_bps=1e9, round_trip_s=round_trip_ms / 1e3)
     return msgspec.structs.replace(
         read_profile("n100"),
@@ -99,9 +83,7 @@ def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> No
     assert size(plan.teacher.shape) not in {size(a.submodel) for a in plan.assignments}
     for assignment in plan.assignments:
         profile = by_name[assignment.device]
-        predicted = cost.predict(
-            profile, cost.fit_latency(profile), assignment.submodel, num_classes
-        )
+        predicted = predict(profile, fit_latency(profile), assignment.submodel, num_classes)
         assert assignment.predicted_ms == predicted
         assert predicted.total <= plan.target_ms
         assert assignment.memory_bytes == cost.memory_bytes(assignment.submodel, num_classes)

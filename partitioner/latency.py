@@ -1,0 +1,272 @@
+"""Milliseconds of a ViT sub-model on a device, fitted to the points of its profile. Pure.
+
+A way of running has a formula of its own: a sum of terms that grow with the model
+(`partitioner.latency_terms`) times coefficients that are not negative. This is the roofline model
+of Williams, Waterman and Patterson (CACM 2009) with its terms added up instead of the largest
+taken.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mdp.errors import InputError
+from mdp.plan import PredictedMs, SubModelSpec
+from mdp.profile import DeviceProfile, LatencyPoint, Precision, RuntimeName
+from partitioner.latency_terms import COLUMN, NAMES, Array, dimensions, terms
+from partitioner.network import choose_encoding, network_ms
+
+_Groups = tuple[tuple[str, ...], ...]
+
+#: A formula needs at least this many points.
+MIN_POINTS = 3
+#: A shape measured twice the same way may differ by this factor, and a model that is larger in
+#: every dimension may be faster by that one; more is a mistake, such as seconds among milliseconds.
+MAX_REPEATED, MAX_REVERSED = 2.0, 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Way:
+    """How a sub-model is run on its device."""
+
+    precision: Precision = "fp32"
+    runtime: RuntimeName = "onnxruntime"
+    provider: str = "CPUExecutionProvider"
+    threads: int = 1
+
+    def __str__(self) -> str:
+        plural = "" if self.threads == 1 else "s"
+        return (
+            f"{self.precision} in {self.runtime} on {self.provider} "
+            f"with {self.threads} thread{plural}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A predicted latency and how sure it is."""
+
+    ms: float
+    #: Where nine of ten measurements are expected, as far as the profile's points can tell.
+    low_ms: float
+    high_ms: float
+    #: In which dimensions the shape lies outside what was measured; empty if in none.
+    outside: str
+
+
+def ways(profile: DeviceProfile) -> list[Way]:
+    """Every way of running that the profile has enough points of, in a fixed order."""
+    counts = Counter(_way_of(point, profile) for point in profile.latency)
+    return sorted(way for way, count in counts.items() if count >= MIN_POINTS)
+
+
+def own_way(profile: DeviceProfile) -> Way:
+    """fp32 in onnxruntime on the profile's provider with its threads."""
+    return Way(provider=profile.provider, threads=profile.threads)
+
+
+def _way_of(point: LatencyPoint, profile: DeviceProfile) -> Way:
+    return Way(
+        precision=point.precision,
+        runtime=point.runtime,
+        provider=point.provider or profile.provider,
+        threads=point.threads,
+    )
+
+
+def spec_of(point: LatencyPoint) -> SubModelSpec:
+    """The shape that a profile's latency point was measured with."""
+    return SubModelSpec(
+        image_size=point.image_size,
+        patch_size=point.patch_size,
+        embed_dim=point.embed_dim,
+        depth=point.depth,
+        num_heads=point.num_heads,
+        mlp_ratio=point.mlp_ratio,
+        precision=point.precision,
+    )
+
+
+def matching_points(profile: DeviceProfile, way: Way | None = None) -> list[LatencyPoint]:
+    """The points that `way` is fitted to.
+
+    None is the profile's own way; where it has too few points, those with fewer threads stand in:
+    they are slower, so this errs on the safe side. Raises InputError when fewer than three points
+    are left or when they contradict each other.
+    """
+    wanted = way or own_way(profile)
+    points = [point for point in profile.latency if _way_of(point, profile) == wanted]
+    if way is None and len(points) < MIN_POINTS:
+        points = [
+            point
+            for point in profile.latency
+            if point.threads <= profile.threads
+            and _way_of(point, profile) == _with_threads(wanted, point.threads)
+        ]
+    if len(points) < MIN_POINTS:
+        raise InputError(_too_few(profile, way, len(points)))
+    _check_contradictions(profile, points)
+    return points
+
+
+def _with_threads(way: Way, threads: int) -> Way:
+    return Way(precision=way.precision, runtime=way.runtime, provider=way.provider, threads=threads)
+
+
+def _too_few(profile: DeviceProfile, way: Way | None, found: int) -> str:
+    start = f"profile {profile.name!r}: expected at least {MIN_POINTS} `latency` points "
+    if way is None:
+        return (
+            f"{start}with {profile.threads} threads or fewer, fp32, in onnxruntime on "
+            f"{profile.provider}, found {found}"
+        )
+    measured = "; ".join(map(str, ways(profile))) or "none"
+    return f"{start}of {way}, found {found} (ways with enough points: {measured})"
+
+
+def _check_contradictions(profile: DeviceProfile, points: Sequence[LatencyPoint]) -> None:
+    """Raise InputError where two points cannot both be true."""
+    sizes = _sizes(points)
+    # Pictures per run and threads are part of a point's size here: fewer threads stand in for more.
+    for i, point in enumerate(points):
+        same = (sizes == sizes[i]).all(axis=1)
+        smaller = (sizes <= sizes[i]).all(axis=1)
+        for j in map(int, np.flatnonzero(smaller)):
+            allowed = MAX_REPEATED if same[j] else MAX_REVERSED
+            if points[j].latency_ms > allowed * point.latency_ms:
+                relation = "the same shape run the same way" if same[j] else "larger"
+                raise InputError(
+                    f"profile {profile.name!r}: `latency` contradicts itself: "
+                    f"{_words(points[j])} takes {points[j].latency_ms:g} ms and "
+                    f"{_words(point)}, {relation}, takes {point.latency_ms:g} ms"
+                )
+
+
+def _sizes(points: Sequence[LatencyPoint]) -> Array:
+    d = dimensions([spec_of(point) for point in points])
+    extra = [(point.batch, -point.threads) for point in points]
+    return np.column_stack([*d.values(), np.array(extra, dtype=np.float64)])
+
+
+def _words(point: LatencyPoint) -> str:
+    return (
+        f"{point.image_size} px, patch {point.patch_size}, {point.embed_dim} wide, "
+        f"{point.depth} deep"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LatencyModel:
+    """The fitted latency of one way of running: non-negative coefficients times growing terms.
+
+    As no term shrinks and no coefficient is negative, a larger model is never predicted to be
+    faster.
+    """
+
+    way: Way
+    #: Milliseconds per unit of each column of `partitioner.latency_terms.terms`.
+    coefficients: Array
+    #: Largest and smallest of each dimension that was measured: `[2, dimensions]`.
+    measured: Array
+    #: Spread of the logarithm of measured over predicted, each point left out of its own fit.
+    spread: float
+
+    def from_terms(self, counts: Array) -> Array:
+        """Predicted milliseconds `[n]` of shapes whose `terms` are `[n, terms]`, any precision."""
+        predicted: Array = counts @ self.coefficients
+        return predicted
+
+    def predict_many_ms(
+        self, specs: Sequence[SubModelSpec], num_classes: int, batch: int = 1
+    ) -> Array:
+        """Predicted milliseconds `[n]` of one run of each; raises InputError."""
+        for precision in {spec.precision for spec in specs}:
+            if precision != self.way.precision:
+                raise InputError(f"expected sub-models of {self.way.precision}, got {precision}")
+        return self.from_terms(terms(specs, num_classes, batch))
+
+    def predict_ms(self, spec: SubModelSpec, num_classes: int, batch: int = 1) -> float:
+        """Predicted compute milliseconds of one run of `batch` pictures; raises InputError."""
+        return float(self.predict_many_ms([spec], num_classes, batch)[0])
+
+    def estimate(self, spec: SubModelSpec, num_classes: int, batch: int = 1) -> Estimate:
+        """The prediction with its uncertainty and what it extrapolates; raises InputError."""
+        milliseconds = self.predict_ms(spec, num_classes, batch)
+        factor = math.exp(1.645 * self.spread)
+        return Estimate(
+            ms=milliseconds,
+            low_ms=milliseconds / factor,
+            high_ms=milliseconds * factor,
+            outside="",
+        )
+
+
+_MACS = ("embedding_macs", "layer_macs", "attention_macs", "head_weights")
+_VALUES = ("width_values", "hidden_values", "map_values")
+_WEIGHTS = ("layer_weights", "head_weights")
+_FIRST: _Groups = (("call",), ("layers",), _MACS)
+_FINE: _Groups = (
+    *((name,) for name in NAMES if name not in ("layer_macs", *_WEIGHTS)),
+    ("layer_macs", "head_weights"),
+    _WEIGHTS,
+)
+#: Ever finer formulas, and how many points each needs. The terms of one group share a coefficient.
+_FORMULAS: tuple[tuple[int, _Groups], ...] = (
+    (3, _FIRST),
+    (6, (*_FIRST, _VALUES, _WEIGHTS)),
+    (24, _FINE),
+)
+
+
+def fit_latency(profile: DeviceProfile, way: Way | None = None) -> LatencyModel:
+    """Fit the formula to the profile's points of `way`, minimising squared relative errors.
+
+    None is fp32 in onnxruntime on the profile's provider with its threads. Points are encoders
+    without a classifier, so they are counted with no classes. The fewer points, the fewer terms,
+    lest the fit follow the noise. Raises InputError.
+    """
+    points = matching_points(profile, way)
+    counts = np.vstack([terms([spec_of(point)], 0, point.batch) for point in points])
+    measured_ms = np.array([point.latency_ms for point in points])
+    groups = next(groups for least, groups in reversed(_FORMULAS) if len(points) >= least)
+    grouped = np.stack([sum(counts[:, COLUMN[n]] for n in group) for group in groups], axis=1)
+    relative = grouped / measured_ms[:, None]
+    solution = non_negative_least_squares(relative, np.ones(len(points)))
+    coefficients = np.zeros(len(NAMES))
+    for group, value in zip(groups, solution, strict=True):
+        coefficients[[COLUMN[name] for name in group]] += value
+    sizes = _sizes(points)
+    return LatencyModel(
+        way=way or own_way(profile),
+        coefficients=coefficients,
+        measured=np.stack([sizes.min(axis=0), sizes.max(axis=0)]),
+        spread=float(np.std(np.log(counts @ coefficients / measured_ms))),
+    )
+
+
+def relative_errors(model: LatencyModel, points: Sequence[LatencyPoint]) -> list[float]:
+    """Predicted over measured minus one, for each point."""
+    return [model.predict_ms(spec_of(p), 0, p.batch) / p.latency_ms - 1 for p in points]
+
+
+def non_negative_least_squares(a: Array, b: Array) -> Array:
+    """The x >= 0 that minimises |a x - b| (Lawson and Hanson, 1974, ch. 23)."""
+    from scipy.optimize import nnls
+
+    scale = np.linalg.norm(a, axis=0)
+    scale[scale == 0] = 1.0
+    solution: Array = nnls(a / scale, b)[0] / scale
+    return solution
+
+
+def predict(
+    profile: DeviceProfile, model: LatencyModel, spec: SubModelSpec, num_classes: int
+) -> PredictedMs:
+    """Predicted milliseconds of one picture on one device, to the microsecond."""
+    encoding = choose_encoding(profile.link, spec.image_size, num_classes)
+    network = round(network_ms(profile.link, spec.image_size, num_classes, encoding), 3)
+    compute = round(model.predict_ms(spec, num_classes), 3)
+    return PredictedMs(compute=compute, network=network, total=round(compute + network, 3))

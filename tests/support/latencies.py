@@ -1,0 +1,45 @@
+"""Latencies that follow a plain formula, for profiles whose answers a test can know."""
+
+from dataclasses import dataclass
+
+from mdp.plan import SubModelSpec
+from mdp.profile import LatencyPoint
+from partitioner import cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """A fixed time, and times per layer, multiply-accumulate, element-wise value and weight."""
+
+    fixed_ms: float
+    layer_ms: float
+    mac_ms: float
+    value_ms: float = 0.0
+    weight_ms: float = 0.0
+
+    def predict_ms(self, spec: SubModelSpec, num_classes: int) -> float:
+        """Milliseconds of one picture."""
+        length = cost.tokens(spec)
+        values = length * (spec.embed_dim + cost.hidden_dim(spec)) + spec.num_heads * length**2
+        heads = 2 * spec.embed_dim * num_classes
+        return (
+            self.fixed_ms
+            + self.layer_ms * spec.depth
+            + self.mac_ms * cost.macs(spec, num_classes)
+            + self.value_ms * spec.depth * values
+            + self.weight_ms * (spec.depth * cost.layer_weights(spec) + heads)
+        )
+
+    def point(self, spec: SubModelSpec, threads: int = 1) -> LatencyPoint:
+        """What measuring `spec` would give."""
+        return LatencyPoint(
+            image_size=spec.image_size,
+            patch_size=spec.patch_size,
+            embed_dim=spec.embed_dim,
+            depth=spec.depth,
+            num_heads=spec.num_heads,
+            mlp_ratio=spec.mlp_ratio,
+            threads=threads,
+            latency_ms=self.predict_ms(spec, 0),
+            precision=spec.precision,
+        )
