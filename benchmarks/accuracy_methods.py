@@ -118,6 +118,7 @@ ABLATIONS: dict[str, Method] = {
     "start-scratch": _ours(start="scratch"),
     "start-scratch-stack-0.5": _ours(start="scratch", stack_weight=0.5),
     "start-teacher": _ours(start="teacher"),
+    "later-as-long": _ours(later_share=1.0),
     "one-trunk": _ours(trunks=1),
     "two-trunks": _ours(lambda shapes, _: [even(spec) for spec in shapes.members], trunks=2),
     "reversed-order": _ours(lambda shapes, _: shapes.members[::-1]),

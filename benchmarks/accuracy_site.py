@@ -224,6 +224,7 @@ def _of_rival(settings: Settings, **own: Any) -> Settings:
         "start": "scratch",
         "trunks": 1,
         "patience": 0,
+        "later_share": 1.0,
     }
     schedule = msgspec.structs.replace(settings.schedule, **{**pinned, **own})
     return msgspec.structs.replace(settings, schedule=schedule)

@@ -1,7 +1,8 @@
-"""Start a sub-model from the teacher's own weights: choose layers, heads and units, slice the rest.
+"""Start a sub-model from another network's weights: choose layers, heads and units, slice the rest.
 
-The choices, all of them read off the weights alone, so that the same teacher always gives the same
-sub-model, and with every size equal the sub-model computes exactly the teacher's feature:
+The other one is the teacher, or an earlier sub-model; here both are called teacher. The choices,
+all of them read off the weights alone, so that the same teacher always gives the same sub-model,
+and with every size equal the sub-model computes exactly the teacher's feature:
 
 - *Layers*: evenly spaced, the first and the last among them, as in DistilBERT (Sanh et al. 2019,
   arXiv 1910.01108), which took every second one.
@@ -27,7 +28,8 @@ its weights would be read without what they were trained with.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +37,29 @@ from torch import Tensor, nn
 from mdp.errors import InputError
 from mdp.plan import SubModelSpec, TeacherSpec
 from partitioner.submodel import MEAN, STD, Normalise
-from partitioner.teacher import Teacher, outline
+from partitioner.teacher import outline
 
 _CANNOT = "cannot start from the teacher's weights"
+
+
+class Heritage(Protocol):
+    """Whose weights are cut, and what it makes of pixels before it sees them."""
+
+    @property
+    def network(self) -> nn.Module:
+        """A timm ViT."""
+
+    @property
+    def normalise(self) -> Normalise:
+        """From pixels to what the network was trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predecessor:
+    """A trained sub-model's trunk as what another one may start from."""
+
+    network: nn.Module
+    normalise: Normalise = field(default_factory=lambda: Normalise(MEAN, STD))
 
 
 def check_heritage(teacher: TeacherSpec, members: Iterable[SubModelSpec]) -> None:
@@ -54,7 +76,7 @@ def check_heritage(teacher: TeacherSpec, members: Iterable[SubModelSpec]) -> Non
         )
 
 
-def inherit(trunk: nn.Module, teacher: Teacher) -> None:
+def inherit(trunk: nn.Module, teacher: Heritage) -> None:
     """Overwrite the weights of a sub-model's trunk, in place, with a selection of the teacher's.
 
     Raises InputError when the teacher's blocks have no counterpart in the trunk, or when the

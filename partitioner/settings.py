@@ -55,6 +55,10 @@ class MemberSchedule(Schedule, frozen=True):
     """How each sub-model is trained, one after another."""
 
     epochs: Annotated[int, Meta(ge=1, le=100_000, description="Epochs per sub-model")] = 20
+    later_share: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Epochs of every later sub-model, as a share of the first's"),
+    ] = 0.7
     batch_size: BatchSize = 64
     learning_rate: LearningRate = 2e-3
     weight_decay: WeightDecay = 0.05
@@ -93,7 +97,7 @@ class MemberSchedule(Schedule, frozen=True):
         Literal["auto", "teacher", "scratch"],
         Meta(
             description="Weights that a sub-model starts from: cut from the teacher's, or drawn; "
-            "auto draws only those that cannot be cut"
+            "auto cuts the later ones from an earlier sub-model, and draws only what cannot be cut"
         ),
     ] = "auto"
     trunks: Annotated[
@@ -109,6 +113,11 @@ class MemberSchedule(Schedule, frozen=True):
             "split, and take the best; 0 is never",
         ),
     ] = 0
+
+    def of(self, k: int) -> "MemberSchedule":
+        """The schedule of sub-model `k`."""
+        share = self.later_share if k else 1.0
+        return msgspec.structs.replace(self, epochs=max(1, round(share * self.epochs)))
 
 
 class JointSchedule(Schedule, frozen=True):

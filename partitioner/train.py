@@ -15,7 +15,7 @@ from mdp.plan import Assignment
 from partitioner.arrays import Array, Index, Views, load, rows
 from partitioner.compute import training_device
 from partitioner.distributed import finished, first_then_others, is_first, together
-from partitioner.inherit import inherit
+from partitioner.inherit import Predecessor, inherit
 from partitioner.loop import derived_seed, fit
 from partitioner.outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.student import Lesson, MemberLoss, Student
@@ -41,10 +41,10 @@ def train_members(work: Work, teacher: Teacher, targets: Targets) -> None:
 
 
 def _train_member(work: Work, assignment: Assignment, teacher: Teacher, targets: Targets) -> None:
-    k, schedule = assignment.k, work.settings.schedule
+    k, schedule = assignment.k, work.settings.schedule.of(assignment.k)
     with first_then_others():
         lesson = _lesson(work, assignment, targets)
-        submodel = _untrained(work, assignment, teacher)
+        submodel = untrained(work, assignment, teacher)
         validate = _BagLoss(work, assignment) if schedule.patience else None
     student = Student(submodel, [feature.shape[1] for feature in lesson.imitated[0]])
     what = f"training sub-model {k} for {assignment.device}"
@@ -59,12 +59,14 @@ def _train_member(work: Work, assignment: Assignment, teacher: Teacher, targets:
             stage.checkpoint.unlink(missing_ok=True)
 
 
-def _untrained(work: Work, assignment: Assignment, teacher: Teacher) -> SubModel:
+def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> SubModel:
     """Sub-model k as its training finds it; raises InputError if the teacher does not fit it."""
     torch.manual_seed(derived_seed(work.settings.seed, "member", assignment.k, "init"))
     submodel = work.new_member(assignment)
     start = work.settings.schedule.start
-    if start == "scratch":
+    if start == "scratch" or (
+        start == "auto" and _inherit_from_earlier(work, submodel, assignment.k)
+    ):
         return submodel
     try:
         for trunk in submodel.trunks():
@@ -76,23 +78,44 @@ def _untrained(work: Work, assignment: Assignment, teacher: Teacher) -> SubModel
     return submodel
 
 
+def _inherit_from_earlier(work: Work, submodel: SubModel, k: int) -> bool:
+    """Cut sub-model k from the first earlier one that is large enough; False if none is.
+
+    What that one has learned is kept, so that fewer epochs do (docs/accuracy.md).
+    """
+    for earlier in work.plan.assignments[:k]:
+        trained = work.load_member(earlier, joint=False)
+        try:
+            for trunk, heritage in zip(submodel.trunks(), trained.trunks(), strict=True):
+                inherit(trunk, Predecessor(heritage))
+        except InputError:
+            continue
+        return True
+    return False
+
+
 def _lesson(work: Work, assignment: Assignment, targets: Targets) -> Lesson:
     """What sub-model k is trained on: its views, the labels, and what others know of them."""
     k, variants, schedule = assignment.k, work.variants, work.settings.schedule
-    every = range(variants.count)
+    every = _seen(work, k)
     features: list[list[Array]] = [[] for _ in every]
     if schedule.stack_weight and schedule.imitate == "teacher":
-        features = [[feature] for feature in targets.features]
+        features = [[targets.features[v]] for v in every]
     elif schedule.stack_weight and k:
         first = 0 if schedule.imitate == "predecessors" else k - 1
         features = [[load(_feature(work, j, v)) for j in range(first, k)] for v in every]
     return Lesson(
         pixels=[variants.view(view_of(assignment), v) for v in every],
         labels=[variants.labels(v) for v in every],
-        teacher=targets.train,
+        teacher=[targets.train[v] for v in every],
         before=[load(_sum(work, k - 1, v)) for v in every] if k else [],
         imitated=features,
     )
+
+
+def _seen(work: Work, k: int) -> range:
+    """The variants that come up while sub-model k is trained."""
+    return range(min(work.variants.count, work.settings.schedule.of(k).epochs))
 
 
 class _BagLoss:
@@ -128,10 +151,11 @@ def _report(work: Work, assignment: Assignment, submodel: SubModel) -> None:
 
 
 def _ensure_left_behind(work: Work, k: int) -> None:
-    """Keep F_k and h_k of every variant, so that no later training runs a predecessor again."""
+    """Keep F_k and h_k of every variant that the next one sees, so that nobody runs k again."""
     assignment, count, variants = work.plan.assignments[k], len(work.data.train), work.variants
     imitated = work.settings.schedule.stack_weight > 0
-    kept = [[_sum(work, k, v), _feature(work, k, v)][: 1 + imitated] for v in range(variants.count)]
+    seen = _seen(work, k + 1)
+    kept = [[_sum(work, k, v), _feature(work, k, v)][: 1 + imitated] for v in seen]
     missing = [v for v, paths in enumerate(kept) if not all(path.exists() for path in paths)]
     if not missing:
         return

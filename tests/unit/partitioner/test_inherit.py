@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 
 from mdp.errors import InputError  # noqa: E402
 from mdp.plan import SubModelSpec  # noqa: E402
-from partitioner.inherit import check_heritage, evenly, inherit  # noqa: E402
+from partitioner.inherit import Predecessor, check_heritage, evenly, inherit  # noqa: E402
 from partitioner.submodel import MEAN, STD, Normalise, SubModel, draw_weights  # noqa: E402
 from partitioner.teacher import Teacher, build_teacher, teacher_spec  # noqa: E402
 
@@ -88,6 +88,14 @@ def test_of_equal_shape_it_computes_the_teacher_s_feature(name: str, more: dict[
     inherit(trunk, source)
     assert (before - wanted).abs().max() > 0.1
     torch.testing.assert_close(feature(trunk), wanted, atol=1e-4, rtol=0)
+
+
+def test_of_equal_shape_it_computes_what_an_earlier_sub_model_does():
+    earlier, trunk = sub_model(), sub_model()
+    with torch.no_grad():
+        earlier.norm.bias.normal_()
+    inherit(trunk, Predecessor(earlier))
+    torch.testing.assert_close(feature(trunk), feature(earlier), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,10 @@ from partitioner.evaluate import (  # noqa: E402
     run_session,
     subset_accuracies,
 )
+from partitioner.inherit import Predecessor, inherit  # noqa: E402
 from partitioner.run_folder import RunFolder  # noqa: E402
+from partitioner.teach import ensure_teacher  # noqa: E402
+from partitioner.train import untrained  # noqa: E402
 from partitioner.work import Work  # noqa: E402
 from tests.support.runs import QUIET, asked, spec, tiny_plan  # noqa: E402
 from tests.support.trees import CLASSES, write_tree  # noqa: E402
@@ -73,7 +76,7 @@ def test_a_finished_run_has_weights_curves_and_no_checkpoints(built: Built):
     assert not [name for name in names if name.startswith("checkpoint")]
     curves = msgspec.json.decode(built.work.run.curves.read_bytes())
     assert {name: len(curve) for name, curve in curves.items()} == {
-        "teacher": 12, "member-0": 12, "member-1": 12,
+        "teacher": 12, "member-0": 12, "member-1": 8,
     }  # fmt: skip
     assert "stack" not in curves["member-0"][0]
     assert curves["member-1"][-1]["stack"] < curves["member-1"][0]["stack"]
@@ -105,6 +108,52 @@ def test_what_is_left_behind_is_made_again_where_it_is_missing(built: Built, tmp
     work.run.member(1).unlink()
     trained(built.tree, tmp_path / "run", epochs=1)
     assert work.run.member(1).read_bytes() == wanted
+
+
+def test_later_members_may_be_trained_for_fewer_epochs(built: Built, tmp_path: Path):
+    work = trained(built.tree, tmp_path / "run", epochs=2, schedule={"later_share": 0.5})
+    curves = msgspec.json.decode(work.run.curves.read_bytes())
+    assert {name: len(curve) for name, curve in curves.items()} == {
+        "teacher": 2, "member-0": 2, "member-1": 1,
+    }  # fmt: skip
+    # One epoch sees one variant, so nobody asks member 0 about the other one.
+    assert {path.name for path in work.run.left_behind.iterdir()} == {
+        "sum-0-0.npy", "feature-0-0.npy",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("start", ["auto", "teacher"])
+def test_later_members_start_from_an_earlier_one_unless_told_otherwise(built: Built, start: str):
+    schedule = msgspec.structs.replace(built.work.settings.schedule, start=start)
+    settings = msgspec.structs.replace(built.work.settings, schedule=schedule)
+    work = dataclasses.replace(built.work, settings=settings)
+    teacher = ensure_teacher(work, None)
+    earlier = work.load_member(work.plan.assignments[0])
+    later = work.plan.assignments[1]
+    expected = work.new_member(later)
+    inherit(expected.trunk, Predecessor(earlier.trunk) if start == "auto" else teacher)
+    found = untrained(work, later, teacher).trunk.state_dict()
+    for name, value in expected.trunk.state_dict().items():
+        assert torch.equal(found[name], value), name
+
+
+def test_a_member_larger_than_those_before_starts_from_the_teacher(built: Built):
+    first, second = built.work.plan.assignments
+    # Their order turned round: 12 px and 8 wide first, which 16 wide cannot be cut from.
+    turned = [
+        msgspec.structs.replace(second, k=0, submodel=second.submodel),
+        msgspec.structs.replace(first, k=1),
+    ]
+    plan = msgspec.structs.replace(built.work.plan, assignments=turned)
+    run = RunFolder(built.work.run.path)
+    run.member = lambda k: built.work.run.member(1 - k)  # type: ignore[method-assign]
+    work = dataclasses.replace(built.work, run=run, plan=plan)
+    teacher = ensure_teacher(work, None)
+    expected = work.new_member(turned[1])
+    inherit(expected.trunk, teacher)
+    found = untrained(work, turned[1], teacher).trunk.state_dict()
+    for name, value in expected.trunk.state_dict().items():
+        assert torch.equal(found[name], value), name
 
 
 def test_teacher_answers_are_kept_for_every_split_and_variant(built: Built):
