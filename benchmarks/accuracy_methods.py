@@ -19,7 +19,7 @@ from partitioner.data import SplitName
 from partitioner.evaluate import accuracy
 from partitioner.joint import train_jointly
 from partitioner.outputs import BATCH, batch, device_of
-from partitioner.settings import JointSchedule
+from partitioner.settings import JointSchedule, MemberSchedule
 from partitioner.student import Student
 from partitioner.train import train_members
 from partitioner.work import Work
@@ -42,6 +42,8 @@ class Method:
     schedule: dict[str, Any] = field(default_factory=dict)
     #: Whether there is a joint pass; None is the product's default.
     joint: bool | None = False
+    #: Epochs, as a multiple of what the others have.
+    longer: float = 1.0
     #: Whose tuning it takes; its own if empty.
     tuned_as: str = ""
     #: Whether the run's plan has the method's shapes, and not the devices' as they are.
@@ -135,6 +137,14 @@ RIVALS: dict[str, Method] = {
         run=single.run,
         shapes=lambda shapes, choice: [shapes.fitting_singles()[choice.candidate]],
         schedule={"start": "teacher"},
+        tuned_as="single",
+    ),
+    # As many epochs as went into the weights of our later members: the first one's and their own.
+    "single-longer": Method(
+        run=single.run,
+        shapes=lambda shapes, choice: [shapes.fitting_singles()[choice.candidate]],
+        schedule={"start": "teacher"},
+        longer=1.0 + MemberSchedule().later_share,
         tuned_as="single",
     ),
     "independent-start-teacher": Method(

@@ -259,7 +259,8 @@ def request_for(site: Site, name: str, seed: int, choice: Choice) -> Request:
     """The run of a method with a choice; raises InputError where the epochs do not suffice."""
     method, settings = METHODS[name], site.settings(seed)
     joint = joint_epochs(method, site.epochs)
-    changes = {"learning_rate": choice.learning_rate, "epochs": site.epochs - joint}
+    epochs = round(method.longer * site.epochs) - joint
+    changes = {"learning_rate": choice.learning_rate, "epochs": epochs}
     settings = msgspec.structs.replace(
         settings,
         schedule=msgspec.structs.replace(settings.schedule, **changes, **method.schedule),
