@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from devices.agent import Agent
-from devices.runtime import OrtRuntime
+from devices.runtime import Runtime
+from devices.runtimes import open_runtime
 from mdp import console
 from mdp.bundle import Bundle, model_path
 from mdp.errors import InputError
@@ -36,7 +37,7 @@ def run_agent(
         int | None, typer.Option(min=1, max=1024, help="Instead of the plan's number of threads.")
     ] = None,
     allow_fallback: Annotated[
-        bool, typer.Option(help="Accept another execution provider than the planned one.")
+        bool, typer.Option(help="Accept another provider, runtime or precision than planned.")
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object per event on stdout.")
@@ -55,8 +56,8 @@ def run_agent(
     opened = Bundle.open(bundle)
     assignment = opened.assignment(device)
 
-    def load() -> OrtRuntime:
-        return OrtRuntime(
+    def load() -> Runtime:
+        return open_runtime(
             opened.verified(model_path(assignment.k)),
             assignment,
             num_classes=len(opened.manifest.labels),

@@ -1,5 +1,6 @@
 """Runtime: what executes a sub-model. OrtRuntime is the only place that serves with onnxruntime."""
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,16 +14,32 @@ from mdp.plan import Assignment
 CPU = "CPUExecutionProvider"
 #: Names of the exported graph's input and outputs.
 INPUT, BOOST, BAG = "images", "boost", "bag"
+#: The file's own word on how it was quantised, in its metadata; absent in bundles of 0.1.0.
+PRECISION_KEY = "mdp_precision"
 #: Runs before READY: the first ones allocate memory and choose kernels.
 WARM_UP_RUNS = 3
+
+
+#: Name -> type and shape without the batch.
+Signature = Mapping[str, tuple[str, list[object]]]
+
+
+class NotHereError(AgentError):
+    """The planned runtime, provider or precision cannot be had on this device."""
+
+    def __init__(self, planned: str, here: str) -> None:
+        super().__init__(
+            f"the plan asks for {planned}, {here}; "
+            "--allow-fallback accepts another one and says so in every status"
+        )
 
 
 class Runtime(Protocol):
     """Executes one sub-model."""
 
-    #: The execution provider that really runs it.
+    #: What really runs it: an execution provider of onnxruntime, or `openvino:CPU`.
     provider: str
-    #: Whether that is not the planned one.
+    #: Whether that is not the planned one, or not in the planned runtime and precision.
     fallback: bool
 
     def warm_up(self) -> None:
@@ -44,9 +61,12 @@ class OrtRuntime:
         threads: int | None = None,
         allow_fallback: bool = False,
     ) -> None:
-        """Load `model`; raises AgentError if it is another model or the provider is not there."""
+        """Load `model`; raises AgentError if it is another model, or what is planned not there."""
         ort = _onnxruntime()
         wanted = _choose_provider(ort, assignment.provider, allow_fallback)
+        elsewhere = _planned_elsewhere(assignment)
+        if elsewhere and not allow_fallback:
+            raise NotHereError(elsewhere, "this is onnxruntime")
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads or assignment.threads
         options.inter_op_num_threads = 1
@@ -59,37 +79,23 @@ class OrtRuntime:
             raise AgentError(f"{model}: onnxruntime cannot load it: {error}") from error
         self._session.disable_fallback()
         self.provider: str = self._session.get_providers()[0]
-        self.fallback = self.provider != assignment.provider
+        self.fallback = self.provider != assignment.provider or bool(elsewhere)
         if self.fallback and not allow_fallback:
-            raise AgentError(_refusal(assignment.provider, [self.provider]))
+            raise _provider_missing(assignment.provider, [self.provider])
         self._image_size = assignment.submodel.image_size
-        self._check_signature(model, num_classes)
+        self._check(model, assignment, num_classes)
 
-    def _check_signature(self, model: Path, num_classes: int) -> None:
-        inputs = {i.name: (i.type, i.shape[1:]) for i in self._session.get_inputs()}
-        size = self._image_size
-        if inputs != {INPUT: ("tensor(uint8)", [size, size, 3])}:
-            raise AgentError(
-                f"{model}: expected one input {INPUT!r} of uint8 [N, {size}, {size}, 3], "
-                f"got {inputs}"
-            )
-        outputs = {o.name: o.shape[-1] for o in self._session.get_outputs()}
-        if outputs != {BOOST: num_classes, BAG: num_classes}:
-            raise AgentError(
-                f"{model}: expected outputs {BOOST!r} and {BAG!r} with {num_classes} classes, "
-                f"got {outputs}"
-            )
+    def _check(self, model: Path, assignment: Assignment, num_classes: int) -> None:
+        session = self._session
+        inputs = {i.name: (i.type, i.shape[1:]) for i in session.get_inputs()}
+        check_input(model, inputs, self._image_size, uint8="tensor(uint8)")
+        check_outputs(model, {o.name: o.shape[-1] for o in session.get_outputs()}, num_classes)
+        says = session.get_modelmeta().custom_metadata_map.get(PRECISION_KEY)
+        check_precision(model, says, assignment)
 
     def warm_up(self) -> None:
         """Run until steady; raises AgentError if the logits are not finite."""
-        blank = np.zeros((1, self._image_size, self._image_size, 3), dtype=np.uint8)
-        try:
-            for _ in range(WARM_UP_RUNS):
-                contribution = self.run(blank)
-        except Exception as error:  # onnxruntime raises types of its own, without a common base
-            raise AgentError(f"the model cannot be run: {error}") from error
-        if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
-            raise AgentError("the model gives logits that are not finite on a black picture")
+        run_until_steady(self.run, self._image_size)
 
     def run(self, pixels: Pixels) -> Contribution:
         """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
@@ -112,12 +118,55 @@ def _choose_provider(ort: Any, planned: str, allow_fallback: bool) -> str:
     if planned in available:
         return planned
     if not allow_fallback:
-        raise AgentError(_refusal(planned, available))
+        raise _provider_missing(planned, available)
     return CPU
 
 
-def _refusal(planned: str, available: list[str]) -> str:
-    return (
-        f"the plan asks for {planned}, this device has {', '.join(available)}; "
-        "--allow-fallback accepts another one and says so in every status"
-    )
+def _provider_missing(planned: str, available: list[str]) -> NotHereError:
+    return NotHereError(planned, f"this device has {', '.join(available)}")
+
+
+def _planned_elsewhere(assignment: Assignment) -> str:
+    """What the plan asks for that onnxruntime is not, or an empty text."""
+    precision = assignment.submodel.precision
+    if assignment.runtime != "onnxruntime":
+        return f"{assignment.runtime} in {precision}"
+    return precision if precision == "bf16" else ""
+
+
+def check_input(model: Path, inputs: Signature, image_size: int, *, uint8: str) -> None:
+    """Raise AgentError unless `inputs` are the exported graph's; `uint8` in the runtime's words."""
+    if inputs != {INPUT: (uint8, [image_size, image_size, 3])}:
+        raise AgentError(
+            f"{model}: expected one input {INPUT!r} of uint8 [N, {image_size}, {image_size}, 3], "
+            f"got {inputs}"
+        )
+
+
+def check_outputs(model: Path, outputs: Mapping[str, object], num_classes: int) -> None:
+    """Raise AgentError unless `outputs`, name -> classes, are the exported graph's."""
+    if outputs != {BOOST: num_classes, BAG: num_classes}:
+        raise AgentError(
+            f"{model}: expected outputs {BOOST!r} and {BAG!r} with {num_classes} classes, "
+            f"got {outputs}"
+        )
+
+
+def check_precision(model: Path, says: str | None, assignment: Assignment) -> None:
+    """Raise AgentError if the file `says` that it has another precision than is planned."""
+    planned = assignment.submodel.precision
+    # bf16 is how a runtime computes; the file's numbers stay fp32.
+    if says is not None and says != ("fp32" if planned == "bf16" else planned):
+        raise AgentError(f"{model}: expected a model in {planned}, as planned, got one in {says}")
+
+
+def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> None:
+    """Run a few times on a black picture; raises AgentError if the logits are not finite."""
+    blank = np.zeros((1, image_size, image_size, 3), dtype=np.uint8)
+    try:
+        for _ in range(WARM_UP_RUNS):
+            contribution = run(blank)
+    except Exception as error:  # runtimes raise types of their own, without a common base
+        raise AgentError(f"the model cannot be run: {error}") from error
+    if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
+        raise AgentError("the model gives logits that are not finite on a black picture")

@@ -61,6 +61,6 @@ def _reason(entry: FleetEntry, status: Status, bundle: Bundle) -> str:
     if status.k != entry.k:
         return f"wrong sub-model: serves {status.k} ({status.device}), expected {entry.k}"
     if status.fallback:
-        fallback = f"runs on {status.provider}, not on the planned provider"
+        fallback = f"runs on {status.provider}, not as planned"
         return f"{status.reason}; {fallback}" if status.reason else fallback
     return status.reason

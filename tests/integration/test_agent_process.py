@@ -203,7 +203,7 @@ def test_a_fallback_is_accepted_when_told_and_said_in_every_status(fleet: Fleet)
         assert answer.used == ("alpha",)
         status = client.status(timeout_s=PATIENCE_S)[0]
     assert status.provider == "CPUExecutionProvider"
-    assert status.reason == "runs on CPUExecutionProvider, not on the planned provider"
+    assert status.reason == "runs on CPUExecutionProvider, not as planned"
     assert status.usable
 
 

@@ -49,11 +49,11 @@ def said(bundle: Bundle, /, **changes: Any) -> Status:
             "wrong bundle: serves other aaaaaaaaaaaa, expected colours ",
         ),
         ({"k": 2, "device": "gamma"}, False, "wrong sub-model: serves 2 (gamma), expected 1"),
-        ({"fallback": True}, True, "runs on CPUExecutionProvider, not on the planned provider"),
+        ({"fallback": True}, True, "runs on CPUExecutionProvider, not as planned"),
         (
             {"fallback": True, "state": "FAILED", "reason": "RuntimeError: no"},
             False,
-            "RuntimeError: no; runs on CPUExecutionProvider, not on the planned provider",
+            "RuntimeError: no; runs on CPUExecutionProvider, not as planned",
         ),
     ],
 )

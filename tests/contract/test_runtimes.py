@@ -1,0 +1,355 @@
+"""Both runtimes through the same checks, with real ONNX models, beside the same sums in numpy."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from devices import openvino_runtime
+from devices.openvino_runtime import OPENVINO_CPU, OpenVinoRuntime
+from devices.runtime import CPU, NotHereError, OrtRuntime, Runtime
+from devices.runtimes import open_runtime
+from mdp.bundle import Bundle, model_path
+from mdp.crop import Pixels
+from mdp.errors import AgentError
+from mdp.plan import Assignment
+from tests.support.bundles import CHANNELS, DEVICES, SIZES, colour_model, write_bundle
+
+CUDA = "CUDAExecutionProvider"
+K = 1
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path_factory.mktemp("runtime") / "bundle"))
+
+
+@pytest.fixture(scope="module")
+def model(bundle: Bundle) -> Path:
+    return bundle.verified(model_path(K))
+
+
+@pytest.fixture(params=["onnxruntime", "openvino"])
+def name(request: pytest.FixtureRequest) -> str:
+    """What the plan asks for."""
+    return str(request.param)
+
+
+@pytest.fixture
+def planned(bundle: Bundle) -> Assignment:
+    return bundle.assignment(DEVICES[K])
+
+
+@pytest.fixture
+def assignment(planned: Assignment, name: str) -> Assignment:
+    return changed(planned, runtime=name)
+
+
+def changed(assignment: Assignment, **changes: object) -> Assignment:
+    return msgspec.structs.replace(assignment, **changes)
+
+
+def in_precision(assignment: Assignment, precision: str) -> Assignment:
+    submodel = msgspec.structs.replace(assignment.submodel, precision=precision)
+    return changed(assignment, submodel=submodel)
+
+
+def noise(batch: int, size: int = SIZES[K]) -> Pixels:
+    return np.random.default_rng(0).integers(0, 256, (batch, size, size, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_logits_are_those_of_numpy(model: Path, assignment: Assignment, batch: int) -> None:
+    runtime: Runtime = open_runtime(model, assignment, num_classes=3)
+    runtime.warm_up()
+    pixels = noise(batch)
+    contribution = runtime.run(pixels)
+    shares = pixels.astype(np.float64).mean(axis=(1, 2)) @ CHANNELS.T / 255
+    np.testing.assert_allclose(contribution.boost, shares * 2.0 / (K + 1), rtol=1e-5)
+    np.testing.assert_allclose(contribution.bag, shares * (4.0 + K), rtol=1e-5)
+    assert contribution.boost.dtype == contribution.bag.dtype == np.float32
+    assert contribution.boost.shape == (batch, 3)
+
+
+def test_a_batch_is_as_good_as_one_by_one(model: Path, assignment: Assignment) -> None:
+    runtime = open_runtime(model, assignment, num_classes=3)
+    pixels = noise(3)
+    together = runtime.run(pixels)
+    for row in range(3):
+        alone = runtime.run(pixels[row : row + 1])
+        np.testing.assert_allclose(alone.bag[0], together.bag[row], rtol=1e-5)
+
+
+def test_a_crop_that_may_not_be_written_is_fine(model: Path, assignment: Assignment) -> None:
+    pixels = np.frombuffer(noise(1).tobytes(), dtype=np.uint8).reshape(1, SIZES[K], SIZES[K], 3)
+    assert not pixels.flags.writeable
+    open_runtime(model, assignment, num_classes=3).run(pixels)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 2), (1, 1), (3, 3)])
+def test_threads_are_the_plan_s_unless_the_operator_says_otherwise(
+    model: Path, planned: Assignment, asked: int | None, given: int
+) -> None:
+    runtime = OrtRuntime(model, changed(planned, threads=2), num_classes=3, threads=asked)
+    options = runtime._session.get_session_options()
+    assert options.intra_op_num_threads == given
+    assert options.inter_op_num_threads == 1
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+# It takes no more threads than there are cores.
+@pytest.mark.parametrize(("asked", "given"), [(None, 2), (1, 1)])
+def test_openvino_gets_as_many_threads_one_stream_and_no_core_of_its_own(
+    model: Path, planned: Assignment, asked: int | None, given: int
+) -> None:
+    runtime = OpenVinoRuntime(model, changed(planned, threads=2), num_classes=3, threads=asked)
+    said = runtime._compiled.get_property
+    assert said("INFERENCE_NUM_THREADS") == min(given, os.cpu_count() or 1)
+    assert said("NUM_STREAMS") == 1
+    assert said("ENABLE_CPU_PINNING") is False
+    assert str(said("PERFORMANCE_HINT")).endswith("LATENCY")
+
+
+def test_the_planned_runtime_and_provider_run_it(
+    model: Path, assignment: Assignment, name: str
+) -> None:
+    for allow_fallback in (False, True):
+        runtime = open_runtime(model, assignment, num_classes=3, allow_fallback=allow_fallback)
+        assert isinstance(runtime, OpenVinoRuntime if name == "openvino" else OrtRuntime)
+        assert runtime.provider == (OPENVINO_CPU if name == "openvino" else CPU)
+        assert runtime.fallback is False
+
+
+NOT_HERE = "--allow-fallback accepts another one and says so in every status"
+
+
+def test_a_provider_that_is_not_there_is_refused(
+    model: Path, assignment: Assignment, name: str
+) -> None:
+    here = rf"{CUDA}, this device has .*{CPU}"
+    if name == "openvino":
+        here = f"openvino on {CUDA}, openvino is served on {CPU} only"
+    with pytest.raises(AgentError, match=f"^the plan asks for {here}; {NOT_HERE}$"):
+        open_runtime(model, changed(assignment, provider=CUDA), num_classes=3)
+
+
+def test_a_fallback_is_allowed_and_says_so(model: Path, assignment: Assignment) -> None:
+    planned = changed(assignment, provider=CUDA)
+    runtime = open_runtime(model, planned, num_classes=3, allow_fallback=True)
+    assert runtime.provider == CPU
+    assert runtime.fallback is True
+    runtime.warm_up()
+
+
+def fell_back(model: Path, assignment: Assignment) -> bool:
+    """Whether onnxruntime serves, after saying that it is not what was planned."""
+    runtime = open_runtime(model, assignment, num_classes=3, allow_fallback=True)
+    runtime.warm_up()
+    return isinstance(runtime, OrtRuntime) and runtime.provider == CPU and runtime.fallback
+
+
+def test_openvino_that_is_not_installed_is_refused_or_replaced(
+    model: Path, planned: Assignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> Any:
+        raise ImportError("No module named 'openvino'")
+
+    monkeypatch.setattr(openvino_runtime, "import_openvino", missing)
+    asked = changed(planned, runtime="openvino")
+    expected = (
+        r"^the plan asks for openvino in fp32, which is not installed "
+        rf"\(pip install 'mdp-edge\[agent,openvino\]'\); {NOT_HERE}$"
+    )
+    with pytest.raises(NotHereError, match=expected):
+        open_runtime(model, asked, num_classes=3)
+    assert fell_back(model, asked)
+
+
+class Plain:
+    """A processor without bf16."""
+
+    def get_property(self, device: str, key: str) -> list[str]:
+        assert (device, key) == ("CPU", "OPTIMIZATION_CAPABILITIES")
+        return ["INT8", "FP32"]
+
+
+def test_bf16_is_refused_where_the_processor_only_imitates_it(
+    model: Path, planned: Assignment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    openvino = openvino_runtime.import_openvino()
+    monkeypatch.setattr(openvino, "Core", Plain)
+    asked = in_precision(changed(planned, runtime="openvino"), "bf16")
+    expected = f"openvino in bf16, this processor computes FP32, INT8 only; {NOT_HERE}$"
+    with pytest.raises(NotHereError, match=expected):
+        open_runtime(model, asked, num_classes=3)
+    assert fell_back(model, asked)
+
+
+def test_bf16_is_nothing_for_onnxruntime(model: Path, planned: Assignment) -> None:
+    asked = in_precision(planned, "bf16")
+    expected = f"^the plan asks for bf16, this is onnxruntime; {NOT_HERE}$"
+    with pytest.raises(NotHereError, match=expected):
+        open_runtime(model, asked, num_classes=3)
+    assert fell_back(model, asked)
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_openvino_refuses_what_it_is_slow_at(
+    model: Path, planned: Assignment, precision: str
+) -> None:
+    asked = in_precision(changed(planned, runtime="openvino"), precision)
+    expected = f"openvino in {precision}, openvino has fp32, bf16, int8-static; {NOT_HERE}$"
+    with pytest.raises(NotHereError, match=expected):
+        open_runtime(model, asked, num_classes=3)
+
+
+def test_bf16_is_computed_in_bf16(model: Path, planned: Assignment) -> None:
+    if "BF16" not in openvino_runtime.import_openvino().Core().get_property(
+        "CPU", "OPTIMIZATION_CAPABILITIES"
+    ):
+        pytest.skip("this processor has no bf16")
+    asked = in_precision(changed(planned, runtime="openvino"), "bf16")
+    runtime = OpenVinoRuntime(model, asked, num_classes=3)
+    hint = runtime._compiled.get_property("INFERENCE_PRECISION_HINT")
+    assert hint.get_type_name() == "bf16"
+
+
+def says(precision: str) -> Callable[[onnx.ModelProto], object]:
+    return lambda model: onnx.helper.set_model_props(model, {"mdp_precision": precision})
+
+
+def test_a_file_in_another_precision_is_refused(tmp_path: Path, assignment: Assignment) -> None:
+    expected = r"model\.onnx: expected a model in fp32, as planned, got one in int8$"
+    with pytest.raises(AgentError, match=expected):
+        open_runtime(written(tmp_path, says("int8")), assignment, num_classes=3)
+    open_runtime(written(tmp_path, says("fp32")), assignment, num_classes=3).warm_up()
+
+
+def test_another_image_size_is_refused(model: Path, assignment: Assignment) -> None:
+    submodel = msgspec.structs.replace(assignment.submodel, image_size=16)
+    expected = r"model\.onnx: expected one input 'images' of uint8 \[N, 16, 16, 3\], got .*12, 12"
+    with pytest.raises(AgentError, match=expected):
+        open_runtime(model, changed(assignment, submodel=submodel), num_classes=3)
+
+
+def test_another_number_of_classes_is_refused(model: Path, assignment: Assignment) -> None:
+    expected = r"model\.onnx: expected outputs 'boost' and 'bag' with 10 classes, got .*'bag': 3"
+    with pytest.raises(AgentError, match=expected):
+        open_runtime(model, assignment, num_classes=10)
+
+
+def written(folder: Path, change: Callable[[onnx.ModelProto], object]) -> Path:
+    model = colour_model(SIZES[K], 1.0, 4.0)
+    change(model)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def bag_node(model: onnx.ModelProto) -> onnx.NodeProto:
+    return next(node for node in model.graph.node if node.output[0] == "bag")
+
+
+def rename_output(model: onnx.ModelProto) -> None:
+    bag_node(model).output[0] = model.graph.output[1].name = "logits"
+
+
+def float_input(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (rename_output, r"expected outputs 'boost' and 'bag' with 3 classes, got .*logits"),
+        (float_input, r"expected one input 'images' of uint8 .* got .*(tensor\(float\)|f32)"),
+    ],
+)
+def test_another_signature_is_refused(
+    tmp_path: Path,
+    assignment: Assignment,
+    change: Callable[[onnx.ModelProto], object],
+    expected: str,
+) -> None:
+    with pytest.raises(AgentError, match=expected):
+        open_runtime(written(tmp_path, change), assignment, num_classes=3)
+
+
+@pytest.mark.parametrize("content", [b"", b"I am not a model", b"\x08\x08" + b"\xff" * 100])
+def test_a_corrupt_file_is_refused(
+    tmp_path: Path, assignment: Assignment, name: str, content: bytes
+) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    with pytest.raises(
+        AgentError, match=rf"model\.onnx: ({name} cannot load it|expected one input)"
+    ):
+        open_runtime(path, assignment, num_classes=3)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path, assignment: Assignment, name: str) -> None:
+    with pytest.raises(AgentError, match=rf"none\.onnx: {name} cannot load it: "):
+        open_runtime(tmp_path / "none.onnx", assignment, num_classes=3)
+
+
+def scaled(value: float) -> Callable[[onnx.ModelProto], object]:
+    def change(model: onnx.ModelProto) -> None:
+        weight = np.full((3, 3), value, dtype=np.float32)
+        model.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(weight, "bag_weight"))
+
+    return change
+
+
+def test_a_model_without_finite_logits_is_refused_before_ready(
+    tmp_path: Path, assignment: Assignment
+) -> None:
+    runtime = open_runtime(written(tmp_path, scaled(np.nan)), assignment, num_classes=3)
+    with pytest.raises(AgentError, match="gives logits that are not finite on a black picture"):
+        runtime.warm_up()
+
+
+def test_a_model_that_cannot_run_is_refused_before_ready(
+    tmp_path: Path, assignment: Assignment, name: str
+) -> None:
+    def impossible(model: onnx.ModelProto) -> None:
+        # A shape that only shows to be wrong when it is computed.
+        shape = onnx.numpy_helper.from_array(np.array([5, 7], dtype=np.int64), "shape")
+        model.graph.initializer.append(shape)
+        bag_node(model).output[0] = "bent"
+        model.graph.node.append(onnx.helper.make_node("Reshape", ["bent", "shape"], ["flat"]))
+        model.graph.node.append(onnx.helper.make_node("MatMul", ["flat", "eye"], ["bag"]))
+        eye = onnx.numpy_helper.from_array(np.zeros((7, 3), dtype=np.float32), "eye")
+        model.graph.initializer.append(eye)
+
+    path = written(tmp_path, impossible)
+    expected = rf"the model cannot be run: |model\.onnx: {name} cannot load it: "
+    with pytest.raises(AgentError, match=expected):
+        open_runtime(path, assignment, num_classes=3).warm_up()
+
+
+REPORTED = """
+import sys
+from devices.openvino_runtime import import_openvino
+
+openvino = import_openvino()
+openvino.Core().get_property("CPU", "FULL_DEVICE_NAME")
+print(sorted(name for name in sys.modules if "telemetry" in name or name == "openvino.tools.ovc"))
+"""
+
+
+def test_openvino_is_loaded_without_the_part_that_reports_its_use(tmp_path: Path) -> None:
+    """The package's plain import keeps an id in the home folder and sends it to its maker."""
+    done = subprocess.run(
+        [sys.executable, "-c", REPORTED],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == "[]\n"
+    assert list(tmp_path.iterdir()) == []
