@@ -15,7 +15,7 @@ from mdp.crop import Picture, crop, encode_jpeg, load_picture, side_for
 from mdp.errors import InferenceError, InputError, WireError
 from mdp.fleet import Fleet
 from mdp.fusion import Fusion
-from mdp.health import Health
+from mdp.health import Health, unavailable
 from mdp.plan import Assignment, Encoding
 from mdp.prediction import Judge, Prediction
 from mdp.session import LATE, Action, Event, Failed, Finish, Replied, Send, Session, TimePassed
@@ -107,7 +107,14 @@ class Exchange:
     """Every call in flight over one transport."""
 
     def __init__(
-        self, fleet: Fleet, bundle: Bundle, transport: Transport, *, clock: Clock, fusion: Fusion
+        self,
+        fleet: Fleet,
+        bundle: Bundle,
+        transport: Transport,
+        *,
+        clock: Clock,
+        fusion: Fusion,
+        hedge_after_s: float | None = None,
     ) -> None:
         members = fleet.members()
         self.assignments = {a.k: a for a in bundle.manifest.plan.assignments if a.k in members}
@@ -125,6 +132,7 @@ class Exchange:
         self._judge = Judge(bundle, fusion)
         self._transport = transport
         self._clock = clock
+        self._hedge_after_s = hedge_after_s
         self._health = {entry.device: Health() for entry in fleet.devices}
         self._calls: dict[int, _Call] = {}
         self._last_id = 0
@@ -139,7 +147,12 @@ class Exchange:
     ) -> None:
         """Begin a call; `done` gets its answer, perhaps before this returns."""
         deadline_s = started_s + deadline_ms / 1e3
-        session = Session(self._members, deadline_s=deadline_s, reserve_s=reserve_s(deadline_ms))
+        session = Session(
+            self._members,
+            deadline_s=deadline_s,
+            reserve_s=reserve_s(deadline_ms),
+            hedge_after_s=self._hedge_after_s,
+        )
         self._last_id += 1
         self._calls[self._last_id] = _Call(session, views, started_s, deadline_ms, done)
         now_s = self._clock()
@@ -166,23 +179,17 @@ class Exchange:
         """Let every call know the time."""
         now_s = self._clock()
         for request_id in list(self._calls):
-            if now_s >= self._calls[request_id].session.decide_s:
+            if now_s >= self._calls[request_id].session.wake_s:
                 self._feed(request_id, TimePassed(now_s=now_s))
 
     def next_wake_s(self) -> float:
         """When `tick` has to be called at the latest; infinity with nothing in flight."""
-        return min((call.session.decide_s for call in self._calls.values()), default=math.inf)
+        return min((call.session.wake_s for call in self._calls.values()), default=math.inf)
 
     def _unavailable(self, now_s: float) -> dict[str, str]:
         connected = self._transport.connected
-        gone = {device: "unreachable" for device in self._health if device not in connected}
-        resting = {
-            device: f"silent: {health.silences} requests unanswered"
-            for device, health in self._health.items()
-            if device in connected and not health.available(now_s)
-        }
-        # With nobody else left, a silent device is still a chance.
-        return gone if len(gone) + len(resting) == len(self._health) else gone | resting
+        gone = [device for device in self._health if device not in connected]
+        return unavailable(self._health, gone, devices=len(self._health), now_s=now_s)
 
     def _receive(self, device: str, frames: Sequence[Buffer]) -> None:
         try:

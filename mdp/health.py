@@ -5,6 +5,7 @@ back-off that doubles up to a bound; any sign of life takes it back at once. Thi
 device from costing every call its whole deadline.
 """
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 #: Unanswered requests in a row before a device is rested.
@@ -35,3 +36,19 @@ class Health:
         if self.silences >= TOLERATED_SILENCES:
             self.rested_until_s = now_s + self.rest_s
             self.rest_s = min(2 * self.rest_s, LONGEST_REST_S)
+
+
+def unavailable(
+    health: Mapping[str, Health], gone: Collection[str], *, devices: int, now_s: float
+) -> dict[str, str]:
+    """Device -> reason, for those of a fleet of `devices` that are not to be asked now.
+
+    Whoever is `gone` is not connected. With nobody else left, a silent device is still a chance.
+    """
+    unreachable = dict.fromkeys(gone, "unreachable")
+    resting = {
+        device: f"silent: {known.silences} requests unanswered"
+        for device, known in health.items()
+        if device not in unreachable and not known.available(now_s)
+    }
+    return unreachable if len(unreachable) + len(resting) == devices else unreachable | resting

@@ -29,6 +29,7 @@ from partitioner.settings import (
     RunOptions,
     TeacherSchedule,
 )
+from partitioner.simulation.command import add_to as add_simulate
 
 EXIT_CODES = (
     "Exit codes: 0 fine, 2 usage or bad input, 4 the plan was refused, 130 interrupted "
@@ -288,6 +289,9 @@ def data(
         console.print_json(_tables().data_as_json(pictures))
     else:
         _tables().print_data(pictures)
+
+
+add_simulate(app)
 
 
 def main() -> NoReturn:

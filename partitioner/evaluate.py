@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -40,7 +41,7 @@ from mdp.fusion import (
     weights_for,
 )
 from partitioner.cost import macs, parameters
-from partitioner.data import Dataset
+from partitioner.data import Dataset, open_dataset
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder
 from partitioner.stacking import SAMPLED, sampled_subsets
@@ -211,12 +212,12 @@ def _per_rule(values: NDArray[np.float64]) -> PerRule:
     return PerRule(boosted=boosted, stacked=stacked, bagged=bagged)
 
 
-def evaluate(
-    bundle: Bundle, data: Dataset, run: RunFolder | None, cache: Path, progress: Progress
-) -> Report:
-    """Measure `bundle` on the test split of `data`; raises InputError if its classes differ.
+def run_members(
+    bundle: Bundle, data: Dataset, cache: Path, progress: Progress
+) -> tuple[dict[int, Contribution], list[float]]:
+    """Every member's logits `[N, C]` for the test split, and its latency in ms.
 
-    The teacher is measured where a `run` has it. `cache` keeps the pictures' views.
+    Raises InputError if the classes of `data` are not the bundle's. `cache` keeps the views.
     """
     manifest = bundle.manifest
     if list(data.labels) != manifest.labels:
@@ -225,7 +226,7 @@ def evaluate(
             f"--data {data.source}: expected the {len(manifest.labels)} classes of {bundle.path}, "
             f"but only one of them has {', '.join(odd[:5]) or 'this order'}"
         )
-    assignments, targets = manifest.plan.assignments, data.test.targets
+    assignments = manifest.plan.assignments
     views = load_views(
         data.test, [view_of(a) for a in assignments], cache, progress, "test split, for the members"
     )
@@ -236,6 +237,28 @@ def evaluate(
             contributions[assignment.k] = contribution(session, pixels)
             latencies_ms.append(latency_ms(session, pixels))
             advance(1, "")
+    return contributions, latencies_ms
+
+
+def fused_parts(
+    bundle: Bundle, source: str, limit_test: int | None, progress: Progress
+) -> tuple[dict[int, Contribution], Targets]:
+    """Every member's logits `[N, C]` for the test split of `source`, and the labels."""
+    data = open_dataset(source, limit_test=limit_test)
+    with TemporaryDirectory(prefix="mdp-views-") as cache:
+        contributions, _ = run_members(bundle, data, Path(cache), progress)
+    return contributions, data.test.targets
+
+
+def evaluate(
+    bundle: Bundle, data: Dataset, run: RunFolder | None, cache: Path, progress: Progress
+) -> Report:
+    """Measure `bundle` on the test split of `data`; raises InputError if its classes differ.
+
+    The teacher is measured where a `run` has it. `cache` keeps the pictures' views.
+    """
+    contributions, latencies_ms = run_members(bundle, data, cache, progress)
+    assignments, targets = bundle.manifest.plan.assignments, data.test.targets
     teacher = _teacher(bundle, data, run, cache, progress)
     fusion = bundle.fusion_weights()
     evaluation = Evaluation(

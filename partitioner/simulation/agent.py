@@ -1,0 +1,69 @@
+"""An agent's queue as the simulator sees it: the rules of `devices.admission`, without its bytes.
+
+This room may not import that one; a test holds the two together, over any history.
+"""
+
+from collections import deque
+from typing import Generic, Literal, Protocol, TypeVar
+
+CAPACITY = 16
+_NEWEST = 0.2
+_FORGET = 0.95
+
+Refusal = Literal["overloaded", "too_late"]
+
+
+class Timed(Protocol):
+    """What waits: something with a deadline by the agent's own clock, in seconds."""
+
+    deadline_s: float
+
+
+J = TypeVar("J", bound=Timed)
+
+
+class AgentQueue(Generic[J]):
+    """Bounded, first come first served; refuses and drops what cannot be on time."""
+
+    __slots__ = ("capacity", "estimate_s", "running", "waiting")
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity = capacity
+        #: Estimated seconds of one inference; 0 until one has run.
+        self.estimate_s = 0.0
+        self.waiting: deque[J] = deque()
+        self.running = False
+
+    def offer(self, job: J, now_s: float) -> Refusal | None:
+        """Queue `job`, or say why not."""
+        waiting = len(self.waiting)
+        if waiting >= self.capacity:
+            return "overloaded"
+        if now_s + (waiting + self.running + 1) * self.estimate_s > job.deadline_s:
+            self.estimate_s *= _FORGET
+            return "too_late"
+        self.waiting.append(job)
+        return None
+
+    def take(self, now_s: float, dropped: list[J]) -> J | None:
+        """The next job that can still be on time; those that cannot are put into `dropped`."""
+        while self.waiting and not self.running:
+            job = self.waiting.popleft()
+            if now_s + self.estimate_s <= job.deadline_s:
+                self.running = True
+                return job
+            dropped.append(job)
+            self.estimate_s *= _FORGET
+        return None
+
+    def done(self, took_s: float) -> None:
+        """The job taken last has ended."""
+        self.running = False
+        weight = _NEWEST if self.estimate_s else 1.0
+        self.estimate_s += weight * (took_s - self.estimate_s)
+
+    def clear(self) -> None:
+        """Forget everything, as a process that ends does."""
+        self.waiting.clear()
+        self.running = False
+        self.estimate_s = 0.0

@@ -1,0 +1,302 @@
+"""Requests in virtual time: real sessions, real health, simulated devices. No clock, no sockets.
+
+The loop does what `mdp.exchange.Exchange` does with a transport and a clock, for many clients at
+once: it starts sessions, delivers what they send, feeds them what arrives, and tells each the time
+when it wants to know it.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.exchange import checked_deadline_ms, reserve_s
+from mdp.fusion import Contribution
+from mdp.health import Health, unavailable
+from mdp.session import LATE, Action, Failed, Finish, Replied, Send, Session, TimePassed
+from partitioner.simulation.device import Job, Lives, SimulatedDevice
+from partitioner.simulation.models import Rotated, Scenario, endless, generator
+
+#: What was sent stands for itself: fusion is done afterwards, for all requests of a subset at once.
+_NOTHING = np.zeros(0, dtype=np.float32)
+_CONTRIBUTION = Contribution(_NOTHING, _NOTHING)
+_NOBODY: Mapping[str, str] = {}
+
+Callback = Callable[[float, Any], None]
+
+
+class _Client:
+    """One caller: its own order of replicas, and what it thinks of the devices."""
+
+    __slots__ = ("members", "silent")
+
+    def __init__(self, members: Mapping[int, Sequence[str]]) -> None:
+        self.members = members
+        #: Only those that let it wait: `Health` of all others is as new.
+        self.silent: dict[str, Health] = {}
+
+
+class _Call:
+    """One request under way."""
+
+    __slots__ = ("client", "number", "session", "started_s")
+
+    def __init__(self, client: _Client, session: Session, number: int, started_s: float) -> None:
+        self.client, self.session = client, session
+        self.number, self.started_s = number, started_s
+
+
+@dataclass(slots=True)
+class Trace:
+    """What happened: one entry per request, in the order of their ends, and per device."""
+
+    #: Each request's number, from 0; latency in seconds; index into `subsets`.
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))
+    latencies_s: "array[float]" = field(default_factory=lambda: array("d"))
+    subset: "array[int]" = field(default_factory=lambda: array("q"))
+    #: Whether a device that was wanted is missing.
+    partial: "array[int]" = field(default_factory=lambda: array("b"))
+    #: Ascending indices k of the members that answered; empty where none did.
+    subsets: dict[tuple[int, ...], int] = field(default_factory=dict)
+    #: Virtual seconds from the first request to the last answer.
+    span_s: float = 0.0
+    busy_s: dict[str, float] = field(default_factory=dict)
+    #: How often each device was lost.
+    falls: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    #: Requests sent to devices: the member-requests that the simulator got through.
+    asks: int = 0
+
+    def by_subset(self) -> dict[tuple[int, ...], NDArray[np.int64]]:
+        """Arrival subset -> positions of its requests in this trace."""
+        index = np.frombuffer(self.subset, dtype=np.int64) if self.subset else np.zeros(0, np.int64)
+        return {members: np.flatnonzero(index == i) for members, i in self.subsets.items()}
+
+
+class Simulation:
+    """One run of a scenario; `run` may be called once."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.trace = Trace()
+        self._deadline_s = checked_deadline_ms(scenario.deadline_ms) / 1e3
+        self._reserve_s = reserve_s(scenario.deadline_ms)
+        # The reserve is what fusing has to do with.
+        self._after_s = min(scenario.after_s, self._reserve_s)
+        self._hedge_after_s = scenario.hedge_after_s
+        self._events: list[tuple[float, int, Callback, Any]] = []
+        self._pushed = 0
+        self._devices = {
+            model.name: SimulatedDevice(model, scenario.seed, self._push, self._replied)
+            for model in scenario.devices
+        }
+        #: Devices that no client is connected to.
+        self._gone: dict[str, None] = dict.fromkeys(sorted(scenario.lost))
+        self._clients = self._make_clients()
+        self._open: dict[_Call, None] = {}
+        self._submitted = 0
+
+    def _make_clients(self) -> list[_Client]:
+        members = self.scenario.members()
+        return [
+            _Client(
+                {
+                    k: names if len(names) == 1 or number % len(names) == 0
+                    else Rotated(names, number)
+                    for k, names in members.items()
+                }
+            )
+            for number in range(self.scenario.load.clients)
+        ]  # fmt: skip
+
+    def run(self) -> Trace:
+        """Play until every request has had its outcome."""
+        for model in self.scenario.devices:
+            if model.name not in self.scenario.lost:
+                self._begin_lives(model.name)
+        self._begin_load()
+        events, wanted = self._events, self.scenario.load.requests
+        ended = self.trace.numbers
+        now_s = 0.0
+        while len(ended) < wanted:
+            now_s, _, callback, argument = heappop(events)
+            callback(now_s, argument)
+        self.trace.span_s = now_s
+        for name, device in self._devices.items():
+            self.trace.busy_s[name] = device.busy_s
+            self.trace.falls[name] = device.epoch
+            self.trace.counts[name] = device.counts
+            self.trace.asks += device.counts["asked"]
+        return self.trace
+
+    def _push(self, at_s: float, callback: Callback, argument: Any) -> None:
+        # The running number keeps events of one moment in order, and the rest uncompared.
+        self._pushed += 1
+        heappush(self._events, (at_s, self._pushed, callback, argument))
+
+    # Callers.
+
+    def _begin_load(self) -> None:
+        load, seed = self.scenario.load, self.scenario.seed
+        if load.rate_per_s is not None:
+            gaps = generator(seed, "", "arrivals")
+            choices = generator(seed, "", "clients")
+            scale_s = 1 / load.rate_per_s
+            arrivals = zip(
+                endless(lambda size: gaps.exponential(scale_s, size)),
+                endless(choices.random),
+                strict=True,
+            )
+            self._next_arrival(0.0, arrivals)
+            return
+        for client in self._clients[: load.requests]:
+            self._push(self.scenario.before_s, self._submit, client)
+
+    def _next_arrival(self, now_s: float, arrivals: Iterator[tuple[float, float]]) -> None:
+        gap_s, choice = next(arrivals)
+        at_s = now_s + gap_s
+        client = self._clients[int(choice * len(self._clients))]
+        self._push(at_s + self.scenario.before_s, self._submit, client)
+        if self._submitted + 1 < self.scenario.load.requests:
+            self._push(at_s, self._next_arrival, arrivals)
+
+    def _submit(self, now_s: float, client: _Client) -> None:
+        if self._submitted == self.scenario.load.requests:
+            return
+        started_s = now_s - self.scenario.before_s
+        session = Session(
+            client.members,
+            deadline_s=started_s + self._deadline_s,
+            reserve_s=self._reserve_s,
+            hedge_after_s=self._hedge_after_s,
+        )
+        call = _Call(client, session, self._submitted, started_s)
+        self._submitted += 1
+        self._open[call] = None
+        actions = session.start(now_s=now_s, unavailable=self._unavailable(client, now_s))
+        self._act(call, actions, now_s)
+        if not session.finished:
+            self._push(session.decide_s, self._wake, call)
+
+    def _unavailable(self, client: _Client, now_s: float) -> Mapping[str, str]:
+        if not self._gone and not client.silent:
+            return _NOBODY
+        return unavailable(client.silent, self._gone, devices=len(self._devices), now_s=now_s)
+
+    # Sessions.
+
+    def _act(self, call: _Call, actions: list[Action], now_s: float) -> None:
+        for action in actions:
+            if isinstance(action, Finish):
+                self._finish(call, action, now_s)
+            elif not call.session.finished:
+                self._send(call, action, now_s)
+
+    def _send(self, call: _Call, send: Send, now_s: float) -> None:
+        if send.device in self._gone:
+            # It went after this request had begun.
+            failed = Failed(device=send.device, reason="unreachable", now_s=now_s)
+            self._act(call, call.session.handle(failed), now_s)
+        else:
+            self._devices[send.device].send(now_s, call, send.budget_ms / 1e3)
+            if self._hedge_after_s is not None:
+                self._push(now_s + self._hedge_after_s, self._wake, call)
+
+    def _wake(self, now_s: float, call: _Call) -> None:
+        if not call.session.finished:
+            self._act(call, call.session.handle(TimePassed(now_s=now_s)), now_s)
+
+    def _replied(self, now_s: float, job: Job) -> None:
+        call, device = job.call, job.device
+        silent = call.client.silent
+        if silent and device.name in silent:
+            silent[device.name].heard()
+        session = call.session
+        if not session.waits_for(device.name):
+            device.counts["late"] += job.refusal is None
+            return
+        if job.refusal is not None:
+            failed = Failed(device=device.name, reason=job.refusal, now_s=now_s)
+            self._act(call, session.handle(failed), now_s)
+            return
+        device.counts["used"] += 1
+        replied = Replied(
+            device=device.name,
+            contribution=_CONTRIBUTION,
+            queue_ms=job.queue_s * 1e3,
+            compute_ms=job.took_s * 1e3,
+            now_s=now_s,
+        )
+        self._act(call, session.handle(replied), now_s)
+
+    def _finish(self, call: _Call, finish: Finish, now_s: float) -> None:
+        del self._open[call]
+        client = call.client
+        if finish.missing:
+            for device, reason in finish.missing.items():
+                if reason == LATE:
+                    client.silent.setdefault(device, Health()).silent(now_s)
+        trace = self.trace
+        members = tuple(finish.arrived)
+        trace.numbers.append(call.number)
+        trace.latencies_s.append(now_s + self._after_s - call.started_s)
+        trace.subset.append(trace.subsets.setdefault(members, len(trace.subsets)))
+        trace.partial.append(bool(finish.missing))
+        if self.scenario.load.rate_per_s is None:
+            begins_s = now_s + self._after_s + self.scenario.load.think_s
+            self._push(begins_s + self.scenario.before_s, self._submit, client)
+
+    # Devices that come and go.
+
+    def _begin_lives(self, name: str) -> None:
+        device = self._devices[name]
+        lives = Lives(device.model, self.scenario.seed)
+        if not lives.starts_up:
+            device.up = False
+            self._gone[name] = None
+        if not lives.constant:
+            periods = lives.periods()
+            turn = self._rise if not lives.starts_up else self._fall
+            self._push(next(periods), turn, (device, periods))
+
+    def _fall(self, now_s: float, life: tuple[SimulatedDevice, Iterator[float]]) -> None:
+        device, periods = life
+        device.fall()
+        self._push(now_s + self.scenario.detect_s, self._disconnect, (device, device.epoch))
+        self._push(now_s + next(periods), self._rise, life)
+
+    def _rise(self, now_s: float, life: tuple[SimulatedDevice, Iterator[float]]) -> None:
+        device, periods = life
+        # A host that is back refuses the old connections, if nobody has missed it before.
+        self._disconnect(now_s, (device, device.epoch))
+        device.up = True
+        self._push(now_s + self.scenario.reconnect_s, self._connect, (device, device.epoch))
+        self._push(now_s + next(periods), self._fall, life)
+
+    def _disconnect(self, now_s: float, life: tuple[SimulatedDevice, int]) -> None:
+        device, epoch = life
+        if epoch != device.epoch or device.up or device.name in self._gone:
+            return
+        self._gone[device.name] = None
+        for call in list(self._open):
+            if call.session.waits_for(device.name):
+                failed = Failed(device=device.name, reason="disconnected", now_s=now_s)
+                self._act(call, call.session.handle(failed), now_s)
+
+    def _connect(self, now_s: float, life: tuple[SimulatedDevice, int]) -> None:
+        device, epoch = life
+        if epoch == device.epoch and device.up:
+            self._gone.pop(device.name, None)
+            for client in self._clients:
+                if device.name in client.silent:
+                    client.silent[device.name].heard()
+
+
+def simulate(scenario: Scenario) -> Trace:
+    """Run `scenario`; the same scenario gives the same trace. Raises InputError."""
+    return Simulation(scenario).run()

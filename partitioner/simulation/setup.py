@@ -1,0 +1,212 @@
+"""From a plan and its devices' profiles to device models, with every assumption named. Plain."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import numpy as np
+from msgspec import Meta
+
+from mdp.errors import InputError
+from mdp.files import Record
+from mdp.plan import Assignment, Encoding, Plan, PredictedMs, Replica
+from mdp.profile import DeviceProfile
+from partitioner.cost import fit_latency, network_ms, predict, reply_bytes, request_bytes
+from partitioner.simulation.models import (
+    DeviceModel,
+    Jittered,
+    LogNormal,
+    SlowSpells,
+    sigma_of,
+)
+
+#: Of the logarithm of a computation's time, where a profile has no 10th and 90th percentiles: a
+#: 90th percentile some 14 % above the median, as small encoders on a shared server core had.
+ASSUMED_SIGMA = 0.1
+
+Milliseconds = Annotated[float, Meta(ge=0, le=3.6e6)]
+Seconds = Annotated[float, Meta(gt=0, le=1e9)]
+
+
+class Assumptions(Record, frozen=True):
+    """What neither plan nor profiles tell."""
+
+    sigma: (
+        Annotated[
+            float,
+            Meta(
+                ge=0,
+                le=3,
+                description="Spread of computing times: standard deviation of their logarithm; "
+                f"default: from the profile's p10_ms and p90_ms, else {ASSUMED_SIGMA:g}",
+            ),
+        ]
+        | None
+    ) = None
+    jitter_ms: Annotated[
+        Milliseconds, Meta(description="Mean of the random delay of each message, exponential")
+    ] = 0.1
+    loss: Annotated[
+        float,
+        Meta(ge=0, le=0.5, description="Share of messages with a lost packet, which TCP repeats"),
+    ] = 0.0
+    mean_down_s: Annotated[
+        Seconds,
+        Meta(description="Mean time that a device is away; its availability says how often"),
+    ] = 10.0
+    detect_s: Annotated[
+        float,
+        Meta(ge=0, le=1e6, description="From a device's loss until clients know of it"),
+    ] = 3.0
+    reconnect_s: Annotated[
+        float, Meta(ge=0, le=1e6, description="From a device's return until it is asked again")
+    ] = 0.5
+    slow_every_s: (
+        Annotated[Seconds, Meta(description="Mean time between slow spells of a device")] | None
+    ) = None
+    slow_lasts_s: Annotated[Seconds, Meta(description="Mean duration of a slow spell")] = 1.0
+    slow_factor: Annotated[
+        float, Meta(ge=1, le=1e4, description="How much longer computing takes in a slow spell")
+    ] = 3.0
+    before_ms: Annotated[
+        Milliseconds, Meta(description="What the client needs to cut and send a picture")
+    ] = 0.2
+    after_ms: Annotated[Milliseconds, Meta(description="What the client needs to fuse")] = 0.1
+    turnaround_ms: Annotated[
+        Milliseconds, Meta(description="What an agent needs after computing, to send the reply")
+    ] = 0.1
+
+
+def device_models(
+    plan: Plan,
+    profiles: Mapping[str, DeviceProfile],
+    num_classes: int,
+    assumed: Assumptions,
+    *,
+    copies: int = 1,
+) -> tuple[DeviceModel, ...]:
+    """One model per device of `plan` and per replica, each `copies` times; raises InputError."""
+    parts = parts_of(plan)
+    missing = sorted({part.device for part in parts} - profiles.keys())
+    if missing:
+        raise InputError(
+            f"--profiles: expected one of each device of the plan, found none of "
+            f"{', '.join(missing)}"
+        )
+    models = []
+    for part in parts:
+        image_size = plan.assignments[part.k].submodel.image_size
+        for copy in range(copies):
+            models.append(
+                device_model(
+                    profiles[part.device],
+                    name=part.device if copy == 0 else f"{part.device}/{copy + 1}",
+                    k=part.k,
+                    predicted=part.predicted_ms,
+                    image_size=image_size,
+                    encoding=part.encoding,
+                    num_classes=num_classes,
+                    assumed=assumed,
+                )
+            )
+    return tuple(models)
+
+
+def parts_of(plan: Plan) -> list[Assignment | Replica]:
+    """What each device of a plan is to do, assignments first."""
+    return [*plan.assignments, *plan.replicas]
+
+
+def device_model(
+    profile: DeviceProfile,
+    *,
+    name: str,
+    k: int,
+    predicted: PredictedMs,
+    image_size: int,
+    encoding: Encoding,
+    num_classes: int,
+    assumed: Assumptions,
+) -> DeviceModel:
+    """What `profile`'s device is like when it serves sub-model `k`; raises InputError."""
+    link = profile.link
+    sent, received = request_bytes(image_size, encoding), reply_bytes(num_classes)
+    # What the network costs beyond its bytes: the round trip, and coding where JPEG travels.
+    bytes_ms = (sent + received) * 8e3 / link.bandwidth_bps
+    trip_ms = network_ms(link, image_size, num_classes, encoding) - bytes_ms
+    up_s, down_s = renewal(profile.availability, assumed.mean_down_s)
+    slow = None
+    if assumed.slow_every_s is not None:
+        slow = SlowSpells(
+            every_s=assumed.slow_every_s,
+            lasts_s=assumed.slow_lasts_s,
+            factor=assumed.slow_factor,
+        )
+    return DeviceModel(
+        name=name,
+        k=k,
+        compute=LogNormal(median_s=predicted.compute / 1e3, sigma=spread(profile, assumed)),
+        delay=Jittered(round_trip_s=trip_ms / 1e3, jitter_s=assumed.jitter_ms / 1e3),
+        request_bytes=sent,
+        reply_bytes=received,
+        bandwidth_bps=link.bandwidth_bps,
+        turnaround_s=assumed.turnaround_ms / 1e3,
+        mean_up_s=up_s,
+        mean_down_s=down_s,
+        loss=assumed.loss,
+        slow=slow,
+    )
+
+
+def added_model(
+    plan: Plan, profile: DeviceProfile, k: int, num_classes: int, assumed: Assumptions
+) -> DeviceModel:
+    """`profile`'s device as one more replica of member `k`, by the cost model's prediction."""
+    spec, encoding = plan.assignments[k].submodel, plan.assignments[k].encoding
+    predicted = predict(profile, fit_latency(profile), spec, num_classes)
+    taken = {part.device for part in parts_of(plan)}
+    name = f"{profile.name}/added" if profile.name in taken else profile.name
+    return device_model(
+        profile,
+        name=name,
+        k=k,
+        predicted=predicted,
+        image_size=spec.image_size,
+        encoding=encoding,
+        num_classes=num_classes,
+        assumed=assumed,
+    )
+
+
+def spread(profile: DeviceProfile, assumed: Assumptions) -> float:
+    """Sigma of the device's computing times: as asked for, else as measured; raises InputError."""
+    if assumed.sigma is not None:
+        return assumed.sigma
+    sigmas = []
+    for point in profile.latency:
+        if point.p10_ms is None or point.p90_ms is None:
+            continue
+        if not point.p10_ms <= point.latency_ms <= point.p90_ms:
+            raise InputError(
+                f"profile {profile.name!r}: key `latency`: expected p10_ms <= latency_ms <= p90_ms,"
+                f" got {point.p10_ms:g}, {point.latency_ms:g}, {point.p90_ms:g}"
+            )
+        sigmas.append(sigma_of(point.p10_ms, point.p90_ms))
+    return float(np.median(sigmas)) if sigmas else ASSUMED_SIGMA
+
+
+def renewal(availability: float, mean_down_s: float) -> tuple[float, float]:
+    """Mean seconds up and down of a device that is there for this share of the time."""
+    if availability >= 1:
+        return math.inf, 0.0
+    return mean_down_s * availability / (1 - availability), mean_down_s
+
+
+def by_name(profiles: Sequence[DeviceProfile]) -> dict[str, DeviceProfile]:
+    """Profiles by their devices' names; raises InputError where one is given twice."""
+    found: dict[str, DeviceProfile] = {}
+    for profile in profiles:
+        if profile.name in found:
+            raise InputError(f"--profiles: {profile.name!r} is given twice")
+        found[profile.name] = profile
+    return found

@@ -1,0 +1,112 @@
+"""What `mdp-partition simulate` shows people: tables on stdout, and a picture."""
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from partitioner.simulation.outcome import Outcome
+from partitioner.simulation.questions import Answer
+
+#: More devices than this are summed up in one row.
+MOST_DEVICES = 20
+
+
+def print_answers(answers: Sequence[Answer], title: str, notes: Sequence[str]) -> None:
+    """One table of what callers get, one of the devices' parts, one of what changes."""
+    console = Console()
+    modes = sorted({mode for answer in answers for mode in answer.base.modes})
+    table = Table(
+        "deadline ms", "accuracy", "answered", "complete", "p50 ms", "p99", "p99.9", "per s",
+        *modes, title=title,
+    )  # fmt: skip
+    for answer in answers:
+        base, ms = answer.base, answer.base.latency_ms
+        table.add_row(
+            f"{answer.deadline_ms:g}", worth(base), f"{base.answered:.2%}", f"{base.complete:.2%}",
+            f"{ms.p50:.2f}", f"{ms.p99:.2f}", f"{ms.p999:.2f}", f"{base.throughput_per_s:.1f}",
+            *(f"{base.modes.get(mode, 0.0):.1%}" for mode in modes),
+        )  # fmt: skip
+    console.print(table)
+    console.print(_devices(answers))
+    if answers[0].what_if:
+        console.print(_changes(answers))
+    for note in notes:
+        console.print(note, soft_wrap=True, highlight=False)
+
+
+def worth(outcome: Outcome) -> str:
+    """An accuracy in words, also where only a lower bound is known."""
+    if outcome.accuracy is not None:
+        return f"{outcome.accuracy:.2%}"
+    return f">= {outcome.accuracy_at_least:.2%}" if outcome.accuracy_at_least else "?"
+
+
+def _devices(answers: Sequence[Answer]) -> Table:
+    table = Table("deadline ms", "device", "k", "busy", "asked", "used", "too late", "full")
+    for answer in answers:
+        parts = answer.base.devices
+        for name in list(parts)[:MOST_DEVICES]:
+            part = parts[name]
+            table.add_row(
+                f"{answer.deadline_ms:g}", name, str(part.k), f"{part.utilisation:.1%}",
+                f"{part.asked:,}", f"{part.used:,}", f"{part.late + part.too_late:,}",
+                f"{part.overloaded:,}",
+            )  # fmt: skip
+        if len(parts) > MOST_DEVICES:
+            table.add_row("", f"and {len(parts) - MOST_DEVICES:,} more")
+        table.add_section()
+    return table
+
+
+def _changes(answers: Sequence[Answer]) -> Table:
+    table = Table("deadline ms", "what if", "accuracy", "answered", "complete", "p50 ms", "p99")
+    for answer in answers:
+        for name, outcome in {"as it is": answer.base, **answer.what_if}.items():
+            ms = outcome.latency_ms
+            table.add_row(
+                f"{answer.deadline_ms:g}", name, worth(outcome), f"{outcome.answered:.2%}",
+                f"{outcome.complete:.2%}", f"{ms.p50:.2f}", f"{ms.p99:.2f}",
+            )  # fmt: skip
+        table.add_section()
+    return table
+
+
+def draw(answers: Sequence[Answer], kind: str) -> bytes:
+    """Accuracy, answered share and latency against the deadline; `kind` is svg or png.
+
+    The same answers give the same bytes.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    ordered = sorted(answers, key=lambda answer: answer.deadline_ms)
+    deadlines = [answer.deadline_ms for answer in ordered]
+    lines = {"as it is": [answer.base for answer in ordered]}
+    for name in ordered[0].what_if:
+        lines[name] = [answer.what_if[name] for answer in ordered]
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "mdp", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(13.0, 4.2), layout="constrained")
+        (FigureCanvasSVG if kind == "svg" else FigureCanvasAgg)(figure)
+        accuracy, answered, latency = figure.subplots(1, 3)
+        for name, outcomes in lines.items():
+            style = {"label": name, "marker": "o", "linewidth": 2.0 if name == "as it is" else 1.0}
+            accuracy.plot(deadlines, [o.accuracy_at_least for o in outcomes], **style)
+            answered.plot(deadlines, [o.answered for o in outcomes], **style)
+        for point in ("p50", "p90", "p99", "p999"):
+            values = [getattr(answer.base.latency_ms, point) for answer in ordered]
+            latency.plot(deadlines, values, marker="o", label=point.replace("p999", "p99.9"))
+        accuracy.set_ylabel("right answers, share of requests")
+        answered.set_ylabel("answered, share of requests")
+        latency.set_ylabel("latency as it is, ms")
+        for axes in (accuracy, answered, latency):
+            axes.set_xlabel("deadline, ms")
+        answered.legend(fontsize="small")
+        latency.legend(fontsize="small")
+        metadata = {"Date": None} if kind == "svg" else {"Software": None}
+        figure.savefig(buffer, format=kind, metadata=metadata)
+    return buffer.getvalue()

@@ -1,0 +1,103 @@
+"""What answers are worth: the accuracy of the arrival subsets that a simulation ended with."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.bundle import Bundle
+from mdp.fusion import Contribution, Fusion, Mode, fuse, mode_of, rule_for, weights_for
+from mdp.plan import Plan
+
+Numbers = NDArray[np.int64]
+
+
+class Worth(Protocol):
+    """How good an answer made of some members is."""
+
+    #: In a few words, where the accuracies come from.
+    source: str
+
+    def mode(self, members: tuple[int, ...]) -> Mode:
+        """What an answer of ascending `members` is called."""
+
+    def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
+        """Share of the requests `numbers` that `members` answer rightly; None if not known."""
+
+
+class _OfBundle:
+    """What both ways of knowing a bundle share: how a subset is fused."""
+
+    def __init__(self, bundle: Bundle, fusion: Fusion) -> None:
+        self._bundle, self._fusion = bundle, fusion
+        self._weights = bundle.fusion_weights()
+
+    def rule(self, members: tuple[int, ...]) -> Fusion:
+        """How ascending `members` are combined, as `mdp.prediction` decides it."""
+        fitted = self._weights.fitted(members) is not None
+        return rule_for(members, self._fusion, fitted=fitted)
+
+    def mode(self, members: tuple[int, ...]) -> Mode:
+        """What such an answer is called."""
+        return mode_of(members, self.rule(members))
+
+
+class MeasuredSubsets(_OfBundle):
+    """The accuracies in a bundle's manifest, as every answer carries them."""
+
+    def __init__(self, bundle: Bundle, fusion: Fusion = "stacked") -> None:
+        super().__init__(bundle, fusion)
+        evaluation = bundle.manifest.evaluation
+        self.source = "not known: the bundle has not been evaluated"
+        if evaluation is not None:
+            self.source = f"as measured on {evaluation.pictures:,} pictures of {evaluation.data}"
+
+    def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
+        """The same for every request of the subset."""
+        return self._bundle.expected_accuracy(members, self.rule(members))
+
+
+class FusedOutputs(_OfBundle):
+    """The members' real logits `[N, C]` for N pictures with their labels: request i shows picture
+    i modulo N, and what arrived is fused by `mdp.fusion`, all pictures of a subset at once."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        contributions: Mapping[int, Contribution],
+        targets: Numbers,
+        fusion: Fusion = "stacked",
+    ) -> None:
+        super().__init__(bundle, fusion)
+        self._contributions, self._targets = contributions, targets
+        self._right: dict[tuple[int, ...], NDArray[np.bool_]] = {}
+        self.source = f"every answer fused from the members' logits of {len(targets):,} pictures"
+
+    def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
+        """Share of just these requests whose fused answer is right."""
+        right = self._right.get(members)
+        if right is None:
+            weights = weights_for(members, self.rule(members), self._weights)
+            logits = fuse(self._contributions, weights)
+            right = self._right[members] = logits.argmax(axis=1) == self._targets
+        return float(right[numbers % len(right)].mean())
+
+
+class PredictedWhole:
+    """A plan's predicted accuracy, which is of answers with every member in."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._members = tuple(a.k for a in plan.assignments)
+        self._accuracy = None if plan.accuracy is None else plan.accuracy.all_in
+        self.source = "not known: the plan predicts none"
+        if self._accuracy is not None:
+            self.source = "as the plan predicts it for answers of all members; of others not known"
+
+    def mode(self, members: tuple[int, ...]) -> Mode:
+        """As of a bundle with fitted fusion weights."""
+        return mode_of(members, "stacked")
+
+    def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
+        """Known where all members are in."""
+        return self._accuracy if members == self._members else None
