@@ -18,17 +18,21 @@ def print_answers(answers: Sequence[Answer], title: str, notes: Sequence[str]) -
     console = Console()
     modes = sorted({mode for answer in answers for mode in answer.base.modes})
     table = Table(
-        "deadline ms", "accuracy", "answered", "complete", "p50 ms", "p99", "p99.9", "per s",
-        *modes, title=title,
+        "deadline", "accuracy", "answered", "complete", "p50 ms", "p99", "p99.9", "per s",
+        title=title,
     )  # fmt: skip
+    shares = Table("deadline", *modes, "no answer", title="modes")
     for answer in answers:
         base, ms = answer.base, answer.base.latency_ms
+        deadline = f"{answer.deadline_ms:g} ms"
         table.add_row(
-            f"{answer.deadline_ms:g}", worth(base), f"{base.answered:.2%}", f"{base.complete:.2%}",
+            deadline, worth(base), f"{base.answered:.2%}", f"{base.complete:.2%}",
             f"{ms.p50:.2f}", f"{ms.p99:.2f}", f"{ms.p999:.2f}", f"{base.throughput_per_s:.1f}",
-            *(f"{base.modes.get(mode, 0.0):.1%}" for mode in modes),
         )  # fmt: skip
+        counted = [base.modes.get(mode, 0.0) for mode in modes]
+        shares.add_row(deadline, *(f"{share:.2%}" for share in (*counted, 1 - base.answered)))
     console.print(table)
+    console.print(shares)
     console.print(_devices(answers))
     if answers[0].what_if:
         console.print(_changes(answers))
@@ -44,13 +48,15 @@ def worth(outcome: Outcome) -> str:
 
 
 def _devices(answers: Sequence[Answer]) -> Table:
-    table = Table("deadline ms", "device", "k", "busy", "asked", "used", "too late", "full")
+    table = Table(
+        "deadline", "device", "k", "busy", "asked", "used", "too late", "full", title="devices"
+    )
     for answer in answers:
         parts = answer.base.devices
         for name in list(parts)[:MOST_DEVICES]:
             part = parts[name]
             table.add_row(
-                f"{answer.deadline_ms:g}", name, str(part.k), f"{part.utilisation:.1%}",
+                f"{answer.deadline_ms:g} ms", name, str(part.k), f"{part.utilisation:.1%}",
                 f"{part.asked:,}", f"{part.used:,}", f"{part.late + part.too_late:,}",
                 f"{part.overloaded:,}",
             )  # fmt: skip
@@ -61,12 +67,15 @@ def _devices(answers: Sequence[Answer]) -> Table:
 
 
 def _changes(answers: Sequence[Answer]) -> Table:
-    table = Table("deadline ms", "what if", "accuracy", "answered", "complete", "p50 ms", "p99")
+    table = Table(
+        "deadline", "what if", "accuracy", "answered", "complete", "p50 ms", "p99",
+        title="what changes",
+    )  # fmt: skip
     for answer in answers:
         for name, outcome in {"as it is": answer.base, **answer.what_if}.items():
             ms = outcome.latency_ms
             table.add_row(
-                f"{answer.deadline_ms:g}", name, worth(outcome), f"{outcome.answered:.2%}",
+                f"{answer.deadline_ms:g} ms", name, worth(outcome), f"{outcome.answered:.2%}",
                 f"{outcome.complete:.2%}", f"{ms.p50:.2f}", f"{ms.p99:.2f}",
             )  # fmt: skip
         table.add_section()

@@ -46,7 +46,11 @@ class Desk:
     """A client's desk: submits pictures, plays the devices, keeps the answers."""
 
     def __init__(
-        self, folder: Path, entries: Sequence[tuple[str, int]], fusion: Fusion = "stacked"
+        self,
+        folder: Path,
+        entries: Sequence[tuple[str, int]],
+        fusion: Fusion = "stacked",
+        hedge_after_s: float | None = None,
     ) -> None:
         """`folder` holds a colour bundle; `entries` are (device, k) of the fleet."""
         self.bundle = Bundle.open(folder)
@@ -60,7 +64,12 @@ class Desk:
         self.clock = Clock()
         self.transport = FakeTransport({device for device, _ in entries})
         self.exchange = Exchange(
-            fleet, self.bundle, self.transport, clock=self.clock, fusion=fusion
+            fleet,
+            self.bundle,
+            self.transport,
+            clock=self.clock,
+            fusion=fusion,
+            hedge_after_s=hedge_after_s,
         )
         self.answers: list[Answer] = []
 

@@ -167,6 +167,24 @@ def test_a_replica_takes_over_and_nothing_is_missing(folder: Path) -> None:
     assert answer.mode == "stacked"
 
 
+def test_a_hedge_is_sent_when_its_time_has_come(folder: Path) -> None:
+    desk = Desk(folder, REPLICAS, hedge_after_s=0.020)
+    desk.submit(deadline_ms=100.0)
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+    for device in ("beta", "gamma"):
+        desk.reply(device)
+    assert desk.exchange.next_wake_s() == pytest.approx(desk.clock() + 0.020)
+    desk.pass_s(0.021)
+    ((device, infer),) = desk.asked()
+    assert (device, infer.k, infer.budget_ms) == ("alpha/attic", 0, pytest.approx(77.0))
+    assert desk.exchange.next_wake_s() == pytest.approx(desk.clock() + 0.077)
+    desk.reply("alpha/attic")
+    answer = desk.prediction()
+    assert (answer.used, answer.missing) == (("alpha/attic", "beta", "gamma"), {})
+    desk.reply("alpha")
+    assert desk.exchange.counters["late"] == 1
+
+
 def test_a_send_that_fails_is_a_failure_like_any_other(folder: Path) -> None:
     desk = Desk(folder, REPLICAS)
     desk.transport.full = {"alpha", "gamma"}

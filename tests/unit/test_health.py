@@ -3,7 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.health import FIRST_REST_S, LONGEST_REST_S, TOLERATED_SILENCES, Health
+from mdp.health import (
+    FIRST_REST_S,
+    LONGEST_REST_S,
+    TOLERATED_SILENCES,
+    Health,
+    unavailable,
+)
 
 
 def test_a_device_is_rested_after_three_silences_in_a_row() -> None:
@@ -56,3 +62,25 @@ def test_no_history_rests_a_device_for_longer_than_the_bound(
         else:
             health.silent(now_s)
         assert health.available(now_s + LONGEST_REST_S)
+
+
+def test_who_is_not_to_be_asked() -> None:
+    silent = Health()
+    for _ in range(TOLERATED_SILENCES):
+        silent.silent(0.0)
+    health = {"a": silent, "b": Health()}
+    resting = f"silent: {TOLERATED_SILENCES} requests unanswered"
+    assert unavailable({}, [], devices=3, now_s=0.0) == {}
+    assert unavailable(health, [], devices=3, now_s=0.0) == {"a": resting}
+    assert unavailable(health, ["b"], devices=3, now_s=0.0) == {"a": resting, "b": "unreachable"}
+    # Whoever is gone is unreachable, whatever else it was.
+    assert unavailable(health, ["a"], devices=3, now_s=0.0) == {"a": "unreachable"}
+    assert unavailable(health, [], devices=3, now_s=FIRST_REST_S) == {}
+
+
+def test_with_nobody_else_left_a_silent_device_is_still_a_chance() -> None:
+    silent = Health()
+    for _ in range(TOLERATED_SILENCES):
+        silent.silent(0.0)
+    assert unavailable({"a": silent}, ["b"], devices=2, now_s=0.0) == {"b": "unreachable"}
+    assert unavailable({"a": silent}, [], devices=1, now_s=0.0) == {}

@@ -281,6 +281,111 @@ def test_waits_for() -> None:
     assert not session.waits_for("alpha/attic")
 
 
+def hedging(
+    members: Mapping[int, Sequence[str]], events: Sequence[Event], unavailable: Sequence[str] = ()
+) -> list[list[object]]:
+    """What a session says that asks the next replica beside one after 20 ms."""
+    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge_after_s=0.020)
+    told = [said(session.start(now_s=0.0, unavailable=dict.fromkeys(unavailable, "gone")))]
+    return told + [said(session.handle(event)) for event in events]
+
+
+TRIPLE = {0: ["a", "b", "c"]}
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        pytest.param(
+            [passed(0.019), passed(0.020), passed(0.050), replied("b", 0.06), replied("a", 0.07)],
+            [[], ["b"], [], [({0: "b"}, {}, False)], []],
+            id="the second answers first, and no third is asked",
+        ),
+        pytest.param(
+            [passed(0.020), replied("a", 0.021), replied("b", 0.022)],
+            [["b"], [({0: "a"}, {}, False)], []],
+            id="the first answers after all",
+        ),
+        pytest.param(
+            [replied("a", 0.010), passed(0.020)],
+            [[({0: "a"}, {}, False)], []],
+            id="the first is quick enough",
+        ),
+        pytest.param(
+            [passed(0.020), failed("a", 0.030), passed(0.045), replied("b", 0.05)],
+            [["b"], [], [], [({0: "b"}, {}, False)]],
+            id="one of two fails: the other is waited for",
+        ),
+        pytest.param(
+            [
+                passed(0.020),
+                failed("b", 0.030),
+                failed("a", 0.040),
+                passed(0.060),
+                passed(DECIDE_S),
+            ],
+            [["b"], [], ["c"], [], [({}, {"a": "broken", "b": "broken", "c": LATE}, True)]],
+            id="both fail: the third is asked",
+        ),
+        pytest.param(
+            [failed("a", 0.010), passed(0.020), passed(0.030), replied("c", 0.04)],
+            [["b"], [], ["c"], [({0: "c"}, {}, False)]],
+            id="who steps in gets as much time",
+        ),
+        pytest.param(
+            [passed(0.020), passed(DECIDE_S)],
+            [["b"], [({}, {"a": LATE, "b": LATE}, True)]],
+            id="neither is in time",
+        ),
+        pytest.param(
+            [passed(DECIDE_S)],
+            [[({}, {"a": LATE}, True)]],
+            id="nobody is asked when it is too late",
+        ),
+    ],
+)
+def test_hedging(events: list[Event], told: list[list[object]]) -> None:
+    assert hedging(TRIPLE, events) == [["a"], *told]
+
+
+def test_a_hedge_passes_over_who_is_not_there() -> None:
+    told = hedging(TRIPLE, [passed(0.020), passed(DECIDE_S)], unavailable=["b"])
+    missing = {"a": LATE, "b": "gone", "c": LATE}
+    assert told == [["a"], ["c"], [({}, missing, True)]]
+
+
+def test_a_member_without_a_replica_is_waited_for() -> None:
+    told = hedging(REPLICAS, [passed(0.020), replied("beta", 0.03), replied("alpha", 0.04)])
+    assert told == [
+        ["alpha", "beta"],
+        ["alpha/attic"],
+        [],
+        [({0: "alpha", 1: "beta"}, {}, False)],
+    ]
+
+
+def test_when_a_session_wants_to_be_woken() -> None:
+    plain = Session(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
+    plain.start(now_s=0.0, unavailable={})
+    assert plain.wake_s == DECIDE_S
+    session = Session(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge_after_s=0.020)
+    session.start(now_s=0.0, unavailable={})
+    assert session.wake_s == pytest.approx(0.020)
+    session.handle(passed(0.020))
+    assert session.wake_s == DECIDE_S
+
+
+def test_a_hedge_gets_what_is_left_and_its_time_counts_from_its_own_asking() -> None:
+    session = Session({0: ["a", "b"]}, deadline_s=0.1, hedge_after_s=0.02)
+    session.start(now_s=0.0, unavailable={})
+    (send,) = session.handle(passed(0.030))
+    assert isinstance(send, Send)
+    assert (send.device, send.budget_ms) == ("b", pytest.approx(70.0))
+    (finish,) = session.handle(replied("b", 0.040))
+    assert isinstance(finish, Finish)
+    assert finish.arrived[0].timing.network_ms == pytest.approx(4.0)
+
+
 @dataclass
 class History:
     """What has been seen of one session."""
@@ -315,16 +420,25 @@ STEPS = st.lists(
 
 
 @settings(max_examples=2000)
-@given(fleets(), STEPS, st.data(), st.sampled_from([0.0, 0.05, DECIDE_S, 0.2]))
+@given(
+    fleets(),
+    STEPS,
+    st.data(),
+    st.sampled_from([0.0, 0.05, DECIDE_S, 0.2]),
+    st.sampled_from([None, None, 0.0, 0.003, 0.04]),
+)
 def test_any_history(
     members: dict[int, list[str]],
     steps: list[tuple[str, int, float]],
     data: st.DataObject,
     now_s: float,
+    hedge_after_s: float | None,
 ) -> None:
     devices = [device for replicas in members.values() for device in replicas]
     gone = data.draw(st.sets(st.sampled_from(devices)))
-    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
+    session = Session(
+        members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge_after_s=hedge_after_s
+    )
     history = History()
     contributions: dict[str, Contribution] = {}
     reasons = dict.fromkeys(gone, "gone")
@@ -350,6 +464,9 @@ def test_any_history(
         if what == "time" and now_s >= DECIDE_S:
             assert session.finished, "the time to decide went by"
         assert session.finished == bool(history.finishes)
+        for replicas in members.values():
+            waited = sum(session.waits_for(device) for device in replicas)
+            assert waited <= (1 if hedge_after_s is None else 2)
     if not session.finished:
         now_s = max(now_s, DECIDE_S)
         history.note(session.handle(passed(now_s)), now_s)

@@ -51,7 +51,9 @@ def test_help_needs_no_torch():
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("command", ["plan", "train", "export", "evaluate", "build", "data"])
+@pytest.mark.parametrize(
+    "command", ["plan", "train", "export", "evaluate", "build", "data", "simulate"]
+)
 def test_every_command_has_help_with_an_example(run: Run, command: str):
     code, out, _ = run(command, "--help")
     assert code == 0

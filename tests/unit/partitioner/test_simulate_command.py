@@ -1,0 +1,186 @@
+"""`mdp-partition simulate` as a user sees it."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mdp.files import write_toml
+from partitioner import cli
+from tests.support.bundles import colour_plan, subset_accuracy, write_bundle
+
+NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run the command in this process, beside a bundle and a plan of shipped profiles' devices."""
+    monkeypatch.chdir(tmp_path)
+    write_bundle(tmp_path / "bundle", devices=NAMES)
+    write_toml(tmp_path / "plan.toml", colour_plan(NAMES))
+
+    def call(*args: object) -> tuple[int, str, str]:
+        words = ["mdp-partition", "simulate", "--requests", "200", *map(str, args)]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+QUIET = ("--sigma", 0, "--jitter-ms", 0)
+
+
+def test_json_has_everything(run: Run) -> None:
+    code, out, err = run(
+        "--bundle", "bundle", "--deadline-ms", "20", "40", "--rate", "50", "--clients", "3",
+        "--lose", "n100", "--add", "n100=1", "--hedge-ms", "1", "--seed", "7", "--json", *QUIET,
+    )  # fmt: skip
+    assert code == 0, err
+    told = json.loads(out)
+    assert told["accuracy_source"] == "as measured on 100 pictures of colours"
+    assert told["load"] == {"requests": 200, "clients": 3, "rate_per_s": 50.0, "think_s": 0.0}
+    assert (told["seed"], told["assumed"]["sigma"]) == (7, 0.0)
+    first, second = told["deadlines"]
+    assert (first["deadline_ms"], second["deadline_ms"]) == (20.0, 40.0)
+    assert list(first["what_if"]) == [
+        "without n100",
+        "with n100/added for sub-model 1",
+        "with n100/added for sub-model 1, hedged after 1 ms",
+    ]
+    assert first["base"]["accuracy"] == pytest.approx(subset_accuracy((0, 1, 2)).stacked)
+    assert first["what_if"]["without n100"]["modes"] == {"stacked": 1.0}
+    assert set(first["base"]["latency_ms"]) == {"p50", "p90", "p99", "p99.9", "max"}
+    assert set(first["base"]["devices"]) == set(NAMES)
+    hedged = first["what_if"]["with n100/added for sub-model 1, hedged after 1 ms"]
+    assert hedged["devices"]["n100/added"]["asked"] > 0
+
+
+def test_the_same_seed_tells_the_same(run: Run) -> None:
+    asked = ("--bundle", "bundle", "--deadline-ms", 3, "--json", "--seed")
+    assert run(*asked, 3)[1] == run(*asked, 3)[1] != run(*asked, 4)[1]
+
+
+def test_tables_for_people(run: Run) -> None:
+    code, out, err = run("--plan", "plan.toml", "--deadline-ms", "20", "--replicas", "2")
+    assert code == 0, err
+    for words in (
+        "plan.toml, simulated: 200 requests, 1 client, one request at a time",
+        "without",
+        "raspberry-pi-5/2",
+        "not known: the plan predicts none",
+        "virtual time:",
+    ):
+        assert words in " ".join(out.split()), words
+    assert "simulating" in err
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_picture_that_is_the_same_every_time(run: Run, tmp_path: Path, kind: str) -> None:
+    pictures = []
+    for number in range(2):
+        path = tmp_path / f"{number}.{kind}"
+        code, _, err = run("--bundle", "bundle", "--deadline-ms", "3", "9", "--plot", path)
+        assert code == 0, err
+        pictures.append(path.read_bytes())
+    assert pictures[0] == pictures[1]
+    assert pictures[0].startswith(b"\x89PNG" if kind == "png" else b"<?xml")
+
+
+def test_many_devices_are_not_lost_one_by_one(run: Run) -> None:
+    code, out, _ = run(
+        "--bundle", "bundle", "--deadline-ms", 20, "--replicas", 6, "--clients", 6, "--json"
+    )
+    told = json.loads(out)
+    assert code == 0
+    assert told["deadlines"][0]["what_if"] == {}
+    assert len(told["deadlines"][0]["base"]["devices"]) == 18
+
+
+SOURCE = ("--bundle", "bundle")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--deadline-ms", 9), "expected either --bundle or --plan"),
+        (
+            (*SOURCE, "--plan", "plan.toml", "--deadline-ms", 9),
+            "expected either --bundle or --plan",
+        ),
+        ((*SOURCE, "--deadline-ms", 0), "--deadline-ms: expected a number above 0, got 0"),
+        ((*SOURCE, "--deadline-ms", 9, "-5"), None),
+        ((*SOURCE, "--deadline-ms", "nan"), "--deadline-ms: expected a number above 0, got nan"),
+        (
+            (*SOURCE, "--deadline-ms", 1e9),
+            "deadline_ms: expected more than 0 and at most 3.6e+06, got 1e+09",
+        ),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--requests", 0),
+            "--requests: expected at least 1, got 0",
+        ),
+        ((*SOURCE, "--deadline-ms", 9, "--clients", 0), "--clients: expected at least 1, got 0"),
+        ((*SOURCE, "--deadline-ms", 9, "--rate", 0), "--rate: expected a number above 0, got 0"),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--think-ms", "-1"),
+            "--think-ms: expected 0 or more, got -1",
+        ),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--replicas", 0),
+            "--replicas: expected at least 1, got 0",
+        ),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--lose", "toaster"),
+            "--lose: expected one of n100, raspberry-pi-5, laptop-cpu, got 'toaster'",
+        ),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--add", "toaster"),
+            "toaster: neither a file nor a shipped profile (these are: desktop-gpu, "
+            "jetson-orin-nano, laptop-cpu, n100, raspberry-pi-5)",
+        ),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--add", "n100=3"),
+            "--add n100=3: expected a sub-model from 0 to 2 after '='",
+        ),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--hedge-ms", 5),
+            "--hedge-ms: no sub-model has a replica; see --replicas and --add",
+        ),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--plot", "x.pdf"),
+            "--plot: expected a name that ends in .svg or .png, got x.pdf",
+        ),
+        (
+            ("--plan", "plan.toml", "--deadline-ms", 9, "--data", "digits"),
+            "--data: expected with --bundle, as a plan has no outputs to fuse",
+        ),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--loss", 0.9),
+            "--loss: expected `float` <= 0.5, got 0.9",
+        ),
+        (
+            ("--plan", "absent.toml", "--deadline-ms", 9),
+            "absent.toml: cannot be read: No such file or directory",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, options: tuple[object, ...], line: str | None) -> None:
+    code, out, err = run(*options)
+    assert (code, out) == (2, "")
+    if line is not None:
+        assert err == f"mdp-partition: {line}\n"
+
+
+def test_a_plan_of_devices_without_profiles(run: Run, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "other")
+    code, _, err = run("--bundle", "other", "--deadline-ms", 9)
+    assert code == 2
+    assert err == (
+        "mdp-partition: --profiles: expected one of each device of the plan, found none of "
+        "alpha, beta, gamma\n"
+    )

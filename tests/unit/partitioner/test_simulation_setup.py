@@ -1,0 +1,261 @@
+"""From plan and profiles to device models, and what their answers are worth."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from mdp.bundle import Bundle
+from mdp.errors import InputError
+from mdp.fusion import Contribution, fuse, weights_for
+from mdp.plan import Plan, PredictedAccuracy, PredictedMs, Replica
+from mdp.profile import DeviceProfile, read_profile
+from partitioner.cost import fit_latency, network_ms, predict
+from partitioner.simulation.engine import Trace, simulate
+from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
+from partitioner.simulation.outcome import outcome_of
+from partitioner.simulation.questions import added, answer, each_lost, hedged, without
+from partitioner.simulation.setup import (
+    ASSUMED_SIGMA,
+    Assumptions,
+    added_model,
+    by_name,
+    device_models,
+    renewal,
+    spread,
+)
+from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedWhole
+from tests.support.bundles import LABELS, colour_plan, subset_accuracy, write_bundle
+
+NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
+
+
+@pytest.fixture(scope="module")
+def profiles() -> dict[str, DeviceProfile]:
+    return {name: read_profile(name) for name in NAMES}
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path / "bundle"))
+
+
+def plan() -> Plan:
+    return colour_plan(NAMES, (16, 12, 8))
+
+
+def test_a_model_says_what_plan_and_profile_say(profiles: dict[str, DeviceProfile]) -> None:
+    assumed = Assumptions(jitter_ms=0.0, sigma=0.3, loss=0.01, slow_every_s=60.0)
+    models = device_models(plan(), profiles, 3, assumed)
+    assert [(m.name, m.k) for m in models] == list(zip(NAMES, range(3), strict=True))
+    pi, profile = models[1], profiles["raspberry-pi-5"]
+    assert pi.compute == LogNormal(median_s=0.001, sigma=0.3)
+    assert pi.loss == 0.01
+    assert pi.slow is not None
+    assert pi.mean_up_s / (pi.mean_up_s + pi.mean_down_s) == pytest.approx(profile.availability)
+    # Alone, a request takes what the cost model predicts for the network.
+    still = replace(pi, k=0, compute=LogNormal(median_s=1e-9), loss=0.0, mean_up_s=math.inf)
+    one = Scenario(devices=(still,), load=Load(requests=1), deadline_ms=1000.0)
+    trace = simulate(one)
+    assert trace.latencies_s[0] * 1e3 == pytest.approx(
+        network_ms(profile.link, 12, 3, "raw"), abs=1e-5
+    )
+
+
+def test_replicas_of_the_plan_and_copies(profiles: dict[str, DeviceProfile]) -> None:
+    replica = Replica(
+        k=0,
+        device="raspberry-pi-5",
+        predicted_ms=PredictedMs(compute=7.0, network=1.0, total=8.0),
+        memory_bytes=1,
+        provider="CPUExecutionProvider",
+        threads=1,
+        why="for tests",
+    )
+    with_one = msgspec.structs.replace(colour_plan(("n100",), (16,)), replicas=[replica])
+    models = device_models(with_one, profiles, 3, Assumptions(), copies=2)
+    assert [(m.name, m.k) for m in models] == [
+        ("n100", 0),
+        ("n100/2", 0),
+        ("raspberry-pi-5", 0),
+        ("raspberry-pi-5/2", 0),
+    ]
+    assert models[2].compute == LogNormal(median_s=0.007, sigma=ASSUMED_SIGMA)
+
+
+def test_every_device_needs_its_profile(profiles: dict[str, DeviceProfile]) -> None:
+    less = {"n100": profiles["n100"]}
+    expected = (
+        "^--profiles: expected one of each device of the plan, found none of "
+        "laptop-cpu, raspberry-pi-5$"
+    )
+    with pytest.raises(InputError, match=expected):
+        device_models(plan(), less, 3, Assumptions())
+
+
+def test_a_profile_named_twice(profiles: dict[str, DeviceProfile]) -> None:
+    with pytest.raises(InputError, match=r"^--profiles: 'n100' is given twice$"):
+        by_name([profiles["n100"], profiles["n100"]])
+
+
+def with_spread(profile: DeviceProfile, low: float, high: float) -> DeviceProfile:
+    points = [
+        msgspec.structs.replace(p, p10_ms=p.latency_ms * low, p90_ms=p.latency_ms * high)
+        for p in profile.latency
+    ]
+    return msgspec.structs.replace(profile, latency=points)
+
+
+def test_spread_comes_from_the_profile_unless_it_is_given(
+    profiles: dict[str, DeviceProfile],
+) -> None:
+    plain = profiles["n100"]
+    assert spread(plain, Assumptions()) == ASSUMED_SIGMA
+    measured = with_spread(plain, math.exp(-0.5), math.exp(0.5))
+    assert spread(measured, Assumptions()) == pytest.approx(0.5 / 1.28155, rel=1e-4)
+    assert spread(measured, Assumptions(sigma=0.0)) == 0.0
+
+
+def test_a_profile_that_contradicts_itself(profiles: dict[str, DeviceProfile]) -> None:
+    odd = with_spread(profiles["n100"], 1.5, 1.2)
+    first = odd.latency[0]
+    expected = (
+        "profile 'n100': key `latency`: expected p10_ms <= latency_ms <= p90_ms, "
+        f"got {first.p10_ms:g}, {first.latency_ms:g}, {first.p90_ms:g}"
+    )
+    with pytest.raises(InputError) as raised:
+        spread(odd, Assumptions())
+    assert str(raised.value) == expected
+
+
+def test_renewal_keeps_the_availability() -> None:
+    assert renewal(1.0, 10.0) == (math.inf, 0.0)
+    assert renewal(0.0, 10.0) == (0.0, 10.0)
+    up_s, down_s = renewal(0.98, 10.0)
+    assert (up_s, down_s) == (pytest.approx(490.0), 10.0)
+
+
+def test_an_added_device_takes_what_the_cost_model_predicts(
+    profiles: dict[str, DeviceProfile],
+) -> None:
+    n100 = profiles["n100"]
+    model = added_model(plan(), n100, 2, 3, Assumptions())
+    spec = plan().assignments[2].submodel
+    predicted_ms = predict(n100, fit_latency(n100), spec, 3).compute
+    assert (model.name, model.k) == ("n100/added", 2)
+    assert model.compute == LogNormal(median_s=predicted_ms / 1e3, sigma=ASSUMED_SIGMA)
+
+
+# What answers are worth.
+
+EVERY = np.arange(100)
+
+
+def test_a_bundle_knows_what_was_measured(bundle: Bundle, tmp_path: Path) -> None:
+    worth = MeasuredSubsets(bundle)
+    assert worth.accuracy((0, 1), EVERY) == subset_accuracy((0, 1)).stacked
+    assert MeasuredSubsets(bundle, "bagged").accuracy((0, 1), EVERY) == (
+        subset_accuracy((0, 1)).bagged
+    )
+    assert [worth.mode(m) for m in [(1,), (0, 2)]] == ["single", "stacked"]
+    assert MeasuredSubsets(bundle, "boosted").mode((0, 1)) == "boosted"
+    assert worth.source == "as measured on 100 pictures of colours"
+    raw = Bundle.open(write_bundle(tmp_path / "raw", evaluated=False))
+    assert MeasuredSubsets(raw).accuracy((0, 1), EVERY) is None
+    assert MeasuredSubsets(raw).source == "not known: the bundle has not been evaluated"
+
+
+def test_real_outputs_are_fused_for_each_request(bundle: Bundle) -> None:
+    random = np.random.default_rng(0)
+    pictures, targets = 30, random.integers(0, len(LABELS), 30)
+    contributions = {
+        k: Contribution(*random.normal(size=(2, pictures, len(LABELS))).astype(np.float32))
+        for k in range(3)
+    }
+    worth = FusedOutputs(bundle, contributions, targets)
+    for members in [(0,), (1, 2), (0, 1, 2)]:
+        for numbers in (np.arange(30), np.array([3, 33, 64])):
+            right = 0
+            for number in numbers:
+                at = number % pictures
+                one = {k: Contribution(c.boost[at], c.bag[at]) for k, c in contributions.items()}
+                weights = weights_for(members, "stacked", bundle.fusion_weights())
+                right += fuse(one, weights).argmax() == targets[at]
+            assert worth.accuracy(members, numbers) == pytest.approx(right / len(numbers))
+
+
+def test_a_plan_knows_what_it_predicts_for_whole_answers() -> None:
+    accuracy = PredictedAccuracy(all_in=0.7, expected=0.65, typical_error=0.02)
+    worth = PredictedWhole(msgspec.structs.replace(plan(), accuracy=accuracy))
+    assert worth.accuracy((0, 1, 2), EVERY) == 0.7
+    assert worth.accuracy((0, 1), EVERY) is None
+    assert PredictedWhole(plan()).accuracy((0, 1, 2), EVERY) is None
+
+
+# Outcomes.
+
+
+def devices(*names: str) -> tuple[DeviceModel, ...]:
+    return tuple(
+        DeviceModel(
+            name=name, k=k, compute=LogNormal(median_s=0.01), delay=Jittered(round_trip_s=0.0)
+        )
+        for k, name in enumerate(names)
+    )
+
+
+def test_an_outcome_sums_a_trace_up(bundle: Bundle) -> None:
+    scenario = Scenario(devices=devices("a", "b", "c"), load=Load(requests=4), deadline_ms=50.0)
+    trace = Trace(span_s=2.0, subsets={(0, 1, 2): 0, (1,): 1, (): 2})
+    trace.numbers.extend([0, 1, 2, 3])
+    trace.latencies_s.extend([0.010, 0.020, 0.048, 0.048])
+    trace.subset.extend([0, 0, 1, 2])
+    trace.partial.extend([0, 0, 1, 1])
+    counts = {"asked": 4, "used": 2, "late": 1, "too_late": 1, "overloaded": 0}
+    for name in "abc":
+        trace.busy_s[name], trace.falls[name] = 0.5, 1
+        trace.counts[name] = counts  # type: ignore[assignment]
+    outcome = outcome_of(scenario, trace, MeasuredSubsets(bundle))
+    right = 2 * subset_accuracy((0, 1, 2)).stacked + subset_accuracy((1,)).stacked
+    assert outcome.accuracy == outcome.accuracy_at_least == pytest.approx(right / 4)
+    assert outcome.accuracy_of_answers == pytest.approx(right / 3)
+    assert (outcome.answered, outcome.complete, outcome.partial) == (0.75, 0.5, 0.25)
+    assert outcome.latency_ms.p50 == pytest.approx(20.0)
+    assert outcome.latency_ms.max == pytest.approx(48.0)
+    assert outcome.throughput_per_s == 1.5
+    assert outcome.modes == {"single": 0.25, "stacked": 0.5}
+    assert outcome.devices["b"].utilisation == 0.25
+    assert (outcome.devices["b"].k, outcome.devices["b"].falls) == (1, 1)
+    known = outcome_of(scenario, trace, PredictedWhole(colour_plan()))
+    assert (known.accuracy, known.accuracy_at_least) == (None, 0.0)
+    assert list(msgspec.to_builtins(outcome)["latency_ms"]) == ["p50", "p90", "p99", "p99.9", "max"]
+
+
+def test_what_ifs(bundle: Bundle) -> None:
+    scenario = Scenario(devices=devices("a", "b", "c"), load=Load(requests=5), deadline_ms=50.0)
+    spare = DeviceModel(
+        name="d", k=0, compute=LogNormal(median_s=0.001), delay=Jittered(round_trip_s=0.0)
+    )
+    asked = [*each_lost(scenario), without("a", "b"), added(spare), hedged(2.0)]
+    done: list[str] = []
+    (first, second) = answer(scenario, [50.0, 100.0], asked, MeasuredSubsets(bundle), done.append)
+    assert (first.deadline_ms, second.deadline_ms) == (50.0, 100.0)
+    assert list(first.what_if) == [
+        "without a",
+        "without b",
+        "without c",
+        "without a, b",
+        "with d for sub-model 0",
+        "hedged after 2 ms",
+    ]
+    assert first.base.accuracy == subset_accuracy((0, 1, 2)).stacked
+    assert first.what_if["without b"].accuracy == subset_accuracy((0, 2)).stacked
+    assert first.what_if["without a, b"].modes == {"single": 1.0}
+    assert first.what_if["with d for sub-model 0"].devices["d"].asked == 0
+    assert len(done) == 2 * (1 + len(asked))
+    assert each_lost(Scenario(devices=devices("a"), load=Load(requests=1), deadline_ms=9.0)) == []
+    with pytest.raises(InputError, match=r"^the same change is asked for twice: "):
+        answer(scenario, [50.0], [without("a"), without("a")], MeasuredSubsets(bundle))
