@@ -15,7 +15,7 @@ from mdp.crop import Picture, crop, encode_jpeg, load_picture, side_for
 from mdp.errors import InferenceError, InputError, WireError
 from mdp.fleet import Fleet
 from mdp.fusion import Fusion
-from mdp.health import Health, unavailable
+from mdp.health import UNREACHABLE, Health, unavailable
 from mdp.plan import Assignment, Encoding
 from mdp.prediction import Judge, Prediction
 from mdp.session import LATE, Action, Event, Failed, Finish, Replied, Send, Session, TimePassed
@@ -261,7 +261,7 @@ class Exchange:
                 self._finish(request_id, action)
             elif not self._transport.send(action.device, self._request(request_id, action)):
                 there = action.device in self._transport.connected
-                reason = "backlogged: takes no more requests" if there else "unreachable"
+                reason = "backlogged: takes no more requests" if there else UNREACHABLE
                 failed = Failed(device=action.device, reason=reason, now_s=self._clock())
                 self._feed(request_id, failed)
 

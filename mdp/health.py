@@ -12,6 +12,8 @@ from dataclasses import dataclass
 TOLERATED_SILENCES = 3
 FIRST_REST_S = 0.5
 LONGEST_REST_S = 30.0
+#: The reason of a device to which there is no connection.
+UNREACHABLE = "unreachable"
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ def unavailable(
 
     Whoever is `gone` is not connected. With nobody else left, a silent device is still a chance.
     """
-    unreachable = dict.fromkeys(gone, "unreachable")
+    unreachable = dict.fromkeys(gone, UNREACHABLE)
     resting = {
         device: f"silent: {known.silences} requests unanswered"
         for device, known in health.items()

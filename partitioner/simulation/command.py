@@ -18,7 +18,7 @@ from mdp.plan import Plan, read_plan
 from mdp.profile import DeviceProfile, read_profile, shipped_profiles
 from partitioner.options import takes
 from partitioner.progress import Progress
-from partitioner.simulation.models import Load, Scenario
+from partitioner.simulation.models import Load, LogNormal, Scenario
 from partitioner.simulation.questions import (
     Answer,
     WhatIf,
@@ -137,7 +137,7 @@ def simulate(
         load=load,
         deadline_ms=deadline_ms[0],
         seed=seed,
-        before_s=assumed.before_ms / 1e3,
+        before=LogNormal(median_s=assumed.before_ms / 1e3),
         after_s=assumed.after_ms / 1e3,
         detect_s=assumed.detect_s,
         reconnect_s=assumed.reconnect_s,

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Protocol
 
 from mdp.session import Session
@@ -10,9 +10,10 @@ from partitioner.simulation.agent import AgentQueue
 from partitioner.simulation.models import (
     RETRANSMIT_S,
     DeviceModel,
-    Spells,
+    SlowSpells,
     generator,
     seconds,
+    shares,
     ways,
 )
 
@@ -32,13 +33,16 @@ class Job:
     __slots__ = ("arrived_s", "back_s", "budget_s", "call", "deadline_s", "device", "epoch",
                  "queue_s", "refusal", "took_s")  # fmt: skip
 
-    def __init__(self, call: Any, device: "SimulatedDevice", budget_s: float, back_s: float):
+    def __init__(
+        self, call: Any, device: "SimulatedDevice", budget_s: float, back_s: float, took_s: float
+    ) -> None:
         self.call = call
         self.device = device
         self.budget_s = budget_s
         #: How long its reply will be under way.
         self.back_s = back_s
-        self.arrived_s = self.deadline_s = self.queue_s = self.took_s = 0.0
+        self.took_s = took_s
+        self.arrived_s = self.deadline_s = self.queue_s = 0.0
         self.refusal: str | None = None
         self.epoch = 0
 
@@ -58,15 +62,15 @@ class SimulatedDevice:
         self.counts: Counter[str] = Counter(asked=0, used=0, late=0, too_late=0, overloaded=0)
         self._push, self._reply = push, reply
         self._queue: AgentQueue[Job] = AgentQueue()
-        self._compute = seconds(model.compute, generator(seed, model.name, "compute"))
-        self._ways = ways(model.delay, generator(seed, model.name, "ways"))
+        self._compute = seconds(model.compute, seed, model.name, "compute")
+        self._ways = ways(model.delay, seed, model.name)
         self._there_s = model.request_bytes * 8 / model.bandwidth_bps
         self._back_s = model.reply_bytes * 8 / model.bandwidth_bps
         self._link_free_s = -math.inf
         self._turnaround_s, self._free_s, self._turning = model.turnaround_s, 0.0, False
         self._loss = model.loss
-        self._losses = generator(seed, model.name, "loss") if model.loss else None
-        self._slow, self._slow_factor = _spells(model, seed)
+        self._losses = shares(seed, model.name, "loss")
+        self._spells = _spells(model.slow, seed, model.name) if model.slow else None
 
     def send(self, now_s: float, call: Any, budget_s: float) -> None:
         """A client's request sets out; the link carries one message at a time."""
@@ -76,10 +80,13 @@ class SimulatedDevice:
         self._link_free_s = begins_s + self._there_s
         arrives_s = self._link_free_s + there_s
         back_s += self._back_s
-        if self._losses is not None:
+        if self._loss:
             arrives_s += self._retransmission_s()
             back_s += self._retransmission_s()
-        self._push(arrives_s, self._arrive, Job(call, self, budget_s, back_s))
+        # Drawn already here, also if it is never computed: so the n-th request costs the same
+        # whatever became of those before.
+        job = Job(call, self, budget_s, back_s, next(self._compute))
+        self._push(arrives_s, self._arrive, job)
 
     def fall(self) -> None:
         """The device is gone, with everything it has."""
@@ -88,9 +95,8 @@ class SimulatedDevice:
         self._queue.clear()
 
     def _retransmission_s(self) -> float:
-        assert self._losses is not None
         late_s, wait_s = 0.0, RETRANSMIT_S
-        while self._losses.random() < self._loss:
+        while next(self._losses) < self._loss:
             late_s, wait_s = late_s + wait_s, 2 * wait_s
         return late_s
 
@@ -116,11 +122,10 @@ class SimulatedDevice:
             self._send_back(now_s, late, "too_late")
         if job is None:
             return
-        took_s = next(self._compute)
-        if self._slow is not None and self._slow.second_at(now_s):
-            took_s *= self._slow_factor
-        job.queue_s, job.took_s = now_s - job.arrived_s, took_s
-        self._push(now_s + took_s, self._computed, job)
+        if self._spells is not None:
+            job.took_s *= self._spells.send(now_s)
+        job.queue_s = now_s - job.arrived_s
+        self._push(now_s + job.took_s, self._computed, job)
 
     def _computed(self, now_s: float, job: Job) -> None:
         if job.epoch != self.epoch:
@@ -168,10 +173,21 @@ class Lives:
             up = not up
 
 
-def _spells(model: DeviceModel, seed: int) -> tuple[Spells | None, float]:
-    slow = model.slow
-    if slow is None:
-        return None, 1.0
-    random = generator(seed, model.name, "slow")
-    first = bool(random.random() >= slow.lasts_s / (slow.every_s + slow.lasts_s))
-    return Spells(slow.every_s, slow.lasts_s, random, first=first), slow.factor
+def _spells(slow: SlowSpells, seed: int, name: str) -> Generator[float, float, None]:
+    """Sent a moment, not before the last one, tells by how much computing takes longer then."""
+    factor_at = _factor_at(slow, seed, name)
+    next(factor_at)
+    return factor_at
+
+
+def _factor_at(slow: SlowSpells, seed: int, name: str) -> Generator[float, float, None]:
+    now_s = yield 1.0
+    random = generator(seed, name, "slow")
+    means_s = (slow.every_s, slow.lasts_s)
+    is_slow = bool(random.random() < slow.lasts_s / sum(means_s))
+    until_s = random.exponential(means_s[is_slow])
+    while True:
+        while now_s >= until_s:
+            is_slow = not is_slow
+            until_s += random.exponential(means_s[is_slow])
+        now_s = yield slow.factor if is_slow else 1.0

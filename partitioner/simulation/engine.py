@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 
 from mdp.exchange import checked_deadline_ms, reserve_s
 from mdp.fusion import Contribution
-from mdp.health import Health, unavailable
+from mdp.health import UNREACHABLE, Health, unavailable
 from mdp.session import LATE, Action, Failed, Finish, Replied, Send, Session, TimePassed
 from partitioner.simulation.device import Job, Lives, SimulatedDevice
-from partitioner.simulation.models import Rotated, Scenario, endless, generator
+from partitioner.simulation.models import Rotated, Scenario, endless, generator, seconds, shares
 
 #: What was sent stands for itself: fusion is done afterwards, for all requests of a subset at once.
 _NOTHING = np.zeros(0, dtype=np.float32)
 _CONTRIBUTION = Contribution(_NOTHING, _NOTHING)
-_NOBODY: Mapping[str, str] = {}
 
 Callback = Callable[[float, Any], None]
 
@@ -88,6 +87,7 @@ class Simulation:
         self._reserve_s = reserve_s(scenario.deadline_ms)
         # The reserve is what fusing has to do with.
         self._after_s = min(scenario.after_s, self._reserve_s)
+        self._before = seconds(scenario.before, scenario.seed, "", "before")
         self._hedge_after_s = scenario.hedge_after_s
         self._events: list[tuple[float, int, Callback, Any]] = []
         self._pushed = 0
@@ -95,8 +95,8 @@ class Simulation:
             model.name: SimulatedDevice(model, scenario.seed, self._push, self._replied)
             for model in scenario.devices
         }
-        #: Devices that no client is connected to.
-        self._gone: dict[str, None] = dict.fromkeys(sorted(scenario.lost))
+        #: Devices that no client is connected to; sessions keep it, so it is never changed.
+        self._gone = dict.fromkeys(sorted(scenario.lost), UNREACHABLE)
         self._clients = self._make_clients()
         self._open: dict[_Call, None] = {}
         self._submitted = 0
@@ -145,30 +145,32 @@ class Simulation:
         load, seed = self.scenario.load, self.scenario.seed
         if load.rate_per_s is not None:
             gaps = generator(seed, "", "arrivals")
-            choices = generator(seed, "", "clients")
             scale_s = 1 / load.rate_per_s
             arrivals = zip(
                 endless(lambda size: gaps.exponential(scale_s, size)),
-                endless(choices.random),
+                shares(seed, "", "clients"),
                 strict=True,
             )
             self._next_arrival(0.0, arrivals)
             return
         for client in self._clients[: load.requests]:
-            self._push(self.scenario.before_s, self._submit, client)
+            self._prepare(0.0, client)
 
     def _next_arrival(self, now_s: float, arrivals: Iterator[tuple[float, float]]) -> None:
         gap_s, choice = next(arrivals)
         at_s = now_s + gap_s
-        client = self._clients[int(choice * len(self._clients))]
-        self._push(at_s + self.scenario.before_s, self._submit, client)
+        self._prepare(at_s, self._clients[int(choice * len(self._clients))])
         if self._submitted + 1 < self.scenario.load.requests:
             self._push(at_s, self._next_arrival, arrivals)
 
-    def _submit(self, now_s: float, client: _Client) -> None:
+    def _prepare(self, started_s: float, client: _Client) -> None:
+        """The call begins, and its request is on the way once the picture is cut."""
+        self._push(started_s + next(self._before), self._submit, (client, started_s))
+
+    def _submit(self, now_s: float, begun: tuple[_Client, float]) -> None:
         if self._submitted == self.scenario.load.requests:
             return
-        started_s = now_s - self.scenario.before_s
+        client, started_s = begun
         session = Session(
             client.members,
             deadline_s=started_s + self._deadline_s,
@@ -184,8 +186,8 @@ class Simulation:
             self._push(session.decide_s, self._wake, call)
 
     def _unavailable(self, client: _Client, now_s: float) -> Mapping[str, str]:
-        if not self._gone and not client.silent:
-            return _NOBODY
+        if not client.silent:
+            return self._gone
         return unavailable(client.silent, self._gone, devices=len(self._devices), now_s=now_s)
 
     # Sessions.
@@ -200,7 +202,7 @@ class Simulation:
     def _send(self, call: _Call, send: Send, now_s: float) -> None:
         if send.device in self._gone:
             # It went after this request had begun.
-            failed = Failed(device=send.device, reason="unreachable", now_s=now_s)
+            failed = Failed(device=send.device, reason=UNREACHABLE, now_s=now_s)
             self._act(call, call.session.handle(failed), now_s)
         else:
             self._devices[send.device].send(now_s, call, send.budget_ms / 1e3)
@@ -248,8 +250,7 @@ class Simulation:
         trace.subset.append(trace.subsets.setdefault(members, len(trace.subsets)))
         trace.partial.append(bool(finish.missing))
         if self.scenario.load.rate_per_s is None:
-            begins_s = now_s + self._after_s + self.scenario.load.think_s
-            self._push(begins_s + self.scenario.before_s, self._submit, client)
+            self._prepare(now_s + self._after_s + self.scenario.load.think_s, client)
 
     # Devices that come and go.
 
@@ -258,7 +259,7 @@ class Simulation:
         lives = Lives(device.model, self.scenario.seed)
         if not lives.starts_up:
             device.up = False
-            self._gone[name] = None
+            self._gone[name] = UNREACHABLE
         if not lives.constant:
             periods = lives.periods()
             turn = self._rise if not lives.starts_up else self._fall
@@ -282,7 +283,7 @@ class Simulation:
         device, epoch = life
         if epoch != device.epoch or device.up or device.name in self._gone:
             return
-        self._gone[device.name] = None
+        self._gone = {**self._gone, device.name: UNREACHABLE}
         for call in list(self._open):
             if call.session.waits_for(device.name):
                 failed = Failed(device=device.name, reason="disconnected", now_s=now_s)
@@ -291,7 +292,7 @@ class Simulation:
     def _connect(self, now_s: float, life: tuple[SimulatedDevice, int]) -> None:
         device, epoch = life
         if epoch == device.epoch and device.up:
-            self._gone.pop(device.name, None)
+            self._gone = {name: why for name, why in self._gone.items() if name != device.name}
             for client in self._clients:
                 if device.name in client.silent:
                     client.silent[device.name].heard()

@@ -9,6 +9,7 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 import numpy as np
 from numpy.random import Generator
@@ -37,6 +38,9 @@ class Measured:
     """Seconds as they were measured; each is as likely as every other."""
 
     values_s: tuple[float, ...]
+    #: What was measured together is drawn together, where it has the same name here: the n-th draw
+    #: of each is of the same moment. Empty: independent of everything else.
+    together: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +107,7 @@ class Scenario:
     #: Devices that are not there at all.
     lost: frozenset[str] = frozenset()
     #: What a client needs before it has sent, and after the decision, within the reserve.
-    before_s: float = 0.0
+    before: LogNormal | Measured = LogNormal(median_s=0.0)
     after_s: float = 0.0
     #: From a device's loss until clients know, and from its return until they are connected.
     detect_s: float = 3.0
@@ -139,35 +143,41 @@ def generator(seed: int, name: str, purpose: str) -> Generator:
     return np.random.default_rng([seed, zlib.crc32(name.encode()), zlib.crc32(purpose.encode())])
 
 
-def seconds(distribution: LogNormal | Measured, random: Generator) -> Iterator[float]:
-    """Independent draws without end."""
+def seconds(
+    distribution: LogNormal | Measured, seed: int, name: str, purpose: str
+) -> Iterator[float]:
+    """Draws without end; the generator of `name` and `purpose` is made with the first of them."""
     if isinstance(distribution, Measured):
+        if distribution.together:
+            name, purpose = distribution.together, "together"
+        random = generator(seed, name, purpose)
         values = np.array(distribution.values_s)
-        return endless(lambda size: values[random.integers(0, len(values), size)])
-    median_s, sigma = distribution.median_s, distribution.sigma
-    if sigma == 0:
-        return endless(lambda size: np.full(size, median_s))
-    location = math.log(median_s)
-    return endless(lambda size: random.lognormal(location, sigma, size))
+        yield from endless(lambda size: values[random.integers(0, len(values), size)])
+    elif distribution.sigma == 0:
+        yield from repeat(distribution.median_s)
+    else:
+        random = generator(seed, name, purpose)
+        location, sigma = math.log(distribution.median_s), distribution.sigma
+        yield from endless(lambda size: random.lognormal(location, sigma, size))
 
 
-def ways(delay: Jittered | Measured, random: Generator) -> Iterator[tuple[float, float]]:
-    """Independent pairs of seconds there and back; what was measured is split evenly."""
+def ways(delay: Jittered | Measured, seed: int, name: str) -> Iterator[tuple[float, float]]:
+    """Pairs of seconds there and back without end; what was measured is split evenly."""
     if isinstance(delay, Measured):
-        halves = seconds(delay, random)
-        return ((trip_s / 2, trip_s / 2) for trip_s in halves)
+        for trip_s in seconds(delay, seed, name, "ways"):
+            yield trip_s / 2, trip_s / 2
+        return
     half_s, jitter_s = delay.round_trip_s / 2, delay.jitter_s
     if jitter_s == 0:
-        return endless_pairs(half_s)
+        yield from repeat((half_s, half_s))
+    random = generator(seed, name, "ways")
     messages = endless(lambda size: half_s + random.exponential(jitter_s, size))
-    return zip(messages, messages, strict=True)
+    yield from zip(messages, messages, strict=True)
 
 
-def endless_pairs(half_s: float) -> Iterator[tuple[float, float]]:
-    """The same way there and back, for ever."""
-    pair = (half_s, half_s)
-    while True:
-        yield pair
+def shares(seed: int, name: str, purpose: str) -> Iterator[float]:
+    """Numbers from 0 to 1 without end."""
+    yield from endless(generator(seed, name, purpose).random)
 
 
 def endless(draw: Callable[[int], NDArray[np.float64]]) -> Iterator[float]:
@@ -178,35 +188,23 @@ def endless(draw: Callable[[int], NDArray[np.float64]]) -> Iterator[float]:
         size = min(2 * size, _LARGEST_BLOCK)
 
 
-class Spells:
-    """Alternating exponential periods, told in order of time: which one a moment falls into."""
-
-    def __init__(self, first_s: float, second_s: float, random: Generator, *, first: bool) -> None:
-        self._means_s = (first_s, second_s)
-        self._random = random
-        self._second = not first
-        self._until_s = random.exponential(self._means_s[self._second])
-
-    def second_at(self, now_s: float) -> bool:
-        """Whether `now_s`, not before the last one asked about, is in a period of the second."""
-        while now_s >= self._until_s:
-            self._second = not self._second
-            self._until_s += self._random.exponential(self._means_s[self._second])
-        return self._second
-
-
 class Rotated(Sequence[str]):
     """A client's own order of the same names: from `offset` on, and round."""
 
-    def __init__(self, names: Sequence[str], offset: int) -> None:
-        self._names, self._offset = names, offset % len(names)
+    __slots__ = ("_count", "_names", "_shift")
+
+    def __init__(self, names: list[str], offset: int) -> None:
+        self._names, self._count = names, len(names)
+        self._shift = self._count - offset % self._count
 
     def __len__(self) -> int:
-        return len(self._names)
+        return self._count
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
+            cut = self._count - self._shift
+            return (self._names[cut:] + self._names[:cut])[index]
+        if not 0 <= index < self._count:
             raise IndexError(index)
-        return self._names[(index + self._offset) % len(self._names)]
+        # Below zero a list counts from its end, which is how the order goes round.
+        return self._names[index - self._shift]

@@ -82,7 +82,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         seed=draw(st.integers(0, 1000)),
         hedge_after_s=draw(st.sampled_from([None, 0.005])),
         lost=frozenset(lost),
-        before_s=draw(st.sampled_from([0.0, 0.0003])),
+        before=LogNormal(median_s=draw(st.sampled_from([0.0, 0.0003]))),
         after_s=0.0002,
         detect_s=draw(st.sampled_from([0.0, 0.05])),
         reconnect_s=0.01,
@@ -140,10 +140,10 @@ def test_one_device_is_a_queue_with_one_server() -> None:
     """M/D/1: the mean wait is rho * D / (2 (1 - rho)), by Pollaczek and Khinchine."""
     service_s, rho = 0.010, 0.6
     trace = simulate(
-        scenario(device("alpha", compute_s=service_s), requests=40_000, rate_per_s=rho / service_s)
+        scenario(device("alpha", compute_s=service_s), requests=25_000, rate_per_s=rho / service_s)
     )
     wait_s = np.mean(trace.latencies_s) - service_s
-    assert wait_s == pytest.approx(rho * service_s / (2 * (1 - rho)), rel=0.05)
+    assert wait_s == pytest.approx(rho * service_s / (2 * (1 - rho)), rel=0.06)
     assert trace.busy_s["alpha"] / trace.span_s == pytest.approx(rho, rel=0.03)
 
 
