@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -11,7 +12,8 @@ from mdp.errors import InputError
 from mdp.files import Record
 from mdp.plan import Assignment, Encoding, Plan, PredictedMs, Replica
 from mdp.profile import DeviceProfile
-from partitioner.cost import fit_latency, network_ms, predict, reply_bytes, request_bytes
+from partitioner.latency import fit_latency, own_way, predict
+from partitioner.network import network_ms, reply_bytes, request_bytes
 from partitioner.simulation.models import (
     DeviceModel,
     Jittered,
@@ -161,9 +163,17 @@ def device_model(
 def added_model(
     plan: Plan, profile: DeviceProfile, k: int, num_classes: int, assumed: Assumptions
 ) -> DeviceModel:
-    """`profile`'s device as one more replica of member `k`, by the cost model's prediction."""
-    spec, encoding = plan.assignments[k].submodel, plan.assignments[k].encoding
-    predicted = predict(profile, fit_latency(profile), spec, num_classes)
+    """`profile`'s device as one more replica of member `k`, by the latency model's prediction.
+
+    It runs the same file, hence in the same precision and runtime. Raises InputError where the
+    profile has not measured that.
+    """
+    assignment = plan.assignments[k]
+    spec, encoding = assignment.submodel, assignment.encoding
+    own = own_way(profile)
+    way = replace(own, precision=spec.precision, runtime=assignment.runtime)
+    model = fit_latency(profile, None if way == own else way)
+    predicted = predict(profile, model, spec, num_classes)
     taken = {part.device for part in parts_of(plan)}
     name = f"{profile.name}/added" if profile.name in taken else profile.name
     return device_model(

@@ -13,7 +13,8 @@ from mdp.errors import InputError
 from mdp.fusion import Contribution, fuse, weights_for
 from mdp.plan import Plan, PredictedAccuracy, PredictedMs, Replica
 from mdp.profile import DeviceProfile, read_profile
-from partitioner.cost import fit_latency, network_ms, predict
+from partitioner.latency import fit_latency, predict
+from partitioner.network import network_ms
 from partitioner.simulation.engine import Trace, simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
 from partitioner.simulation.outcome import outcome_of
@@ -147,6 +148,16 @@ def test_an_added_device_takes_what_the_cost_model_predicts(
     predicted_ms = predict(n100, fit_latency(n100), spec, 3).compute
     assert (model.name, model.k) == ("n100/added", 2)
     assert model.compute == LogNormal(median_s=predicted_ms / 1e3, sigma=ASSUMED_SIGMA)
+
+
+def test_an_added_device_has_to_run_the_same_file(profiles: dict[str, DeviceProfile]) -> None:
+    first, *others = plan().assignments
+    spec = msgspec.structs.replace(first.submodel, precision="int8")
+    changed = msgspec.structs.replace(
+        plan(), assignments=[msgspec.structs.replace(first, submodel=spec), *others]
+    )
+    with pytest.raises(InputError, match=r"profile 'n100': expected at least 3 .* of int8 in onnx"):
+        added_model(changed, profiles["n100"], 0, 3, Assumptions())
 
 
 # What answers are worth.
