@@ -1,4 +1,4 @@
-"""`mdp-agent`: serve one device's sub-model of a bundle."""
+"""`mdp-agent`: serve one device's sub-model of a bundle, or measure what the device can do."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from devices.agent import Agent
+from devices.probe_command import add_to
 from devices.runtime import Runtime
 from devices.runtimes import open_runtime
 from mdp import console
@@ -18,12 +19,8 @@ from mdp.transport import Router
 
 LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
 
-app = console.new_app("Run one device's part of a bundle.")
-
-
-@app.callback()
-def _group() -> None:
-    """Run one device's part of a bundle."""
+app = console.new_app("Run one device's part of a bundle, or measure the device.")
+add_to(app)
 
 
 @app.command("run")

@@ -2,11 +2,13 @@
 
 import math
 import os
+from collections.abc import Sequence
 from importlib import resources
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from mdp.errors import ConfigError
 from mdp.files import Record, read_toml
@@ -56,11 +58,23 @@ class LatencyPoint(Record, frozen=True):
     #: Spread: the 10th and 90th percentile of the same runs.
     p10_ms: PositiveFloat | None = None
     p90_ms: PositiveFloat | None = None
-    #: From reading the model to being able to run it, and the first run.
+    #: From reading the model to being able to run it, the first run, and the time spent running,
+    #: the first run included, before a run was as fast as in the steady state.
     start_up_ms: PositiveFloat | None = None
     first_run_ms: PositiveFloat | None = None
+    warm_up_ms: NonNegativeFloat | None = None
     #: By how much the process grew, from before reading the model to its steady state.
     memory_bytes: NonNegativeFloat | None = None
+    #: Cores that everything else on the machine kept busy meanwhile.
+    others_cores: NonNegativeFloat | None = None
+
+    def __post_init__(self) -> None:
+        low, high = self.p10_ms or self.latency_ms, self.p90_ms or self.latency_ms
+        if not low <= self.latency_ms <= high:
+            raise ValueError(
+                f"contradicts itself: `p10_ms` {low:g}, `latency_ms` {self.latency_ms:g} and "
+                f"`p90_ms` {high:g} have to ascend"
+            )
 
 
 class Provenance(Record, frozen=True):
@@ -69,6 +83,39 @@ class Provenance(Record, frozen=True):
     method: Literal["measured", "estimated"]
     #: For `measured` the tool, its versions and the date; for `estimated` what it was derived from.
     source: Annotated[str, Meta(min_length=8)]
+
+
+class Sustained(Record, frozen=True):
+    """One encoder run without a pause for minutes: whether the device grows slower as it warms."""
+
+    shape: str
+    minutes: PositiveFloat
+    #: Median milliseconds of one run in the first and in the last minute.
+    first_minute_ms: PositiveFloat
+    last_minute_ms: PositiveFloat
+
+
+class ProbeRecord(Record, frozen=True):
+    """Under which circumstances `mdp-agent probe` measured."""
+
+    #: False if it was interrupted before all planned points were measured.
+    complete: bool
+    date: str
+    processor: str
+    cores: PositiveInt
+    system: str
+    versions: dict[str, str]
+    planned_points: PositiveInt
+    #: Points during which others kept the machine busy, so that they may be too slow.
+    busy_points: Annotated[int, Meta(ge=0)]
+    #: Median over the points, in cores; None where the system does not tell.
+    others_cores: NonNegativeFloat | None = None
+    sustained: Sustained | None = None
+    #: Degrees Celsius of the warmest sensor before the first point, and at most under load.
+    idle_temperature_c: float | None = None
+    load_temperature_c: float | None = None
+    #: Runtime, provider and precision -> why it is not in the table.
+    dropped: dict[str, str] = field(default_factory=dict)
 
 
 class DeviceProfile(Record, frozen=True):
@@ -88,6 +135,7 @@ class DeviceProfile(Record, frozen=True):
     power_w: PositiveFloat | None = None
     #: Share of the time in which the device answers.
     availability: Fraction = 1.0
+    probe: ProbeRecord | None = None
 
     def __post_init__(self) -> None:
         numbers = {"threads", "memory_bytes", "link", "latency", "availability"}
@@ -103,6 +151,58 @@ class DeviceProfile(Record, frozen=True):
         for value in (self.link.bandwidth_bps, self.link.round_trip_s, self.availability):
             if not math.isfinite(value):
                 raise ValueError("numbers have to be finite")
+        if found := contradictions(self.latency, self.provider):
+            raise ValueError(found[0].text)
+
+
+#: Two measurements of one encoder further apart than this cannot both be true of a device; neither
+#: can a deeper encoder that takes less than a shallower one by more than this.
+CONTRADICTION = 2.0
+
+
+class Contradiction(NamedTuple):
+    """Two points of a latency table that cannot both be right, by their places in it."""
+
+    first: int
+    second: int
+    text: str
+
+
+def contradictions(points: Sequence[LatencyPoint], provider: str) -> list[Contradiction]:
+    """Points alike in everything, or in all but depth, whose latencies exclude each other.
+
+    `provider` is that of points that name none.
+    """
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for place, point in enumerate(points):
+        alike.setdefault(_all_but_depth(point, provider), []).append(place)
+    found = []
+    for places in alike.values():
+        ascending = sorted(
+            places, key=lambda place: (points[place].depth, points[place].latency_ms)
+        )
+        for first, second in pairwise(ascending):
+            if text := _contradiction(first, points[first], second, points[second]):
+                found.append(Contradiction(first, second, text))
+    return found
+
+
+def _all_but_depth(point: LatencyPoint, provider: str) -> tuple[object, ...]:
+    shape = (point.image_size, point.patch_size, point.embed_dim, point.num_heads, point.mlp_ratio)
+    run = (point.precision, point.runtime, point.provider or provider, point.threads, point.batch)
+    return (*shape, *run)
+
+
+def _contradiction(first: int, shallow: LatencyPoint, second: int, deep: LatencyPoint) -> str:
+    ratio = deep.latency_ms / shallow.latency_ms
+    same = shallow.depth == deep.depth
+    if ratio * CONTRADICTION >= 1 and not (same and ratio > CONTRADICTION):
+        return ""
+    what = "measure the same encoder" if same else f"are {shallow.depth} and {deep.depth} deep"
+    return (
+        f"contradicts itself: `latency[{first}]` and `latency[{second}]` {what} and say "
+        f"{shallow.latency_ms:g} and {deep.latency_ms:g} ms"
+    )
 
 
 def shipped_profiles() -> dict[str, Path]:

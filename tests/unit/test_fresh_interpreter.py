@@ -32,7 +32,15 @@ def test_the_client_needs_neither_torch_nor_onnxruntime_nor_a_command_line() -> 
 
 
 @pytest.mark.parametrize(
-    "module", ["mdp.cli", "devices", "devices.agent", "devices.admission", "devices.cli"]
+    "module",
+    [
+        "mdp.cli",
+        "devices",
+        "devices.agent",
+        "devices.admission",
+        "devices.cli",
+        "devices.probe_child",
+    ],
 )
 def test_neither_command_line_nor_agent_load_torch_or_onnxruntime(module: str) -> None:
     loaded = loaded_by(f"import {module}")

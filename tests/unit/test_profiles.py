@@ -1,5 +1,6 @@
 """Profiles: the shipped ones, and every way in which a file can be wrong."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,79 @@ def test_the_name_has_to_be_the_file_s_stem(tmp_path: Path) -> None:
     path = write(tmp_path, stem="shed")
     with pytest.raises(ConfigError, match=r"shed\.toml: key `name`: expected 'shed'.*got 'n100'"):
         read_profile(path)
+
+
+FIRST_POINT = (
+    "  { image_size = 16, patch_size = 4, embed_dim = 64, depth = 2, num_heads = 2, "
+    "mlp_ratio = 4.0, threads = 4, latency_ms = 0.34 },\n"
+)
+
+
+def with_point(folder: Path, **changes: object) -> Path:
+    """The shipped n100 profile with its first point a second time, changed."""
+    point = FIRST_POINT
+    for key, value in changes.items():
+        point, replaced = re.subn(rf"\b{key} = [^,}}]+", f"{key} = {value} ", point)
+        if not replaced:
+            point = point.replace(" }", f", {key} = {value} }}")
+    return write(folder, FIRST_POINT, FIRST_POINT + point)
+
+
+@pytest.mark.parametrize("latency_ms", [0.69, 0.16])
+def test_one_encoder_measured_twice_with_different_outcomes_is_refused(
+    tmp_path: Path, latency_ms: float
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"n100\.toml: contradicts itself: `latency\[\d\]` and `latency\[\d\]` measure",
+    ):
+        read_profile(with_point(tmp_path, latency_ms=latency_ms))
+
+
+@pytest.mark.parametrize("latency_ms", [0.67, 0.18])
+def test_one_encoder_measured_twice_may_spread(tmp_path: Path, latency_ms: float) -> None:
+    assert len(read_profile(with_point(tmp_path, latency_ms=latency_ms)).latency) > 10
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads": 1},
+        {"precision": '"int8"'},
+        {"runtime": '"openvino"'},
+        {"provider": '"CUDAExecutionProvider"'},
+        {"batch": 8},
+        {"mlp_ratio": 2.0},
+    ],
+)
+def test_an_encoder_run_in_another_way_is_no_contradiction(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    read_profile(with_point(tmp_path, latency_ms=3.4, **changes))
+
+
+def test_the_profile_s_own_provider_may_be_spelt_out(tmp_path: Path) -> None:
+    path = with_point(tmp_path, latency_ms=3.4, provider='"CPUExecutionProvider"')
+    with pytest.raises(
+        ConfigError, match=r"`latency\[0\]` and `latency\[1\]` measure the same enc"
+    ):
+        read_profile(path)
+
+
+def test_a_deeper_encoder_that_is_much_faster_is_refused(tmp_path: Path) -> None:
+    path = with_point(tmp_path, latency_ms=0.16, depth=4)
+    with pytest.raises(ConfigError, match=r"are 2 and 4 deep and say 0\.34 and 0\.16 ms"):
+        read_profile(path)
+
+
+@pytest.mark.parametrize("spread", [{"p10_ms": 0.4}, {"p90_ms": 0.2}, {"p10_ms": 2, "p90_ms": 1}])
+def test_a_spread_that_does_not_hold_its_median_is_refused(
+    tmp_path: Path, spread: dict[str, object]
+) -> None:
+    with pytest.raises(
+        ConfigError, match=r"contradicts itself: `p10_ms` .* have to ascend.*`\$\.latency\[1\]`"
+    ):
+        read_profile(with_point(tmp_path, **spread))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""`mdp-agent probe`: measure this device and write its profile."""
+
+import datetime
+import os
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from devices.probe import Models, Probe, Taken, Wishes
+from devices.probe_encoders import extract, read_index
+from devices.probe_link import MeasuredLink, measure_link
+from devices.probe_machine import Machine, free_disk_bytes, usable_cores
+from devices.probe_plan import fitting, thread_counts
+from devices.probe_profile import Device, profile_of
+from devices.probe_report import report, warnings
+from devices.probe_worker import Worker
+from mdp import console
+from mdp.console import Interrupted
+from mdp.errors import InputError
+from mdp.files import write_toml
+from mdp.profile import DeviceName
+
+#: Seconds of running per point, of sustained load, and for measuring disturbed points anew.
+THOROUGH, QUICK = (0.35, 5.0, 60.0), (0.12, 2.0, 6.0)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give `app` the command."""
+    app.command("probe")(probe)
+
+
+def probe(
+    out: Annotated[Path, typer.Option(help="Profile to write; its stem is the device's name.")],
+    name: Annotated[
+        str | None, typer.Option(help="The device's name; the profile's stem if not given.")
+    ] = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=1024, help="Thread counts, instead of 1, 2, 4 .. all cores."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=1, max=600, help="Sustained load at the end, to see throttling."),
+    ] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="tcp://HOST:PORT of a running agent: measures the link.")
+    ] = None,
+    quick: Annotated[bool, typer.Option(help="Fewer encoders, in under a minute.")] = False,
+    shapes: Annotated[
+        int | None, typer.Option(min=1, max=12, help="Only so many of the quick encoders.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="The profile as JSON on stdout.")] = False,
+) -> None:
+    """Measure this device and write its profile, for mdp-partition plan.
+
+    Example: mdp-agent probe --name mybox --out profiles/mybox.toml --peer tcp://10.0.0.5:7500
+
+    Exit codes: 0 fine, 2 bad input or nothing to measure with, 130 interrupted (what was measured
+    is kept and marked incomplete), 1 unforeseen.
+    """
+    name = _checked_name(name, out)
+    point_s, load_s, again_s = QUICK if quick or shapes else THOROUGH
+    wishes = Wishes(
+        threads=sorted(set(threads or thread_counts(usable_cores()))),
+        quick=quick,
+        shapes=shapes,
+        point_s=point_s,
+        load_s=load_s if minutes is None else 60 * minutes,
+        again_s=again_s,
+    )
+    taken, device, link, interrupted = _measure(name, wishes, peer)
+    profile = profile_of(taken, device, link)
+    write_toml(out, profile)
+    if json:
+        console.print_json({"path": str(out), **msgspec.to_builtins(profile)})
+    else:
+        for line in report(profile):
+            print(line)
+    for line in warnings(profile):
+        print(f"mdp-agent: {line}", file=sys.stderr)
+    if interrupted:
+        raise Interrupted(
+            f"interrupted: {len(profile.latency)} of {taken.planned} points are kept in {out}, "
+            "marked incomplete"
+        )
+    print(f"mdp-agent: {out}: {len(profile.latency)} points", file=sys.stderr)
+
+
+def _checked_name(name: str | None, out: Path) -> str:
+    """The device's name; raises InputError before anything is measured in vain."""
+    if out.suffix != ".toml":
+        raise InputError(f"--out: expected a file NAME.toml, got {str(out)!r}")
+    try:
+        msgspec.convert(name or out.stem, DeviceName)
+    except msgspec.ValidationError as error:
+        raise InputError(f"--name {name or out.stem!r}: {error}") from error
+    if name is not None and name != out.stem:
+        raise InputError(f"--name: expected {out.stem!r}, the stem of --out, got {name!r}")
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"--out {out}: {folder} is no folder that can be written to")
+    return out.stem
+
+
+def _measure(
+    name: str, wishes: Wishes, peer: str | None
+) -> tuple[Taken, Device, MeasuredLink | None, bool]:
+    """Everything that is measured, and whether it was cut short."""
+    machine, link = Machine(), None
+    if peer is not None:
+        link = measure_link(peer)
+    index = read_index()
+    device = Device(
+        name=name,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        processor=machine.processor(),
+        virtual=machine.is_virtual(),
+        cores=usable_cores(),
+        available_bytes=machine.available_bytes(),
+        idle_temperature_c=machine.temperature_c(),
+    )
+    # SIGTERM, as a service manager sends it, keeps what was measured just as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="mdp-probe-") as temporary, Worker() as worker:
+        folder = Path(temporary)
+        extract(folder)
+        encoders, large = fitting(index.encoders, device.available_bytes, free_disk_bytes(folder))
+        run = Probe(worker.ask, Models(folder), time.monotonic, _progress)
+        run.taken.dropped |= {e.name: "too large for this device's memory or disk" for e in large}
+        try:
+            run.run(encoders, index.num_classes, wishes)
+            interrupted = False
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            _clear()
+    return run.taken, device, link, interrupted
+
+
+def _progress(done: int, planned: int, words: str) -> None:
+    """One line that is written over; every tenth point where it goes to a file."""
+    if sys.stderr.isatty():
+        _clear()
+        print(f"{done}/{planned} {words}", end="", file=sys.stderr, flush=True)
+    elif done % 10 == 0:
+        print(f"{done}/{planned} {words}", file=sys.stderr, flush=True)
+
+
+def _clear() -> None:
+    """Empty the terminal's line."""
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,208 @@
+"""`mdp-agent probe` as a user starts it, on this machine's real runtimes."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices.probe_child import Failed, Here, Look, MeasureRun, SustainRun
+from devices.probe_encoders import complete, extract, read_index
+from devices.probe_point import Load, Measured, Run
+from devices.probe_worker import Worker
+from mdp.profile import DeviceProfile, read_profile
+from tests.support.bundles import write_bundle
+from tests.support.fleet import BIN, PATIENCE_S, ROOT, Fleet
+
+CPU = "CPUExecutionProvider"
+SMALLEST = read_index().encoders[0]
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+def command(*args: object) -> list[str]:
+    return [str(BIN / "mdp-agent"), "probe", *map(str, args)]
+
+
+def run(*args: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*args), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[DeviceProfile, Any, str]:
+    """One encoder, measured with a peer at hand: the profile, what was printed, what was said."""
+    folder = tmp_path_factory.mktemp("probe")
+    out = folder / "profiles" / "here.toml"
+    with Fleet(folder, write_bundle(folder / "bundle")) as fleet:
+        peer = fleet.start("alpha").address
+        done = run("--out", out, "--shapes", 1, "--threads", 1, "--peer", peer, "--json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1
+    return read_profile(out), json.loads(done.stdout), done.stderr
+
+
+def test_the_profile_tells_what_was_measured(probed: tuple[DeviceProfile, Any, str]) -> None:
+    profile, _, _ = probed
+    assert profile.name == "here"
+    assert profile.provider == CPU
+    assert profile.threads == 1
+    ways = {(point.runtime, point.precision) for point in profile.latency}
+    assert ways >= {
+        ("onnxruntime", "fp32"),
+        ("onnxruntime", "int8"),
+        ("onnxruntime", "int8-static"),
+    }
+    assert {point.batch for point in profile.latency} == {1, 4}
+    for point in profile.latency:
+        assert (point.image_size, point.embed_dim, point.depth) == (8, 32, 1)
+        assert point.p10_ms is not None
+        assert point.p90_ms is not None
+        assert point.p10_ms <= point.latency_ms <= point.p90_ms
+        assert point.start_up_ms is not None
+        assert point.start_up_ms > point.latency_ms
+        # A session of onnxruntime takes some 20 MB, whatever the model.
+        assert point.memory_bytes is not None
+        assert 1e6 < point.memory_bytes < 500e6
+
+
+def test_the_profile_tells_how_it_was_measured(probed: tuple[DeviceProfile, Any, str]) -> None:
+    profile, _, _ = probed
+    assert profile.provenance["latency"].method == "measured"
+    assert "mdp-agent probe with mdp-edge 0." in profile.provenance["latency"].source
+    assert profile.provenance["availability"].method == "estimated"
+    assert profile.probe is not None
+    assert profile.probe.complete
+    assert profile.probe.planned_points == len(profile.latency)
+    assert profile.probe.cores == len(os.sched_getaffinity(0))
+    assert profile.probe.versions["onnxruntime"].startswith("1.")
+    assert profile.probe.others_cores is not None
+    assert profile.probe.sustained is None
+
+
+def test_the_link_to_the_peer_is_measured(probed: tuple[DeviceProfile, Any, str]) -> None:
+    profile, _, said = probed
+    assert profile.provenance["link"].method == "measured"
+    assert "tcp://127.0.0.1:" in profile.provenance["link"].source
+    assert 0 < profile.link.round_trip_s < 1
+    assert profile.link.bandwidth_bps > 1e7
+    assert "the link was not measured" not in said
+
+
+def test_json_is_the_profile(probed: tuple[DeviceProfile, Any, str]) -> None:
+    profile, printed, _ = probed
+    assert printed["path"].endswith("here.toml")
+    assert printed["name"] == "here"
+    assert len(printed["latency"]) == len(profile.latency)
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
+    out = tmp_path / "here.toml"
+    process = subprocess.Popen(
+        command("--out", out, "--threads", 1), cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    with process:
+        assert process.stderr is not None
+        until_s = time.monotonic() + PATIENCE_S
+        # Every tenth point is said.
+        while not (line := process.stderr.readline()).startswith("10/"):
+            assert line, "ended before it was interrupted"
+            assert time.monotonic() < until_s
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130, said
+    profile = read_profile(out)
+    assert profile.probe is not None
+    assert not profile.probe.complete
+    assert 10 <= len(profile.latency) < profile.probe.planned_points
+    assert f"interrupted: {len(profile.latency)} of {profile.probe.planned_points} points" in said
+    assert "marked incomplete" in said
+
+
+def test_bad_input_ends_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
+    done = run("--out", tmp_path / "x" / "Here.toml")
+    assert done.returncode == 2
+    assert done.stderr.startswith("mdp-agent: --name 'Here': Expected `str` matching regex")
+    assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    with Worker() as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoders")
+    extract(folder)
+    complete(folder / SMALLEST.file, folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def a_run(provider: str = CPU) -> Run:
+    return Run(
+        spec=SMALLEST.spec,
+        runtime="onnxruntime",
+        provider=provider,
+        threads=1,
+        batch=1,
+        num_classes=10,
+    )
+
+
+def test_each_point_is_measured_in_a_process_that_has_not_grown(
+    worker: Worker, model: Path
+) -> None:
+    """In one process the second session would find the first one's memory and need none."""
+    request = MeasureRun(run=a_run(), model=str(model), seconds=0.01)
+    grown = []
+    for _ in range(3):
+        reply = worker.ask(request, PATIENCE_S)
+        assert isinstance(reply, Measured), reply
+        assert reply.memory_bytes is not None
+        grown.append(reply.memory_bytes)
+    assert min(grown) > 0.8 * max(grown)
+
+
+def test_what_is_here_is_what_the_runtimes_say(worker: Worker) -> None:
+    here = worker.ask(Look(), PATIENCE_S)
+    assert isinstance(here, Here)
+    assert CPU in here.providers
+    assert "onnxruntime" in here.versions
+
+
+def test_a_provider_that_is_not_here_fails_and_the_next_point_does_not(
+    worker: Worker, model: Path
+) -> None:
+    absent = MeasureRun(run=a_run("CUDAExecutionProvider"), model=str(model), seconds=0.01)
+    reply = worker.ask(absent, PATIENCE_S)
+    assert isinstance(reply, Failed)
+    assert "CUDAExecutionProvider, this device has" in reply.reason
+    sustain = SustainRun(run=a_run(), model=str(model), seconds=0.1)
+    assert isinstance(worker.ask(sustain, PATIENCE_S), Load)
+
+
+def test_a_process_that_says_nothing_is_ended_and_started_anew(worker: Worker, model: Path) -> None:
+    endless = SustainRun(run=a_run(), model=str(model), seconds=1e6)
+    worker.ask(Look(), PATIENCE_S)
+    reply = worker.ask(endless, 0.05)
+    assert reply == Failed(reason="nothing was heard for 0.05 s")
+    assert isinstance(worker.ask(Look(), PATIENCE_S), Here)
+
+
+def test_a_process_that_is_killed_is_a_point_that_failed(worker: Worker, model: Path) -> None:
+    worker.ask(Look(), PATIENCE_S)
+    process = worker._process
+    assert process is not None
+    process.kill()
+    process.wait()
+    # Nobody noticed yet; the next request starts another one.
+    assert isinstance(worker.ask(Look(), PATIENCE_S), Here)

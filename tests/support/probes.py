@@ -1,0 +1,197 @@
+"""A clock that runs only when something computes, a system that shows what is written in it, and
+encoders that were never exported."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from devices.probe_child import Failed, Here, Look, MeasureRun, Reply, Request, SustainRun
+from devices.probe_encoders import Encoder
+from devices.probe_point import Load, Measured, Run
+from mdp.crop import Pixels
+from mdp.fusion import Contribution
+from mdp.plan import SubModelSpec
+
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+
+
+def spec(
+    image_size: int = 32, embed_dim: int = 64, depth: int = 2, precision: str = "fp32"
+) -> SubModelSpec:
+    """A shape with patches of 4 pixels."""
+    return SubModelSpec(
+        image_size=image_size,
+        patch_size=4,
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=2,
+        mlp_ratio=4.0,
+        precision=precision,  # type: ignore[arg-type]
+    )
+
+
+def a_run(threads: int = 1, batch: int = 1, provider: str = CPU, **shape: int) -> Run:
+    """A point to measure."""
+    return Run(
+        spec=spec(**shape),  # type: ignore[arg-type]
+        runtime="onnxruntime",
+        provider=provider,
+        threads=threads,
+        batch=batch,
+        num_classes=3,
+    )
+
+
+def measured(latency_ms: float = 10.0, others_cores: float | None = 0.0) -> Measured:
+    """A point with a spread of a tenth."""
+    return Measured(
+        latency_ms=latency_ms,
+        p10_ms=latency_ms * 0.9,
+        p90_ms=latency_ms * 1.1,
+        start_up_ms=50.0,
+        first_run_ms=latency_ms * 2,
+        warm_up_ms=latency_ms * 2,
+        memory_bytes=20_000_000,
+        others_cores=others_cores,
+    )
+
+
+def encoder(tier: str = "quick", model_bytes: int = 1000, **shape: object) -> Encoder:
+    """An entry of an index."""
+    shaped = spec(**shape)  # type: ignore[arg-type]
+    name = f"e{shaped.image_size}-{shaped.embed_dim}x{shaped.depth}-{shaped.precision}.onnx"
+    return Encoder(
+        spec=shaped,
+        tier=tier,  # type: ignore[arg-type]
+        file=name,
+        operators={"MatMul": 1},
+        model_bytes=model_bytes,
+    )
+
+
+ENCODERS = [
+    encoder(tier, image_size=image_size, embed_dim=width, precision=precision)
+    for tier, image_size, width in (
+        ("quick", 8, 16),
+        ("quick", 16, 32),
+        ("quick", 32, 64),
+        ("core", 48, 64),
+        ("full", 64, 128),
+    )
+    for precision in ("fp32", "int8")
+]
+
+
+class Clock:
+    """Seconds that pass only when they are told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class FakeSystem:
+    """Shows what it was told to, over `clock`."""
+
+    clock: Clock
+    others_cores: float | None = 0.0
+    resident: int | None = 1_000_000
+    temperatures_c: Iterator[float | None] = field(default_factory=lambda: iter(lambda: None, 0))
+    watts: float | None = None
+    meter_w: float | None = None
+
+    def busy_cpu_s(self) -> float | None:
+        return None if self.others_cores is None else self.clock() * self.others_cores
+
+    def resident_bytes(self) -> int | None:
+        return self.resident
+
+    def temperature_c(self) -> float | None:
+        return next(self.temperatures_c)
+
+    def energy_j(self) -> float | None:
+        return None if self.watts is None else self.clock() * self.watts
+
+    def power_w(self) -> float | None:
+        return self.meter_w
+
+
+class FakeRuntime:
+    """Takes as long for each run as `times_s` says, and makes its process grow as it loads."""
+
+    provider = CPU
+    fallback = False
+
+    def __init__(self, clock: Clock, times_s: Callable[[int, float], float]) -> None:
+        self.runs = 0
+        self.logits = np.zeros((1, 3), dtype=np.float32)
+        self.seen: list[Pixels] = []
+        self._clock, self._times_s = clock, times_s
+
+    def warm_up(self) -> None:
+        raise AssertionError("a probe warms up itself, and counts the time")
+
+    def run(self, pixels: Pixels) -> Contribution:
+        self._clock.now_s += self._times_s(self.runs, self._clock.now_s)
+        self.runs += 1
+        self.seen = [pixels]
+        return Contribution(self.logits, self.logits)
+
+
+class FakeDevice:
+    """Answers a probe's requests: every model takes a millisecond per MAC-like unit."""
+
+    def __init__(
+        self, providers: Sequence[str] = (CPU,), openvino: Sequence[str] | None = None
+    ) -> None:
+        self.here: Here | Failed = Here(
+            providers=list(providers),
+            openvino=None if openvino is None else list(openvino),
+            versions={"onnxruntime": "1.0"},
+        )
+        self.asked: list[Request] = []
+        self.others_cores: Callable[[int], float] = lambda asked: 0.0
+        #: What a run fails with, or None.
+        self.failing: Callable[[Run, int], str | None] = lambda run, asked: None
+        #: After how many requests somebody presses Ctrl-C.
+        self.patience = 10**9
+
+    def ask(self, request: Request, limit_s: float) -> Reply:
+        self.asked.append(request)
+        if len(self.asked) > self.patience:
+            raise KeyboardInterrupt
+        match request:
+            case Look():
+                return self.here
+            case SustainRun(seconds=seconds):
+                return Load(
+                    seconds=seconds, first_ms=10.0, last_ms=13.0, temperature_c=70.0, power_w=5.0
+                )
+            case MeasureRun(run=run):
+                reason = self.failing(run, len(self.asked))
+                if reason is not None:
+                    return Failed(reason=reason)
+                return measured(latency_of(run), self.others_cores(len(self.asked)))
+
+    @property
+    def runs(self) -> list[Run]:
+        """The points asked for, in order."""
+        return [request.run for request in self.asked if isinstance(request, MeasureRun)]
+
+
+def latency_of(run: Run) -> float:
+    """A larger encoder takes longer, more threads and int8 less."""
+    size = run.spec.image_size * run.spec.embed_dim * run.spec.depth * run.batch
+    return size / 1000 / run.threads**0.5 / (2 if run.spec.precision == "int8" else 1)
+
+
+class FakeModels:
+    """Files that nobody opens."""
+
+    def path(self, encoder: Encoder) -> str:
+        return encoder.file

@@ -1,0 +1,144 @@
+"""The course of a probe: what fails, vanishes, is disturbed or interrupted. A fake device."""
+
+import pytest
+
+from devices.probe import Probe, Wishes
+from devices.probe_child import Failed, Look, MeasureRun, SustainRun
+from mdp.errors import AgentError
+from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels
+
+THOROUGH = Wishes(threads=[1, 2])
+
+
+def probe(device: FakeDevice, clock: Clock | None = None) -> Probe:
+    return Probe(device.ask, FakeModels(), clock or Clock())  # type: ignore[arg-type]
+
+
+def run(device: FakeDevice, wishes: Wishes = THOROUGH) -> Probe:
+    made = probe(device)
+    made.run(ENCODERS, 10, wishes)
+    return made
+
+
+def test_everything_planned_is_measured_once() -> None:
+    device = FakeDevice()
+    taken = run(device).taken
+    assert taken.complete
+    assert taken.planned == len(taken.points) == len(device.runs) == len(set(device.runs))
+    assert taken.dropped == {}
+    assert taken.versions == {"onnxruntime": "1.0"}
+    assert isinstance(device.asked[0], Look)
+
+
+def test_at_last_a_load_is_sustained_on_all_threads() -> None:
+    device = FakeDevice()
+    taken = run(device, Wishes(threads=[1, 2], load_s=120.0)).taken
+    last = device.asked[-1]
+    assert isinstance(last, SustainRun)
+    assert last.seconds == 120
+    assert last.run.threads == 2
+    assert taken.load_run == last.run
+    assert taken.load is not None
+    assert taken.load.last_ms == 13
+
+
+def test_a_provider_that_cannot_load_is_left_out_and_said() -> None:
+    device = FakeDevice([CUDA, CPU])
+    device.failing = lambda run, asked: "no libcudnn" if run.provider == CUDA else None
+    taken = run(device).taken
+    assert {point.provider for point in taken.points} == {CPU}
+    assert taken.dropped["onnxruntime CUDA fp32"] == "no libcudnn"
+    # One try was enough.
+    assert sum(run.provider == CUDA and run.spec.precision == "fp32" for run in device.runs) == 1
+    assert taken.planned == len(taken.points)
+    assert taken.complete
+
+
+def test_a_provider_that_vanishes_is_dropped_with_its_points_and_said() -> None:
+    device = FakeDevice([CUDA, CPU])
+    device.failing = lambda run, n: "CUDA error 999" if run.provider == CUDA and n > 15 else None
+    taken = run(device).taken
+    assert {point.provider for point in taken.points} == {CPU}
+    assert taken.dropped["onnxruntime CUDA fp32"].startswith("was lost after ")
+    assert taken.dropped["onnxruntime CUDA fp32"].endswith(" points: CUDA error 999")
+    assert taken.complete
+
+
+def test_a_model_that_is_too_much_is_left_out_alone() -> None:
+    device = FakeDevice()
+    device.failing = lambda run, asked: "no memory" if run.spec.image_size == 64 else None
+    taken = run(device).taken
+    assert {point.image_size for point in taken.points} == {8, 16, 32, 48}
+    assert set(taken.dropped.values()) == {"no memory"}
+    assert "64 px, 128 wide, 2 deep: onnxruntime CPU fp32, 2 threads" in taken.dropped
+    assert taken.planned == len(taken.points)
+
+
+def test_an_interruption_keeps_what_was_measured() -> None:
+    device = FakeDevice()
+    device.patience = 8
+    made = probe(device)
+    with pytest.raises(KeyboardInterrupt):
+        made.run(ENCODERS, 10, THOROUGH)
+    assert len(made.taken.points) == 7
+    assert not made.taken.complete
+    assert made.taken.planned > 7
+
+
+def test_disturbed_points_are_measured_again_and_the_quieter_is_kept() -> None:
+    device = FakeDevice()
+    device.others_cores = lambda asked: 1.5 if asked in (3, 4) else 0.0
+    taken = run(device).taken
+    again = device.runs[taken.planned :]
+    assert again == device.runs[1:3]
+    assert taken.busy == 0
+
+
+def test_points_that_stay_disturbed_are_counted() -> None:
+    device = FakeDevice()
+    device.others_cores = lambda asked: 1.5
+    taken = run(device).taken
+    assert taken.busy == taken.planned
+    assert len(device.runs) == 2 * taken.planned
+
+
+def test_measuring_again_ends_when_its_time_is_over() -> None:
+    device, clock = FakeDevice(), Clock()
+
+    def busy(asked: int) -> float:
+        clock.now_s += 1.0
+        return 1.5
+
+    device.others_cores = busy
+    made = probe(device, clock)
+    made.run(ENCODERS, 10, Wishes(threads=[1], again_s=5.0))
+    assert len(device.runs) == made.taken.planned + 5
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_each_point_gets_its_time(quick: bool) -> None:
+    device = FakeDevice()
+    run(device, Wishes(threads=[1], quick=quick, point_s=0.7))
+    assert {r.seconds for r in device.asked if isinstance(r, MeasureRun)} == {0.7}
+    assert (64 in {r.spec.image_size for r in device.runs}) is not quick
+
+
+def test_nothing_to_measure_with_is_said() -> None:
+    device = FakeDevice([])
+    with pytest.raises(
+        AgentError, match=r"^neither onnxruntime nor openvino can be used here; pip"
+    ):
+        run(device)
+    device.here = Failed(reason="the measuring process ended: Illegal instruction")
+    with pytest.raises(AgentError, match=r"here: the measuring process ended: Illegal instruction"):
+        run(device)
+
+
+def test_nothing_that_works_is_said_with_every_reason() -> None:
+    device = FakeDevice()
+    device.failing = lambda run, asked: "no space left on device"
+    with pytest.raises(
+        AgentError,
+        match=r"^nothing could be measured on this device: onnxruntime CPU fp32: no space left",
+    ):
+        run(device)

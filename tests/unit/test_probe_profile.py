@@ -1,0 +1,212 @@
+"""From points to a profile, its sentences and its warnings. Pure."""
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from devices.probe import Probe, Taken, Wishes
+from devices.probe_link import MeasuredLink
+from devices.probe_point import Run
+from devices.probe_profile import Device, profile_of
+from devices.probe_report import meaning, report, throttling, warnings
+from mdp.errors import AgentError
+from mdp.files import write_toml
+from mdp.profile import DeviceProfile, Sustained, read_profile
+from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, measured, spec
+
+DEVICE = Device(
+    name="here",
+    date="2026-11-20",
+    processor="Test Processor 9",
+    virtual=False,
+    cores=2,
+    available_bytes=8_000_000_000,
+    idle_temperature_c=41.0,
+)
+LINK = MeasuredLink(
+    peer="tcp://10.0.0.5:7500",
+    round_trip_s=0.00123456,
+    p10_s=0.001,
+    p90_s=0.002,
+    bandwidth_bps=93_456_789.0,
+    request_bytes=3_145_728,
+)
+
+
+def taken_on(device: FakeDevice, **wishes: float) -> Taken:
+    made = Probe(device.ask, FakeModels(), Clock())  # type: ignore[arg-type]
+    made.run(ENCODERS, 10, Wishes(threads=[1, 2], **wishes))  # type: ignore[arg-type]
+    return made.taken
+
+
+@pytest.fixture(scope="module")
+def profile() -> DeviceProfile:
+    return profile_of(taken_on(FakeDevice(), load_s=120.0), DEVICE, LINK)
+
+
+def tiny(image_size: int, latency_ms: float) -> tuple[Run, object]:
+    """A ViT-Tiny, 12 layers of 192, measured."""
+    shape = replace(
+        spec(image_size=image_size), patch_size=16, embed_dim=192, depth=12, num_heads=3
+    )
+    run = Run(spec=shape, runtime="onnxruntime", provider=CPU, threads=2, batch=1, num_classes=10)
+    return run, measured(latency_ms)
+
+
+def test_a_written_profile_reads_as_it_was(profile: DeviceProfile, tmp_path: Path) -> None:
+    write_toml(tmp_path / "here.toml", profile)
+    assert read_profile(tmp_path / "here.toml") == profile
+
+
+def test_a_profile_says_what_was_measured_and_what_was_judged(profile: DeviceProfile) -> None:
+    methods = {number: given.method for number, given in profile.provenance.items()}
+    assert methods == {
+        "threads": "estimated",
+        "memory_bytes": "estimated",
+        "availability": "estimated",
+        "link": "measured",
+        "latency": "measured",
+        "power_w": "measured",
+    }
+    assert "onnxruntime 1.0 on Test Processor 9, 2026-11-20" in profile.provenance["latency"].source
+    assert profile.memory_bytes == 4_000_000_000
+    assert profile.power_w == 5.0
+
+
+def test_the_link_is_what_was_measured_to_four_digits(profile: DeviceProfile) -> None:
+    assert (profile.link.round_trip_s, profile.link.bandwidth_bps) == (0.001235, 93_460_000.0)
+    source = profile.provenance["link"].source
+    assert "to the agent at tcp://10.0.0.5:7500, 2026-11-20" in source
+    assert "(p10 1, p90 2 ms)" in source
+    assert "the way back is taken to be as fast" in source
+
+
+def test_a_link_nobody_measured_is_said_to_be_a_guess() -> None:
+    profile = profile_of(taken_on(FakeDevice()), DEVICE, None)
+    assert profile.provenance["link"].method == "estimated"
+    assert profile.provenance["link"].source.startswith("not measured: ")
+    assert "the link was not measured: give --peer tcp://HOST:PORT of a running agent" in warnings(
+        profile
+    )
+
+
+def test_the_profile_s_own_provider_is_not_repeated_in_every_point(profile: DeviceProfile) -> None:
+    assert profile.provider == CPU
+    assert profile.threads == 2
+    assert {point.provider for point in profile.latency} == {None}
+
+
+def test_a_faster_gpu_becomes_the_profile_s_provider_and_the_processor_s_points_stay() -> None:
+    taken = taken_on(FakeDevice([CUDA, CPU]))
+    for run in list(taken.measured):
+        if run.provider == CUDA:
+            taken.measured[run] = replace(taken.measured[run], latency_ms=0.1, p10_ms=0.1)
+    profile = profile_of(taken, DEVICE, None)
+    assert (profile.provider, profile.kind, profile.threads) == (CUDA, "gpu", 1)
+    assert {point.provider for point in profile.latency} == {None, CPU}
+
+
+def test_too_few_points_make_no_profile() -> None:
+    taken = taken_on(FakeDevice())
+    for run in list(taken.measured)[2:]:
+        del taken.measured[run]
+    with pytest.raises(AgentError, match=r"^2 points were measured, a profile needs 3: none is"):
+        profile_of(taken, DEVICE, None)
+
+
+def test_an_interrupted_probe_is_marked_and_said() -> None:
+    taken = taken_on(FakeDevice())
+    planned = taken.planned
+    for run in list(taken.measured)[5:]:
+        del taken.measured[run]
+    taken.complete = False
+    profile = profile_of(taken, DEVICE, LINK)
+    assert profile.probe is not None
+    assert not profile.probe.complete
+    assert warnings(profile)[0] == f"incomplete: 5 of {planned} points were measured"
+
+
+def test_a_machine_that_was_not_quiet_is_said() -> None:
+    device = FakeDevice()
+    device.others_cores = lambda asked: 0.8
+    profile = profile_of(taken_on(device), DEVICE, LINK)
+    count = len(profile.latency)
+    said = warnings(profile)
+    assert said[0].startswith(
+        f"the machine was not quiet: others kept it busy during {count} of {count} points "
+        "(0.8 cores in the median)"
+    )
+    assert f"{count} of them while others kept" in profile.provenance["latency"].source
+
+
+def test_a_quiet_and_complete_probe_with_a_peer_needs_no_warning(profile: DeviceProfile) -> None:
+    assert warnings(profile) == []
+
+
+def test_a_point_that_contradicts_the_others_does_not_get_into_the_profile() -> None:
+    taken = taken_on(FakeDevice())
+    run = next(iter(taken.measured))
+    deeper = replace(run, spec=replace(run.spec, depth=3))
+    taken.measured[deeper] = measured(taken.measured[run].latency_ms / 3, others_cores=1.0)
+    profile = profile_of(taken, DEVICE, LINK)
+    assert len(profile.latency) == len(taken.measured) - 1
+    assert any("contradicts itself" in line for line in warnings(profile))
+
+
+def test_the_meaning_names_networks_that_people_know(profile: DeviceProfile) -> None:
+    taken = taken_on(FakeDevice())
+    taken.measured.update([tiny(160, 21.04), tiny(224, 50.0)])  # type: ignore[list-item]
+    said = meaning(profile_of(taken, DEVICE, None))
+    assert (
+        said[0] == "this device runs a ViT-Tiny at 160 px in 21 ms (fp32, onnxruntime, 2 threads)"
+    )
+    assert said[1].startswith("this device runs a ViT-Tiny at 224 px in 50 ms")
+    assert len(said) == 2
+
+
+def test_without_them_it_names_the_nearest_measured(profile: DeviceProfile) -> None:
+    assert meaning(profile)[0].startswith(
+        "the measured encoder nearest to a ViT-Tiny at 160 px (64 px, 128 wide, 2 deep) takes "
+    )
+
+
+def test_throttling_is_told_from_keeping_speed(profile: DeviceProfile) -> None:
+    assert profile.probe is not None
+    assert profile.probe.sustained is not None
+    assert throttling(profile.probe.sustained) == (
+        "it throttles: 10 ms in the first minute, 13 in the last of 2, 30 % slower; plan with the "
+        "slower"
+    )
+    steady = Sustained(shape="any", minutes=10.0, first_minute_ms=10.0, last_minute_ms=10.5)
+    assert throttling(steady).startswith("it keeps its speed: 10 ms in the first minute, 10.5")
+
+
+def test_a_short_load_claims_nothing_about_throttling() -> None:
+    profile = profile_of(taken_on(FakeDevice(), load_s=5.0), DEVICE, LINK)
+    assert profile.probe is not None
+    assert profile.probe.sustained is None
+    assert profile.probe.load_temperature_c == 70.0
+
+
+def test_the_report_has_a_row_for_each_encoder_and_a_column_for_each_way(
+    profile: DeviceProfile,
+) -> None:
+    lines = list(report(profile))
+    ways = [line for line in lines if line.startswith("  (")]
+    points = profile.latency
+    assert len(ways) == len({(p.precision, p.threads, p.batch) for p in points})
+    rows = [line for line in lines if line.startswith("64/4, 128 x 2, 2 heads, MLP x 4 ")]
+    point = next(p for p in points if (p.image_size, p.precision, p.threads) == (64, "fp32", 2))
+    assert f"{point.latency_ms:.3g}" in rows[0].split()
+    # To load, first run, until steady, median, p10, p90, memory.
+    tail = [50, 23.2, 23.2, 11.6, 10.4, 12.7, 20]
+    assert [float(cell) for cell in rows[1].split()[-7:]] == pytest.approx(tail, rel=0.01)
+    assert "- under load it is 70 degrees Celsius warm, 41 before" in lines
+    assert "- under load it takes 5 W" in lines
+
+
+def test_disturbed_points_are_starred() -> None:
+    device = FakeDevice()
+    device.others_cores = lambda asked: 0.8
+    assert any(" 11.6*" in line for line in report(profile_of(taken_on(device), DEVICE, LINK)))
