@@ -16,16 +16,18 @@ import numpy as np
 from mdp.errors import InputError
 from mdp.plan import PredictedMs, SubModelSpec
 from mdp.profile import DeviceProfile, LatencyPoint, Precision, RuntimeName
-from partitioner.latency_terms import COLUMN, NAMES, Array, dimensions, terms
+from partitioner.cost import macs
+from partitioner.latency_fit import fit_terms
+from partitioner.latency_terms import Array, dimensions, terms
 from partitioner.network import choose_encoding, network_ms
-
-_Groups = tuple[tuple[str, ...], ...]
 
 #: A formula needs at least this many points.
 MIN_POINTS = 3
 #: A shape measured twice the same way may differ by this factor, and a model that is larger in
 #: every dimension may be faster by that one; more is a mistake, such as seconds among milliseconds.
 MAX_REPEATED, MAX_REVERSED = 2.0, 5.0
+#: Standard deviations to either side within which nine of ten values of a normal spread lie.
+NINE_OF_TEN = 1.645
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -146,9 +148,9 @@ def _check_contradictions(profile: DeviceProfile, points: Sequence[LatencyPoint]
 
 
 def _sizes(points: Sequence[LatencyPoint]) -> Array:
-    d = dimensions([spec_of(point) for point in points])
-    extra = [(point.batch, -point.threads) for point in points]
-    return np.column_stack([*d.values(), np.array(extra, dtype=np.float64)])
+    columns = dimensions([spec_of(point) for point in points])
+    extra = np.array([(point.batch, -point.threads) for point in points], dtype=np.float64)
+    return np.column_stack([*columns.values(), extra])
 
 
 def _words(point: LatencyPoint) -> str:
@@ -169,10 +171,14 @@ class LatencyModel:
     way: Way
     #: Milliseconds per unit of each column of `partitioner.latency_terms.terms`.
     coefficients: Array
-    #: Largest and smallest of each dimension that was measured: `[2, dimensions]`.
-    measured: Array
-    #: Spread of the logarithm of measured over predicted, each point left out of its own fit.
-    spread: float
+    #: How unsure the coefficients are, `[terms, terms]`, in units of the squared `error`.
+    covariance: Array
+    #: Typical relative error of a point that was left out of the fit.
+    error: float
+    #: Smallest and largest of what was measured.
+    measured: dict[str, tuple[float, float]]
+    #: Threads of the points, where the way's own were not measured.
+    stand_in_threads: int | None = None
 
     def from_terms(self, counts: Array) -> Array:
         """Predicted milliseconds `[n]` of shapes whose `terms` are `[n, terms]`, any precision."""
@@ -193,73 +199,67 @@ class LatencyModel:
         return float(self.predict_many_ms([spec], num_classes, batch)[0])
 
     def estimate(self, spec: SubModelSpec, num_classes: int, batch: int = 1) -> Estimate:
-        """The prediction with its uncertainty and what it extrapolates; raises InputError."""
+        """The prediction, how sure it is, and in what it extrapolates; raises InputError."""
         milliseconds = self.predict_ms(spec, num_classes, batch)
-        factor = math.exp(1.645 * self.spread)
+        shares = terms([spec], num_classes, batch)[0] / milliseconds
+        # Of a shape made up as the measured ones are, the first part is all.
+        spread = self.error * math.sqrt(1 + float(shares @ self.covariance @ shares))
         return Estimate(
             ms=milliseconds,
-            low_ms=milliseconds / factor,
-            high_ms=milliseconds * factor,
-            outside="",
+            low_ms=milliseconds * math.exp(-NINE_OF_TEN * spread),
+            high_ms=milliseconds * math.exp(NINE_OF_TEN * spread),
+            outside=self._outside(spec, batch),
         )
 
+    def _outside(self, spec: SubModelSpec, batch: int) -> str:
+        """In words, which dimensions lie outside what was measured."""
+        asked = _ranges([spec], [batch])
+        said = [
+            f"{name} {asked[name][0]:g} (measured: {low:g} to {high:g})"
+            for name, (low, high) in self.measured.items()
+            if not low <= asked[name][0] <= high
+        ]
+        if self.stand_in_threads is not None:
+            said.append(f"threads {self.way.threads} (measured: {self.stand_in_threads} and fewer)")
+        return ", ".join(said)
 
-_MACS = ("embedding_macs", "layer_macs", "attention_macs", "head_weights")
-_VALUES = ("width_values", "hidden_values", "map_values")
-_WEIGHTS = ("layer_weights", "head_weights")
-_FIRST: _Groups = (("call",), ("layers",), _MACS)
-_FINE: _Groups = (
-    *((name,) for name in NAMES if name not in ("layer_macs", *_WEIGHTS)),
-    ("layer_macs", "head_weights"),
-    _WEIGHTS,
-)
-#: Ever finer formulas, and how many points each needs. The terms of one group share a coefficient.
-_FORMULAS: tuple[tuple[int, _Groups], ...] = (
-    (3, _FIRST),
-    (6, (*_FIRST, _VALUES, _WEIGHTS)),
-    (24, _FINE),
-)
+
+def _ranges(
+    specs: Sequence[SubModelSpec], batches: Sequence[int]
+) -> dict[str, tuple[float, float]]:
+    """Smallest and largest of every dimension, and of the multiply-accumulates of a run."""
+    columns = dimensions(specs)
+    columns["batch"] = np.array(batches, dtype=np.float64)
+    columns["mega_macs"] = columns["batch"] * [macs(spec, 0) / 1e6 for spec in specs]
+    return {name: (float(c.min()), float(c.max())) for name, c in columns.items()}
 
 
 def fit_latency(profile: DeviceProfile, way: Way | None = None) -> LatencyModel:
     """Fit the formula to the profile's points of `way`, minimising squared relative errors.
 
     None is fp32 in onnxruntime on the profile's provider with its threads. Points are encoders
-    without a classifier, so they are counted with no classes. The fewer points, the fewer terms,
-    lest the fit follow the noise. Raises InputError.
+    whose classifier is next to nothing, so they are counted with no classes. Raises InputError.
     """
     points = matching_points(profile, way)
-    counts = np.vstack([terms([spec_of(point)], 0, point.batch) for point in points])
-    measured_ms = np.array([point.latency_ms for point in points])
-    groups = next(groups for least, groups in reversed(_FORMULAS) if len(points) >= least)
-    grouped = np.stack([sum(counts[:, COLUMN[n]] for n in group) for group in groups], axis=1)
-    relative = grouped / measured_ms[:, None]
-    solution = non_negative_least_squares(relative, np.ones(len(points)))
-    coefficients = np.zeros(len(NAMES))
-    for group, value in zip(groups, solution, strict=True):
-        coefficients[[COLUMN[name] for name in group]] += value
-    sizes = _sizes(points)
+    specs = [spec_of(point) for point in points]
+    counts = np.vstack([terms([s], 0, p.batch) for s, p in zip(specs, points, strict=True)])
+    relative = counts / np.array([[point.latency_ms] for point in points])
+    fitted = fit_terms(relative)
+    wanted = way or own_way(profile)
+    most_threads = max(point.threads for point in points)
     return LatencyModel(
-        way=way or own_way(profile),
-        coefficients=coefficients,
-        measured=np.stack([sizes.min(axis=0), sizes.max(axis=0)]),
-        spread=float(np.std(np.log(counts @ coefficients / measured_ms))),
+        way=wanted,
+        coefficients=fitted.coefficients,
+        covariance=fitted.covariance,
+        error=fitted.error,
+        measured=_ranges(specs, [point.batch for point in points]),
+        stand_in_threads=None if most_threads == wanted.threads else most_threads,
     )
 
 
 def relative_errors(model: LatencyModel, points: Sequence[LatencyPoint]) -> list[float]:
     """Predicted over measured minus one, for each point."""
     return [model.predict_ms(spec_of(p), 0, p.batch) / p.latency_ms - 1 for p in points]
-
-
-def non_negative_least_squares(a: Array, b: Array) -> Array:
-    """The x >= 0 that minimises |a x - b| (Lawson and Hanson, 1974, ch. 23)."""
-    from scipy.optimize import nnls
-
-    scale = np.linalg.norm(a, axis=0)
-    scale[scale == 0] = 1.0
-    solution: Array = nnls(a / scale, b)[0] / scale
-    return solution
 
 
 def predict(

@@ -15,6 +15,12 @@ from partitioner.cost import hidden_dim
 Array = NDArray[np.float64]
 
 _HEADS, _CHANNELS = 2, 3
+#: Weights that some cache may hold. Those beyond come from farther away with every picture, which
+#: costs most where few tokens share them.
+_CACHES = (250_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000)
+#: Multiply-accumulates up to which a matrix product may cost extra: a small one is no work for
+#: several threads, and edges and set-up weigh more in it.
+_SMALL = (100_000, 1_000_000)
 
 #: The columns of `terms`.
 NAMES = (
@@ -23,17 +29,20 @@ NAMES = (
     "embedding_macs",
     "layer_macs",
     "attention_macs",
-    "layer_weights",
-    "head_weights",
+    "weights",
     "map_values",
     "hidden_values",
     "width_values",
     "pixels",
+    "heads",
+    *(f"weights_beyond_{size}" for size in _CACHES),
+    *(f"macs_within_{size}" for size in _SMALL),
+    "attention_macs_within",
 )
 COLUMN = {name: index for index, name in enumerate(NAMES)}
 
 
-def dimensions(specs: Sequence[SubModelSpec], batch: int = 1) -> dict[str, Array]:
+def dimensions(specs: Sequence[SubModelSpec]) -> dict[str, Array]:
     """`{"tokens": [n], ...}`: the dimensions of shapes that the terms are made of."""
     rows = [
         (s.image_size, s.patch_size, s.embed_dim, s.depth, s.num_heads, hidden_dim(s))
@@ -47,28 +56,35 @@ def dimensions(specs: Sequence[SubModelSpec], batch: int = 1) -> dict[str, Array
         "hidden_dim": hidden,
         "depth": depth,
         "num_heads": heads,
-        "pixels": _CHANNELS * image**2,
-        "batch": np.full(len(rows), float(batch)),
+        "image_size": image,
     }
 
 
 def terms(specs: Sequence[SubModelSpec], num_classes: int, batch: int = 1) -> Array:
     """`[n, len(NAMES)]`: counts of one run of `batch` pictures through each shape."""
-    d = dimensions(specs, batch)
+    d = dimensions(specs)
     length, width, hidden, depth = d["tokens"], d["embed_dim"], d["hidden_dim"], d["depth"]
-    rows = batch * length
-    weights = width * (4 * width + 2 * hidden)
-    counts = {
-        "call": np.ones_like(width),
-        "layers": depth,
-        "embedding_macs": batch * d["pixels"] * width,
-        "layer_macs": depth * rows * weights,
-        "attention_macs": depth * rows * 2 * length * width,
-        "layer_weights": depth * weights,
-        "head_weights": _HEADS * width * num_classes,
-        "map_values": depth * batch * d["num_heads"] * length**2,
-        "hidden_values": depth * rows * hidden,
-        "width_values": depth * rows * width,
-        "pixels": batch * d["pixels"],
-    }
-    return np.stack([counts[name] for name in NAMES], axis=1)
+    heads, rows = d["num_heads"], batch * length
+    pixels = batch * _CHANNELS * d["image_size"] ** 2
+    head_weights = _HEADS * width * num_classes
+    weights = depth * width * (4 * width + 2 * hidden) + head_weights
+    products = (rows * 3 * width * width, rows * width * width, *2 * [rows * width * hidden])
+    # One head's queries by keys, then its maps by values.
+    head_macs = rows * length * width / heads
+    counts = (
+        np.ones_like(width),
+        depth,
+        pixels * width,
+        depth * sum(products) + batch * head_weights,
+        depth * 2 * rows * length * width,
+        weights,
+        depth * heads * rows * length,
+        depth * rows * hidden,
+        depth * rows * width,
+        pixels,
+        depth * heads * batch,
+        *(np.maximum(0.0, weights - size) for size in _CACHES),
+        *(depth * sum(np.minimum(macs, size) for macs in products) for size in _SMALL),
+        depth * heads * 2 * np.minimum(head_macs, _SMALL[0]),
+    )
+    return np.stack(counts, axis=1)

@@ -9,7 +9,7 @@ from partitioner import cost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """A fixed time, and times per layer, multiply-accumulate, element-wise value and weight."""
+    """A fixed time, and times per layer, multiply-accumulate, read or written value, and weight."""
 
     fixed_ms: float
     layer_ms: float
@@ -20,13 +20,15 @@ class Formula:
     def predict_ms(self, spec: SubModelSpec, num_classes: int) -> float:
         """Milliseconds of one picture."""
         length = cost.tokens(spec)
-        values = length * (spec.embed_dim + cost.hidden_dim(spec)) + spec.num_heads * length**2
+        # As often as each is read or written: `partitioner.latency_fit` tells them apart so.
+        values = spec.depth * length * (32 * spec.embed_dim + 13 * cost.hidden_dim(spec))
+        values += 8 * (spec.depth * spec.num_heads * length**2 + 3 * spec.image_size**2)
         heads = 2 * spec.embed_dim * num_classes
         return (
             self.fixed_ms
             + self.layer_ms * spec.depth
             + self.mac_ms * cost.macs(spec, num_classes)
-            + self.value_ms * spec.depth * values
+            + self.value_ms * values
             + self.weight_ms * (spec.depth * cost.layer_weights(spec) + heads)
         )
 
