@@ -56,7 +56,7 @@ def show(path: Path, *, markdown: bool) -> None:
         if markdown:
             print(as_markdown(sheet))
         else:
-            Console().print(_as_rich(sheet))
+            Console().print(as_rich(sheet))
 
 
 def sheets(results: Results) -> list[Sheet]:
@@ -82,7 +82,8 @@ def as_markdown(sheet: Sheet) -> str:
     return f"### {sheet.title}\n\n{table}\n"
 
 
-def _as_rich(sheet: Sheet) -> Table:
+def as_rich(sheet: Sheet) -> Table:
+    """The same for a terminal."""
     table = Table(title=sheet.title, title_justify="left")
     for number, column in enumerate(sheet.columns):
         table.add_column(column, justify="right" if number else "left", overflow="fold")

@@ -215,7 +215,7 @@ class LatencyModel:
         """In words, which dimensions lie outside what was measured."""
         asked = _ranges([spec], [batch])
         said = [
-            f"{name} {asked[name][0]:g} (measured: {low:g} to {high:g})"
+            f"{name} {asked[name][0]:.4g} (measured: {low:.4g} to {high:.4g})"
             for name, (low, high) in self.measured.items()
             if not low <= asked[name][0] <= high
         ]

@@ -1,5 +1,6 @@
-"""Fitting the latency formula: few groups of terms first, then each term as the points ask. Pure."""
+"""Fitting the latency formula: groups of terms first, then each term as the points ask. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,14 +14,14 @@ _GROUPS: tuple[dict[str, float], ...] = (
     {"call": 1},
     {"layers": 1},
     {"embedding_macs": 1, "layer_macs": 1, "attention_macs": 1},
-    {"width_values": 32, "hidden_values": 13, "map_values": 8, "pixels": 8},
+    {"width_values": 32, "hidden_values": 13, "map_values": 4, "pixels": 8},
     {"weights": 1},
 )
 #: With fewer points only the first three groups are told apart, and no term apart from its group.
 _MANY_POINTS = 6
 #: How strongly a term is held to its group, in points that would say so. Cross-validation hardly
 #: sees a difference between none and 0.5 with 40 points; with 14, none doubles the worst errors.
-_HOLD = 0.3
+_HOLD = 1.0
 #: Relative error that no fit claims to beat: what repeating a measurement differs by.
 _LEAST_ERROR = 0.02
 
@@ -40,24 +41,36 @@ def fit_terms(relative: Array) -> Fitted:
     `relative` `[points, terms]` are the terms over the measured milliseconds.
     """
     count = len(relative)
-    groups = _GROUPS if count >= _MANY_POINTS else _GROUPS[:3]
+    # In units of its usual share of the time, each term is of the size of every other one.
+    unit = np.sqrt((relative**2).mean(axis=0))
+    unit[unit == 0] = 1.0
+    shares = relative / unit
+    groups = _mixture(_GROUPS if count >= _MANY_POINTS else _GROUPS[:3]) * unit[:, None]
+    groups /= np.linalg.norm(groups, axis=0)
+    grouped = shares @ groups
+    per_group = non_negative_least_squares(grouped, np.ones(count))
+    coarse = groups @ per_group
+    if count < _MANY_POINTS:
+        unsure = groups @ _inverse(grouped) @ groups.T
+        error = _left_out_error(grouped, grouped, per_group)
+        return Fitted(coarse / unit, unsure / np.outer(unit, unit), error)
+    system = np.vstack([shares, _HOLD * np.eye(len(NAMES))])
+    solution = non_negative_least_squares(system, np.append(np.ones(count), _HOLD * coarse))
+    error = _left_out_error(shares, system, solution)
+    return Fitted(solution / unit, _inverse(system) / np.outer(unit, unit), error)
+
+
+def _mixture(groups: Sequence[dict[str, float]]) -> Array:
+    """`[terms, groups]`: the weight of each term in each group."""
     mixture = np.zeros((len(NAMES), len(groups)))
     for column, group in enumerate(groups):
         for name, weight in group.items():
             mixture[COLUMN[name], column] = weight
-    per_group = non_negative_least_squares(relative @ mixture, np.ones(count))
-    coarse = mixture @ per_group
-    if count < _MANY_POINTS:
-        shares = relative @ mixture
-        unsure = mixture @ np.linalg.pinv(shares.T @ shares, hermitian=True) @ mixture.T
-        return Fitted(coarse, unsure, _left_out_error(shares, shares, per_group))
-    # A term is held by its share of the measured time, so that units drop out.
-    hold = _HOLD * np.sqrt((relative**2).mean(axis=0))
-    system = np.vstack([relative, np.diag(hold)])
-    wanted = np.concatenate([np.ones(count), hold * coarse])
-    coefficients = non_negative_least_squares(system, wanted)
-    unsure = np.linalg.pinv(system.T @ system, hermitian=True)
-    return Fitted(coefficients, unsure, _left_out_error(relative, system, coefficients))
+    return mixture
+
+
+def _inverse(rows: Array) -> Array:
+    return np.linalg.pinv(rows.T @ rows, hermitian=True).astype(np.float64, copy=False)
 
 
 def _left_out_error(points: Array, system: Array, coefficients: Array) -> float:
@@ -66,7 +79,7 @@ def _left_out_error(points: Array, system: Array, coefficients: Array) -> float:
     `system` are the points' rows and those that hold the coefficients.
     """
     used = coefficients > 0
-    inverse = np.linalg.pinv(system[:, used].T @ system[:, used], hermitian=True)
+    inverse = _inverse(system[:, used])
     leverage = np.einsum("ij,jk,ik->i", points[:, used], inverse, points[:, used])
     left_out = (points @ coefficients - 1) / np.maximum(1 - leverage, 0.1)
     return float(np.hypot(_LEAST_ERROR, np.sqrt(np.mean(left_out**2))))

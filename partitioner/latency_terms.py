@@ -17,10 +17,13 @@ Array = NDArray[np.float64]
 _HEADS, _CHANNELS = 2, 3
 #: Weights that some cache may hold. Those beyond come from farther away with every picture, which
 #: costs most where few tokens share them.
-_CACHES = (250_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000)
+_CACHES = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
 #: Multiply-accumulates up to which a matrix product may cost extra: a small one is no work for
 #: several threads, and edges and set-up weigh more in it.
 _SMALL = (100_000, 1_000_000)
+#: A product with one row, as the heads have, costs as many: 8 took as long as one where 1,000
+#: classes were measured.
+_HEAD_ROWS = 8
 
 #: The columns of `terms`.
 NAMES = (
@@ -34,10 +37,8 @@ NAMES = (
     "hidden_values",
     "width_values",
     "pixels",
-    "heads",
     *(f"weights_beyond_{size}" for size in _CACHES),
     *(f"macs_within_{size}" for size in _SMALL),
-    "attention_macs_within",
 )
 COLUMN = {name: index for index, name in enumerate(NAMES)}
 
@@ -69,22 +70,18 @@ def terms(specs: Sequence[SubModelSpec], num_classes: int, batch: int = 1) -> Ar
     head_weights = _HEADS * width * num_classes
     weights = depth * width * (4 * width + 2 * hidden) + head_weights
     products = (rows * 3 * width * width, rows * width * width, *2 * [rows * width * hidden])
-    # One head's queries by keys, then its maps by values.
-    head_macs = rows * length * width / heads
     counts = (
         np.ones_like(width),
         depth,
         pixels * width,
-        depth * sum(products) + batch * head_weights,
+        depth * sum(products) + np.maximum(batch, _HEAD_ROWS) * head_weights,
         depth * 2 * rows * length * width,
         weights,
         depth * heads * rows * length,
         depth * rows * hidden,
         depth * rows * width,
         pixels,
-        depth * heads * batch,
         *(np.maximum(0.0, weights - size) for size in _CACHES),
         *(depth * sum(np.minimum(macs, size) for macs in products) for size in _SMALL),
-        depth * heads * 2 * np.minimum(head_macs, _SMALL[0]),
     )
     return np.stack(counts, axis=1)

@@ -22,12 +22,12 @@ class Formula:
         length = cost.tokens(spec)
         # As often as each is read or written: `partitioner.latency_fit` tells them apart so.
         values = spec.depth * length * (32 * spec.embed_dim + 13 * cost.hidden_dim(spec))
-        values += 8 * (spec.depth * spec.num_heads * length**2 + 3 * spec.image_size**2)
+        values += 4 * spec.depth * spec.num_heads * length**2 + 8 * 3 * spec.image_size**2
         heads = 2 * spec.embed_dim * num_classes
         return (
             self.fixed_ms
             + self.layer_ms * spec.depth
-            + self.mac_ms * cost.macs(spec, num_classes)
+            + self.mac_ms * (cost.macs(spec, 0) + 8 * heads)
             + self.value_ms * values
             + self.weight_ms * (spec.depth * cost.layer_weights(spec) + heads)
         )

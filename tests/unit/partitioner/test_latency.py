@@ -199,6 +199,68 @@ def test_more_pictures_a_run_take_longer() -> None:
     assert one_ms < four_ms < 4 * one_ms
 
 
+def noisy(points: list[LatencyPoint], factor: float) -> list[LatencyPoint]:
+    """Every second point slower and every other one faster by `factor`."""
+    return [
+        msgspec.structs.replace(p, latency_ms=p.latency_ms * (factor if i % 2 else 1 / factor))
+        for i, p in enumerate(points)
+    ]
+
+
+def test_an_estimate_is_surer_the_better_the_points_agree() -> None:
+    widths = []
+    for factor in (1.0, 1.1, 1.3):
+        model = latency.fit_latency(profile_with(noisy(points_from(TRUTH), factor)))
+        estimate = model.estimate(spec_from(), 10)
+        assert estimate.ms == model.predict_ms(spec_from(), 10)
+        assert estimate.low_ms < estimate.ms < estimate.high_ms
+        widths.append(estimate.high_ms / estimate.low_ms)
+    assert widths == sorted(widths)
+    assert widths[0] < 1.15
+    assert widths[2] > 1.5
+
+
+def test_an_estimate_is_less_sure_far_from_what_was_measured() -> None:
+    model = latency.fit_latency(profile_with(noisy(points_from(TRUTH), 1.05)))
+    near = model.estimate(spec_from(), 10)
+    far = model.estimate(spec_from(image_size=256, patch_size=4, num_heads=8), 10)
+    assert far.high_ms / far.ms > 1.2 * near.high_ms / near.ms
+
+
+def test_an_estimate_says_in_words_what_it_extrapolates() -> None:
+    model = latency.fit_latency(profile_with(points_from(TRUTH)))
+    assert model.estimate(spec_from(), 10).outside == ""
+    far = spec_from(image_size=96, depth=24)
+    assert model.estimate(far, 10, batch=2).outside == (
+        "tokens 145 (measured: 5 to 65), depth 24 (measured: 2 to 12), "
+        "image_size 96 (measured: 16 to 64), batch 2 (measured: 1 to 1), "
+        "mega_macs 474.8 (measured: 0.5471 to 366.9)"
+    )
+
+
+def test_an_estimate_says_that_other_threads_stood_in() -> None:
+    model = latency.fit_latency(profile_with(points_from(TRUTH, threads=2), threads=4))
+    assert model.estimate(spec_from(), 10).outside == "threads 4 (measured: 2 and fewer)"
+
+
+def test_points_of_several_pictures_a_run_are_fitted_as_such() -> None:
+    def batched(spec: SubModelSpec, batch: int) -> LatencyPoint:
+        fixed_ms = TRUTH.fixed_ms + TRUTH.layer_ms * spec.depth
+        once_ms = TRUTH.weight_ms * spec.depth * 12 * spec.embed_dim**2
+        each_ms = TRUTH.predict_ms(spec, 0) - fixed_ms - once_ms
+        return msgspec.structs.replace(
+            TRUTH.point(spec), batch=batch, latency_ms=fixed_ms + once_ms + batch * each_ms
+        )
+
+    specs = [latency.spec_of(point) for point in points_from(TRUTH)]
+    points = [batched(spec, batch) for spec in specs for batch in (1, 4)]
+    model = latency.fit_latency(profile_with(points))
+    asked = spec_from(embed_dim=128, depth=6)
+    expected_ms = batched(asked, 8).latency_ms
+    assert model.predict_ms(asked, 0, batch=8) == pytest.approx(expected_ms, rel=1e-3)
+    assert "batch 8 (measured: 1 to 4)" in model.estimate(asked, 0, batch=8).outside
+
+
 @pytest.mark.parametrize("name", sorted(shipped_profiles()))
 def test_shipped_profiles_are_fitted_closely(name: str) -> None:
     profile = read_profile(name)

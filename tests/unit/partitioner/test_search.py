@@ -209,7 +209,7 @@ def test_members_that_one_device_could_outweigh_alone_are_refused() -> None:
         device("strong", gmacs_per_s=3),
         device("weak", gmacs_per_s=0.05, layer_ms=0, fixed_ms=0),
     )
-    plan = make_plan(teacher(32, 8, 192, 12, 3), [strong, weak], target_ms=18.75, num_classes=10)
+    plan = make_plan(teacher(32, 8, 192, 12, 3), [strong, weak], target_ms=19.0, num_classes=10)
     assert plan.refused
     assert plan.reason.startswith("strong alone runs a sub-model of 24 px, 192 wide, 11 deep in")
     assert "at least as much as all 2 members together" in plan.reason

@@ -1,0 +1,146 @@
+"""Do predictions come true: latency of sub-models that no fit saw, and of whole plans.
+
+    python -m benchmarks.latency measure [--grid]
+    python -m benchmarks.latency plans --profile FILE
+    python -m benchmarks.latency report --profile FILE
+
+`measure` exports random sub-models as they are served, in fp32 and in dynamic int8, and times them
+with one and two threads as the agent runs them, in rounds; with `--grid` also the shapes that a
+probe would measure. `plans` serves random plans with real agents and asks them as a client does.
+`report` fits the cost model to the profile that `mdp-agent probe` wrote, or without one to the
+grid, and writes the figures and the picture into docs/. Exported models are kept in `--work`, and
+what is there already is not made again. Timings need an idle machine: every row says how busy
+others kept it.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.accuracy_table import as_markdown, as_rich
+from benchmarks.latency_measure import Row, Rows, measure
+from benchmarks.latency_models import export_all
+from benchmarks.latency_numbers import compare, error_sheet, profile_of, worst_sheet
+from benchmarks.latency_picture import draw
+from benchmarks.latency_plans import PlanRows, measure_plans, plan_sheet
+from benchmarks.latency_shapes import Case, grid, unseen
+from benchmarks.machine import describe_machine
+from mdp.errors import InputError, MDPError
+from mdp.files import read_json, write_bytes, write_json
+from mdp.profile import DeviceProfile, read_profile
+
+RESULTS = Path(__file__).parent / "results"
+ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"
+DOCS = Path("docs")
+BEGIN, END = "<!-- figures: written by benchmarks.latency -->", "<!-- end of the figures -->"
+
+
+def run_measure(options: argparse.Namespace) -> None:
+    """Export and time; a finished half is kept when the other is measured anew."""
+    cases = {"unseen": unseen(), "grid": grid() if options.grid else []}
+    export_all(options.work, [*cases["grid"], *cases["unseen"]], _note)
+    machine = describe_machine()
+    both = measure(
+        options.work,
+        [*cases["grid"], *cases["unseen"]],
+        rounds=options.rounds,
+        seconds=options.seconds,
+        note=_note,
+    )
+    known = set(grid())
+    old_grid = read_json(options.out, Rows).grid if options.out.is_file() else []
+    rows = Rows(
+        machine=machine,
+        grid=[row for row in both if row.case in known] if options.grid else old_grid,
+        unseen=[row for row in both if row.case not in known],
+    )
+    write_json(options.out, rows)
+    _note(f"wrote {options.out}")
+
+
+def run_plans(options: argparse.Namespace) -> None:
+    """Serve random plans and ask them."""
+    cases: list[Case] = unseen()
+    export_all(options.work, cases, _note)
+    machine = describe_machine()
+    link, rows = measure_plans(
+        options.work,
+        _profile(options),
+        cases,
+        rounds=options.rounds,
+        seconds=options.seconds,
+        note=_note,
+    )
+    write_json(options.out, PlanRows(machine=machine, link=link, rows=rows))
+    _note(f"wrote {options.out}")
+
+
+def run_report(options: argparse.Namespace) -> None:
+    """Compare, print, and put tables and picture into docs/."""
+    compared = compare(_profile(options), read_json(options.rows, Rows).unseen)
+    plans = read_json(options.plans, PlanRows) if options.plans.is_file() else None
+    tables = [error_sheet(compared), worst_sheet(compared)]
+    if plans is not None:
+        tables.append(plan_sheet(plans))
+    for table in tables:
+        Console().print(as_rich(table))
+    write_bytes(options.docs / "latency.svg", draw(compared, plans.rows if plans else []))
+    page = options.docs / "latency.md"
+    before, found, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, closed, after = rest.partition(END)
+    if not (found and closed):
+        raise InputError(f"{page}: expected a line {BEGIN!r} and a line {END!r} after it")
+    figures = "\n\n".join(as_markdown(table).strip() for table in tables)
+    content = f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}"
+    write_bytes(page, content.encode())
+    _note(f"wrote {page} and {options.docs / 'latency.svg'}")
+
+
+def _profile(options: argparse.Namespace) -> DeviceProfile:
+    if options.profile:
+        return read_profile(options.profile)
+    rows: list[Row] = read_json(ROWS, Rows).grid
+    if not rows:
+        raise InputError(f"--profile: expected a profile, as {ROWS} holds no grid to fit instead")
+    return profile_of(rows)
+
+
+def _note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Run one of the steps."""
+    parser = argparse.ArgumentParser(description="Predicted against measured latency.")
+    steps = parser.add_subparsers(required=True)
+    for name, run, out, rounds, seconds in (
+        ("measure", run_measure, ROWS, 8, 0.12),
+        ("plans", run_plans, PLANS, 4, 2.0),
+    ):
+        step = steps.add_parser(name, help=run.__doc__)
+        step.set_defaults(run=run)
+        step.add_argument("--work", type=Path, default=Path("/tmp/mdp-latency"))
+        step.add_argument("--out", type=Path, default=out)
+        step.add_argument("--rounds", type=int, default=rounds)
+        step.add_argument("--seconds", type=float, default=seconds, help="of one burst")
+        if name == "measure":
+            step.add_argument("--grid", action="store_true", help="measure what a probe would, too")
+        else:
+            step.add_argument("--profile", help="what the probe wrote; default: the grid's rows")
+    report = steps.add_parser("report", help=run_report.__doc__)
+    report.set_defaults(run=run_report)
+    report.add_argument("--profile", help="what the probe wrote; default: the grid's rows")
+    report.add_argument("--rows", type=Path, default=ROWS)
+    report.add_argument("--plans", type=Path, default=PLANS)
+    report.add_argument("--docs", type=Path, default=DOCS)
+    options = parser.parse_args()
+    try:
+        options.run(options)
+    except MDPError as error:
+        raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

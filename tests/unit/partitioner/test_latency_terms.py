@@ -1,0 +1,96 @@
+"""The terms of the latency formula: counted as cost counts them, and none shrinks."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdp.plan import SubModelSpec
+from partitioner import cost
+from partitioner.latency_terms import COLUMN, NAMES, terms
+
+
+def spec_from(
+    side: int, patch_size: int, head_size: int, num_heads: int, depth: int, mlp_ratio: float
+) -> SubModelSpec:
+    return SubModelSpec(
+        image_size=side * patch_size,
+        patch_size=patch_size,
+        embed_dim=head_size * num_heads,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_ratio=mlp_ratio,
+    )
+
+
+SHAPES = st.builds(
+    spec_from,
+    side=st.integers(2, 12),
+    patch_size=st.sampled_from([4, 8, 14, 16]),
+    head_size=st.sampled_from([16, 32, 64]),
+    num_heads=st.integers(1, 12),
+    depth=st.integers(1, 12),
+    mlp_ratio=st.sampled_from([1.5, 2.0, 4.0]),
+)
+
+
+def larger(spec: SubModelSpec) -> list[SubModelSpec]:
+    """The shape with each of its dimensions grown."""
+    finer = spec.image_size + spec.patch_size
+    changes = (
+        {"image_size": finer},
+        {"embed_dim": spec.embed_dim + spec.num_heads},
+        {"embed_dim": 2 * spec.embed_dim, "num_heads": 2 * spec.num_heads},
+        {"depth": spec.depth + 1},
+        {"num_heads": spec.embed_dim},
+        {"mlp_ratio": spec.mlp_ratio + 0.5},
+        {"image_size": finer, "depth": spec.depth + 1, "embed_dim": 2 * spec.embed_dim},
+    )
+    grown = [msgspec.structs.replace(spec, **change) for change in changes]
+    return [one for one in grown if one.num_heads <= 64]
+
+
+@settings(max_examples=100, deadline=None)
+@given(SHAPES, st.integers(0, 1000), st.integers(1, 8))
+def test_no_term_shrinks_when_a_dimension_grows(
+    spec: SubModelSpec, num_classes: int, batch: int
+) -> None:
+    counts = terms([spec], num_classes, batch)
+    assert (counts >= 0).all()
+    for other in larger(spec):
+        assert (terms([other], num_classes, batch) >= counts).all()
+    assert (terms([spec], num_classes + 1, batch) >= counts).all()
+    assert (terms([spec], num_classes, batch + 1) >= counts).all()
+
+
+@given(SHAPES, st.integers(1, 8))
+def test_terms_count_what_cost_counts(spec: SubModelSpec, batch: int) -> None:
+    counted = dict(zip(NAMES, terms([spec], 0, batch)[0], strict=True))
+    products = ("embedding_macs", "layer_macs", "attention_macs")
+    assert sum(counted[name] for name in products) == batch * cost.macs(spec, 0)
+    assert counted["weights"] == spec.depth * cost.layer_weights(spec)
+
+
+def test_heads_are_weights_and_slow_products() -> None:
+    spec = spec_from(4, 8, 32, 3, 2, 4.0)
+    more = terms([spec], 1000)[0] - terms([spec], 0)[0]
+    assert more[COLUMN["weights"]] == 2 * 96 * 1000
+    assert more[COLUMN["layer_macs"]] == 8 * 2 * 96 * 1000
+
+
+def test_shapes_are_counted_together_as_apart() -> None:
+    specs = [spec_from(4, 8, 32, 3, 2, 4.0), spec_from(7, 16, 64, 6, 12, 2.0)]
+    apart = np.vstack([terms([spec], 10, 2) for spec in specs])
+    assert np.array_equal(terms(specs, 10, 2), apart)
+    assert terms([], 10).shape == (0, len(NAMES))
+
+
+@pytest.mark.parametrize("weights", [1_000_000, 8_000_000])
+def test_weights_count_as_far_away_only_beyond_a_cache(weights: int) -> None:
+    name = COLUMN[f"weights_beyond_{weights}"]
+    # One layer of width 96 has 110,592 weights.
+    fitting = spec_from(4, 8, 32, 3, 2, 4.0)
+    assert terms([fitting], 0)[0, name] == 0
+    large = msgspec.structs.replace(fitting, embed_dim=768, depth=12)
+    assert terms([large], 0)[0, name] == 12 * 12 * 768**2 - weights
