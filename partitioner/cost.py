@@ -21,7 +21,7 @@ _BYTES_PER_VALUE: dict[Precision, int] = {
     "int8-static": 4,
 }
 _QUANTISED = ("int8", "int8-static")
-#: A quantised matrix has one fp32 scale and one int8 zero point.
+#: Whatever is quantised together has one fp32 scale and one int8 zero point.
 _SCALE_BYTES = 5
 
 #: Resident bytes that an inference session takes whatever the model, and per byte of weights:
@@ -68,14 +68,21 @@ def weight_bytes(spec: SubModelSpec, num_classes: int) -> int:
     """Bytes of the learned numbers as stored.
 
     int8 holds the weights of the layers' matrix products and of the heads in one byte each, with a
-    scale and a zero point per matrix; the patch embedding, norms, biases and positions stay fp32.
+    scale and a zero point per output channel; the patch embedding, norms, biases and positions stay
+    fp32. int8-static leaves the heads too, and has a scale and a zero point per product's input.
     """
     count = parameters(spec, num_classes)
     if spec.precision not in _QUANTISED:
         return count * _BYTES_PER_VALUE[spec.precision]
-    quantised = spec.depth * layer_weights(spec) + _HEADS * spec.embed_dim * num_classes
-    scales = _SCALE_BYTES * (4 * spec.depth + _HEADS)
-    return quantised + scales + (count - quantised) * _BYTES_PER_VALUE[spec.precision]
+    quantised = spec.depth * layer_weights(spec)
+    scales = spec.depth * (5 * spec.embed_dim + hidden_dim(spec))
+    if spec.precision == "int8":
+        quantised += _HEADS * spec.embed_dim * num_classes
+        scales += _HEADS * num_classes
+    else:
+        scales += 4 * spec.depth
+    rest = (count - quantised) * _BYTES_PER_VALUE[spec.precision]
+    return quantised + _SCALE_BYTES * scales + rest
 
 
 def activation_bytes(spec: SubModelSpec, batch: int = 1) -> int:
