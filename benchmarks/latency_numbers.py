@@ -57,11 +57,16 @@ def compare(profile: DeviceProfile, rows: Sequence[Row]) -> list[Compared]:
     return found
 
 
+def short(way: Way) -> str:
+    """A way without what all of them share here."""
+    return f"{way.precision}, {way.threads} thread{'s' * (way.threads > 1)}"
+
+
 def error_sheet(compared: Sequence[Compared]) -> Sheet:
     """Errors per way, of all, and of those inside and outside what the profile measured."""
     groups = [("all", list(compared))]
     for way in sorted({one.way for one in compared}):
-        groups.append((str(way), [one for one in compared if one.way == way]))
+        groups.append((short(way), [one for one in compared if one.way == way]))
     groups.append(
         ("within what was measured", [one for one in compared if not one.estimate.outside])
     )
@@ -96,7 +101,7 @@ def worst_sheet(compared: Sequence[Compared], count: int = 8) -> Sheet:
         [
             (
                 describe(one.row.case),
-                f"{one.way.precision}, {one.way.threads}",
+                short(one.way),
                 f"{one.row.latency_ms:.3g}",
                 f"{one.estimate.ms:.3g} ({one.estimate.low_ms:.3g} to {one.estimate.high_ms:.3g})",
                 f"{one.error:+.0%}",

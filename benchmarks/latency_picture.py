@@ -4,7 +4,7 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from benchmarks.latency_numbers import Compared
+from benchmarks.latency_numbers import Compared, short
 from benchmarks.latency_plans import PlanRow
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def draw(compared: Sequence[Compared], plans: Sequence[PlanRow]) -> bytes:
                 [one.row.latency_ms for one in group],
                 [one.estimate.ms for one in group],
                 s=16, marker=marker, alpha=0.75,
-                label=f"{way.precision}, {way.threads} thread{'s' * (way.threads > 1)}",
+                label=short(way),
             )  # fmt: skip
         _finish(left, "sub-models that the fit never saw: one run, ms")
         for members in sorted({len(row.members) for row in plans}):
@@ -48,7 +48,6 @@ def draw(compared: Sequence[Compared], plans: Sequence[PlanRow]) -> bytes:
 
 def _finish(axes: "Axes", title: str) -> None:
     """Equal logarithmic axes, the diagonal and the band."""
-    low = min(axes.get_xlim()[0], axes.get_ylim()[0])
     values = [v for c in axes.collections for pair in c.get_offsets().tolist() for v in pair]
     if not values:
         axes.set_axis_off()

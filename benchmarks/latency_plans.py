@@ -30,7 +30,7 @@ from mdp.files import Record, write_json
 from mdp.fusion import FusionWeights, SubsetWeights, listed_subsets
 from mdp.plan import Assignment, Plan, TeacherSpec
 from mdp.profile import DeviceProfile, Link, Precision
-from partitioner.cost import memory_bytes
+from partitioner.cost import macs, memory_bytes
 from partitioner.latency import Way, fit_latency, predict
 from partitioner.network import reply_bytes, request_bytes
 from tests.support.bundles import LABELS, write_bundle
@@ -38,6 +38,8 @@ from tests.support.bundles import LABELS, write_bundle
 SEED = 8
 #: Members of each plan. Two share two cores with the client; three are more than the cores.
 MEMBERS = (2, 2, 2, 2, 2, 2, 3, 3)
+#: A sub-model that computes less than this is not worth a device.
+_LEAST_MACS = 30_000_000
 #: Picture sizes whose difference in time tells the link's bandwidth.
 _SMALL, _LARGE = 16, 224
 _DEADLINE_MS = 10_000.0
@@ -79,6 +81,7 @@ Part = tuple[Case, Precision]
 def random_plans(cases: Sequence[Case], seed: int = SEED) -> list[list[Part]]:
     """Parts of every plan: different sub-models with the same classes, in random precisions."""
     rng = np.random.default_rng(seed)
+    cases = [case for case in cases if macs(case.spec, case.num_classes) >= _LEAST_MACS]
     classes = sorted({case.num_classes for case in cases})
     plans = []
     for members in MEMBERS:
