@@ -7,6 +7,7 @@ from mdp.files import Record
 from mdp.plan import SubModelSpec
 from mdp.profile import PositiveInt
 from partitioner.cost import macs, tokens
+from partitioner.probe_encoders import DESIGN, NUM_CLASSES, design_specs
 
 #: Other shapes than those on which the formula was developed.
 SEED = 11
@@ -27,30 +28,11 @@ class Case(Record, frozen=True):
     num_classes: PositiveInt
 
 
-#: image_size, patch_size, embed_dim, depth, num_heads, mlp_ratio: what a probe would measure.
-_GRID = (
-    (8, 4, 32, 1, 2, 4.0), (16, 4, 48, 2, 3, 4.0), (32, 4, 64, 2, 2, 4.0),
-    (32, 4, 96, 4, 3, 4.0), (56, 8, 128, 3, 4, 2.0), (32, 4, 192, 4, 3, 4.0),
-    (224, 16, 64, 3, 4, 3.0), (112, 16, 192, 6, 3, 4.0), (224, 16, 192, 2, 3, 4.0),
-    (96, 16, 768, 2, 12, 4.0), (160, 16, 384, 4, 6, 4.0), (224, 16, 384, 2, 6, 4.0),
-    (12, 4, 192, 2, 6, 2.0), (24, 4, 48, 4, 1, 4.0), (64, 16, 32, 8, 2, 4.0),
-    (112, 8, 64, 1, 1, 4.0), (28, 4, 256, 2, 4, 2.0), (48, 4, 96, 2, 6, 3.0),
-    (128, 16, 256, 4, 8, 3.0), (224, 32, 384, 3, 12, 4.0), (48, 4, 128, 6, 2, 4.0),
-    (160, 16, 192, 12, 3, 4.0), (224, 16, 768, 1, 12, 4.0), (224, 16, 384, 12, 6, 4.0),
-    (8, 4, 64, 4, 2, 4.0), (12, 4, 96, 3, 2, 2.0), (20, 4, 64, 6, 4, 3.0),
-    (144, 16, 48, 3, 3, 4.0), (52, 4, 32, 2, 1, 4.0), (40, 8, 96, 12, 3, 4.0),
-    (16, 4, 384, 3, 6, 4.0), (80, 8, 256, 1, 8, 2.0), (96, 8, 192, 1, 12, 4.0),
-    (192, 32, 128, 8, 4, 4.0), (208, 16, 128, 3, 8, 2.0), (32, 8, 768, 1, 12, 4.0),
-    (36, 4, 384, 1, 8, 3.0), (32, 4, 128, 12, 4, 4.0), (192, 16, 256, 6, 4, 4.0),
-    (176, 16, 384, 8, 6, 4.0), (224, 16, 192, 12, 3, 4.0),
-)  # fmt: skip
-
-
 def grid() -> list[Case]:
-    """What the fit is given where no probe's profile is."""
-    names = ("image_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")
-    specs = [SubModelSpec(**dict(zip(names, row, strict=True))) for row in _GRID]
-    return [Case(spec=spec, num_classes=10) for spec in specs]
+    """What a probe measures, for a fit where no profile is given."""
+    tiers = [design_specs(tier) for tier in DESIGN]
+    cases = [Case(spec=spec, num_classes=NUM_CLASSES) for tier in tiers for spec in tier]
+    return [case for case in cases if macs(case.spec, case.num_classes) <= MAX_MACS]
 
 
 def unseen(count: int = UNSEEN, seed: int = SEED) -> list[Case]:
