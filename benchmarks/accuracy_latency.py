@@ -13,9 +13,9 @@ from benchmarks.accuracy_shapes import Shapes, even, shape_name
 from benchmarks.machine import describe_machine
 from mdp.files import write_bytes
 from mdp.plan import SubModelSpec
-from partitioner.evaluate import latency_ms, open_session
 from partitioner.export import ServedMember, ServedTeacher, to_onnx
 from partitioner.progress import Progress
+from partitioner.sessions import latency_ms, open_session
 from partitioner.submodel import SubModel
 from partitioner.teacher import build_teacher
 

@@ -12,7 +12,7 @@ from mdp.errors import ConfigError
 from mdp.files import Record, read_json
 from mdp.fusion import Fusion, FusionWeights, listed_subsets, unlisted_sizes
 from mdp.plan import Assignment, Plan
-from mdp.profile import Fraction
+from mdp.profile import Fraction, NonNegativeFloat, Precision, RuntimeName
 
 MANIFEST = "manifest.json"
 FUSION = "fusion.json"
@@ -86,6 +86,54 @@ class Evaluation(Record, frozen=True):
     sizes: tuple[SizeAccuracy, ...] = ()
 
 
+class TriedPrecision(Record, frozen=True):
+    """One way of running a sub-model that `mdp-partition quantize` looked at."""
+
+    precision: Precision
+    runtime: RuntimeName
+    kept: bool
+    #: Why it was kept or not.
+    reason: str
+    #: Milliseconds of one picture on the device, and of fp32 in the same measurement.
+    compute_ms: NonNegativeFloat | None = None
+    fp32_ms: NonNegativeFloat | None = None
+    #: Fused accuracy lost on the calibration pictures if only this member runs so, a fraction.
+    loss: Annotated[float, Meta(ge=-1, le=1)] | None = None
+
+
+class QuantisedMember(Record, frozen=True):
+    """What was tried for one sub-model."""
+
+    k: int
+    device: str
+    #: Where the milliseconds come from.
+    measured: str
+    tried: list[TriedPrecision]
+
+
+class BeforeAfter(Record, frozen=True):
+    """Fused accuracy of one arrival subset in fp32 and as it is served now, stacked, fractions."""
+
+    members: tuple[int, ...]
+    fp32: Fraction
+    now: Fraction
+
+
+class Quantisation(Record, frozen=True):
+    """How the precisions of a bundle came about."""
+
+    #: What the fused answer might lose on the calibration pictures, a fraction.
+    max_loss: Fraction
+    calibration_pictures: Annotated[int, Meta(ge=1)]
+    test_pictures: Annotated[int, Meta(ge=1)]
+    #: All members in: on the pictures that decided, and on the test pictures, which did not.
+    calibration: BeforeAfter
+    test: BeforeAfter
+    #: The arrival subset that loses most on the test pictures.
+    worst: BeforeAfter
+    members: list[QuantisedMember]
+
+
 class Manifest(Record, frozen=True):
     """The content of `manifest.json`."""
 
@@ -97,6 +145,8 @@ class Manifest(Record, frozen=True):
     provenance: dict[str, str]
     #: None until `mdp-partition evaluate` has run.
     evaluation: Evaluation | None = None
+    #: None unless `mdp-partition quantize` has chosen the precisions.
+    quantisation: Quantisation | None = None
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:

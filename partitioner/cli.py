@@ -2,7 +2,6 @@
 
 import io
 import math
-import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,7 +14,18 @@ from mdp.bundle import Bundle
 from mdp.errors import InputError, PlanRefused
 from mdp.files import Record, write_toml
 from mdp.plan import Plan, TeacherSpec, read_plan
-from partitioner.compute import own_threads, use_threads
+from partitioner import export_command, quantize_command
+from partitioner.command import (
+    JsonOption,
+    NameOption,
+    OutOption,
+    OwnRunOption,
+    RunOption,
+    bundle_name,
+    interruptible,
+    prepare,
+    say,
+)
 from partitioner.data import SPLITS, open_dataset
 from partitioner.distributed import StoppedElsewhere, is_first, joined, together
 from partitioner.options import takes
@@ -50,17 +60,6 @@ ProfilesOption = Annotated[
     list[str], typer.Option(help="Device profiles: files, or names of shipped ones.")
 ]
 LatencyOption = Annotated[float, typer.Option(help="Target of one answer, in milliseconds.")]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")
-]
-RunOption = Annotated[Path, typer.Option(help="Folder that keeps what is done, to go on from.")]
-OwnRunOption = Annotated[
-    Path | None, typer.Option(help="Folder that keeps what is done; default: <bundle>.run.")
-]
-NameOption = Annotated[
-    str | None, typer.Option(help="Name of the bundle; default: the folder's name.")
-]
-OutOption = Annotated[Path, typer.Option(help="Bundle folder to write, or to replace.")]
 LimitTestOption = Annotated[int | None, typer.Option(help="Use only so many test pictures.", min=1)]
 _ASKED: dict[str, tuple[type[Record], str]] = {
     "options": (RunOptions, ""),
@@ -92,8 +91,8 @@ def plan(
     --latency-ms 60 --out plan.toml
     """
     _check_latency(latency_ms)
-    with _interruptible("nothing was written"):
-        _prepare(0)
+    with interruptible("nothing was written"):
+        prepare(0)
         from partitioner.steps import plan_step
 
         classes = len(open_dataset(data).labels) if data else 1000
@@ -132,7 +131,7 @@ def train(
         augmentation=augmentation,
     )
     folder = RunFolder(run)
-    with _interruptible(_kept_in(run)), _one_of_several(options.threads):
+    with interruptible(_kept_in(run)), _one_of_several(options.threads):
         from partitioner.steps import open_asked, train_step
 
         with together():
@@ -140,35 +139,10 @@ def train(
         with _owned(folder):
             train_step(folder, chosen, data, asked, _progress())
     if is_first():
-        _say(json, {"run": str(run), "members": len(chosen.assignments)}, f"trained: {run}")
+        say(json, {"run": str(run), "members": len(chosen.assignments)}, f"trained: {run}")
 
 
-@app.command()
-def export(
-    *, run: RunOption, out: OutOption, name: NameOption = None, json: JsonOption = False
-) -> None:
-    """Write the sub-models of a finished run as ONNX files, checked against torch, in a bundle.
-
-    Example: mdp-partition export --run photos.run --out bundle/
-    """
-    named = _bundle_name(name, out)
-    with _interruptible(f"{out} is as it was"):
-        _prepare(0)
-        from partitioner.export import export_bundle
-        from partitioner.steps import check_target, reopen
-
-        folder, progress = RunFolder(run), Progress()
-        folder.settings()
-        check_target(out)
-        with folder.locked():
-            errors = export_bundle(reopen(folder, progress), out, named)
-    worst = max(errors.values())
-    value = {
-        "bundle": str(out),
-        "digest": Bundle.open(out).digest,
-        "max_abs_error": [{"k": k, "error": error} for k, error in errors.items()],
-    }
-    _say(json, value, f"exported: {out} (at most {worst:.1e} from torch)")
+export_command.add_to(app)
 
 
 @app.command()
@@ -188,7 +162,7 @@ def evaluate(
 
     Example: mdp-partition evaluate --bundle bundle/ --data photos/
     """
-    with _interruptible(f"{bundle} is as it was"):
+    with interruptible(f"{bundle} is as it was"):
         from partitioner.steps import data_for, evaluate_step, run_of
 
         opened, folder = Bundle.open(bundle), run_of(bundle, run)
@@ -232,12 +206,12 @@ def build(
     )
     _check_latency(latency_ms)
     folder = RunFolder(run or default_run(out))
-    with _interruptible(_kept_in(folder.path)), _one_of_several(options.threads):
+    with interruptible(_kept_in(folder.path)), _one_of_several(options.threads):
         from partitioner import steps
 
         progress = _progress()
         with together():
-            named = _bundle_name(name, out)
+            named = bundle_name(name, out)
             pictures = steps.open_asked(asked)
             spec = _teacher(teacher, teacher_arg)
             made = steps.plan_step(spec, profiles, latency_ms, len(pictures.labels))
@@ -258,6 +232,9 @@ def build(
         _tables().print_report(report, made)
 
 
+quantize_command.add_to(app)
+
+
 @app.command()
 def data(
     *,
@@ -276,7 +253,7 @@ def data(
 
     Example: mdp-partition data --data digits --split test --out digits-test/
     """
-    with _interruptible("nothing was written"):
+    with interruptible("nothing was written"):
         from partitioner.views import write_tree
 
         pictures = open_dataset(data, limit_train=limit_train, limit_test=limit_test)
@@ -299,28 +276,14 @@ def main() -> NoReturn:
     console.run(app, "mdp-partition")
 
 
-@contextmanager
-def _interruptible(kept: str) -> Iterator[None]:
-    """Turn Ctrl-C into an error that says what became of the work so far."""
-    try:
-        yield
-    except KeyboardInterrupt as error:
-        raise console.Interrupted(f"interrupted; {kept}") from error
-
-
 def _kept_in(run: Path) -> str:
     return f"what is finished is kept in {run}, and the same command goes on from there"
-
-
-def _prepare(threads: int) -> None:
-    """Load torch, with as many threads as asked for, 0 meaning one per core."""
-    use_threads(threads or own_threads())
 
 
 @contextmanager
 def _one_of_several(threads: int) -> Iterator[None]:
     """Load torch and join torchrun's other processes, if there are any; one speaks for all."""
-    _prepare(threads)
+    prepare(threads)
     try:
         with joined():
             yield
@@ -365,16 +328,6 @@ def _check_latency(latency_ms: float) -> None:
         raise InputError(f"--latency-ms: expected a number above 0, got {latency_ms:g}")
 
 
-def _bundle_name(name: str | None, out: Path) -> str:
-    """A given name if it is a valid one, else one made from the folder's."""
-    if name is None:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-")
-        return plain[:64] or "bundle"
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise InputError(f"--name: expected letters, digits, '.', '_' or '-', got {name!r}")
-    return name
-
-
 def _show_plan(plan: Plan, json: bool) -> None:
     if json:
         console.print_json(plan)
@@ -392,11 +345,3 @@ def _refuse(plan: Plan) -> None:
         what = "the teacher" if one.is_teacher else "one sub-model"
         offer = f"; run {what} on {one.device} alone ({one.predicted_ms.total:.1f} ms)"
     raise PlanRefused(f"plan refused: {plan.reason}{offer}")
-
-
-def _say(json: bool, value: object, text: str) -> None:
-    """JSON for machines or a line for people, on stdout."""
-    if json:
-        console.print_json(value)
-    else:
-        print(text)

@@ -1,10 +1,9 @@
 """Measure a bundle's own files: the teacher, each member, every arrival subset.
 
 Of a subset both the accuracy and the calibration error count.
-Everything here runs through onnxruntime and `mdp.fusion`, as it will on the devices.
+Everything here runs through the planned runtime and `mdp.fusion`, as it will on the devices.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,6 @@ from mdp.bundle import (
     TeacherAccuracy,
     model_path,
 )
-from mdp.crop import Pixels
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.fusion import (
@@ -44,14 +42,17 @@ from partitioner.cost import macs, parameters
 from partitioner.data import Dataset, open_dataset
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder
+from partitioner.sessions import (
+    latency_ms,
+    member_contribution,
+    open_member,
+    open_session,
+    run_session,
+)
 from partitioner.stacking import SAMPLED, sampled_subsets
 from partitioner.views import View, load_views, view_of
 
 Targets = NDArray[np.int64]
-#: Pictures per run where throughput counts.
-_BATCH = 128
-#: Single pictures timed after the warm-up ones.
-_TIMED, _WARM_UP = 50, 5
 #: Bins of the expected calibration error, as its authors use.
 ECE_BINS = 15
 
@@ -61,7 +62,7 @@ class Report:
     """What `evaluate` prints: the manifest's evaluation, and what this machine needed for it."""
 
     evaluation: Evaluation
-    #: Single-thread onnxruntime, one picture, median, in milliseconds.
+    #: One thread of the planned runtime, one picture, median, in milliseconds.
     member_latency_ms: list[float]
     teacher_latency_ms: float | None
 
@@ -69,61 +70,16 @@ class Report:
         """The content of `mdp-partition evaluate --json`."""
         value: dict[str, Any] = msgspec.to_builtins(self.evaluation)
         plan, classes = bundle.manifest.plan, len(bundle.manifest.labels)
-        for member, assignment, latency_ms in zip(
+        for member, assignment, took_ms in zip(
             value["members"], plan.assignments, self.member_latency_ms, strict=True
         ):
-            member["latency_ms"] = latency_ms
+            member["latency_ms"] = took_ms
             member["parameters"] = parameters(assignment.submodel, classes)
             member["macs"] = macs(assignment.submodel, classes)
         if value["teacher"] is not None:
             value["teacher"]["latency_ms"] = self.teacher_latency_ms
             value["teacher"]["macs"] = macs(plan.teacher.shape, classes)
         return value
-
-
-def open_session(model: Path, *, threads: int = 1) -> Any:
-    """An onnxruntime session on the processor; raises InputError if the file is no model."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    # Spinning threads would take the core away from whoever else is measured on this machine.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.log_severity_level = 3
-    try:
-        return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's exceptions share no base
-        raise InputError(f"{model}: onnxruntime cannot load it: {error}") from error
-
-
-def run_session(
-    session: Any, pixels: Pixels, outputs: list[str], batch: int = _BATCH
-) -> list[Logits]:
-    """Each of `outputs` `[N, C]` for views `[N, S, S, 3]`, `batch` pictures at a time."""
-    parts = [
-        session.run(outputs, {"images": np.ascontiguousarray(pixels[start : start + batch])})
-        for start in range(0, len(pixels), batch)
-    ]
-    return [np.concatenate(column) for column in zip(*parts, strict=True)]
-
-
-def contribution(session: Any, pixels: Pixels, batch: int = _BATCH) -> Contribution:
-    """Both heads' logits `[N, C]` of one member."""
-    boost, bag = run_session(session, pixels, ["boost", "bag"], batch)
-    return Contribution(boost, bag)
-
-
-def latency_ms(session: Any, pixels: Pixels) -> float:
-    """Median milliseconds of one picture, after a warm-up; the views `[N, S, S, 3]` take turns."""
-    names = [output.name for output in session.get_outputs()]
-    times_s = []
-    for turn in range(_WARM_UP + _TIMED):
-        one = np.ascontiguousarray(pixels[turn % len(pixels)][np.newaxis])
-        started_s = time.perf_counter()
-        session.run(names, {"images": one})
-        times_s.append(time.perf_counter() - started_s)
-    return float(np.median(times_s[_WARM_UP:]) * 1e3)
 
 
 def accuracy(logits: Logits, targets: Targets) -> float:
@@ -212,13 +168,8 @@ def _per_rule(values: NDArray[np.float64]) -> PerRule:
     return PerRule(boosted=boosted, stacked=stacked, bagged=bagged)
 
 
-def run_members(
-    bundle: Bundle, data: Dataset, cache: Path, progress: Progress
-) -> tuple[dict[int, Contribution], list[float]]:
-    """Every member's logits `[N, C]` for the test split, and its latency in ms.
-
-    Raises InputError if the classes of `data` are not the bundle's. `cache` keeps the views.
-    """
+def check_labels(bundle: Bundle, data: Dataset) -> None:
+    """Raise InputError unless the classes of `data` are those of the bundle."""
     manifest = bundle.manifest
     if list(data.labels) != manifest.labels:
         odd = sorted(set(data.labels) ^ set(manifest.labels))
@@ -226,15 +177,25 @@ def run_members(
             f"--data {data.source}: expected the {len(manifest.labels)} classes of {bundle.path}, "
             f"but only one of them has {', '.join(odd[:5]) or 'this order'}"
         )
-    assignments = manifest.plan.assignments
+
+
+def run_members(
+    bundle: Bundle, data: Dataset, cache: Path, progress: Progress
+) -> tuple[dict[int, Contribution], list[float]]:
+    """Every member's logits `[N, C]` for the test split, and its latency in ms.
+
+    Raises InputError if the classes of `data` are not the bundle's. `cache` keeps the views.
+    """
+    check_labels(bundle, data)
+    assignments = bundle.manifest.plan.assignments
     views = load_views(
         data.test, [view_of(a) for a in assignments], cache, progress, "test split, for the members"
     )
     contributions, latencies_ms = {}, []
     with progress.task("running the members on the test split", len(assignments)) as advance:
         for assignment, pixels in zip(assignments, views, strict=True):
-            session = open_session(bundle.verified(model_path(assignment.k)))
-            contributions[assignment.k] = contribution(session, pixels)
+            session = open_member(bundle.verified(model_path(assignment.k)), assignment)
+            contributions[assignment.k] = member_contribution(session, pixels, assignment)
             latencies_ms.append(latency_ms(session, pixels))
             advance(1, "")
     return contributions, latencies_ms

@@ -15,9 +15,18 @@ from mdp.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha25
 from mdp.crop import Pixels
 from mdp.errors import MDPError
 from mdp.files import replacing_folder, write_bytes, write_json
-from mdp.fusion import Contribution
-from mdp.plan import Assignment
-from partitioner.evaluate import contribution, open_session, run_session
+from mdp.fusion import (
+    Contribution,
+    FusionWeights,
+    SizeWeights,
+    SubsetWeights,
+    listed_subsets,
+    unlisted_sizes,
+)
+from mdp.plan import Assignment, Plan
+from partitioner.progress import Progress
+from partitioner.quantize import MIN_RANGE_PICTURES, quantised
+from partitioner.sessions import member_contribution, open_member, open_session, run_session
 from partitioner.stacking import fit_fusion
 from partitioner.submodel import MEAN, STD, Normalise, SubModel
 from partitioner.teach import ensure_teacher
@@ -25,6 +34,8 @@ from partitioner.teacher import Teacher
 from partitioner.work import Work
 
 OPSET = 18
+#: Key of the provenance that a bundle without training has.
+UNTRAINED = "untrained"
 #: Largest allowed difference of any logit between onnxruntime and torch, in fp32.
 MAX_ERROR = 1e-3
 #: Test pictures and batch sizes on which the two are compared.
@@ -155,25 +166,103 @@ def _export_member(
     work: Work, assignment: Assignment, folder: Path, name: str
 ) -> tuple[float, Contribution]:
     """Write one model; returns its difference from torch and its calibration logits."""
-    k, size = assignment.k, assignment.submodel.image_size
-    properties = {
-        "mdp_format_version": "1",
-        "mdp_bundle": name,
-        "mdp_k": str(k),
-        "mdp_device": assignment.device,
-        "mdp_image_size": str(size),
-        "mdp_num_classes": str(len(work.data.labels)),
-    }
-    module, path = ServedMember(work.load_member(assignment)), folder / model_path(k)
-    write_bytes(path, to_onnx(module, size, ["boost", "bag"], properties))
+    k, path = assignment.k, folder / model_path(assignment.k)
+    module = ServedMember(work.load_member(assignment))
     pixels = work.member_pixels(assignment, "test")[:_COMPARED]
-    error = check_parity(path, module, pixels, ["boost", "bag"])
+    calibration = work.member_pixels(assignment, "calibration")
+    properties = _properties(assignment, name, len(work.data.labels))
+    error = _write_member(module, assignment, path, properties, pixels, calibration)
+    precision = assignment.submodel.precision
     work.progress.note(
         f"sub-model {k} for {assignment.device}: {path.stat().st_size / 1e6:.2f} MB, "
         f"at most {error:.1e} from torch on {len(pixels)} pictures"
+        + ("" if precision == "fp32" else f", then made to {precision}")
     )
-    calibration = work.member_pixels(assignment, "calibration")
-    return error, contribution(open_session(path), calibration)
+    session = open_member(path, assignment)
+    return error, member_contribution(session, calibration, assignment)
+
+
+def _write_member(
+    module: ServedMember,
+    assignment: Assignment,
+    path: Path,
+    properties: Mapping[str, str],
+    pixels: Pixels,
+    calibration: Pixels,
+) -> float:
+    """Write one model in the planned precision; returns the fp32 one's difference from torch."""
+    model = to_onnx(module, assignment.submodel.image_size, ["boost", "bag"], properties)
+    write_bytes(path, model)
+    error = check_parity(path, module, pixels, ["boost", "bag"])
+    write_bytes(path, quantised(model, assignment.submodel.precision, calibration))
+    return error
+
+
+def _properties(assignment: Assignment, name: str, num_classes: int) -> dict[str, str]:
+    """What the model's metadata repeats of the manifest."""
+    return {
+        "mdp_format_version": "1",
+        "mdp_bundle": name,
+        "mdp_k": str(assignment.k),
+        "mdp_device": assignment.device,
+        "mdp_image_size": str(assignment.submodel.image_size),
+        "mdp_num_classes": str(num_classes),
+    }
+
+
+def export_untrained(
+    plan: Plan, labels: list[str], out: Path, name: str, progress: Progress
+) -> dict[int, float]:
+    """Write a bundle of `plan` with random weights, for latency; returns differences from torch.
+
+    The manifest says that it is untrained, and nothing is expected of its answers. Raises
+    ParityError.
+    """
+    errors: dict[int, float] = {}
+    with replacing_folder(out) as folder:
+        for assignment in plan.assignments:
+            errors[assignment.k] = _untrained_member(assignment, folder, name, len(labels))
+            progress.note(f"sub-model {assignment.k} for {assignment.device}: untrained")
+        write_json(folder / FUSION, _plain_fusion(len(plan.assignments), len(labels)))
+        paths = [*(model_path(a.k) for a in plan.assignments), FUSION]
+        manifest = Manifest(
+            name=name,
+            labels=labels,
+            plan=plan,
+            files={path: file_entry(folder / path) for path in paths},
+            provenance={UNTRAINED: "random weights, for latency: its answers mean nothing"}
+            | _versions(),
+        )
+        write_json(folder / MANIFEST, manifest)
+    return errors
+
+
+def _untrained_member(assignment: Assignment, folder: Path, name: str, num_classes: int) -> float:
+    """Write one model with weights drawn from its index; returns its difference from torch."""
+    size = assignment.submodel.image_size
+    with torch.random.fork_rng():
+        torch.manual_seed(assignment.k)
+        module = ServedMember(SubModel(assignment.submodel, num_classes))
+    shape = (MIN_RANGE_PICTURES, size, size, 3)
+    noise = np.random.default_rng(assignment.k).integers(0, 256, shape, dtype=np.uint8)
+    properties = _properties(assignment, name, num_classes) | {"mdp_" + UNTRAINED: "true"}
+    path = folder / model_path(assignment.k)
+    return _write_member(module, assignment, path, properties, noise[: _BATCHES[-1]], noise)
+
+
+def _plain_fusion(count: int, num_classes: int) -> FusionWeights:
+    """The mean of the bag heads for every arrival subset: there is nothing to fit to."""
+    return FusionWeights(
+        num_classes=num_classes,
+        subsets=[
+            SubsetWeights(members=s, a=(0.0,) * len(s), b=(1 / len(s),) * len(s))
+            for s in listed_subsets(range(count))
+        ],
+        by_size=tuple(
+            SizeWeights(size=size, a=(0.0,) * count, b=(1 / size,) * count)
+            for size in unlisted_sizes(count)
+        ),
+    )
 
 
 def _export_teacher(work: Work) -> None:
@@ -199,7 +288,6 @@ def _export_teacher(work: Work) -> None:
 def _provenance(work: Work) -> dict[str, str]:
     """How the bundle came about, in words."""
     settings = work.settings
-    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     return {
         "method": METHOD,
         "seed": str(settings.seed),
@@ -209,6 +297,10 @@ def _provenance(work: Work) -> dict[str, str]:
         "test_digest": work.data.test.digest,
         "settings_digest": sha256_of(work.run.settings_file),
         "run_digest": work.run.digest(work.plan),
-        "python": platform.python_version(),
-        **versions,
+        **_versions(),
     }
+
+
+def _versions() -> dict[str, str]:
+    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    return {"python": platform.python_version(), **versions}

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mdp.bundle import Evaluation
+from mdp.bundle import Bundle, Evaluation
 from mdp.plan import Plan, SubModelSpec
 from partitioner.data import SPLITS, Dataset, SplitName
 from partitioner.evaluate import Report
@@ -119,3 +119,34 @@ def print_data(data: Dataset) -> None:
 def _counts(data: Dataset, name: SplitName) -> list[int]:
     counts = Counter(data.split(name).targets.tolist())
     return [counts[index] for index in range(len(data.labels))]
+
+
+def print_quantisation(bundle: Bundle) -> None:
+    """Every precision that was tried for every member, and what the fused answer lost."""
+    record, console = bundle.manifest.quantisation, Console()
+    assert record is not None
+    table = Table(
+        "k", "device", "precision", "runtime", "ms", "of fp32", "loss", "", "why",
+        title=f"{record.calibration_pictures:,} calibration pictures, "
+        f"at most {record.max_loss:.2%} of them may be lost",
+    )  # fmt: skip
+    for member in record.members:
+        for one in member.tried:
+            ms = "" if one.compute_ms is None else f"{one.compute_ms:.3f}"
+            share = "" if not one.fp32_ms else f"{(one.compute_ms or 0) / one.fp32_ms:.0%}"
+            loss = "" if one.loss is None else f"{one.loss:.2%}"
+            kept = "kept" if one.kept else ""
+            table.add_row(
+                str(member.k), member.device, one.precision, one.runtime, ms, share, loss, kept,
+                one.reason,
+            )  # fmt: skip
+        table.add_section()
+    console.print(table)
+    for what, pair in (
+        ("calibration pictures, all in", record.calibration),
+        (f"{record.test_pictures:,} test pictures, all in", record.test),
+        (f"worst arrival subset on them, {list(record.worst.members)}", record.worst),
+    ):
+        console.print(
+            f"{what}: {pair.fp32:.2%} in fp32, {pair.now:.2%} now", soft_wrap=True, highlight=False
+        )

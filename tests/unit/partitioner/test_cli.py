@@ -6,12 +6,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+import numpy as np
+import onnx
 import pytest
 
+from mdp.bundle import Bundle, model_path
+from mdp.files import write_toml
 from mdp.plan import read_plan
 from partitioner import cli
-from tests.support.runs import SHARED_ARGS, SHARED_MS, write_profiles
-from tests.support.trees import write_tree
+from partitioner.sessions import contribution, open_member
+from tests.support.runs import SHARED_ARGS, SHARED_MS, tiny_plan, write_profiles
+from tests.support.trees import CLASSES, write_tree
 
 Outcome = tuple[int, str, str]
 Run = Callable[..., Outcome]
@@ -233,3 +239,80 @@ def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Pat
     code, _, err = run("evaluate", "--bundle", getattr(bundle, "path", bundle))
     assert code == 2
     assert "give --data, or --run with the folder it was trained in" in err
+
+
+PLANNED = ["export", "--untrained", "--plan", "plan.toml", "--out", "b"]
+
+
+def untrained_plan(path: Path, **changes: object) -> None:
+    plan = tiny_plan()
+    first = msgspec.structs.replace(plan.assignments[0].submodel, **changes)
+    assignments = [
+        msgspec.structs.replace(plan.assignments[0], submodel=first),
+        msgspec.structs.replace(plan.assignments[1], runtime="openvino"),
+    ]
+    # Only shapes count, so the teacher may be anybody.
+    teacher = msgspec.structs.replace(plan.teacher, name="nobody_s_teacher")
+    write_toml(path, msgspec.structs.replace(plan, assignments=assignments, teacher=teacher))
+
+
+def test_untrained_sub_models_are_as_planned_and_say_what_they_are(run: Run, tmp_path: Path):
+    untrained_plan(tmp_path / "plan.toml", precision="int8")
+    code, out, err = run(*PLANNED, "--labels", 7, "--json")
+    assert code == 0, err
+    printed = json.loads(out)
+    assert printed["trained"] is False
+    assert max(entry["error"] for entry in printed["max_abs_error"]) < 1e-3
+    bundle = Bundle.open("b")
+    assert printed["digest"] == bundle.digest
+    assert bundle.manifest.provenance["untrained"] == (
+        "random weights, for latency: its answers mean nothing"
+    )
+    assert bundle.manifest.labels == ["0", "1", "2", "3", "4", "5", "6"]
+    assert bundle.expected_accuracy((0, 1), "stacked") is None
+    assert bundle.fusion_weights().fitted((0, 1)).b == (0.5, 0.5)
+    props = [
+        {p.key: p.value for p in onnx.load(bundle.verified(model_path(k))).metadata_props}
+        for k in (0, 1)
+    ]
+    assert [p["mdp_precision"] for p in props] == ["int8", "fp32"]
+    assert [p["mdp_untrained"] for p in props] == ["true", "true"]
+    for assignment in bundle.manifest.plan.assignments:
+        pixels = np.zeros((1, assignment.submodel.image_size, assignment.submodel.image_size, 3))
+        session = open_member(bundle.verified(model_path(assignment.k)), assignment)
+        assert contribution(session, pixels.astype(np.uint8)).bag.shape == (1, 7)
+
+
+def test_untrained_classes_may_be_those_of_pictures(run: Run, tmp_path: Path):
+    untrained_plan(tmp_path / "plan.toml")
+    write_tree(tmp_path / "tree", each=5)
+    code, out, err = run(*PLANNED, "--data", "tree")
+    assert code == 0, err
+    assert out.startswith("exported untrained: b (at most ")
+    assert Bundle.open("b").manifest.labels == list(CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["export", "--out", "b"], "expected --run, or --untrained with --plan; got neither"),
+        (
+            ["export", "--run", "r", "--labels", 3, "--out", "b"],
+            "--labels: goes with --untrained; a run has its own",
+        ),
+        ([*PLANNED, "--run", "r"], "--untrained: expected --plan instead of --run"),
+        (
+            ["export", "--untrained", "--labels", 3, "--out", "b"],
+            "--untrained: expected --plan with the plan to export",
+        ),
+        (PLANNED, "--untrained: expected either --labels or --data, to know the classes"),
+        ([*PLANNED, "--labels", 3], "plan.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_an_export_of_nothing_in_particular_is_refused(
+    run: Run, tmp_path: Path, arguments: list[object], expected: str
+):
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err == f"mdp-partition: {expected}\n"
+    assert not list(tmp_path.iterdir())

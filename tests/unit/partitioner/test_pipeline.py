@@ -19,14 +19,10 @@ from mdp.plan import TeacherSpec  # noqa: E402
 from partitioner import export, steps  # noqa: E402
 from partitioner.arrays import load  # noqa: E402
 from partitioner.data import Dataset, open_dataset  # noqa: E402
-from partitioner.evaluate import (  # noqa: E402
-    contribution,
-    open_session,
-    run_session,
-    subset_accuracies,
-)
+from partitioner.evaluate import subset_accuracies  # noqa: E402
 from partitioner.inherit import Predecessor, inherit  # noqa: E402
 from partitioner.run_folder import RunFolder  # noqa: E402
+from partitioner.sessions import contribution, open_session, run_session  # noqa: E402
 from partitioner.teach import ensure_teacher  # noqa: E402
 from partitioner.train import untrained  # noqa: E402
 from partitioner.work import Work  # noqa: E402
@@ -197,6 +193,36 @@ def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built):
     assert manifest.evaluation is None
 
 
+def planned_in(built: Built, precision: str) -> Work:
+    """The same run, as if its first sub-model had been planned in another precision."""
+    first, second = built.work.plan.assignments
+    submodel = msgspec.structs.replace(first.submodel, precision=precision)
+    assignments = [msgspec.structs.replace(first, submodel=submodel), second]
+    plan = msgspec.structs.replace(built.work.plan, assignments=assignments)
+    return dataclasses.replace(built.work, plan=plan)
+
+
+def test_a_planned_precision_is_exported_and_fused_as_it_is(built: Built, tmp_path: Path):
+    import onnx
+
+    export.export_bundle(planned_in(built, "int8"), tmp_path / "b", "patterns")
+    bundle, before = Bundle.open(tmp_path / "b"), Bundle.open(built.bundle)
+    model = onnx.load(bundle.verified("submodels/0/model.onnx"))
+    assert "MatMulInteger" in {node.op_type for node in model.graph.node}
+    assert bundle.manifest.files["submodels/1/model.onnx"].sha256 == (
+        before.manifest.files["submodels/1/model.onnx"].sha256
+    )
+    ours, theirs = bundle.fusion_weights().subsets, before.fusion_weights().subsets
+    assert ours[0] != theirs[0]
+    assert ours[1] == theirs[1]
+
+
+def test_ranges_need_more_pictures_than_there_are(built: Built, tmp_path: Path):
+    with pytest.raises(InputError, match="int8-static: expected at least 32 calibration pictures"):
+        export.export_bundle(planned_in(built, "int8-static"), tmp_path / "b", "patterns")
+    assert not list(tmp_path.iterdir())
+
+
 def test_models_carry_essentials_and_no_path_of_this_machine(built: Built):
     import onnx
 
@@ -206,6 +232,7 @@ def test_models_carry_essentials_and_no_path_of_this_machine(built: Built):
     assert properties == {
         "mdp_format_version": "1", "mdp_bundle": "patterns", "mdp_k": "1",
         "mdp_device": "beta", "mdp_image_size": "12", "mdp_num_classes": "3",
+        "mdp_precision": "fp32",
     }  # fmt: skip
     content = path.read_bytes()
     assert str(Path(torch.__file__).parent.parent).encode() not in content

@@ -1,0 +1,159 @@
+"""Run exported models here as devices do: in the planned runtime and precision."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mdp.crop import Pixels
+from mdp.errors import InputError
+from mdp.fusion import Contribution, Logits
+from mdp.imports import without
+from mdp.plan import Assignment
+from mdp.profile import Precision, RuntimeName
+
+CPU = "CPUExecutionProvider"
+#: Pictures per run where throughput counts.
+_BATCH = 128
+#: Single pictures timed after the warm-up ones.
+_TIMED, _WARM_UP = 50, 5
+#: What a runtime computes in, where the file leaves that open.
+_HINTS = {"fp32": "f32", "bf16": "bf16", "int8-static": "f32"}
+#: Parts of openvino's package that report its use to its maker, or exist only for parts that do.
+_REPORTING = ("openvino_telemetry", "openvino.tools.ovc")
+
+
+def open_session(model: Path, *, threads: int = 1, provider: str = CPU) -> Any:
+    """An onnxruntime session, on the processor if nothing else is said.
+
+    Raises InputError if the file is no model or the provider is not here.
+    """
+    import onnxruntime
+
+    if provider not in onnxruntime.get_available_providers():
+        available = ", ".join(onnxruntime.get_available_providers())
+        raise InputError(f"expected {provider} on this machine, found {available}")
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    # Spinning threads would take the core away from whoever else is measured on this machine.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.log_severity_level = 3
+    try:
+        return onnxruntime.InferenceSession(str(model), options, providers=[provider])
+    except Exception as error:  # onnxruntime's exceptions share no base
+        raise InputError(f"{model}: onnxruntime cannot load it: {error}") from error
+
+
+class OpenVinoSession:
+    """A model in OpenVINO, one picture at a time; as much of onnxruntime's manners as we use."""
+
+    def __init__(self, model: Path, *, precision: Precision, threads: int = 1) -> None:
+        """Raises InputError if the file is no model, or OpenVINO or the precision not here."""
+        openvino = _openvino(precision)
+        core = openvino.Core()
+        if precision == "bf16" and "BF16" not in core.get_property(
+            "CPU", "OPTIMIZATION_CAPABILITIES"
+        ):
+            raise InputError("expected a processor that computes in bf16, this one does not")
+        try:
+            onnx = openvino.frontend.FrontEndManager().load_by_framework("onnx")
+            graph = onnx.convert(onnx.load(str(model)))
+            self._names = [output.any_name for output in graph.outputs]
+            size = graph.input().partial_shape[1]
+            graph.reshape({"images": [1, size, size, 3]})
+            wishes = {
+                "INFERENCE_PRECISION_HINT": _HINTS[precision],
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_NUM_THREADS": threads,
+                "NUM_STREAMS": 1,
+                "ENABLE_CPU_PINNING": False,
+            }
+            self._request = core.compile_model(graph, "CPU", wishes).create_infer_request()
+        except Exception as error:  # OpenVINO raises types of its own, without a common base
+            text = " ".join(str(error).split())
+            raise InputError(f"{model}: openvino cannot load it: {text}") from error
+
+    def run(self, outputs: list[str] | None, feed: dict[str, Pixels]) -> list[Logits]:
+        """Each of `outputs`, or all there are, `[N, C]`."""
+        pixels, names = feed["images"], outputs or self._names
+        rows = [self._run_one(names, pixels[row : row + 1]) for row in range(len(pixels))]
+        return [np.concatenate(column) for column in zip(*rows, strict=True)]
+
+    def _run_one(self, outputs: list[str], pixels: Pixels) -> list[Logits]:
+        self._request.infer({"images": pixels})
+        return [self._request.get_tensor(name).data.copy() for name in outputs]
+
+
+def _openvino(precision: Precision) -> Any:
+    try:
+        with without(*_REPORTING):
+            import openvino
+            import openvino.frontend
+    except ImportError as error:
+        raise InputError(
+            f"openvino in {precision}: openvino is not installed here: "
+            "pip install 'mdp-edge[partition,openvino]'"
+        ) from error
+    return openvino
+
+
+def open_way(
+    model: Path,
+    precision: Precision,
+    runtime: RuntimeName,
+    *,
+    threads: int = 1,
+    provider: str = CPU,
+) -> Any:
+    """A session of `model` in one way of running; raises InputError where it cannot be had here."""
+    if runtime == "openvino":
+        return OpenVinoSession(model, precision=precision, threads=threads)
+    return open_session(model, threads=threads, provider=provider)
+
+
+def open_member(model: Path, assignment: Assignment, *, threads: int = 1) -> Any:
+    """A session of one member as it is planned, but on the processor; raises InputError."""
+    return open_way(model, assignment.submodel.precision, assignment.runtime, threads=threads)
+
+
+def run_session(
+    session: Any, pixels: Pixels, outputs: list[str], batch: int = _BATCH
+) -> list[Logits]:
+    """Each of `outputs` `[N, C]` for views `[N, S, S, 3]`, `batch` pictures at a time."""
+    parts = [
+        session.run(outputs, {"images": np.ascontiguousarray(pixels[start : start + batch])})
+        for start in range(0, len(pixels), batch)
+    ]
+    return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+def contribution(session: Any, pixels: Pixels, batch: int = _BATCH) -> Contribution:
+    """Both heads' logits `[N, C]` of one member."""
+    boost, bag = run_session(session, pixels, ["boost", "bag"], batch)
+    return Contribution(boost, bag)
+
+
+def batch_for(precision: Precision) -> int:
+    """Pictures at a time where the outcome has to be the devices', who take them one by one.
+
+    Dynamic int8 takes the range of activations over the whole batch.
+    """
+    return 1 if precision == "int8" else _BATCH
+
+
+def member_contribution(session: Any, pixels: Pixels, assignment: Assignment) -> Contribution:
+    """Both heads' logits `[N, C]` of one member, as its device computes them."""
+    return contribution(session, pixels, batch_for(assignment.submodel.precision))
+
+
+def latency_ms(session: Any, pixels: Pixels) -> float:
+    """Median milliseconds of one picture, after a warm-up; the views `[N, S, S, 3]` take turns."""
+    times_s = []
+    for turn in range(_WARM_UP + _TIMED):
+        one = np.ascontiguousarray(pixels[turn % len(pixels)][np.newaxis])
+        started_s = time.perf_counter()
+        session.run(None, {"images": one})
+        times_s.append(time.perf_counter() - started_s)
+    return float(np.median(times_s[_WARM_UP:]) * 1e3)
