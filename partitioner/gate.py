@@ -146,16 +146,17 @@ def choose(
     decided = {(c.k, c.way): c for c in candidates}
     for k in sorted(urgency, key=lambda k: -urgency[k]):
         open_ones = [c for c in candidates if c.k == k and not c.reason and c.timing is not None]
-        for one in sorted(open_ones, key=_time):
+        for one in sorted(open_ones, key=_share):
             decided[k, one.way] = _decided(one, fused_loss, taken, max_loss)
             if decided[k, one.way].kept:
                 taken[k] = one.way
     return [decided[c.k, c.way] for c in candidates]
 
 
-def _time(candidate: Candidate) -> float:
+def _share(candidate: Candidate) -> float:
+    """Time relative to fp32: drift between two measurements of one device cancels out."""
     assert candidate.timing is not None
-    return candidate.timing.compute_ms
+    return candidate.timing.ratio
 
 
 def _decided(

@@ -20,7 +20,7 @@ from partitioner.data import Dataset
 from partitioner.evaluate import accuracy
 from partitioner.gate import PLAIN, Candidate, Timing, Way, profile_timing, too_slow
 from partitioner.quantize import WAYS, QuantisationError, quantised
-from partitioner.sessions import batch_for, contribution, open_way
+from partitioner.sessions import CPU, batch_for, contribution, open_way
 from partitioner.stacking import fit_subset
 
 #: Rounds in which the ways of running a member take turns, so that drift of the machine meets all;
@@ -100,7 +100,7 @@ class Member:
         self, candidate: Candidate, path: Path, timings: Mapping[str, Timing | str | None]
     ) -> Trial:
         """Run the candidate: what it computes, and how fast it is where that is not known yet."""
-        outputs = self._outputs(path, candidate.way)
+        outputs = self._outputs(path, candidate.way, self._assignment.provider)
         wrong = sum(not finite for finite in _finite(outputs))
         if wrong:
             reason = (
@@ -120,8 +120,9 @@ class Member:
         model = b"" if candidate.reason else path.read_bytes()
         return Trial(candidate=candidate, model=model, calibration=outputs)
 
-    def _outputs(self, path: Path, way: Way) -> Contribution:
-        return contribution(open_way(path, *way), self._pixels, batch_for(way[0]))
+    def _outputs(self, path: Path, way: Way, provider: str = CPU) -> Contribution:
+        session = open_way(path, *way, provider=provider)
+        return contribution(session, self._pixels, batch_for(way[0]))
 
     def _time_here(self, path: Path, way: Way, served: Assignment) -> Timing:
         def session(model: Path, way: Way) -> Any:

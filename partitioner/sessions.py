@@ -109,6 +109,8 @@ def open_way(
 ) -> Any:
     """A session of `model` in one way of running; raises InputError where it cannot be had here."""
     if runtime == "openvino":
+        if provider != CPU:
+            raise InputError(f"openvino is served on {CPU} only, not on {provider}")
         return OpenVinoSession(model, precision=precision, threads=threads)
     return open_session(model, threads=threads, provider=provider)
 

@@ -126,7 +126,7 @@ def print_quantisation(bundle: Bundle) -> None:
     record, console = bundle.manifest.quantisation, Console()
     assert record is not None
     table = Table(
-        "k", "device", "precision", "runtime", "ms", "of fp32", "loss", "", "why",
+        "k", "device", "precision", "runtime", "ms", "of fp32", "loss", "",
         title=f"{record.calibration_pictures:,} calibration pictures, "
         f"at most {record.max_loss:.2%} of them may be lost",
     )  # fmt: skip
@@ -137,11 +137,14 @@ def print_quantisation(bundle: Bundle) -> None:
             loss = "" if one.loss is None else f"{one.loss:.2%}"
             kept = "kept" if one.kept else ""
             table.add_row(
-                str(member.k), member.device, one.precision, one.runtime, ms, share, loss, kept,
-                one.reason,
-            )  # fmt: skip
+                str(member.k), member.device, one.precision, one.runtime, ms, share, loss, kept
+            )
         table.add_section()
     console.print(table)
+    for member in record.members:
+        for one in member.tried:
+            said = f"{member.k} {member.device}, {one.precision} in {one.runtime}: {one.reason}"
+            console.print(said, soft_wrap=True, highlight=False)
     for what, pair in (
         ("calibration pictures, all in", record.calibration),
         (f"{record.test_pictures:,} test pictures, all in", record.test),

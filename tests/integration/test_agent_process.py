@@ -207,6 +207,19 @@ def test_a_fallback_is_accepted_when_told_and_said_in_every_status(fleet: Fleet)
     assert status.usable
 
 
+def test_another_runtime_or_precision_than_planned_is_refused(fleet: Fleet) -> None:
+    submodel = json.loads((fleet.bundle / MANIFEST).read_text())["plan"]["assignments"][0]
+    in_fp16 = submodel["submodel"] | {"precision": "fp16"}
+    change_manifest(fleet.bundle, runtime="openvino", submodel=in_fp16)
+    expected = "the plan asks for openvino in fp16, openvino has fp32, bf16, int8-static; --allow-"
+    refused(start_alone(fleet), expected)
+    fleet.start("alpha", "--allow-fallback")
+    with fleet.client() as client:
+        status = client.status(timeout_s=PATIENCE_S)[0]
+    assert status.provider == "CPUExecutionProvider"
+    assert status.reason == "runs on CPUExecutionProvider, not as planned"
+
+
 def test_an_agent_says_how_it_is_while_it_loads_and_warms_up(fleet: Fleet, gate: Path) -> None:
     agent = fleet.start(
         "alpha", "--hold", "load", "warm_up", "--gate", gate, odd=True, wait_for="LISTENING"

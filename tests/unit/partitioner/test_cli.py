@@ -16,6 +16,8 @@ from mdp.files import write_toml
 from mdp.plan import read_plan
 from partitioner import cli
 from partitioner.sessions import contribution, open_member
+from tests.support.bundles import write_bundle
+from tests.support.quantised import profile_of, write_colours
 from tests.support.runs import SHARED_ARGS, SHARED_MS, tiny_plan, write_profiles
 from tests.support.trees import CLASSES, write_tree
 
@@ -58,7 +60,8 @@ def test_help_needs_no_torch():
 
 
 @pytest.mark.parametrize(
-    "command", ["plan", "train", "export", "evaluate", "build", "data", "simulate"]
+    "command",
+    ["plan", "train", "export", "evaluate", "quantize", "build", "data", "simulate"],
 )
 def test_every_command_has_help_with_an_example(run: Run, command: str):
     code, out, _ = run(command, "--help")
@@ -244,7 +247,7 @@ def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Pat
 PLANNED = ["export", "--untrained", "--plan", "plan.toml", "--out", "b"]
 
 
-def untrained_plan(path: Path, **changes: object) -> None:
+def untrained_plan(path: Path, *, members: int = 2, **changes: object) -> None:
     plan = tiny_plan()
     first = msgspec.structs.replace(plan.assignments[0].submodel, **changes)
     assignments = [
@@ -253,7 +256,8 @@ def untrained_plan(path: Path, **changes: object) -> None:
     ]
     # Only shapes count, so the teacher may be anybody.
     teacher = msgspec.structs.replace(plan.teacher, name="nobody_s_teacher")
-    write_toml(path, msgspec.structs.replace(plan, assignments=assignments, teacher=teacher))
+    made = msgspec.structs.replace(plan, assignments=assignments[:members], teacher=teacher)
+    write_toml(path, made)
 
 
 def test_untrained_sub_models_are_as_planned_and_say_what_they_are(run: Run, tmp_path: Path):
@@ -284,7 +288,7 @@ def test_untrained_sub_models_are_as_planned_and_say_what_they_are(run: Run, tmp
 
 
 def test_untrained_classes_may_be_those_of_pictures(run: Run, tmp_path: Path):
-    untrained_plan(tmp_path / "plan.toml")
+    untrained_plan(tmp_path / "plan.toml", members=1)
     write_tree(tmp_path / "tree", each=5)
     code, out, err = run(*PLANNED, "--data", "tree")
     assert code == 0, err
@@ -316,3 +320,53 @@ def test_an_export_of_nothing_in_particular_is_refused(
     assert (code, out) == (2, "")
     assert err == f"mdp-partition: {expected}\n"
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--max-loss", 0], "--max-loss: expected a number above 0 and up to 100, got 0"),
+        (["--max-loss", "nan"], "--max-loss: expected a number above 0 and up to 100, got nan"),
+        (
+            ["--precision", "int4"],
+            "--precision: expected some of fp32, fp16, bf16, int8, int8-static, got 'int4'",
+        ),
+        ([], "bundle: give --data, or --run with the folder it was trained in"),
+        (["--run", "nowhere"], "nowhere: expected a run folder of mdp-partition train"),
+        (
+            ["--data", "tree", "--here", "omega"],
+            "--here: bundle has no device 'omega' (there are: alpha, beta, gamma)",
+        ),
+        (
+            ["--data", "tree"],
+            "--data tree: 36 calibration pictures cannot show a loss of 0.50 points: expected at "
+            "least 200, or a larger --max-loss",
+        ),
+    ],
+)
+def test_what_cannot_be_quantised_is_one_line(
+    run: Run, tmp_path: Path, arguments: list[object], expected: str
+):
+    write_bundle(tmp_path / "bundle")
+    write_colours(tmp_path / "tree")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    code, out, err = run("quantize", "--bundle", "bundle", *arguments)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == f"mdp-partition: {expected}"
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_people_see_what_was_tried_and_what_it_costs(run: Run, tmp_path: Path):
+    write_bundle(tmp_path / "bundle")
+    write_colours(tmp_path / "tree")
+    write_toml(tmp_path / "alpha.toml", profile_of("alpha", {("int8", "onnxruntime"): 0.5}))
+    code, out, err = run(
+        "quantize", "--bundle", "bundle", "--data", "tree", "--profiles", "alpha.toml",
+        "--max-loss", 5, "--precision", "int8",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "0 alpha, int8 in onnxruntime: 50% of fp32's time" in out
+    assert "1 beta, int8 in onnxruntime: nothing was measured on beta" in out
+    assert "90 test pictures, all in: " in out
+    # Without --out the bundle is replaced.
+    assert Bundle.open("bundle").assignment("alpha").submodel.precision == "int8"
