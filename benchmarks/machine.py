@@ -6,7 +6,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-PACKAGES = ("mdp-edge", "numpy", "onnxruntime", "pillow", "pyzmq", "torch")
+PACKAGES = ("mdp-edge", "numpy", "onnxruntime", "openvino", "pillow", "pyzmq", "torch")
 
 
 def describe_machine() -> dict[str, object]:
