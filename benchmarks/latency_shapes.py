@@ -18,7 +18,7 @@ _CLASSES = (10, 100, 1000)
 _PATCH_SIZES = (4, 8, 14, 16, 32)
 _HEAD_SIZES = (16, 24, 32, 48, 64)
 _MLP_RATIOS = (2.0, 2.5, 3.0, 4.0)
-_TOKENS, _WIDTHS, _DEPTHS = (6, 260), (32, 640), (1, 12)
+_TOKENS, _WIDTHS, _DEPTHS = (15, 260), (40, 640), (1, 12)
 
 
 class Case(Record, frozen=True):

@@ -52,7 +52,7 @@ class Estimate:
     """A predicted latency and how sure it is."""
 
     ms: float
-    #: Where nine of ten measurements are expected, as far as the profile's points can tell.
+    #: Where at least nine of ten measurements are expected, as far as the profile's points can tell.
     low_ms: float
     high_ms: float
     #: In which dimensions the shape lies outside what was measured; empty if in none.
