@@ -14,6 +14,9 @@ from mdp.profile import LatencyPoint
 #: Longer than any point takes, also on a slow board; a process silent for so long hangs.
 LIMIT_S = 300.0
 
+#: Providers that compile a model as they load it can take minutes for each.
+SLOW_START_MS = 5_000.0
+
 Ask = Callable[[Request, float], Reply]
 #: Hears points done, points planned, and what comes next.
 Progress = Callable[[int, int, str], None]
@@ -136,18 +139,23 @@ class Probe:
         )
 
     def _measure(self, task: Task, seconds: float) -> Measured | Failed:
-        request = MeasureRun(run=task.run, model=self._models.path(task.encoder), seconds=seconds)
-        reply = self._ask(request, LIMIT_S)
+        try:
+            model = self._models.path(task.encoder)
+        except OSError as error:
+            return Failed(reason=f"the model cannot be written: {error.strerror or error}")
+        reply = self._ask(MeasureRun(run=task.run, model=model, seconds=seconds), LIMIT_S)
         assert isinstance(reply, Measured | Failed)
         return reply
 
     def _take(self, task: Task, seconds: float) -> None:
         reply = self._measure(task, seconds)
+        earlier = [run for run in self.taken.measured if self._tasks[run].backend == task.backend]
         if isinstance(reply, Measured):
             self._tasks[task.run] = task
             self.taken.measured[task.run] = reply
+            if not earlier and reply.start_up_ms > SLOW_START_MS:
+                self._shorten(task.backend, reply.start_up_ms)
             return
-        earlier = [run for run in self.taken.measured if self._tasks[run].backend == task.backend]
         if not earlier:
             self._drop(task.backend, reply.reason)
             return
@@ -158,6 +166,13 @@ class Probe:
             self.taken.dropped[_words(task)] = reply.reason
         else:
             self._drop(task.backend, f"was lost after {len(earlier)} points: {again.reason}")
+
+    def _shorten(self, backend: Backend, start_up_ms: float) -> None:
+        """Keep only the first tier of a backend that compiles each model for long."""
+        self._plan([t for t in self._possible if t.backend != backend or t.encoder.tier == "quick"])
+        self.taken.dropped[f"{backend.words}, beyond the quick encoders"] = (
+            f"loading the smallest one took {start_up_ms / 1e3:.0f} s"
+        )
 
     def _drop(self, backend: Backend, reason: str) -> None:
         """Forget a backend and its points: what is planned on it could not be served."""

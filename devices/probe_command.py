@@ -17,7 +17,7 @@ from devices.probe_encoders import extract, read_index
 from devices.probe_link import MeasuredLink, measure_link
 from devices.probe_machine import Machine, free_disk_bytes, usable_cores
 from devices.probe_plan import fitting, thread_counts
-from devices.probe_profile import Device, profile_of
+from devices.probe_profile import MIN_POINTS, Device, profile_of
 from devices.probe_report import report, warnings
 from devices.probe_worker import Worker
 from mdp import console
@@ -27,7 +27,7 @@ from mdp.files import write_toml
 from mdp.profile import DeviceName
 
 #: Seconds of running per point, of sustained load, and for measuring disturbed points anew.
-THOROUGH, QUICK = (0.35, 5.0, 60.0), (0.12, 2.0, 6.0)
+THOROUGH, QUICK = (0.35, 5.0, 60.0), (0.1, 2.0, 5.0)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def probe(
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=1, max=600, help="Sustained load at the end, to see throttling."),
+        typer.Option(min=3, max=600, help="Sustained load at the end, to see throttling."),
     ] = None,
     peer: Annotated[
         str | None, typer.Option(help="tcp://HOST:PORT of a running agent: measures the link.")
@@ -75,6 +75,8 @@ def probe(
         again_s=again_s,
     )
     taken, device, link, interrupted = _measure(name, wishes, peer)
+    if interrupted and len(taken.measured) < MIN_POINTS:
+        raise Interrupted(f"interrupted before {MIN_POINTS} points were measured: none is written")
     profile = profile_of(taken, device, link)
     write_toml(out, profile)
     if json:

@@ -173,7 +173,7 @@ def _record(taken: Taken, device: Device, dropped: dict[str, str], points: int) 
 
 
 #: A load of less than this shows no throttling, and none is claimed to have been looked for.
-MIN_SUSTAINED_S = 60.0
+MIN_SUSTAINED_S = 180.0
 
 
 def _sustained(taken: Taken) -> Sustained | None:

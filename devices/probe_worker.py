@@ -28,14 +28,26 @@ class Worker:
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115, closed by `close`
 
     def ask(self, request: Request, limit_s: float) -> Reply:
-        """The reply; a process that dies or says nothing for `limit_s` is a Failed one."""
+        """The reply; a process that dies or says nothing for `limit_s` is a Failed one.
+
+        A process that has answered before may have ended since, and is replaced by another.
+        """
+        used = self._process is not None
+        reply = self._asked(request, limit_s)
+        if reply is None and used:
+            reply = self._asked(request, limit_s)
+        return reply or Failed(reason=f"the measuring process ended: {self._last_words()}")
+
+    def _asked(self, request: Request, limit_s: float) -> Reply | None:
+        """The reply, or None if the process ended without one."""
         process = self._started()
         assert process.stdin is not None
         try:
             process.stdin.write(msgspec.json.encode(request) + b"\n")
             process.stdin.flush()
         except OSError:
-            return self._gone()
+            self.stop()
+            return None
         while True:
             try:
                 line = self._lines.get(timeout=limit_s)
@@ -43,7 +55,8 @@ class Worker:
                 self.stop()
                 return Failed(reason=f"nothing was heard for {limit_s:g} s")
             if not line:
-                return self._gone()
+                self.stop()
+                return None
             reply = _REPLY.decode(line)
             if not isinstance(reply, Passed):
                 return reply
@@ -65,12 +78,10 @@ class Worker:
             read.start()
         return self._process
 
-    def _gone(self) -> Failed:
-        """What the process said last, as it ended."""
-        self.stop()
+    def _last_words(self) -> str:
         self._stderr.seek(0)
         said = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return Failed(reason=f"the measuring process ended: {said[-1] if said else 'no reason'}")
+        return said[-1] if said else "no reason"
 
     def stop(self) -> None:
         """End the process and its forks."""

@@ -198,11 +198,28 @@ def test_a_process_that_says_nothing_is_ended_and_started_anew(worker: Worker, m
     assert isinstance(worker.ask(Look(), PATIENCE_S), Here)
 
 
-def test_a_process_that_is_killed_is_a_point_that_failed(worker: Worker, model: Path) -> None:
+def test_a_process_that_has_ended_since_is_replaced(worker: Worker) -> None:
+    """As it does where points cannot be measured in forks: it ends after each reply."""
     worker.ask(Look(), PATIENCE_S)
-    process = worker._process
-    assert process is not None
-    process.kill()
-    process.wait()
-    # Nobody noticed yet; the next request starts another one.
+    assert worker._process is not None
+    worker._process.kill()
     assert isinstance(worker.ask(Look(), PATIENCE_S), Here)
+
+
+def test_a_process_that_cannot_even_start_is_said(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "msgspec.py").write_text("raise ImportError('broken installation')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert worker.ask(Look(), PATIENCE_S) == Failed(
+        reason="the measuring process ended: ImportError: broken installation"
+    )
+
+
+def test_a_file_that_is_no_model_is_a_point_that_failed(worker: Worker, tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"no model")
+    reply = worker.ask(
+        MeasureRun(run=a_run(), model=str(tmp_path / "model.onnx"), seconds=0.01), PATIENCE_S
+    )
+    assert isinstance(reply, Failed)
+    assert "onnxruntime cannot load it" in reply.reason

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec.structs import replace
 
 from devices.probe_child import Failed, Here, Look, MeasureRun, Reply, Request, SustainRun
 from devices.probe_encoders import Encoder
@@ -158,6 +159,7 @@ class FakeDevice:
         self.others_cores: Callable[[int], float] = lambda asked: 0.0
         #: What a run fails with, or None.
         self.failing: Callable[[Run, int], str | None] = lambda run, asked: None
+        self.start_up_ms: Callable[[Run], float] = lambda run: 50.0
         #: After how many requests somebody presses Ctrl-C.
         self.patience = 10**9
 
@@ -176,7 +178,8 @@ class FakeDevice:
                 reason = self.failing(run, len(self.asked))
                 if reason is not None:
                     return Failed(reason=reason)
-                return measured(latency_of(run), self.others_cores(len(self.asked)))
+                found = measured(latency_of(run), self.others_cores(len(self.asked)))
+                return replace(found, start_up_ms=self.start_up_ms(run))
 
     @property
     def runs(self) -> list[Run]:

@@ -4,6 +4,7 @@ import pytest
 
 from devices.probe import Probe, Wishes
 from devices.probe_child import Failed, Look, MeasureRun, SustainRun
+from devices.probe_encoders import Encoder
 from mdp.errors import AgentError
 from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels
 
@@ -71,6 +72,32 @@ def test_a_model_that_is_too_much_is_left_out_alone() -> None:
     assert {point.image_size for point in taken.points} == {8, 16, 32, 48}
     assert set(taken.dropped.values()) == {"no memory"}
     assert "64 px, 128 wide, 2 deep: onnxruntime CPU fp32, 2 threads" in taken.dropped
+    assert taken.planned == len(taken.points)
+
+
+def test_a_model_that_cannot_be_written_is_left_out_alone() -> None:
+    class FullDisk(FakeModels):
+        def path(self, encoder: Encoder) -> str:
+            if encoder.spec.image_size == 64:
+                raise OSError(28, "No space left on device")
+            return super().path(encoder)
+
+    made = Probe(FakeDevice().ask, FullDisk(), Clock())  # type: ignore[arg-type]
+    made.run(ENCODERS, 10, THOROUGH)
+    reasons = set(made.taken.dropped.values())
+    assert reasons == {"the model cannot be written: No space left on device"}
+    assert {point.image_size for point in made.taken.points} == {8, 16, 32, 48}
+
+
+def test_a_backend_that_compiles_for_long_is_measured_on_the_quick_encoders_only() -> None:
+    device = FakeDevice([CUDA, CPU])
+    device.start_up_ms = lambda run: 20_000.0 if run.provider == CUDA else 30.0
+    taken = run(device).taken
+    assert {p.image_size for p in taken.points if p.provider == CUDA} == {8, 16, 32}
+    assert {p.image_size for p in taken.points if p.provider == CPU} == {8, 16, 32, 48, 64}
+    assert taken.dropped["onnxruntime CUDA fp32, beyond the quick encoders"] == (
+        "loading the smallest one took 20 s"
+    )
     assert taken.planned == len(taken.points)
 
 

@@ -59,18 +59,24 @@ def test_no_encoder_is_there_twice() -> None:
     assert len({msgspec.json.encode(encoder.spec) for encoder in ENCODERS}) == len(ENCODERS)
 
 
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graphs")
+    extract(path)
+    return path
+
+
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int8-static", "fp16"])
-def test_a_completed_graph_is_a_whole_model(tmp_path: Path, precision: str) -> None:
-    extract(tmp_path)
+def test_a_completed_graph_is_a_whole_model(graphs: Path, tmp_path: Path, precision: str) -> None:
     encoder = of(precision)[1]
     out = tmp_path / "model.onnx"
-    complete(tmp_path / encoder.file, out)
+    complete(graphs / encoder.file, out)
     assert out.stat().st_size == pytest.approx(encoder.model_bytes, rel=0.2)
     model = onnx.load(out)
     onnx.checker.check_model(model, full_check=True)
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     tensors = msgspec.msgpack.decode(
-        tensors_file(tmp_path / encoder.file).read_bytes(), type=list[Tensor]
+        tensors_file(graphs / encoder.file).read_bytes(), type=list[Tensor]
     )
     assert len(tensors) > 10
     for tensor in tensors:

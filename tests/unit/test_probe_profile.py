@@ -42,7 +42,7 @@ def taken_on(device: FakeDevice, **wishes: float) -> Taken:
 
 @pytest.fixture(scope="module")
 def profile() -> DeviceProfile:
-    return profile_of(taken_on(FakeDevice(), load_s=120.0), DEVICE, LINK)
+    return profile_of(taken_on(FakeDevice(), load_s=180.0), DEVICE, LINK)
 
 
 def tiny(image_size: int, latency_ms: float) -> tuple[Run, object]:
@@ -175,7 +175,7 @@ def test_throttling_is_told_from_keeping_speed(profile: DeviceProfile) -> None:
     assert profile.probe is not None
     assert profile.probe.sustained is not None
     assert throttling(profile.probe.sustained) == (
-        "it throttles: 10 ms in the first minute, 13 in the last of 2, 30 % slower; plan with the "
+        "it throttles: 10 ms in the first minute, 13 in the last of 3, 30 % slower; plan with the "
         "slower"
     )
     steady = Sustained(shape="any", minutes=10.0, first_minute_ms=10.0, last_minute_ms=10.5)

@@ -1,0 +1,38 @@
+"""The measuring process's loop, without its runtimes."""
+
+import io
+import signal
+
+import msgspec
+import pytest
+
+from devices import probe_child
+from devices.probe_child import Failed, _ending, serve
+
+REPLY = msgspec.json.Decoder(Failed)
+
+
+def served(lines: bytes) -> list[str]:
+    """The reasons of all replies."""
+    replies = io.BytesIO()
+    serve(io.BytesIO(lines), replies)
+    return [REPLY.decode(line).reason for line in replies.getvalue().splitlines()]
+
+
+def test_where_nothing_can_be_forked_one_request_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(probe_child.sys, "platform", "darwin")
+    assert len(served(b"nonsense\nnonsense\n")) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (signal.SIGSEGV, "was ended by SIGSEGV"),
+        (signal.SIGKILL, "was ended by SIGKILL, perhaps for lack of memory"),
+        (3 << 8, "ended with exit code 3"),
+    ],
+)
+def test_how_a_fork_died_is_said(status: int, reason: str) -> None:
+    assert _ending(status) == f"the measuring process {reason}"
