@@ -65,7 +65,7 @@ def tune(site: Site, file: ResultsFile, methods: Sequence[str]) -> None:
                 if not free:
                     progress.note("another process is at it")
                     continue
-                trial = Trial(choice=choice, calibration=_performed(site, request).calibration)
+                trial = Trial(choice=choice, calibration=performed(site, request).calibration)
                 file.change(partial(_with_trial, method=name, trial=trial))
 
 
@@ -96,11 +96,11 @@ def _run_once(site: Site, file: ResultsFile, request: Request, progress: Progres
         if not free:
             progress.note("another process is at it")
             return results
-        run = _performed(site, request)
+        run = performed(site, request)
         return file.change(lambda there: there.with_run(run))
 
 
-def _performed(site: Site, request: Request) -> Run:
+def performed(site: Site, request: Request) -> Run:
     """The finished run; its folder keeps it, so that a tuned choice is not run twice."""
     ground = ground_for(site, request)
     kept = ground.work.run.path / "outcome.json"

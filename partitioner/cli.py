@@ -1,7 +1,6 @@
 """`mdp-partition`: decompose a vision transformer into sub-models for unequal devices."""
 
 import io
-import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -11,10 +10,10 @@ import typer
 
 from mdp import console
 from mdp.bundle import Bundle
-from mdp.errors import InputError, PlanRefused
-from mdp.files import Record, write_toml
-from mdp.plan import Plan, TeacherSpec, read_plan
-from partitioner import export_command, quantize_command
+from mdp.errors import InputError
+from mdp.files import Record
+from mdp.plan import TeacherSpec, read_plan
+from partitioner import export_command, plan_command, quantize_command
 from partitioner.command import (
     JsonOption,
     NameOption,
@@ -29,6 +28,14 @@ from partitioner.command import (
 from partitioner.data import SPLITS, open_dataset
 from partitioner.distributed import StoppedElsewhere, is_first, joined, together
 from partitioner.options import takes
+from partitioner.plan_command import (
+    ArgumentsOption,
+    PrecisionOption,
+    ProfilesOption,
+    RunsOption,
+    TeacherOption,
+)
+from partitioner.planning import PlanOptions, precisions_of
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder, default_run
 from partitioner.settings import (
@@ -49,17 +56,6 @@ app = console.new_app(
     "Decompose a vision transformer into sub-models for unequal devices. " + EXIT_CODES
 )
 
-TeacherOption = Annotated[
-    str, typer.Option(help="timm's name of a plain ViT, for instance vit_base_patch16_224.")
-]
-ArgumentsOption = Annotated[
-    list[str] | None,
-    typer.Option("--teacher-arg", help="Constructor arguments key=value, one or more."),
-]
-ProfilesOption = Annotated[
-    list[str], typer.Option(help="Device profiles: files, or names of shipped ones.")
-]
-LatencyOption = Annotated[float, typer.Option(help="Target of one answer, in milliseconds.")]
 LimitTestOption = Annotated[int | None, typer.Option(help="Use only so many test pictures.", min=1)]
 _ASKED: dict[str, tuple[type[Record], str]] = {
     "options": (RunOptions, ""),
@@ -70,36 +66,7 @@ _ASKED: dict[str, tuple[type[Record], str]] = {
 }
 
 
-@app.command(cls=console.list_options("--profiles", "--teacher-arg"))
-def plan(
-    *,
-    teacher: TeacherOption,
-    profiles: ProfilesOption,
-    latency_ms: LatencyOption,
-    teacher_arg: ArgumentsOption = None,
-    data: Annotated[
-        str | None, typer.Option(help="Count the classes of these pictures; else 1,000.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Plan file to write.")] = Path("plan.toml"),
-    json: JsonOption = False,
-) -> None:
-    """Decide which device runs which sub-model, and predict how long it takes.
-
-    A plan that would not beat the best single device is refused with exit code 4.
-
-    Example: mdp-partition plan --teacher vit_base_patch16_224 --profiles n100 raspberry-pi-5
-    --latency-ms 60 --out plan.toml
-    """
-    _check_latency(latency_ms)
-    with interruptible("nothing was written"):
-        prepare(0)
-        from partitioner.steps import plan_step
-
-        classes = len(open_dataset(data).labels) if data else 1000
-        made = plan_step(_teacher(teacher, teacher_arg), profiles, latency_ms, classes)
-    _show_plan(made, json)
-    _refuse(made)
-    write_toml(out, made)
+plan_command.add_to(app)
 
 
 @app.command()
@@ -174,19 +141,21 @@ def evaluate(
         _tables().print_report(report, opened.manifest.plan)
 
 
-@app.command(cls=console.list_options("--profiles", "--teacher-arg"))
-@takes(**_ASKED)
+@app.command(cls=console.list_options(*plan_command.LISTS))
+@takes(plan_options=(PlanOptions, ""), **_ASKED)
 def build(
     *,
     teacher: TeacherOption,
     profiles: ProfilesOption,
-    latency_ms: LatencyOption,
+    plan_options: PlanOptions,
     out: OutOption,
     options: RunOptions,
     teacher_schedule: TeacherSchedule,
     schedule: MemberSchedule,
     joint_schedule: JointSchedule,
     augmentation: Augmentation,
+    precision: PrecisionOption = None,
+    runs: RunsOption = None,
     teacher_arg: ArgumentsOption = None,
     run: OwnRunOption = None,
     name: NameOption = None,
@@ -204,20 +173,25 @@ def build(
         joint_schedule=joint_schedule,
         augmentation=augmentation,
     )
-    _check_latency(latency_ms)
+    plan_options.check()
+    precisions = precisions_of(precision, plan_options.any_precision)
     folder = RunFolder(run or default_run(out))
     with interruptible(_kept_in(folder.path)), _one_of_several(options.threads):
-        from partitioner import steps
+        from partitioner import planning, steps
 
         progress = _progress()
         with together():
             named = bundle_name(name, out)
             pictures = steps.open_asked(asked)
             spec = _teacher(teacher, teacher_arg)
-            made = steps.plan_step(spec, profiles, latency_ms, len(pictures.labels))
+            planned = planning.make_planned(
+                spec, profiles, plan_options, len(pictures.labels),
+                precisions=precisions, runs=runs or [],
+            )  # fmt: skip
+            made = planned.plan
             if is_first() and (not json or made.refused):
-                _show_plan(made, json)
-            _refuse(made)
+                plan_command.show(planned, json)
+            plan_command.refuse(made)
             steps.check_target(out)
         with _owned(folder):
             work = steps.train_step(folder, made, pictures, asked, progress)
@@ -321,27 +295,3 @@ def _teacher(name: str, arguments: list[str] | None) -> TeacherSpec:
     from partitioner.teacher import parse_arguments, teacher_spec
 
     return teacher_spec(name, parse_arguments(arguments or []))
-
-
-def _check_latency(latency_ms: float) -> None:
-    if not (math.isfinite(latency_ms) and latency_ms > 0):
-        raise InputError(f"--latency-ms: expected a number above 0, got {latency_ms:g}")
-
-
-def _show_plan(plan: Plan, json: bool) -> None:
-    if json:
-        console.print_json(plan)
-    else:
-        _tables().print_plan(plan)
-
-
-def _refuse(plan: Plan) -> None:
-    """Raise PlanRefused, with what to do instead, if the search marked the plan so."""
-    if not plan.refused:
-        return
-    offer = ""
-    if plan.single_device is not None:
-        one = plan.single_device
-        what = "the teacher" if one.is_teacher else "one sub-model"
-        offer = f"; run {what} on {one.device} alone ({one.predicted_ms.total:.1f} ms)"
-    raise PlanRefused(f"plan refused: {plan.reason}{offer}")

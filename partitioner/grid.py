@@ -1,86 +1,125 @@
-"""The grid that the planner searches: shapes of sub-models and what each costs on a device. Pure.
+"""The grid that the planner searches: shapes, what a device sees, and what does not depend on it.
 
-No accuracy predictor exists yet, so capability is a stated proxy: MACs, with a mild preference for
-a larger picture. It orders shapes of one family sensibly and says nothing about percentages.
+Latency terms, bytes and capability are the same for all devices and counted once. Pure.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-from mdp.errors import InputError
-from mdp.plan import PredictedMs, SubModelSpec
-from mdp.profile import DeviceProfile
-from partitioner.cost import macs, memory_bytes
-from partitioner.latency import LatencyModel, fit_latency, predict
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.plan import Region, SubModelSpec
+from mdp.profile import DeviceProfile, Precision
+from partitioner.accuracy_law import (
+    QUANTISATION_LOSS,
+    WHOLE,
+    Array,
+    features,
+    model_of,
+    view_of,
+)
+from partitioner.cost import memory_bytes
+from partitioner.latency_terms import terms
+from partitioner.predictor import Predictor
 
 #: The smallest picture, relative to the teacher's; below half of it too little is left to see.
 MIN_IMAGE_SHARE = 0.5
 MIN_EMBED_DIM = 32
 MIN_DEPTH = 2
+#: Patch sizes relative to the teacher's, and how many tokens a sub-model has at least.
+PATCH_FACTORS = (0.5, 1.0, 2.0)
+MIN_TOKENS = 5
+#: Hidden widths of the MLP relative to the teacher's.
+MLP_SHARES = (1.0, 0.5)
 #: Head sizes tried after the teacher's own, for widths up to `SMALL_HEADS` of the teacher's heads;
 #: wider sub-models keep the teacher's head size, so that its heads can be copied whole.
-HEAD_SIZES, SMALL_HEADS = (64, 32, 48), 4
+HEAD_SIZES, SMALL_HEADS = (64, 48, 32, 24, 16), 4
 #: Relative depth over relative width: sub-models keep within this factor of the teacher's build,
-#: for MACs alone would prefer one very wide layer, and no teacher can be copied into that.
+#: for what lies outside was never measured, and no teacher can be copied into one very wide layer.
 MAX_ASPECT = 2.0
-#: Exponent of the picture's size in the capability proxy.
-IMAGE_PREFERENCE = 0.25
+#: What devices may see: the whole square.
+REGIONS = (WHOLE,)
+#: Widths that a kind's kernels have to pad up are not planned for it: 16 fp32 values are a vector
+#: of AVX-512 or four of NEON, 32 a warp.
+KERNEL_MULTIPLE = {"cpu": 16, "arm": 16, "gpu": 32}
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A sub-model with its predicted cost on one device; `score` is the capability proxy."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """Every shape with every view and precision that the search tries; row i is choice i."""
 
-    spec: SubModelSpec
-    predicted_ms: PredictedMs
-    memory_bytes: int
-    macs: int
-    score: float
+    specs: list[SubModelSpec]
+    regions: list[Region]
+    #: Terms of the latency formula `[n, terms]`.
+    counts: Array
+    image_sizes: NDArray[np.int64]
+    embed_dims: NDArray[np.int64]
+    memory_bytes: NDArray[np.int64]
+    capability: Array
+    #: Indices by which choices see the same, or are built alike.
+    view: NDArray[np.int64]
+    model: NDArray[np.int64]
+    #: The same index for the same view and precision.
+    group: NDArray[np.int64]
+    #: What no two members may share: shape and view, whatever the precision.
+    identity: NDArray[np.int64]
+    rows_of: dict[Precision, NDArray[np.int64]]
+    num_classes: int
 
+    def __len__(self) -> int:
+        return len(self.specs)
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A profile with its fitted latency and every shape of the grid, the most capable first."""
-
-    profile: DeviceProfile
-    latency: LatencyModel
-    grid: list[Candidate]
-    #: The part of the grid that meets the target and fits the memory, in the same order.
-    feasible: list[Candidate]
-
-    @property
-    def name(self) -> str:
-        """The profile's name."""
-        return self.profile.name
+    def fast_on(self, profile: DeviceProfile) -> NDArray[np.bool_]:
+        """Which choices have widths that this kind of device need not pad."""
+        fast: NDArray[np.bool_] = self.embed_dims % KERNEL_MULTIPLE[profile.kind] == 0
+        return fast
 
 
 def sub_model_grid(teacher: SubModelSpec) -> list[SubModelSpec]:
     """Every shape that the search tries: smaller than the teacher and built in its proportions.
 
-    Raises InputError when the teacher is too small to have one.
+    All of them can be cut from the teacher's weights.
     """
-    patch = teacher.patch_size
-    first = math.ceil(MIN_IMAGE_SHARE * teacher.image_size / patch) * patch
     shapes = [
         SubModelSpec(
             image_size=image_size,
-            patch_size=patch,
+            patch_size=patch_size,
             embed_dim=embed_dim,
             depth=depth,
             num_heads=embed_dim // head_size,
-            mlp_ratio=teacher.mlp_ratio,
+            mlp_ratio=teacher.mlp_ratio * share,
             precision=teacher.precision,
         )
-        for image_size in range(first, teacher.image_size + 1, patch)
+        for image_size, patch_size in _pictures(teacher)
         for embed_dim, head_size in _widths(teacher)
         for depth in range(min(MIN_DEPTH, teacher.depth), teacher.depth + 1)
         if 1 / MAX_ASPECT <= _aspect(teacher, embed_dim, depth) <= MAX_ASPECT
-        and (image_size, embed_dim, depth) != size_of(teacher)
+        for share in MLP_SHARES
     ]
-    if not shapes:
-        raise InputError(f"a teacher of {words(teacher)} is too small to be decomposed")
-    return shapes
+    return [shape for shape in shapes if size_of(shape) != size_of(teacher)]
+
+
+def _pictures(teacher: SubModelSpec) -> list[tuple[int, int]]:
+    """(image_size, patch_size) of every picture tried, in whole patches of the teacher's."""
+    step = teacher.patch_size
+    first = math.ceil(MIN_IMAGE_SHARE * teacher.image_size / step) * step
+    patches = [int(step * f) for f in PATCH_FACTORS if (step * f).is_integer() and step * f >= 1]
+    return [
+        (image_size, patch)
+        for image_size in range(first, teacher.image_size + 1, step)
+        for patch in patches
+        if image_size % patch == 0
+        and _tokens(image_size, patch) <= _tokens(teacher.image_size, step)
+        and (_tokens(image_size, patch) >= MIN_TOKENS or patch == step)
+    ]
+
+
+def _tokens(image_size: int, patch_size: int) -> int:
+    return (image_size // patch_size) ** 2 + 1
 
 
 def _widths(teacher: SubModelSpec) -> list[tuple[int, int]]:
@@ -89,7 +128,11 @@ def _widths(teacher: SubModelSpec) -> list[tuple[int, int]]:
     widths = {teacher.embed_dim: own}
     for embed_dim in range(MIN_EMBED_DIM, teacher.embed_dim):
         others = HEAD_SIZES if embed_dim <= SMALL_HEADS * own else ()
-        fitting = [size for size in (own, *others) if embed_dim % size == 0]
+        fitting = [
+            size
+            for size in (own, *others)
+            if embed_dim % size == 0 and embed_dim // size <= teacher.num_heads * (own // size)
+        ]
         if fitting:
             widths[embed_dim] = fitting[0]
     return sorted(widths.items())
@@ -99,49 +142,82 @@ def _aspect(teacher: SubModelSpec, embed_dim: int, depth: int) -> float:
     return (depth / teacher.depth) / (embed_dim / teacher.embed_dim)
 
 
-def size_of(spec: SubModelSpec) -> tuple[int, int, int]:
+def size_of(spec: SubModelSpec) -> tuple[int, int, int, int, float]:
     """What makes two sub-models of one teacher different."""
-    return (spec.image_size, spec.embed_dim, spec.depth)
+    return (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth, spec.mlp_ratio)
 
 
-def words(spec: SubModelSpec) -> str:
+def words(spec: SubModelSpec, region: Region = WHOLE) -> str:
     """A shape as a person reads it."""
-    return f"{spec.image_size} px, {spec.embed_dim} wide, {spec.depth} deep"
-
-
-def evaluate_grid(
-    profile: DeviceProfile,
-    shapes: Sequence[SubModelSpec],
-    teacher: SubModelSpec,
-    target_ms: float,
-    num_classes: int,
-) -> Device:
-    """Fit the profile's latency and cost every shape on it; raises InputError."""
-    latency = fit_latency(profile)
-    candidates = [_candidate(profile, latency, s, teacher, num_classes) for s in shapes]
-    candidates.sort(key=lambda c: (-c.score, size_of(c.spec)))
-    feasible = [
-        candidate
-        for candidate in candidates
-        if candidate.predicted_ms.total <= target_ms
-        and candidate.memory_bytes <= profile.memory_bytes
-    ]
-    return Device(profile, latency, candidates, feasible)
-
-
-def _candidate(
-    profile: DeviceProfile,
-    latency: LatencyModel,
-    spec: SubModelSpec,
-    teacher: SubModelSpec,
-    num_classes: int,
-) -> Candidate:
-    # The heads' MACs grow with the classes, not with what the encoder can tell apart.
-    encoder_macs = macs(spec, 0)
-    return Candidate(
-        spec=spec,
-        predicted_ms=predict(profile, latency, spec, num_classes),
-        memory_bytes=memory_bytes(spec, num_classes),
-        macs=encoder_macs,
-        score=encoder_macs * (spec.image_size / teacher.image_size) ** IMAGE_PREFERENCE,
+    text = (
+        f"{spec.image_size} px, patch {spec.patch_size}, {spec.embed_dim} wide, {spec.depth} deep"
     )
+    if spec.mlp_ratio != 4:
+        text += f", MLP x{spec.mlp_ratio:g}"
+    if spec.precision != "fp32":
+        text += f", {spec.precision}"
+    if region != WHOLE:
+        text += f", of {region.right - region.left:.0%} x {region.bottom - region.top:.0%}"
+    return text
+
+
+def make_choices(
+    teacher: SubModelSpec,
+    predictor: Predictor,
+    precisions: Sequence[Precision] = ("fp32",),
+    *,
+    shapes: Sequence[SubModelSpec] | None = None,
+    regions: Sequence[Region] = REGIONS,
+) -> Choices:
+    """Count everything about the shapes, by default the teacher's grid, that no device changes."""
+    plain = list(sub_model_grid(teacher) if shapes is None else shapes)
+    counts, num_classes = terms(plain, predictor.num_classes), predictor.num_classes
+    blocks = [(p, r) for p in dict.fromkeys(precisions) for r in regions]
+    specs: list[SubModelSpec] = []
+    seen: list[Region] = []
+    capability, memory, identity = [], [], []
+    rows_of: dict[Precision, NDArray[np.int64]] = {}
+    for precision, region in blocks:
+        mine = [_with_precision(shape, precision) for shape in plain]
+        start = len(specs)
+        specs += mine
+        seen += [region] * len(mine)
+        values = predictor.of_shapes(features(teacher, mine, [region] * len(mine)))
+        capability.append(quantised(values, precision))
+        identity.append(regions.index(region) * len(plain) + np.arange(len(plain)))
+        memory.append(np.array([memory_bytes(spec, num_classes) for spec in mine]))
+        rows = np.arange(start, len(specs))
+        rows_of[precision] = np.concatenate([rows_of.get(precision, rows[:0]), rows])
+    return Choices(
+        specs=specs,
+        regions=seen,
+        counts=np.tile(counts, (len(blocks), 1)),
+        image_sizes=np.array([spec.image_size for spec in specs]),
+        embed_dims=np.array([spec.embed_dim for spec in specs]),
+        memory_bytes=np.concatenate(memory),
+        capability=np.concatenate(capability),
+        view=_indices([view_of(s, r) for s, r in zip(specs, seen, strict=True)]),
+        model=_indices([model_of(spec) for spec in specs]),
+        group=_indices([(view_of(s, r), s.precision) for s, r in zip(specs, seen, strict=True)]),
+        identity=np.concatenate(identity),
+        rows_of=rows_of,
+        num_classes=num_classes,
+    )
+
+
+def quantised(capability: Array, precision: Precision) -> Array:
+    """Capability after the loss that planning assumes of a precision."""
+    loss = QUANTISATION_LOSS.get(precision, 0.0)
+    values: Array = -np.log(np.minimum(np.exp(-capability) + loss, 1.0))
+    return values
+
+
+@lru_cache(maxsize=100_000)
+def _with_precision(spec: SubModelSpec, precision: Precision) -> SubModelSpec:
+    return msgspec.structs.replace(spec, precision=precision)
+
+
+def _indices(keys: Sequence[object]) -> NDArray[np.int64]:
+    """The same small number for the same key."""
+    known: dict[object, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys])

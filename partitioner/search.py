@@ -1,39 +1,54 @@
-"""Which device runs which sub-model: a first search over a small grid of shapes. Pure.
+"""Plans: which device runs which sub-model, and whether that beats one device. Pure.
 
-Every shape is tried on every device; then the devices choose one after another, strongest first,
-by the capability proxy of `partitioner.grid`.
+Every shape is costed on every device (`partitioner.candidates`), the most accurate combination
+within the limits is looked for (`partitioner.choose`), and what comes out is held against the best
+that one device could do alone.
 """
 
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mdp.errors import InputError, PlanRefused
 from mdp.plan import (
-    MAX_MEMBERS,
     Assignment,
     Plan,
+    PredictedAccuracy,
+    Replica,
     SingleDevice,
-    SubModelSpec,
     TeacherSpec,
 )
-from mdp.profile import DeviceProfile
-from partitioner.cost import memory_bytes
-from partitioner.grid import Candidate, Device, evaluate_grid, size_of, sub_model_grid, words
-from partitioner.latency import predict
-from partitioner.network import choose_encoding
+from mdp.profile import DeviceProfile, Precision
+from partitioner.accuracy_law import Member, capability_of, together
+from partitioner.candidates import Candidate, Device, evaluate_device, fitted_ways
+from partitioner.choose import LEAST_GAIN, Limits, Seat, Seats, choose
+from partitioner.expectation import Objective, exact_arrivals
+from partitioner.grid import make_choices
+from partitioner.predictor import Predictor, predictor_for, shipped_law
 
-#: A sub-model whose picture size, or whose width and depth, another member already has counts this
-#: much less, once per such member: unlike members err differently, and that is what an ensemble
-#: lives on. How much a difference is worth is a guess until subsets are measured; for scale, from
-#: DeiT-S to DeiT-Ti the MACs fall to a quarter and ImageNet accuracy from 79.8 to 72.2 % (Touvron
-#: et al., arXiv 2012.12877).
-REPEATED_IMAGE_SIZE, REPEATED_MODEL_SIZE = 0.5, 0.8
 #: Availabilities closer than one step count as equal when the boosting order is made.
 AVAILABILITY_STEP = 0.05
+#: A plan has to be predicted to be more accurate than one device by more than this share of the
+#: pictures, half of what tables show.
+LEAST_LEAD = 5e-4
+FP32: tuple[Precision, ...] = ("fp32",)
 
 
-Chosen = list[tuple[Device, Candidate]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Everything that a search needs, counted and fitted once for all its targets."""
+
+    teacher: TeacherSpec
+    predictor: Predictor
+    devices: tuple[Device, ...]
+    #: Each device with the teacher itself as its only choice, so far as its memory allows.
+    with_teacher: tuple[Device, ...]
+    max_energy_j: float | None
+
+    def limits(self, target_ms: float) -> Limits:
+        """The limits of a plan for this target."""
+        return Limits(target_ms=target_ms, max_energy_j=self.max_energy_j)
 
 
 def make_plan(
@@ -42,224 +57,292 @@ def make_plan(
     *,
     target_ms: float,
     num_classes: int = 1000,
+    predictor: Predictor | None = None,
+    precisions: Sequence[Precision] = FP32,
+    max_energy_j: float | None = None,
 ) -> Plan:
-    """Assign a different sub-model to every device that can answer within `target_ms`.
+    """Assign sub-models to devices so that expected accuracy within `target_ms` is highest.
 
-    The plan is marked as refused where one device alone does at least as well. While accuracy is
-    only a proxy, "at least as well" is claimed where it needs no predictor: one device runs the
-    teacher itself in time, or a sub-model with at least the MACs of all members together, or there
-    is only one device. Anything finer would be a guess dressed up as a verdict. Raises InputError
-    for unusable arguments and PlanRefused, naming the nearest target that could be met, when no
-    device can take part.
+    The plan is marked as refused where one device alone is predicted to be as accurate in that
+    time, runs the teacher itself, or is the only one that can take part. Raises InputError for
+    unusable arguments and PlanRefused, naming the nearest target that could be met, when no device
+    can take part.
     """
-    _check(profiles, target_ms, num_classes)
-    shapes = sub_model_grid(teacher.shape)
-    devices = [evaluate_grid(p, shapes, teacher.shape, target_ms, num_classes) for p in profiles]
-    able = [device for device in devices if device.feasible]
-    if not able:
-        raise PlanRefused(_nothing_fits(devices, target_ms))
-    left_out = {d.name: _why_left_out(d, target_ms) for d in devices if not d.feasible}
-    chosen: Chosen = []
-    for device in sorted(able, key=_strongest_first):
-        pick = _pick(device, [candidate.spec for _, candidate in chosen])
-        if pick is None:
-            left_out[device.name] = "another member already has every sub-model it could run"
-        else:
-            chosen.append((device, pick))
-    chosen.sort(key=_boosting_order)
-    single = _single_device(teacher.shape, devices, target_ms, num_classes)
-    reason = _reason_to_refuse(chosen, single, target_ms)
-    assignments = [_assignment(k, chosen, target_ms, num_classes) for k, _ in enumerate(chosen)]
-    return Plan(
+    problem = make_problem(
+        teacher,
+        profiles,
+        num_classes=num_classes,
+        predictor=predictor,
+        precisions=precisions,
+        max_energy_j=max_energy_j,
+    )
+    return plan_within(problem, target_ms)
+
+
+def make_problem(
+    teacher: TeacherSpec,
+    profiles: Sequence[DeviceProfile],
+    *,
+    num_classes: int = 1000,
+    predictor: Predictor | None = None,
+    precisions: Sequence[Precision] = FP32,
+    max_energy_j: float | None = None,
+) -> Problem:
+    """Cost every choice on every device; raises InputError for unusable arguments."""
+    _check(profiles, num_classes, max_energy_j)
+    if predictor is None:
+        predictor = predictor_for(shipped_law(), teacher.shape, num_classes=num_classes)
+    choices = make_choices(teacher.shape, predictor, precisions)
+    whole = make_choices(teacher.shape, predictor, precisions, shapes=[teacher.shape])
+    # The order in which profiles are named must not matter.
+    ordered = sorted(profiles, key=lambda profile: profile.name)
+    fitted = [(profile, fitted_ways(profile, precisions)) for profile in ordered]
+    return Problem(
         teacher=teacher,
-        target_ms=target_ms,
-        refused=bool(reason),
-        reason=reason,
-        assignments=assignments,
-        single_device=single,
-        left_out=left_out,
+        predictor=predictor,
+        devices=tuple(evaluate_device(*device, choices) for device in fitted),
+        with_teacher=tuple(evaluate_device(*device, whole) for device in fitted),
+        max_energy_j=max_energy_j,
     )
 
 
-def _check(profiles: Sequence[DeviceProfile], target_ms: float, num_classes: int) -> None:
+def plan_within(problem: Problem, target_ms: float, start: Seats = ()) -> Plan:
+    """The plan for one target; raises InputError and PlanRefused as `make_plan` does."""
     if not (math.isfinite(target_ms) and target_ms > 0):
         raise InputError(f"expected a latency target above 0 ms, got {target_ms}")
+    limits = problem.limits(target_ms)
+    seats, _ = choose(problem.devices, problem.predictor, limits, start)
+    if not seats:
+        raise PlanRefused(nothing_fits(problem, limits))
+    return make_of_seats(problem, seats, limits)
+
+
+def make_of_seats(problem: Problem, seats: Seats, limits: Limits) -> Plan:
+    """The plan that seats describe, marked as refused where one device does as well."""
+    from partitioner.explain import why, why_replica
+
+    ordered = sorted(seats, key=lambda seat: _boosting_order(problem, seat))
+    accuracy = predicted_accuracy(problem, ordered)
+    single = _single_device(problem, limits)
+    reason = _reason_to_refuse(problem, ordered, accuracy, single, limits)
+    return Plan(
+        teacher=problem.teacher,
+        target_ms=limits.target_ms,
+        refused=bool(reason),
+        reason=reason,
+        assignments=[
+            _assignment(problem, k, seat, why(problem, ordered, k, limits))
+            for k, seat in enumerate(ordered)
+        ],
+        single_device=single,
+        left_out=_left_out(problem, ordered, limits),
+        replicas=[
+            _replica(problem, k, device, run, why_replica(problem, ordered, k))
+            for k, seat in enumerate(ordered)
+            for device, run in seat.replicas
+        ],
+        accuracy=accuracy,
+    )
+
+
+def latency_ms(seat: Seat) -> float:
+    """Milliseconds of a member's answer, by the slowest of those who serve it."""
+    return max(c.predicted_ms.total for c in (seat.candidate, *(c for _, c in seat.replicas)))
+
+
+def rounded_up(value_ms: float) -> float:
+    """To a tenth of a millisecond, never less."""
+    return math.ceil(round(value_ms * 10, 6)) / 10
+
+
+def predicted_accuracy(problem: Problem, seats: Sequence[Seat]) -> PredictedAccuracy:
+    """With every member in, and expected over which devices are there, counted exactly."""
+    predictor = problem.predictor
+    members = [
+        Member(capability=s.candidate.capability, view=s.candidate.view, model=s.candidate.model)
+        for s in seats
+    ]
+    there = [availability(problem, seat) for seat in seats]
+    served = [(seat.candidate, [k]) for k, seat in enumerate(seats)]
+    objective = Objective(
+        predictor.law, capability_of(predictor.teacher_accuracy), exact_arrivals(there)
+    )
+    return PredictedAccuracy(
+        all_in=predictor.accuracy(together(predictor.law, members)),
+        expected=objective.value(objective.sums(served)),
+        typical_error=min(predictor.typical_error, 1.0),
+    )
+
+
+def availability(problem: Problem, seat: Seat) -> float:
+    """Share of the time in which someone serves this member."""
+    away = [1 - problem.devices[device].profile.availability for device in seat.devices]
+    return 1 - math.prod(away)
+
+
+def _check(profiles: Sequence[DeviceProfile], num_classes: int, max_energy_j: float | None) -> None:
     if num_classes < 2:
         raise InputError(f"expected at least 2 classes, got {num_classes}")
-    if not 1 <= len(profiles) <= MAX_MEMBERS:
-        raise InputError(f"expected 1 to {MAX_MEMBERS} profiles, got {len(profiles)}")
+    if not profiles:
+        raise InputError("expected at least 1 profile, got 0")
     repeated = [name for name, n in Counter(p.name for p in profiles).items() if n > 1]
     if repeated:
         raise InputError(f"expected every profile once, got {', '.join(repeated)} repeatedly")
+    if max_energy_j is not None and not (math.isfinite(max_energy_j) and max_energy_j > 0):
+        raise InputError(f"expected an energy limit above 0 J, got {max_energy_j:g}")
 
 
-def _strongest_first(device: Device) -> tuple[float, str]:
-    """The order in which devices choose: large pictures should go where they can be used."""
-    return (-device.feasible[0].score, device.name)
+def _boosting_order(problem: Problem, seat: Seat) -> tuple[float, float, str]:
+    """f_0 carries most: the most dependable member first, then the most capable."""
+    dependable = round(availability(problem, seat) / AVAILABILITY_STEP)
+    name = problem.devices[seat.device].name
+    return (-dependable, -seat.candidate.capability, name)
 
 
-def _boosting_order(part: tuple[Device, Candidate]) -> tuple[float, float, str]:
-    """f_0 carries most: the most dependable device first, then the most capable."""
-    device, candidate = part
-    dependable = round(device.profile.availability / AVAILABILITY_STEP)
-    return (-dependable, -candidate.score, device.name)
-
-
-def _pick(device: Device, taken: Sequence[SubModelSpec]) -> Candidate | None:
-    """The most capable feasible sub-model that nobody has taken, or None."""
-    sizes = {size_of(spec) for spec in taken}
-    image_sizes = Counter(spec.image_size for spec in taken)
-    model_sizes = Counter((spec.embed_dim, spec.depth) for spec in taken)
-
-    def worth(candidate: Candidate) -> float:
-        spec = candidate.spec
-        like_image = REPEATED_IMAGE_SIZE ** image_sizes[spec.image_size]
-        like_model = REPEATED_MODEL_SIZE ** model_sizes[spec.embed_dim, spec.depth]
-        return candidate.score * like_image * like_model
-
-    free = (candidate for candidate in device.feasible if size_of(candidate.spec) not in sizes)
-    return max(free, key=worth, default=None)
-
-
-def _single_device(
-    teacher: SubModelSpec, devices: Sequence[Device], target_ms: float, num_classes: int
-) -> SingleDevice:
-    """The fastest device that runs the teacher in time, else the most capable sub-model of any."""
+def _single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
+    """The fastest device that runs the teacher in time, else the most accurate of any alone."""
     alone = [
-        (predicted.total, device.name, predicted)
-        for device in devices
-        if memory_bytes(teacher, num_classes) <= device.profile.memory_bytes
-        and (predicted := predict(device.profile, device.latency, teacher, num_classes)).total
-        <= target_ms
+        (c.predicted_ms.total, device.name, c)
+        for device in problem.with_teacher
+        for c in device.within(limits.target_ms, limits.max_energy_j)
     ]
-    if alone:
-        _, name, predicted = min(alone, key=lambda entry: entry[:2])
-        return SingleDevice(device=name, submodel=teacher, predicted_ms=predicted, is_teacher=True)
-    able = [device for device in devices if device.feasible]
-    best = min(able, key=lambda d: (-d.feasible[0].score, d.feasible[0].predicted_ms.total, d.name))
-    top = best.feasible[0]
+    is_teacher = bool(alone)
+    if not alone:
+        alone = [
+            (-c.capability, device.name, c)
+            for device in problem.devices
+            for c in device.within(limits.target_ms, limits.max_energy_j, per_view=1)
+        ]
+    if not alone:
+        return None
+    _, name, best = min(alone, key=lambda entry: (entry[0], entry[2].predicted_ms.total, entry[1]))
     return SingleDevice(
-        device=best.name, submodel=top.spec, predicted_ms=top.predicted_ms, is_teacher=False
+        device=name,
+        submodel=best.spec,
+        predicted_ms=best.predicted_ms,
+        is_teacher=is_teacher,
+        accuracy=problem.predictor.accuracy(best.capability),
     )
 
 
-def _reason_to_refuse(chosen: Chosen, single: SingleDevice, target_ms: float) -> str:
+def _reason_to_refuse(
+    problem: Problem,
+    seats: Sequence[Seat],
+    accuracy: PredictedAccuracy,
+    single: SingleDevice | None,
+    limits: Limits,
+) -> str:
     """Why one device does at least as well, or an empty text."""
+    if single is None or single.accuracy is None:
+        return ""
     if single.is_teacher:
-        return (
-            f"{single.device} runs the teacher itself in {single.predicted_ms.total:.1f} ms, "
-            f"within the target of {target_ms:g} ms"
+        quantised = (
+            "" if single.submodel.precision == "fp32" else f" in {single.submodel.precision}"
         )
-    if len(chosen) == 1:
-        return f"only {chosen[0][0].name} can take part, so there is nothing to run in parallel"
-    total_macs = sum(candidate.macs for _, candidate in chosen)
-    latency_ms = max(candidate.predicted_ms.total for _, candidate in chosen)
-    for device, _ in chosen:
-        for candidate in device.feasible:
-            if candidate.macs >= total_macs and candidate.predicted_ms.total <= latency_ms:
-                return (
-                    f"{device.name} alone runs a sub-model of {words(candidate.spec)} in "
-                    f"{candidate.predicted_ms.total:.1f} ms, which computes at least as much as "
-                    f"all {len(chosen)} members together in {latency_ms:.1f} ms"
-                )
+        return (
+            f"{single.device} runs the teacher itself{quantised} in "
+            f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
+        )
+    able = [
+        d for d in problem.devices if d.within(limits.target_ms, limits.max_energy_j, per_view=1)
+    ]
+    if len(able) == 1:
+        return f"only {able[0].name} can take part, so there is nothing to run in parallel"
+    there = next(d for d in problem.devices if d.name == single.device).profile.availability
+    if (
+        accuracy.all_in <= single.accuracy + LEAST_LEAD
+        and accuracy.expected <= there * single.accuracy + LEAST_LEAD
+    ):
+        return (
+            f"{single.device} alone is predicted to be right on {single.accuracy:.2%} in "
+            f"{single.predicted_ms.total:.1f} ms, and all {len(seats)} members together on "
+            f"{accuracy.all_in:.2%}"
+        )
     return ""
 
 
-def _assignment(k: int, chosen: Chosen, target_ms: float, num_classes: int) -> Assignment:
-    device, pick = chosen[k]
-    profile = device.profile
-    others = [(other.name, candidate.spec) for other, candidate in chosen if other is not device]
+def _assignment(problem: Problem, k: int, seat: Seat, why: str) -> Assignment:
+    c = seat.candidate
     return Assignment(
         k=k,
-        device=device.name,
-        submodel=pick.spec,
-        predicted_ms=pick.predicted_ms,
-        memory_bytes=pick.memory_bytes,
-        provider=profile.provider,
-        threads=profile.threads,
-        why=_why(device, pick, others, target_ms),
-        encoding=choose_encoding(profile.link, pick.spec.image_size, num_classes),
+        device=problem.devices[seat.device].name,
+        submodel=c.spec,
+        predicted_ms=c.predicted_ms,
+        memory_bytes=c.memory_bytes,
+        provider=c.way.provider,
+        threads=c.way.threads,
+        why=why,
+        region=c.region,
+        encoding=c.encoding,
+        runtime=c.way.runtime,
+        energy_j=c.energy_j,
     )
 
 
-def _why(
-    device: Device, pick: Candidate, others: Sequence[tuple[str, SubModelSpec]], target_ms: float
-) -> str:
-    """One sentence: what was chosen, and which limit the next bigger one would break."""
-    text = (
-        f"{words(pick.spec)} takes {pick.predicted_ms.total:.2f} of {target_ms:g} ms, and "
-        f"{_next_bigger(device, pick, others, target_ms)}"
+def _replica(problem: Problem, k: int, device: int, run: Candidate, why: str) -> Replica:
+    return Replica(
+        k=k,
+        device=problem.devices[device].name,
+        predicted_ms=run.predicted_ms,
+        memory_bytes=run.memory_bytes,
+        provider=run.way.provider,
+        threads=run.way.threads,
+        why=why,
+        encoding=run.encoding,
+        runtime=run.way.runtime,
+        energy_j=run.energy_j,
     )
-    top = device.feasible[0].spec
-    if top.image_size == pick.spec.image_size:
-        return text
-    owner = next((name for name, spec in others if spec.image_size == top.image_size), None)
-    if owner is None:
-        return text
-    return f"{text}; {top.image_size} px is left to {owner}, for unlike views"
 
 
-def _next_bigger(
-    device: Device, pick: Candidate, others: Sequence[tuple[str, SubModelSpec]], target_ms: float
-) -> str:
-    """What keeps the next bigger one with the same picture size from being taken."""
-    bigger = [
-        candidate
-        for candidate in device.grid
-        if candidate.spec.image_size == pick.spec.image_size and candidate.score > pick.score
-    ]
-    if not bigger:
-        return "none with this picture size and below the teacher is bigger"
-    following = min(bigger, key=lambda candidate: candidate.score)
-    text = f"the next bigger one with this picture size ({words(following.spec)})"
-    limit = _limit_broken(device, following, target_ms)
-    if limit:
-        return f"{text} {limit}"
-    # Both have the same picture size, so width and depth are what tells against this one.
-    like = (following.spec.embed_dim, following.spec.depth)
-    owner = next(name for name, spec in others if (spec.embed_dim, spec.depth) == like)
-    return f"{text} would have the width and depth of the one on {owner}"
+def _left_out(problem: Problem, seats: Sequence[Seat], limits: Limits) -> dict[str, str]:
+    """Devices without a part, each with the reason."""
+    busy = {device for seat in seats for device in seat.devices}
+    taken = {seat.candidate.identity for seat in seats}
+    reasons = {}
+    for index, device in enumerate(problem.devices):
+        if index in busy:
+            continue
+        options = device.within(limits.target_ms, limits.max_energy_j)
+        if not options:
+            reasons[device.name] = why_left_out(device, limits)
+        elif all(c.identity in taken for c in options):
+            reasons[device.name] = "another member already has every sub-model it could run"
+        else:
+            reasons[device.name] = (
+                f"it would add less than {100 * LEAST_GAIN:g} points to the expected accuracy"
+            )
+    return reasons
 
 
-def _limit_broken(device: Device, candidate: Candidate, target_ms: float) -> str:
-    """Which limit this candidate breaks on this device, and by how much; empty if none."""
-    over_bytes = candidate.memory_bytes - device.profile.memory_bytes
-    if over_bytes > 0:
-        return f"would need {over_bytes / 1e6:.1f} MB more memory than there is"
-    over_ms = candidate.predicted_ms.total - target_ms
-    if over_ms > 0:
-        return f"would be {over_ms:.2f} ms too late"
-    return ""
+def why_left_out(device: Device, limits: Limits) -> str:
+    """Why a device has no part: its quickest choice, and the limit which that breaks."""
+    from partitioner.explain import limit_broken
 
-
-def _why_left_out(device: Device, target_ms: float) -> str:
-    """Why a device has no part: its cheapest shape, and the limit which that breaks."""
-    cheapest = min(device.grid, key=lambda c: (c.predicted_ms.total, c.memory_bytes))
+    c = device.quickest
     return (
-        f"even {words(cheapest.spec)} {_limit_broken(device, cheapest, target_ms)} "
-        f"({cheapest.predicted_ms.compute:.2f} ms compute, "
-        f"{cheapest.predicted_ms.network:.2f} ms network)"
+        f"even {c} {limit_broken(device, c, limits)} ({c.predicted_ms.compute:.2f} ms compute, "
+        f"{c.predicted_ms.network:.2f} ms network)"
     )
 
 
-def _nothing_fits(devices: Sequence[Device], target_ms: float) -> str:
+def nothing_fits(problem: Problem, limits: Limits) -> str:
     """One line that names the nearest targets which could be met."""
-    fastest = sorted(
-        (min(c.predicted_ms.total for c in fitting), device.name)
-        for device in devices
-        if (fitting := [c for c in device.grid if c.memory_bytes <= device.profile.memory_bytes])
-    )
-    if not fastest:
-        reasons = "; ".join(f"{d.name}: {_why_left_out(d, target_ms)}" for d in devices)
+    able = [
+        (quickest, device.name)
+        for device in problem.devices
+        if (options := device.within(math.inf, limits.max_energy_j))
+        for quickest in [min(c.predicted_ms.total for c in options)]
+    ]
+    if not able:
+        reasons = "; ".join(f"{d.name}: {why_left_out(d, limits)}" for d in problem.devices)
+        if limits.max_energy_j is not None and any(len(d.rows) for d in problem.devices):
+            return f"no device can answer with {limits.max_energy_j:g} J ({reasons})"
         return f"no device has the memory for a sub-model ({reasons})"
+    able.sort()
     text = (
-        f"no device can answer within {target_ms:g} ms; the nearest target that could be met is "
-        f"{_rounded_up(fastest[0][0]):g} ms, by {fastest[0][1]}"
+        f"no device can answer within {limits.target_ms:g} ms; the nearest target that could be "
+        f"met is {rounded_up(able[0][0]):g} ms, by {able[0][1]}"
     )
-    if len(fastest) > 1:
-        text += f", and two devices can take part from {_rounded_up(fastest[1][0]):g} ms on"
+    if len(able) > 1:
+        text += f", and two devices can take part from {rounded_up(able[1][0]):g} ms on"
     return text
-
-
-def _rounded_up(value_ms: float) -> float:
-    return math.ceil(value_ms * 10) / 10

@@ -1,6 +1,5 @@
 """The four steps of a build, each of which finds out what is done already."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,13 +9,11 @@ from mdp.bundle import MANIFEST, Bundle, Manifest, sha256_of
 from mdp.errors import ConfigError, InputError, MDPError, PlanRefused
 from mdp.files import read_json
 from mdp.plan import Plan, TeacherSpec
-from mdp.profile import read_profile
 from partitioner.data import DIGITS, Dataset, open_dataset
 from partitioner.distributed import first_then_others, is_first, together
 from partitioner.evaluate import Report, evaluate, write_evaluation
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder, default_run
-from partitioner.search import make_plan
 from partitioner.settings import (
     Asked,
     DataFacts,
@@ -26,18 +23,6 @@ from partitioner.settings import (
     differences,
 )
 from partitioner.work import Work
-
-
-def plan_step(
-    teacher: TeacherSpec, profiles: Sequence[str], target_ms: float, num_classes: int
-) -> Plan:
-    """Read the profiles and search; raises ConfigError, InputError and PlanRefused."""
-    return make_plan(
-        teacher,
-        [read_profile(profile) for profile in profiles],
-        target_ms=target_ms,
-        num_classes=num_classes,
-    )
 
 
 def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:

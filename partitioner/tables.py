@@ -17,35 +17,6 @@ def words(spec: SubModelSpec) -> str:
     return f"{spec.image_size} px, patch {spec.patch_size}, {spec.embed_dim} x {spec.depth}"
 
 
-def print_plan(plan: Plan) -> None:
-    """One row per device, what one device could do alone, and who takes no part."""
-    console = Console()
-    table = Table(
-        "k", "device", "sub-model", "compute ms", "network ms", "total ms", "memory MB",
-        title=f"plan for {plan.teacher.name} ({words(plan.teacher.shape)}), "
-        f"target {plan.target_ms:g} ms",
-    )  # fmt: skip
-    for a in plan.assignments:
-        ms = a.predicted_ms
-        table.add_row(
-            str(a.k), a.device, words(a.submodel), f"{ms.compute:.2f}", f"{ms.network:.2f}",
-            f"{ms.total:.2f}", f"{a.memory_bytes / 1e6:.0f}",
-        )  # fmt: skip
-    if plan.single_device is not None:
-        one, ms = plan.single_device, plan.single_device.predicted_ms
-        what = "the teacher itself" if one.is_teacher else words(one.submodel)
-        table.add_section()
-        table.add_row(
-            "", f"{one.device} alone", what, f"{ms.compute:.2f}", f"{ms.network:.2f}",
-            f"{ms.total:.2f}", "",
-        )  # fmt: skip
-    console.print(table)
-    for device, reason in plan.left_out.items():
-        console.print(f"left out: {device}: {reason}", soft_wrap=True, highlight=False)
-    if plan.refused:
-        console.print(f"refused: {plan.reason}", soft_wrap=True, highlight=False)
-
-
 def print_report(report: Report, plan: Plan) -> None:
     """Accuracy and latency of the teacher, each member and every arrival subset."""
     console, evaluation = Console(), report.evaluation

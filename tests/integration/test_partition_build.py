@@ -115,7 +115,8 @@ def whole(folder: Path) -> Whole:
 def test_four_commands_make_an_evaluated_bundle(whole: Whole):
     bundle = Bundle.open(whole.bundle)
     assert bundle.manifest.labels == list(CLASSES)
-    assert [a.device for a in bundle.manifest.plan.assignments] == ["alpha", "beta"]
+    # The two are equal, so either may come first.
+    assert {a.device for a in bundle.manifest.plan.assignments} == {"alpha", "beta"}
     for name in bundle.manifest.files:
         bundle.verified(name)
     assert whole.plan["refused"] is False

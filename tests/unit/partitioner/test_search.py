@@ -9,15 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdp.errors import InputError, PlanRefused
-from mdp.plan import Plan, SubModelSpec, TeacherSpec, read_plan
+from mdp.plan import Assignment, Plan, Replica, SubModelSpec, TeacherSpec, read_plan
 from mdp.profile import DeviceProfile, Link, read_profile
 from partitioner import cost
 from partitioner.grid import sub_model_grid
-from partitioner.latency import fit_latency, predict
+from partitioner.latency import Way, fit_latency, predict, ways
 from partitioner.search import make_plan
 from tests.support.latencies import Formula
 
 DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
+#: With one thread the laptop runs the demo's teacher alone in 1.42 ms.
+DEMO_MS = 1.4
 
 
 def teacher(
@@ -69,30 +71,44 @@ def shipped(*names: str) -> list[DeviceProfile]:
     return [read_profile(name) for name in names]
 
 
-def size(spec: SubModelSpec) -> tuple[int, int, int]:
-    return (spec.image_size, spec.embed_dim, spec.depth)
+def size(spec: SubModelSpec) -> tuple[float, ...]:
+    return (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth, spec.mlp_ratio)
+
+
+def way_of(part: Assignment | Replica, profile: DeviceProfile) -> Way | None:
+    """The way of running that a plan names; None where fewer threads stood in."""
+    named = Way(runtime=part.runtime, provider=part.provider, threads=part.threads)
+    return named if named in ways(profile) else None
 
 
 def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> None:
     """What holds for every plan, whatever the devices are."""
     by_name = {profile.name: profile for profile in profiles}
-    assigned = [assignment.device for assignment in plan.assignments]
+    assigned = [part.device for part in (*plan.assignments, *plan.replicas)]
     assert sorted([*assigned, *plan.left_out]) == sorted(by_name)
     assert all(reason for reason in plan.left_out.values())
     assert len({size(a.submodel) for a in plan.assignments}) == len(plan.assignments)
     assert size(plan.teacher.shape) not in {size(a.submodel) for a in plan.assignments}
-    for assignment in plan.assignments:
-        profile = by_name[assignment.device]
-        predicted = predict(profile, fit_latency(profile), assignment.submodel, num_classes)
+    for device in assigned:
+        assignment = plan.assignment_of(device)
+        assert assignment is not None
+        profile = by_name[device]
+        model = fit_latency(profile, way_of(assignment, profile))
+        predicted = predict(profile, model, assignment.submodel, num_classes)
         assert assignment.predicted_ms == predicted
         assert predicted.total <= plan.target_ms
         assert assignment.memory_bytes == cost.memory_bytes(assignment.submodel, num_classes)
         assert assignment.memory_bytes <= profile.memory_bytes
-        assert (assignment.provider, assignment.threads) == (profile.provider, profile.threads)
+        assert assignment.submodel.precision == "fp32"
         assert assignment.why
     assert plan.refused == bool(plan.reason)
     assert plan.single_device is not None
     assert plan.single_device.predicted_ms.total <= plan.target_ms
+    assert plan.accuracy is not None
+    assert 0 < plan.accuracy.expected <= plan.accuracy.all_in + 1e-9 < 1
+    if not plan.single_device.is_teacher:
+        assert plan.single_device.accuracy is not None
+        assert plan.single_device.accuracy <= plan.accuracy.all_in + 1e-9
 
 
 devices = st.builds(
@@ -107,7 +123,7 @@ devices = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     profiles=st.lists(devices, min_size=1, max_size=8, unique_by=lambda profile: profile.name),
     shape=st.sampled_from([DIGITS, TINY]),
@@ -143,14 +159,12 @@ def test_the_nearest_target_that_a_refusal_names_can_be_met(
         check(make_plan(DIGITS, [profile], target_ms=nearest_ms, num_classes=10), [profile], 10)
 
 
-def test_the_digits_demo_gets_three_members_unlike_in_picture_and_model_size() -> None:
-    plan = make_plan(DIGITS, shipped(*DEMO), target_ms=1.5, num_classes=10)
+def test_the_digits_demo_gets_three_different_members() -> None:
+    plan = make_plan(DIGITS, shipped(*DEMO), target_ms=DEMO_MS, num_classes=10)
     check(plan, shipped(*DEMO), 10)
     assert not plan.refused
-    members = [assignment.submodel for assignment in plan.assignments]
-    assert len({spec.image_size for spec in members}) == 3
-    assert len({(spec.embed_dim, spec.depth) for spec in members}) == 3
-    assert max(cost.macs(spec, 10) for spec in members) < 30e6
+    assert len(plan.assignments) == 3
+    assert max(cost.macs(a.submodel, 10) for a in plan.assignments) < 30e6
 
 
 def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
@@ -178,7 +192,7 @@ def test_one_device_alone_is_nothing_to_run_in_parallel() -> None:
     plan = make_plan(TINY, [device("quick", gmacs_per_s=10), slow], target_ms=10, num_classes=10)
     assert plan.refused
     assert plan.reason == "only quick can take part, so there is nothing to run in parallel"
-    assert plan.left_out["slow"].startswith("even 32 px, 32 wide, 2 deep would be ")
+    assert plan.left_out["slow"].startswith("even 32 px, patch 16, 32 wide, 2 deep, MLP x2 would ")
     assert "ms too late" in plan.left_out["slow"]
 
 
@@ -204,16 +218,23 @@ def test_a_target_nobody_meets_names_the_nearest_ones() -> None:
         make_plan(DIGITS, profiles, target_ms=1, num_classes=10)
 
 
-def test_members_that_one_device_could_outweigh_alone_are_refused() -> None:
-    strong, weak = (
-        device("strong", gmacs_per_s=3),
-        device("weak", gmacs_per_s=0.05, layer_ms=0, fixed_ms=0),
-    )
-    plan = make_plan(teacher(32, 8, 192, 12, 3), [strong, weak], target_ms=19.0, num_classes=10)
+def test_a_plan_that_is_no_more_accurate_than_one_device_is_refused() -> None:
+    strong = device("strong", gmacs_per_s=30)
+    weak = device("weak", gmacs_per_s=0.05, layer_ms=0, fixed_ms=0)
+    plan = make_plan(teacher(32, 8, 192, 12, 3), [strong, weak], target_ms=4.5, num_classes=10)
     assert plan.refused
-    assert plan.reason.startswith("strong alone runs a sub-model of 24 px, 192 wide, 11 deep in")
-    assert "at least as much as all 2 members together" in plan.reason
-    assert len(plan.assignments) == 2
+    assert plan.single_device is not None
+    assert plan.single_device.device == "strong"
+    assert plan.reason.startswith("strong alone is predicted to be right on ")
+    assert plan.reason.count("all 2 members together on ") == 1
+
+
+def test_a_weak_device_counts_where_the_strong_one_is_often_away() -> None:
+    strong = device("strong", gmacs_per_s=30, availability=0.8)
+    weak = device("weak", gmacs_per_s=0.05, layer_ms=0, fixed_ms=0)
+    plan = make_plan(teacher(32, 8, 192, 12, 3), [strong, weak], target_ms=4.5, num_classes=10)
+    assert not plan.refused
+    assert [a.device for a in plan.assignments] == ["weak", "strong"]
 
 
 def test_f_0_goes_to_the_most_dependable_device() -> None:
@@ -227,21 +248,27 @@ def test_f_0_goes_to_the_most_dependable_device() -> None:
     assert [assignment.device for assignment in plan.assignments] == ["safe", "safer", "strong"]
 
 
-def test_equal_devices_get_different_sub_models_and_share_the_picture_sizes_out() -> None:
+def test_equal_devices_get_different_sub_models() -> None:
     equal = [device(name, gmacs_per_s=20) for name in "abcdefgh"]
-    plan = make_plan(TINY, equal, target_ms=5, num_classes=10)
+    plan = make_plan(TINY, equal, target_ms=3.5, num_classes=10)
     check(plan, equal, 10)
-    tried = {shape.image_size for shape in sub_model_grid(TINY.shape)}
-    assert {assignment.submodel.image_size for assignment in plan.assignments} == tried
+    assert len(plan.assignments) == 8
+    assert len({assignment.submodel.image_size for assignment in plan.assignments}) >= 3
 
 
 def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:
-    smallest = teacher(8, 8, 32, 2, 1)
-    one_shape = teacher(8, 8, 48, 2, 1)
-    assert len(sub_model_grid(one_shape.shape)) == 1
-    plan = make_plan(one_shape, [device("a"), device("b")], target_ms=1.4, num_classes=10)
-    assert size(plan.assignments[0].submodel) == size(smallest.shape)
-    assert plan.left_out == {"b": "another member already has every sub-model it could run"}
+    only = teacher(8, 8, 48, 2, 1)
+    shapes = sub_model_grid(only.shape)
+    assert {(s.image_size, s.embed_dim, s.depth) for s in shapes} == {(8, 32, 2), (8, 48, 2)}
+    # A device for every shape, and one that is always there as they all are.
+    several = [device(f"d{i}") for i in range(len(shapes) + 1)]
+    plan = make_plan(only, several, target_ms=1.4, num_classes=10)
+    assert len(plan.assignments) <= len(shapes)
+    assert set(plan.left_out.values()) <= {
+        "another member already has every sub-model it could run",
+        "it would add less than 0.01 points to the expected accuracy",
+    }
+    assert plan.left_out
 
 
 def test_why_names_the_limit_that_the_next_bigger_one_would_break() -> None:
@@ -251,15 +278,6 @@ def test_why_names_the_limit_that_the_next_bigger_one_would_break() -> None:
     assert f"takes {n100.predicted_ms.total:.2f} of 5 ms" in n100.why
     assert "the next bigger one with this picture size" in n100.why
     assert "ms too late" in n100.why
-    assert "64 px is left to laptop-cpu" in n100.why
-
-
-def test_why_names_the_member_that_is_built_alike() -> None:
-    plan = make_plan(DIGITS, shipped(*DEMO), target_ms=1.5, num_classes=10)
-    n100 = plan.assignment_of("n100")
-    assert n100 is not None
-    assert "20 px, 96 wide, 5 deep) would have the width and depth of the one on" in n100.why
-    assert "on laptop-cpu; 24 px is left to laptop-cpu, for unlike views" in n100.why
 
 
 def test_a_slow_link_is_sent_jpeg() -> None:
@@ -273,18 +291,38 @@ def test_a_slow_link_is_sent_jpeg() -> None:
 def test_the_grid_keeps_the_teacher_s_proportions() -> None:
     shapes = sub_model_grid(BASE.shape)
     assert {shape.image_size for shape in shapes} == set(range(112, 225, 16))
-    assert {shape.patch_size for shape in shapes} == {16}
+    assert {shape.patch_size for shape in shapes} == {8, 16, 32}
+    assert {shape.mlp_ratio for shape in shapes} == {4.0, 2.0}
     assert size(BASE.shape) not in {size(shape) for shape in shapes}
     for shape in shapes:
         assert 0.5 <= (shape.depth / 12) / (shape.embed_dim / 768) <= 2
-        assert shape.embed_dim // shape.num_heads in (64, 32, 48)
+        assert shape.embed_dim // shape.num_heads in (64, 32, 48, 16, 24)
+        assert 5 <= cost.tokens(shape) <= cost.tokens(BASE.shape)
         if shape.embed_dim > 256:
             assert shape.embed_dim // shape.num_heads == 64
 
 
-def test_a_teacher_without_smaller_relatives_is_refused() -> None:
-    with pytest.raises(InputError, match="4 px, 16 wide, 1 deep is too small to be decomposed"):
-        make_plan(teacher(4, 4, 16, 1, 1), [device("a")], target_ms=10)
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "args", [{"depth": 3}, {"img_size": 32, "patch_size": 8, "embed_dim": 96, "depth": 6}]
+)
+def test_every_shape_of_the_grid_can_be_cut_from_the_teacher(args: dict[str, int]) -> None:
+    from partitioner.inherit import check_heritage
+    from partitioner.teacher import teacher_spec
+
+    built = teacher_spec("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 6})
+    check_heritage(built, sub_model_grid(built.shape))
+
+
+def test_a_gpu_is_not_planned_with_widths_that_it_pads() -> None:
+    narrow = msgspec.structs.replace(device("gpu", gmacs_per_s=3), kind="gpu")
+    plan = make_plan(BASE, [narrow, device("cpu", gmacs_per_s=3)], target_ms=20, num_classes=10)
+    assert plan.assignment_of("gpu") is not None
+    for target_ms in (5, 10, 20, 40):
+        plan = make_plan(BASE, [narrow, device("cpu")], target_ms=target_ms, num_classes=10)
+        gpu = plan.assignment_of("gpu")
+        assert gpu is not None
+        assert gpu.submodel.embed_dim % 32 == 0
 
 
 @pytest.mark.parametrize("target_ms", [0.0, -1.0, math.nan, math.inf])
@@ -293,14 +331,11 @@ def test_a_target_has_to_be_a_positive_time(target_ms: float) -> None:
         make_plan(DIGITS, [device("a")], target_ms=target_ms)
 
 
-def test_too_many_or_repeated_profiles_are_refused() -> None:
-    many = [device(f"d{i}") for i in range(17)]
-    with pytest.raises(InputError, match="expected 1 to 16 profiles, got 17"):
-        make_plan(DIGITS, many, target_ms=5)
-    with pytest.raises(InputError, match="expected 1 to 16 profiles, got 0"):
+def test_no_or_repeated_profiles_are_refused() -> None:
+    with pytest.raises(InputError, match="expected at least 1 profile, got 0"):
         make_plan(DIGITS, [], target_ms=5)
     with pytest.raises(InputError, match="expected every profile once, got d1 repeatedly"):
-        make_plan(DIGITS, [many[0], many[1], many[1]], target_ms=5)
+        make_plan(DIGITS, [device("d0"), device("d1"), device("d1")], target_ms=5)
 
 
 def test_one_class_is_nothing_to_classify() -> None:

@@ -1,0 +1,253 @@
+"""What one device could run: every choice's latency there, and the few worth considering. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.errors import InputError
+from mdp.plan import Encoding, PredictedMs, Region, SubModelSpec
+from mdp.profile import DeviceProfile, Precision
+from partitioner.accuracy_law import Array
+from partitioner.grid import Choices, words
+from partitioner.latency import LatencyModel, Way, fit_latency, own_way, ways
+from partitioner.network import choose_encoding, network_ms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A choice on one device: how it is run there, and what it costs."""
+
+    #: Row of the choices.
+    choice: int
+    spec: SubModelSpec
+    region: Region
+    way: Way
+    encoding: Encoding
+    predicted_ms: PredictedMs
+    memory_bytes: int
+    #: None where the profile does not tell the device's power.
+    energy_j: float | None
+    capability: float
+    view: int
+    model: int
+    #: What no two members may share.
+    identity: int
+
+    def __str__(self) -> str:
+        return words(self.spec, self.region)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timetable:
+    """Milliseconds `[n]` of every choice on one device, run in its fastest way."""
+
+    compute_ms: Array
+    network_ms: Array
+    #: Index of the fastest way; -1 where the device measured none of that precision.
+    way: NDArray[np.int64]
+    #: Which choices the device can run at all, whatever the target: measured, quick widths, memory.
+    possible: NDArray[np.bool_]
+
+    def only(self, rows: NDArray[np.int64]) -> "Timetable":
+        """Some rows of it."""
+        return Timetable(
+            compute_ms=self.compute_ms[rows],
+            network_ms=self.network_ms[rows],
+            way=self.way[rows],
+            possible=self.possible[rows],
+        )
+
+    @property
+    def total_ms(self) -> Array:
+        """Compute and network, to the microsecond as a plan says it."""
+        total: Array = np.round(np.round(self.compute_ms, 3) + np.round(self.network_ms, 3), 3)
+        return total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Device:
+    """A profile, its fitted ways of running, and the choices that are worth considering there."""
+
+    profile: DeviceProfile
+    models: tuple[LatencyModel, ...]
+    #: Of each view and precision the choices that no quicker one outdoes, and those that would be
+    #: such without them, with their times.
+    rows: NDArray[np.int64]
+    times: Timetable
+    #: The quickest choice at all, whether its memory suffices or not.
+    quickest: Candidate
+    choices: Choices = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The profile's name."""
+        return self.profile.name
+
+    def within(
+        self, target_ms: float, max_energy_j: float | None = None, *, per_view: int | None = None
+    ) -> list[Candidate]:
+        """What meets the target and, alone, the energy limit; of each view only the best few."""
+        met = self.times.total_ms <= target_ms
+        if max_energy_j is not None:
+            power_w = self.profile.power_w
+            joules = (
+                np.inf if power_w is None else power_w * np.round(self.times.compute_ms, 3) / 1e3
+            )
+            met &= joules <= max_energy_j
+        places = np.flatnonzero(met)
+        if per_view is not None:
+            places = self._best_few(places, per_view)
+        return [
+            candidate(
+                self.profile, self.models, self.choices, self.times, place, int(self.rows[place])
+            )
+            for place in places.tolist()
+        ]
+
+    def _best_few(self, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Of each view and precision the most capable places."""
+        rows = self.rows[places]
+        order = np.lexsort((-self.choices.capability[rows], self.choices.group[rows]))
+        groups = self.choices.group[rows][order]
+        first = np.searchsorted(groups, groups)
+        kept: NDArray[np.int64] = np.sort(places[order[np.arange(len(order)) - first < count]])
+        return kept
+
+    def running(self, choice: int) -> Candidate | None:
+        """A choice as this device would run it, or None where it cannot."""
+        table = timetable(self.profile, self.models, self.choices, np.array([choice]))
+        if not table.possible[0]:
+            return None
+        return candidate(self.profile, self.models, self.choices, table, 0, choice)
+
+
+def evaluate_device(
+    profile: DeviceProfile, models: tuple[LatencyModel, ...], choices: Choices
+) -> Device:
+    """Cost every choice on a device, run in its fitted ways, and keep the useful ones."""
+    table = timetable(profile, models, choices)
+    total_ms = table.total_ms
+    order = np.lexsort((np.arange(len(choices)), -choices.capability, total_ms))
+    order = order[table.possible[order]]
+    best = skyline(order, choices.group, choices.capability)
+    # Two members may not share a shape, so each device needs second bests.
+    others = order[~np.isin(order, best)]
+    rows = np.concatenate([best, skyline(others, choices.group, choices.capability)])
+    measured = np.where(table.way >= 0, total_ms, np.inf)
+    quickest = int(np.argmin(np.where(choices.fast_on(profile), measured, np.inf)))
+    return Device(
+        profile=profile,
+        models=models,
+        rows=rows,
+        times=table.only(rows),
+        quickest=candidate(profile, models, choices, table, quickest, quickest),
+        choices=choices,
+    )
+
+
+def fitted_ways(
+    profile: DeviceProfile, precisions: Sequence[Precision]
+) -> tuple[LatencyModel, ...]:
+    """The formula of every measured way with one of the precisions; raises InputError for none.
+
+    Where fp32 has too few points with the profile's threads, those with fewer stand in.
+    """
+    measured = [way for way in ways(profile) if way.precision in precisions]
+    models = [fit_latency(profile, way) for way in measured]
+    if "fp32" in precisions and not any(way.precision == "fp32" for way in measured):
+        models.append(fit_latency(profile))
+    if not models:
+        known = ", ".join(sorted({point.precision for point in profile.latency}))
+        raise InputError(
+            f"profile {profile.name!r}: expected `latency` points of {', '.join(precisions)}, "
+            f"found {known}"
+        )
+    return tuple(models)
+
+
+def timetable(
+    profile: DeviceProfile,
+    models: Sequence[LatencyModel],
+    choices: Choices,
+    rows: NDArray[np.int64] | None = None,
+) -> Timetable:
+    """Cost the choices, or some rows of them, on a device."""
+    chosen = np.arange(len(choices)) if rows is None else rows
+    compute_ms = np.full(len(chosen), np.inf)
+    way = np.full(len(chosen), -1)
+    for index, model in enumerate(models):
+        of_precision = choices.rows_of.get(model.way.precision)
+        if of_precision is None:
+            continue
+        mine = np.flatnonzero(np.isin(chosen, of_precision)) if rows is not None else of_precision
+        took_ms = model.from_terms(choices.counts[chosen[mine]])
+        quicker = took_ms < compute_ms[mine]
+        compute_ms[mine[quicker]], way[mine[quicker]] = took_ms[quicker], index
+    fits = choices.memory_bytes[chosen] <= profile.memory_bytes
+    possible = (way >= 0) & fits & choices.fast_on(profile)[chosen]
+    return Timetable(
+        compute_ms=compute_ms,
+        network_ms=_network(profile, choices, chosen),
+        way=way,
+        possible=possible,
+    )
+
+
+def _network(profile: DeviceProfile, choices: Choices, rows: NDArray[np.int64]) -> Array:
+    sizes, index = np.unique(choices.image_sizes[rows], return_inverse=True)
+    values = [
+        network_ms(profile.link, size, choices.num_classes, _encoding(profile, choices, size))
+        for size in sizes.tolist()
+    ]
+    taken: Array = np.array(values)[index]
+    return taken
+
+
+def _encoding(profile: DeviceProfile, choices: Choices, image_size: int) -> Encoding:
+    return choose_encoding(profile.link, image_size, choices.num_classes)
+
+
+def skyline(
+    order: NDArray[np.int64], group: NDArray[np.int64], capability: Array
+) -> NDArray[np.int64]:
+    """The rows, in `order`, that are more capable than every earlier one of their group."""
+    kept = [np.empty(0, dtype=np.int64)]
+    for value in np.unique(group[order]).tolist():
+        mine = order[group[order] == value]
+        best_before = np.maximum.accumulate(np.concatenate([[-np.inf], capability[mine][:-1]]))
+        kept.append(mine[capability[mine] > best_before])
+    return np.concatenate(kept)
+
+
+def candidate(
+    profile: DeviceProfile,
+    models: Sequence[LatencyModel],
+    choices: Choices,
+    table: Timetable,
+    row: int,
+    choice: int,
+) -> Candidate:
+    """Row `row` of the timetable, which is that choice, as a candidate."""
+    compute, network = (
+        round(float(table.compute_ms[row]), 3),
+        round(float(table.network_ms[row]), 3),
+    )
+    power_w = profile.power_w
+    return Candidate(
+        choice=choice,
+        spec=choices.specs[choice],
+        region=choices.regions[choice],
+        way=models[int(table.way[row])].way if table.way[row] >= 0 else own_way(profile),
+        encoding=_encoding(profile, choices, choices.specs[choice].image_size),
+        predicted_ms=PredictedMs(
+            compute=compute, network=network, total=round(compute + network, 3)
+        ),
+        memory_bytes=int(choices.memory_bytes[choice]),
+        energy_j=None if power_w is None else round(power_w * compute / 1e3, 6),
+        capability=float(choices.capability[choice]),
+        view=int(choices.view[choice]),
+        model=int(choices.model[choice]),
+        identity=int(choices.identity[choice]),
+    )

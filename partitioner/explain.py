@@ -1,0 +1,214 @@
+"""Why a plan is as it is: what limits each device, and what the next bigger sub-model would gain.
+
+Pure.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mdp.plan import Plan, Region, SubModelSpec
+from partitioner.candidates import Candidate, Device, candidate, timetable
+from partitioner.choose import Limits, Seat
+
+if TYPE_CHECKING:
+    from partitioner.search import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One device's part, in sentences for people."""
+
+    device: str
+    k: int | None
+    sentences: list[str]
+
+
+def limit_broken(device: Device, c: Candidate, limits: Limits) -> str:
+    """Which limit this candidate breaks on this device, and by how much; empty if none."""
+    over_bytes = c.memory_bytes - device.profile.memory_bytes
+    if over_bytes > 0:
+        return f"would need {over_bytes / 1e6:.1f} MB more memory than there is"
+    over_ms = c.predicted_ms.total - limits.target_ms
+    if over_ms > 0:
+        return f"would be {over_ms:.2f} ms too late"
+    if limits.max_energy_j is None:
+        return ""
+    if c.energy_j is None:
+        return "would need energy that cannot be known, for the profile has no `power_w`"
+    if c.energy_j > limits.max_energy_j:
+        return f"would need {c.energy_j - limits.max_energy_j:.3f} J more than one answer may"
+    return ""
+
+
+def next_bigger(device: Device, pick: Candidate) -> Candidate | None:
+    """The quickest choice more capable than the pick that sees the same; None if there is none."""
+    choices = device.choices
+    table = timetable(device.profile, device.models, choices)
+    runs = (table.way >= 0) & choices.fast_on(device.profile)
+    same = (choices.view == pick.view) & runs & (choices.capability > pick.capability * (1 + 1e-9))
+    rows = np.flatnonzero(same)
+    if not len(rows):
+        return None
+    order = rows[np.lexsort((-choices.capability[rows], table.total_ms[rows]))]
+    row = int(order[0])
+    return candidate(device.profile, device.models, choices, table, row, row)
+
+
+def why(problem: "Problem", seats: Sequence[Seat], k: int, limits: Limits) -> str:
+    """One sentence: what was chosen, and which limit the next bigger one would break."""
+    seat = seats[k]
+    device, pick = problem.devices[seat.device], seat.candidate
+    text = f"{pick} takes {pick.predicted_ms.total:.2f} of {limits.target_ms:g} ms, and "
+    following = next_bigger(device, pick)
+    if following is None:
+        return text + "none with this picture size and below the teacher is bigger"
+    text += f"the next bigger one with this picture size ({following})"
+    limit = limit_broken(device, following, limits)
+    if limit:
+        return f"{text} {limit}"
+    if any(other.candidate.identity == following.identity for other in seats):
+        owner = next(s for s in seats if s.candidate.identity == following.identity)
+        return f"{text} is the one on {problem.devices[owner.device].name}"
+    gain = gain_of(problem, seats, k, following)
+    return f"{text} would change the expected accuracy by {100 * gain:+.2f} points"
+
+
+def why_replica(problem: "Problem", seats: Sequence[Seat], k: int) -> str:
+    """One sentence about what a further device for a member is worth."""
+    from partitioner.search import predicted_accuracy
+
+    seat = seats[k]
+    alone = Seat(device=seat.device, candidate=seat.candidate)
+    without = [*seats[:k], alone, *seats[k + 1 :]]
+    gain = (
+        predicted_accuracy(problem, seats).expected - predicted_accuracy(problem, without).expected
+    )
+    name = problem.devices[seat.device].name
+    there = problem.devices[seat.device].profile.availability
+    return (
+        f"{name} answers {there:.0%} of the time; with its replicas the expected accuracy is "
+        f"{100 * gain:.2f} points higher, and a member of its own would add no more"
+    )
+
+
+def gain_of(problem: "Problem", seats: Sequence[Seat], k: int, instead: Candidate) -> float:
+    """By how much expected accuracy changes with another candidate in member k's place."""
+    from partitioner.search import predicted_accuracy
+
+    changed = Seat(device=seats[k].device, candidate=instead, replicas=seats[k].replicas)
+    now = predicted_accuracy(problem, seats).expected
+    return predicted_accuracy(problem, [*seats[:k], changed, *seats[k + 1 :]]).expected - now
+
+
+def explain(problem: "Problem", plan: Plan) -> list[Explanation]:
+    """For each device why this and not the next bigger one, what limits it, and how sure it is."""
+    limits = problem.limits(plan.target_ms)
+    seats = seats_of(problem, plan)
+    told = [
+        Explanation(
+            device=problem.devices[seat.device].name,
+            k=k,
+            sentences=_member_sentences(problem, seats, k, limits, plan.assignments[k].why),
+        )
+        for k, seat in enumerate(seats)
+    ]
+    for replica in plan.replicas:
+        device = _device(problem, replica.device)
+        run = next(c for d, c in seats[replica.k].replicas if problem.devices[d] is device)
+        sentences = [f"Serves member {replica.k} too: {replica.why}.", _sureness(device, run)]
+        told.append(Explanation(device=replica.device, k=replica.k, sentences=sentences))
+    for name, reason in plan.left_out.items():
+        told.append(Explanation(device=name, k=None, sentences=[f"Left out: {reason}."]))
+    return told
+
+
+def seats_of(problem: "Problem", plan: Plan) -> list[Seat]:
+    """The seats that a plan of this problem came from, by k."""
+    index = {device.name: number for number, device in enumerate(problem.devices)}
+    found = []
+    for a in plan.assignments:
+        choice = _choice(problem, a.submodel, a.region)
+        replicas = []
+        for replica in plan.replicas:
+            if replica.k == a.k:
+                run = problem.devices[index[replica.device]].running(choice)
+                assert run is not None
+                replicas.append((index[replica.device], run))
+        own = problem.devices[index[a.device]].running(choice)
+        assert own is not None
+        found.append(Seat(device=index[a.device], candidate=own, replicas=tuple(replicas)))
+    return found
+
+
+def _choice(problem: "Problem", spec: SubModelSpec, region: Region) -> int:
+    choices = problem.devices[0].choices
+    pairs = zip(choices.specs, choices.regions, strict=True)
+    return next(row for row, pair in enumerate(pairs) if pair == (spec, region))
+
+
+def _device(problem: "Problem", name: str) -> Device:
+    return next(device for device in problem.devices if device.name == name)
+
+
+def _member_sentences(
+    problem: "Problem", seats: Sequence[Seat], k: int, limits: Limits, why_this: str
+) -> list[str]:
+    from partitioner.search import predicted_accuracy
+
+    seat = seats[k]
+    device, pick = problem.devices[seat.device], seat.candidate
+    alone = problem.predictor.accuracy(pick.capability)
+    with_all = predicted_accuracy(problem, seats)
+    without = predicted_accuracy(problem, [*seats[:k], *seats[k + 1 :]]) if seats[1:] else None
+    worth = with_all.expected - (without.expected if without else 0.0)
+    sentences = [
+        f"Runs {pick} ({pick.way}), sent as {pick.encoding}: predicted right on {alone:.1%} alone, "
+        f"and worth {100 * worth:.2f} points of the expected accuracy.",
+        f"{why_this[0].upper()}{why_this[1:]}.",
+    ]
+    following = next_bigger(device, pick)
+    if following is not None:
+        gain = gain_of(problem, seats, k, following)
+        sentences.append(
+            f"That one would have changed the expected accuracy by {100 * gain:+.2f} points."
+        )
+    sentences += [_limited_by(device, pick, following, limits), _sureness(device, pick)]
+    return sentences
+
+
+def _limited_by(
+    device: Device, pick: Candidate, following: Candidate | None, limits: Limits
+) -> str:
+    """What keeps a device from more: compute, network, memory, energy, or nothing."""
+    ms = pick.predicted_ms
+    shares = (
+        f"{ms.compute:.2f} ms compute, {ms.network:.2f} ms network, "
+        f"{limits.target_ms - ms.total:.2f} ms slack"
+    )
+    if following is None:
+        return f"Limited by nothing but the grid: {shares}."
+    if following.memory_bytes > device.profile.memory_bytes:
+        return f"Limited by memory: {shares}."
+    if following.predicted_ms.total > limits.target_ms:
+        by = "network" if ms.network > ms.compute else "compute"
+        return f"Limited by {by}: {shares}."
+    if limits.max_energy_j is not None:
+        return f"Limited by energy, {pick.energy_j or 0.0:.3f} J of this device: {shares}."
+    return f"Limited by what other members have: {shares}."
+
+
+def _sureness(device: Device, pick: Candidate) -> str:
+    """How far the latency may be off, and where it lies outside of what was measured."""
+    model = next(model for model in device.models if model.way == pick.way)
+    estimate = model.estimate(pick.spec, device.choices.num_classes)
+    how = device.profile.provenance["latency"].method
+    text = (
+        f"Compute is expected between {estimate.low_ms:.2f} and {estimate.high_ms:.2f} ms, by "
+        f"{how} latencies"
+    )
+    if estimate.outside:
+        return f"{text}; outside of them: {estimate.outside}."
+    return f"{text}."

@@ -1,0 +1,111 @@
+"""Plans of every latency, and the quickest plan that is accurate enough. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mdp.errors import InputError, PlanRefused
+from mdp.plan import Plan, PredictedAccuracy
+from partitioner.choose import LEAST_GAIN, Seats, choose
+from partitioner.search import (
+    Problem,
+    latency_ms,
+    make_of_seats,
+    nothing_fits,
+    predicted_accuracy,
+    rounded_up,
+)
+
+#: How many latency targets a Pareto list is made of, at most.
+PARETO_TARGETS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParetoPoint:
+    """No plan is predicted to be as accurate in less time."""
+
+    latency_ms: float
+    accuracy: PredictedAccuracy
+    members: int
+    replicas: int
+    energy_j: float | None
+
+
+def plan_with_accuracy(problem: Problem, floor: float, limit_ms: float | None = None) -> Plan:
+    """The quickest plan whose expected accuracy is at least `floor`.
+
+    Raises InputError for a floor that is no share, and PlanRefused, naming the most accurate plan,
+    where none reaches it.
+    """
+    if not 0 < floor < 1:
+        raise InputError(f"expected an accuracy floor above 0 and below 1, got {floor:g}")
+    targets = _targets(problem, limit_ms)
+    if not targets:
+        raise PlanRefused(nothing_fits(problem, problem.limits(limit_ms or 1.0)))
+    known: dict[int, tuple[Seats, float]] = {}
+
+    def reaches(index: int) -> bool:
+        if index not in known:
+            seats, _ = choose(problem.devices, problem.predictor, problem.limits(targets[index]))
+            known[index] = (seats, predicted_accuracy(problem, seats).expected if seats else 0.0)
+        return known[index][1] >= floor
+
+    low, high = 0, len(targets) - 1
+    if not reaches(high):
+        raise PlanRefused(
+            f"no plan reaches an expected accuracy of {floor:.2%}; the most accurate one within "
+            f"{rounded_up(targets[high]):g} ms is predicted to reach {known[high][1]:.2%}"
+        )
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle + 1, high)
+    slowest = max(latency_ms(seat) for seat in known[high][0])
+    return make_of_seats(problem, known[high][0], problem.limits(rounded_up(slowest)))
+
+
+def pareto(problem: Problem, limit_ms: float | None = None) -> list[ParetoPoint]:
+    """Plans of rising latency and expected accuracy, up to a limit; the quickest first."""
+    points: list[ParetoPoint] = []
+    start: Seats = ()
+    for target_ms in _spread(_targets(problem, limit_ms)):
+        start, _ = choose(problem.devices, problem.predictor, problem.limits(target_ms), start)
+        if not start:
+            continue
+        point = _point(problem, start)
+        if not points or point.accuracy.expected > points[-1].accuracy.expected + LEAST_GAIN:
+            points.append(point)
+    return points
+
+
+def _targets(problem: Problem, limit_ms: float | None) -> list[float]:
+    """Every latency at which one more candidate becomes possible, ascending."""
+    return sorted(
+        {
+            c.predicted_ms.total
+            for device in problem.devices
+            for c in device.within(math.inf if limit_ms is None else limit_ms, problem.max_energy_j)
+        }
+    )
+
+
+def _spread(targets: Sequence[float]) -> list[float]:
+    """Some of the targets, about evenly in their logarithm; always the first and the last."""
+    if len(targets) <= PARETO_TARGETS:
+        return list(targets)
+    wanted = np.geomspace(max(targets[0], 1e-3), targets[-1], PARETO_TARGETS)
+    indices = np.searchsorted(np.array(targets), wanted * (1 - 1e-9))
+    return [targets[i] for i in sorted(set(np.minimum(indices, len(targets) - 1).tolist()))]
+
+
+def _point(problem: Problem, seats: Seats) -> ParetoPoint:
+    energies = [seat.candidate.energy_j for seat in seats]
+    known = [energy for energy in energies if energy is not None]
+    return ParetoPoint(
+        latency_ms=max(latency_ms(seat) for seat in seats),
+        accuracy=predicted_accuracy(problem, seats),
+        members=len(seats),
+        replicas=sum(len(seat.replicas) for seat in seats),
+        energy_j=round(sum(known), 6) if len(known) == len(energies) else None,
+    )

@@ -1,0 +1,90 @@
+"""What `mdp-partition plan` prints for people."""
+
+from rich.console import Console
+from rich.table import Table
+
+from mdp.plan import Assignment, Plan, PredictedAccuracy, Replica
+from partitioner.explain import Explanation
+from partitioner.pareto import ParetoPoint
+from partitioner.planning import Planned
+from partitioner.predictor import Predictor
+from partitioner.tables import words
+
+
+def print_planned(planned: Planned) -> None:
+    """The plan, then what was asked for beside it."""
+    console = Console()
+    console.print(_plan_table(planned.plan))
+    _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
+    for device, reason in planned.plan.left_out.items():
+        console.print(f"left out: {device}: {reason}", soft_wrap=True, highlight=False)
+    if planned.plan.refused:
+        console.print(f"refused: {planned.plan.reason}", soft_wrap=True, highlight=False)
+    for told in planned.explanations:
+        _print_explanation(console, told)
+    if planned.pareto:
+        console.print(_pareto_table(planned.pareto))
+
+
+def _plan_table(plan: Plan) -> Table:
+    """One row per device, replicas below their member, and what one device could do alone."""
+    table = Table(
+        "k", "device", "sub-model", "compute ms", "network ms", "total ms", "memory MB",
+        title=f"plan for {plan.teacher.name} ({words(plan.teacher.shape)}), "
+        f"target {plan.target_ms:g} ms",
+    )  # fmt: skip
+    for a in plan.assignments:
+        parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
+        for part in parts:
+            ms = part.predicted_ms
+            what = words(a.submodel) if part is a else "the same"
+            table.add_row(
+                str(a.k), part.device, what, f"{ms.compute:.2f}", f"{ms.network:.2f}",
+                f"{ms.total:.2f}", f"{part.memory_bytes / 1e6:.0f}",
+            )  # fmt: skip
+    if plan.single_device is not None:
+        one, ms = plan.single_device, plan.single_device.predicted_ms
+        what = "the teacher itself" if one.is_teacher else words(one.submodel)
+        table.add_section()
+        table.add_row(
+            "", f"{one.device} alone", what, f"{ms.compute:.2f}", f"{ms.network:.2f}",
+            f"{ms.total:.2f}", "",
+        )  # fmt: skip
+    return table
+
+
+def _print_accuracy(
+    console: Console, accuracy: PredictedAccuracy | None, predictor: Predictor
+) -> None:
+    if accuracy is None:
+        return
+    teacher = "assumed" if predictor.assumed else "known"
+    console.print(
+        f"predicted to be right on {accuracy.all_in:.1%} with all in, {accuracy.expected:.1%} as "
+        f"devices come and go; such predictions are off by {100 * accuracy.typical_error:.1f} "
+        f"points on average (teacher: {predictor.teacher_accuracy:.1%}, {teacher})",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _print_explanation(console: Console, told: Explanation) -> None:
+    what = "no part" if told.k is None else f"member {told.k}"
+    console.print(f"\n[bold]{told.device}[/bold] ({what})", highlight=False)
+    for sentence in told.sentences:
+        console.print(f"  {sentence}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _pareto_table(points: list[ParetoPoint]) -> Table:
+    """The quickest plan first."""
+    table = Table(
+        "latency ms", "expected", "all in", "members", "replicas", "J per answer",
+        title="no plan is predicted to be as accurate in less time",
+    )  # fmt: skip
+    for point in points:
+        energy = "" if point.energy_j is None else f"{point.energy_j:.3f}"
+        table.add_row(
+            f"{point.latency_ms:.2f}", f"{point.accuracy.expected:.1%}",
+            f"{point.accuracy.all_in:.1%}", str(point.members), str(point.replicas), energy,
+        )  # fmt: skip
+    return table
