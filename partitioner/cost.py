@@ -25,9 +25,10 @@ _QUANTISED = ("int8", "int8-static")
 _SCALE_BYTES = 5
 
 #: Resident bytes that an inference session takes whatever the model, and per byte of weights:
-#: growth of a process with onnxruntime 1.31 on x86 for eight ViTs from 0.2 to 343 MB was 12 MB
-#: plus 1.3 to 2.0 times the weights (some are kept a second time, packed for the kernels).
-SESSION_BYTES, BYTES_PER_WEIGHT_BYTE = 12_000_000, 2.0
+#: growth of a process with onnxruntime 1.31 on x86 was 12 to 14 MB plus 1.1 to 2.0 times the
+#: weights, for ViTs from 0.2 to 343 MB in fp32 and from 0.3 to 23 MB in int8 (some weights are kept
+#: a second time, packed for the kernels).
+SESSION_BYTES, BYTES_PER_WEIGHT_BYTE = 14_000_000, 2.0
 
 
 def tokens(spec: SubModelSpec) -> int:

@@ -52,7 +52,7 @@ class Estimate:
     """A predicted latency and how sure it is."""
 
     ms: float
-    #: Where at least nine of ten measurements are expected, as far as the profile's points can tell.
+    #: Where at least nine of ten measurements are expected, as far as the points can tell.
     low_ms: float
     high_ms: float
     #: In which dimensions the shape lies outside what was measured; empty if in none.
@@ -133,14 +133,15 @@ def _check_contradictions(profile: DeviceProfile, points: Sequence[LatencyPoint]
     """Raise InputError where a larger model is far faster; equal ones were compared on reading."""
     # Pictures per run and threads are part of a point's size: fewer threads stand in for more.
     sizes = _sizes(points)
-    for point, size in zip(points, sizes, strict=True):
-        for j in map(int, np.flatnonzero((sizes <= size).all(axis=1))):
-            if points[j].latency_ms > MAX_REVERSED * point.latency_ms:
-                raise InputError(
-                    f"profile {profile.name!r}: `latency` contradicts itself: "
-                    f"{_words(points[j])} takes {points[j].latency_ms:g} ms and "
-                    f"{_words(point)}, larger, takes {point.latency_ms:g} ms"
-                )
+    smaller = (sizes[:, None] <= sizes).all(axis=2)
+    measured_ms = np.array([point.latency_ms for point in points])
+    slower = measured_ms[:, None] > MAX_REVERSED * measured_ms
+    for small, large in np.argwhere(smaller & slower).tolist():
+        raise InputError(
+            f"profile {profile.name!r}: `latency` contradicts itself: "
+            f"{_words(points[small])} takes {points[small].latency_ms:g} ms and "
+            f"{_words(points[large])}, larger, takes {points[large].latency_ms:g} ms"
+        )
 
 
 def _sizes(points: Sequence[LatencyPoint]) -> Array:
@@ -209,7 +210,7 @@ class LatencyModel:
 
     def _outside(self, spec: SubModelSpec, batch: int) -> str:
         """In words, which dimensions lie outside what was measured."""
-        asked = _ranges([spec], [batch])
+        asked = _ranges([spec], np.array([float(batch)]))
         said = [
             f"{name} {asked[name][0]:.4g} (measured: {low:.4g} to {high:.4g})"
             for name, (low, high) in self.measured.items()
@@ -220,12 +221,10 @@ class LatencyModel:
         return ", ".join(said)
 
 
-def _ranges(
-    specs: Sequence[SubModelSpec], batches: Sequence[int]
-) -> dict[str, tuple[float, float]]:
+def _ranges(specs: Sequence[SubModelSpec], batches: Array) -> dict[str, tuple[float, float]]:
     """Smallest and largest of every dimension, and of the multiply-accumulates of a run."""
     columns = dimensions(specs)
-    columns["batch"] = np.array(batches, dtype=np.float64)
+    columns["batch"] = batches
     columns["mega_macs"] = columns["batch"] * [macs(spec, 0) / 1e6 for spec in specs]
     return {name: (float(c.min()), float(c.max())) for name, c in columns.items()}
 
@@ -238,9 +237,9 @@ def fit_latency(profile: DeviceProfile, way: Way | None = None) -> LatencyModel:
     """
     points = matching_points(profile, way)
     specs = [spec_of(point) for point in points]
-    counts = np.vstack([terms([s], 0, p.batch) for s, p in zip(specs, points, strict=True)])
-    relative = counts / np.array([[point.latency_ms] for point in points])
-    fitted = fit_terms(relative)
+    batches = np.array([point.batch for point in points], dtype=np.float64)
+    measured_ms = np.array([point.latency_ms for point in points])
+    fitted = fit_terms(terms(specs, 0, batches) / measured_ms[:, None])
     wanted = way or own_way(profile)
     most_threads = max(point.threads for point in points)
     return LatencyModel(
@@ -248,7 +247,7 @@ def fit_latency(profile: DeviceProfile, way: Way | None = None) -> LatencyModel:
         coefficients=fitted.coefficients,
         covariance=fitted.covariance,
         error=fitted.error,
-        measured=_ranges(specs, [point.batch for point in points]),
+        measured=_ranges(specs, batches),
         stand_in_threads=None if most_threads == wanted.threads else most_threads,
     )
 

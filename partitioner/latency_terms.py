@@ -61,8 +61,8 @@ def dimensions(specs: Sequence[SubModelSpec]) -> dict[str, Array]:
     }
 
 
-def terms(specs: Sequence[SubModelSpec], num_classes: int, batch: int = 1) -> Array:
-    """`[n, len(NAMES)]`: counts of one run of `batch` pictures through each shape."""
+def terms(specs: Sequence[SubModelSpec], num_classes: int, batch: int | Array = 1) -> Array:
+    """`[n, len(NAMES)]`: counts of one run of `batch` pictures (of all, or `[n]`) per shape."""
     d = dimensions(specs)
     length, width, hidden, depth = d["tokens"], d["embed_dim"], d["hidden_dim"], d["depth"]
     heads, rows = d["num_heads"], batch * length
