@@ -2,10 +2,11 @@
 
     python -m benchmarks.quantisation [--data cifar10/] [--seconds 3]
 
-Writes `results/quantisation.json`: the members of examples/bundles/cifar10 and untrained ViT-S of
-128 and 224 px, in each way that this machine has, with one and two threads; and with `--data` the
-accuracies that `mdp-partition quantize` finds with this machine standing for every device. Each
-way of a model gets its turn in every round, so that drift of the machine meets all of them.
+Writes `results/quantisation.json`, and its tables into docs/quantisation.md: the members of
+examples/bundles/cifar10 and untrained ViT-S of 128 and 224 px, in each way that this machine has,
+with one and two threads; and with `--data` the accuracies that `mdp-partition quantize` finds with
+this machine standing for every device. Each way of a model gets its turn in every round, so that
+drift of the machine meets all of them.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from benchmarks.machine import describe_machine
 from mdp.bundle import Bundle, model_path
 from mdp.crop import Pixels
 from mdp.errors import InputError
-from mdp.files import write_json
+from mdp.files import write_bytes, write_json
 from mdp.plan import SubModelSpec
 from partitioner.data import open_dataset
 from partitioner.export import ServedMember, to_onnx
@@ -36,6 +37,8 @@ from partitioner.submodel import SubModel
 ROOT = Path(__file__).parents[1]
 BUNDLE = ROOT / "examples/bundles/cifar10"
 RESULT = ROOT / "benchmarks/results/quantisation.json"
+DOCUMENT = ROOT / "docs/quantisation.md"
+BEGIN, END = "<!-- figures: python -m benchmarks.quantisation -->", "<!-- end of figures -->"
 #: ViT-S, the smaller of timm's two common ones, at two picture sizes.
 UNTRAINED = {f"ViT-S at {size} px": size for size in (128, 224)}
 ROUNDS, WARM_UP, MIN_RUNS = 9, 3, 5
@@ -151,7 +154,7 @@ def gated(data: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, write what came out, and print it as docs/quantisation.md shows it."""
+    """Measure, and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", help="CIFAR-10 with train/ and test/, for the accuracies")
     parser.add_argument("--seconds", type=float, default=3.0, help="measuring time of each row")
@@ -168,18 +171,67 @@ def main() -> None:
     if arguments.data:
         result["gate"] = gated(arguments.data)
     write_json(RESULT, result)
+    write_figures(result)
     print(RESULT)
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row of the table in docs/quantisation.md."""
-    way = f"{row['precision']} | {row['runtime']}"
+    """One row for whoever waits."""
+    what = f"{row['model']}, {row['threads']} threads, {row['precision']} in {row['runtime']}"
     if "refused" in row:
-        return f"| {row['model']} | {row['threads']} | {way} | {row['refused']} | |"
-    return (
-        f"| {row['model']} | {row['threads']} | {way} | {row['latency_ms']:.3g} "
-        f"| {row['of_fp32']:.0%} |"
+        return f"{what}: {row['refused']}"
+    return f"{what}: {row['latency_ms']:.3g} ms, {row['of_fp32']:.0%}"
+
+
+def figures(result: dict[str, Any]) -> str:
+    """The tables of docs/quantisation.md."""
+    heads = " | ".join(f"{precision} {runtime}" for precision, runtime in WAYS)
+    lines = [f"| model | threads | {heads} |", "|---" * (len(WAYS) + 2) + "|"]
+    by_model: dict[tuple[str, int], list[str]] = {}
+    for row in result["rows"]:
+        cell = "-" if "refused" in row else f"{row['latency_ms']:.3g} ({row['of_fp32']:.0%})"
+        by_model.setdefault((row["model"], row["threads"]), []).append(cell)
+    for (model, threads), cells in by_model.items():
+        lines.append(f"| {model} | {threads} | {' | '.join(cells)} |")
+    machine = result["machine"]
+    text = (
+        f"{machine['processor']}, {machine['cores']} cores, load {machine['load_before']} before "
+        f"the run, {machine['date']}. Milliseconds of one picture, and the share of fp32 in "
+        f"onnxruntime.\n\n" + "\n".join(lines) + "\n"
     )
+    return text + (_gate_figures(result["gate"]) if "gate" in result else "")
+
+
+def _gate_figures(gate: dict[str, Any]) -> str:
+    record = gate["quantisation"]
+    lines = [
+        "| sub-model | precision | runtime | share of fp32's time | lost, alone | |",
+        "|---" * 6 + "|",
+    ]
+    for member in record["members"]:
+        for one in member["tried"]:
+            share = "" if not one["fp32_ms"] else f"{one['compute_ms'] / one['fp32_ms']:.0%}"
+            lost = "" if one["loss"] is None else f"{one['loss'] * 100:.2f}"
+            kept = "kept" if one["kept"] else ""
+            way = f"{one['precision']} | {one['runtime']}"
+            lines.append(f"| {member['k']} | {way} | {share} | {lost} | {kept} |")
+    all_in, worst = record["test"], record["worst"]
+    return (
+        f"\nThe gate on examples/bundles/cifar10, this machine standing for every device, loss in "
+        f"points on {record['calibration_pictures']:,} calibration pictures:\n\n"
+        + "\n".join(lines)
+        + f"\n\nOn {record['test_pictures']:,} test pictures, stacked: all members in "
+        f"{all_in['fp32']:.2%} in fp32 and {all_in['now']:.2%} with what was kept; the arrival "
+        f"subset that loses most, {worst['members']}, {worst['fp32']:.2%} and {worst['now']:.2%}.\n"
+    )
+
+
+def write_figures(result: dict[str, Any]) -> None:
+    """Put the tables into docs/quantisation.md, between its two marks."""
+    text = DOCUMENT.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    write_bytes(DOCUMENT, f"{before}{BEGIN}\n\n{figures(result)}\n{END}{after}".encode())
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from partitioner.sessions import CPU, batch_for, contribution, open_way
 from partitioner.stacking import fit_subset
 
 #: Rounds in which the ways of running a member take turns, so that drift of the machine meets all;
-#: of each round so many milliseconds are spent on each way, but at least some runs.
-ROUNDS, ROUND_S, MIN_RUNS, WARM_UP = 5, 0.4, 5, 2
+#: of each round so many seconds are spent on each way, but at least some runs.
+ROUNDS, ROUND_S, MIN_RUNS, WARM_UP = 9, 0.1, 5, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,16 @@ class Trial:
     calibration: Contribution | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A candidate that computes, and the devices' timings as far as they are known."""
+
+    candidate: Candidate
+    path: Path
+    outputs: Contribution
+    timings: dict[str, Timing]
+
+
 class Member:
     """One sub-model, and everything that it might be turned into."""
 
@@ -68,22 +78,35 @@ class Member:
 
     def trials(self) -> list[Trial]:
         """Every way that was asked for."""
-        return [self._trial(way) for way in self._asked.ways]
+        with TemporaryDirectory(prefix="mdp-quantise-") as folder:
+            made = [self._made(way, Path(folder)) for way in self._asked.ways]
+            standing = [one for one in made if isinstance(one, _Made)]
+            for served in self._served:
+                if served.device in self._asked.here and standing:
+                    self._time_here(standing, served)
+            return [self._finished(one) if isinstance(one, _Made) else one for one in made]
 
-    def _trial(self, way: Way) -> Trial:
+    def _made(self, way: Way, folder: Path) -> Trial | _Made:
+        """The candidate with what it computes, or given up with the reason."""
         candidate = Candidate(k=self._assignment.k, way=way)
         # What a profile can rule out need not be made.
-        timings = {s.device: self._from_profile(s, way) for s in self._served}
-        unproven = next((t for t in timings.values() if isinstance(t, str)), "")
+        found = {s.device: self._from_profile(s, way) for s in self._served}
+        unproven = next((t for t in found.values() if isinstance(t, str)), "")
         if unproven:
             return Trial(candidate=replace(candidate, reason=unproven))
+        path = folder / f"{way[0]}-{way[1]}.onnx"
         try:
-            with TemporaryDirectory(prefix="mdp-quantise-") as folder:
-                path = Path(folder) / "model.onnx"
-                write_bytes(path, quantised(self._path.read_bytes(), way[0], self._pixels))
-                return self._tried(candidate, path, timings)
+            write_bytes(path, quantised(self._path.read_bytes(), way[0], self._pixels))
+            outputs = self._outputs(path, way, self._assignment.provider)
         except (QuantisationError, InputError) as error:
             return Trial(candidate=replace(candidate, reason=str(error)))
+        wrong = sum(not finite for finite in _finite(outputs))
+        if wrong:
+            count = f"{wrong} of {len(self._pixels)}"
+            reason = f"gives logits that are not finite on {count} calibration pictures"
+            return Trial(candidate=replace(candidate, reason=reason))
+        timings = {device: t for device, t in found.items() if isinstance(t, Timing)}
+        return _Made(candidate=candidate, path=path, outputs=outputs, timings=timings)
 
     def _from_profile(self, served: Assignment, way: Way) -> Timing | str | None:
         """What this device's profile proves, why it proves nothing, or None: to be timed here."""
@@ -96,41 +119,32 @@ class Member:
             profile, served.submodel, way, threads=served.threads, provider=served.provider
         )
 
-    def _tried(
-        self, candidate: Candidate, path: Path, timings: Mapping[str, Timing | str | None]
-    ) -> Trial:
-        """Run the candidate: what it computes, and how fast it is where that is not known yet."""
-        outputs = self._outputs(path, candidate.way, self._assignment.provider)
-        wrong = sum(not finite for finite in _finite(outputs))
-        if wrong:
-            reason = (
-                f"gives logits that are not finite on {wrong} of {len(self._pixels)} "
-                "calibration pictures"
-            )
-            return Trial(candidate=replace(candidate, reason=reason))
-        for served in self._served:
-            timing = timings[served.device] or self._time_here(path, candidate.way, served)
-            assert isinstance(timing, Timing)
-            if served is self._assignment:
-                candidate = replace(candidate, timing=timing)
-            reason = too_slow(timing, served.device)
-            if reason:
-                candidate = replace(candidate, reason=reason)
-                break
-        model = b"" if candidate.reason else path.read_bytes()
-        return Trial(candidate=candidate, model=model, calibration=outputs)
+    def _finished(self, made: _Made) -> Trial:
+        """The candidate with its time, and against it if any device is not faster with it."""
+        slow = (too_slow(made.timings[s.device], s.device) for s in self._served)
+        candidate = replace(
+            made.candidate,
+            timing=made.timings[self._assignment.device],
+            reason=next((reason for reason in slow if reason), ""),
+        )
+        model = b"" if candidate.reason else made.path.read_bytes()
+        return Trial(candidate=candidate, model=model, calibration=made.outputs)
 
     def _outputs(self, path: Path, way: Way, provider: str = CPU) -> Contribution:
         session = open_way(path, *way, provider=provider)
         return contribution(session, self._pixels, batch_for(way[0]))
 
-    def _time_here(self, path: Path, way: Way, served: Assignment) -> Timing:
+    def _time_here(self, made: Sequence[_Made], served: Assignment) -> None:
+        """Time fp32 and every candidate together, as one device runs them."""
+
         def session(model: Path, way: Way) -> Any:
             return open_way(model, *way, threads=served.threads, provider=served.provider)
 
-        sessions = [session(path, way), session(self._path, PLAIN)]
-        ours, plain = in_turns(sessions, self._pixels[:1])
-        return Timing(compute_ms=ours, fp32_ms=plain)
+        sessions = [session(self._path, PLAIN)]
+        sessions += [session(one.path, one.candidate.way) for one in made]
+        plain, *rounds = in_turns(sessions, self._pixels[:1])
+        for one, ours in zip(made, rounds, strict=True):
+            one.timings[served.device] = compared(ours, plain)
 
 
 def _finite(outputs: Contribution) -> Any:
@@ -138,10 +152,20 @@ def _finite(outputs: Contribution) -> Any:
     return np.isfinite(outputs.boost).all(axis=1) & np.isfinite(outputs.bag).all(axis=1)
 
 
+def compared(ours: Sequence[float], plain: Sequence[float]) -> Timing:
+    """The timing that rounds of a candidate and of fp32, in milliseconds, come to.
+
+    Sure of it are all rounds but one: that one may have met somebody else at work.
+    """
+    shares = sorted(a / b for a, b in zip(ours, plain, strict=True))
+    fp32_ms = float(np.median(plain))
+    return Timing(compute_ms=float(np.median(shares)) * fp32_ms, fp32_ms=fp32_ms, surely=shares[-2])
+
+
 def in_turns(
     sessions: Sequence[Any], pixels: Pixels, clock: Callable[[], float] = time.perf_counter
-) -> list[float]:
-    """Median milliseconds of one picture in each session, block by block in turns."""
+) -> list[list[float]]:
+    """Median milliseconds of one picture in each session, of every round; sessions take turns."""
     one = {"images": np.ascontiguousarray(pixels[:1])}
     medians: list[list[float]] = [[] for _ in sessions]
     for _ in range(ROUNDS):
@@ -149,12 +173,12 @@ def in_turns(
             for _ in range(WARM_UP):
                 session.run(None, one)
             times_s: list[float] = []
-            while sum(times_s) < ROUND_S / ROUNDS or len(times_s) < MIN_RUNS:
+            while sum(times_s) < ROUND_S or len(times_s) < MIN_RUNS:
                 started_s = clock()
                 session.run(None, one)
                 times_s.append(clock() - started_s)
             found.append(float(np.median(times_s)) * 1e3)
-    return [float(np.median(found)) for found in medians]
+    return medians
 
 
 class Judge:

@@ -18,6 +18,7 @@ from mdp.plan import PredictedMs, Replica
 from partitioner import quantize_trials
 from partitioner.data import Dataset, open_dataset
 from partitioner.evaluate import Report
+from partitioner.gate import too_slow
 from partitioner.quantize import QuantisationError, quantised
 from partitioner.quantize_bundle import quantise
 from partitioner.quantize_trials import Asked
@@ -226,9 +227,9 @@ def test_here_is_measured_with_the_planned_threads(
         opened.append((*way, threads, provider))
         return open_way(model, *way, threads=threads)
 
-    def in_turns(sessions: Sequence[object], pixels: object) -> list[float]:
+    def in_turns(sessions: Sequence[object], pixels: object) -> list[list[float]]:
         assert len(sessions) == 2
-        return [0.25, 0.5]
+        return [[0.5] * 9, [0.25] * 9]
 
     open_way = quantize_trials.open_way
     monkeypatch.setattr(quantize_trials, "open_way", session)
@@ -263,8 +264,20 @@ def test_sessions_take_turns_block_by_block():
     sessions = [Session("slow", 0.03), Session("fast", 0.01)]
     pixels = np.zeros((1, 8, 8, 3), dtype=np.uint8)
     found = quantize_trials.in_turns(sessions, pixels, lambda: now[0])
-    assert found == pytest.approx([30.0, 10.0])
+    assert found == [pytest.approx([30.0] * 9), pytest.approx([10.0] * 9)]
     assert turns == ["slow", "fast"] * quantize_trials.ROUNDS
+
+
+def test_one_round_may_be_disturbed_and_not_two():
+    plain = [1.0, 1.0, 1.0, 2.0, 1.0]
+    sure = quantize_trials.compared([0.5, 0.5, 9.0, 1.0, 0.6], plain)
+    assert (sure.ratio, sure.fp32_ms, sure.surely) == (0.5, 1.0, 0.6)
+    assert too_slow(sure, "here") == ""
+    unsure = quantize_trials.compared([0.5, 0.5, 9.0, 1.0, 1.2], plain)
+    assert too_slow(unsure, "here") == (
+        "not faster in every round: takes 0.5 ms on here and fp32 1 ms "
+        "(measure while nothing else runs)"
+    )
 
 
 def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantise, tmp_path: Path):
