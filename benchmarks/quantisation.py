@@ -199,11 +199,13 @@ def figures(result: dict[str, Any]) -> str:
         f"the run, {machine['date']}. Milliseconds of one picture, and the share of fp32 in "
         f"onnxruntime.\n\n" + "\n".join(lines) + "\n"
     )
-    return text + (_gate_figures(result["gate"]) if "gate" in result else "")
+    return text + (_gate_figures(result["gate"], machine["cores"]) if "gate" in result else "")
 
 
-def _gate_figures(gate: dict[str, Any]) -> str:
+def _gate_figures(gate: dict[str, Any], cores: int) -> str:
     record = gate["quantisation"]
+    plan = Bundle.open(BUNDLE).manifest.plan
+    threads = ", ".join(str(a.threads) for a in plan.assignments)
     lines = [
         "| sub-model | precision | runtime | share of fp32's time | lost, alone | |",
         "|---" * 6 + "|",
@@ -217,12 +219,13 @@ def _gate_figures(gate: dict[str, Any]) -> str:
             lines.append(f"| {member['k']} | {way} | {share} | {lost} | {kept} |")
     all_in, worst = record["test"], record["worst"]
     return (
-        f"\nThe gate on examples/bundles/cifar10, this machine standing for every device, loss in "
+        f"\nThe gate on examples/bundles/cifar10, this machine standing for every device with "
+        f"its planned threads ({threads} on {cores} cores), loss in "
         f"points on {record['calibration_pictures']:,} calibration pictures:\n\n"
         + "\n".join(lines)
         + f"\n\nOn {record['test_pictures']:,} test pictures, stacked: all members in "
         f"{all_in['fp32']:.2%} in fp32 and {all_in['now']:.2%} with what was kept; the arrival "
-        f"subset that loses most, {worst['members']}, {worst['fp32']:.2%} and {worst['now']:.2%}.\n"
+        f"subset that loses most, {list(worst['members'])}, {worst['fp32']:.2%} and {worst['now']:.2%}.\n"
     )
 
 
