@@ -225,7 +225,8 @@ def _gate_figures(gate: dict[str, Any], cores: int) -> str:
         + "\n".join(lines)
         + f"\n\nOn {record['test_pictures']:,} test pictures, stacked: all members in "
         f"{all_in['fp32']:.2%} in fp32 and {all_in['now']:.2%} with what was kept; the arrival "
-        f"subset that loses most, {list(worst['members'])}, {worst['fp32']:.2%} and {worst['now']:.2%}.\n"
+        f"subset that loses most, {list(worst['members'])}, {worst['fp32']:.2%} and "
+        f"{worst['now']:.2%}.\n"
     )
 
 
