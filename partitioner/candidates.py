@@ -89,22 +89,19 @@ class Device:
         self, target_ms: float, max_energy_j: float | None = None, *, per_view: int | None = None
     ) -> list[Candidate]:
         """What meets the target and, alone, the energy limit; of each view only the best few."""
-        met = self.times.total_ms <= target_ms
-        if max_energy_j is not None:
-            power_w = self.profile.power_w
-            joules = (
-                np.inf if power_w is None else power_w * np.round(self.times.compute_ms, 3) / 1e3
-            )
-            met &= joules <= max_energy_j
-        places = np.flatnonzero(met)
+        places = self.places(target_ms, max_energy_j)
         if per_view is not None:
             places = self._best_few(places, per_view)
-        return [
-            candidate(
-                self.profile, self.models, self.choices, self.times, place, int(self.rows[place])
-            )
-            for place in places.tolist()
-        ]
+        shared = (self.profile, self.models, self.choices, self.times)
+        return [candidate(*shared, place, int(self.rows[place])) for place in places.tolist()]
+
+    def places(self, target_ms: float, max_energy_j: float | None = None) -> NDArray[np.int64]:
+        """Where in `rows` that is."""
+        met = self.times.total_ms <= target_ms
+        if max_energy_j is not None:
+            power_w = self.profile.power_w or np.inf
+            met &= power_w * np.round(self.times.compute_ms, 3) / 1e3 <= max_energy_j
+        return np.flatnonzero(met)
 
     def _best_few(self, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Of each view and precision the most capable places."""

@@ -101,6 +101,7 @@ class _Search:
             arrivals([d.profile.availability for d in devices]),
         )
         self._summed: tuple[Seats, Sums] | None = None
+        self._runs: dict[tuple[int, int], Candidate | None] = {}
 
     def value(self, seats: Seats) -> float:
         """Expected accuracy."""
@@ -131,7 +132,7 @@ class _Search:
         """Exchange until no exchange helps."""
         now = self.value(seats)
         moves: list[tuple[Callable[..., _Valued | None], list[tuple[int, ...]]]] = [
-            (self._again, self._able()),
+            (self._again, self._busy(seats)),
             (self._instead, self._bench(seats)),
             (self._two_again, self._pairs()),
         ]
@@ -150,6 +151,12 @@ class _Search:
 
     def _able(self) -> list[tuple[int, ...]]:
         return [(index,) for index, options in enumerate(self.options) if options]
+
+    def _busy(self, seats: Seats) -> list[tuple[int, ...]]:
+        """The devices with a part, and in small fleets all that could have one."""
+        busy = {device for seat in seats for device in seat.devices}
+        few = len(self.devices) <= PAIRS_UP_TO
+        return [place for place in self._able() if few or place[0] in busy]
 
     def _bench(self, seats: Seats) -> list[tuple[int, ...]]:
         """The most capable of the devices without a part."""
@@ -212,7 +219,9 @@ class _Search:
 
     def _running(self, index: int, choice: int) -> Candidate | None:
         """How a device would run a choice within the limits, or None."""
-        run = self.devices[index].running(choice)
+        if (index, choice) not in self._runs:
+            self._runs[index, choice] = self.devices[index].running(choice)
+        run = self._runs[index, choice]
         if run is None or run.predicted_ms.total > self.limits.target_ms:
             return None
         if self.limits.max_energy_j is not None and run.energy_j is None:

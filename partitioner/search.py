@@ -243,9 +243,7 @@ def _reason_to_refuse(
             f"{single.device} runs the teacher itself{quantised} in "
             f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
         )
-    able = [
-        d for d in problem.devices if d.within(limits.target_ms, limits.max_energy_j, per_view=1)
-    ]
+    able = [d for d in problem.devices if len(d.places(limits.target_ms, limits.max_energy_j))]
     if len(able) == 1:
         return f"only {able[0].name} can take part, so there is nothing to run in parallel"
     there = next(d for d in problem.devices if d.name == single.device).profile.availability
@@ -302,10 +300,11 @@ def _left_out(problem: Problem, seats: Sequence[Seat], limits: Limits) -> dict[s
     for index, device in enumerate(problem.devices):
         if index in busy:
             continue
-        options = device.within(limits.target_ms, limits.max_energy_j)
-        if not options:
+        places = device.places(limits.target_ms, limits.max_energy_j)
+        identities = set(device.choices.identity[device.rows[places]].tolist())
+        if not identities:
             reasons[device.name] = why_left_out(device, limits)
-        elif all(c.identity in taken for c in options):
+        elif identities <= taken:
             reasons[device.name] = "another member already has every sub-model it could run"
         else:
             reasons[device.name] = (

@@ -1,0 +1,281 @@
+"""`mdp-partition plan`: what it is asked for, what it says, and what it draws."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mdp.errors import InputError, PlanRefused
+from mdp.files import write_toml
+from mdp.plan import SubModelSpec, TeacherSpec, read_plan
+from mdp.profile import DeviceProfile, read_profile
+from partitioner import cli
+from partitioner.explain import explain, seats_of
+from partitioner.pareto import pareto, plan_with_accuracy
+from partitioner.plan_plot import draw_plan
+from partitioner.planning import PlanOptions, make_planned, precisions_of
+from partitioner.search import Problem, make_problem, plan_within
+
+NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
+BASE = TeacherSpec(
+    name="vit_base_patch16_224",
+    shape=SubModelSpec(
+        image_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return make_problem(BASE, [read_profile(name) for name in NAMES])
+
+
+def with_points(name: str, **changes: object) -> DeviceProfile:
+    """A shipped profile with every point once more, run in another way, in half the time."""
+    profile = read_profile(name)
+    more = [
+        msgspec.structs.replace(point, latency_ms=point.latency_ms / 2, **changes)
+        for point in profile.latency
+    ]
+    return msgspec.structs.replace(profile, latency=[*profile.latency, *more])
+
+
+def test_the_pareto_list_rises_and_ends_at_the_plan(problem: Problem) -> None:
+    points = pareto(problem, 50.0)
+    assert len(points) >= 5
+    latencies = [point.latency_ms for point in points]
+    accuracies = [point.accuracy.expected for point in points]
+    assert latencies == sorted(set(latencies))
+    assert accuracies == sorted(set(accuracies))
+    assert latencies[-1] <= 50.0
+    plan = plan_within(problem, 50.0)
+    assert plan.accuracy is not None
+    assert accuracies[-1] == pytest.approx(plan.accuracy.expected, abs=5e-4)
+
+
+def test_a_floor_is_reached_and_not_much_sooner(problem: Problem) -> None:
+    plan = plan_with_accuracy(problem, 0.75)
+    assert plan.accuracy is not None
+    assert plan.accuracy.expected >= 0.75
+    assert max(a.predicted_ms.total for a in plan.assignments) <= plan.target_ms
+    sooner = plan_within(problem, 0.97 * plan.target_ms)
+    assert sooner.accuracy is not None
+    assert sooner.accuracy.expected < 0.75
+
+
+def test_a_floor_that_nobody_reaches_names_what_can_be_reached(problem: Problem) -> None:
+    with pytest.raises(
+        PlanRefused,
+        match=r"no plan reaches an expected accuracy of 85.00%; the most accurate one within 20 ms "
+        r"is predicted to reach 7\d\.\d\d%",
+    ):
+        plan_with_accuracy(problem, 0.85, 20.0)
+
+
+def test_an_energy_limit_holds_for_all_members_together() -> None:
+    profiles = [read_profile(name) for name in ("n100", "raspberry-pi-5")]
+    free = plan_within(make_problem(BASE, profiles), 40.0)
+    spent_j = sum(a.energy_j or 0.0 for a in free.assignments)
+    limited = plan_within(make_problem(BASE, profiles, max_energy_j=spent_j / 2), 40.0)
+    assert 0 < sum(a.energy_j or 0.0 for a in limited.assignments) <= spent_j / 2
+    for assignment in free.assignments:
+        watts = read_profile(assignment.device).power_w
+        assert watts is not None
+        assert assignment.energy_j == pytest.approx(watts * assignment.predicted_ms.compute / 1e3)
+
+
+def test_a_device_without_known_power_has_no_part_under_an_energy_limit() -> None:
+    profiles = [read_profile(name) for name in NAMES]
+    plan = plan_within(make_problem(BASE, profiles, max_energy_j=1.0), 40.0)
+    assert "the profile has no `power_w`" in plan.left_out["laptop-cpu"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "found"),
+    [
+        ({"runtime": "openvino"}, ("fp32",), ("fp32", "openvino")),
+        ({"precision": "int8"}, ("fp32",), ("fp32", "onnxruntime")),
+        ({"precision": "int8"}, ("fp32", "int8"), ("int8", "onnxruntime")),
+        ({"precision": "int8"}, ("int8",), ("int8", "onnxruntime")),
+    ],
+)
+def test_only_measured_and_allowed_ways_are_planned(
+    changes: dict[str, object], asked: tuple[str, ...], found: tuple[str, str]
+) -> None:
+    profiles = [with_points(name, **changes) for name in ("n100", "raspberry-pi-5")]
+    plan = plan_within(make_problem(BASE, profiles, precisions=asked), 20.0)
+    named = {(a.submodel.precision, a.runtime) for a in plan.assignments}
+    assert named == {found}
+
+
+def test_a_precision_that_was_not_measured_cannot_be_planned() -> None:
+    with pytest.raises(InputError, match=r"expected `latency` points of int8, found fp32"):
+        make_problem(BASE, [read_profile("n100")], precisions=("int8",))
+
+
+def test_the_explanation_names_limit_gain_and_sureness(problem: Problem) -> None:
+    plan = plan_within(problem, 50.0)
+    told = explain(problem, plan)
+    assert [t.device for t in told] == [a.device for a in plan.assignments]
+    for one in told:
+        text = " ".join(one.sentences)
+        assert "Runs " in text
+        assert "points of the expected accuracy." in text
+        assert "Limited by compute: " in text
+        assert "ms slack." in text
+        assert "Compute is expected between " in text
+    assert any("by estimated latencies" in " ".join(one.sentences) for one in told)
+
+
+def test_what_is_left_out_and_what_replicates_is_explained_too() -> None:
+    away = [
+        msgspec.structs.replace(read_profile("n100"), name=f"n{i}", availability=0.3)
+        for i in range(20)
+    ]
+    slow = msgspec.structs.replace(
+        read_profile("n100"),
+        name="slow",
+        latency=[
+            msgspec.structs.replace(point, latency_ms=1000 * point.latency_ms)
+            for point in read_profile("n100").latency
+        ],
+    )
+    problem = make_problem(BASE, [*away, slow])
+    plan = plan_within(problem, 20.0)
+    assert plan.replicas
+    assert [seat.candidate.spec for seat in seats_of(problem, plan)] == [
+        a.submodel for a in plan.assignments
+    ]
+    told = {one.device: one for one in explain(problem, plan)}
+    replica = told[plan.replicas[0].device]
+    assert replica.sentences[0].startswith(f"Serves member {plan.replicas[0].k} too: ")
+    assert told["slow"].k is None
+    assert "ms too late" in told["slow"].sentences[0]
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_the_picture_is_the_same_every_time(problem: Problem, kind: str) -> None:
+    plan, points = plan_within(problem, 50.0), pareto(problem, 50.0)
+    drawn = draw_plan(plan, points, kind)
+    assert drawn == draw_plan(plan, points, kind)
+    assert drawn.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
+    if kind == "svg":
+        for word in (*NAMES, "compute", "network", "slack", "predicted accuracy, %"):
+            assert word in drawn.decode()
+
+
+def test_own_runs_change_the_prediction() -> None:
+    bundle = Path(__file__).parents[3] / "examples" / "bundles" / "cifar10"
+    shape = SubModelSpec(
+        image_size=32, patch_size=8, embed_dim=192, depth=6, num_heads=3, mlp_ratio=4.0
+    )
+    teacher = TeacherSpec(name="vit_tiny_patch16_224", shape=shape)
+    options = PlanOptions(latency_ms=1.0)
+    without = make_planned(teacher, NAMES, options, 10)
+    known = make_planned(teacher, NAMES, options, 10, runs=[bundle])
+    assert (without.problem.predictor.assumed, known.problem.predictor.assumed) == (True, False)
+    assert known.problem.predictor.teacher_accuracy == pytest.approx(0.5928)
+    assert known.plan.accuracy is not None
+    assert 0.55 < known.plan.accuracy.all_in < 0.68
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "expected --latency-ms, --min-accuracy or both, got neither"),
+        ({"min_accuracy": 1.0}, "--min-accuracy: expected a share above 0 and below 1, got 1"),
+        ({"latency_ms": 5, "max_energy_j": 0}, "--max-energy-j: expected a number above 0, got 0"),
+        (
+            {"latency_ms": 5, "teacher_accuracy": 80},
+            "--teacher-accuracy: expected a share above 0 and below 1, got 80",
+        ),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, float], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        PlanOptions(**options).check()
+    assert str(caught.value) == message
+
+
+def test_precisions_are_those_named_or_all_or_fp32() -> None:
+    assert precisions_of(None, False) == ("fp32",)
+    assert precisions_of(["int8", "fp32"], False) == ("fp32", "int8")
+    assert precisions_of(None, True) == ("fp32", "fp16", "bf16", "int8", "int8-static")
+    with pytest.raises(InputError, match=r"expected some of fp32, fp16, .* got 'int4'"):
+        precisions_of(["int4"], False)
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mdp-partition", "plan", *map(str, args)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+PLAN = ["--teacher", "vit_base_patch16_224", "--profiles", *NAMES]
+
+
+@pytest.mark.torch
+def test_everything_at_once_on_the_command_line(run: Run, tmp_path: Path) -> None:
+    more = ["--latency-ms", 40, "--explain", "--pareto", "--plot", "p.svg", "--out", "p.toml"]
+    code, out, err = run(*PLAN, *more)
+    assert (code, err) == (0, "")
+    assert "predicted to be right on " in out
+    assert "(teacher: 80.0%, assumed)" in out
+    assert "no plan is predicted to be as accurate in less time" in out
+    assert "Limited by compute" in out
+    assert (tmp_path / "p.svg").read_bytes().startswith(b"<?xml")
+    plan = read_plan(tmp_path / "p.toml")
+    assert plan.accuracy is not None
+    assert plan.single_device is not None
+    assert plan.single_device.accuracy is not None
+
+
+@pytest.mark.torch
+def test_json_has_what_was_asked_for(run: Run) -> None:
+    code, out, err = run(*PLAN, "--min-accuracy", 0.7, "--pareto", "--explain", "--json")
+    assert (code, err) == (0, "")
+    value = json.loads(out)
+    assert {"target_ms", "refused", "assignments", "single_device", "accuracy"} <= value.keys()
+    assert value["accuracy"]["expected"] >= 0.7
+    assert {"latency_ms", "accuracy", "members", "replicas", "energy_j"} == set(value["pareto"][0])
+    assert next(told["device"] for told in value["explanations"]) in NAMES
+    assert value["predictor"]["assumed"] is True
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--latency-ms", 5, "--plot", "p.pdf"], "--plot: expected FILE.svg or FILE.png, got 'p."),
+        ([], "expected --latency-ms, --min-accuracy or both, got neither"),
+        (["--latency-ms", 5, "--precision", "int4"], "--precision: expected some of fp32"),
+        (["--latency-ms", 5, "--runs", "none.json"], "none.json: cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, tmp_path: Path, args: list[object], message: str) -> None:
+    code, out, err = run(*PLAN, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"mdp-partition: {message}")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_file_is_as_good_as_a_shipped_one(tmp_path: Path) -> None:
+    write_toml(tmp_path / "mine.toml", msgspec.structs.replace(read_profile("n100"), name="mine"))
+    planned = make_planned(
+        BASE, [str(tmp_path / "mine.toml"), "n100"], PlanOptions(latency_ms=40), 10
+    )
+    assert {a.device for a in planned.plan.assignments} == {"mine", "n100"}
