@@ -60,9 +60,16 @@ class Estimate:
 
 
 def ways(profile: DeviceProfile) -> list[Way]:
-    """Every way of running that the profile has enough points of, in a fixed order."""
+    """Every way of running that the profile allows and has enough points of, in a fixed order."""
     counts = Counter(_way_of(point, profile) for point in profile.latency)
-    return sorted(way for way, count in counts.items() if count >= MIN_POINTS)
+    return sorted(
+        way for way, count in counts.items() if count >= MIN_POINTS and _allowed(way, profile)
+    )
+
+
+def _allowed(way: Way, profile: DeviceProfile) -> bool:
+    """A GPU's profile counts the GPU's threads, which says nothing about its processor's."""
+    return way.provider != profile.provider or way.threads <= profile.threads
 
 
 def own_way(profile: DeviceProfile) -> Way:

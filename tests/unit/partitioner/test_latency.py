@@ -114,6 +114,20 @@ def test_every_way_with_enough_points_is_listed() -> None:
     assert latency.ways(both_precisions()) == [Way(), Way(threads=2), INT8]
 
 
+def test_ways_with_more_threads_than_the_profile_allows_are_none() -> None:
+    careful = msgspec.structs.replace(both_precisions(), threads=1)
+    assert latency.ways(careful) == [Way()]
+    gpu = msgspec.structs.replace(
+        careful,
+        provider="CUDAExecutionProvider",
+        latency=[
+            msgspec.structs.replace(point, provider="CPUExecutionProvider")
+            for point in careful.latency
+        ],
+    )
+    assert latency.ways(gpu) == [Way(), Way(threads=2), INT8]
+
+
 def test_each_way_has_a_fit_of_its_own() -> None:
     profile = both_precisions()
     fp32, int8 = latency.fit_latency(profile), latency.fit_latency(profile, INT8)
