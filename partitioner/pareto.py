@@ -62,7 +62,7 @@ def plan_with_accuracy(problem: Problem, floor: float, limit_ms: float | None = 
         middle = (low + high) // 2
         low, high = (low, middle) if reaches(middle) else (middle + 1, high)
     slowest = max(latency_ms(seat) for seat in known[high][0])
-    return make_of_seats(problem, known[high][0], problem.limits(rounded_up(slowest)))
+    return make_of_seats(problem, known[high][0], problem.limits(rounded_up(slowest)), floor)
 
 
 def pareto(problem: Problem, limit_ms: float | None = None) -> list[ParetoPoint]:

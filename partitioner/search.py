@@ -117,14 +117,17 @@ def plan_within(problem: Problem, target_ms: float, start: Seats = ()) -> Plan:
     return make_of_seats(problem, seats, limits)
 
 
-def make_of_seats(problem: Problem, seats: Seats, limits: Limits) -> Plan:
-    """The plan that seats describe, marked as refused where one device does as well."""
+def make_of_seats(problem: Problem, seats: Seats, limits: Limits, floor: float = 0.0) -> Plan:
+    """The plan that seats describe, marked as refused where one device does as well.
+
+    A device that runs the teacher does as well if its expected accuracy is at least `floor`.
+    """
     from partitioner.explain import why, why_replica
 
     ordered = sorted(seats, key=lambda seat: _boosting_order(problem, seat))
     accuracy = predicted_accuracy(problem, ordered)
     single = _single_device(problem, limits)
-    reason = _reason_to_refuse(problem, ordered, accuracy, single, limits)
+    reason = _reason_to_refuse(problem, ordered, accuracy, single, limits, floor)
     return Plan(
         teacher=problem.teacher,
         target_ms=limits.target_ms,
@@ -231,11 +234,13 @@ def _reason_to_refuse(
     accuracy: PredictedAccuracy,
     single: SingleDevice | None,
     limits: Limits,
+    floor: float,
 ) -> str:
     """Why one device does at least as well, or an empty text."""
     if single is None or single.accuracy is None:
         return ""
-    if single.is_teacher:
+    there = next(d for d in problem.devices if d.name == single.device).profile.availability
+    if single.is_teacher and there * single.accuracy >= floor:
         quantised = (
             "" if single.submodel.precision == "fp32" else f" in {single.submodel.precision}"
         )
@@ -246,7 +251,6 @@ def _reason_to_refuse(
     able = [d for d in problem.devices if len(d.places(limits.target_ms, limits.max_energy_j))]
     if len(able) == 1:
         return f"only {able[0].name} can take part, so there is nothing to run in parallel"
-    there = next(d for d in problem.devices if d.name == single.device).profile.availability
     if (
         accuracy.all_in <= single.accuracy + LEAST_LEAD
         and accuracy.expected <= there * single.accuracy + LEAST_LEAD

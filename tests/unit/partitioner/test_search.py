@@ -14,7 +14,8 @@ from mdp.profile import DeviceProfile, Link, read_profile
 from partitioner import cost
 from partitioner.grid import sub_model_grid
 from partitioner.latency import Way, fit_latency, predict, ways
-from partitioner.search import make_plan
+from partitioner.pareto import plan_with_accuracy
+from partitioner.search import make_plan, make_problem
 from tests.support.latencies import Formula
 
 DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
@@ -174,6 +175,18 @@ def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
     assert plan.single_device is not None
     assert plan.single_device.is_teacher
     assert plan.single_device.submodel == BASE.shape
+
+
+def test_a_teacher_below_the_accuracy_floor_is_no_reason_to_refuse() -> None:
+    profiles = shipped("raspberry-pi-5", "jetson-orin-nano", "n100", "laptop-cpu")
+    problem = make_problem(BASE, profiles)
+    plan = plan_with_accuracy(problem, 0.81)
+    assert plan.single_device is not None
+    assert plan.single_device.is_teacher
+    assert plan.single_device.accuracy == pytest.approx(0.8)
+    assert plan.accuracy is not None
+    assert plan.accuracy.expected >= 0.81
+    assert not plan.refused
 
 
 def test_below_the_teacher_s_own_latency_the_same_fleet_gets_a_plan() -> None:
