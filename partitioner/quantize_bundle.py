@@ -149,8 +149,11 @@ def replanned(plan: Plan, kept: Mapping[int, Candidate], bundle: Bundle) -> Plan
     changed = [
         _reassigned(a, kept[a.k], num_classes) if a.k in kept else a for a in plan.assignments
     ]
+    # A replica's milliseconds stay those of fp32: it was measured to be faster, as it had to be.
     replicas = [
-        msgspec.structs.replace(r, runtime=kept[r.k].way[1]) if r.k in kept else r
+        msgspec.structs.replace(r, runtime=kept[r.k].way[1], memory_bytes=changed[r.k].memory_bytes)
+        if r.k in kept
+        else r
         for r in plan.replicas
     ]
     return msgspec.structs.replace(plan, assignments=changed, replicas=replicas)

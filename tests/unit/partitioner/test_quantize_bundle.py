@@ -293,9 +293,11 @@ def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantise, tmp_path:
         "slower: takes 1.5 ms on delta and fp32 1 ms"
     )
     assert run(doubled, alpha, profile_of("delta", {INT8: 0.7}), ways=[INT8]) is not None
-    assert Bundle.open(tmp_path / "out").manifest.plan.assignment_of(
-        "delta"
-    ).submodel.precision == ("int8")
+    serving, alpha_s = map(
+        Bundle.open(tmp_path / "out").manifest.plan.assignment_of, ("delta", "alpha")
+    )
+    assert serving.submodel.precision == "int8"
+    assert serving.memory_bytes == alpha_s.memory_bytes
 
 
 def test_a_bundle_may_be_replaced_by_itself(bundle: Bundle, run: Quantise):
