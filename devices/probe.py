@@ -6,7 +6,16 @@ from pathlib import Path
 
 from devices.probe_child import Failed, Here, Look, MeasureRun, Reply, Request, SustainRun
 from devices.probe_encoders import Encoder, complete
-from devices.probe_plan import Backend, Task, backends, is_busy, point_of, quieter, tasks
+from devices.probe_plan import (
+    Backend,
+    Task,
+    backends,
+    best_provider,
+    is_busy,
+    point_of,
+    quieter,
+    tasks,
+)
 from devices.probe_point import Load, Measured, Run
 from mdp.errors import AgentError
 from mdp.profile import LatencyPoint
@@ -195,8 +204,10 @@ class Probe:
                 self.taken.measured[run] = quieter(self.taken.measured[run], reply)
 
     def _sustain(self, seconds: float) -> None:
-        """Run one encoder without a pause, with as many threads as there are."""
-        run = _to_sustain(self.taken.measured)
+        """Run one encoder without a pause where the profile says, on as many threads as it has."""
+        provider = best_provider(self.taken.points)
+        own = {r: m for r, m in self.taken.measured.items() if r.provider == provider}
+        run = _to_sustain(own)
         self._say(f"sustained load, {seconds:g} s")
         model = self._models.path(self._tasks[run].encoder)
         reply = self._ask(SustainRun(run=run, model=model, seconds=seconds), LIMIT_S)

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from devices.probe_encoders import Encoder, Tier
-from devices.probe_point import Measured, Run
+from devices.probe_point import CPU, ON_PROCESSOR, Measured, Run
 from mdp.profile import LatencyPoint, Precision, RuntimeName, contradictions
 
-CPU = "CPUExecutionProvider"
 #: More cores than this kept busy by others make a point count as disturbed; the kernel counts in
 #: ticks of 10 ms, so less cannot be told from nothing in a third of a second.
 BUSY_CORES = 0.15
@@ -36,8 +35,6 @@ _ONNXRUNTIME: dict[str, tuple[Precision, ...]] = {
 }
 #: Providers that are listed but compute somewhere else.
 _ELSEWHERE = {"AzureExecutionProvider": "computes in a cloud"}
-#: Providers whose threads are the processor's.
-_THREADED = {CPU, "XnnpackExecutionProvider", "OpenVINOExecutionProvider", "DnnlExecutionProvider"}
 _TIERS: dict[Tier, int] = {"quick": 0, "core": 1, "full": 2}
 
 
@@ -149,7 +146,7 @@ def _shape(encoder: Encoder) -> tuple[object, ...]:
 def _runs(
     encoder: Encoder, way: Backend, threads: Sequence[int], num_classes: int, *, batch: bool
 ) -> list[Task]:
-    counts = list(threads) if way.provider in _THREADED else [1]
+    counts = list(threads) if way.provider in ON_PROCESSOR else [1]
     main = way.runtime == "onnxruntime" and way.provider == CPU
     if encoder.tier == "full":
         counts = [counts[0], counts[-1]] if main else []
@@ -229,7 +226,7 @@ def best_provider(points: Sequence[LatencyPoint]) -> str:
     """onnxruntime's provider that is fastest in fp32, one picture at a time, at its best threads.
 
     By the geometric mean over the encoders that all providers ran, so that none wins by having run
-    the small ones only.
+    the small ones only. The processor where onnxruntime ran nothing, as OpenVINO runs there.
     """
     best: dict[str, dict[tuple[object, ...], float]] = {}
     for point in points:
@@ -237,6 +234,8 @@ def best_provider(points: Sequence[LatencyPoint]) -> str:
             shapes = best.setdefault(point.provider or CPU, {})
             key = (point.image_size, point.patch_size, point.embed_dim, point.depth)
             shapes[key] = min(point.latency_ms, shapes.get(key, math.inf))
+    if not best:
+        return CPU
     shared = set.intersection(*(set(shapes) for shapes in best.values()))
     means = {
         provider: sum(math.log(shapes[key]) for key in shared) for provider, shapes in best.items()

@@ -18,6 +18,14 @@ from mdp.fusion import Contribution
 from mdp.plan import Assignment, PredictedMs, SubModelSpec
 from mdp.profile import ProviderName, RuntimeName
 
+CPU = "CPUExecutionProvider"
+#: Providers that compute on the processor: its threads and its energy counters are theirs.
+ON_PROCESSOR = {
+    CPU,
+    "XnnpackExecutionProvider",
+    "OpenVINOExecutionProvider",
+    "DnnlExecutionProvider",
+}
 #: Runs in the steady state at least, and before it: the first ones allocate and choose kernels.
 MIN_RUNS, MIN_WARM_UP_RUNS = 7, 2
 #: Share of a point's time spent on becoming steady.
@@ -165,7 +173,7 @@ def sustain(
     window_s = min(60.0, seconds / 3)
     first: list[float] = []
     last: list[float] = []
-    sensors = _Sensors(around)
+    sensors = _Sensors(around, counters=run.provider in ON_PROCESSOR)
     start_s = clock()
     while (passed_s := clock() - start_s) < seconds or not last:
         took_s = _once(runtime, pixels, clock)
@@ -208,12 +216,13 @@ class _Others:
 class _Sensors:
     """The highest temperature and the average power from now on."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self._around = around
+    def __init__(self, around: Surroundings, *, counters: bool) -> None:
+        """`counters`: whether the processor's energy counters tell what is asked."""
+        self._around, self._counters = around, counters
         self.temperature_c = around.system.temperature_c()
         self._watts: list[float] = []
         self._look_s = self._counted_s = around.clock()
-        self._joules = around.system.energy_j()
+        self._joules = self._energy_j()
 
     def look(self) -> bool:
         """Look if it is time to; says whether it was."""
@@ -225,12 +234,15 @@ class _Sensors:
         system = self._around.system
         seen = [t for t in (self.temperature_c, system.temperature_c()) if t is not None]
         self.temperature_c = max(seen, default=None)
-        before, self._joules = self._joules, system.energy_j()
+        before, self._joules = self._joules, self._energy_j()
         if before is not None and self._joules is not None and self._joules >= before:
             self._watts.append((self._joules - before) / passed_s)
         elif before is None and (watts := system.power_w()) is not None:
             self._watts.append(watts)
         return True
+
+    def _energy_j(self) -> float | None:
+        return self._around.system.energy_j() if self._counters else None
 
     def average_w(self) -> float | None:
         """Average watts, or None where nothing tells."""

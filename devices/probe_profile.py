@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from devices.probe import Taken
 from devices.probe_link import MeasuredLink
-from devices.probe_plan import CPU, best_provider, consistent
-from devices.probe_point import Run
+from devices.probe_plan import best_provider, consistent
+from devices.probe_point import ON_PROCESSOR, Run
 from mdp.errors import AgentError
 from mdp.profile import (
     DeviceProfile,
@@ -80,13 +80,9 @@ def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> Devic
 
 
 def _kind(provider: str) -> Literal["cpu", "gpu", "arm"]:
-    if provider not in _PROCESSOR:
+    if provider not in ON_PROCESSOR:
         return "gpu"
     return "arm" if platform.machine().lower().startswith(("arm", "aarch")) else "cpu"
-
-
-#: Providers that compute on the processor.
-_PROCESSOR = {CPU, "XnnpackExecutionProvider", "DnnlExecutionProvider", "OpenVINOExecutionProvider"}
 
 
 def _lean(point: LatencyPoint, provider: str) -> LatencyPoint:

@@ -160,6 +160,7 @@ class FakeDevice:
         #: What a run fails with, or None.
         self.failing: Callable[[Run, int], str | None] = lambda run, asked: None
         self.start_up_ms: Callable[[Run], float] = lambda run: 50.0
+        self.latency_ms: Callable[[Run], float] = latency_of
         #: After how many requests somebody presses Ctrl-C.
         self.patience = 10**9
 
@@ -178,7 +179,7 @@ class FakeDevice:
                 reason = self.failing(run, len(self.asked))
                 if reason is not None:
                     return Failed(reason=reason)
-                found = measured(latency_of(run), self.others_cores(len(self.asked)))
+                found = measured(self.latency_ms(run), self.others_cores(len(self.asked)))
                 return replace(found, start_up_ms=self.start_up_ms(run))
 
     @property

@@ -5,8 +5,9 @@ import pytest
 from devices.probe import Probe, Wishes
 from devices.probe_child import Failed, Look, MeasureRun, SustainRun
 from devices.probe_encoders import Encoder
+from devices.probe_plan import best_provider
 from mdp.errors import AgentError
-from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels
+from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, latency_of
 
 THOROUGH = Wishes(threads=[1, 2])
 
@@ -41,6 +42,23 @@ def test_at_last_a_load_is_sustained_on_all_threads() -> None:
     assert taken.load_run == last.run
     assert taken.load is not None
     assert taken.load.last_ms == 13
+
+
+def test_the_load_is_sustained_where_the_device_is_fastest() -> None:
+    device = FakeDevice([CUDA, CPU])
+    device.latency_ms = lambda run: latency_of(run) / (1 if run.provider == CPU else 50)
+    run(device)
+    last = device.asked[-1]
+    assert isinstance(last, SustainRun)
+    assert last.run.provider == CUDA
+
+
+def test_openvino_alone_makes_a_profile() -> None:
+    device = FakeDevice([], openvino=["FP32"])
+    taken = run(device).taken
+    assert taken.complete
+    assert {point.runtime for point in taken.points} == {"openvino"}
+    assert best_provider(taken.points) == CPU
 
 
 def test_a_provider_that_cannot_load_is_left_out_and_said() -> None:

@@ -128,6 +128,15 @@ def test_a_device_that_throttles_is_slower_in_the_last_minute() -> None:
     assert 250 < len(heard) < 320
 
 
+def test_the_processor_s_counters_do_not_tell_what_a_gpu_takes() -> None:
+    clock = Clock()
+    runtime = FakeRuntime(clock, lambda n, now: 0.1)
+    on_gpu = a_run(provider="CUDAExecutionProvider")
+    for meter_w in (None, 9.0):
+        system = FakeSystem(clock, watts=12.0, meter_w=meter_w)
+        assert sustain(on_gpu, lambda: runtime, 30.0, around(clock, system)).power_w == meter_w
+
+
 def test_a_steady_device_is_as_fast_in_the_last_minute() -> None:
     clock = Clock()
     system = FakeSystem(clock, meter_w=7.0)
