@@ -45,7 +45,9 @@ def _front(axes: "Axes", plan: Plan, points: Sequence[ParetoPoint]) -> None:
     axes.fill_between(x, low, high, alpha=0.15, label="typical error")
     axes.plot(x, y, marker="o", markersize=3, label="best plan, expected")
     if plan.accuracy is not None:
-        latency_ms = max(a.predicted_ms.total for a in plan.assignments)
+        predicted = [a.predicted_ms for a in plan.assignments]
+        predicted += [replica.predicted_ms for replica in plan.replicas]
+        latency_ms = max(ms.total for ms in predicted)
         axes.plot(latency_ms, 100 * plan.accuracy.expected, "s", label="this plan, expected")
         axes.plot(latency_ms, 100 * plan.accuracy.all_in, "^", label="this plan, all in")
     one = plan.single_device
@@ -53,10 +55,20 @@ def _front(axes: "Axes", plan: Plan, points: Sequence[ParetoPoint]) -> None:
         label = f"{one.device} alone, when it is there"
         axes.plot(one.predicted_ms.total, 100 * one.accuracy, "x", label=label)
     axes.axvline(plan.target_ms, linestyle=":", color="grey", linewidth=1)
-    axes.set_xscale("log")
+    _plain_logarithm(axes)
     axes.set_xlabel("latency of one answer, ms")
     axes.set_ylabel("predicted accuracy, %")
     axes.legend(fontsize="small", loc="lower right")
+
+
+def _plain_logarithm(axes: "Axes") -> None:
+    """Ticks at 1, 2, 5, 10 and so on: those in between would overlap over one or two decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _budgets(axes: "Axes", plan: Plan) -> None:
