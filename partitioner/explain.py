@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mdp.plan import Plan, Region, SubModelSpec
+from mdp.profile import DeviceProfile
 from partitioner.candidates import Candidate, Device, candidate, timetable
 from partitioner.choose import Limits, Seat
 
 if TYPE_CHECKING:
     from partitioner.search import Problem
+
+#: Latency after minutes of load, relative to the first minute, from which on it is said.
+SLOWER = 1.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,5 +214,27 @@ def _sureness(device: Device, pick: Candidate) -> str:
         f"{how} latencies"
     )
     if estimate.outside:
-        return f"{text}; outside of them: {estimate.outside}."
-    return f"{text}."
+        text += f"; outside of them: {estimate.outside}"
+    return ". ".join([text, *cautions(device.profile)]) + "."
+
+
+def cautions(profile: DeviceProfile) -> list[str]:
+    """What its probe went through that makes a profile's latencies less sure."""
+    record = profile.probe
+    if record is None:
+        return []
+    said = []
+    if not record.complete:
+        said.append(
+            f"Its probe was interrupted: {len(profile.latency)} of {record.planned_points} points"
+        )
+    if record.busy_points:
+        said.append(
+            f"During {record.busy_points} of {len(profile.latency)} points others kept it busy, so "
+            "it may be faster"
+        )
+    load = record.sustained
+    if load is not None and load.last_minute_ms > SLOWER * load.first_minute_ms:
+        more = load.last_minute_ms / load.first_minute_ms - 1
+        said.append(f"After {load.minutes:g} minutes of load it takes {more:.0%} longer")
+    return said

@@ -1,10 +1,10 @@
 """What `mdp-partition plan` prints for people."""
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mdp.plan import Assignment, Plan, PredictedAccuracy, Replica
-from partitioner.explain import Explanation
+from partitioner.explain import Explanation, cautions
 from partitioner.pareto import ParetoPoint
 from partitioner.planning import Planned
 from partitioner.predictor import Predictor
@@ -18,6 +18,9 @@ def print_planned(planned: Planned) -> None:
     _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
     for device, reason in planned.plan.left_out.items():
         console.print(f"left out: {device}: {reason}", soft_wrap=True, highlight=False)
+    for device in planned.problem.devices:
+        for caution in cautions(device.profile):
+            console.print(f"{device.name}: {caution}", soft_wrap=True, highlight=False)
     if planned.plan.refused:
         console.print(f"refused: {planned.plan.reason}", soft_wrap=True, highlight=False)
     for told in planned.explanations:
@@ -28,8 +31,10 @@ def print_planned(planned: Planned) -> None:
 
 def _plan_table(plan: Plan) -> Table:
     """One row per device, replicas below their member, and what one device could do alone."""
+    # Half a name tells nobody which device is meant.
     table = Table(
-        "k", "device", "sub-model", "compute ms", "network ms", "total ms", "memory MB",
+        "k", Column("device", overflow="fold"), "sub-model", "compute ms", "network ms", "total ms",
+        "memory MB",
         title=f"plan for {plan.teacher.name} ({words(plan.teacher.shape)}), "
         f"target {plan.target_ms:g} ms",
     )  # fmt: skip

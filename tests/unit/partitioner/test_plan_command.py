@@ -11,12 +11,13 @@ import pytest
 from mdp.errors import InputError, PlanRefused
 from mdp.files import write_toml
 from mdp.plan import SubModelSpec, TeacherSpec, read_plan
-from mdp.profile import DeviceProfile, read_profile
+from mdp.profile import DeviceProfile, ProbeRecord, Sustained, read_profile
 from partitioner import cli
-from partitioner.explain import explain, seats_of
+from partitioner.explain import cautions, explain, seats_of
 from partitioner.pareto import pareto, plan_with_accuracy
 from partitioner.plan_plot import draw_plan
-from partitioner.planning import PlanOptions, make_planned, precisions_of
+from partitioner.plan_tables import print_planned
+from partitioner.planning import Planned, PlanOptions, make_planned, precisions_of
 from partitioner.search import Problem, make_problem, plan_within
 
 NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
@@ -128,6 +129,59 @@ def test_the_explanation_names_limit_gain_and_sureness(problem: Problem) -> None
         assert "ms slack." in text
         assert "Compute is expected between " in text
     assert any("by estimated latencies" in " ".join(one.sentences) for one in told)
+
+
+def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plain = read_profile("n100")
+    load = Sustained(shape="one", minutes=10, first_minute_ms=10.0, last_minute_ms=13.0)
+    record = ProbeRecord(
+        complete=False,
+        date="2026-11-20",
+        processor="Test",
+        cores=4,
+        system="Linux",
+        versions={},
+        planned_points=90,
+        busy_points=2,
+        sustained=load,
+    )
+    path = tmp_path / "n100.toml"
+    write_toml(path, msgspec.structs.replace(plain, probe=record))
+    options = PlanOptions(latency_ms=20.0)
+    planned = make_planned(BASE, [str(path), "raspberry-pi-5"], options, 10, explained=True)
+    points = len(plain.latency)
+    expected = [
+        f"Its probe was interrupted: {points} of 90 points",
+        f"During 2 of {points} points others kept it busy, so it may be faster",
+        "After 10 minutes of load it takes 30% longer",
+    ]
+    assert cautions(profile_of(planned, "n100")) == expected
+    assert cautions(profile_of(planned, "raspberry-pi-5")) == []
+    told = {one.device: " ".join(one.sentences) for one in planned.explanations}
+    assert told["n100"].endswith(". ".join(expected) + ".")
+    print_planned(planned)
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("n100: ")] == [
+        f"n100: {sentence}" for sentence in expected
+    ]
+
+
+def profile_of(planned: Planned, name: str) -> DeviceProfile:
+    return next(d.profile for d in planned.problem.devices if d.name == name)
+
+
+def test_a_device_s_name_is_never_cut_short(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 10)
+    print_planned(planned)
+    out = capsys.readouterr().out
+    rows = [line.split("│")[2].strip() for line in out.splitlines() if line.startswith("│")]
+    assert "raspberry-pi-5" in "".join(rows)
+    assert "…" not in out
 
 
 def test_what_is_left_out_and_what_replicates_is_explained_too() -> None:
