@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy --data FOLDER --work FOLDER --tune
     python -m benchmarks.accuracy --data FOLDER --work FOLDER
     python -m benchmarks.accuracy --data FOLDER --work FOLDER --latency     (on an idle machine)
-    python -m benchmarks.accuracy --table [--markdown]
+    python -m benchmarks.accuracy --table [--markdown | --page docs/accuracy.md]
     python -m benchmarks.accuracy --smoke --work FOLDER                     (digits, seconds)
 
 The file of results is rewritten after every finished run, and what is in it is not run again. So a
@@ -20,6 +20,8 @@ from mdp.errors import InputError, MDPError
 from partitioner.compute import use_threads
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
+#: The same with more epochs, as far as it was run: --epochs 20 --out this.
+LONGER = RESULTS.with_name("accuracy-20-epochs.json")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,15 +30,27 @@ def main(arguments: list[str] | None = None) -> int:
     use_threads(asked.threads)
     try:
         if asked.table:
-            from benchmarks.accuracy_table import show
-
-            show(asked.out or RESULTS, markdown=asked.markdown)
+            _show(asked)
         else:
             _work(asked)
     except MDPError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
+
+
+def _show(asked: argparse.Namespace) -> None:
+    """Print the tables, or put them into a document."""
+    from benchmarks.accuracy_results import Results
+    from benchmarks.accuracy_table import show, write_page
+    from mdp.files import read_json
+
+    results = asked.out or RESULTS
+    if asked.page is None:
+        show(results, markdown=asked.markdown)
+        return
+    longer = read_json(LONGER, Results) if LONGER.is_file() else None
+    write_page(asked.page, read_json(results, Results), longer)
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -68,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--latency", action="store_true", help="measure it, and nothing else")
     parser.add_argument("--table", action="store_true", help="print what the results tell")
     parser.add_argument("--markdown", action="store_true", help="with --table: for documents")
+    parser.add_argument("--page", type=Path, help="with --table: put them into this document")
     parser.add_argument("--smoke", action="store_true", help="digits and tiny shapes, in seconds")
     return parser
 

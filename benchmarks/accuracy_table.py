@@ -1,6 +1,6 @@
 """accuracy.json as tables, for a terminal or for the documents."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from benchmarks.accuracy_numbers import (
 )
 from benchmarks.accuracy_results import Results, Run
 from benchmarks.accuracy_shapes import shape_name
+from benchmarks.page import write_figures
 from mdp.files import read_json
 
 _FIGURES: tuple[tuple[str, Figure], ...] = (
@@ -36,6 +37,8 @@ _FIGURES: tuple[tuple[str, Figure], ...] = (
     ("one in", one_in),
     ("best one in", best_alone),
 )
+#: Columns that a document does without.
+_LEFT_OUT = ("seeds", "worst one missing", "best one in")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,28 @@ def show(path: Path, *, markdown: bool) -> None:
             print(as_markdown(sheet))
         else:
             Console().print(as_rich(sheet))
+
+
+def write_page(page: Path, results: Results, longer: Results | None) -> None:
+    """Put the figures that people read first into the document `page`; raises InputError.
+
+    `longer` are the same methods with more epochs, as far as they were run.
+    """
+    methods, subsets, latency, _, reached = sheets(results)
+    shown = [_without(methods, _LEFT_OUT), subsets, latency, reached]
+    if longer is not None:
+        epochs = longer.configuration["epochs"]
+        sheet = _without(_methods(longer), _LEFT_OUT)
+        shown.append(Sheet(f"With {epochs} epochs instead of {results.configuration['epochs']}",
+                           sheet.columns, sheet.rows))  # fmt: skip
+    write_figures(page, "benchmarks.accuracy", "\n".join(map(as_markdown, shown)))
+
+
+def _without(sheet: Sheet, columns: Collection[str]) -> Sheet:
+    """The sheet without these columns."""
+    kept = [number for number, name in enumerate(sheet.columns) if name not in columns]
+    rows = [[row[number] for number in kept] for row in sheet.rows]
+    return Sheet(sheet.title, [sheet.columns[number] for number in kept], rows)
 
 
 def sheets(results: Results) -> list[Sheet]:

@@ -27,6 +27,7 @@ from benchmarks.latency_picture import draw
 from benchmarks.latency_plans import PlanRows, measure_plans, plan_sheet
 from benchmarks.latency_shapes import Case, grid, unseen
 from benchmarks.machine import describe_machine
+from benchmarks.page import write_figures
 from mdp.errors import InputError, MDPError
 from mdp.files import read_json, write_bytes, write_json
 from mdp.profile import DeviceProfile, read_profile
@@ -34,7 +35,6 @@ from mdp.profile import DeviceProfile, read_profile
 RESULTS = Path(__file__).parent / "results"
 ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"
 DOCS = Path("docs")
-BEGIN, END = "<!-- figures: written by benchmarks.latency -->", "<!-- end of the figures -->"
 
 
 def run_measure(options: argparse.Namespace) -> None:
@@ -88,13 +88,8 @@ def run_report(options: argparse.Namespace) -> None:
         Console().print(as_rich(table))
     write_bytes(options.docs / "latency.svg", draw(compared, plans.rows if plans else []))
     page = options.docs / "latency.md"
-    before, found, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, closed, after = rest.partition(END)
-    if not (found and closed):
-        raise InputError(f"{page}: expected a line {BEGIN!r} and a line {END!r} after it")
     figures = "\n\n".join(as_markdown(table).strip() for table in tables)
-    content = f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}"
-    write_bytes(page, content.encode())
+    write_figures(page, "benchmarks.latency", figures)
     _note(f"wrote {page} and {options.docs / 'latency.svg'}")
 
 

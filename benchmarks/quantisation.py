@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from benchmarks.machine import describe_machine
+from benchmarks.page import write_figures
 from mdp.bundle import Bundle, model_path
 from mdp.crop import Pixels
 from mdp.errors import InputError
-from mdp.files import write_bytes, write_json
+from mdp.files import write_json
 from mdp.plan import SubModelSpec
 from partitioner.data import open_dataset
 from partitioner.export import ServedMember, to_onnx
@@ -38,7 +39,6 @@ ROOT = Path(__file__).parents[1]
 BUNDLE = ROOT / "examples/bundles/cifar10"
 RESULT = ROOT / "benchmarks/results/quantisation.json"
 DOCUMENT = ROOT / "docs/quantisation.md"
-BEGIN, END = "<!-- figures: python -m benchmarks.quantisation -->", "<!-- end of figures -->"
 #: ViT-S, the smaller of timm's two common ones, at two picture sizes.
 UNTRAINED = {f"ViT-S at {size} px": size for size in (128, 224)}
 ROUNDS, WARM_UP, MIN_RUNS = 9, 3, 5
@@ -171,7 +171,7 @@ def main() -> None:
     if arguments.data:
         result["gate"] = gated(arguments.data)
     write_json(RESULT, result)
-    write_figures(result)
+    write_figures(DOCUMENT, "benchmarks.quantisation", figures(result))
     print(RESULT)
 
 
@@ -228,14 +228,6 @@ def _gate_figures(gate: dict[str, Any], cores: int) -> str:
         f"subset that loses most, {list(worst['members'])}, {worst['fp32']:.2%} and "
         f"{worst['now']:.2%}.\n"
     )
-
-
-def write_figures(result: dict[str, Any]) -> None:
-    """Put the tables into docs/quantisation.md, between its two marks."""
-    text = DOCUMENT.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    write_bytes(DOCUMENT, f"{before}{BEGIN}\n\n{figures(result)}\n{END}{after}".encode())
 
 
 if __name__ == "__main__":
