@@ -32,9 +32,10 @@ class AsyncClient(Connection):
         *,
         fusion: Fusion = "stacked",
         timeout_s: float = CONNECT_TIMEOUT_S,
+        hedge_after_ms: float | None = None,
     ) -> AsyncIterator[Self]:
         """Connect to the agents of fleet.toml, as `Client.connect` does, for an `async with`."""
-        client = cls(fleet, fusion=fusion)
+        client = cls(fleet, fusion=fusion, hedge_after_ms=hedge_after_ms)
         loop, descriptor = asyncio.get_running_loop(), client._transport.fileno()
         loop.add_reader(descriptor, client._drain)
         try:
@@ -44,8 +45,14 @@ class AsyncClient(Connection):
             loop.remove_reader(descriptor)
             client._transport.close()
 
-    def __init__(self, fleet: str | os.PathLike[str], *, fusion: Fusion = "stacked") -> None:
-        super().__init__(fleet, fusion=fusion)
+    def __init__(
+        self,
+        fleet: str | os.PathLike[str],
+        *,
+        fusion: Fusion = "stacked",
+        hedge_after_ms: float | None = None,
+    ) -> None:
+        super().__init__(fleet, fusion=fusion, hedge_after_ms=hedge_after_ms)
         self._something_happened = asyncio.Event()
 
     async def classify(

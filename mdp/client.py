@@ -35,8 +35,14 @@ class Client(Connection):
         prediction = client.classify("cat.jpg", deadline_ms=80)
     """
 
-    def __init__(self, fleet: str | os.PathLike[str], *, fusion: Fusion = "stacked") -> None:
-        super().__init__(fleet, fusion=fusion)
+    def __init__(
+        self,
+        fleet: str | os.PathLike[str],
+        *,
+        fusion: Fusion = "stacked",
+        hedge_after_ms: float | None = None,
+    ) -> None:
+        super().__init__(fleet, fusion=fusion, hedge_after_ms=hedge_after_ms)
         self._turn = threading.Lock()
 
     @classmethod
@@ -46,12 +52,14 @@ class Client(Connection):
         *,
         fusion: Fusion = "stacked",
         timeout_s: float = CONNECT_TIMEOUT_S,
+        hedge_after_ms: float | None = None,
     ) -> Self:
         """Connect to the agents of fleet.toml; those not there after `timeout_s` may come later.
 
+        A device that has not answered after `hedge_after_ms` has its replica asked beside it.
         Raises ConfigError if the fleet or its bundle is wrong.
         """
-        client = cls(fleet, fusion=fusion)
+        client = cls(fleet, fusion=fusion, hedge_after_ms=hedge_after_ms)
         client._wait(timeout_s, client._all_connected)
         return client
 

@@ -1,12 +1,13 @@
 """What both clients are made of: a fleet, its bundle, the sockets, and the calls in flight."""
 
+import math
 import os
 import time
 from pathlib import Path
 
 from mdp.bundle import Bundle
 from mdp.crop import Picture
-from mdp.errors import DeadlineExceeded, InferenceError
+from mdp.errors import DeadlineExceeded, InferenceError, InputError
 from mdp.exchange import Answer, Clock, Exchange, View, cut_views, reserve_s
 from mdp.fleet import Fleet, read_fleet
 from mdp.fusion import Fusion
@@ -24,8 +25,17 @@ class Connection:
     """What both clients hold: a fleet, its bundle, the sockets, and the calls in flight."""
 
     def __init__(
-        self, fleet: str | os.PathLike[str], *, fusion: Fusion, clock: Clock = time.monotonic
+        self,
+        fleet: str | os.PathLike[str],
+        *,
+        fusion: Fusion,
+        hedge_after_ms: float | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
+        if hedge_after_ms is not None and not (
+            math.isfinite(hedge_after_ms) and hedge_after_ms >= 0
+        ):
+            raise InputError(f"hedge_after_ms: expected 0 or more, got {hedge_after_ms:g}")
         self.fleet: Fleet
         self.bundle: Bundle
         self.fleet, self.bundle = read_fleet(Path(fleet))
@@ -33,7 +43,12 @@ class Connection:
         self._transport = Dealers({entry.device: entry.address for entry in self.fleet.devices})
         try:
             self._exchange = Exchange(
-                self.fleet, self.bundle, self._transport, clock=clock, fusion=fusion
+                self.fleet,
+                self.bundle,
+                self._transport,
+                clock=clock,
+                fusion=fusion,
+                hedge_after_s=None if hedge_after_ms is None else hedge_after_ms / 1e3,
             )
         except BaseException:
             self._transport.close()

@@ -55,6 +55,24 @@ def without(answer: Prediction, device: str, *reasons: str) -> None:
     assert answer.expected_accuracy == subset_accuracy(members).stacked
 
 
+def test_a_frozen_device_is_hedged_by_its_replica(fleet: Fleet) -> None:
+    fleet.start_all(*DEVICES, "gamma/attic")
+    with mdp.Client.connect(fleet.write(), timeout_s=PATIENCE_S, hedge_after_ms=30.0) as client:
+        assert client.classify(RED, deadline_ms=PLENTY_MS).used == DEVICES
+        fleet.agents["gamma"].stop()
+        # Not `disconnected` yet: nobody but the hedge can have asked the replica.
+        answer = client.classify(RED, deadline_ms=PLENTY_MS)
+        assert answer.used == ("alpha", "beta", "gamma/attic")
+        assert answer.missing == {}
+        assert answer.latency_ms >= 30.0
+
+
+def test_a_hedge_that_cannot_be(fleet: Fleet) -> None:
+    fleet.start_all()
+    with pytest.raises(mdp.InputError, match=r"^hedge_after_ms: expected 0 or more, got -1$"):
+        mdp.Client.connect(fleet.write(), hedge_after_ms=-1.0)
+
+
 def test_a_killed_device_is_named_and_used_again_after_its_restart(fleet: Fleet) -> None:
     fleet.start_all()
     with fleet.client() as client:

@@ -5,11 +5,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from mdp.files import write_toml
 from partitioner import cli
-from tests.support.bundles import colour_plan, subset_accuracy, write_bundle
+from partitioner.data import open_dataset
+from tests.support.bundles import LABELS, colour_picture, colour_plan, subset_accuracy, write_bundle
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
 Run = Callable[..., tuple[int, str, str]]
@@ -64,6 +67,28 @@ def test_json_has_everything(run: Run) -> None:
 def test_the_same_seed_tells_the_same(run: Run) -> None:
     asked = ("--bundle", "bundle", "--deadline-ms", 3, "--json", "--seed")
     assert run(*asked, 3)[1] == run(*asked, 3)[1] != run(*asked, 4)[1]
+
+
+def test_real_outputs_are_fused_on_request(run: Run, tmp_path: Path) -> None:
+    for label in LABELS:
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for number in range(20):
+            # Every third is of another colour than its folder says.
+            shown = LABELS[(LABELS.index(label) + (number % 3 == 0)) % 3]
+            picture = Image.fromarray(np.roll(colour_picture(shown), number, axis=1))
+            picture.save(tmp_path / "photos" / label / f"{number}.png")
+    options = ("--bundle", "bundle", "--deadline-ms", 50, "--json", "--rate", 20, *QUIET)
+    code, out, err = run(*options, "--data", "photos")
+    assert code == 0, err
+    told = json.loads(out)
+    names = open_dataset("photos").test.names
+    right = sum(int(Path(name).stem) % 3 > 0 for name in names)
+    count = len(names)
+    assert told["accuracy_source"] == (
+        f"every answer fused from the members' logits of {count} pictures"
+    )
+    assert 0 < right < count
+    assert told["deadlines"][0]["base"]["accuracy"] == pytest.approx(right / count, abs=0.02)
 
 
 def test_tables_for_people(run: Run) -> None:
