@@ -40,7 +40,8 @@ def put_table(
     _, _, after = rest.partition(END)
     text = (
         f"{machine['cores']} virtual cores, {machine['processor']}, load {machine['load_before']} "
-        f"before the run, {machine['date']}.\n\n{HEADER}{markdown(rows)}\n"
+        f"before the run, {machine['date']}.\n\n"
+        f"![simulated against measured latency](simulation.svg)\n\n{HEADER}{markdown(rows)}\n"
         "| fleet | member-requests | a second of one core |\n|---|---|---|\n"
     )
     text += "".join(

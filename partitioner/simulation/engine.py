@@ -216,8 +216,9 @@ class Simulation:
     def _replied(self, now_s: float, job: Job) -> None:
         call, device = job.call, job.device
         silent = call.client.silent
-        if silent and device.name in silent:
-            silent[device.name].heard()
+        if silent:
+            # Whoever was heard is as new, and not knowing of it is cheaper.
+            silent.pop(device.name, None)
         session = call.session
         if not session.waits_for(device.name):
             device.counts["late"] += job.refusal is None
@@ -294,8 +295,7 @@ class Simulation:
         if epoch == device.epoch and device.up:
             self._gone = {name: why for name, why in self._gone.items() if name != device.name}
             for client in self._clients:
-                if device.name in client.silent:
-                    client.silent[device.name].heard()
+                client.silent.pop(device.name, None)
 
 
 def simulate(scenario: Scenario) -> Trace:

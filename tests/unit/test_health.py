@@ -64,6 +64,15 @@ def test_no_history_rests_a_device_for_longer_than_the_bound(
         assert health.available(now_s + LONGEST_REST_S)
 
 
+def test_whoever_was_heard_is_as_new() -> None:
+    health = Health()
+    for _ in range(TOLERATED_SILENCES + 2):
+        health.silent(1.0)
+    assert health != Health()
+    health.heard()
+    assert health == Health()
+
+
 def test_who_is_not_to_be_asked() -> None:
     silent = Health()
     for _ in range(TOLERATED_SILENCES):
