@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from mdp.files import write_toml
+from mdp.profile import shipped_profiles
 from partitioner import cli
 from partitioner.data import open_dataset
 from tests.support.bundles import LABELS, colour_picture, colour_plan, subset_accuracy, write_bundle
@@ -209,3 +210,13 @@ def test_a_plan_of_devices_without_profiles(run: Run, tmp_path: Path) -> None:
         "mdp-partition: --profiles: expected one of each device of the plan, found none of "
         "alpha, beta, gamma\n"
     )
+
+
+def test_a_profile_that_contradicts_itself(run: Run, tmp_path: Path) -> None:
+    text = shipped_profiles()["n100"].read_text()
+    odd = text.replace("latency_ms = ", "p10_ms = 1e6, latency_ms = ", 1)
+    (tmp_path / "n100.toml").write_text(odd)
+    code, out, err = run(*SOURCE, "--deadline-ms", 9, "--profiles", "n100.toml")
+    assert (code, out) == (2, "")
+    assert err.startswith("mdp-partition: n100.toml: contradicts itself: `p10_ms` 1e+06, `latency_")
+    assert err.count("\n") == 1

@@ -120,18 +120,6 @@ def test_spread_comes_from_the_profile_unless_it_is_given(
     assert spread(measured, Assumptions(sigma=0.0)) == 0.0
 
 
-def test_a_profile_that_contradicts_itself(profiles: dict[str, DeviceProfile]) -> None:
-    odd = with_spread(profiles["n100"], 1.5, 1.2)
-    first = odd.latency[0]
-    expected = (
-        "profile 'n100': key `latency`: expected p10_ms <= latency_ms <= p90_ms, "
-        f"got {first.p10_ms:g}, {first.latency_ms:g}, {first.p90_ms:g}"
-    )
-    with pytest.raises(InputError) as raised:
-        spread(odd, Assumptions())
-    assert str(raised.value) == expected
-
-
 def test_renewal_keeps_the_availability() -> None:
     assert renewal(1.0, 10.0) == (math.inf, 0.0)
     assert renewal(0.0, 10.0) == (0.0, 10.0)
