@@ -11,13 +11,13 @@ from partitioner.predictor import Predictor
 from partitioner.tables import words
 
 
-def print_planned(planned: Planned) -> None:
+def print_planned(planned: Planned, console: Console | None = None) -> None:
     """The plan, then what was asked for beside it."""
-    console = Console()
+    console = console or Console()
     console.print(_plan_table(planned.plan))
     _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
-    for device, reason in planned.plan.left_out.items():
-        console.print(f"left out: {device}: {reason}", soft_wrap=True, highlight=False)
+    for name, reason in planned.plan.left_out.items():
+        console.print(f"left out: {name}: {reason}", soft_wrap=True, highlight=False)
     for device in planned.problem.devices:
         for caution in cautions(device.profile):
             console.print(f"{device.name}: {caution}", soft_wrap=True, highlight=False)
