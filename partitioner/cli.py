@@ -193,6 +193,7 @@ def build(
                 plan_command.show(planned, json)
             plan_command.refuse(made)
             steps.check_target(out)
+            steps.check_ways(made, pictures)
         with _owned(folder):
             work = steps.train_step(folder, made, pictures, asked, progress)
             if not is_first():

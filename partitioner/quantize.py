@@ -47,7 +47,7 @@ def quantised(model: bytes, precision: Precision, calibration: Pixels | None = N
     where onnxruntime's tools cannot do it.
     """
     if precision == "int8-static":
-        _check_calibration(calibration)
+        check_calibration(0 if calibration is None else len(calibration))
     import onnx
 
     loaded = onnx.load_from_string(model)
@@ -66,8 +66,8 @@ def quantised(model: bytes, precision: Precision, calibration: Pixels | None = N
     return content
 
 
-def _check_calibration(calibration: Pixels | None) -> None:
-    found = 0 if calibration is None else len(calibration)
+def check_calibration(found: int) -> None:
+    """Raise InputError if so many calibration pictures are too few for int8-static."""
     if found < MIN_RANGE_PICTURES:
         raise InputError(
             f"int8-static: expected at least {MIN_RANGE_PICTURES} calibration pictures to see the "

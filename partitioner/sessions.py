@@ -51,12 +51,7 @@ class OpenVinoSession:
 
     def __init__(self, model: Path, *, precision: Precision, threads: int = 1) -> None:
         """Raises InputError if the file is no model, or OpenVINO or the precision not here."""
-        openvino = _openvino(precision)
-        core = openvino.Core()
-        if precision == "bf16" and "BF16" not in core.get_property(
-            "CPU", "OPTIMIZATION_CAPABILITIES"
-        ):
-            raise InputError("expected a processor that computes in bf16, this one does not")
+        openvino, core = _core(precision)
         try:
             onnx = openvino.frontend.FrontEndManager().load_by_framework("onnx")
             graph = onnx.convert(onnx.load(str(model)))
@@ -97,6 +92,20 @@ def _openvino(precision: Precision) -> Any:
             "pip install 'mdp-edge[partition,openvino]'"
         ) from error
     return openvino
+
+
+def _core(precision: Precision) -> tuple[Any, Any]:
+    openvino = _openvino(precision)
+    core = openvino.Core()
+    if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
+        raise InputError("expected a processor that computes in bf16, this one does not")
+    return openvino, core
+
+
+def check_way(precision: Precision, runtime: RuntimeName) -> None:
+    """Raise InputError if no model could be run here in this way."""
+    if runtime == "openvino":
+        _core(precision)
 
 
 def open_way(

@@ -180,6 +180,24 @@ def check_target(out: Path) -> None:
     read_json(out / MANIFEST, Manifest)
 
 
+def check_ways(plan: Plan, data: Dataset) -> None:
+    """Raise InputError for members that could not be exported or measured here once trained."""
+    from partitioner.quantize import check_calibration
+    from partitioner.sessions import check_way
+
+    for assignment in plan.assignments:
+        precision = assignment.submodel.precision
+        try:
+            check_way(precision, assignment.runtime)
+            if precision == "int8-static":
+                check_calibration(len(data.calibration))
+        except InputError as error:
+            raise InputError(
+                f"sub-model {assignment.k} for {assignment.device} could not be measured here: "
+                f"{error}"
+            ) from error
+
+
 def export_step(work: Work, out: Path, name: str) -> dict[int, float] | None:
     """Write the bundle; None if `out` is a whole bundle of this very run already."""
     from partitioner.export import export_bundle

@@ -14,6 +14,7 @@ import pytest
 from mdp.bundle import Bundle, model_path
 from mdp.files import write_toml
 from mdp.plan import read_plan
+from mdp.profile import read_profile
 from partitioner import cli
 from partitioner.sessions import contribution, open_member
 from tests.support.bundles import write_bundle
@@ -232,6 +233,29 @@ def test_something_else_at_out_is_noticed_before_any_work(run: Run, profiles: Pa
     )  # fmt: skip
     assert code == 2
     assert "b: expected a new folder or a bundle to replace" in err
+    assert not (tmp_path / "b.run").exists()
+
+
+@pytest.mark.torch
+def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
+    run: Run, profiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    written = write_profiles(profiles)
+    for path in written:
+        profile = read_profile(path)
+        points = [msgspec.structs.replace(p, runtime="openvino") for p in profile.latency]
+        write_toml(path, msgspec.structs.replace(profile, latency=points))
+    code, _, err = run(
+        "build", *SHARED, "--profiles", *written, "--latency-ms", SHARED_MS,
+        "--data", "digits", "--teacher-epochs", 1, "--out", "b",
+    )  # fmt: skip
+    assert code == 2
+    assert err.splitlines()[-1].endswith(
+        "could not be measured here: openvino in fp32: openvino is not installed here: "
+        "pip install 'mdp-edge[partition,openvino]'"
+    )
+    assert "training" not in err
     assert not (tmp_path / "b.run").exists()
 
 

@@ -221,6 +221,9 @@ def test_ranges_need_more_pictures_than_there_are(built: Built, tmp_path: Path):
     with pytest.raises(InputError, match="int8-static: expected at least 32 calibration pictures"):
         export.export_bundle(planned_in(built, "int8-static"), tmp_path / "b", "patterns")
     assert not list(tmp_path.iterdir())
+    work = planned_in(built, "int8-static")
+    with pytest.raises(InputError, match=r"^sub-model 0 for \S+ could not .*: int8-static: expect"):
+        steps.check_ways(work.plan, work.data)
 
 
 def test_models_carry_essentials_and_no_path_of_this_machine(built: Built):
