@@ -15,7 +15,8 @@ from mdp.profile import DeviceProfile, LatencyPoint, Precision, RuntimeName
 from partitioner.cost import macs
 
 Way = tuple[Precision, RuntimeName]
-#: How a sub-model is exported, and what everything else is compared with.
+#: How a sub-model is exported, and what everything else is compared with unless a plan has fp32 in
+#: another runtime.
 PLAIN: Way = ("fp32", "onnxruntime")
 #: A candidate has to save this share of fp32's time; less is within what two runs differ by.
 MIN_GAIN = 0.03
@@ -56,11 +57,18 @@ def way_words(way: Way) -> str:
 
 
 def profile_timing(
-    profile: DeviceProfile, spec: SubModelSpec, way: Way, *, threads: int, provider: str
+    profile: DeviceProfile,
+    spec: SubModelSpec,
+    way: Way,
+    *,
+    threads: int,
+    provider: str,
+    against: Way = PLAIN,
 ) -> Timing | str:
     """What a profile's own measurements prove about `spec` run in a `way`, or why they prove none.
 
-    Points are compared with fp32 points of the same shape, threads and provider. For a shape in
+    Points are compared with those of fp32, in the runtime of `against`, of the same shape, threads
+    and provider. For a shape in
     between, the ratio is interpolated over the MACs, both as logarithms; beyond the smallest or the
     largest measured shape it stays as it was there.
     """
@@ -68,7 +76,7 @@ def profile_timing(
     if provenance.method != "measured":
         return f"the latency of profile {profile.name} is estimated, which proves nothing"
     points = _by_shape(profile, way, threads, provider)
-    plain = _by_shape(profile, PLAIN, threads, provider)
+    plain = _by_shape(profile, against, threads, provider)
     pairs = sorted(
         (math.log(macs(shape, 0)), math.log(points[shape]), math.log(plain[shape]))
         for shape in points.keys() & plain.keys()

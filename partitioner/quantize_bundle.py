@@ -26,7 +26,6 @@ from partitioner.cost import memory_bytes
 from partitioner.data import Dataset
 from partitioner.evaluate import Report, check_labels, evaluate
 from partitioner.gate import (
-    PLAIN,
     Candidate,
     Way,
     choose,
@@ -107,11 +106,10 @@ def _check(bundle: Bundle, data: Dataset, asked: Asked) -> None:
     if manifest.evaluation is None:
         raise InputError(f"{path}: was never evaluated: run mdp-partition evaluate first")
     for assignment in manifest.plan.assignments:
-        way = (assignment.submodel.precision, assignment.runtime)
-        if way != PLAIN:
+        precision = assignment.submodel.precision
+        if precision != "fp32":
             raise InputError(
-                f"{path}: sub-model {assignment.k} is in {way_words(way)} already: "
-                f"expected {way_words(PLAIN)}"
+                f"{path}: sub-model {assignment.k} is in {precision} already: expected fp32"
             )
     devices = {a.device for a in manifest.plan.assignments}
     devices |= {replica.device for replica in manifest.plan.replicas}

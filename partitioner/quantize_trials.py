@@ -18,7 +18,7 @@ from mdp.plan import Assignment
 from mdp.profile import DeviceProfile
 from partitioner.data import Dataset
 from partitioner.evaluate import accuracy
-from partitioner.gate import PLAIN, Candidate, Timing, Way, profile_timing, too_slow
+from partitioner.gate import Candidate, Timing, Way, profile_timing, too_slow
 from partitioner.quantize import WAYS, QuantisationError, quantised
 from partitioner.sessions import CPU, batch_for, contribution, open_way
 from partitioner.stacking import fit_subset
@@ -74,12 +74,15 @@ class Member:
             serving = plan.assignment_of(replica.device)
             if replica.k == assignment.k and serving is not None:
                 self._served.append(serving)
-        self.plain = self._outputs(self._path, PLAIN)
+        #: The way that is planned: fp32, in one runtime or the other.
+        self._planned: Way = (assignment.submodel.precision, assignment.runtime)
+        self.plain = self._outputs(self._path, self._planned)
 
     def trials(self) -> list[Trial]:
         """Every way that was asked for."""
         with TemporaryDirectory(prefix="mdp-quantise-") as folder:
-            made = [self._made(way, Path(folder)) for way in self._asked.ways]
+            ways = [way for way in self._asked.ways if way != self._planned]
+            made = [self._made(way, Path(folder)) for way in ways]
             standing = [one for one in made if isinstance(one, _Made)]
             for served in self._served:
                 if served.device in self._asked.here and standing:
@@ -116,8 +119,9 @@ class Member:
         if profile is None:
             return f"nothing was measured on {served.device}: give its profile, or --here"
         return profile_timing(
-            profile, served.submodel, way, threads=served.threads, provider=served.provider
-        )
+            profile, served.submodel, way,
+            threads=served.threads, provider=served.provider, against=self._planned,
+        )  # fmt: skip
 
     def _finished(self, made: _Made) -> Trial:
         """The candidate with its time, and against it if any device is not faster with it."""
@@ -140,7 +144,7 @@ class Member:
         def session(model: Path, way: Way) -> Any:
             return open_way(model, *way, threads=served.threads, provider=served.provider)
 
-        sessions = [session(self._path, PLAIN)]
+        sessions = [session(self._path, self._planned)]
         sessions += [session(one.path, one.candidate.way) for one in made]
         plain, *rounds = in_turns(sessions, self._pixels[:1])
         for one, ours in zip(made, rounds, strict=True):
