@@ -151,6 +151,9 @@ class Plan(Record, frozen=True):
     #: Devices that serve a member which `assignments` give to another one.
     replicas: list[Replica] = field(default_factory=list)
     accuracy: PredictedAccuracy | None = None
+    #: With this deadline a client hears all members, where latencies are as predicted; a target is
+    #: about the typical answer only.
+    deadline_ms: PositiveFloat | None = None
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:

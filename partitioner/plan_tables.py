@@ -16,6 +16,13 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
     console = console or Console()
     console.print(_plan_table(planned.plan))
     _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
+    if planned.plan.deadline_ms is not None and not planned.plan.refused:
+        console.print(
+            f"ask with a deadline of {planned.plan.deadline_ms:g} ms or more: the "
+            "target is about the typical answer",
+            soft_wrap=True,
+            highlight=False,
+        )
     for name, reason in planned.plan.left_out.items():
         console.print(f"left out: {name}: {reason}", soft_wrap=True, highlight=False)
     for device in planned.problem.devices:

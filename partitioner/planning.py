@@ -14,6 +14,7 @@ from mdp.files import Record
 from mdp.plan import Plan, TeacherSpec
 from mdp.profile import Precision, read_profile
 from partitioner.accuracy_records import read_runs, shipped_records
+from partitioner.deadline import deadline_ms
 from partitioner.explain import Explanation, explain
 from partitioner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.predictor import FittedLaw, fit, predictor_for, shipped_law
@@ -134,7 +135,7 @@ def make_planned(
     )
     plan = _searched(problem, options)
     return Planned(
-        plan=plan,
+        plan=msgspec.structs.replace(plan, deadline_ms=deadline_ms(problem, plan)),
         problem=problem,
         law=law,
         pareto=pareto(problem, options.latency_ms) if front else [],

@@ -9,11 +9,14 @@ import msgspec
 import pytest
 
 from mdp.errors import InputError, PlanRefused
+from mdp.exchange import reserve_s
 from mdp.files import write_toml
 from mdp.plan import SubModelSpec, TeacherSpec, read_plan
 from mdp.profile import DeviceProfile, ProbeRecord, Sustained, read_profile
 from partitioner import cli
+from partitioner.deadline import CLIENT_MS_PER_MEMBER
 from partitioner.explain import cautions, explain, seats_of
+from partitioner.latency import Way, fit_latency
 from partitioner.pareto import pareto, plan_with_accuracy
 from partitioner.plan_plot import draw_plan
 from partitioner.plan_tables import print_planned
@@ -170,6 +173,21 @@ def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(
 
 def profile_of(planned: Planned, name: str) -> DeviceProfile:
     return next(d.profile for d in planned.problem.devices if d.name == name)
+
+
+def test_the_deadline_leaves_room_for_slow_answers_the_client_and_its_reserve() -> None:
+    options = PlanOptions(latency_ms=20.0)
+    planned = make_planned(BASE, ["n100", "raspberry-pi-5"], options, 10)
+    plan = planned.plan
+    needed = []
+    for assignment in plan.assignments:
+        model = fit_latency(read_profile(assignment.device), Way(threads=assignment.threads))
+        slow_ms = model.estimate(assignment.submodel, 10).high_ms
+        needed.append(slow_ms + assignment.predicted_ms.network + 2 * CLIENT_MS_PER_MEMBER)
+    assert plan.deadline_ms is not None
+    kept_ms = 1e3 * reserve_s(plan.deadline_ms)
+    assert plan.deadline_ms - kept_ms == pytest.approx(max(needed), abs=0.1)
+    assert plan.deadline_ms > max(a.predicted_ms.total for a in plan.assignments) + 2
 
 
 def test_a_device_s_name_is_never_cut_short(

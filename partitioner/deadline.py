@@ -1,0 +1,33 @@
+"""From predicted latencies to the deadline that a client should ask with. Pure."""
+
+from typing import TYPE_CHECKING
+
+from mdp.exchange import RESERVE_MS, RESERVE_SHARE
+from mdp.plan import Plan
+from partitioner.explain import seats_of
+
+if TYPE_CHECKING:
+    from partitioner.search import Problem
+
+#: What a call takes beside computing and the link, for each member: 99 of 100 calls to 3 and to 8
+#: agents kept within it on two server cores (benchmarks/results/overhead.json).
+CLIENT_MS_PER_MEMBER = 0.4
+
+
+def deadline_ms(problem: "Problem", plan: Plan) -> float:
+    """The deadline by which every member of `plan` answers, where latencies are as predicted.
+
+    A target is about the typical answer. A deadline has to leave room for the slower end of each
+    prediction, for the client's own work, and for what the client keeps back to fuse.
+    """
+    slowest = 0.0
+    for seat, assignment in zip(seats_of(problem, plan), plan.assignments, strict=True):
+        device = problem.devices[seat.device]
+        model = next(model for model in device.models if model.way == seat.candidate.way)
+        estimate = model.estimate(assignment.submodel, device.choices.num_classes)
+        slowest = max(slowest, estimate.high_ms + assignment.predicted_ms.network)
+    needed = slowest + CLIENT_MS_PER_MEMBER * len(plan.assignments)
+    least, most = RESERVE_MS
+    # The reserve is a share of the deadline itself, within bounds.
+    reserve = min(max(needed * RESERVE_SHARE / (1 - RESERVE_SHARE), least), most)
+    return round(needed + reserve, 1)
