@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mdp.files import write_bytes
+from benchmarks.page import write_figures
 
-BEGIN, END = "<!-- measured: begin -->\n", "<!-- measured: end -->\n"
 HEADER = (
     "| load | deadline ms | drawn | p50 real | simulated | p99 real | simulated | complete real "
     "| simulated |\n|---|---|---|---|---|---|---|---|---|\n"
@@ -36,8 +35,6 @@ def put_table(
     machine: Mapping[str, Any],
 ) -> None:
     """Write what was measured between the marks of `page`."""
-    before, _, rest = page.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
     text = (
         f"{machine['cores']} virtual cores, {machine['processor']}, load {machine['load_before']} "
         f"before the run, {machine['date']}.\n\n"
@@ -47,7 +44,7 @@ def put_table(
     text += "".join(
         f"| {r['fleet']} | {r['member_requests']:,} | {r['per_s']:,} |\n" for r in rates
     )
-    write_bytes(page, f"{before}{BEGIN}{text}{END}{after}".encode())
+    write_figures(page, "benchmarks.simulator", text)
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
