@@ -32,6 +32,7 @@ from mdp.wire import (
     Result,
     State,
     Status,
+    as_line,
     decode,
     encode,
     logits_buffer,
@@ -192,6 +193,7 @@ class Agent:
                 self._over = self._over or self._admission.idle
             for job in waiting:
                 self._fail_job(job, "draining", "this agent had to stop before its turn")
+        self._unreported.update(self._router.turned_away())
         self._report_refusals()
 
     def _enter(self, state: State) -> None:
@@ -267,10 +269,10 @@ class Agent:
                 request_id=request_id,
                 device=self._assignment.device,
                 state=self._state,
-                bundle=self._bundle.manifest.name,
+                bundle=as_line(self._bundle.manifest.name),
                 digest=self._bundle.digest,
                 k=self._assignment.k,
-                provider=runtime.provider if runtime else "",
+                provider=as_line(runtime.provider) if runtime else "",
                 fallback=runtime.fallback if runtime else False,
                 reason=self._reason,
                 queued=len(self._admission),
@@ -317,7 +319,7 @@ class Agent:
         except PictureError as error:
             self._fail_job(job, "bad_message", str(error))
         except Exception as error:  # whatever a runtime raises is this request's failure
-            self._reason = _one_line(f"{type(error).__name__}: {error}")
+            self._reason = as_line(f"{type(error).__name__}: {error}")
             self._fail_job(job, "failed", self._reason)
             self._failures += 1
         finally:
@@ -346,7 +348,7 @@ class Agent:
 
     def _fail(self, peer: bytes, request_id: int, code: FailureCode, text: str) -> None:
         self._count(code)
-        self._send(peer, Failure(request_id=request_id, code=code, text=_one_line(text)))
+        self._send(peer, Failure(request_id=request_id, code=code, text=as_line(text)))
 
     def _fail_job(self, job: Job, code: FailureCode, text: str) -> None:
         self._fail(job.peer, job.infer.request_id, code, text)
@@ -356,8 +358,3 @@ class Agent:
             self._counts[outcome] += 1
             if outcome != "answered":
                 self._unreported[outcome] += 1
-
-
-def _one_line(text: str) -> str:
-    """`text` as it may travel: without line breaks, short, and only what UTF-8 can say."""
-    return " ".join(text.split())[:1024].encode(errors="replace").decode()

@@ -9,15 +9,14 @@ from typing import Annotated
 import typer
 
 from devices.agent import Agent
+from devices.door import agent_keys, allow_anew, warn_of_plain_text
 from devices.probe_command import add_to
 from devices.runtime import Runtime
 from devices.runtimes import open_runtime
 from mdp import console
 from mdp.bundle import Bundle, model_path
-from mdp.errors import InputError
 from mdp.transport import Router
-
-LOOPBACK = ("tcp://127.", "tcp://localhost:", "tcp://[::1]:")
+from mdp.wire import request_frame_bytes
 
 app = console.new_app("Run one device's part of a bundle, or measure the device.")
 add_to(app)
@@ -30,6 +29,16 @@ def run_agent(
     bind: Annotated[
         str, typer.Option(help="Address to listen on; port 0 takes any free one.")
     ] = "tcp://127.0.0.1:7500",
+    key: Annotated[
+        Path | None, typer.Option(help="This agent's secret key file, made by `mdp keys new`.")
+    ] = None,
+    clients: Annotated[
+        Path | None,
+        typer.Option(help="Public key file of the client to let in, or a folder of them."),
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Speak plain text to other machines.")
+    ] = False,
     threads: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Instead of the plan's number of threads.")
     ] = None,
@@ -42,14 +51,16 @@ def run_agent(
 ) -> None:
     """Serve one sub-model until SIGTERM or Ctrl-C; what was accepted is finished first.
 
-    Example: mdp-agent run --bundle bundle/ --device raspberry-pi-5 --bind tcp://0.0.0.0:7500
+    Other machines reach it only with keys: --key says who it is, --clients whom it lets in; the
+    latter is read again on SIGHUP.
 
-    Exit codes: 0 stopped as asked, 2 bad input (bundle, device, provider, address), 1 unforeseen.
+    Example: mdp-agent run --bundle bundle/ --device raspberry-pi-5 --bind tcp://0.0.0.0:7500
+    --key keys/raspberry-pi-5.secret --clients clients/
+
+    Exit codes: 0 stopped as asked, 2 bad input (bundle, device, provider, address, key),
+    1 unforeseen.
     """
-    port = bind.rpartition(":")[2]
-    # ZeroMQ would take port 99999 for 34463.
-    if not bind.startswith("tcp://") or not (port.isdecimal() and int(port) < 65536):
-        raise InputError(f"--bind: expected tcp://HOST:PORT, got {bind!r}")
+    keys = agent_keys(bind, key, clients, insecure=insecure)
     opened = Bundle.open(bundle)
     assignment = opened.assignment(device)
 
@@ -62,7 +73,8 @@ def run_agent(
             allow_fallback=allow_fallback,
         )
 
-    with Router(bind) as router:
+    max_frame_bytes = request_frame_bytes(assignment.submodel.image_size)
+    with Router(bind, keys=keys, max_frame_bytes=max_frame_bytes) as router:
         address = router.address
 
         def report(event: str) -> None:
@@ -78,14 +90,12 @@ def run_agent(
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
         report(f"listening on {address}" if not json else "LISTENING")
-        if not bind.startswith(LOOPBACK):
-            print(
-                f"mdp-agent {device}: {address} is plain text: whoever reaches it can use it",
-                file=sys.stderr,
-            )
+        warn_of_plain_text(device, address, keys)
         agent = Agent(opened, assignment, load, router, report=report)
         for stop_signal in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop_signal, lambda *_: agent.stop())
+        if clients is not None:
+            signal.signal(signal.SIGHUP, lambda *_: report(allow_anew(router, clients)))
         agent.serve()
 
 

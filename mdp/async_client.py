@@ -16,6 +16,9 @@ from mdp.fusion import Fusion
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
 
+#: How often somebody who waits for devices looks after those that are not there.
+_LOOK_S = 0.1
+
 
 class AsyncClient(Connection):
     """The same for asyncio: many calls may be under way at once.
@@ -31,15 +34,19 @@ class AsyncClient(Connection):
         fleet: str | os.PathLike[str],
         *,
         fusion: Fusion = "stacked",
+        key: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
         timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
     ) -> AsyncIterator[Self]:
         """Connect to the agents of fleet.toml, as `Client.connect` does, for an `async with`."""
-        client = cls(fleet, fusion=fusion, hedge_after_ms=hedge_after_ms)
+        client = cls(
+            fleet, fusion=fusion, key=key, insecure=insecure, hedge_after_ms=hedge_after_ms
+        )
         loop, descriptor = asyncio.get_running_loop(), client._transport.fileno()
         loop.add_reader(descriptor, client._drain)
         try:
-            await client._wait(timeout_s, client._all_connected)
+            await client._wait(timeout_s, client._all_settled)
             yield client
         finally:
             loop.remove_reader(descriptor)
@@ -50,9 +57,13 @@ class AsyncClient(Connection):
         fleet: str | os.PathLike[str],
         *,
         fusion: Fusion = "stacked",
+        key: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
         hedge_after_ms: float | None = None,
     ) -> None:
-        super().__init__(fleet, fusion=fusion, hedge_after_ms=hedge_after_ms)
+        super().__init__(
+            fleet, fusion=fusion, key=key, insecure=insecure, hedge_after_ms=hedge_after_ms
+        )
         self._something_happened = asyncio.Event()
 
     async def classify(
@@ -126,6 +137,7 @@ class AsyncClient(Connection):
         while not reached() and (left_s := until_s - self._clock()) > 0:
             self._something_happened.clear()
             try:
-                await asyncio.wait_for(self._something_happened.wait(), left_s)
+                await asyncio.wait_for(self._something_happened.wait(), min(left_s, _LOOK_S))
             except TimeoutError:
-                return
+                # Those that are not there may have to be dialled again, which no event tells.
+                self._drain()

@@ -1,7 +1,9 @@
 """`mdp`: classify pictures with a fleet, and look after the fleet."""
 
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mdp import console
+from mdp import console, keys_command
 from mdp.bench import noise_picture, run_bench
 from mdp.bundle import Bundle
 from mdp.client import Client
@@ -17,25 +19,52 @@ from mdp.connection import DEFAULT_DEADLINE_MS
 from mdp.crop import Picture
 from mdp.demo import run_demo
 from mdp.doctor import examine
-from mdp.errors import InferenceError, InputError, MDPError
+from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError
 from mdp.exchange import checked_deadline_ms
-from mdp.fleet import new_fleet
+from mdp.fleet import PLAIN_TEXT, exposed, new_fleet
 from mdp.fusion import Fusion
+from mdp.keys import PUBLIC, load_pair, load_public
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
+from mdp.transport import public_key_of
 
 NOT_ANSWERED = InferenceError.exit_code
 
 app = console.new_app("Classify pictures with several unequal devices at once.")
+keys_command.add_to(app)
 fleet_app = console.new_app("Make fleet files.")
 app.add_typer(fleet_app, name="fleet")
 
 FleetFile = Annotated[
     Path, typer.Option("--fleet", help="fleet.toml, as `mdp fleet new` makes it.")
 ]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--key", help="This client's secret key file, instead of fleet.toml's `key`."),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Speak plain text to agents without a key, over a network."),
+]
 DeadlineMs = Annotated[float, typer.Option(help="Milliseconds in which every answer has to come.")]
 FusionChoice = Annotated[Fusion, typer.Option(help="How to combine what arrived.")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
+
+
+@contextmanager
+def connected(
+    fleet: Path, key: Path | None, insecure: bool, fusion: Fusion = "stacked"
+) -> Iterator[Client]:
+    """A client of `fleet`; says on stderr, at every start, which devices it speaks plain text to."""
+    with warnings.catch_warnings():
+        # Said below, in one line each.
+        warnings.simplefilter("ignore", InsecureWarning)
+        client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure)
+    with client:
+        for entry in exposed(client.fleet):
+            text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
+            print(f"mdp: WARNING: {text}", file=sys.stderr)
+        yield client
 
 
 @app.command()
@@ -44,6 +73,8 @@ def classify(
     fleet: FleetFile,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
+    key: KeyFile = None,
+    insecure: Insecure = False,
     json: Json = False,
 ) -> None:
     """Say what each picture shows; a picture that cannot be read is named, the others go on.
@@ -55,7 +86,7 @@ def classify(
     checked_deadline_ms(deadline_ms)
     files = picture_files(pictures)
     exit_code = 0
-    with Client.connect(fleet, fusion=fusion) as client:
+    with connected(fleet, key, insecure, fusion) as client:
         for path in files:
             try:
                 prediction = client.classify(path, deadline_ms=deadline_ms)
@@ -109,14 +140,16 @@ def describe(path: Path, prediction: Prediction) -> str:
 
 
 @app.command()
-def status(fleet: FleetFile, json: Json = False) -> None:
+def status(
+    fleet: FleetFile, key: KeyFile = None, insecure: Insecure = False, json: Json = False
+) -> None:
     """Say how every device of a fleet is.
 
     Example: mdp status --fleet fleet.toml
 
     Exit codes: 0 at least one device can answer, 2 bad input, 3 none can, 1 unforeseen.
     """
-    with Client.connect(fleet) as client:
+    with connected(fleet, key, insecure) as client:
         statuses = client.status()
     if json:
         console.print_json({"devices": statuses})
@@ -146,14 +179,16 @@ def status_table(statuses: Sequence[DeviceStatus]) -> Table:
 
 
 @app.command()
-def doctor(fleet: FleetFile, json: Json = False) -> None:
+def doctor(
+    fleet: FleetFile, key: KeyFile = None, insecure: Insecure = False, json: Json = False
+) -> None:
     """Find out what keeps a fleet from answering: files, connections, bundles, providers.
 
     Example: mdp doctor --fleet fleet.toml
 
     Exit codes: 0 all well, 2 bad input, 3 something is wrong, 1 unforeseen.
     """
-    with Client.connect(fleet) as client:
+    with connected(fleet, key, insecure) as client:
         findings = list(examine(client))
     if json:
         console.print_json({"findings": findings})
@@ -171,6 +206,8 @@ def bench(
     in_flight: Annotated[int, typer.Option(min=1, max=64, help="Pictures under way.")] = 1,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
+    key: KeyFile = None,
+    insecure: Insecure = False,
     json: Json = False,
 ) -> None:
     """Measure latency, overhead and throughput of a running fleet.
@@ -181,7 +218,7 @@ def bench(
     """
     checked_deadline_ms(deadline_ms)
     files = picture_files(pictures or [])
-    with Client.connect(fleet, fusion=fusion) as client:
+    with connected(fleet, key, insecure, fusion) as client:
         side = client.bundle.manifest.plan.teacher.shape.image_size
         chosen: list[Picture] = list(files) or [noise_picture(side)]
         outcome = run_bench(
@@ -220,17 +257,33 @@ def fleet_new(
             help="NAME=tcp://HOST:PORT, once per device; NAME/LABEL=... adds a replica of NAME."
         ),
     ],
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the agents' NAME.public (NAME-LABEL.public for replicas)."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="This client's secret key file, to be named in the fleet.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("fleet.toml"),
     json: Json = False,
 ) -> None:
-    """Write fleet.toml: where each device of a bundle listens.
+    """Write fleet.toml: where each device of a bundle listens, and its public key.
 
-    Example: mdp fleet new --bundle bundle/ --device n100=tcp://10.0.0.8:7500 --out fleet.toml
+    Example: mdp fleet new --bundle bundle/ --device n100=tcp://10.0.0.8:7500 --keys keys/
+    --key keys/client.secret --out fleet.toml
 
     Exit codes: 0 fine, 2 bad input, 1 unforeseen.
     """
     opened = Bundle.open(bundle)
-    fleet = new_fleet(opened, device, out)
+    if (keys is None) != (key is None):
+        raise InputError("--keys and --key: expected both, or neither for plain text")
+
+    def public_key(name: str) -> str | None:
+        return None if keys is None else load_public(keys / f"{name.replace('/', '-')}{PUBLIC}")
+
+    if key is not None:
+        load_pair(key, public_key_of)
+    fleet = new_fleet(opened, device, out, public_key=public_key, key=key)
     members = fleet.members()
     absent = [a.device for a in opened.manifest.plan.assignments if a.k not in members]
     if json:
@@ -239,6 +292,8 @@ def fleet_new(
     print(f"{out}: {len(fleet.devices)} devices of bundle {opened.manifest.name}")
     if absent:
         print(f"  without {', '.join(absent)}: every answer will be partial")
+    for entry in exposed(fleet):
+        print(f"  {entry.device} has no key: only --insecure will connect to it, in plain text")
 
 
 @app.command()

@@ -40,9 +40,13 @@ class Client(Connection):
         fleet: str | os.PathLike[str],
         *,
         fusion: Fusion = "stacked",
+        key: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
         hedge_after_ms: float | None = None,
     ) -> None:
-        super().__init__(fleet, fusion=fusion, hedge_after_ms=hedge_after_ms)
+        super().__init__(
+            fleet, fusion=fusion, key=key, insecure=insecure, hedge_after_ms=hedge_after_ms
+        )
         self._turn = threading.Lock()
 
     @classmethod
@@ -51,16 +55,22 @@ class Client(Connection):
         fleet: str | os.PathLike[str],
         *,
         fusion: Fusion = "stacked",
+        key: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
         timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
     ) -> Self:
         """Connect to the agents of fleet.toml; those not there after `timeout_s` may come later.
 
-        A device that has not answered after `hedge_after_ms` has its replica asked beside it.
-        Raises ConfigError if the fleet or its bundle is wrong.
+        `key` is this client's secret key file, instead of the one that the fleet file names;
+        `insecure` allows plain text to other machines, of which a warning is given. A device that
+        has not answered after `hedge_after_ms` has its replica asked beside it. Raises ConfigError
+        if the fleet, its bundle or a key is wrong.
         """
-        client = cls(fleet, fusion=fusion, hedge_after_ms=hedge_after_ms)
-        client._wait(timeout_s, client._all_connected)
+        client = cls(
+            fleet, fusion=fusion, key=key, insecure=insecure, hedge_after_ms=hedge_after_ms
+        )
+        client._wait(timeout_s, client._all_settled)
         return client
 
     def classify(self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS) -> Prediction:

@@ -3,18 +3,21 @@
 import math
 import os
 import time
+import warnings
 from pathlib import Path
 
 from mdp.bundle import Bundle
 from mdp.crop import Picture
-from mdp.errors import DeadlineExceeded, InferenceError, InputError
+from mdp.errors import DeadlineExceeded, InferenceError, InputError, InsecureWarning
 from mdp.exchange import Answer, Clock, Exchange, View, cut_views, reserve_s
-from mdp.fleet import Fleet, read_fleet
+from mdp.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
 from mdp.fusion import Fusion
+from mdp.keys import load_pair
 from mdp.prediction import Prediction
 from mdp.session import NO_TIME
 from mdp.status import DeviceStatus, device_status
-from mdp.transport import Dealers
+from mdp.transport import ClientKeys, Dealers, public_key_of
+from mdp.wire import reply_frame_bytes
 
 DEFAULT_DEADLINE_MS = 1000.0
 #: How long `connect` waits for devices that do not answer.
@@ -29,6 +32,8 @@ class Connection:
         fleet: str | os.PathLike[str],
         *,
         fusion: Fusion,
+        key: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
         hedge_after_ms: float | None = None,
         clock: Clock = time.monotonic,
     ) -> None:
@@ -39,8 +44,18 @@ class Connection:
         self.fleet: Fleet
         self.bundle: Bundle
         self.fleet, self.bundle = read_fleet(Path(fleet))
+        for entry in exposed(self.fleet) if insecure else ():
+            warnings.warn(
+                f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}",
+                InsecureWarning,
+                stacklevel=4,
+            )
         self._clock = clock
-        self._transport = Dealers({entry.device: entry.address for entry in self.fleet.devices})
+        self._transport = Dealers(
+            {entry.device: entry.address for entry in self.fleet.devices},
+            keys=_client_keys(self.fleet, Path(fleet).parent, key, insecure=insecure),
+            max_frame_bytes=reply_frame_bytes(len(self.bundle.manifest.labels)),
+        )
         try:
             self._exchange = Exchange(
                 self.fleet,
@@ -66,8 +81,10 @@ class Connection:
         outcomes = {entry.device: NO_TIME for entry in self.fleet.devices}
         return DeadlineExceeded(f"no answer within {deadline_ms:g} ms: {why}", outcomes)
 
-    def _all_connected(self) -> bool:
-        return len(self._transport.connected) == len(self.fleet.devices)
+    def _all_settled(self) -> bool:
+        """Whether every device is connected, or has said that it will not be."""
+        settled = self._transport.connected | self._transport.refused.keys()
+        return len(settled) == len(self.fleet.devices)
 
     def _left_s(self, started_s: float, deadline_ms: float) -> float:
         decide_s = started_s + deadline_ms / 1e3 - reserve_s(deadline_ms)
@@ -89,9 +106,22 @@ class Connection:
                 self._exchange.statuses.get(entry.device),
                 self.bundle,
                 silent=entry.device in asked & self._transport.connected,
+                refused=self._transport.refused.get(entry.device),
             )
             for entry in self.fleet.devices
         ]
+
+
+def _client_keys(
+    fleet: Fleet, folder: Path, key: str | os.PathLike[str] | None, *, insecure: bool
+) -> ClientKeys | None:
+    """The keys to connect with; `key` stands above the one that the fleet file names."""
+    path = folder / fleet.key if key is None and fleet.key is not None else key
+    agents = agent_keys(fleet, has_key=path is not None, insecure=insecure)
+    if path is None:
+        return None
+    own = load_pair(Path(path), public_key_of)
+    return ClientKeys(public=own.public, secret=own.secret, agents=agents)
 
 
 def given(answer: Answer) -> Prediction:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from mdp.bundle import FUSION, Bundle
 from mdp.client import Client
 from mdp.errors import ConfigError
+from mdp.fleet import PLAIN_TEXT, exposed
 from mdp.status import DeviceStatus
 
 TCP_TIMEOUT_S = 1.0
@@ -27,6 +28,8 @@ class Finding:
 def examine(client: Client) -> Iterator[Finding]:
     """Check the bundle's files, then every device of the fleet."""
     yield from _bundle_findings(client.bundle)
+    for entry in exposed(client.fleet):
+        yield Finding(entry.device, False, f"{entry.address} is {PLAIN_TEXT}")
     statuses = client.status()
     for status in statuses:
         yield _device_finding(status)
@@ -51,6 +54,8 @@ def _bundle_findings(bundle: Bundle) -> Iterator[Finding]:
 def _device_finding(status: DeviceStatus) -> Finding:
     if status.state == "UNREACHABLE":
         return Finding(status.device, False, tcp_diagnosis(status.address))
+    if status.state == "REFUSED":
+        return Finding(status.device, False, f"{status.address}: {status.reason}")
     text = f"{status.state} on {status.provider or 'no provider yet'}"
     return Finding(
         status.device, status.usable, f"{text}: {status.reason}" if status.reason else text

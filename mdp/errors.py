@@ -71,6 +71,10 @@ class QuorumNotMet(InferenceError):
     """No member answered, and none can any more: nothing is left to wait for."""
 
 
+class InsecureWarning(UserWarning):
+    """A device is spoken to in plain text over a network, as the caller asked for."""
+
+
 class PlanRefused(MDPError):
     """The planned ensemble would not beat the best single device."""
 

@@ -37,6 +37,8 @@ from mdp.wire import (
 RESERVE_SHARE = 0.02
 RESERVE_MS = (2.0, 10.0)
 MAX_DEADLINE_MS = 3_600_000.0
+#: The reason of a device that is connected, but does not take what it is sent.
+BACKLOGGED = "backlogged: takes no more requests"
 
 Clock = Callable[[], float]
 Answer = Prediction | InferenceError
@@ -46,6 +48,8 @@ class Transport(Protocol):
     """What an exchange needs of `mdp.transport.Dealers`."""
 
     connected: set[str]
+    #: Devices that are there, but not for this client, with the reason.
+    refused: dict[str, str]
 
     def send(self, device: str, frames: list[Buffer]) -> bool:
         """Hand `frames` over for `device`; False if that cannot be done now."""
@@ -189,7 +193,12 @@ class Exchange:
     def _unavailable(self, now_s: float) -> dict[str, str]:
         connected = self._transport.connected
         gone = [device for device in self._health if device not in connected]
-        return unavailable(self._health, gone, devices=len(self._health), now_s=now_s)
+        known = unavailable(self._health, gone, devices=len(self._health), now_s=now_s)
+        return known | {device: self._gone(device) for device in gone}
+
+    def _gone(self, device: str) -> str:
+        refused = self._transport.refused.get(device)
+        return UNREACHABLE if refused is None else f"refused: {refused}"
 
     def _receive(self, device: str, frames: Sequence[Buffer]) -> None:
         try:
@@ -261,7 +270,7 @@ class Exchange:
                 self._finish(request_id, action)
             elif not self._transport.send(action.device, self._request(request_id, action)):
                 there = action.device in self._transport.connected
-                reason = "backlogged: takes no more requests" if there else UNREACHABLE
+                reason = BACKLOGGED if there else self._gone(action.device)
                 failed = Failed(device=action.device, reason=reason, now_s=self._clock())
                 self._feed(request_id, failed)
 

@@ -1,7 +1,7 @@
-"""fleet.toml: which bundle is served, and at which address each of its devices listens."""
+"""fleet.toml: which bundle is served, where each of its devices listens, and who it then is."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,6 +11,7 @@ from msgspec import Meta
 from mdp.bundle import Bundle
 from mdp.errors import ConfigError, InputError
 from mdp.files import Record, read_toml, write_toml
+from mdp.keys import check_key, is_loopback
 from mdp.plan import MAX_MEMBERS
 
 #: A plan's device, or one of its replicas: `n100` or `n100/kitchen`.
@@ -20,24 +21,39 @@ EntryName = Annotated[
 Address = Annotated[str, Meta(pattern=r"^tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$")]
 
 
+#: What is wrong with a connection without keys that leaves this machine.
+PLAIN_TEXT = "plain text: whoever is on the way can read and forge what is sent"
+
+
 class FleetEntry(Record, frozen=True):
     """One agent. Two entries with the same `k` are replicas of that sub-model."""
 
     device: EntryName
     address: Address
     k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+    #: The agent's public key; without one, the connection is plain text.
+    key: str | None = None
 
     def __post_init__(self) -> None:
+        if self.key is not None:
+            check_key("key", self.key)
         port = self.address.rpartition(":")[2]
         if not 0 < int(port) < 65536:
             raise ValueError(f"`address` needs a port from 1 to 65535, got {port}")
 
+    @property
+    def exposed(self) -> bool:
+        """Whether this agent is spoken to in plain text over a network."""
+        return self.key is None and not is_loopback(self.address)
+
 
 class Fleet(Record, frozen=True):
-    """The content of `fleet.toml`; `bundle` is a path relative to the file's own folder."""
+    """The content of `fleet.toml`; `bundle` and `key` are paths relative to the file's own folder."""
 
     bundle: Annotated[str, Meta(min_length=1)]
     devices: Annotated[list[FleetEntry], Meta(min_length=1)]
+    #: The client's secret key file.
+    key: Annotated[str, Meta(min_length=1)] | None = None
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -71,10 +87,43 @@ def read_fleet(path: str | os.PathLike[str]) -> tuple[Fleet, Bundle]:
     return fleet, bundle
 
 
-def new_fleet(bundle: Bundle, devices: Sequence[str], out: Path) -> Fleet:
+def agent_keys(fleet: Fleet, *, has_key: bool, insecure: bool) -> dict[str, str]:
+    """Device -> public key of every agent that is to be spoken to encrypted.
+
+    `has_key` says whether the client has a key of its own; `insecure` allows plain text off
+    loopback. Raises ConfigError for a device that can neither be trusted nor done without.
+    """
+    for entry in fleet.devices:
+        if entry.key is not None and not has_key:
+            raise ConfigError(
+                f"device {entry.device!r} has a key, this client has none: expected --key, or `key` "
+                "in the fleet file (`mdp keys new` makes one)"
+            )
+        if entry.exposed and not insecure:
+            raise ConfigError(
+                f"device {entry.device!r}: {entry.address} is not on this machine: expected the "
+                "agent's public key as its `key`, or --insecure for plain text"
+            )
+    return {entry.device: entry.key for entry in fleet.devices if entry.key is not None}
+
+
+def exposed(fleet: Fleet) -> list[FleetEntry]:
+    """Entries that are spoken to in plain text over a network."""
+    return [entry for entry in fleet.devices if entry.exposed]
+
+
+def new_fleet(
+    bundle: Bundle,
+    devices: Sequence[str],
+    out: Path,
+    *,
+    public_key: Callable[[str], str | None] = lambda device: None,
+    key: Path | None = None,
+) -> Fleet:
     """Write a fleet for `devices`, each `NAME=ADDRESS` or, for a replica, `NAME/LABEL=ADDRESS`.
 
-    Raises InputError for a malformed or unknown device.
+    `public_key` gives an entry's key by its name, `key` is the client's own key file. Raises
+    InputError for a malformed or unknown device.
     """
     plan = bundle.manifest.plan
     entries = []
@@ -87,11 +136,21 @@ def new_fleet(bundle: Bundle, devices: Sequence[str], out: Path) -> Fleet:
             devices = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
             known = ", ".join(devices)
             raise InputError(f"--device {text}: expected one of {known}, got {name!r}")
-        entries.append({"device": name, "address": address, "k": assignment.k})
-    relative = os.path.relpath(bundle.path.resolve(), out.resolve().parent)
-    fleet = _checked({"bundle": Path(relative).as_posix(), "devices": entries})
+        known_key = public_key(name)
+        entries.append({"device": name, "address": address, "k": assignment.k, "key": known_key})
+    fleet = _checked(
+        {
+            "bundle": _relative(bundle.path, out),
+            "key": None if key is None else _relative(key, out),
+            "devices": entries,
+        }
+    )
     write_toml(out, fleet)
     return fleet
+
+
+def _relative(path: Path, out: Path) -> str:
+    return Path(os.path.relpath(path.resolve(), out.resolve().parent)).as_posix()
 
 
 def _checked(content: dict[str, object]) -> Fleet:

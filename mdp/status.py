@@ -13,8 +13,10 @@ class DeviceStatus:
 
     device: str
     address: str
-    #: The agent's state, or UNREACHABLE or SILENT as the client sees it.
+    #: The agent's state, or UNREACHABLE, REFUSED or SILENT as the client sees it.
     state: str
+    #: Whether this client speaks to it encrypted.
+    encrypted: bool = False
     bundle: str | None = None
     provider: str | None = None
     #: What is wrong, in words; empty if nothing is.
@@ -28,23 +30,37 @@ class DeviceStatus:
 
 
 def device_status(
-    entry: FleetEntry, status: Status | None, bundle: Bundle, *, silent: bool
+    entry: FleetEntry,
+    status: Status | None,
+    bundle: Bundle,
+    *,
+    silent: bool,
+    refused: str | None = None,
 ) -> DeviceStatus:
     """What `status`, if there is one, says of `entry` to a client that holds `bundle`.
 
-    `silent` tells a device that is connected, but has not answered.
+    `silent` tells a device that is connected, but has not answered; `refused` why one that is
+    there cannot be connected to.
     """
+    encrypted = entry.key is not None
     if status is None:
+        state, reason = "UNREACHABLE", "no connection"
+        if silent:
+            state, reason = "SILENT", "connected, but does not answer"
+        elif refused is not None:
+            state, reason = "REFUSED", refused
         return DeviceStatus(
             device=entry.device,
             address=entry.address,
-            state="SILENT" if silent else "UNREACHABLE",
-            reason="connected, but does not answer" if silent else "no connection",
+            state=state,
+            encrypted=encrypted,
+            reason=reason,
         )
     return DeviceStatus(
         device=entry.device,
         address=entry.address,
         state=status.state,
+        encrypted=encrypted,
         bundle=status.bundle,
         provider=status.provider,
         reason=_reason(entry, status, bundle),

@@ -37,6 +37,7 @@ Buffer = bytes | bytearray | memoryview
 RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
+Text = Annotated[str, Meta(max_length=1024)]
 State = Literal["STARTING", "WARMING", "READY", "DRAINING", "FAILED"]
 #: Why an agent did not answer; `text` of a Failure says it for people.
 FailureCode = Literal[
@@ -98,7 +99,10 @@ class Failure(Record, frozen=True):
 
     request_id: RequestId
     code: FailureCode
-    text: Annotated[str, Meta(max_length=1024)]
+    text: Text
+
+    def __post_init__(self) -> None:
+        _check_printable(self, "text")
 
 
 class Status(Record, frozen=True):
@@ -108,18 +112,34 @@ class Status(Record, frozen=True):
     buffers: ClassVar[int] = 0
 
     request_id: RequestId
-    device: str
+    device: Text
     state: State
-    bundle: str
+    bundle: Text
     digest: Digest
     k: int
-    provider: str
+    provider: Text
     #: True if the provider is not the planned one and the operator allowed that.
     fallback: bool
-    reason: str
+    reason: Text
     queued: int
     #: Outcome -> how many requests ended so since the start.
-    counts: dict[str, int]
+    counts: dict[Text, int]
+
+    def __post_init__(self) -> None:
+        _check_printable(self, "device", "bundle", "provider", "reason")
+
+
+def _check_printable(record: Record, *keys: str) -> None:
+    # Such texts are shown on terminals, which obey control characters.
+    for key in keys:
+        if not getattr(record, key).isprintable():
+            raise ValueError(f"`{key}`: expected printable characters only")
+
+
+def as_line(text: str) -> str:
+    """`text` as it may travel and be shown: one short line of printable characters."""
+    line = " ".join(text.split())[:1024]
+    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 Message = Infer | Ask | Result | Failure | Status
@@ -174,15 +194,36 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
     return Envelope(message, buffers)
 
 
+def request_frame_bytes(image_size: int) -> int:
+    """Size of the largest frame that an agent has to take for a sub-model of `image_size`.
+
+    A header that is somewhat too long is still read, so that its sender is told.
+    """
+    return max(2 * MAX_HEADER_BYTES, _pixel_bytes(image_size))
+
+
+def reply_frame_bytes(num_classes: int) -> int:
+    """Size of the largest frame that a client has to take from an agent."""
+    return max(2 * MAX_HEADER_BYTES, _logit_bytes(num_classes))
+
+
+def _pixel_bytes(image_size: int) -> int:
+    return image_size**2 * 3
+
+
+def _logit_bytes(num_classes: int) -> int:
+    return num_classes * 8
+
+
 def _check_sizes(message: Message, buffers: Sequence[Buffer]) -> None:
     if isinstance(message, Infer):
-        expected, got = message.image_size**2 * 3, len(buffers[0])
+        expected, got = _pixel_bytes(message.image_size), len(buffers[0])
         if message.encoding == "raw" and got != expected:
             raise WireError(f"expected {expected} bytes of raw pixels, got {got}")
         if message.encoding == "jpeg" and not 0 < got <= max(expected, 4096):
             raise WireError(f"expected 1 to {max(expected, 4096)} bytes of JPEG, got {got}")
     if isinstance(message, Result):
-        expected, got = message.num_classes * 8, len(buffers[0])
+        expected, got = _logit_bytes(message.num_classes), len(buffers[0])
         if got != expected:
             raise WireError(f"expected {expected} bytes of logits, got {got}")
 

@@ -33,6 +33,7 @@ class FakeTransport:
 
     connected: set[str]
     full: set[str] = field(default_factory=set)
+    refused: dict[str, str] = field(default_factory=dict)
     sent: list[tuple[str, list[Buffer]]] = field(default_factory=list)
 
     def send(self, device: str, frames: list[Buffer]) -> bool:

@@ -1,0 +1,29 @@
+"""Frames over ZeroMQ: the client's DEALERs and the agent's ROUTER. The only room that imports zmq.
+
+A client keeps one DEALER per agent, so that one slow peer never blocks another. With keys, a
+connection is encrypted and both sides prove who they are (CurveZMQ, rfc.zeromq.org/spec/26).
+"""
+
+from mdp.transport.dealers import (
+    ClientKeys,
+    Connected,
+    Dealers,
+    Disconnected,
+    Received,
+    TransportEvent,
+)
+from mdp.transport.router import AgentKeys, Router
+from mdp.transport.sockets import new_pair, public_key_of
+
+__all__ = [
+    "AgentKeys",
+    "ClientKeys",
+    "Connected",
+    "Dealers",
+    "Disconnected",
+    "Received",
+    "Router",
+    "TransportEvent",
+    "new_pair",
+    "public_key_of",
+]

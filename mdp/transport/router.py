@@ -1,0 +1,282 @@
+"""The agent's ROUTER, who is let in to it, and who has to leave."""
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from mdp.errors import AgentError
+from mdp.transport import zap
+from mdp.transport.door import Door, Visitor
+from mdp.transport.sockets import configure, descriptor, readable, receive_all, send
+from mdp.wire import MAX_BUFFER_BYTES, Buffer
+
+#: Replies that may wait for one client; they are small, and one more would be lost.
+REPLIES_HIGH_WATER_MARK = 1024
+#: Connections that the kernel may hold until this process takes them.
+BACKLOG = 1024
+#: Arrivals and departures that are taken in before messages get their turn.
+WATCHED_AT_ONCE = 256
+#: Bytes that a client has sent at least when its handshake is over: the greeting and READY, or the
+#: greeting, HELLO and INITIATE.
+PLAIN_HANDSHAKE_BYTES = 64 + 2
+CURVE_HANDSHAKE_BYTES = 64 + 202 + 259
+#: Place of tcpi_bytes_received in struct tcp_info (linux/tcp.h).
+_BYTES_RECEIVED = struct.Struct("128xQ")
+
+#: Why connections or messages were turned away, as `Router.turned_away` counts them.
+UNKNOWN_KEY, CROWDED_OUT = "unknown key", "handshakes crowded out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentKeys:
+    """The agent's secret key, and the public keys of the clients it lets in."""
+
+    secret: str = field(repr=False)
+    allowed: frozenset[str]
+
+
+class Router:
+    """The agent's socket: one thread polls, any thread may send, so that no reply changes hands.
+
+    A ZeroMQ socket may be used by several threads if they take turns: every use is under one lock,
+    and waiting happens outside of it, on the sockets' file descriptors.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        keys: AgentKeys | None = None,
+        max_frame_bytes: int = MAX_BUFFER_BYTES,
+    ) -> None:
+        """Listen on `address`, in plain text without `keys`; raises AgentError."""
+        self._context = zmq.Context()
+        self._lock = threading.Lock()
+        self._waker, self._wakee = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakee.setblocking(False)
+        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._keeper: zmq.Socket[bytes] = self._context.socket(zmq.REP)
+        self._allowed = keys.allowed if keys else None
+        self._turned_away: Counter[str] = Counter()
+        self._door = Door()
+        configure(self._router, address, max_frame_bytes)
+        self._router.router_mandatory = True
+        self._router.sndhwm = REPLIES_HIGH_WATER_MARK
+        self._router.backlog = BACKLOG
+        self._watch = self._router.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
+        try:
+            if keys is not None:
+                self._lock_door(keys)
+            self._router.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            reason = "in use" if error.errno == errno.EADDRINUSE else str(error)
+            raise AgentError(f"cannot listen on {address}: {reason}") from error
+        self._poller = select.poll()
+        for zmq_socket in (self._router, self._watch, self._keeper):
+            self._poller.register(descriptor(zmq_socket), select.POLLIN)
+        self._poller.register(self._wakee, select.POLLIN)
+
+    def _lock_door(self, keys: AgentKeys) -> None:
+        # Before anybody can knock: without a keeper, libzmq would have nobody to ask.
+        self._keeper.bind(zap.ENDPOINT)
+        self._router.zap_domain = zap.DOMAIN
+        # Fail closed: a handshake that cannot be asked about fails.
+        self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        self._router.curve_server = True
+        self._router.curve_secretkey = keys.secret.encode()
+
+    @property
+    def address(self) -> str:
+        """Where this socket listens, with the port that was really given."""
+        return self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def allow(self, public_keys: frozenset[str]) -> None:
+        """From now on only these clients are heard, on connections that are up as well."""
+        self._allowed = public_keys
+
+    def turned_away(self) -> dict[str, int]:
+        """How many connections or messages were turned away since the last call, by reason."""
+        with self._lock:
+            counted, self._turned_away = self._turned_away, Counter()
+        return dict(counted)
+
+    def poll(self, timeout_s: float | None) -> list[tuple[bytes, Sequence[Buffer]]]:
+        """Messages as (peer, frames), waiting at most `timeout_s` or until `wake`."""
+        if messages := self._receive():
+            return messages
+        # The descriptors only tell of changes, hence the look at what is there before and after.
+        ready = self._poller.poll(_milliseconds(timeout_s))
+        if any(number == self._wakee.fileno() for number, _ in ready):
+            self._wakee.recv(4096)
+        return self._receive()
+
+    def _receive(self) -> list[tuple[bytes, Sequence[Buffer]]]:
+        with self._lock:
+            self._answer_knocks()
+            if not self._watch_door():
+                self.wake()
+            messages = receive_all(self._router, copy=False)
+            return [
+                (bytes(frames[0]), [frame.buffer for frame in frames[1:]])
+                for frames in messages
+                if self._is_allowed(frames)
+            ]
+
+    def _answer_knocks(self) -> None:
+        """Answer libzmq's questions about keys; it asks one at a time per connection."""
+        while readable(self._keeper):
+            reply, allowed = zap.answer(self._keeper.recv_multipart(), self._allowed or frozenset())
+            self._keeper.send_multipart(reply)
+            self._turned_away[UNKNOWN_KEY] += not allowed
+
+    def _watch_door(self) -> bool:
+        """Take in who has come and gone; False if there is more to take in than for one turn."""
+        for _ in range(WATCHED_AT_ONCE):
+            if not readable(self._watch):
+                return True
+            said = parse_monitor_message(self._watch.recv_multipart())
+            if said["event"] == zmq.Event.DISCONNECTED:
+                self._door.closed(said["value"])
+            elif visitor := _visitor(said["value"]):
+                leaving = self._door.opened(visitor, self._proved)
+                if leaving is not None and _hang_up(leaving):
+                    self._turned_away[CROWDED_OUT] += 1
+        return False
+
+    def _proved(self, visitor: Visitor) -> bool:
+        least = PLAIN_HANDSHAKE_BYTES if self._allowed is None else CURVE_HANDSHAKE_BYTES
+        with _connection(visitor) as peer:
+            return peer is None or _bytes_received(peer) >= least
+
+    def _is_allowed(self, frames: Sequence[Any]) -> bool:
+        if self._allowed is None:
+            return True
+        # Of the last frame: the first is made by the ROUTER.
+        if frames[-1].get("User-Id") in self._allowed:
+            return True
+        self._turned_away[UNKNOWN_KEY] += 1
+        return False
+
+    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
+        """Hand a reply over for `peer`; False if it has gone or does not read. Any thread."""
+        with self._lock:
+            try:
+                send(self._router, [peer, *frames])
+                sent = True
+            except zmq.ZMQError as error:
+                if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
+                    raise
+                sent = False
+            # Sending, in vain as well, takes in what ZeroMQ has to tell, and with it perhaps a
+            # message's arrival.
+            arrived = readable(self._router)
+        if arrived:
+            self.wake()
+        return sent
+
+    def wake(self) -> None:
+        """End the current or next `poll` at once. Safe from any thread and in a signal handler."""
+        # A full pipe means that a wake-up is waiting already.
+        with contextlib.suppress(OSError):
+            self._waker.send(b"\0")
+
+    def close(self) -> None:
+        """Close the socket; replies already handed over have a moment to leave."""
+        with self._lock:
+            # With its monitor's queue full, libzmq's own thread would keep `disable_monitor`
+            # waiting; hence nobody new, and the queue read first.
+            with contextlib.suppress(zmq.ZMQError):
+                self._router.unbind(self.address)
+            while not self._watch_door():
+                pass
+            self._router.disable_monitor()
+            self._watch.close(linger=0)
+            self._router.close(linger=200)
+            self._keeper.close(linger=0)
+        self._waker.close()
+        self._wakee.close()
+        self._context.term()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _milliseconds(timeout_s: float | None) -> int | None:
+    # Rounded up: a poll that ends a moment early would only be repeated.
+    return None if timeout_s is None else max(0, -int(-timeout_s * 1000 // 1))
+
+
+def _visitor(number: int) -> Visitor | None:
+    """Who is at the other end of descriptor `number`, which libzmq may close at any time."""
+    with _duplicate(number) as peer:
+        name = _peer_name(peer)
+    return Visitor(number, *name) if name else None
+
+
+@contextmanager
+def _connection(visitor: Visitor) -> Iterator[socket.socket | None]:
+    """The visitor's connection, if its descriptor is still that one."""
+    with _duplicate(visitor.descriptor) as peer:
+        yield peer if _peer_name(peer) == (visitor.host, visitor.port) else None
+
+
+@contextmanager
+def _duplicate(number: int) -> Iterator[socket.socket | None]:
+    # A duplicate stays what it is, whatever becomes of the original meanwhile.
+    try:
+        peer = socket.socket(fileno=os.dup(number))
+    except OSError:
+        yield None
+        return
+    with peer:
+        yield peer
+
+
+def _peer_name(peer: socket.socket | None) -> tuple[str, int] | None:
+    try:
+        name: Any = peer.getpeername() if peer is not None else None
+    except OSError:
+        return None
+    return (name[0], name[1]) if isinstance(name, tuple) else None
+
+
+def _bytes_received(peer: socket.socket) -> int:
+    """Bytes that have come on a TCP connection, read or not."""
+    try:
+        info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
+    except OSError:
+        return 0
+    received: int = _BYTES_RECEIVED.unpack(info)[0]
+    return received
+
+
+def _hang_up(visitor: Visitor) -> bool:
+    """End a visitor's connection; libzmq then finds it closed by its peer."""
+    with _connection(visitor) as peer, contextlib.suppress(OSError):
+        if peer is not None:
+            peer.shutdown(socket.SHUT_RDWR)
+            return True
+    return False

@@ -1,0 +1,74 @@
+"""What both sides' sockets have in common: limits, heartbeats, and how frames are moved."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import zmq
+
+from mdp.wire import Buffer
+
+#: Messages that may wait in one direction of one connection.
+HIGH_WATER_MARK = 64
+#: ZeroMQ's own heartbeats notice a peer that is frozen or unplugged, without any traffic of ours.
+HEARTBEAT_MS = 1000
+HEARTBEAT_TIMEOUT_MS = 3000
+#: A peer that has not introduced itself by then is cut off.
+HANDSHAKE_MS = 5000
+#: What CURVE adds to a frame: a command's name, a nonce, flags and a seal, 33 bytes in all.
+SEAL_BYTES = 64
+#: Frames of this size and more travel without a copy; below, copying is cheaper than tracking when
+#: the last user is done (three crops of 150 kB: 1.5 ms a call with tracking, 1.2 ms with copies).
+ZERO_COPY_BYTES = 512 * 1024
+
+# Plain integers: pyzmq's enumerations cost a microsecond at each use.
+_NOBLOCK, _EVENTS, _POLLIN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
+
+
+def new_pair() -> tuple[str, str]:
+    """A new CURVE key pair, public and secret, each 40 characters of Z85."""
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def public_key_of(secret: str) -> str:
+    """The public key that belongs to `secret`; raises ValueError if that is no key."""
+    try:
+        return zmq.curve_public(secret.encode()).decode()
+    except zmq.ZMQError as error:
+        raise ValueError(f"no CURVE key: {error}") from error
+
+
+def configure(zmq_socket: "zmq.Socket[bytes]", address: str, max_frame_bytes: int) -> None:
+    """Set the limits that hold on both sides, before the socket is bound or connected."""
+    zmq_socket.ipv6 = "[" in address
+    zmq_socket.linger = 0
+    zmq_socket.sndhwm = zmq_socket.rcvhwm = HIGH_WATER_MARK
+    # A larger frame ends the connection before memory is taken for it.
+    zmq_socket.maxmsgsize = max_frame_bytes + SEAL_BYTES
+    zmq_socket.handshake_ivl = HANDSHAKE_MS
+    zmq_socket.heartbeat_ivl = HEARTBEAT_MS
+    zmq_socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+
+
+def send(zmq_socket: "zmq.Socket[bytes]", frames: Sequence[Buffer]) -> None:
+    """Hand `frames` over at once, or raise zmq.Again."""
+    large = any(len(frame) >= ZERO_COPY_BYTES for frame in frames)
+    zmq_socket.send_multipart(frames, _NOBLOCK, copy=not large)
+
+
+def descriptor(zmq_socket: "zmq.Socket[bytes]") -> int:
+    """The descriptor that tells of changes, once each; see `readable`."""
+    return int(zmq_socket.getsockopt(zmq.FD))
+
+
+def readable(zmq_socket: "zmq.Socket[bytes]") -> bool:
+    """Whether a message can be received now."""
+    return bool(zmq_socket.getsockopt(_EVENTS) & _POLLIN)  # type: ignore[operator]
+
+
+def receive_all(zmq_socket: "zmq.Socket[bytes]", *, copy: bool) -> list[Any]:
+    """Messages that are there now, HIGH_WATER_MARK at most; without `copy`, as zmq.Frames."""
+    messages: list[Any] = []
+    while readable(zmq_socket) and len(messages) < HIGH_WATER_MARK:
+        messages.append(zmq_socket.recv_multipart(_NOBLOCK, copy=copy))
+    return messages
