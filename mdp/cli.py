@@ -55,7 +55,7 @@ Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, 
 def connected(
     fleet: Path, key: Path | None, insecure: bool, fusion: Fusion = "stacked"
 ) -> Iterator[Client]:
-    """A client of `fleet`; says on stderr, at every start, which devices it speaks plain text to."""
+    """A client of `fleet`; says on stderr, at every start, to whom it speaks plain text."""
     with warnings.catch_warnings():
         # Said below, in one line each.
         warnings.simplefilter("ignore", InsecureWarning)

@@ -26,8 +26,19 @@ MAX_PIXELS = 100_000_000
 #: Decoding a JPEG at a reduced scale keeps at least this many times the pixels asked for.
 _OVERSAMPLING = 2
 _JPEG_QUALITY = 92
-#: Formats that Pillow draws by running another program, or by the system's own interpreter.
-_PROGRAMS = ("EPS", "WMF", "EMF")
+#: Formats whose header says how many pixels will be decoded. Not among them: those that hold other
+#: pictures (an ICO decodes them as it is opened, however large), and those that Pillow draws by
+#: running another program.
+COMMON_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM")
+#: The same; which of them there are depends on Pillow's version, and asking costs it a moment.
+OTHER_FORMATS = (
+    "AVIF", "DDS", "DIB", "JPEG2000", "PCX", "QOI", "SGI", "TGA", "TIFF", "WEBP"
+)  # fmt: skip
+#: A JPEG may pass over all its pixels again with a dozen bytes. Progressive ones do so ten times;
+#: a preview in its header counts as well.
+MAX_SCANS = 100
+_START_OF_SCAN = b"\xff\xda"
+_CHUNK_BYTES = 1 << 20
 #: Held while Pillow's process-wide limit is lifted; pictures are opened in several threads at once.
 _LIMIT_LIFTED = threading.Lock()
 
@@ -47,6 +58,8 @@ def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pi
             # Waiting for slow storage is done here, not under the lock that follows.
             file.peek(1)
             with _open(file, str(source)) as picture:
+                if picture.format in ("JPEG", "MPO"):
+                    _check_scans(file, str(source))
                 return _usable(picture, str(source), smallest_side)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise PictureError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
@@ -58,10 +71,10 @@ def _open(file: BinaryIO, name: str) -> Image.Image:
         # Pillow's own limit warns below ours, which is checked next.
         limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
         try:
-            return Image.open(file)
+            return _of_known_format(file)
         except UnidentifiedImageError as error:
             raise PictureError(
-                f"{name}: expected a picture, found no format Pillow knows"
+                f"{name}: expected a picture, found no format that is read"
             ) from error
         except Exception as error:  # Pillow's readers raise what they like on broken files
             raise _broken(name, error) from error
@@ -69,10 +82,17 @@ def _open(file: BinaryIO, name: str) -> Image.Image:
             Image.MAX_IMAGE_PIXELS = limit
 
 
+def _of_known_format(file: BinaryIO) -> Image.Image:
+    try:
+        return Image.open(file, formats=COMMON_FORMATS)
+    except UnidentifiedImageError:
+        Image.init()
+        file.seek(0)
+        return Image.open(file, formats=[name for name in OTHER_FORMATS if name in Image.OPEN])
+
+
 def _usable(picture: Image.Image, name: str, smallest_side: int) -> Image.Image:
     """`picture` decoded, upright and RGB."""
-    if picture.format in _PROGRAMS:
-        raise PictureError(f"{name}: expected a picture of pixels, got {picture.format}")
     _check_size(picture, name)
     try:
         if smallest_side:
@@ -94,6 +114,19 @@ def _check_size(picture: Image.Image, name: str) -> None:
         raise PictureError(f"{name}: expected at least 1x1 pixels, got {width}x{height}")
     if width * height > MAX_PIXELS:
         raise PictureError(f"{name}: expected at most {MAX_PIXELS:,} pixels, got {width}x{height}")
+
+
+def _check_scans(file: BinaryIO, name: str) -> None:
+    """Raise PictureError for a JPEG with more than MAX_SCANS passes; the file stays where it is."""
+    place = file.tell()
+    file.seek(0)
+    scans, last = 0, b""
+    while scans <= MAX_SCANS and (chunk := file.read(_CHUNK_BYTES)):
+        scans += (last + chunk).count(_START_OF_SCAN)
+        last = chunk[-1:] if chunk[-1:] == b"\xff" else b""
+    file.seek(place)
+    if scans > MAX_SCANS:
+        raise PictureError(f"{name}: expected a JPEG of at most {MAX_SCANS} scans")
 
 
 def _upright_rgb(picture: Image.Image) -> Image.Image:
@@ -173,7 +206,11 @@ def encode_jpeg(view: Pixels) -> bytes:
 
 
 def decode_jpeg(data: bytes | memoryview, image_size: int) -> Pixels:
-    """A view `[image_size, image_size, 3]` from JPEG bytes; raises PictureError."""
+    """A view `[image_size, image_size, 3]` from a JPEG of one scan; raises PictureError."""
+    data = bytes(data)
+    scans = data.count(_START_OF_SCAN)
+    if scans > 1:
+        raise PictureError(f"expected a JPEG of one scan, got {scans}")
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as picture:
             if picture.size != (image_size, image_size):

@@ -48,7 +48,7 @@ class FleetEntry(Record, frozen=True):
 
 
 class Fleet(Record, frozen=True):
-    """The content of `fleet.toml`; `bundle` and `key` are paths relative to the file's own folder."""
+    """The content of `fleet.toml`; `bundle` and `key` are relative to the file's own folder."""
 
     bundle: Annotated[str, Meta(min_length=1)]
     devices: Annotated[list[FleetEntry], Meta(min_length=1)]
@@ -96,8 +96,8 @@ def agent_keys(fleet: Fleet, *, has_key: bool, insecure: bool) -> dict[str, str]
     for entry in fleet.devices:
         if entry.key is not None and not has_key:
             raise ConfigError(
-                f"device {entry.device!r} has a key, this client has none: expected --key, or `key` "
-                "in the fleet file (`mdp keys new` makes one)"
+                f"device {entry.device!r} has a key, this client has none: expected --key, or "
+                "`key` in the fleet file (`mdp keys new` makes one)"
             )
         if entry.exposed and not insecure:
             raise ConfigError(

@@ -1,7 +1,7 @@
 """Key files: who a client or an agent is, and whom an agent lets in.
 
-`NAME.secret` holds a whole CURVE key pair and stays where it was made; `NAME.public` is for copying.
-Both are TOML; a key is 32 bytes as 40 characters of Z85 (rfc.zeromq.org/spec/32).
+`NAME.secret` holds a whole CURVE key pair and stays where it was made; `NAME.public` is to be
+copied. Both are TOML; a key is 32 bytes as 40 characters of Z85 (rfc.zeromq.org/spec/32).
 """
 
 import ipaddress
@@ -107,8 +107,8 @@ def new_keys(folder: Path, name: str, make_pair: Callable[[], tuple[str, str]]) 
             _write(path, content, mode)
             written.append(path)
     except OSError as error:
-        for path in written:
-            path.unlink()
+        for half in written:
+            half.unlink()
         reason = error.strerror or str(error)
         raise InputError(f"{path}: cannot be written: {reason}") from error
     return whole
@@ -119,7 +119,7 @@ def _write(path: Path, content: KeyFile, mode: int) -> None:
     with replacing(path) as temporary:
         # From the first byte on, nobody else can read it.
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(handle, "wb") as file:
+        with os.fdopen(handle, "wb") as file:
             file.write(msgspec.toml.encode(known))
 
 
@@ -145,7 +145,7 @@ def load_pair(path: Path, public_of: Callable[[str], str]) -> KeyPair:
 
 
 def load_public(path: Path) -> str:
-    """The key in a public file; raises ConfigError, also for a secret one, which is not to leave."""
+    """The key in a public file; raises ConfigError, also for a secret one."""
     content, _ = _read(path)
     if content.secret is not None:
         raise ConfigError(
@@ -172,7 +172,7 @@ def _read(path: Path) -> tuple[KeyFile, int]:
     try:
         # Not waiting for a pipe's writer.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(handle, "rb") as file:
+        with os.fdopen(handle, "rb") as file:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
                 raise ConfigError(f"{path}: expected a key file as `mdp keys new` writes it")

@@ -31,6 +31,9 @@ PREAMBLE_BYTES = 5
 MAX_HEADER_BYTES = 16 * 1024
 #: Largest buffer: a raw crop of the largest image size a plan may ask for.
 MAX_BUFFER_BYTES = 1024 * 1024 * 3
+#: What every agent takes, whatever it serves, so that a link can be measured with a crop of 256
+#: pixels and a header that is too long is still refused in words.
+MIN_FRAME_BYTES = 256 * 256 * 3
 MAX_CLASSES = 100_000
 
 Buffer = bytes | bytearray | memoryview
@@ -195,15 +198,12 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
 
 
 def request_frame_bytes(image_size: int) -> int:
-    """Size of the largest frame that an agent has to take for a sub-model of `image_size`.
-
-    A header that is somewhat too long is still read, so that its sender is told.
-    """
-    return max(2 * MAX_HEADER_BYTES, _pixel_bytes(image_size))
+    """Size of the largest frame that an agent takes for a sub-model of `image_size`."""
+    return max(MIN_FRAME_BYTES, _pixel_bytes(image_size))
 
 
 def reply_frame_bytes(num_classes: int) -> int:
-    """Size of the largest frame that a client has to take from an agent."""
+    """Size of the largest frame that a client takes from an agent."""
     return max(2 * MAX_HEADER_BYTES, _logit_bytes(num_classes))
 
 

@@ -97,7 +97,7 @@ def test_ctrl_c_is_a_way_to_end(fleet: Fleet) -> None:
 def test_people_are_told_on_stderr(fleet: Fleet) -> None:
     command = [str(BIN / "mdp-agent"), "run", "--bundle", str(fleet.bundle), "--device", "beta"]
     with subprocess.Popen(
-        [*command, "--bind", "tcp://0.0.0.0:0"],
+        [*command, "--bind", "tcp://0.0.0.0:0", "--insecure"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -112,7 +112,11 @@ def test_people_are_told_on_stderr(fleet: Fleet) -> None:
     assert process.returncode == 0
     assert out == ""
     assert re.fullmatch(r"mdp-agent beta: listening on tcp://0\.0\.0\.0:\d+\n", told[0])
-    assert told[1].endswith(" is plain text: whoever reaches it can use it\n")
+    assert re.fullmatch(
+        r"mdp-agent beta: WARNING: tcp://0\.0\.0\.0:\d+ is plain text: whoever is on the way "
+        r"can read and forge what is sent\n",
+        told[1],
+    )
     assert err == "mdp-agent beta: DRAINING\n"
 
 
@@ -126,7 +130,7 @@ def test_people_are_told_on_stderr(fleet: Fleet) -> None:
             r"--bind: expected tcp://HOST:PORT, got 'tcp://127\.0\.0\.1:99999'",
         ),
         (
-            ["--device", "alpha", "--bind", "tcp://192.0.2.1:7500"],
+            ["--device", "alpha", "--bind", "tcp://192.0.2.1:7500", "--insecure"],
             r"cannot listen on tcp://192\.0\.2\.1:7500: ",
         ),
     ],

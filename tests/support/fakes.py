@@ -105,12 +105,19 @@ def other_program(port: int, greeting: bytes) -> Iterator[int]:
 
 
 class StrangePeer:
-    """A DEALER that sends an agent any frames, and reads what comes back."""
+    """A DEALER that sends an agent any frames, and reads what comes back.
 
-    def __init__(self, address: str) -> None:
+    `keys` are its own public and secret one, and the agent's public one.
+    """
+
+    def __init__(self, address: str, keys: tuple[str, str, str] | None = None) -> None:
         self._context = zmq.Context()
         self._dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         self._dealer.linger = 0
+        if keys is not None:
+            public, secret, server = (key.encode() for key in keys)
+            self._dealer.curve_publickey, self._dealer.curve_secretkey = public, secret
+            self._dealer.curve_serverkey = server
         self._dealer.connect(address)
 
     def send(self, frames: Sequence[Buffer]) -> None:

@@ -71,3 +71,16 @@ def jpeg_that_claims(width: int, height: int) -> bytes:
     frame_header = data.index(b"\xff\xc0")
     data[frame_header + 5 : frame_header + 9] = struct.pack(">HH", height, width)
     return bytes(data)
+
+
+def icon_with(picture: bytes, side: int) -> bytes:
+    """A Windows icon that claims to be `side` pixels wide and holds the PNG file `picture`."""
+    entry = struct.pack("<BBBBHHII", side, side, 0, 0, 1, 32, len(picture), 22)
+    return struct.pack("<HHH", 0, 1, 1) + entry + picture
+
+
+def with_more_scans(jpeg: bytes, count: int) -> bytes:
+    """A progressive JPEG with `count` empty scans more, of eleven bytes each."""
+    scan = b"\xff\xda\x00\x08\x01\x01\x00\x01\x05\x02\x00"
+    end = jpeg.rindex(b"\xff\xd9")
+    return jpeg[:end] + scan * count + jpeg[end:]

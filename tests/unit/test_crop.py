@@ -11,6 +11,7 @@ from PIL import Image
 
 from mdp.crop import (
     MAX_PIXELS,
+    MAX_SCANS,
     Pixels,
     crop,
     decode_jpeg,
@@ -23,8 +24,10 @@ from mdp.plan import MIN_REGION, Region
 from tests.support.pictures import (
     encoded,
     four_corners,
+    icon_with,
     jpeg_that_claims,
     png_that_claims,
+    with_more_scans,
     with_orientation,
 )
 
@@ -167,8 +170,8 @@ NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     [
         ("half.jpg", damaged(encoded(NOISE, "JPEG")), "cannot be decoded: .*truncated"),
         ("half.png", damaged(encoded(NOISE, "PNG")), "cannot be decoded: .*truncated"),
-        ("text.jpg", b"I am not a picture\n", "expected a picture, found no format Pillow knows"),
-        ("empty.png", b"", "expected a picture, found no format Pillow knows"),
+        ("text.jpg", b"I am not a picture\n", "expected a picture, found no format that is read"),
+        ("empty.png", b"", "expected a picture, found no format that is read"),
         ("head.png", b"\x89PNG\r\n\x1a\n", "expected a picture|cannot be decoded"),
         (
             "huge.png",
@@ -409,5 +412,33 @@ def test_jpeg_crops_that_are_refused(data: bytes, expected: str) -> None:
 def test_postscript_is_refused_before_anything_runs_it(tmp_path: Path) -> None:
     path = tmp_path / "page.eps"
     Image.new("RGB", (20, 20), "red").save(path)
-    with pytest.raises(PictureError, match=r"page\.eps: expected a picture of pixels, got EPS"):
+    with pytest.raises(PictureError, match=r"page\.eps: expected a picture, found no format that"):
         load_picture(path)
+
+
+@pytest.mark.parametrize("shown", [16, 0])
+def test_a_picture_inside_another_is_not_decoded(tmp_path: Path, shown: int) -> None:
+    # Pillow would decode the inner one as it opens the file, whatever its size.
+    path = file(tmp_path, icon_with(png_that_claims(50_000, 50_000), shown), "icon.ico")
+    with pytest.raises(PictureError, match=r"icon\.ico: expected a picture, found no format that"):
+        load_picture(path)
+
+
+@pytest.mark.parametrize("preamble", [b"", b"\xff" * (1 << 20)])
+def test_a_jpeg_that_passes_over_its_pixels_too_often(tmp_path: Path, preamble: bytes) -> None:
+    progressive = encoded(four_corners(), "JPEG", progressive=True)
+    scans = progressive.count(b"\xff\xda")
+    assert 1 < scans < 20
+    assert load_picture(file(tmp_path, progressive, "fine.jpg")) is not None
+    header, rest = progressive[:2], progressive[2:]
+    often = header + preamble + with_more_scans(rest, MAX_SCANS - scans)
+    assert load_picture(file(tmp_path, often, "often.jpg")) is not None
+    bomb = header + preamble + with_more_scans(rest, MAX_SCANS - scans + 1)
+    with pytest.raises(PictureError, match=r"bomb\.jpg: expected a JPEG of at most 100 scans"):
+        load_picture(file(tmp_path, bomb, "bomb.jpg"))
+
+
+def test_a_jpeg_crop_has_one_scan() -> None:
+    progressive = encoded(four_corners(32, 32), "JPEG", progressive=True)
+    with pytest.raises(PictureError, match="expected a JPEG of one scan, got 10"):
+        decode_jpeg(progressive, 32)

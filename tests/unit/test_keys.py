@@ -1,0 +1,257 @@
+"""Key files: made for their owner's eyes only, read strictly, and never confused."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from mdp.errors import ConfigError, InputError
+from mdp.keys import (
+    KeyPair,
+    check_bind_address,
+    check_key,
+    is_loopback,
+    load_allowed,
+    load_pair,
+    load_public,
+    new_keys,
+)
+from mdp.transport import AgentKeys, ClientKeys, new_pair, public_key_of
+
+# The keys of RFC 26's example.
+PUBLIC = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+SECRET = "D:)Q[IlAW!ahhC2ac:9*A}h:p?([4%wOTJ%JR%cs"
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """A folder with box.secret and box.public."""
+    new_keys(tmp_path, "box", new_pair)
+    return tmp_path
+
+
+def written(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_what_is_written_can_be_read(pair: Path) -> None:
+    keys = load_pair(pair / "box.secret", public_key_of)
+    assert load_public(pair / "box.public") == keys.public
+    assert keys.secret not in (pair / "box.public").read_text()
+    assert public_key_of(keys.secret) == keys.public
+
+
+def test_only_the_owner_may_read_a_secret(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        new_keys(tmp_path / "deep" / "keys", "box", new_pair)
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("*/*/*")}
+    assert modes == {"box.secret": 0o600, "box.public": 0o644}
+
+
+def test_a_secret_is_never_readable_by_others_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    real = os.open
+
+    def watching(path: str, flags: int, mode: int = 0o777) -> int:
+        handle = real(path, flags, mode)
+        if ".secret." in str(path) and flags & os.O_CREAT:
+            seen.append(stat.S_IMODE(os.fstat(handle).st_mode))
+        return handle
+
+    monkeypatch.setattr(os, "open", watching)
+    new_keys(tmp_path, "box", new_pair)
+    assert seen == [0o600]
+
+
+@pytest.mark.parametrize("there", ["box.secret", "box.public"])
+def test_nothing_is_overwritten(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).write_text("mine")
+    with pytest.raises(InputError, match=rf"{there}: exists already: expected another name"):
+        new_keys(tmp_path, "box", new_pair)
+    assert [path.name for path in tmp_path.iterdir()] == [there]
+    assert (tmp_path / there).read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        InputError, match=r"box\.secret: cannot be written: (Not a dir|File exists)"
+    ):
+        new_keys(tmp_path / "file", "box", new_pair)
+
+
+def test_half_a_pair_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def full(path: str, flags: int, mode: int = 0o777) -> int:
+        if ".public." in str(path):
+            raise OSError(28, "No space left on device")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(InputError, match=r"box\.public: cannot be written: No space left"):
+        new_keys(tmp_path, "box", new_pair)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "Box", "../box", "a/b", "x" * 65, "b\x00"])
+def test_names_that_are_none(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match=r"--name .*regex"):
+        new_keys(tmp_path, name, new_pair)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610, 0o777])
+def test_a_secret_that_others_may_read_is_refused(pair: Path, mode: int) -> None:
+    (pair / "box.secret").chmod(mode)
+    with pytest.raises(ConfigError, match=rf"box\.secret: expected mode 0600, got {mode:04o}: "):
+        load_pair(pair / "box.secret", public_key_of)
+
+
+def test_a_secret_may_be_more_private_than_need_be(pair: Path) -> None:
+    (pair / "box.secret").chmod(0o400)
+    assert load_pair(pair / "box.secret", public_key_of)
+
+
+def test_the_two_files_are_not_confused(pair: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"box\.public: expected a secret key file, this is a pub"
+    ):
+        load_pair(pair / "box.public", public_key_of)
+    with pytest.raises(
+        ConfigError, match=r"box\.secret: expected a public key file, this is a sec"
+    ):
+        load_public(pair / "box.secret")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "missing required field `name`"),
+        ("\x00\xff", "box.secret: "),
+        (f'name = "box"\nsecret = "{SECRET}"', "missing required field `public`"),
+        (f'name = "box"\npublic = "{PUBLIC}"\nx = 1', "unknown field `x`"),
+        (f'name = "box"\npublic = 7\nsecret = "{SECRET}"', "Expected `str`, got `int`"),
+        (
+            f'name = "box"\npublic = "{PUBLIC[:-1]}"\nsecret = "{SECRET}"',
+            "`public`: expected a key of 40 characters, got 39",
+        ),
+        (
+            f'name = "box"\npublic = "{PUBLIC}"\nsecret = "{SECRET}0"',
+            "`secret`: expected a key of 40 characters, got 41",
+        ),
+        (
+            f'name = "box"\npublic = "{PUBLIC}"\nsecret = "{SECRET[:-1]}~"',
+            "`secret`: expected a key in Z85, this is none",
+        ),
+        (
+            f'name = "box"\npublic = "{PUBLIC}"\nsecret = "{"#" * 40}"',
+            "`secret`: expected a key in Z85, this is none",
+        ),
+        (
+            f'name = "box"\npublic = "{SECRET}"\nsecret = "{PUBLIC}"',
+            "`public` and `secret` do not belong together",
+        ),
+        (
+            f'name = "box"\npublic = "{"0" * 40}"\nsecret = "{SECRET}"',
+            "`public` and `secret` do not belong together",
+        ),
+        (
+            f'name = "box"\npublic = "{PUBLIC}"\nsecret = "{SECRET}"' + "\n" * 5000,
+            "expected a key f",
+        ),
+    ],
+)
+def test_damaged_files(tmp_path: Path, text: str, expected: str) -> None:
+    path = written(tmp_path / "box.secret", text)
+    with pytest.raises(ConfigError, match=r"box\.secret: ") as refusal:
+        load_pair(path, public_key_of)
+    assert expected in str(refusal.value)
+    assert SECRET not in str(refusal.value)
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, expected in (
+        ("gone", "cannot be read: No such file or directory"),
+        (".", "cannot be read: Is a directory"),
+        ("pipe", "expected a key file as `mdp keys new` writes it"),
+    ):
+        with pytest.raises(ConfigError, match=expected):
+            load_pair(tmp_path / name, public_key_of)
+
+
+def test_a_folder_of_clients(tmp_path: Path) -> None:
+    keys = {new_keys(tmp_path, name, new_pair).public for name in ("office", "phone")}
+    (tmp_path / "README").write_text("Our clients.")
+    assert load_allowed(tmp_path) == keys
+    assert load_allowed(tmp_path / "office.public") < keys
+
+
+def test_folders_that_allow_nobody_or_nothing_usable(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected at least one NAME\.public in this folder"):
+        load_allowed(tmp_path)
+    with pytest.raises(ConfigError, match=r"gone: cannot be read: No such file"):
+        load_allowed(tmp_path / "gone")
+    (tmp_path / "odd.public").write_text("?")
+    with pytest.raises(ConfigError, match=r"odd\.public: "):
+        load_allowed(tmp_path)
+
+
+def test_secrets_are_not_shown() -> None:
+    shown = [
+        repr(KeyPair(public=PUBLIC, secret=SECRET)),
+        repr(ClientKeys(public=PUBLIC, secret=SECRET, agents={})),
+        repr(AgentKeys(secret=SECRET, allowed=frozenset())),
+    ]
+    assert not any(SECRET in text for text in shown)
+
+
+@pytest.mark.parametrize("key", [PUBLIC, SECRET, "0" * 40, "%nSc0" * 8])
+def test_keys_that_are_fine(key: str) -> None:
+    check_key("key", key)
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("tcp://127.0.0.1:7500", True),
+        ("tcp://127.9.9.9:7500", True),
+        ("tcp://localhost:7500", True),
+        ("tcp://[::1]:7500", True),
+        ("tcp://127.evil.example:7500", False),
+        ("tcp://localhost.evil.example:7500", False),
+        ("tcp://0.0.0.0:7500", False),
+        ("tcp://*:7500", False),
+        ("tcp://[::]:7500", False),
+        ("tcp://[::ffff:10.0.0.7]:7500", False),
+        ("tcp://10.0.0.7:7500", False),
+        ("tcp://lo:7500", False),
+        ("tcp://127.0.0.1:7500;tcp://10.0.0.7:1", False),
+        ("tcp://127.0.0.1:7500\n", False),
+        ("ipc:///tmp/x", False),
+    ],
+)
+def test_what_stays_on_this_machine(address: str, expected: bool) -> None:
+    assert is_loopback(address) is expected
+
+
+@pytest.mark.parametrize("address", ["tcp://*:0", "tcp://0.0.0.0:7500", "tcp://[::1]:65535"])
+def test_addresses_to_listen_on(address: str) -> None:
+    check_bind_address(address)
+
+
+@pytest.mark.parametrize(
+    "address", ["7500", "tcp://h", "tcp://h:99999", "tcp://h:x", "udp://h:1", "tcp://a:1;tcp://b:2"]
+)
+def test_addresses_that_are_none(address: str) -> None:
+    with pytest.raises(InputError, match=r"--bind: expected tcp://HOST:PORT, got "):
+        check_bind_address(address)

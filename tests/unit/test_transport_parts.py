@@ -1,0 +1,138 @@
+"""What an agent's door decides, and what a greeting tells. No sockets."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from zmq.utils import z85
+
+from mdp.transport import zap
+from mdp.transport.door import Door, Visitor
+from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, QUESTION, mechanism_of
+
+KEY = bytes(range(32))
+TEXT = z85.encode(KEY).decode()
+REQUEST = [b"1.0", b"1", b"mdp", b"10.0.0.9", b"", b"CURVE", KEY]
+
+
+def changed(place: int, frame: bytes) -> list[bytes]:
+    return [*REQUEST[:place], frame, *REQUEST[place + 1 :]]
+
+
+def test_a_key_that_is_allowed() -> None:
+    reply, allowed = zap.answer(REQUEST, frozenset([TEXT]))
+    assert allowed
+    assert reply == [b"1.0", b"1", b"200", b"OK", TEXT.encode(), b""]
+
+
+@pytest.mark.parametrize(
+    ("request_", "allowed"),
+    [
+        (REQUEST, frozenset()),
+        (REQUEST, frozenset([z85.encode(bytes(32)).decode()])),
+        (changed(0, b"2.0"), frozenset([TEXT])),
+        (changed(5, b"NULL"), frozenset([TEXT])),
+        (changed(5, b"PLAIN"), frozenset([TEXT])),
+        (changed(6, KEY[:-1]), frozenset([TEXT])),
+        (changed(6, b""), frozenset(["", TEXT])),
+        (REQUEST[:6], frozenset([TEXT])),
+        ([*REQUEST, b"more"], frozenset([TEXT])),
+        ([], frozenset([TEXT])),
+        ([b"1.0"], frozenset([TEXT])),
+    ],
+)
+def test_everybody_else_stays_out(request_: Sequence[bytes], allowed: frozenset[str]) -> None:
+    reply, let_in = zap.answer(request_, allowed)
+    assert not let_in
+    assert len(reply) == 6
+    assert reply[2] == b"400"
+    assert reply[4] == b""
+
+
+def nobody(visitor: Visitor) -> bool:
+    return False
+
+
+def test_a_door_with_room() -> None:
+    door = Door(limit=3)
+    assert [door.opened(Visitor(n, "a", n), nobody) for n in range(3)] == [None] * 3
+    door.closed(1)
+    assert door.opened(Visitor(7, "a", 7), nobody) is None
+    assert len(door) == 3
+
+
+def test_the_oldest_of_the_largest_crowd_goes_first() -> None:
+    door = Door(limit=4)
+    for number, host in enumerate(["a", "b", "b", "b"]):
+        assert door.opened(Visitor(number, host, number), nobody) is None
+    assert door.opened(Visitor(4, "c", 4), nobody) == Visitor(1, "b", 1)
+    assert door.opened(Visitor(5, "c", 5), nobody) == Visitor(2, "b", 2)
+    assert len(door) == 4
+
+
+def test_whoever_has_proved_who_it_is_stays() -> None:
+    door = Door(limit=2)
+    for number in range(10):
+        # Everybody but the newest has.
+        gone = door.opened(Visitor(number, "a", number), lambda v, new=number: v.descriptor < new)
+        assert gone is None
+    assert len(door) <= 2
+
+
+def test_a_descriptor_that_is_used_again_is_a_new_visitor() -> None:
+    door = Door(limit=2)
+    door.opened(Visitor(1, "a", 1), nobody)
+    door.opened(Visitor(2, "b", 1), nobody)
+    door.opened(Visitor(1, "b", 2), nobody)
+    assert door.opened(Visitor(3, "c", 1), nobody) == Visitor(2, "b", 1)
+
+
+EVENTS = st.lists(
+    st.tuples(st.booleans(), st.integers(0, 20), st.sampled_from("abc"), st.booleans())
+)
+
+
+@given(EVENTS, st.integers(1, 5))
+def test_no_history_fills_the_door_beyond_its_limit(
+    events: list[tuple[bool, int, str, bool]], limit: int
+) -> None:
+    door = Door(limit)
+    there: set[int] = set()
+    for opens, number, host, proves in events:
+        if not opens:
+            door.closed(number)
+            there.discard(number)
+            continue
+        there.add(number)
+        gone = door.opened(Visitor(number, host, 0), lambda visitor, proves=proves: proves)
+        assert gone is None or gone.descriptor in there
+        assert gone is None or not proves
+        assert len(door) <= limit
+
+
+def greeting(mechanism: bytes) -> bytes:
+    return QUESTION + b"\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+@pytest.mark.parametrize("mechanism", ["NULL", "CURVE", "PLAIN"])
+def test_a_greeting_says_how_its_sender_speaks(mechanism: str) -> None:
+    data = greeting(mechanism.encode())
+    assert len(data) == GREETING_BYTES
+    for end in range(GREETING_BYTES):
+        assert mechanism_of(data[:end]) is None
+    assert mechanism_of(data) == mechanism
+    assert mechanism_of(data + b"more") == mechanism
+
+
+@pytest.mark.parametrize(
+    "data", [b"SSH-2.0-x\r\n", b"HTTP/1.1 400\r\n", bytes(64), b"\xff" + bytes(9)]
+)
+def test_other_programs(data: bytes) -> None:
+    assert mechanism_of(data) == NOT_ZMTP
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes(data: bytes) -> None:
+    mechanism_of(data)
+    mechanism_of(b"\xff" + data)
