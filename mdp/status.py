@@ -76,7 +76,9 @@ def _reason(entry: FleetEntry, status: Status, bundle: Bundle) -> str:
         )
     if status.k != entry.k:
         return f"wrong sub-model: serves {status.k} ({status.device}), expected {entry.k}"
+    wrong = [status.reason] if status.reason else []
     if status.fallback:
-        fallback = f"runs on {status.provider}, not as planned"
-        return f"{status.reason}; {fallback}" if status.reason else fallback
-    return status.reason
+        wrong.append(f"runs on {status.provider}, not as planned")
+    if entry.exposed:
+        wrong.append("plain text over the network")
+    return "; ".join(wrong)

@@ -466,3 +466,13 @@ def test_a_device_on_a_slow_link_gets_jpeg() -> None:
     assert [views[k].encoding for k in range(3)] == ["raw", "jpeg", "raw"]
     assert bytes(views[1].pixels[:2]) == b"\xff\xd8"
     assert len(views[0].pixels) == SIZES[0] ** 2 * 3
+
+
+def test_a_device_that_refuses_this_client_is_missing_with_its_reason(desk: Desk) -> None:
+    desk.transport.connected.discard("alpha")
+    desk.transport.refused["alpha"] = "no such key"
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
+    desk.reply("beta")
+    desk.reply("gamma")
+    assert desk.prediction().missing == {"alpha": "refused: no such key"}

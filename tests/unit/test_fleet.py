@@ -6,7 +6,7 @@ import pytest
 
 from mdp.bundle import Bundle
 from mdp.errors import ConfigError, InputError
-from mdp.fleet import new_fleet, read_fleet
+from mdp.fleet import Fleet, FleetEntry, agent_keys, exposed, new_fleet, read_fleet
 from tests.support.bundles import write_bundle
 
 ALPHA = '{ device = "alpha", address = "tcp://10.0.0.7:7500", k = 0 }'
@@ -59,6 +59,22 @@ def test_a_fleet_and_its_bundle(tmp_path: Path, bundle: Bundle) -> None:
         (entry("Beta"), r"matching regex .* - at `\$\.devices\[1\]\.device`"),
         (entry("beta/"), "matching regex"),
         (entry("beta/attic/left"), "matching regex"),
+        (
+            '{ device = "beta", address = "tcp://h:1", k = 1, key = "short" }',
+            r"`key`: expected a key of 40 characters, got 5 - at `\$\.devices\[1\]`",
+        ),
+        (
+            f'{{ device = "beta", address = "tcp://h:1", k = 1, key = "{"é" * 40}" }}',
+            "`key`: expected a key in Z85, this is none",
+        ),
+        (
+            f'{{ device = "beta", address = "tcp://h:1", k = 1, key = "{"#" * 40}" }}',
+            "`key`: expected a key in Z85, this is none",
+        ),
+        (
+            '{ device = "beta", address = "tcp://h:1", k = 1, key = 7 }',
+            r"Expected `str \| null`, got `int` - at `\$\.devices\[1\]\.key`",
+        ),
         ('{ device = "beta", k = 1 }', "missing required field `address`"),
         ('{ device = "b", address = "tcp://h:1", k = 1, x = 1 }', "unknown field `x`"),
     ],
@@ -73,6 +89,7 @@ def test_what_an_entry_may_not_say(tmp_path: Path, second: str, expected: str) -
     ("entries", "more", "expected"),
     [
         ((), "", r"length >= 1 - at `\$\.devices`"),
+        ((ALPHA,), 'key = ""\n', r"length >= 1 - at `\$\.key`"),
         ((ALPHA,), "surprise = 1\n", "unknown field `surprise`"),
         ((ALPHA,), "format_version = 2\n", "Invalid enum value 2"),
     ],
@@ -152,3 +169,62 @@ def test_new_fleet_refuses_a_device_or_an_address_twice(tmp_path: Path, bundle: 
     with pytest.raises(InputError, match="list the address tcp://h:1 twice"):
         new_fleet(bundle, ["alpha=tcp://h:1", "beta=tcp://h:1"], out)
     assert not out.exists()
+
+
+HERE, AWAY = "tcp://127.0.0.1:7500", "tcp://10.0.0.8:7500"
+KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+
+
+def fleet_of(address: str, key: str | None) -> Fleet:
+    return Fleet(bundle="b", devices=[FleetEntry(device="beta", address=address, k=1, key=key)])
+
+
+@pytest.mark.parametrize(
+    ("address", "key", "has_key", "insecure", "keys", "plain"),
+    [
+        (HERE, None, False, False, {}, 0),
+        (HERE, None, True, False, {}, 0),
+        (HERE, KEY, True, False, {"beta": KEY}, 0),
+        (AWAY, KEY, True, False, {"beta": KEY}, 0),
+        (AWAY, KEY, True, True, {"beta": KEY}, 0),
+        (AWAY, None, False, True, {}, 1),
+        (AWAY, None, True, True, {}, 1),
+    ],
+)
+def test_who_is_spoken_to_encrypted(
+    address: str,
+    key: str | None,
+    has_key: bool,
+    insecure: bool,
+    keys: dict[str, str],
+    plain: int,
+) -> None:
+    fleet = fleet_of(address, key)
+    assert agent_keys(fleet, has_key=has_key, insecure=insecure) == keys
+    assert len(exposed(fleet)) == plain
+
+
+@pytest.mark.parametrize(
+    ("address", "key", "has_key", "insecure", "expected"),
+    [
+        (AWAY, None, True, False, "'beta': tcp://10.0.0.8:7500 is not on this machine: expected"),
+        (AWAY, None, False, False, "or --insecure for plain text"),
+        (AWAY, KEY, False, True, "'beta' has a key, this client has none: expected --key, or"),
+        (HERE, KEY, False, False, "'beta' has a key, this client has none"),
+    ],
+)
+def test_who_is_not_spoken_to(
+    address: str, key: str | None, has_key: bool, insecure: bool, expected: str
+) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        agent_keys(fleet_of(address, key), has_key=has_key, insecure=insecure)
+
+
+def test_keys_are_written_and_read(tmp_path: Path, bundle: Bundle) -> None:
+    out = tmp_path / "fleets" / "home.toml"
+    devices = ["alpha=tcp://10.0.0.7:7500", "beta=tcp://127.0.0.1:7500"]
+    keys = {"alpha": KEY}
+    new_fleet(bundle, devices, out, public_key=keys.get, key=tmp_path / "keys" / "me.secret")
+    fleet, _ = read_fleet(out)
+    assert [entry.key for entry in fleet.devices] == [KEY, None]
+    assert fleet.key == "../keys/me.secret"

@@ -11,7 +11,7 @@ from mdp.status import device_status
 from mdp.wire import Status
 from tests.support.bundles import write_bundle
 
-ENTRY = FleetEntry(device="beta/attic", address="tcp://10.0.0.8:7500", k=1)
+ENTRY = FleetEntry(device="beta/attic", address="tcp://10.0.0.8:7500", k=1, key="0" * 40)
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +81,25 @@ def test_a_device_that_says_nothing(bundle: Bundle, silent: bool, state: str, re
     assert (status.state, status.reason, status.usable) == (state, reason, False)
     assert status.bundle is None
     assert status.provider is None
+
+
+def test_a_device_that_is_there_but_not_for_this_client(bundle: Bundle) -> None:
+    status = device_status(ENTRY, None, bundle, silent=False, refused="no such key")
+    assert (status.state, status.reason, status.usable) == ("REFUSED", "no such key", False)
+
+
+@pytest.mark.parametrize(
+    ("address", "key", "encrypted", "reason"),
+    [
+        ("tcp://10.0.0.8:7500", "0" * 40, True, ""),
+        ("tcp://127.0.0.1:7500", "0" * 40, True, ""),
+        ("tcp://127.0.0.1:7500", None, False, ""),
+        ("tcp://10.0.0.8:7500", None, False, "plain text over the network"),
+    ],
+)
+def test_plain_text_over_a_network_is_said(
+    bundle: Bundle, address: str, key: str | None, encrypted: bool, reason: str
+) -> None:
+    entry = FleetEntry(device="beta", address=address, k=1, key=key)
+    status = device_status(entry, said(bundle), bundle, silent=False)
+    assert (status.encrypted, status.reason, status.usable) == (encrypted, reason, True)

@@ -167,6 +167,21 @@ def without(number: int, message: wire.Message, key: str) -> bytes:
             [head(4, {"request_id": 1, "code": "failed", "text": "x" * 1025})],
             r"length <= 1024 - at `\$\.text`",
         ),
+        (
+            [head(4, {"request_id": 1, "code": "failed", "text": "\x1b[2J"})],
+            "Failure header: `text`: expected printable characters only",
+        ),
+        *(
+            (
+                [head(5, {**msgspec.to_builtins(STATUS), key: "a\nb"})],
+                f"Status header: `{key}`: expected printable characters only",
+            )
+            for key in ("device", "bundle", "provider", "reason")
+        ),
+        (
+            [head(5, {**msgspec.to_builtins(STATUS), "reason": "x" * 1025})],
+            r"length <= 1024 - at `\$\.reason`",
+        ),
         ([without(5, STATUS, "counts")], "Status header: .*missing required field `counts`"),
         (
             [head(5, {**msgspec.to_builtins(STATUS), "state": "BORED"})],
@@ -267,3 +282,36 @@ def test_logits_that_cannot_be_used(bad: float, place: int) -> None:
     values[place] = bad
     with pytest.raises(WireError, match="logits that are not finite"):
         contribution_of(values.tobytes())
+
+
+@given(st.text())
+def test_any_text_becomes_a_line_that_may_travel(text: str) -> None:
+    line = wire.as_line(text)
+    failure = Failure(request_id=1, code="failed", text=line)
+    assert decode(encode(failure)).message == failure
+    assert wire.as_line(line) == line
+
+
+def test_a_line_keeps_what_can_be_shown() -> None:
+    assert wire.as_line("the model\nis  on fire [really] \N{FIRE}") == (
+        "the model is on fire [really] \N{FIRE}"
+    )
+    assert wire.as_line("\x1b[31mred\u202e\udc80") == "?[31mred??"
+
+
+@pytest.mark.parametrize("size", [4, 16, 256, 257, 1024])
+def test_frames_that_an_agent_takes(size: int) -> None:
+    largest = wire.request_frame_bytes(size)
+    infer = msgspec.structs.replace(INFER, image_size=size)
+    assert all(len(frame) <= largest for frame in encode(infer, bytes(size * size * 3)))
+    assert largest <= wire.MAX_BUFFER_BYTES
+    assert largest >= MAX_HEADER_BYTES
+
+
+@pytest.mark.parametrize("classes", [2, 1000, wire.MAX_CLASSES])
+def test_frames_that_a_client_takes(classes: int) -> None:
+    result = msgspec.structs.replace(RESULT, num_classes=classes)
+    largest = wire.reply_frame_bytes(classes)
+    assert all(len(frame) <= largest for frame in encode(result, bytes(classes * 8)))
+    assert largest <= wire.MAX_BUFFER_BYTES
+    assert largest >= MAX_HEADER_BYTES
