@@ -45,6 +45,8 @@ TOLERATED_FAILURES = 3
 DRAIN_S = 5.0
 #: How long threads that are about to end are waited for.
 LEAVE_S = 1.0
+#: The longest that a signal goes unnoticed.
+LOOK_UP_S = 0.2
 #: Refused and dropped requests are reported at most this often.
 REPORT_EVERY_S = 10.0
 #: A computation as short as this is done without leaving the socket to the other thread: waking it
@@ -114,8 +116,10 @@ class Agent:
         ]
         for worker in workers:
             worker.start()
-        # This thread computes nothing, so that it can take signals and leave at any time.
-        self._ended.wait()
+        # This thread computes nothing, so that it can take signals and leave at any time. It looks
+        # up now and then: a signal that comes just before it waits does not end the wait.
+        while not self._ended.wait(LOOK_UP_S):
+            pass
         if self._fatal is not None:
             raise self._fatal
         # A model that still loads, or a computation that outlasted the draining, is left behind.

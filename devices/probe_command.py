@@ -14,7 +14,7 @@ import typer
 
 from devices.probe import Models, Probe, Taken, Wishes
 from devices.probe_encoders import extract, read_index
-from devices.probe_link import MeasuredLink, measure_link
+from devices.probe_link import measure_link, peer_keys
 from devices.probe_machine import Machine, free_disk_bytes, usable_cores
 from devices.probe_plan import fitting, thread_counts
 from devices.probe_profile import MIN_POINTS, Device, profile_of
@@ -51,6 +51,15 @@ def probe(
     peer: Annotated[
         str | None, typer.Option(help="tcp://HOST:PORT of a running agent: measures the link.")
     ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="With --peer: this device's or a client's secret key file.")
+    ] = None,
+    peer_key: Annotated[
+        Path | None, typer.Option(help="With --peer: the agent's public key file.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="With --peer: plain text over a network.")
+    ] = False,
     quick: Annotated[bool, typer.Option(help="Fewer encoders, in under a minute.")] = False,
     shapes: Annotated[
         int | None, typer.Option(min=1, max=12, help="Only so many of the quick encoders.")
@@ -60,6 +69,7 @@ def probe(
     """Measure this device and write its profile, for mdp-partition plan.
 
     Example: mdp-agent probe --name mybox --out profiles/mybox.toml --peer tcp://10.0.0.5:7500
+    --key keys/mybox.secret --peer-key keys/n100.public
 
     Exit codes: 0 fine, 2 bad input or nothing to measure with, 130 interrupted (what was measured
     is kept and marked incomplete), 1 unforeseen.
@@ -74,7 +84,9 @@ def probe(
         load_s=load_s if minutes is None else 60 * minutes,
         again_s=again_s,
     )
-    taken, device, link, interrupted = _measure(name, wishes, peer)
+    keys = peer_keys(key, peer_key)
+    link = None if peer is None else measure_link(peer, keys, insecure=insecure)
+    taken, device, interrupted = _measure(name, wishes)
     if interrupted and len(taken.measured) < MIN_POINTS:
         raise Interrupted(f"interrupted before {MIN_POINTS} points were measured: none is written")
     profile = profile_of(taken, device, link)
@@ -110,13 +122,9 @@ def _checked_name(name: str | None, out: Path) -> str:
     return out.stem
 
 
-def _measure(
-    name: str, wishes: Wishes, peer: str | None
-) -> tuple[Taken, Device, MeasuredLink | None, bool]:
-    """Everything that is measured, and whether it was cut short."""
-    machine, link = Machine(), None
-    if peer is not None:
-        link = measure_link(peer)
+def _measure(name: str, wishes: Wishes) -> tuple[Taken, Device, bool]:
+    """Everything that is measured of this device, and whether it was cut short."""
+    machine = Machine()
     index = read_index()
     device = Device(
         name=name,
@@ -142,7 +150,7 @@ def _measure(
             interrupted = True
         finally:
             _clear()
-    return run.taken, device, link, interrupted
+    return run.taken, device, interrupted
 
 
 def _progress(done: int, planned: int, words: str) -> None:

@@ -8,16 +8,19 @@ small in this protocol, so only the way to the agent is measured.
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from mdp.errors import AgentError, InputError
 from mdp.files import Record
-from mdp.transport import Connected, Dealers, Received
+from mdp.keys import is_loopback, load_pair, load_public
+from mdp.transport import ClientKeys, Connected, Dealers, Received, public_key_of
 from mdp.wire import Ask, Buffer, Infer, Message, Status, decode, encode
 
 _PEER = "peer"
 ROUND_TRIPS = 50
-#: Sides of the crops sent: the next is tried while one takes less than ENOUGH_S.
-SIDES = (64, 256, 1024)
+#: Sides of the crops sent: the next is tried while one takes less than ENOUGH_S. Every agent takes
+#: the largest, whatever it serves (wire.MIN_FRAME_BYTES).
+SIDES = (64, 256)
 REPEATED, ENOUGH_S = 5, 0.2
 CONNECT_S, REPLY_S = 5.0, 30.0
 #: No bundle has this digest.
@@ -35,12 +38,39 @@ class MeasuredLink(Record, frozen=True):
     request_bytes: int
 
 
-def measure_link(address: str, clock: Callable[[], float] = time.perf_counter) -> MeasuredLink:
-    """Measure the way to the agent at `tcp://HOST:PORT`; raises InputError if none answers."""
+def peer_keys(key: Path | None, peer_key: Path | None) -> ClientKeys | None:
+    """This device's own keys and the agent's public one, from their files; None for plain text.
+
+    Raises InputError or ConfigError.
+    """
+    if (key is None) != (peer_key is None):
+        raise InputError("--key and --peer-key: expected both, or neither")
+    if key is None or peer_key is None:
+        return None
+    own, agents = load_pair(key, public_key_of), {_PEER: load_public(peer_key)}
+    return ClientKeys(public=own.public, secret=own.secret, agents=agents)
+
+
+def measure_link(
+    address: str,
+    keys: ClientKeys | None = None,
+    *,
+    insecure: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+) -> MeasuredLink:
+    """Measure the way to the agent at `tcp://HOST:PORT`; raises InputError if none answers.
+
+    Without `keys` only on this machine, unless `insecure` allows plain text over a network.
+    """
     port = address.rpartition(":")[2]
     if not address.startswith("tcp://") or not (port.isdecimal() and 0 < int(port) < 65536):
         raise InputError(f"--peer: expected tcp://HOST:PORT of a running agent, got {address!r}")
-    dealers = Dealers({_PEER: address})
+    if keys is None and not insecure and not is_loopback(address):
+        raise InputError(
+            f"--peer {address} is not on this machine: expected --key and --peer-key, or "
+            "--insecure for plain text"
+        )
+    dealers = Dealers({_PEER: address}, keys=keys)
     try:
         _connect(dealers, address, clock)
         return link_of(
@@ -91,6 +121,8 @@ def _connect(dealers: Dealers, address: str, clock: Callable[[], float]) -> None
     while (left_s := until_s - clock()) > 0:
         if any(isinstance(event, Connected) for event in dealers.poll(left_s)):
             return
+        if _PEER in dealers.refused:
+            raise InputError(f"--peer {address}: {dealers.refused[_PEER]}")
     raise InputError(f"--peer {address}: no agent answers there within {CONNECT_S:g} s")
 
 

@@ -142,7 +142,8 @@ class Router:
         while readable(self._keeper):
             reply, allowed = zap.answer(self._keeper.recv_multipart(), self._allowed or frozenset())
             self._keeper.send_multipart(reply)
-            self._turned_away[UNKNOWN_KEY] += not allowed
+            if not allowed:
+                self._turned_away[UNKNOWN_KEY] += 1
 
     def _watch_door(self) -> bool:
         """Take in who has come and gone; False if there is more to take in than for one turn."""

@@ -10,10 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from devices.probe_link import measure_link, peer_keys
 from mdp import AsyncClient
 from mdp.bundle import Bundle
 from mdp.client import Client
-from mdp.errors import AgentError, ConfigError
+from mdp.errors import AgentError, ConfigError, InputError
 from mdp.fleet import new_fleet
 from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, new_pair, sockets
 from mdp.transport.dealers import (
@@ -562,3 +563,14 @@ def test_the_commands_from_keys_to_a_fleet(
     code, out, err = here(capsys, "fleet", "new", *devices, *where)
     assert (code, err) == (0, "")
     assert "  alpha has no key: only --insecure will connect to it, in plain text" in out
+
+
+def test_a_link_to_an_agent_with_keys_is_measured(alpha: AgentProcess, keys: Keys) -> None:
+    keys.pair("office"), keys.pair("stranger")
+    for name, expected in (("office", None), ("stranger", NOT_ACCEPTED)):
+        known = peer_keys(keys.secret(name), keys.folder / "alpha.public")
+        if expected is None:
+            assert measure_link(alpha.address, known).request_bytes == 256 * 256 * 3
+        else:
+            with pytest.raises(InputError, match=rf"^--peer {alpha.address}: {expected}"):
+                measure_link(alpha.address, known)

@@ -1,10 +1,20 @@
 """What times of messages say of a link. No sockets."""
 
+from pathlib import Path
+
 import pytest
 
-from devices.probe_link import REPEATED, ROUND_TRIPS, SIDES, bandwidth_bps, link_of, measure_link
+from devices.probe_link import (
+    REPEATED,
+    ROUND_TRIPS,
+    SIDES,
+    bandwidth_bps,
+    link_of,
+    measure_link,
+    peer_keys,
+)
 from mdp.errors import InputError
-from mdp.wire import Ask, Infer, Message
+from mdp.wire import MIN_FRAME_BYTES, Ask, Infer, Message
 
 
 def line(bits_per_second: float, round_trip_s: float, sent: list[int]):
@@ -19,7 +29,7 @@ def line(bits_per_second: float, round_trip_s: float, sent: list[int]):
     return exchange
 
 
-@pytest.mark.parametrize("bits_per_second", [1e6, 5e7, 1e9, 2e10])
+@pytest.mark.parametrize("bits_per_second", [1e6, 5e7, 1e9, 4e9])
 def test_a_line_is_measured_as_it_is(bits_per_second: float) -> None:
     link = link_of("peer", line(bits_per_second, 0.003, []))
     assert link.bandwidth_bps == pytest.approx(bits_per_second, rel=0.01)
@@ -60,3 +70,21 @@ def test_bytes_that_take_no_time_give_no_endless_bandwidth() -> None:
 def test_a_peer_is_given_by_host_and_port(peer: str) -> None:
     with pytest.raises(InputError, match=r"^--peer: expected tcp://HOST:PORT of a running agent"):
         measure_link(peer)
+
+
+def test_a_peer_elsewhere_is_not_spoken_to_in_plain_text() -> None:
+    with pytest.raises(
+        InputError, match=r"^--peer tcp://192\.0\.2\.1:7500 is not on this machine: "
+    ):
+        measure_link("tcp://192.0.2.1:7500")
+
+
+def test_keys_come_in_pairs() -> None:
+    assert peer_keys(None, None) is None
+    for key, peer_key in ((Path("a.secret"), None), (None, Path("b.public"))):
+        with pytest.raises(InputError, match=r"^--key and --peer-key: expected both, or neither"):
+            peer_keys(key, peer_key)
+
+
+def test_every_agent_takes_the_largest_crop() -> None:
+    assert SIDES[-1] ** 2 * 3 <= MIN_FRAME_BYTES
