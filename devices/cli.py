@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from devices.agent import Agent
-from devices.door import agent_keys, allow_anew, warn_of_plain_text
+from devices.door import agent_keys, allow_anew, make_room, warn_of_plain_text
 from devices.probe_command import add_to
 from devices.runtime import Runtime
 from devices.runtimes import open_runtime
@@ -73,6 +73,7 @@ def run_agent(
             allow_fallback=allow_fallback,
         )
 
+    make_room()
     max_frame_bytes = request_frame_bytes(assignment.submodel.image_size)
     with Router(bind, keys=keys, max_frame_bytes=max_frame_bytes) as router:
         address = router.address

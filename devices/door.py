@@ -1,5 +1,6 @@
 """Who may reach an agent: its address, its key, and the clients it lets in."""
 
+import resource
 import sys
 from pathlib import Path
 
@@ -7,6 +8,9 @@ from mdp.errors import InputError, MDPError
 from mdp.fleet import PLAIN_TEXT
 from mdp.keys import check_bind_address, is_loopback, load_allowed, load_pair
 from mdp.transport import AgentKeys, Router, public_key_of
+
+#: Open files and connections; many systems allow 1,024, which a crowd of strangers could hold.
+DESCRIPTORS = 4096
 
 
 def agent_keys(
@@ -27,6 +31,14 @@ def agent_keys(
             "(`mdp keys new` makes keys), or --insecure for plain text"
         )
     return None
+
+
+def make_room() -> None:
+    """Let this process open as many connections as it needs, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def warn_of_plain_text(device: str, address: str, keys: AgentKeys | None) -> None:

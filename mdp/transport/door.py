@@ -4,12 +4,12 @@ A handshake takes a certain number of bytes from the client. A connection that h
 stranger's until it has sent them, and only so many strangers may stand in the door at a time.
 """
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: Strangers' connections at a time; one more, and the oldest of whoever holds most has to go.
-MAX_STRANGERS = 128
+#: Strangers' connections at a time; one more, and the oldest of whoever holds most has to go. Well
+#: above what comes in good faith, as whoever is sent away can come again at once.
+MAX_STRANGERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,12 @@ class Door:
 
     def __init__(self, limit: int = MAX_STRANGERS) -> None:
         self._limit = limit
-        #: By descriptor, oldest first.
-        self._strangers: dict[int, Visitor] = {}
+        self._hosts: dict[int, str] = {}
+        #: By host, then by descriptor, oldest first.
+        self._strangers: dict[str, dict[int, Visitor]] = {}
 
     def __len__(self) -> int:
-        return len(self._strangers)
+        return len(self._hosts)
 
     def opened(self, visitor: Visitor, proved: Callable[[Visitor], bool]) -> Visitor | None:
         """Someone has come; returns who has to go, if the door is full of strangers.
@@ -38,19 +39,22 @@ class Door:
         `proved` says whether a visitor may have proved who it is, or has left.
         """
         # A descriptor is used again only after its connection has closed.
-        self._strangers.pop(visitor.descriptor, None)
-        self._strangers[visitor.descriptor] = visitor
-        if len(self._strangers) <= self._limit:
-            return None
-        self._strangers = {d: v for d, v in self._strangers.items() if not proved(v)}
-        if len(self._strangers) <= self._limit:
-            return None
-        crowd = Counter(stranger.host for stranger in self._strangers.values())
-        host, _ = crowd.most_common(1)[0]
-        oldest = next(stranger for stranger in self._strangers.values() if stranger.host == host)
-        del self._strangers[oldest.descriptor]
-        return oldest
+        self.closed(visitor.descriptor)
+        self._hosts[visitor.descriptor] = visitor.host
+        self._strangers.setdefault(visitor.host, {})[visitor.descriptor] = visitor
+        while len(self._hosts) > self._limit:
+            crowd = max(self._strangers.values(), key=len)
+            oldest = next(iter(crowd.values()))
+            self.closed(oldest.descriptor)
+            if not proved(oldest):
+                return oldest
+        return None
 
     def closed(self, descriptor: int) -> None:
-        """A connection has ended."""
-        self._strangers.pop(descriptor, None)
+        """A connection has ended, or is no stranger's any more."""
+        host = self._hosts.pop(descriptor, None)
+        if host is not None:
+            crowd = self._strangers[host]
+            del crowd[descriptor]
+            if not crowd:
+                del self._strangers[host]

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import resource
 import select
 import socket
 import struct
@@ -18,7 +19,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import AgentError
-from mdp.transport import zap
+from mdp.transport import door, zap
 from mdp.transport.door import Door, Visitor
 from mdp.transport.sockets import configure, descriptor, readable, receive_all, send
 from mdp.wire import MAX_BUFFER_BYTES, Buffer
@@ -28,7 +29,7 @@ REPLIES_HIGH_WATER_MARK = 1024
 #: Connections that the kernel may hold until this process takes them.
 BACKLOG = 1024
 #: Arrivals and departures that are taken in before messages get their turn.
-WATCHED_AT_ONCE = 256
+WATCHED_AT_ONCE = 64
 #: Bytes that a client has sent at least when its handshake is over: the greeting and READY, or the
 #: greeting, HELLO and INITIATE.
 PLAIN_HANDSHAKE_BYTES = 64 + 2
@@ -72,7 +73,7 @@ class Router:
         self._keeper: zmq.Socket[bytes] = self._context.socket(zmq.REP)
         self._allowed = keys.allowed if keys else None
         self._turned_away: Counter[str] = Counter()
-        self._door = Door()
+        self._door = Door(_max_strangers())
         configure(self._router, address, max_frame_bytes)
         self._router.router_mandatory = True
         self._router.sndhwm = REPLIES_HIGH_WATER_MARK
@@ -223,6 +224,12 @@ class Router:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _max_strangers() -> int:
+    # Half of the descriptors are kept for those who are let in, and for the process itself.
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, min(door.MAX_STRANGERS, descriptors // 2))
 
 
 def _milliseconds(timeout_s: float | None) -> int | None:

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +17,13 @@ from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.errors import AgentError, ConfigError, InputError
 from mdp.fleet import new_fleet
-from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, new_pair, sockets
+from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, door, new_pair, sockets
 from mdp.transport.dealers import (
     AGENT_IS_PLAIN,
     ANOTHER_KEY,
     CLIENT_IS_PLAIN,
     NOT_ACCEPTED,
 )
-from mdp.transport.door import MAX_STRANGERS
 from mdp.transport.greeting import QUESTION
 from mdp.wire import Ask, Infer, Status, encode, request_frame_bytes
 from tests.integration.test_command_line import here
@@ -249,11 +249,57 @@ def test_a_crowd_that_says_nothing_keeps_nobody_out(
         with office(fleet, keys, tmp_path) as client:
             for _ in range(5):
                 assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha", "beta")
-            until(
-                lambda: sum(not hung_up(visitor) for visitor in visitors) <= MAX_STRANGERS,
-                "those who are too many have to go",
-            )
         assert is_well(before).state == "READY"
+        assert not any(map(hung_up, visitors[-50:]))
+
+
+def plain_handshake() -> bytes:
+    """All that a client without keys says before its first message."""
+    greeting = QUESTION + b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+    return greeting + b"\x04" + bytes([len(ready)]) + ready
+
+
+def thinned(router: Router, visitors: list[socket.socket], left: int) -> None:
+    """Poll until only the newest `left` of a crowd are there."""
+
+    def polled() -> bool:
+        router.poll(0.005)
+        return sum(not hung_up(visitor) for visitor in visitors) == left
+
+    until(polled, "the oldest have to go")
+    assert not any(map(hung_up, visitors[-left:]))
+    assert router.turned_away()["handshakes crowded out"] == len(visitors) - left
+
+
+def test_of_too_many_strangers_the_oldest_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_STRANGERS", 20)
+    with (
+        Router("tcp://127.0.0.1:0") as router,
+        crowd(router.address, 5, plain_handshake()) as known,
+        crowd(router.address, 50) as visitors,
+    ):
+        thinned(router, visitors, left=20)
+        assert not any(map(hung_up, known))
+
+
+def test_whoever_has_shown_its_key_does_not_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_STRANGERS", 20)
+    (agent, agent_secret), (client, client_secret) = new_pair(), new_pair()
+    keys = AgentKeys(secret=agent_secret, allowed=frozenset([client]))
+    with (
+        Router("tcp://127.0.0.1:0", keys=keys) as router,
+        StrangePeer(router.address, (client, client_secret, agent)) as peer,
+    ):
+        peer.send(encode(Ask(request_id=1)))
+        until(lambda: bool(router.poll(0.005)), "the key is good")
+        # Their handshakes could not be over: they are shorter than any with keys.
+        with crowd(router.address, 50, plain_handshake()[:64] + bytes(400)) as visitors:
+            until(lambda: router.poll(0.005) or all(map(hung_up, visitors)), "nonsense is cut off")
+        with crowd(router.address, 50, plain_handshake()[:60]) as visitors:
+            thinned(router, visitors, left=20)
+        peer.send(encode(Ask(request_id=2)))
+        until(lambda: bool(router.poll(0.005)), "it is still heard")
 
 
 def test_a_crowd_does_not_keep_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,10 +345,8 @@ def test_a_frame_larger_than_any_crop_ends_its_connection_only(
 
 def null_greeting_and_message() -> bytes:
     """What a client without keys would send: greeting, READY, and an Ask."""
-    greeting = QUESTION + b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
-    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
     (head,) = encode(Ask(request_id=1))
-    return greeting + b"\x04" + bytes([len(ready)]) + ready + b"\x00" + bytes([len(head)]) + head
+    return plain_handshake() + b"\x00" + bytes([len(head)]) + bytes(head)
 
 
 OLD = [b"\x01\x00", b"\xff" + (1).to_bytes(8, "big") + b"\x7f\x01"]

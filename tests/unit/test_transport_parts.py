@@ -77,7 +77,20 @@ def test_whoever_has_proved_who_it_is_stays() -> None:
         # Everybody but the newest has.
         gone = door.opened(Visitor(number, "a", number), lambda v, new=number: v.descriptor < new)
         assert gone is None
-    assert len(door) <= 2
+    assert len(door) == 2
+
+
+def test_who_has_proved_who_it_is_is_asked_no_more() -> None:
+    door, asked = Door(limit=2), []
+
+    def proved(visitor: Visitor) -> bool:
+        asked.append(visitor.descriptor)
+        return visitor.descriptor != 2
+
+    for number in range(5):
+        gone = door.opened(Visitor(number, "a", number), proved)
+        assert (gone is None) == (number != 4)
+    assert asked == [0, 1, 2]
 
 
 def test_a_descriptor_that_is_used_again_is_a_new_visitor() -> None:
