@@ -1,4 +1,4 @@
-"""What an agent makes sure of before it listens. Limits are tried in an interpreter of their own."""
+"""What an agent makes sure of before it listens; limits are tried in another interpreter."""
 
 import subprocess
 import sys
