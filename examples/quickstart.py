@@ -1,6 +1,9 @@
 """Ask a running fleet what pictures show.
 
 python examples/quickstart.py fleet.toml cat.jpg dog.jpg
+
+Beyond one machine both sides need keys (`mdp keys new`, docs/security.md). A fleet file made with
+`mdp fleet new --keys keys/ --key keys/client.secret` names them, and nothing changes here.
 """
 
 import sys

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from mdp import wire
+from mdp.transport import door, sockets, zap
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 KINDS = (wire.Infer, wire.Ask, wire.Result, wire.Failure, wire.Status)
@@ -22,6 +23,11 @@ def test_limits() -> None:
     assert f"{wire.MAX_HEADER_BYTES:,}" in PAGE
     assert f"{wire.MAX_BUFFER_BYTES:,}" in PAGE
     assert f"1 to {wire.MAX_CLASSES:,}" in PAGE
+    assert f"{wire.request_frame_bytes(4):,} bytes at least" in PAGE
+    assert f"{wire.reply_frame_bytes(2):,} bytes at least" in PAGE
+    assert f"more than\n{door.MAX_STRANGERS:,} that" in PAGE
+    assert f"after {sockets.HANDSHAKE_MS // 1000} s" in PAGE
+    assert f"domain is `{zap.DOMAIN.decode()}`" in PAGE
 
 
 def test_every_kind_is_listed_with_its_buffers() -> None:
