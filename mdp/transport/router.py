@@ -255,8 +255,15 @@ def _connection(visitor: Visitor) -> Iterator[socket.socket | None]:
 def _duplicate(number: int) -> Iterator[socket.socket | None]:
     # A duplicate stays what it is, whatever becomes of the original meanwhile.
     try:
-        peer = socket.socket(fileno=os.dup(number))
+        duplicate = os.dup(number)
     except OSError:
+        yield None
+        return
+    try:
+        peer = socket.socket(fileno=duplicate)
+    except OSError:
+        # Not a socket any more.
+        os.close(duplicate)
         yield None
         return
     with peer:
@@ -275,9 +282,10 @@ def _bytes_received(peer: socket.socket) -> int:
     """Bytes that have come on a TCP connection, read or not."""
     try:
         info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-    except OSError:
-        return 0
-    received: int = _BYTES_RECEIVED.unpack(info)[0]
+        received: int = _BYTES_RECEIVED.unpack(info)[0]
+    except (OSError, struct.error):
+        # Where the kernel does not say (before Linux 4.1), nobody is taken for a stranger.
+        return CURVE_HANDSHAKE_BYTES
     return received
 
 

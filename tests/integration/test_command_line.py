@@ -328,15 +328,16 @@ def test_doctor_names_what_is_wrong(
         ]
         path = tmp_path / "fleet.toml"
         path.write_text(f'bundle = "bundle"\ndevices = [{", ".join(entries)}]')
-        code, out, err = here(capsys, "doctor", "--fleet", path, "--json")
-        status = here(capsys, "status", "--fleet", path, "--json")
-    assert (code, err) == (3, "")
+        code, out, err = here(capsys, "doctor", "--fleet", path, "--json", "--insecure")
+        status = here(capsys, "status", "--fleet", path, "--json", "--insecure")
+    assert code == 3
+    assert err.startswith(f"mdp: WARNING: device 'gamma' at {addresses[2]} is plain text: ")
     alpha = json.loads(status[1])["devices"][0]
     assert (status[0], alpha["state"]) == (3, "READY")
     assert alpha["reason"].startswith("wrong bundle: serves colours ")
     said = [(f["subject"], f["text"]) for f in json.loads(out)["findings"] if not f["ok"]]
     subjects = [subject for subject, _ in said]
-    assert subjects == ["submodels/1/model.onnx", "manifest.json", *DEVICES]
+    assert subjects == ["submodels/1/model.onnx", "manifest.json", "gamma", *DEVICES]
     texts = dict(said)
     assert "bytes, found" in texts["submodels/1/model.onnx"]
     assert texts["manifest.json"] == "never evaluated: run mdp-partition evaluate"
@@ -416,6 +417,8 @@ def test_fleet_new(capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: P
     assert said.splitlines() == [
         f"{out}: 2 devices of bundle colours",
         "  without beta: every answer will be partial",
+        "  alpha has no key: only --insecure will connect to it, in plain text",
+        "  gamma/attic has no key: only --insecure will connect to it, in plain text",
     ]
 
 
@@ -447,5 +450,5 @@ def test_fleet_new_refuses(
 def test_help_of_every_command() -> None:
     done = mdp("--help")
     assert done.returncode == 0
-    for command in ("classify", "status", "doctor", "bench", "fleet", "demo"):
+    for command in ("classify", "status", "doctor", "bench", "fleet", "keys", "demo"):
         assert command in done.stdout

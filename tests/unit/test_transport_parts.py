@@ -1,7 +1,9 @@
 """What an agent's door decides, and what a greeting tells. No sockets."""
 
+import os
 from collections.abc import Sequence
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from zmq.utils import z85
 from mdp.transport import zap
 from mdp.transport.door import Door, Visitor
 from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, QUESTION, mechanism_of
+from mdp.transport.router import _visitor
 
 KEY = bytes(range(32))
 TEXT = z85.encode(KEY).decode()
@@ -149,3 +152,15 @@ def test_other_programs(data: bytes) -> None:
 def test_any_bytes(data: bytes) -> None:
     mechanism_of(data)
     mechanism_of(b"\xff" + data)
+
+
+def test_a_descriptor_that_is_no_connection_is_nobody() -> None:
+    before = psutil.Process().num_fds()
+    read, write = os.pipe()
+    try:
+        assert _visitor(read) is None
+    finally:
+        os.close(read)
+        os.close(write)
+    assert _visitor(read) is None
+    assert psutil.Process().num_fds() == before
