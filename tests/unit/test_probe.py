@@ -6,6 +6,7 @@ from devices.probe import Probe, Wishes
 from devices.probe_child import Failed, Look, MeasureRun, SustainRun
 from devices.probe_encoders import Encoder
 from devices.probe_plan import best_provider
+from devices.probe_point import Run
 from mdp.errors import AgentError
 from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, latency_of
 
@@ -137,6 +138,32 @@ def test_disturbed_points_are_measured_again_and_the_quieter_is_kept() -> None:
     again = device.runs[taken.planned :]
     assert again == device.runs[1:3]
     assert taken.busy == 0
+
+
+def test_of_several_rounds_each_point_s_quickest_counts() -> None:
+    device = FakeDevice()
+    once = {p.latency_ms for p in run(device).taken.points}
+    device = FakeDevice()
+
+    def slow_at_first(asked: Run) -> float:
+        # Every point's first measurement falls into a slow spell, and every third one.
+        return latency_of(asked) * (1 if device.runs.count(asked) == 2 else 3)
+
+    device.latency_ms = slow_at_first
+    taken = run(device, Wishes(threads=[1, 2], rounds=3)).taken
+    assert len(device.runs) == 3 * taken.planned == 3 * len(taken.points)
+    assert {p.latency_ms for p in taken.points} == once
+
+
+def test_a_point_that_fails_in_a_later_round_keeps_its_first_measurement() -> None:
+    device = FakeDevice()
+    taken = run(device).taken
+    first = {p.latency_ms for p in taken.points}
+    device = FakeDevice()
+    device.failing = lambda asked, _: "gone" if device.runs.count(asked) > 1 else None
+    taken = run(device, Wishes(threads=[1, 2], rounds=2)).taken
+    assert {p.latency_ms for p in taken.points} == first
+    assert taken.complete
 
 
 def test_points_that_stay_disturbed_are_counted() -> None:
