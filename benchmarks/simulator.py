@@ -49,6 +49,8 @@ BUNDLE = ROOT / "examples" / "bundles" / "cifar10"
 PLENTY_MS = 1000.0
 #: An agent encodes and sends a reply before it goes on (docs/lab-log.md, what a call costs).
 TURNAROUND_S = 0.0001
+#: The client sleeps in whole milliseconds, and the operating system wakes it.
+LATE_S = 0.001
 SIMULATED = 50_000
 
 
@@ -157,6 +159,7 @@ def told(bundle: Bundle, answers: Sequence[Prediction], together: str) -> Scenar
         load=Load(requests=1),
         deadline_ms=PLENTY_MS,
         before=Measured(values_s=tuple(before_s), together=together),
+        late_s=LATE_S,
     )
 
 

@@ -139,6 +139,7 @@ def simulate(
         seed=seed,
         before=LogNormal(median_s=assumed.before_ms / 1e3),
         after_s=assumed.after_ms / 1e3,
+        late_s=assumed.late_ms / 1e3,
         detect_s=assumed.detect_s,
         reconnect_s=assumed.reconnect_s,
     )

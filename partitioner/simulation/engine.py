@@ -87,6 +87,8 @@ class Simulation:
         self._reserve_s = reserve_s(scenario.deadline_ms)
         # The reserve is what fusing has to do with.
         self._after_s = min(scenario.after_s, self._reserve_s)
+        # What is kept back of the deadline is there for this too.
+        self._late_s = min(scenario.late_s, self._reserve_s - self._after_s)
         self._before = seconds(scenario.before, scenario.seed, "", "before")
         self._hedge_after_s = scenario.hedge_after_s
         self._events: list[tuple[float, int, Callback, Any]] = []
@@ -183,7 +185,7 @@ class Simulation:
         actions = session.start(now_s=now_s, unavailable=self._unavailable(client, now_s))
         self._act(call, actions, now_s)
         if not session.finished:
-            self._push(session.decide_s, self._wake, call)
+            self._push(session.decide_s + self._late_s, self._wake, call)
 
     def _unavailable(self, client: _Client, now_s: float) -> Mapping[str, str]:
         if not client.silent:

@@ -109,6 +109,8 @@ class Scenario:
     #: What a client needs before it has sent, and after the decision, within the reserve.
     before: LogNormal | Measured = LogNormal(median_s=0.0)
     after_s: float = 0.0
+    #: How late the client notices that it has to decide: it sleeps in whole milliseconds.
+    late_s: float = 0.0
     #: From a device's loss until clients know, and from its return until they are connected.
     detect_s: float = 3.0
     reconnect_s: float = 0.5

@@ -74,6 +74,10 @@ class Assumptions(Record, frozen=True):
         Milliseconds, Meta(description="What the client needs to cut and send a picture")
     ] = 0.2
     after_ms: Annotated[Milliseconds, Meta(description="What the client needs to fuse")] = 0.1
+    late_ms: Annotated[
+        Milliseconds,
+        Meta(description="How late the client notices a deadline, which it sleeps towards"),
+    ] = 1.0
     turnaround_ms: Annotated[
         Milliseconds, Meta(description="What an agent needs after computing, to send the reply")
     ] = 0.1

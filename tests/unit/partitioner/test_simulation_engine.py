@@ -197,6 +197,14 @@ def test_an_agent_sends_before_it_goes_on() -> None:
     assert list(pressed.latencies_s) == pytest.approx([0.010, 0.013, 0.013])
 
 
+def test_a_reply_counts_that_comes_before_the_client_notices_the_deadline() -> None:
+    # 20 ms less the reserve of 2 ms; the reply is there after 18.5 ms.
+    alpha = device("alpha", compute_s=0.001, delay=Jittered(round_trip_s=0.0175))
+    base = scenario(alpha, deadline_ms=20.0, requests=5, think_s=1.0)
+    assert (0,) not in shares(simulate(base))
+    assert shares(simulate(replace(base, late_s=0.001))) == {(0,): 1.0}
+
+
 def test_a_lost_packet_comes_later() -> None:
     trace = simulate(scenario(device("alpha", loss=0.3), requests=400))
     beyond = np.array(trace.latencies_s) - 0.010

@@ -41,6 +41,7 @@ class RealClient:
         self.scenario = scenario
         self.now_s = 0.0
         self.connected = {d.name for d in scenario.devices} - scenario.lost
+        self.refused: dict[str, str] = {}
         self.answers: list[Answer] = []
         self._events: list[tuple[float, int, Any, Any]] = []
         self._count = 0
