@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mdp.plan import SubModelSpec
-from mdp.profile import LatencyPoint
+from mdp.profile import LatencyPoint, Precision
 from partitioner import cost
 
 
@@ -45,3 +45,24 @@ class Formula:
             latency_ms=self.predict_ms(spec, 0),
             precision=spec.precision,
         )
+
+
+def spec_from(
+    image_size: int = 32,
+    patch_size: int = 8,
+    embed_dim: int = 64,
+    depth: int = 4,
+    num_heads: int = 2,
+    mlp_ratio: float = 4.0,
+    precision: Precision = "fp32",
+) -> SubModelSpec:
+    """A small shape, of which a test names what matters to it."""
+    return SubModelSpec(
+        image_size=image_size,
+        patch_size=patch_size,
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_ratio=mlp_ratio,
+        precision=precision,
+    )

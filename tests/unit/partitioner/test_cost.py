@@ -10,6 +10,7 @@ import pytest
 from mdp.plan import SubModelSpec
 from mdp.profile import Precision
 from partitioner import cost
+from tests.support.latencies import spec_from
 
 SHAPES = [
     (12, 4, 48, 2, 3, 4.0),
@@ -17,26 +18,6 @@ SHAPES = [
     (32, 8, 64, 2, 2, 2.5),
     (48, 16, 96, 1, 1, 3.0),
 ]
-
-
-def spec_from(
-    image_size: int = 32,
-    patch_size: int = 8,
-    embed_dim: int = 64,
-    depth: int = 4,
-    num_heads: int = 2,
-    mlp_ratio: float = 4.0,
-    precision: Precision = "fp32",
-) -> SubModelSpec:
-    return SubModelSpec(
-        image_size=image_size,
-        patch_size=patch_size,
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=num_heads,
-        mlp_ratio=mlp_ratio,
-        precision=precision,
-    )
 
 
 @pytest.mark.torch

@@ -10,34 +10,14 @@ from hypothesis import strategies as st
 
 from mdp.errors import InputError
 from mdp.plan import SubModelSpec
-from mdp.profile import DeviceProfile, LatencyPoint, Precision, read_profile, shipped_profiles
+from mdp.profile import DeviceProfile, LatencyPoint, read_profile, shipped_profiles
 from partitioner import latency
 from partitioner.latency import Way
 from partitioner.latency_fit import non_negative_least_squares
 from partitioner.latency_terms import terms
-from tests.support.latencies import Formula
+from tests.support.latencies import Formula, spec_from
 
 TRUTH = Formula(fixed_ms=0.2, layer_ms=0.05, mac_ms=2e-8, value_ms=3e-8, weight_ms=1.2e-7)
-
-
-def spec_from(
-    image_size: int = 32,
-    patch_size: int = 8,
-    embed_dim: int = 64,
-    depth: int = 4,
-    num_heads: int = 2,
-    mlp_ratio: float = 4.0,
-    precision: Precision = "fp32",
-) -> SubModelSpec:
-    return SubModelSpec(
-        image_size=image_size,
-        patch_size=patch_size,
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=num_heads,
-        mlp_ratio=mlp_ratio,
-        precision=precision,
-    )
 
 
 def points_from(formula: Formula, *, threads: int = 1, count: int = 12) -> list[LatencyPoint]:
