@@ -1,12 +1,13 @@
 """Do predictions come true: latency of sub-models that no fit saw, and of whole plans.
 
     python -m benchmarks.latency measure [--grid]
-    python -m benchmarks.latency plans --profile FILE
+    python -m benchmarks.latency plans --profiles CORE-0 CORE-1
     python -m benchmarks.latency report --profile FILE
 
 `measure` exports random sub-models as they are served, in fp32 and in dynamic int8, and times them
 with one and two threads as the agent runs them, in rounds; with `--grid` also the shapes that a
-probe would measure. `plans` serves random plans with real agents and asks them as a client does.
+probe would measure. `plans` serves what the planner makes of two profiles, each measured on a core
+of its own while the other core was measured, with real agents, and asks them as a client does.
 `report` fits the cost model to the profile that `mdp-agent probe` wrote, or without one to the
 grid, and writes the figures and the picture into docs/. Exported models are kept in `--work`, and
 what is there already is not made again. Timings need an idle machine: every row says how busy
@@ -25,7 +26,7 @@ from benchmarks.latency_models import export_all
 from benchmarks.latency_numbers import compare, error_sheet, profile_of, worst_sheet
 from benchmarks.latency_picture import draw
 from benchmarks.latency_plans import PlanRows, measure_plans, plan_sheet
-from benchmarks.latency_shapes import Case, grid, unseen
+from benchmarks.latency_shapes import Case, grid, plannable, unseen
 from benchmarks.machine import describe_machine
 from benchmarks.page import write_figures
 from mdp.errors import InputError, MDPError
@@ -34,27 +35,29 @@ from mdp.profile import DeviceProfile, read_profile
 
 RESULTS = Path(__file__).parent / "results"
 ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"
+PROFILE = RESULTS / "this-machine.toml"
 DOCS = Path("docs")
 
 
 def run_measure(options: argparse.Namespace) -> None:
     """Export and time; a finished half is kept when the other is measured anew."""
-    cases = {"unseen": unseen(), "grid": grid() if options.grid else []}
-    export_all(options.work, [*cases["grid"], *cases["unseen"]], _note)
+    to_fit = grid() if options.grid else []
+    cases = [*to_fit, *unseen(), *plannable()]
+    export_all(options.work, cases, _note)
     machine = describe_machine()
-    both = measure(
-        options.work,
-        [*cases["grid"], *cases["unseen"]],
-        rounds=options.rounds,
-        seconds=options.seconds,
-        note=_note,
+    measured = measure(
+        options.work, cases, rounds=options.rounds, seconds=options.seconds, note=_note
     )
-    known = set(grid())
+
+    def rows_of(wanted: list[Case]) -> list[Row]:
+        return [row for row in measured if row.case in wanted]
+
     old_grid = read_json(options.out, Rows).grid if options.out.is_file() else []
     rows = Rows(
         machine=machine,
-        grid=[row for row in both if row.case in known] if options.grid else old_grid,
-        unseen=[row for row in both if row.case not in known],
+        grid=rows_of(to_fit) if options.grid else old_grid,
+        unseen=rows_of(unseen()),
+        plannable=rows_of(plannable()),
     )
     write_json(options.out, rows)
     _note(f"wrote {options.out}")
@@ -62,16 +65,10 @@ def run_measure(options: argparse.Namespace) -> None:
 
 def run_plans(options: argparse.Namespace) -> None:
     """Serve random plans and ask them."""
-    cases: list[Case] = unseen()
-    export_all(options.work, cases, _note)
+    profiles = [read_profile(path) for path in options.profiles]
     machine = describe_machine()
     link, rows = measure_plans(
-        options.work,
-        _profile(options),
-        cases,
-        rounds=options.rounds,
-        seconds=options.seconds,
-        note=_note,
+        options.work, profiles, rounds=options.rounds, seconds=options.seconds, note=_note
     )
     write_json(options.out, PlanRows(machine=machine, link=link, rows=rows))
     _note(f"wrote {options.out}")
@@ -79,9 +76,15 @@ def run_plans(options: argparse.Namespace) -> None:
 
 def run_report(options: argparse.Namespace) -> None:
     """Compare, print, and put tables and picture into docs/."""
-    compared = compare(_profile(options), read_json(options.rows, Rows).unseen)
+    profile, rows = _profile(options), read_json(options.rows, Rows)
+    plannable_ones, random_ones = compare(profile, rows.plannable), compare(profile, rows.unseen)
+    compared = [*plannable_ones, *random_ones]
     plans = read_json(options.plans, PlanRows) if options.plans.is_file() else None
-    tables = [error_sheet(compared), worst_sheet(compared)]
+    tables = [
+        error_sheet("Sub-models that a plan may hold, none of them fitted to", plannable_ones),
+        error_sheet("Random shapes, none of them fitted to", random_ones),
+        worst_sheet(compared),
+    ]
     if plans is not None:
         tables.append(plan_sheet(plans))
     for table in tables:
@@ -95,7 +98,7 @@ def run_report(options: argparse.Namespace) -> None:
 
 def _profile(options: argparse.Namespace) -> DeviceProfile:
     if options.profile:
-        return read_profile(options.profile)
+        return read_profile(str(options.profile))
     rows: list[Row] = read_json(ROWS, Rows).grid
     if not rows:
         raise InputError(f"--profile: expected a profile, as {ROWS} holds no grid to fit instead")
@@ -123,7 +126,7 @@ def main() -> None:
         if name == "measure":
             step.add_argument("--grid", action="store_true", help="measure what a probe would, too")
         else:
-            step.add_argument("--profile", help="what the probe wrote; default: the grid's rows")
+            step.add_argument("--profiles", nargs=2, required=True, help="one per core")
     report = steps.add_parser("report", help=run_report.__doc__)
     report.set_defaults(run=run_report)
     report.add_argument("--profile", help="what the probe wrote; default: the grid's rows")

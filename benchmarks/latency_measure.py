@@ -42,8 +42,10 @@ class Rows(Record, frozen=True):
     machine: dict[str, Any]
     #: Shapes that a fit may see, where no profile is given.
     grid: list[Row]
-    #: Shapes that no fit sees.
+    #: Random shapes that no fit sees.
     unseen: list[Row]
+    #: Shapes that no fit sees and a plan may hold.
+    plannable: list[Row]
 
 
 class _Bursts:

@@ -62,7 +62,7 @@ def short(way: Way) -> str:
     return f"{way.precision}, {way.threads} thread{'s' * (way.threads > 1)}"
 
 
-def error_sheet(compared: Sequence[Compared]) -> Sheet:
+def error_sheet(title: str, compared: Sequence[Compared]) -> Sheet:
     """Errors per way, of all, and of those inside and outside what the profile measured."""
     groups = [("all", list(compared))]
     for way in sorted({one.way for one in compared}):
@@ -72,7 +72,7 @@ def error_sheet(compared: Sequence[Compared]) -> Sheet:
     )
     groups.append(("outside of it", [one for one in compared if one.estimate.outside]))
     return Sheet(
-        "Predicted against measured latency of sub-models that the fit never saw",
+        title,
         ("way of running", "models", "median error", "95th percentile", "largest", "mean",
          "in the stated range"),
         [(name, *_figures(group)) for name, group in groups if group],

@@ -34,12 +34,12 @@ def draw(compared: Sequence[Compared], plans: Sequence[PlanRow]) -> bytes:
                 label=short(way),
             )  # fmt: skip
         _finish(left, "sub-models that the fit never saw: one run, ms")
-        for members in sorted({len(row.members) for row in plans}):
-            group_of = [row for row in plans if len(row.members) == members]
+        for marker, teacher in zip("osD^", sorted({row.teacher for row in plans}), strict=False):
+            group_of = [row for row in plans if row.teacher == teacher]
             right.scatter(
                 [row.measured_ms for row in group_of],
                 [row.predicted_ms for row in group_of],
-                s=24, label=f"{members} devices",
+                s=24, marker=marker, label=teacher,
             )  # fmt: skip
         _finish(right, "whole plans through real agents: client p50, ms")
         figure.savefig(buffer, format="svg", metadata={"Date": None})

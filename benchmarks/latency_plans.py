@@ -1,16 +1,20 @@
-"""Whole plans through real agents: a client's latency against the predicted total.
+"""Whole plans through real agents: a client's latency against the predicted one.
 
-Plans are random, of two or three sub-models that no fit saw, each served by an agent of its own
-with one thread. What the link and the client cost is measured in the same run, with models that
-take next to no time, and goes into the prediction as the profile's link.
+Two devices are what two cores can be: each agent computes on a core of its own, and each core has
+a profile that a probe measured while another one measured the other core. Plans are what the
+planner makes of the two for several teachers and targets. What the link and the client cost is
+measured in the same run, with models that take next to no time, and goes into the profiles.
 """
 
+import json
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +22,30 @@ import numpy as np
 from msgspec import structs
 
 from benchmarks.accuracy_table import Sheet
-from benchmarks.latency_models import PRECISIONS, model_file
-from benchmarks.latency_numbers import PROVIDER
-from benchmarks.latency_shapes import Case, describe, with_precision
+from benchmarks.latency_models import export_all, model_file
+from benchmarks.latency_shapes import Case, describe
 from benchmarks.measure_encoders import others_cpu_s
-from benchmarks.overhead import agents
 from mdp import Client
 from mdp.bench import noise_picture, overhead_ms
 from mdp.bundle import FUSION, MANIFEST, Bundle, Manifest, file_entry, model_path
-from mdp.files import Record, write_json
+from mdp.files import Record, write_json, write_toml
+from mdp.fleet import new_fleet
 from mdp.fusion import FusionWeights, SubsetWeights, listed_subsets
-from mdp.plan import Assignment, Plan, TeacherSpec
+from mdp.plan import Plan
 from mdp.profile import DeviceProfile, Link, Precision
-from partitioner.cost import macs, memory_bytes
-from partitioner.latency import Way, fit_latency, predict
 from partitioner.network import reply_bytes, request_bytes
+from partitioner.planning import PlanOptions, make_planned
+from partitioner.teacher import teacher_spec
 from tests.support.bundles import LABELS, write_bundle
 
-SEED = 8
-#: Members of each plan. Two share two cores with the client; three are more than the cores.
-MEMBERS = (2, 2, 2, 2, 2, 2, 3, 3)
-#: A sub-model that computes less than this is not worth a device.
-_LEAST_MACS = 30_000_000
+#: Targets of each teacher, in milliseconds; those that are refused are left out.
+TARGETS_MS = {
+    "vit_small_patch16_224": (5.0, 8.0, 12.0, 18.0, 27.0, 40.0, 60.0),
+    "vit_tiny_patch16_224": (2.5, 4.0, 6.0, 9.0, 13.0, 20.0),
+}
+#: Each alone and both, as an agent may be asked to serve either.
+PRECISIONS: tuple[tuple[Precision, ...], ...] = (("fp32",), ("fp32", "int8"))
+NUM_CLASSES = 100
 #: Picture sizes whose difference in time tells the link's bandwidth.
 _SMALL, _LARGE = 16, 224
 _DEADLINE_MS = 10_000.0
@@ -50,6 +56,7 @@ class MemberRow(Record, frozen=True):
 
     case: Case
     precision: Precision
+    runtime: str
     predicted_ms: float
     measured_ms: float
 
@@ -57,6 +64,8 @@ class MemberRow(Record, frozen=True):
 class PlanRow(Record, frozen=True):
     """One plan: what was predicted, and what a client waited."""
 
+    teacher: str
+    target_ms: float
     members: list[MemberRow]
     predicted_ms: float
     #: Percentiles of all requests.
@@ -75,67 +84,47 @@ class PlanRows(Record, frozen=True):
     rows: list[PlanRow]
 
 
-Part = tuple[Case, Precision]
-
-
-def random_plans(cases: Sequence[Case], seed: int = SEED) -> list[list[Part]]:
-    """Parts of every plan: different sub-models with the same classes, in random precisions."""
-    rng = np.random.default_rng(seed)
-    cases = [case for case in cases if macs(case.spec, case.num_classes) >= _LEAST_MACS]
-    classes = sorted({case.num_classes for case in cases})
-    plans = []
-    for members in MEMBERS:
-        num_classes = classes[rng.integers(len(classes))]
-        fitting = [case for case in cases if case.num_classes == num_classes]
-        chosen = rng.choice(len(fitting), size=members, replace=False)
-        plans.append([(fitting[i], PRECISIONS[rng.integers(2)]) for i in chosen])
+def make_plans(profiles: Sequence[str], note: Callable[[str], None]) -> list[Plan]:
+    """The plans of all teachers, targets and precisions; the same one only once."""
+    plans: list[Plan] = []
+    for teacher, targets_ms in TARGETS_MS.items():
+        spec = teacher_spec(teacher, {})
+        for target_ms in targets_ms:
+            for precisions in PRECISIONS:
+                options = PlanOptions(latency_ms=target_ms)
+                made = make_planned(spec, profiles, options, NUM_CLASSES, precisions=precisions)
+                plan = made.plan
+                if plan.refused:
+                    note(f"{teacher} within {target_ms:g} ms: refused: {plan.reason}")
+                elif [a.submodel for a in plan.assignments] not in [
+                    [a.submodel for a in other.assignments] for other in plans
+                ]:
+                    plans.append(plan)
     return plans
 
 
-def predicted_plan(profile: DeviceProfile, parts: Sequence[Part]) -> Plan:
-    """The parts as a plan, one device each, with what the cost model predicts."""
-    assignments = []
-    for k, (case, precision) in enumerate(parts):
-        model = fit_latency(profile, Way(precision=precision, provider=PROVIDER, threads=1))
-        spec = with_precision(case, precision)
-        assignments.append(
-            Assignment(
-                k=k,
-                device=f"device-{k}",
-                submodel=spec,
-                predicted_ms=predict(profile, model, spec, case.num_classes),
-                memory_bytes=memory_bytes(spec, case.num_classes),
-                provider=PROVIDER,
-                threads=1,
-                why="drawn at random",
-            )
-        )
-    longest = max(assignment.predicted_ms.total for assignment in assignments)
-    return Plan(
-        teacher=TeacherSpec(name="none", shape=parts[0][0].spec),
-        target_ms=longest,
-        refused=False,
-        reason="",
-        assignments=assignments,
-    )
+def case_of(plan: Plan, k: int) -> Case:
+    """Member k of a plan, as it is exported."""
+    spec = structs.replace(plan.assignments[k].submodel, precision="fp32")
+    return Case(spec=spec, num_classes=NUM_CLASSES)
 
 
-def write_plan_bundle(folder: Path, models: Path, plan: Plan, parts: Sequence[Part]) -> Bundle:
+def write_plan_bundle(folder: Path, models: Path, plan: Plan) -> Bundle:
     """The plan's untrained sub-models as a bundle; its answers mean nothing."""
-    members = range(len(parts))
-    for k, (case, precision) in enumerate(parts):
+    members = range(len(plan.assignments))
+    for k in members:
+        file = model_file(models, case_of(plan, k), plan.assignments[k].submodel.precision)
         (folder / model_path(k)).parent.mkdir(parents=True)
-        shutil.copyfile(model_file(models, case, precision), folder / model_path(k))
-    num_classes = parts[0][0].num_classes
+        shutil.copyfile(file, folder / model_path(k))
     subsets = [
         SubsetWeights(members=s, a=(0.5,) * len(s), b=(1.0 / len(s),) * len(s))
         for s in listed_subsets(members)
     ]
-    write_json(folder / FUSION, FusionWeights(num_classes=num_classes, subsets=subsets))
+    write_json(folder / FUSION, FusionWeights(num_classes=NUM_CLASSES, subsets=subsets))
     paths = [*(model_path(k) for k in members), FUSION]
     manifest = Manifest(
         name="untrained",
-        labels=[f"class-{index}" for index in range(num_classes)],
+        labels=[f"class-{index}" for index in range(NUM_CLASSES)],
         plan=plan,
         files={path: file_entry(folder / path) for path in paths},
         provenance={"made_by": "benchmarks/latency_plans.py"},
@@ -144,14 +133,43 @@ def write_plan_bundle(folder: Path, models: Path, plan: Plan, parts: Sequence[Pa
     return Bundle.open(folder)
 
 
-def measure_link(folder: Path, requests: int) -> Link:
+@contextmanager
+def _agents(bundle: Bundle, folder: Path, cores: dict[str, int]) -> Iterator[Path]:
+    """fleet.toml of a running agent per device, each on a core of its own."""
+    with ExitStack() as stack:
+        addresses = [
+            f"{a.device}={stack.enter_context(_agent(bundle, a.device, cores[a.device]))}"
+            for a in bundle.manifest.plan.assignments
+        ]
+        new_fleet(bundle, addresses, folder / "fleet.toml")
+        yield folder / "fleet.toml"
+
+
+@contextmanager
+def _agent(bundle: Bundle, device: str, core: int) -> Iterator[str]:
+    program = str(Path(sys.executable).parent / "mdp-agent")
+    where = ["--bind", "tcp://127.0.0.1:0", "--threads", "1", "--cpus", str(core), "--json"]
+    command = [program, "run", "--bundle", str(bundle.path), "--device", device, *where]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                event = json.loads(line)
+                if event["event"] == "READY":
+                    yield str(event["address"])
+                    break
+        finally:
+            process.terminate()
+
+
+def measure_link(folder: Path, cores: dict[str, int], requests: int) -> Link:
     """What a call to two agents costs beyond computing, as a link: fixed, and per byte."""
     costs_ms = {}
     for side in (_SMALL, _LARGE):
         where = folder / f"link-{side}"
-        write_bundle(where / "bundle", devices=("device-0", "device-1"), sizes=(side, side))
+        write_bundle(where / "bundle", devices=tuple(cores), sizes=(side, side))
         bundle = Bundle.open(where / "bundle")
-        with agents(bundle, where) as fleet, Client.connect(fleet) as client:
+        with _agents(bundle, where, cores) as fleet, Client.connect(fleet) as client:
             picture = noise_picture(side)
             answers = [client.classify(picture) for _ in range(requests + 10)][10:]
         costs_ms[side] = statistics.median(map(overhead_ms, answers))
@@ -165,14 +183,17 @@ def measure_link(folder: Path, requests: int) -> Link:
 class _Served:
     """A plan whose agents run, and what requests came to so far."""
 
-    def __init__(self, stack: ExitStack, folder: Path, bundle: Bundle) -> None:
-        fleet = stack.enter_context(agents(bundle, folder))
+    def __init__(
+        self, stack: ExitStack, folder: Path, bundle: Bundle, cores: dict[str, int]
+    ) -> None:
+        fleet = stack.enter_context(_agents(bundle, folder, cores))
         self._client = stack.enter_context(Client.connect(fleet))
+        self._plan = bundle.manifest.plan
         # As large as the largest view, so that cutting views is part of what is timed.
-        plan = bundle.manifest.plan
-        self._picture = noise_picture(max(a.submodel.image_size for a in plan.assignments))
+        largest = max(a.submodel.image_size for a in self._plan.assignments)
+        self._picture = noise_picture(largest)
         self.latency_ms: list[float] = []
-        self.compute_ms: list[list[float]] = [[] for _ in plan.assignments]
+        self.compute_ms: list[list[float]] = [[] for _ in self._plan.assignments]
         self.others_cores: list[float] = []
 
     def burst(self, seconds: float) -> None:
@@ -191,22 +212,23 @@ class _Served:
         others_s = others_cpu_s() - others_s - own_ms / 1e3
         self.others_cores.append(max(0.0, others_s / (time.perf_counter() - begin)))
 
-    def row(self, plan: Plan, parts: Sequence[Part]) -> PlanRow:
+    def row(self) -> PlanRow:
         """What the bursts came to."""
         low, middle, high = np.percentile(self.latency_ms, (10, 50, 90))
         return PlanRow(
+            teacher=self._plan.teacher.name,
+            target_ms=self._plan.target_ms,
             members=[
                 MemberRow(
-                    case=case,
-                    precision=precision,
+                    case=case_of(self._plan, k),
+                    precision=assignment.submodel.precision,
+                    runtime=assignment.runtime,
                     predicted_ms=assignment.predicted_ms.compute,
-                    measured_ms=round(statistics.median(compute), 4),
+                    measured_ms=round(statistics.median(self.compute_ms[k]), 4),
                 )
-                for (case, precision), assignment, compute in zip(
-                    parts, plan.assignments, self.compute_ms, strict=True
-                )
+                for k, assignment in enumerate(self._plan.assignments)
             ],
-            predicted_ms=plan.target_ms,
+            predicted_ms=predicted_ms(self._plan),
             measured_ms=round(float(middle), 4),
             p10_ms=round(float(low), 4),
             p90_ms=round(float(high), 4),
@@ -215,35 +237,42 @@ class _Served:
         )
 
 
+def predicted_ms(plan: Plan) -> float:
+    """What a client is predicted to wait for all members."""
+    return max(assignment.predicted_ms.total for assignment in plan.assignments)
+
+
 def measure_plans(
     models: Path,
-    profile: DeviceProfile,
-    cases: Sequence[Case],
+    profiles: Sequence[DeviceProfile],
     *,
     rounds: int,
     seconds: float,
     note: Callable[[str], None],
 ) -> tuple[Link, list[PlanRow]]:
-    """Serve every plan at once, ask them in turns, `rounds` bursts each."""
+    """Serve every plan of `profiles`, one per core, and ask them in turns, `rounds` bursts each."""
+    cores = {profile.name: core for core, profile in enumerate(profiles)}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         note("measuring the link")
-        link = measure_link(folder, requests=400)
-        profile = structs.replace(profile, link=link)
-        parts = random_plans(cases)
-        plans = [predicted_plan(profile, part) for part in parts]
+        link = measure_link(folder, cores, requests=400)
+        paths = []
+        for profile in profiles:
+            paths.append(str(folder / f"{profile.name}.toml"))
+            write_toml(Path(paths[-1]), structs.replace(profile, link=link))
+        plans = make_plans(paths, note)
+        export_all(models, [case_of(p, k) for p in plans for k in range(len(p.assignments))], note)
         served = []
-        for number, (plan, part) in enumerate(zip(plans, parts, strict=True)):
+        for number, plan in enumerate(plans):
             note(f"starting the agents of plan {number + 1} of {len(plans)}")
             where = folder / f"plan-{number}"
-            bundle = write_plan_bundle(where / "bundle", models, plan, part)
-            served.append(_Served(stack, where, bundle))
+            bundle = write_plan_bundle(where / "bundle", models, plan)
+            served.append(_Served(stack, where, bundle, cores))
         for number in range(rounds):
             note(f"round {number + 1} of {rounds}")
             for one in served:
                 one.burst(seconds)
-        rows = zip(served, plans, parts, strict=True)
-        return link, [one.row(plan, part) for one, plan, part in rows]
+        return link, [one.row() for one in served]
 
 
 def plan_sheet(plans: PlanRows) -> Sheet:
@@ -255,19 +284,14 @@ def plan_sheet(plans: PlanRows) -> Sheet:
             for m in row.members
         )
         rows.append(
-            (members, f"{row.measured_ms:.3g}", f"{row.p90_ms:.3g}", f"{row.predicted_ms:.3g}",
-             f"{row.predicted_ms / row.measured_ms - 1:+.1%}")
+            (row.teacher, members, f"{row.measured_ms:.3g}", f"{row.p90_ms:.3g}",
+             f"{row.predicted_ms:.3g}", f"{row.predicted_ms / row.measured_ms - 1:+.1%}")
         )  # fmt: skip
-    for count in sorted({len(row.members) for row in plans.rows}):
-        errors = [
-            abs(row.predicted_ms / row.measured_ms - 1)
-            for row in plans.rows
-            if len(row.members) == count
-        ]
-        text = f"median {np.median(errors):.1%}, 95th percentile {np.percentile(errors, 95):.1%}"
-        rows.append((f"all plans of {count} devices", "", "", "", text))
+    errors = [abs(row.predicted_ms / row.measured_ms - 1) for row in plans.rows]
+    text = f"median {np.median(errors):.1%}, 95th percentile {np.percentile(errors, 95):.1%}"
     return Sheet(
-        "Whole plans through real agents, one thread each: client latency in ms",
-        ("members: measured (predicted) computing in ms", "p50", "p90", "predicted", "error"),
-        rows,
-    )
+        "Whole plans through real agents, each on a core of its own: client latency in ms",
+        ("teacher", "members: measured (predicted) computing in ms", "p50", "p90", "predicted",
+         "error"),
+        [*rows, ("all", "", "", "", "", text)],
+    )  # fmt: skip

@@ -1,5 +1,7 @@
 """The sub-models whose latency is predicted and measured: a grid to fit to, and unseen ones."""
 
+from itertools import pairwise
+
 import numpy as np
 from msgspec import structs
 
@@ -7,6 +9,7 @@ from mdp.files import Record
 from mdp.plan import SubModelSpec
 from mdp.profile import PositiveInt
 from partitioner.cost import macs, tokens
+from partitioner.grid import KERNEL_MULTIPLE, sub_model_grid
 from partitioner.probe_encoders import DESIGN, NUM_CLASSES, design_specs
 
 #: Other shapes than those on which the formula was developed.
@@ -19,6 +22,16 @@ _PATCH_SIZES = (4, 8, 14, 16, 32)
 _HEAD_SIZES = (16, 24, 32, 48, 64)
 _MLP_RATIOS = (2.0, 2.5, 3.0, 4.0)
 _TOKENS, _WIDTHS, _DEPTHS = (15, 260), (40, 640), (1, 12)
+#: Sub-models of each teacher, with its classes, that a plan may hold.
+PLANNABLE = 12
+_TEACHERS = (
+    (SubModelSpec(image_size=224, patch_size=16, embed_dim=384, depth=12, num_heads=6,
+                  mlp_ratio=4.0), 1000),
+    (SubModelSpec(image_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3,
+                  mlp_ratio=4.0), 100),
+    (SubModelSpec(image_size=32, patch_size=4, embed_dim=192, depth=9, num_heads=3,
+                  mlp_ratio=4.0), 10),
+)  # fmt: skip
 
 
 class Case(Record, frozen=True):
@@ -48,6 +61,29 @@ def unseen(count: int = UNSEEN, seed: int = SEED) -> list[Case]:
             continue
         known.add(case.spec)
         found.append(case)
+    return found
+
+
+def plannable(count: int = PLANNABLE, seed: int = SEED) -> list[Case]:
+    """`count` sub-models of each teacher from the grid that the planner searches.
+
+    Evenly over the logarithm of their MACs; none is in `grid`. ViT-S and ViT-Tiny at 224 pixels,
+    and a small teacher for pictures of 32.
+    """
+    rng = np.random.default_rng(seed)
+    known = {case.spec for case in grid()}
+    found = []
+    for teacher, classes in _TEACHERS:
+        cases = [
+            Case(spec=spec, num_classes=classes)
+            for spec in sub_model_grid(teacher)
+            if spec.embed_dim % KERNEL_MULTIPLE["cpu"] == 0 and spec not in known
+        ]
+        size = np.log([macs(case.spec, classes) for case in cases])
+        bounds = np.linspace(size.min(), min(size.max(), np.log(MAX_MACS)), count + 1)
+        for low, high in pairwise(bounds):
+            within = np.flatnonzero((size >= low) & (size <= high))
+            found.append(cases[int(rng.choice(within))])
     return found
 
 

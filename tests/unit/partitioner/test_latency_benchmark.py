@@ -1,5 +1,7 @@
 """The benchmark of predictions: its shapes are unseen, and its errors are what they are called."""
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -8,10 +10,16 @@ pytest.importorskip("torch")
 from benchmarks import latency_numbers, latency_plans, latency_shapes
 from benchmarks.latency_measure import Row
 from mdp.errors import InputError
+from mdp.files import write_toml
+from mdp.plan import SubModelSpec
+from partitioner.grid import sub_model_grid
 from tests.support.latencies import Formula
 
 pytestmark = pytest.mark.torch
 
+VIT_S = SubModelSpec(
+    image_size=224, patch_size=16, embed_dim=384, depth=12, num_heads=6, mlp_ratio=4.0
+)
 TRUTH = Formula(fixed_ms=0.2, layer_ms=0.05, mac_ms=2e-8, value_ms=3e-8, weight_ms=1e-7)
 
 
@@ -43,7 +51,7 @@ def test_errors_are_those_of_the_measurements() -> None:
     rows = [row(case, factor=1.25) for case in latency_shapes.unseen()]
     compared = latency_numbers.compare(profile, rows)
     assert [one.error for one in compared] == pytest.approx([-0.2] * len(rows), abs=0.01)
-    total = latency_numbers.error_sheet(compared).rows[0]
+    total = latency_numbers.error_sheet("", compared).rows[0]
     assert total[:2] == ("all", str(len(rows)))
     assert total[5] == "-20.0%"
 
@@ -54,13 +62,37 @@ def test_a_way_that_the_profile_lacks_is_no_comparison() -> None:
         latency_numbers.compare(profile, [row(latency_shapes.unseen()[0], threads=2)])
 
 
-def test_a_plan_s_prediction_is_its_slowest_member() -> None:
+def test_plannable_sub_models_are_what_the_planner_searches_and_in_no_probe() -> None:
+    cases = latency_shapes.plannable()
+    assert cases == latency_shapes.plannable()
+    assert len({case.spec for case in cases}) == len(cases) == 36
+    assert not {case.spec for case in cases} & {case.spec for case in latency_shapes.grid()}
+    small = [case.spec for case in cases if case.num_classes == 1000]
+    assert set(small) <= set(sub_model_grid(VIT_S))
+    assert max(spec.embed_dim for spec in small) == 384
+
+
+def test_plans_are_of_two_devices_and_predicted_as_their_slowest_member(tmp_path: Path) -> None:
     points = [row(case) for case in latency_shapes.grid()]
-    fp32 = latency_numbers.profile_of(points)
-    int8 = [msgspec.structs.replace(point, precision="int8") for point in fp32.latency]
-    profile = msgspec.structs.replace(fp32, latency=[*fp32.latency, *int8])
-    for parts in latency_plans.random_plans(latency_shapes.unseen()):
-        assert len({case.num_classes for case, _ in parts}) == 1
-        plan = latency_plans.predicted_plan(profile, parts)
+    profile = msgspec.structs.replace(latency_numbers.profile_of(points), threads=1)
+    paths = [str(tmp_path / f"core-{core}.toml") for core in (0, 1)]
+    for path in paths:
+        write_toml(Path(path), msgspec.structs.replace(profile, name=Path(path).stem))
+    said: list[str] = []
+    plans = latency_plans.make_plans(paths, said.append)
+    assert len(plans) >= 6
+    for plan in plans:
+        assert {a.device for a in plan.assignments} == {"core-0", "core-1"}
         totals = [assignment.predicted_ms.total for assignment in plan.assignments]
-        assert plan.target_ms == max(totals) > 0
+        assert max(totals) <= latency_plans.predicted_ms(plan) <= plan.target_ms
+    assert said == []
+
+
+def test_plans_that_are_refused_are_said_and_left_out(tmp_path: Path) -> None:
+    points = [row(case, factor=0.01) for case in latency_shapes.grid()]
+    path = tmp_path / "core-0.toml"
+    profile = msgspec.structs.replace(latency_numbers.profile_of(points), name="core-0")
+    write_toml(path, profile)
+    said: list[str] = []
+    assert latency_plans.make_plans([str(path)], said.append) == []
+    assert said[0].startswith("vit_small_patch16_224 within 5 ms: refused: core-0 runs the teacher")
