@@ -48,6 +48,8 @@ class Wishes:
     load_s: float = 5.0
     #: Seconds that may be spent on measuring disturbed points anew.
     again_s: float = 60.0
+    #: Others are meant to be busy meanwhile, as agents on the same machine will be.
+    shared: bool = False
 
 
 @dataclass(slots=True)
@@ -62,6 +64,7 @@ class Taken:
     load: Load | None = None
     load_run: Run | None = None
     complete: bool = False
+    shared: bool = False
 
     @property
     def points(self) -> list[LatencyPoint]:
@@ -70,8 +73,8 @@ class Taken:
 
     @property
     def busy(self) -> int:
-        """How many points others disturbed."""
-        return sum(map(is_busy, self.measured.values()))
+        """How many points others disturbed, where they were not meant to be busy."""
+        return 0 if self.shared else sum(map(is_busy, self.measured.values()))
 
 
 class Models:
@@ -114,6 +117,7 @@ class Probe:
 
     def run(self, encoders: Sequence[Encoder], num_classes: int, wishes: Wishes) -> None:
         """Measure everything; raises AgentError when nothing can be measured at all."""
+        self.taken.shared = wishes.shared
         here = self._look()
         ways, skipped = backends(here.providers, here.openvino)
         self.taken.versions = here.versions
@@ -131,7 +135,8 @@ class Probe:
             raise AgentError(f"nothing could be measured on this device: {reasons}")
         for number in range(2, wishes.rounds + 1):
             self._repeat(wishes.point_s, f"round {number} of {wishes.rounds}")
-        self._again(wishes)
+        if not wishes.shared:
+            self._again(wishes)
         self._sustain(wishes.load_s)
         self.taken.complete = True
 

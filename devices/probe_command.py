@@ -64,6 +64,10 @@ def probe(
     shapes: Annotated[
         int | None, typer.Option(min=1, max=12, help="Only so many of the quick encoders.")
     ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", help="Others on this machine are meant to be busy meanwhile."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="The profile as JSON on stdout.")] = False,
 ) -> None:
     """Measure this device and write its profile, for mdp-partition plan.
@@ -84,6 +88,7 @@ def probe(
         rounds=rounds,
         load_s=load_s if minutes is None else 60 * minutes,
         again_s=again_s,
+        shared=shared,
     )
     keys = peer_keys(key, peer_key)
     link = None if peer is None else measure_link(peer, keys, insecure=insecure)

@@ -113,6 +113,8 @@ def _provenance(
     )
     busy = taken.busy
     disturbed = f"; {busy} of them while others kept the machine busy" if busy else ""
+    if taken.shared:
+        disturbed = "; beside others on the same machine, as it will be used"
     virtual = ", a virtual machine" if device.virtual else ""
     return {
         "threads": _estimated(f"the most threads that were measured, of {device.cores} cores"),

@@ -74,6 +74,20 @@ def test_a_profile_says_what_was_measured_and_what_was_judged(profile: DevicePro
     assert profile.power_w == 5.0
 
 
+def test_a_shared_machine_s_points_are_said_to_be_measured_beside_others() -> None:
+    device = FakeDevice()
+    device.others_cores = lambda asked: 1.0
+    taken = taken_on(device, shared=True)
+    # Nothing was measured anew, as nothing was disturbed.
+    assert len(device.runs) == taken.planned
+    profile = profile_of(taken, DEVICE, LINK)
+    source = profile.provenance["latency"].source
+    assert source.endswith("; beside others on the same machine, as it will be used")
+    assert profile.probe is not None
+    assert profile.probe.busy_points == 0
+    assert not any("not quiet" in line for line in warnings(profile))
+
+
 def test_the_link_is_what_was_measured_to_four_digits(profile: DeviceProfile) -> None:
     assert (profile.link.round_trip_s, profile.link.bandwidth_bps) == (0.001235, 93_460_000.0)
     source = profile.provenance["link"].source
