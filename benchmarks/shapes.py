@@ -31,15 +31,24 @@ FLEETS: dict[str, tuple[SubModelSpec, ...]] = {
     "large-and-tiny": (vit(16, 8, 192, 6, 3), vit(32, 8, 32, 2, 1), vit(24, 8, 96, 2, 2)),
     "wide-and-narrow": (vit(32, 8, 192, 3, 3), vit(32, 8, 48, 3, 1), vit(16, 8, 96, 4, 2)),
     "many-tokens": (vit(32, 4, 64, 2, 2), vit(24, 4, 96, 3, 2), vit(24, 8, 48, 3, 1)),
+    "same-view": (vit(24, 8, 96, 3, 2),) * 4,
     "views": (vit(24, 8, 96, 3, 2),) * 4,
+    "wider-views": (vit(24, 8, 96, 3, 2),) * 4,
 }  # fmt: skip
-#: Where members do not see the whole square: what a closer look at a part of it is worth.
+#: What members see: the whole square, a closer look at parts of it, or all of them the whole.
 REGIONS: dict[str, tuple[Region, ...]] = {
+    "same-view": (Region(),) * 4,
     "views": (
         Region(),
         Region(left=0.125, top=0.125, right=0.875, bottom=0.875),
         Region(right=0.75, bottom=0.75),
         Region(left=0.25, top=0.25),
+    ),
+    "wider-views": (
+        Region(),
+        Region(left=0.0625, top=0.0625, right=0.9375, bottom=0.9375),
+        Region(right=0.875, bottom=0.875),
+        Region(left=0.125, top=0.125),
     ),
 }
 

@@ -26,6 +26,7 @@ ImageSize = Annotated[int, Meta(ge=4, le=1024)]
 PatchSize = Annotated[int, Meta(ge=1, le=64)]
 Encoding = Literal["raw", "jpeg"]
 TeacherArgument = bool | int | float | str
+Percentile = Annotated[float, Meta(ge=50, le=99.9)]
 
 
 class SubModelSpec(Record, frozen=True):
@@ -90,6 +91,8 @@ class Assignment(Record, frozen=True):
     runtime: RuntimeName = "onnxruntime"
     #: Predicted joules of one picture; None where the profile does not tell the device's power.
     energy_j: NonNegativeFloat | None = None
+    #: Predicted share of pictures that this member is right on alone.
+    accuracy: Fraction | None = None
 
 
 class Replica(Record, frozen=True):
@@ -152,8 +155,16 @@ class Plan(Record, frozen=True):
     replicas: list[Replica] = field(default_factory=list)
     accuracy: PredictedAccuracy | None = None
     #: With this deadline a client hears all members, where latencies are as predicted; a target is
-    #: about the typical answer only.
+    #: about the typical answer only. With a percentile: that share of its answers is complete.
     deadline_ms: PositiveFloat | None = None
+    #: What percentage of the answers is to be complete within the target, the client's own work
+    #: included; None: each member's typical answer is within it.
+    percentile: Percentile | None = None
+    #: Predicted share of answers that are complete within the target with all devices there; only
+    #: with a percentile.
+    on_time: Fraction | None = None
+    #: Classes that it was made for.
+    num_classes: Annotated[int, Meta(ge=2)] | None = None
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:

@@ -33,8 +33,17 @@ class Link(Record, frozen=True):
 
     #: Decimal bits per second, in the slower direction.
     bandwidth_bps: PositiveFloat
-    #: Seconds for an empty message to go there and back.
+    #: Seconds for an empty message to go there and back: the median.
     round_trip_s: NonNegativeFloat
+    #: The 90th percentile of the same.
+    round_trip_p90_s: NonNegativeFloat | None = None
+
+    def __post_init__(self) -> None:
+        if self.round_trip_p90_s is not None and self.round_trip_p90_s < self.round_trip_s:
+            raise ValueError(
+                f"contradicts itself: `round_trip_p90_s` {self.round_trip_p90_s:g} is less than "
+                f"`round_trip_s` {self.round_trip_s:g}"
+            )
 
 
 class LatencyPoint(Record, frozen=True):

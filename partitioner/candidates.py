@@ -13,6 +13,7 @@ from partitioner.accuracy_law import Array
 from partitioner.grid import Choices, words
 from partitioner.latency import LatencyModel, Way, fit_latency, own_way, ways
 from partitioner.network import choose_encoding, network_ms
+from partitioner.spread import TYPICAL, Jitter, Pace, jitter_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,9 @@ class Candidate:
     way: Way
     encoding: Encoding
     predicted_ms: PredictedMs
+    #: How far computing times lie apart, and the link's.
+    sigma: float
+    jitter: Jitter
     memory_bytes: int
     #: None where the profile does not tell the device's power.
     energy_j: float | None
@@ -38,6 +42,14 @@ class Candidate:
     def __str__(self) -> str:
         return words(self.spec, self.region)
 
+    def by_ms(self, pace: Pace) -> float:
+        """When it has answered, at this pace."""
+        ms = self.predicted_ms
+        if pace.typical:
+            return ms.total
+        compute, network, sigma = (np.array([v]) for v in (ms.compute, ms.network, self.sigma))
+        return float(pace.by_ms(compute, network, sigma, self.jitter)[0])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timetable:
@@ -45,6 +57,9 @@ class Timetable:
 
     compute_ms: Array
     network_ms: Array
+    #: Of the logarithm of the computing time.
+    sigma: Array
+    jitter: Jitter
     #: Index of the fastest way; -1 where the device measured none of that precision.
     way: NDArray[np.int64]
     #: Which choices the device can run at all, whatever the target: measured, quick widths, memory.
@@ -55,15 +70,15 @@ class Timetable:
         return Timetable(
             compute_ms=self.compute_ms[rows],
             network_ms=self.network_ms[rows],
+            sigma=self.sigma[rows],
+            jitter=self.jitter,
             way=self.way[rows],
             possible=self.possible[rows],
         )
 
-    @property
-    def total_ms(self) -> Array:
-        """Compute and network, to the microsecond as a plan says it."""
-        total: Array = np.round(np.round(self.compute_ms, 3) + np.round(self.network_ms, 3), 3)
-        return total
+    def by_ms(self, pace: Pace) -> Array:
+        """When each has answered at this pace; typically compute and network, and no more."""
+        return pace.by_ms(self.compute_ms, self.network_ms, self.sigma, self.jitter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,18 +101,25 @@ class Device:
         return self.profile.name
 
     def within(
-        self, target_ms: float, max_energy_j: float | None = None, *, per_view: int | None = None
+        self,
+        target_ms: float,
+        max_energy_j: float | None = None,
+        *,
+        pace: Pace = TYPICAL,
+        per_view: int | None = None,
     ) -> list[Candidate]:
         """What meets the target and, alone, the energy limit; of each view only the best few."""
-        places = self.places(target_ms, max_energy_j)
+        places = self.places(target_ms, max_energy_j, pace)
         if per_view is not None:
             places = self._best_few(places, per_view)
         shared = (self.profile, self.models, self.choices, self.times)
         return [candidate(*shared, place, int(self.rows[place])) for place in places.tolist()]
 
-    def places(self, target_ms: float, max_energy_j: float | None = None) -> NDArray[np.int64]:
+    def places(
+        self, target_ms: float, max_energy_j: float | None = None, pace: Pace = TYPICAL
+    ) -> NDArray[np.int64]:
         """Where in `rows` that is."""
-        met = self.times.total_ms <= target_ms
+        met = self.times.by_ms(pace) <= target_ms
         if max_energy_j is not None:
             power_w = self.profile.power_w or np.inf
             met &= power_w * np.round(self.times.compute_ms, 3) / 1e3 <= max_energy_j
@@ -121,11 +143,14 @@ class Device:
 
 
 def evaluate_device(
-    profile: DeviceProfile, models: tuple[LatencyModel, ...], choices: Choices
+    profile: DeviceProfile,
+    models: tuple[LatencyModel, ...],
+    choices: Choices,
+    pace: Pace = TYPICAL,
 ) -> Device:
     """Cost every choice on a device, run in its fitted ways, and keep the useful ones."""
     table = timetable(profile, models, choices)
-    total_ms = table.total_ms
+    total_ms = table.by_ms(pace)
     order = np.lexsort((np.arange(len(choices)), -choices.capability, total_ms))
     order = order[table.possible[order]]
     best = skyline(order, choices.group, choices.capability)
@@ -173,7 +198,7 @@ def timetable(
     """Cost the choices, or some rows of them, on a device."""
     chosen = np.arange(len(choices)) if rows is None else rows
     compute_ms = np.full(len(chosen), np.inf)
-    way = np.full(len(chosen), -1)
+    way, sigma = np.full(len(chosen), -1), np.zeros(len(chosen))
     for index, model in enumerate(models):
         of_precision = choices.rows_of.get(model.way.precision)
         if of_precision is None:
@@ -182,11 +207,14 @@ def timetable(
         took_ms = model.from_terms(choices.counts[chosen[mine]])
         quicker = took_ms < compute_ms[mine]
         compute_ms[mine[quicker]], way[mine[quicker]] = took_ms[quicker], index
+        sigma[mine[quicker]] = model.spread.sigma(took_ms[quicker])
     fits = choices.memory_bytes[chosen] <= profile.memory_bytes
     possible = (way >= 0) & fits & choices.fast_on(profile)[chosen]
     return Timetable(
         compute_ms=compute_ms,
         network_ms=_network(profile, choices, chosen),
+        sigma=sigma,
+        jitter=jitter_of(profile.link),
         way=way,
         possible=possible,
     )
@@ -241,6 +269,8 @@ def candidate(
         predicted_ms=PredictedMs(
             compute=compute, network=network, total=round(compute + network, 3)
         ),
+        sigma=float(table.sigma[row]),
+        jitter=table.jitter,
         memory_bytes=int(choices.memory_bytes[choice]),
         energy_j=None if power_w is None else round(power_w * compute / 1e3, 6),
         capability=float(choices.capability[choice]),

@@ -18,6 +18,7 @@ from partitioner.accuracy_law import capability_of
 from partitioner.candidates import Candidate, Device
 from partitioner.expectation import Objective, Sums, arrivals
 from partitioner.predictor import Predictor
+from partitioner.spread import TYPICAL, Pace
 
 #: Of each view so many candidates are tried, the most capable that meet the target.
 PER_VIEW = 3
@@ -60,6 +61,9 @@ class Limits:
 
     target_ms: float
     max_energy_j: float | None = None
+    #: By when each member has to have answered, where there are no more than so many members.
+    pace: Pace = TYPICAL
+    most_members: int = MAX_MEMBERS
 
 
 def choose(
@@ -92,7 +96,9 @@ class _Search:
     def __init__(self, devices: Sequence[Device], predictor: Predictor, limits: Limits) -> None:
         self.devices, self.limits = devices, limits
         self.options = [
-            device.within(limits.target_ms, limits.max_energy_j, per_view=PER_VIEW)
+            device.within(
+                limits.target_ms, limits.max_energy_j, pace=limits.pace, per_view=PER_VIEW
+            )
             for device in devices
         ]
         self.objective = Objective(
@@ -180,7 +186,7 @@ class _Search:
 
     def _as_member(self, seats: Seats, sums: Sums, index: int) -> _Valued | None:
         """With a device's best candidate as one more member; None without any that may be."""
-        if len(seats) >= MAX_MEMBERS:
+        if len(seats) >= self.limits.most_members:
             return None
         taken = {seat.candidate.identity for seat in seats}
         spent_j = energy_of(seats)
@@ -222,7 +228,7 @@ class _Search:
         if (index, choice) not in self._runs:
             self._runs[index, choice] = self.devices[index].running(choice)
         run = self._runs[index, choice]
-        if run is None or run.predicted_ms.total > self.limits.target_ms:
+        if run is None or run.by_ms(self.limits.pace) > self.limits.target_ms:
             return None
         if self.limits.max_energy_j is not None and run.energy_j is None:
             return None
@@ -257,7 +263,7 @@ class _Search:
     def _two_again(self, seats: Seats, first: int, second: int) -> _Valued | None:
         """Two devices' parts as members chosen again together."""
         rest = without(without(seats, first), second)
-        if len(rest) + 2 > MAX_MEMBERS:
+        if len(rest) + 2 > self.limits.most_members:
             return None
         taken = {seat.candidate.identity for seat in rest}
         sums = self._summed_up(rest)

@@ -93,9 +93,12 @@ class Objective:
             models={**sums.models, member.model: model},
         )
 
-    def value(self, sums: Sums) -> float:
-        """Expected accuracy."""
-        return float(self._values(self._combined(sums)[:, None])[0])
+    def value(self, sums: Sums, *, at_most_top: bool = False) -> float:
+        """Expected accuracy; `at_most_top`: where no answer counts for more than the teacher's."""
+        combined = self._combined(sums)
+        if at_most_top:
+            combined = np.minimum(combined, 1.0)
+        return float(self._values(combined[:, None])[0])
 
     def with_one_more(
         self, sums: Sums, candidates: Sequence[Candidate], devices: Sequence[int]

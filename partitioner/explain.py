@@ -5,7 +5,6 @@ Pure.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,12 +12,9 @@ from mdp.plan import Plan, Region, SubModelSpec
 from mdp.profile import DeviceProfile
 from partitioner.candidates import Candidate, Device, candidate, timetable
 from partitioner.choose import Limits, Seat
-
-if TYPE_CHECKING:
-    from partitioner.search import Problem
-
-#: Latency after minutes of load, relative to the first minute, from which on it is said.
-SLOWER = 1.1
+from partitioner.latency import sustained_factor
+from partitioner.problem import Problem, predicted_accuracy
+from partitioner.spread import TYPICAL, Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +31,7 @@ def limit_broken(device: Device, c: Candidate, limits: Limits) -> str:
     over_bytes = c.memory_bytes - device.profile.memory_bytes
     if over_bytes > 0:
         return f"would need {over_bytes / 1e6:.1f} MB more memory than there is"
-    over_ms = c.predicted_ms.total - limits.target_ms
+    over_ms = c.by_ms(limits.pace) - limits.target_ms
     if over_ms > 0:
         return f"would be {over_ms:.2f} ms too late"
     if limits.max_energy_j is None:
@@ -47,7 +43,7 @@ def limit_broken(device: Device, c: Candidate, limits: Limits) -> str:
     return ""
 
 
-def next_bigger(device: Device, pick: Candidate) -> Candidate | None:
+def next_bigger(device: Device, pick: Candidate, pace: Pace = TYPICAL) -> Candidate | None:
     """The quickest choice more capable than the pick that sees the same; None if there is none."""
     choices = device.choices
     table = timetable(device.profile, device.models, choices)
@@ -56,17 +52,17 @@ def next_bigger(device: Device, pick: Candidate) -> Candidate | None:
     rows = np.flatnonzero(same)
     if not len(rows):
         return None
-    order = rows[np.lexsort((-choices.capability[rows], table.total_ms[rows]))]
+    order = rows[np.lexsort((-choices.capability[rows], table.by_ms(pace)[rows]))]
     row = int(order[0])
     return candidate(device.profile, device.models, choices, table, row, row)
 
 
-def why(problem: "Problem", seats: Sequence[Seat], k: int, limits: Limits) -> str:
+def why(problem: Problem, seats: Sequence[Seat], k: int, limits: Limits) -> str:
     """One sentence: what was chosen, and which limit the next bigger one would break."""
     seat = seats[k]
     device, pick = problem.devices[seat.device], seat.candidate
-    text = f"{pick} takes {pick.predicted_ms.total:.2f} of {limits.target_ms:g} ms, and "
-    following = next_bigger(device, pick)
+    text = f"{pick} takes {taken(pick, limits)}, and "
+    following = next_bigger(device, pick, limits.pace)
     if following is None:
         return text + "none with this picture size and below the teacher is bigger"
     text += f"the next bigger one with this picture size ({following})"
@@ -80,10 +76,16 @@ def why(problem: "Problem", seats: Sequence[Seat], k: int, limits: Limits) -> st
     return f"{text} would change the expected accuracy by {100 * gain:+.2f} points"
 
 
-def why_replica(problem: "Problem", seats: Sequence[Seat], k: int) -> str:
-    """One sentence about what a further device for a member is worth."""
-    from partitioner.search import predicted_accuracy
+def taken(c: Candidate, limits: Limits) -> str:
+    """What of the target a sub-model takes: typically, or with what is kept for slow answers."""
+    text = f"{c.predicted_ms.total:.2f} of {limits.target_ms:g} ms"
+    if limits.pace.typical:
+        return text
+    return f"{text} typically and {c.by_ms(limits.pace):.2f} with slow answers and the client"
 
+
+def why_replica(problem: Problem, seats: Sequence[Seat], k: int) -> str:
+    """One sentence about what a further device for a member is worth."""
     seat = seats[k]
     alone = Seat(device=seat.device, candidate=seat.candidate)
     without = [*seats[:k], alone, *seats[k + 1 :]]
@@ -98,18 +100,16 @@ def why_replica(problem: "Problem", seats: Sequence[Seat], k: int) -> str:
     )
 
 
-def gain_of(problem: "Problem", seats: Sequence[Seat], k: int, instead: Candidate) -> float:
+def gain_of(problem: Problem, seats: Sequence[Seat], k: int, instead: Candidate) -> float:
     """By how much expected accuracy changes with another candidate in member k's place."""
-    from partitioner.search import predicted_accuracy
-
     changed = Seat(device=seats[k].device, candidate=instead, replicas=seats[k].replicas)
     now = predicted_accuracy(problem, seats).expected
     return predicted_accuracy(problem, [*seats[:k], changed, *seats[k + 1 :]]).expected - now
 
 
-def explain(problem: "Problem", plan: Plan) -> list[Explanation]:
+def explain(problem: Problem, plan: Plan) -> list[Explanation]:
     """For each device why this and not the next bigger one, what limits it, and how sure it is."""
-    limits = problem.limits(plan.target_ms)
+    limits = problem.limits(plan.target_ms, len(plan.assignments))
     seats = seats_of(problem, plan)
     told = [
         Explanation(
@@ -129,7 +129,7 @@ def explain(problem: "Problem", plan: Plan) -> list[Explanation]:
     return told
 
 
-def seats_of(problem: "Problem", plan: Plan) -> list[Seat]:
+def seats_of(problem: Problem, plan: Plan) -> list[Seat]:
     """The seats that a plan of this problem came from, by k."""
     index = {device.name: number for number, device in enumerate(problem.devices)}
     found = []
@@ -147,21 +147,19 @@ def seats_of(problem: "Problem", plan: Plan) -> list[Seat]:
     return found
 
 
-def _choice(problem: "Problem", spec: SubModelSpec, region: Region) -> int:
+def _choice(problem: Problem, spec: SubModelSpec, region: Region) -> int:
     choices = problem.devices[0].choices
     pairs = zip(choices.specs, choices.regions, strict=True)
     return next(row for row, pair in enumerate(pairs) if pair == (spec, region))
 
 
-def _device(problem: "Problem", name: str) -> Device:
+def _device(problem: Problem, name: str) -> Device:
     return next(device for device in problem.devices if device.name == name)
 
 
 def _member_sentences(
-    problem: "Problem", seats: Sequence[Seat], k: int, limits: Limits, why_this: str
+    problem: Problem, seats: Sequence[Seat], k: int, limits: Limits, why_this: str
 ) -> list[str]:
-    from partitioner.search import predicted_accuracy
-
     seat = seats[k]
     device, pick = problem.devices[seat.device], seat.candidate
     alone = problem.predictor.accuracy(pick.capability)
@@ -173,7 +171,7 @@ def _member_sentences(
         f"and worth {100 * worth:.2f} points of the expected accuracy.",
         f"{why_this[0].upper()}{why_this[1:]}.",
     ]
-    following = next_bigger(device, pick)
+    following = next_bigger(device, pick, limits.pace)
     if following is not None:
         gain = gain_of(problem, seats, k, following)
         sentences.append(
@@ -190,13 +188,13 @@ def _limited_by(
     ms = pick.predicted_ms
     shares = (
         f"{ms.compute:.2f} ms compute, {ms.network:.2f} ms network, "
-        f"{limits.target_ms - ms.total:.2f} ms slack"
+        f"{limits.target_ms - pick.by_ms(limits.pace):.2f} ms slack"
     )
     if following is None:
         return f"Limited by nothing but the grid: {shares}."
     if following.memory_bytes > device.profile.memory_bytes:
         return f"Limited by memory: {shares}."
-    if following.predicted_ms.total > limits.target_ms:
+    if following.by_ms(limits.pace) > limits.target_ms:
         by = "network" if ms.network > ms.compute else "compute"
         return f"Limited by {by}: {shares}."
     if limits.max_energy_j is not None:
@@ -233,8 +231,10 @@ def cautions(profile: DeviceProfile) -> list[str]:
             f"During {record.busy_points} of {len(profile.latency)} points others kept it busy, so "
             "it may be faster"
         )
-    load = record.sustained
-    if load is not None and load.last_minute_ms > SLOWER * load.first_minute_ms:
-        more = load.last_minute_ms / load.first_minute_ms - 1
-        said.append(f"After {load.minutes:g} minutes of load it takes {more:.0%} longer")
+    slower = sustained_factor(profile)
+    if record.sustained is not None and slower > 1:
+        said.append(
+            f"After {record.sustained.minutes:g} minutes of load it takes {slower - 1:.0%} longer, "
+            "which is planned with"
+        )
     return said

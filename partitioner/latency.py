@@ -20,12 +20,15 @@ from partitioner.cost import macs
 from partitioner.latency_fit import fit_terms
 from partitioner.latency_terms import Array, dimensions, terms
 from partitioner.network import choose_encoding, network_ms
+from partitioner.spread import Spread, spread_of
 
 #: A formula needs at least this many points.
 MIN_POINTS = 3
 #: A model that is larger in every dimension may be faster by this factor, for points are noisy;
 #: more is a mistake, such as seconds among milliseconds.
 MAX_REVERSED = 5.0
+#: A device that is slower by no more than this after minutes of load is as fast as before.
+SUSTAINED_NOISE = 1.02
 #: Standard deviations to either side within which nine of ten values of a normal spread lie.
 NINE_OF_TEN = 1.645
 
@@ -99,6 +102,11 @@ def spec_of(point: LatencyPoint) -> SubModelSpec:
     )
 
 
+def points_of(profile: DeviceProfile, way: Way) -> list[LatencyPoint]:
+    """The points that were run in this way."""
+    return [point for point in profile.latency if _way_of(point, profile) == way]
+
+
 def matching_points(profile: DeviceProfile, way: Way | None = None) -> list[LatencyPoint]:
     """The points that `way` is fitted to.
 
@@ -107,7 +115,7 @@ def matching_points(profile: DeviceProfile, way: Way | None = None) -> list[Late
     are left or when they contradict each other.
     """
     wanted = way or own_way(profile)
-    points = [point for point in profile.latency if _way_of(point, profile) == wanted]
+    points = points_of(profile, wanted)
     if way is None and len(points) < MIN_POINTS:
         points = [
             point
@@ -181,12 +189,19 @@ class LatencyModel:
     error: float
     #: Smallest and largest of what was measured.
     measured: dict[str, tuple[float, float]]
+    #: How far apart runs of one model lie.
+    spread: Spread
     #: Threads of the points, where the way's own were not measured.
     stand_in_threads: int | None = None
+    #: By how much the device is slower under lasting load than while the points were measured.
+    sustained: float = 1.0
 
     def from_terms(self, counts: Array) -> Array:
-        """Predicted milliseconds `[n]` of shapes whose `terms` are `[n, terms]`, any precision."""
-        predicted: Array = counts @ self.coefficients
+        """Predicted milliseconds `[n]` of shapes whose `terms` are `[n, terms]`, any precision.
+
+        Under lasting load, where the profile tells what that costs.
+        """
+        predicted: Array = counts @ self.coefficients * self.sustained
         return predicted
 
     def predict_many_ms(
@@ -205,7 +220,7 @@ class LatencyModel:
     def estimate(self, spec: SubModelSpec, num_classes: int, batch: int = 1) -> Estimate:
         """The prediction, how sure it is, and in what it extrapolates; raises InputError."""
         milliseconds = self.predict_ms(spec, num_classes, batch)
-        shares = terms([spec], num_classes, batch)[0] / milliseconds
+        shares = terms([spec], num_classes, batch)[0] * self.sustained / milliseconds
         # Of a shape made up as the measured ones are, the first part is all.
         spread = self.error * math.sqrt(1 + float(shares @ self.covariance @ shares))
         return Estimate(
@@ -255,13 +270,30 @@ def fit_latency(profile: DeviceProfile, way: Way | None = None) -> LatencyModel:
         covariance=fitted.covariance,
         error=fitted.error,
         measured=_ranges(specs, batches),
+        spread=spread_of(points),
         stand_in_threads=None if most_threads == wanted.threads else most_threads,
+        sustained=sustained_factor(profile),
     )
 
 
+def sustained_factor(profile: DeviceProfile) -> float:
+    """Latency after minutes of load over that of the first minute; 1 where that is not known.
+
+    It was measured with one encoder run in one way, and is taken to hold for all.
+    """
+    load = None if profile.probe is None else profile.probe.sustained
+    if load is None:
+        return 1.0
+    factor = load.last_minute_ms / load.first_minute_ms
+    return factor if factor > SUSTAINED_NOISE else 1.0
+
+
 def relative_errors(model: LatencyModel, points: Sequence[LatencyPoint]) -> list[float]:
-    """Predicted over measured minus one, for each point."""
-    return [model.predict_ms(spec_of(p), 0, p.batch) / p.latency_ms - 1 for p in points]
+    """Predicted over measured minus one, for each point, which no lasting load slowed down."""
+    return [
+        model.predict_ms(spec_of(p), 0, p.batch) / model.sustained / p.latency_ms - 1
+        for p in points
+    ]
 
 
 def predict(

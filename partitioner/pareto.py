@@ -2,21 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mdp.errors import InputError, PlanRefused
 from mdp.plan import Plan, PredictedAccuracy
-from partitioner.choose import LEAST_GAIN, Seats, choose
-from partitioner.search import (
-    Problem,
-    latency_ms,
-    make_of_seats,
-    nothing_fits,
-    predicted_accuracy,
-    rounded_up,
-)
+from partitioner.choose import LEAST_GAIN, Limits, Seats
+from partitioner.problem import Problem, latency_ms, predicted_accuracy
+from partitioner.search import make_of_seats, nothing_fits, rounded_up, seats_within
+from partitioner.spread import Pace
 
 #: How many latency targets a Pareto list is made of, at most.
 PARETO_TARGETS = 16
@@ -43,26 +38,29 @@ def plan_with_accuracy(problem: Problem, floor: float, limit_ms: float | None = 
         raise InputError(f"expected an accuracy floor above 0 and below 1, got {floor:g}")
     targets = _targets(problem, limit_ms)
     if not targets:
-        raise PlanRefused(nothing_fits(problem, problem.limits(limit_ms or 1.0)))
-    known: dict[int, tuple[Seats, float]] = {}
+        raise PlanRefused(nothing_fits(problem, limit_ms or 1.0))
+    known: dict[int, tuple[Seats, Limits, float]] = {}
 
     def reaches(index: int) -> bool:
         if index not in known:
-            seats, _ = choose(problem.devices, problem.predictor, problem.limits(targets[index]))
-            known[index] = (seats, predicted_accuracy(problem, seats).expected if seats else 0.0)
-        return known[index][1] >= floor
+            seats, limits = seats_within(problem, targets[index])
+            expected = predicted_accuracy(problem, seats).expected if seats else 0.0
+            known[index] = (seats, limits, expected)
+        return known[index][2] >= floor
 
     low, high = 0, len(targets) - 1
     if not reaches(high):
         raise PlanRefused(
             f"no plan reaches an expected accuracy of {floor:.2%}; the most accurate one within "
-            f"{rounded_up(targets[high]):g} ms is predicted to reach {known[high][1]:.2%}"
+            f"{rounded_up(targets[high]):g} ms is predicted to reach {known[high][2]:.2%}"
         )
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if reaches(middle) else (middle + 1, high)
-    slowest = max(latency_ms(seat) for seat in known[high][0])
-    return make_of_seats(problem, known[high][0], problem.limits(rounded_up(slowest)), floor)
+    seats, limits, _ = known[high]
+    slowest = max(latency_ms(seat, limits.pace) for seat in seats)
+    kept = replace(limits, target_ms=rounded_up(slowest))
+    return make_of_seats(problem, seats, kept, floor)
 
 
 def pareto(problem: Problem, limit_ms: float | None = None) -> list[ParetoPoint]:
@@ -70,10 +68,10 @@ def pareto(problem: Problem, limit_ms: float | None = None) -> list[ParetoPoint]
     points: list[ParetoPoint] = []
     start: Seats = ()
     for target_ms in _spread(_targets(problem, limit_ms)):
-        start, _ = choose(problem.devices, problem.predictor, problem.limits(target_ms), start)
+        start, limits = seats_within(problem, target_ms, start)
         if not start:
             continue
-        point = _point(problem, start)
+        point = _point(problem, start, limits.pace)
         if not points or point.accuracy.expected > points[-1].accuracy.expected + LEAST_GAIN:
             points.append(point)
     return points
@@ -81,11 +79,12 @@ def pareto(problem: Problem, limit_ms: float | None = None) -> list[ParetoPoint]
 
 def _targets(problem: Problem, limit_ms: float | None) -> list[float]:
     """Every latency at which one more candidate becomes possible, ascending."""
+    limits = problem.limits(math.inf if limit_ms is None else limit_ms)
     return sorted(
         {
-            c.predicted_ms.total
+            c.by_ms(limits.pace)
             for device in problem.devices
-            for c in device.within(math.inf if limit_ms is None else limit_ms, problem.max_energy_j)
+            for c in device.within(limits.target_ms, limits.max_energy_j, pace=limits.pace)
         }
     )
 
@@ -99,11 +98,11 @@ def _spread(targets: Sequence[float]) -> list[float]:
     return [targets[i] for i in sorted(set(np.minimum(indices, len(targets) - 1).tolist()))]
 
 
-def _point(problem: Problem, seats: Seats) -> ParetoPoint:
+def _point(problem: Problem, seats: Seats, pace: Pace) -> ParetoPoint:
     energies = [seat.candidate.energy_j for seat in seats]
     known = [energy for energy in energies if energy is not None]
     return ParetoPoint(
-        latency_ms=max(latency_ms(seat) for seat in seats),
+        latency_ms=max(latency_ms(seat, pace) for seat in seats),
         accuracy=predicted_accuracy(problem, seats),
         members=len(seats),
         replicas=sum(len(seat.replicas) for seat in seats),

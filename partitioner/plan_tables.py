@@ -17,12 +17,7 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
     console.print(_plan_table(planned.plan))
     _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
     if planned.plan.deadline_ms is not None and not planned.plan.refused:
-        console.print(
-            f"ask with a deadline of {planned.plan.deadline_ms:g} ms or more: the "
-            "target is about the typical answer",
-            soft_wrap=True,
-            highlight=False,
-        )
+        console.print(_deadline(planned.plan), soft_wrap=True, highlight=False)
     for name, reason in planned.plan.left_out.items():
         console.print(f"left out: {name}: {reason}", soft_wrap=True, highlight=False)
     for device in planned.problem.devices:
@@ -34,6 +29,17 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
         _print_explanation(console, told)
     if planned.pareto:
         console.print(_pareto_table(planned.pareto))
+
+
+def _deadline(plan: Plan) -> str:
+    """Which deadline goes with the target, and what it promises."""
+    text = f"ask with a deadline of {plan.deadline_ms:g} ms or more: "
+    if plan.percentile is None or plan.on_time is None:
+        return text + "the target is about the typical answer"
+    return (
+        f"{text}{plan.on_time:.1%} of the answers are predicted to be complete within "
+        f"{plan.target_ms:g} ms, with all devices there ({plan.percentile:g} % were asked for)"
+    )
 
 
 def _plan_table(plan: Plan) -> Table:

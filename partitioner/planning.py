@@ -18,7 +18,8 @@ from partitioner.deadline import deadline_ms
 from partitioner.explain import Explanation, explain
 from partitioner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.predictor import FittedLaw, fit, predictor_for, shipped_law
-from partitioner.search import FP32, Problem, make_problem, plan_within
+from partitioner.problem import FP32, Problem, make_problem
+from partitioner.search import plan_within
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
@@ -28,6 +29,13 @@ class PlanOptions(Record, frozen=True):
 
     latency_ms: Annotated[
         float | None, Meta(description="Target of one answer, in milliseconds")
+    ] = None
+    percentile: Annotated[
+        float | None,
+        Meta(
+            description="What percentage of the answers is to be complete within the target, for "
+            "instance 95; default: each member's typical answer is within it"
+        ),
     ] = None
     min_accuracy: Annotated[
         float | None,
@@ -61,6 +69,10 @@ class PlanOptions(Record, frozen=True):
         ):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"{option}: expected a number above 0, got {value:g}")
+        if self.percentile is not None and not 50 <= self.percentile <= 99.9:
+            raise InputError(
+                f"--percentile: expected a number from 50 to 99.9, got {self.percentile:g}"
+            )
         for option, value in (
             ("--min-accuracy", self.min_accuracy),
             ("--teacher-accuracy", self.teacher_accuracy),
@@ -132,6 +144,7 @@ def make_planned(
         ),
         precisions=precisions,
         max_energy_j=options.max_energy_j,
+        percentile=options.percentile,
     )
     plan = _searched(problem, options)
     return Planned(

@@ -6,49 +6,27 @@ that one device could do alone.
 """
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mdp.errors import InputError, PlanRefused
-from mdp.plan import (
-    Assignment,
-    Plan,
-    PredictedAccuracy,
-    Replica,
-    SingleDevice,
-    TeacherSpec,
-)
+from mdp.plan import Assignment, Plan, Replica, TeacherSpec
 from mdp.profile import DeviceProfile, Precision
-from partitioner.accuracy_law import Member, capability_of, together
-from partitioner.candidates import Candidate, Device, evaluate_device, fitted_ways
+from partitioner.candidates import Candidate, Device
 from partitioner.choose import LEAST_GAIN, Limits, Seat, Seats, choose
-from partitioner.expectation import Objective, exact_arrivals
-from partitioner.grid import make_choices
-from partitioner.predictor import Predictor, predictor_for, shipped_law
+from partitioner.explain import limit_broken, why, why_replica
+from partitioner.predictor import Predictor
+from partitioner.problem import (
+    FP32,
+    Problem,
+    availability,
+    make_problem,
+    predicted_accuracy,
+    share_complete,
+)
+from partitioner.single import reason_to_refuse, single_device
 
 #: Availabilities closer than one step count as equal when the boosting order is made.
 AVAILABILITY_STEP = 0.05
-#: A plan has to be predicted to be more accurate than one device by more than this share of the
-#: pictures, half of what tables show.
-LEAST_LEAD = 5e-4
-FP32: tuple[Precision, ...] = ("fp32",)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """Everything that a search needs, counted and fitted once for all its targets."""
-
-    teacher: TeacherSpec
-    predictor: Predictor
-    devices: tuple[Device, ...]
-    #: Each device with the teacher itself as its only choice, so far as its memory allows.
-    with_teacher: tuple[Device, ...]
-    max_energy_j: float | None
-
-    def limits(self, target_ms: float) -> Limits:
-        """The limits of a plan for this target."""
-        return Limits(target_ms=target_ms, max_energy_j=self.max_energy_j)
 
 
 def make_plan(
@@ -60,6 +38,7 @@ def make_plan(
     predictor: Predictor | None = None,
     precisions: Sequence[Precision] = FP32,
     max_energy_j: float | None = None,
+    percentile: float | None = None,
 ) -> Plan:
     """Assign sub-models to devices so that expected accuracy within `target_ms` is highest.
 
@@ -75,46 +54,47 @@ def make_plan(
         predictor=predictor,
         precisions=precisions,
         max_energy_j=max_energy_j,
+        percentile=percentile,
     )
     return plan_within(problem, target_ms)
-
-
-def make_problem(
-    teacher: TeacherSpec,
-    profiles: Sequence[DeviceProfile],
-    *,
-    num_classes: int = 1000,
-    predictor: Predictor | None = None,
-    precisions: Sequence[Precision] = FP32,
-    max_energy_j: float | None = None,
-) -> Problem:
-    """Cost every choice on every device; raises InputError for unusable arguments."""
-    _check(profiles, num_classes, max_energy_j)
-    if predictor is None:
-        predictor = predictor_for(shipped_law(), teacher.shape, num_classes=num_classes)
-    choices = make_choices(teacher.shape, predictor, precisions)
-    whole = make_choices(teacher.shape, predictor, precisions, shapes=[teacher.shape])
-    # The order in which profiles are named must not matter.
-    ordered = sorted(profiles, key=lambda profile: profile.name)
-    fitted = [(profile, fitted_ways(profile, precisions)) for profile in ordered]
-    return Problem(
-        teacher=teacher,
-        predictor=predictor,
-        devices=tuple(evaluate_device(*device, choices) for device in fitted),
-        with_teacher=tuple(evaluate_device(*device, whole) for device in fitted),
-        max_energy_j=max_energy_j,
-    )
 
 
 def plan_within(problem: Problem, target_ms: float, start: Seats = ()) -> Plan:
     """The plan for one target; raises InputError and PlanRefused as `make_plan` does."""
     if not (math.isfinite(target_ms) and target_ms > 0):
         raise InputError(f"expected a latency target above 0 ms, got {target_ms}")
-    limits = problem.limits(target_ms)
-    seats, _ = choose(problem.devices, problem.predictor, limits, start)
+    seats, limits = seats_within(problem, target_ms, start)
     if not seats:
-        raise PlanRefused(nothing_fits(problem, limits))
+        raise PlanRefused(nothing_fits(problem, target_ms))
     return make_of_seats(problem, seats, limits)
+
+
+def seats_within(problem: Problem, target_ms: float, start: Seats = ()) -> tuple[Seats, Limits]:
+    """The best seats found for one target, and the limits that they keep.
+
+    With a percentile, the fewer members there are the later may each of them be.
+    """
+    seats: Seats = ()
+    value, limits = 0.0, problem.limits(target_ms)
+    for members in _member_counts(problem):
+        tried = problem.limits(target_ms, members)
+        # A start was found at the pace of as many members as there can be.
+        begin = start if tried.pace.typical else ()
+        found, worth = choose(problem.devices, problem.predictor, tried, begin)
+        if found and worth > value:
+            seats, value, limits = found, worth, tried
+    if problem.percentile is not None and 0 < len(seats) < limits.most_members:
+        limits = problem.limits(target_ms, len(seats))
+        seats, _ = choose(problem.devices, problem.predictor, limits, seats)
+    return seats, limits
+
+
+def _member_counts(problem: Problem) -> list[int]:
+    """How many members to plan for at most: as many as can be, then always half as many."""
+    counts = [problem.most_members]
+    while problem.percentile is not None and counts[-1] > 1:
+        counts.append(counts[-1] // 2)
+    return counts
 
 
 def make_of_seats(problem: Problem, seats: Seats, limits: Limits, floor: float = 0.0) -> Plan:
@@ -122,12 +102,10 @@ def make_of_seats(problem: Problem, seats: Seats, limits: Limits, floor: float =
 
     A device that runs the teacher does as well if its expected accuracy is at least `floor`.
     """
-    from partitioner.explain import why, why_replica
-
     ordered = sorted(seats, key=lambda seat: _boosting_order(problem, seat))
     accuracy = predicted_accuracy(problem, ordered)
-    single = _single_device(problem, limits)
-    reason = _reason_to_refuse(problem, ordered, accuracy, single, limits, floor)
+    single = single_device(problem, limits)
+    reason = reason_to_refuse(problem, ordered, accuracy, single, limits, floor)
     return Plan(
         teacher=problem.teacher,
         target_ms=limits.target_ms,
@@ -145,12 +123,12 @@ def make_of_seats(problem: Problem, seats: Seats, limits: Limits, floor: float =
             for device, run in seat.replicas
         ],
         accuracy=accuracy,
+        percentile=problem.percentile,
+        on_time=None
+        if problem.percentile is None
+        else round(share_complete(problem, ordered, limits.target_ms), 4),
+        num_classes=problem.predictor.num_classes,
     )
-
-
-def latency_ms(seat: Seat) -> float:
-    """Milliseconds of a member's answer, by the slowest of those who serve it."""
-    return max(c.predicted_ms.total for c in (seat.candidate, *(c for _, c in seat.replicas)))
 
 
 def rounded_up(value_ms: float) -> float:
@@ -158,109 +136,11 @@ def rounded_up(value_ms: float) -> float:
     return math.ceil(round(value_ms * 10, 6)) / 10
 
 
-def predicted_accuracy(problem: Problem, seats: Sequence[Seat]) -> PredictedAccuracy:
-    """With every member in, and expected over which devices are there, counted exactly."""
-    predictor = problem.predictor
-    members = [
-        Member(capability=s.candidate.capability, view=s.candidate.view, model=s.candidate.model)
-        for s in seats
-    ]
-    there = [availability(problem, seat) for seat in seats]
-    served = [(seat.candidate, [k]) for k, seat in enumerate(seats)]
-    objective = Objective(
-        predictor.law, capability_of(predictor.teacher_accuracy), exact_arrivals(there)
-    )
-    return PredictedAccuracy(
-        all_in=predictor.accuracy(together(predictor.law, members)),
-        expected=objective.value(objective.sums(served)),
-        typical_error=min(predictor.typical_error, 1.0),
-    )
-
-
-def availability(problem: Problem, seat: Seat) -> float:
-    """Share of the time in which someone serves this member."""
-    away = [1 - problem.devices[device].profile.availability for device in seat.devices]
-    return 1 - math.prod(away)
-
-
-def _check(profiles: Sequence[DeviceProfile], num_classes: int, max_energy_j: float | None) -> None:
-    if num_classes < 2:
-        raise InputError(f"expected at least 2 classes, got {num_classes}")
-    if not profiles:
-        raise InputError("expected at least 1 profile, got 0")
-    repeated = [name for name, n in Counter(p.name for p in profiles).items() if n > 1]
-    if repeated:
-        raise InputError(f"expected every profile once, got {', '.join(repeated)} repeatedly")
-    if max_energy_j is not None and not (math.isfinite(max_energy_j) and max_energy_j > 0):
-        raise InputError(f"expected an energy limit above 0 J, got {max_energy_j:g}")
-
-
 def _boosting_order(problem: Problem, seat: Seat) -> tuple[float, float, str]:
     """f_0 carries most: the most dependable member first, then the most capable."""
     dependable = round(availability(problem, seat) / AVAILABILITY_STEP)
     name = problem.devices[seat.device].name
     return (-dependable, -seat.candidate.capability, name)
-
-
-def _single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
-    """The fastest device that runs the teacher in time, else the most accurate of any alone."""
-    alone = [
-        (c.predicted_ms.total, device.name, c)
-        for device in problem.with_teacher
-        for c in device.within(limits.target_ms, limits.max_energy_j)
-    ]
-    is_teacher = bool(alone)
-    if not alone:
-        alone = [
-            (-c.capability, device.name, c)
-            for device in problem.devices
-            for c in device.within(limits.target_ms, limits.max_energy_j, per_view=1)
-        ]
-    if not alone:
-        return None
-    _, name, best = min(alone, key=lambda entry: (entry[0], entry[2].predicted_ms.total, entry[1]))
-    return SingleDevice(
-        device=name,
-        submodel=best.spec,
-        predicted_ms=best.predicted_ms,
-        is_teacher=is_teacher,
-        accuracy=problem.predictor.accuracy(best.capability),
-    )
-
-
-def _reason_to_refuse(
-    problem: Problem,
-    seats: Sequence[Seat],
-    accuracy: PredictedAccuracy,
-    single: SingleDevice | None,
-    limits: Limits,
-    floor: float,
-) -> str:
-    """Why one device does at least as well, or an empty text."""
-    if single is None or single.accuracy is None:
-        return ""
-    there = next(d for d in problem.devices if d.name == single.device).profile.availability
-    if single.is_teacher and there * single.accuracy >= floor:
-        quantised = (
-            "" if single.submodel.precision == "fp32" else f" in {single.submodel.precision}"
-        )
-        return (
-            f"{single.device} runs the teacher itself{quantised} in "
-            f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
-        )
-    able = [d for d in problem.devices if len(d.places(limits.target_ms, limits.max_energy_j))]
-    if len(able) == 1:
-        return f"only {able[0].name} can take part, so there is nothing to run in parallel"
-    if (
-        accuracy.all_in <= single.accuracy + LEAST_LEAD
-        and accuracy.expected <= there * single.accuracy + LEAST_LEAD
-    ):
-        return (
-            f"{single.device} alone is predicted to be right on {single.accuracy:.2%} in "
-            f"{single.predicted_ms.total:.1f} ms, and all {len(seats)} members together on "
-            f"{accuracy.all_in:.2%}"
-        )
-    return ""
 
 
 def _assignment(problem: Problem, k: int, seat: Seat, why: str) -> Assignment:
@@ -278,6 +158,7 @@ def _assignment(problem: Problem, k: int, seat: Seat, why: str) -> Assignment:
         encoding=c.encoding,
         runtime=c.way.runtime,
         energy_j=c.energy_j,
+        accuracy=problem.predictor.accuracy(c.capability),
     )
 
 
@@ -304,7 +185,7 @@ def _left_out(problem: Problem, seats: Sequence[Seat], limits: Limits) -> dict[s
     for index, device in enumerate(problem.devices):
         if index in busy:
             continue
-        places = device.places(limits.target_ms, limits.max_energy_j)
+        places = device.places(limits.target_ms, limits.max_energy_j, limits.pace)
         identities = set(device.choices.identity[device.rows[places]].tolist())
         if not identities:
             reasons[device.name] = why_left_out(device, limits)
@@ -319,8 +200,6 @@ def _left_out(problem: Problem, seats: Sequence[Seat], limits: Limits) -> dict[s
 
 def why_left_out(device: Device, limits: Limits) -> str:
     """Why a device has no part: its quickest choice, and the limit which that breaks."""
-    from partitioner.explain import limit_broken
-
     c = device.quickest
     return (
         f"even {c} {limit_broken(device, c, limits)} ({c.predicted_ms.compute:.2f} ms compute, "
@@ -328,24 +207,25 @@ def why_left_out(device: Device, limits: Limits) -> str:
     )
 
 
-def nothing_fits(problem: Problem, limits: Limits) -> str:
+def nothing_fits(problem: Problem, target_ms: float) -> str:
     """One line that names the nearest targets which could be met."""
+    alone, pair = problem.limits(target_ms, 1), problem.limits(target_ms, 2)
     able = [
-        (quickest, device.name)
+        (min(c.by_ms(alone.pace) for c in options), device.name, options)
         for device in problem.devices
-        if (options := device.within(math.inf, limits.max_energy_j))
-        for quickest in [min(c.predicted_ms.total for c in options)]
+        if (options := device.within(math.inf, alone.max_energy_j))
     ]
     if not able:
-        reasons = "; ".join(f"{d.name}: {why_left_out(d, limits)}" for d in problem.devices)
-        if limits.max_energy_j is not None and any(len(d.rows) for d in problem.devices):
-            return f"no device can answer with {limits.max_energy_j:g} J ({reasons})"
+        reasons = "; ".join(f"{d.name}: {why_left_out(d, alone)}" for d in problem.devices)
+        if alone.max_energy_j is not None and any(len(d.rows) for d in problem.devices):
+            return f"no device can answer with {alone.max_energy_j:g} J ({reasons})"
         return f"no device has the memory for a sub-model ({reasons})"
-    able.sort()
+    able.sort(key=lambda entry: entry[:2])
     text = (
-        f"no device can answer within {limits.target_ms:g} ms; the nearest target that could be "
+        f"no device can answer within {target_ms:g} ms; the nearest target that could be "
         f"met is {rounded_up(able[0][0]):g} ms, by {able[0][1]}"
     )
     if len(able) > 1:
-        text += f", and two devices can take part from {rounded_up(able[1][0]):g} ms on"
+        both = sorted(min(c.by_ms(pair.pace) for c in options) for *_, options in able)[1]
+        text += f", and two devices can take part from {rounded_up(both):g} ms on"
     return text

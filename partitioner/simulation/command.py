@@ -17,6 +17,7 @@ from mdp.fusion import Fusion
 from mdp.plan import Plan, read_plan
 from mdp.profile import DeviceProfile, read_profile, shipped_profiles
 from partitioner.options import takes
+from partitioner.predictor import shipped_law
 from partitioner.progress import Progress
 from partitioner.simulation.models import Load, LogNormal, Scenario
 from partitioner.simulation.questions import (
@@ -35,11 +36,11 @@ from partitioner.simulation.setup import (
     device_models,
     parts_of,
 )
-from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedWhole, Worth
+from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedSubsets, Worth
 
 #: Of a fleet with more devices, losing each is not tried unless asked for.
 MOST_LOST = 16
-#: Classes that a plan is taken to be for, as `mdp-partition plan` does.
+#: Classes that a plan is taken to be for which does not tell, as `mdp-partition plan` does.
 _PLAN_CLASSES = 1000
 PLOT_KINDS = ("svg", "png")
 
@@ -137,7 +138,7 @@ def simulate(
         load=load,
         deadline_ms=deadline_ms[0],
         seed=seed,
-        before=LogNormal(median_s=assumed.before_ms / 1e3),
+        before=LogNormal(median_s=assumed.before_ms * len(subject.plan.assignments) / 1e3),
         after_s=assumed.after_ms / 1e3,
         late_s=assumed.late_ms / 1e3,
         detect_s=assumed.detect_s,
@@ -173,7 +174,7 @@ def _check(option: str, value: float) -> None:
 
 
 def _plot_kind(plot: Path | None) -> str:
-    kind = "svg" if plot is None else plot.suffix.removeprefix(".")
+    kind = "svg" if plot is None else plot.suffix.lower().removeprefix(".")
     if kind not in PLOT_KINDS:
         raise InputError(f"--plot: expected a name that ends in .svg or .png, got {plot}")
     return kind
@@ -195,8 +196,8 @@ def _subject(
         return _Subject(
             name=str(plan),
             plan=chosen,
-            num_classes=_PLAN_CLASSES,
-            worth=PredictedWhole(chosen),
+            num_classes=chosen.num_classes or _PLAN_CLASSES,
+            worth=PredictedSubsets(chosen, shipped_law().law),
         )
     assert bundle is not None
     opened = Bundle.open(bundle)

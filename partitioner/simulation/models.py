@@ -20,8 +20,6 @@ from mdp.errors import InputError
 #: A lost packet is sent again by TCP after at least this long, doubled each time (Linux's
 #: TCP_RTO_MIN): over a link that loses packets, messages are late and not lost.
 RETRANSMIT_S = 0.2
-#: A standard normal variable is below minus or above plus this with a probability of 10 % each.
-_Z90 = 1.2815515655446004
 _FIRST_BLOCK, _LARGEST_BLOCK = 64, 4096
 
 
@@ -133,11 +131,6 @@ class Scenario:
         for device in self.devices:
             members.setdefault(device.k, []).append(device.name)
         return dict(sorted(members.items()))
-
-
-def sigma_of(p10_ms: float, p90_ms: float) -> float:
-    """Sigma of the log-normal distribution with these 10th and 90th percentiles."""
-    return math.log(p90_ms / p10_ms) / (2 * _Z90)
 
 
 def generator(seed: int, name: str, purpose: str) -> Generator:

@@ -12,19 +12,23 @@ from mdp.errors import InputError
 from mdp.files import Record
 from mdp.plan import Assignment, Encoding, Plan, PredictedMs, Replica
 from mdp.profile import DeviceProfile
-from partitioner.latency import fit_latency, own_way, predict
+from partitioner.latency import Way, fit_latency, own_way, points_of, predict
 from partitioner.network import network_ms, reply_bytes, request_bytes
 from partitioner.simulation.models import (
     DeviceModel,
     Jittered,
     LogNormal,
     SlowSpells,
-    sigma_of,
 )
-
-#: Of the logarithm of a computation's time, where a profile has no 10th and 90th percentiles: a
-#: 90th percentile some 14 % above the median, as small encoders on a shared server core had.
-ASSUMED_SIGMA = 0.1
+from partitioner.spread import (
+    ASSUMED_JITTER_MS,
+    ASSUMED_SIGMA,
+    CLIENT_FUSE_MS,
+    CLIENT_SEND_MS,
+    TWO_MEDIAN,
+    jitter_of,
+    spread_of,
+)
 
 Milliseconds = Annotated[float, Meta(ge=0, le=3.6e6)]
 Seconds = Annotated[float, Meta(gt=0, le=1e9)]
@@ -45,9 +49,16 @@ class Assumptions(Record, frozen=True):
         ]
         | None
     ) = None
-    jitter_ms: Annotated[
-        Milliseconds, Meta(description="Mean of the random delay of each message, exponential")
-    ] = 0.1
+    jitter_ms: (
+        Annotated[
+            Milliseconds,
+            Meta(
+                description="Mean of the random delay of each message, exponential; default: from "
+                f"the link's 90th percentile, else {ASSUMED_JITTER_MS:g}"
+            ),
+        ]
+        | None
+    ) = None
     loss: Annotated[
         float,
         Meta(ge=0, le=0.5, description="Share of messages with a lost packet, which TCP repeats"),
@@ -71,9 +82,12 @@ class Assumptions(Record, frozen=True):
         float, Meta(ge=1, le=1e4, description="How much longer computing takes in a slow spell")
     ] = 3.0
     before_ms: Annotated[
-        Milliseconds, Meta(description="What the client needs to cut and send a picture")
-    ] = 0.2
-    after_ms: Annotated[Milliseconds, Meta(description="What the client needs to fuse")] = 0.1
+        Milliseconds,
+        Meta(description="What the client needs to cut and send a picture, for each sub-model"),
+    ] = CLIENT_SEND_MS
+    after_ms: Annotated[Milliseconds, Meta(description="What the client needs to fuse")] = (
+        CLIENT_FUSE_MS
+    )
     late_ms: Annotated[
         Milliseconds,
         Meta(description="How late the client notices a deadline, which it sleeps towards"),
@@ -101,7 +115,7 @@ def device_models(
         )
     models = []
     for part in parts:
-        image_size = plan.assignments[part.k].submodel.image_size
+        spec = plan.assignments[part.k].submodel
         for copy in range(copies):
             models.append(
                 device_model(
@@ -109,7 +123,13 @@ def device_models(
                     name=part.device if copy == 0 else f"{part.device}/{copy + 1}",
                     k=part.k,
                     predicted=part.predicted_ms,
-                    image_size=image_size,
+                    way=Way(
+                        precision=spec.precision,
+                        runtime=part.runtime,
+                        provider=part.provider,
+                        threads=part.threads,
+                    ),
+                    image_size=spec.image_size,
                     encoding=part.encoding,
                     num_classes=num_classes,
                     assumed=assumed,
@@ -129,6 +149,7 @@ def device_model(
     name: str,
     k: int,
     predicted: PredictedMs,
+    way: Way,
     image_size: int,
     encoding: Encoding,
     num_classes: int,
@@ -140,6 +161,12 @@ def device_model(
     # What the network costs beyond its bytes: the round trip, and coding where JPEG travels.
     bytes_ms = (sent + received) * 8e3 / link.bandwidth_bps
     trip_ms = network_ms(link, image_size, num_classes, encoding) - bytes_ms
+    jitter_ms = assumed.jitter_ms
+    if jitter_ms is None:
+        jitter = jitter_of(link)
+        jitter_ms = jitter.mean_ms
+        # The median that was measured has the jitter's in it.
+        trip_ms -= TWO_MEDIAN * jitter.mean_ms - jitter.added_ms
     up_s, down_s = renewal(profile.availability, assumed.mean_down_s)
     slow = None
     if assumed.slow_every_s is not None:
@@ -151,8 +178,10 @@ def device_model(
     return DeviceModel(
         name=name,
         k=k,
-        compute=LogNormal(median_s=predicted.compute / 1e3, sigma=spread(profile, assumed)),
-        delay=Jittered(round_trip_s=trip_ms / 1e3, jitter_s=assumed.jitter_ms / 1e3),
+        compute=LogNormal(
+            median_s=predicted.compute / 1e3, sigma=sigma(profile, way, predicted.compute, assumed)
+        ),
+        delay=Jittered(round_trip_s=max(0.0, trip_ms) / 1e3, jitter_s=jitter_ms / 1e3),
         request_bytes=sent,
         reply_bytes=received,
         bandwidth_bps=link.bandwidth_bps,
@@ -185,6 +214,7 @@ def added_model(
         name=name,
         k=k,
         predicted=predicted,
+        way=model.way,
         image_size=spec.image_size,
         encoding=encoding,
         num_classes=num_classes,
@@ -192,16 +222,12 @@ def added_model(
     )
 
 
-def spread(profile: DeviceProfile, assumed: Assumptions) -> float:
-    """Sigma of the device's computing times: as asked for, else as measured."""
+def sigma(profile: DeviceProfile, way: Way, compute_ms: float, assumed: Assumptions) -> float:
+    """Sigma of computing times of about so many milliseconds: as asked for, else as measured."""
     if assumed.sigma is not None:
         return assumed.sigma
-    sigmas = [
-        sigma_of(point.p10_ms, point.p90_ms)
-        for point in profile.latency
-        if point.p10_ms is not None and point.p90_ms is not None
-    ]
-    return float(np.median(sigmas)) if sigmas else ASSUMED_SIGMA
+    points = points_of(profile, way) or profile.latency
+    return float(spread_of(points).sigma(np.array([compute_ms]))[0])
 
 
 def renewal(availability: float, mean_down_s: float) -> tuple[float, float]:

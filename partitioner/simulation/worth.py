@@ -1,5 +1,6 @@
 """What answers are worth: the accuracy of the arrival subsets that a simulation ended with."""
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -9,6 +10,14 @@ from numpy.typing import NDArray
 from mdp.bundle import Bundle
 from mdp.fusion import Contribution, Fusion, Mode, fuse, mode_of, rule_for, weights_for
 from mdp.plan import Plan
+from partitioner.accuracy_law import (
+    AccuracyLaw,
+    Member,
+    capability_of,
+    model_of,
+    together,
+    view_of,
+)
 
 Numbers = NDArray[np.int64]
 
@@ -84,20 +93,38 @@ class FusedOutputs(_OfBundle):
         return float(right[numbers % len(right)].mean())
 
 
-class PredictedWhole:
-    """A plan's predicted accuracy, which is of answers with every member in."""
+class PredictedSubsets:
+    """A plan's predictions: its own for all members, the accuracy law's for fewer."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._members = tuple(a.k for a in plan.assignments)
-        self._accuracy = None if plan.accuracy is None else plan.accuracy.all_in
+    def __init__(self, plan: Plan, law: AccuracyLaw) -> None:
+        self._law = law
+        self._count = len(plan.assignments)
+        self._whole = None if plan.accuracy is None else plan.accuracy.all_in
+        self._members = {
+            a.k: Member(
+                capability=capability_of(min(a.accuracy, 1 - 1e-9)),
+                view=view_of(a.submodel, a.region),
+                model=model_of(a.submodel),
+            )
+            for a in plan.assignments
+            if a.accuracy is not None
+        }
         self.source = "not known: the plan predicts none"
-        if self._accuracy is not None:
+        if self._whole is not None:
             self.source = "as the plan predicts it for answers of all members; of others not known"
+        if self._whole is not None and len(self._members) == self._count:
+            self.source = "as predicted for each subset of the members"
 
     def mode(self, members: tuple[int, ...]) -> Mode:
         """As of a bundle with fitted fusion weights."""
         return mode_of(members, "stacked")
 
     def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
-        """Known where all members are in."""
-        return self._accuracy if members == self._members else None
+        """The same for every request of the subset; None where a member's own is not known."""
+        if len(members) == self._count:
+            return self._whole
+        if not self._members.keys() >= set(members):
+            return None
+        predicted = together(self._law, [self._members[k] for k in members])
+        # No subset is taken to be better than all of them.
+        return min(-math.expm1(-predicted), self._whole or 1.0)

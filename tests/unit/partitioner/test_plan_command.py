@@ -21,7 +21,8 @@ from partitioner.pareto import pareto, plan_with_accuracy
 from partitioner.plan_plot import draw_plan
 from partitioner.plan_tables import print_planned
 from partitioner.planning import Planned, PlanOptions, make_planned, precisions_of
-from partitioner.search import Problem, make_problem, plan_within
+from partitioner.problem import Problem, make_problem
+from partitioner.search import plan_within
 
 NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
 BASE = TeacherSpec(

@@ -15,7 +15,8 @@ from partitioner import cost
 from partitioner.grid import sub_model_grid
 from partitioner.latency import Way, fit_latency, predict, ways
 from partitioner.pareto import plan_with_accuracy
-from partitioner.search import make_plan, make_problem
+from partitioner.problem import make_problem
+from partitioner.search import make_plan
 from tests.support.latencies import Formula
 
 DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
