@@ -3,7 +3,6 @@
 This room may not import that one; a test holds the two together, over any history.
 """
 
-from collections import deque
 from typing import Generic, Literal, Protocol, TypeVar
 
 CAPACITY = 16
@@ -31,7 +30,8 @@ class AgentQueue(Generic[J]):
         self.capacity = capacity
         #: Estimated seconds of one inference; 0 until one has run.
         self.estimate_s = 0.0
-        self.waiting: deque[J] = deque()
+        #: At most `capacity`, for which a list does, and thousands of queues are mostly empty.
+        self.waiting: list[J] = []
         self.running = False
 
     def offer(self, job: J, now_s: float) -> Refusal | None:
@@ -48,7 +48,7 @@ class AgentQueue(Generic[J]):
     def take(self, now_s: float, dropped: list[J]) -> J | None:
         """The next job that can still be on time; those that cannot are put into `dropped`."""
         while self.waiting and not self.running:
-            job = self.waiting.popleft()
+            job = self.waiting.pop(0)
             if now_s + self.estimate_s <= job.deadline_s:
                 self.running = True
                 return job

@@ -1,21 +1,30 @@
 """One simulated agent: a queue, a computation at a time, a link, and what may go wrong with it."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
 
 from mdp.session import Session
 from partitioner.simulation.agent import AgentQueue
 from partitioner.simulation.models import (
     RETRANSMIT_S,
     DeviceModel,
+    Dice,
+    Draws,
+    Measured,
     SlowSpells,
-    generator,
+    exponential,
     seconds,
-    shares,
-    ways,
+    uniform,
 )
+
+#: What may become of a request.
+FATES = ("asked", "used", "late", "too_late", "overloaded")
 
 #: At a moment in seconds, do something with an argument.
 Push = Callable[[float, Callable[[float, Any], None], Any], None]
@@ -50,8 +59,13 @@ class Job:
 class SimulatedDevice:
     """A `DeviceModel` in action; replies are handed to `reply` when they reach the client."""
 
+    __slots__ = ("_back_s", "_compute", "_free_s", "_jitter_s", "_link_free_s", "_loss", "_push",
+                 "_queue", "_reply", "_spells", "_there_s", "_turnaround_s", "_turning", "_trips",
+                 "_half_s", "asked", "busy_s", "epoch", "late", "model", "name", "overloaded",
+                 "too_late", "up", "used")  # fmt: skip
+
     def __init__(
-        self, model: DeviceModel, seed: int, push: Push, reply: Callable[[float, Job], None]
+        self, model: DeviceModel, dice: Dice, push: Push, reply: Callable[[float, Job], None]
     ) -> None:
         self.model, self.name = model, model.name
         self.up = True
@@ -59,33 +73,53 @@ class SimulatedDevice:
         self.epoch = 0
         self.busy_s = 0.0
         #: What became of its requests.
-        self.counts: Counter[str] = Counter(asked=0, used=0, late=0, too_late=0, overloaded=0)
+        self.asked = self.used = self.late = self.too_late = self.overloaded = 0
         self._push, self._reply = push, reply
         self._queue: AgentQueue[Job] = AgentQueue()
-        self._compute = seconds(model.compute, seed, model.name, "compute")
-        self._ways = ways(model.delay, seed, model.name)
+        self._compute = seconds(model.compute, dice, model.name, "compute")
         self._there_s = model.request_bytes * 8 / model.bandwidth_bps
         self._back_s = model.reply_bytes * 8 / model.bandwidth_bps
+        self._half_s = self._jitter_s = 0.0
+        self._trips: Draws | None = None
+        if isinstance(model.delay, Measured):
+            self._trips = seconds(model.delay, dice, model.name, "ways")
+        else:
+            self._half_s, self._jitter_s = model.delay.round_trip_s / 2, model.delay.jitter_s
+            if self._jitter_s:
+                self._trips = Draws(dice, model.name, "ways", exponential)
         self._link_free_s = -math.inf
         self._turnaround_s, self._free_s, self._turning = model.turnaround_s, 0.0, False
-        self._loss = model.loss
-        self._losses = shares(seed, model.name, "loss")
-        self._spells = _spells(model.slow, seed, model.name) if model.slow else None
+        self._loss = Losses(model.loss, dice, model.name) if model.loss else None
+        self._spells = Spells(model.slow, dice, model.name) if model.slow else None
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What became of its requests."""
+        return {name: getattr(self, name) for name in FATES}
 
     def send(self, now_s: float, call: Any, budget_s: float) -> None:
         """A client's request sets out; the link carries one message at a time."""
-        self.counts["asked"] += 1
-        there_s, back_s = next(self._ways)
-        begins_s = max(now_s, self._link_free_s)
-        self._link_free_s = begins_s + self._there_s
-        arrives_s = self._link_free_s + there_s
+        self.asked += 1
+        there_s = back_s = self._half_s
+        if self._trips is not None:
+            if self._jitter_s:
+                there_s += self._jitter_s * self._trips.next()
+                back_s += self._jitter_s * self._trips.next()
+            else:
+                # What was measured is split evenly.
+                there_s = back_s = self._trips.next() / 2
+        link_free_s = self._link_free_s
+        if link_free_s < now_s:
+            link_free_s = now_s
+        self._link_free_s = link_free_s = link_free_s + self._there_s
+        arrives_s = link_free_s + there_s
         back_s += self._back_s
-        if self._loss:
-            arrives_s += self._retransmission_s()
-            back_s += self._retransmission_s()
+        if self._loss is not None:
+            arrives_s += self._loss.late_s()
+            back_s += self._loss.late_s()
         # Drawn already here, also if it is never computed: so the n-th request costs the same
         # whatever became of those before.
-        job = Job(call, self, budget_s, back_s, next(self._compute))
+        job = Job(call, self, budget_s, back_s, self._compute.next())
         self._push(arrives_s, self._arrive, job)
 
     def fall(self) -> None:
@@ -93,12 +127,6 @@ class SimulatedDevice:
         self.up, self._turning = False, False
         self.epoch += 1
         self._queue.clear()
-
-    def _retransmission_s(self) -> float:
-        late_s, wait_s = 0.0, RETRANSMIT_S
-        while next(self._losses) < self._loss:
-            late_s, wait_s = late_s + wait_s, 2 * wait_s
-        return late_s
 
     def _arrive(self, now_s: float, job: Job) -> None:
         if not self.up:
@@ -123,7 +151,7 @@ class SimulatedDevice:
         if job is None:
             return
         if self._spells is not None:
-            job.took_s *= self._spells.send(now_s)
+            job.took_s *= self._spells.factor(now_s)
         job.queue_s = now_s - job.arrived_s
         self._push(now_s + job.took_s, self._computed, job)
 
@@ -148,46 +176,80 @@ class SimulatedDevice:
             self._take(now_s)
 
     def _send_back(self, now_s: float, job: Job, refusal: str) -> None:
-        self.counts[refusal] += 1
+        if refusal == "too_late":
+            self.too_late += 1
+        else:
+            self.overloaded += 1
         job.refusal = refusal
         self._push(now_s + job.back_s, self._reply, job)
+
+
+class Losses:
+    """Which messages lose a packet, and how much later those come."""
+
+    __slots__ = ("_left", "_until")
+
+    def __init__(self, loss: float, dice: Dice, name: str) -> None:
+        self._left = Draws(dice, name, "loss", partial(_gaps, loss), 4)
+        #: How many more get through up to the next that does not.
+        self._until = self._left.next()
+
+    def late_s(self) -> float:
+        """By how much the next message is late; each time that it is lost again twice as much."""
+        self._until -= 1
+        if self._until > 0:
+            return 0.0
+        late_s, wait_s = 0.0, RETRANSMIT_S
+        while self._until <= 0:
+            late_s, wait_s = late_s + wait_s, 2 * wait_s
+            # What is sent again counts as a message.
+            self._until = self._left.next() - 1
+        return late_s
+
+
+def _gaps(loss: float, random: Generator, size: int) -> NDArray[np.float64]:
+    """Messages up to and including the next lost one."""
+    return random.geometric(loss, size).astype(np.float64)
 
 
 class Lives:
     """When a device falls and rises again: an alternating renewal process in equilibrium."""
 
-    def __init__(self, model: DeviceModel, seed: int) -> None:
-        self._model = model
-        self._random = generator(seed, model.name, "lives")
+    __slots__ = ("_lengths", "_means_s", "constant", "starts_up")
+
+    def __init__(self, model: DeviceModel, dice: Dice) -> None:
         up_s, down_s = model.mean_up_s, model.mean_down_s
         #: A device that never falls is up; one that never is up, down.
         self.constant = math.isinf(up_s) or down_s == 0 or up_s == 0
         share = 0.0 if up_s == 0 else 1.0 if self.constant else up_s / (up_s + down_s)
-        self.starts_up = bool(self._random.random() < share)
+        self._means_s = (down_s, up_s)
+        self._lengths = Draws(dice, model.name, "lives", exponential, 2)
+        first = Draws(dice, model.name, "first life", uniform, 1)
+        self.starts_up = self.constant and up_s > 0 or first.next() < share
 
-    def periods(self) -> Iterator[float]:
-        """Seconds that it stays as it starts, then the other way, and so on."""
-        up = self.starts_up
-        while True:
-            yield self._random.exponential(self._model.mean_up_s if up else self._model.mean_down_s)
-            up = not up
-
-
-def _spells(slow: SlowSpells, seed: int, name: str) -> Generator[float, float, None]:
-    """Sent a moment, not before the last one, tells by how much computing takes longer then."""
-    factor_at = _factor_at(slow, seed, name)
-    next(factor_at)
-    return factor_at
+    def length_s(self, up: bool) -> float:
+        """Seconds that it stays as it now is."""
+        return self._means_s[up] * self._lengths.next()
 
 
-def _factor_at(slow: SlowSpells, seed: int, name: str) -> Generator[float, float, None]:
-    now_s = yield 1.0
-    random = generator(seed, name, "slow")
-    means_s = (slow.every_s, slow.lasts_s)
-    is_slow = bool(random.random() < slow.lasts_s / sum(means_s))
-    until_s = random.exponential(means_s[is_slow])
-    while True:
-        while now_s >= until_s:
-            is_slow = not is_slow
-            until_s += random.exponential(means_s[is_slow])
-        now_s = yield slow.factor if is_slow else 1.0
+class Spells:
+    """By how much computing takes longer at each moment; moments are asked for in order."""
+
+    __slots__ = ("_factor", "_is_slow", "_lengths", "_means_s", "_until_s")
+
+    def __init__(self, slow: SlowSpells, dice: Dice, name: str) -> None:
+        self._means_s, self._factor = (slow.every_s, slow.lasts_s), slow.factor
+        self._lengths = Draws(dice, name, "slow", exponential, 4)
+        first = Draws(dice, name, "first spell", uniform, 1)
+        self._is_slow = first.next() < slow.lasts_s / sum(self._means_s)
+        self._until_s = self._length_s()
+
+    def factor(self, now_s: float) -> float:
+        """How many times as long it takes now."""
+        while now_s >= self._until_s:
+            self._is_slow = not self._is_slow
+            self._until_s += self._length_s()
+        return self._factor if self._is_slow else 1.0
+
+    def _length_s(self) -> float:
+        return self._means_s[self._is_slow] * self._lengths.next()

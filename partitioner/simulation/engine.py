@@ -6,8 +6,7 @@ when it wants to know it.
 """
 
 from array import array
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -20,7 +19,15 @@ from mdp.fusion import Contribution
 from mdp.health import UNREACHABLE, Health, unavailable
 from mdp.session import LATE, Action, Failed, Finish, Replied, Send, Session, TimePassed
 from partitioner.simulation.device import Job, Lives, SimulatedDevice
-from partitioner.simulation.models import Rotated, Scenario, endless, generator, seconds, shares
+from partitioner.simulation.models import (
+    Dice,
+    Draws,
+    Rotated,
+    Scenario,
+    exponential,
+    seconds,
+    uniform,
+)
 
 #: What was sent stands for itself: fusion is done afterwards, for all requests of a subset at once.
 _NOTHING = np.zeros(0, dtype=np.float32)
@@ -67,7 +74,7 @@ class Trace:
     busy_s: dict[str, float] = field(default_factory=dict)
     #: How often each device was lost.
     falls: dict[str, int] = field(default_factory=dict)
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
     #: Requests sent to devices: the member-requests that the simulator got through.
     asks: int = 0
 
@@ -89,12 +96,18 @@ class Simulation:
         self._after_s = min(scenario.after_s, self._reserve_s)
         # What is kept back of the deadline is there for this too.
         self._late_s = min(scenario.late_s, self._reserve_s - self._after_s)
-        self._before = seconds(scenario.before, scenario.seed, "", "before")
+        dice = Dice(scenario.seed)
+        self._dice, self._before = dice, seconds(scenario.before, dice, "", "before")
+        self._gaps = Draws(dice, "", "arrivals", exponential)
+        self._choices = Draws(dice, "", "clients", uniform)
         self._hedge_after_s = scenario.hedge_after_s
         self._events: list[tuple[float, int, Callback, Any]] = []
+        #: When devices come and go: thousands of events far ahead, which every push and pop among
+        #: the others would have to sort along.
+        self._turns: list[tuple[float, int, Callback, Any]] = []
         self._pushed = 0
         self._devices = {
-            model.name: SimulatedDevice(model, scenario.seed, self._push, self._replied)
+            model.name: SimulatedDevice(model, dice, self._push, self._replied)
             for model in scenario.devices
         }
         #: Devices that no client is connected to; sessions keep it, so it is never changed.
@@ -122,18 +135,19 @@ class Simulation:
             if model.name not in self.scenario.lost:
                 self._begin_lives(model.name)
         self._begin_load()
-        events, wanted = self._events, self.scenario.load.requests
-        ended = self.trace.numbers
+        events, turns = self._events, self._turns
+        ended, wanted = self.trace.numbers, self.scenario.load.requests
         now_s = 0.0
         while len(ended) < wanted:
-            now_s, _, callback, argument = heappop(events)
+            soonest = turns if turns and not (events and events[0] < turns[0]) else events
+            now_s, _, callback, argument = heappop(soonest)
             callback(now_s, argument)
         self.trace.span_s = now_s
         for name, device in self._devices.items():
             self.trace.busy_s[name] = device.busy_s
             self.trace.falls[name] = device.epoch
             self.trace.counts[name] = device.counts
-            self.trace.asks += device.counts["asked"]
+            self.trace.asks += device.asked
         return self.trace
 
     def _push(self, at_s: float, callback: Callback, argument: Any) -> None:
@@ -141,33 +155,29 @@ class Simulation:
         self._pushed += 1
         heappush(self._events, (at_s, self._pushed, callback, argument))
 
+    def _turn(self, at_s: float, callback: Callback, argument: Any) -> None:
+        self._pushed += 1
+        heappush(self._turns, (at_s, self._pushed, callback, argument))
+
     # Callers.
 
     def _begin_load(self) -> None:
-        load, seed = self.scenario.load, self.scenario.seed
+        load = self.scenario.load
         if load.rate_per_s is not None:
-            gaps = generator(seed, "", "arrivals")
-            scale_s = 1 / load.rate_per_s
-            arrivals = zip(
-                endless(lambda size: gaps.exponential(scale_s, size)),
-                shares(seed, "", "clients"),
-                strict=True,
-            )
-            self._next_arrival(0.0, arrivals)
+            self._next_arrival(0.0, load.rate_per_s)
             return
         for client in self._clients[: load.requests]:
             self._prepare(0.0, client)
 
-    def _next_arrival(self, now_s: float, arrivals: Iterator[tuple[float, float]]) -> None:
-        gap_s, choice = next(arrivals)
-        at_s = now_s + gap_s
-        self._prepare(at_s, self._clients[int(choice * len(self._clients))])
+    def _next_arrival(self, now_s: float, rate_per_s: float) -> None:
+        at_s = now_s + self._gaps.next() / rate_per_s
+        self._prepare(at_s, self._clients[int(self._choices.next() * len(self._clients))])
         if self._submitted + 1 < self.scenario.load.requests:
-            self._push(at_s, self._next_arrival, arrivals)
+            self._push(at_s, self._next_arrival, rate_per_s)
 
     def _prepare(self, started_s: float, client: _Client) -> None:
         """The call begins, and its request is on the way once the picture is cut."""
-        self._push(started_s + next(self._before), self._submit, (client, started_s))
+        self._push(started_s + self._before.next(), self._submit, (client, started_s))
 
     def _submit(self, now_s: float, begun: tuple[_Client, float]) -> None:
         if self._submitted == self.scenario.load.requests:
@@ -223,13 +233,13 @@ class Simulation:
             silent.pop(device.name, None)
         session = call.session
         if not session.waits_for(device.name):
-            device.counts["late"] += job.refusal is None
+            device.late += job.refusal is None
             return
         if job.refusal is not None:
             failed = Failed(device=device.name, reason=job.refusal, now_s=now_s)
             self._act(call, session.handle(failed), now_s)
             return
-        device.counts["used"] += 1
+        device.used += 1
         replied = Replied(
             device=device.name,
             contribution=_CONTRIBUTION,
@@ -259,28 +269,27 @@ class Simulation:
 
     def _begin_lives(self, name: str) -> None:
         device = self._devices[name]
-        lives = Lives(device.model, self.scenario.seed)
+        lives = Lives(device.model, self._dice)
         if not lives.starts_up:
             device.up = False
             self._gone[name] = UNREACHABLE
         if not lives.constant:
-            periods = lives.periods()
-            turn = self._rise if not lives.starts_up else self._fall
-            self._push(next(periods), turn, (device, periods))
+            turn = self._fall if lives.starts_up else self._rise
+            self._turn(lives.length_s(lives.starts_up), turn, (device, lives))
 
-    def _fall(self, now_s: float, life: tuple[SimulatedDevice, Iterator[float]]) -> None:
-        device, periods = life
+    def _fall(self, now_s: float, life: tuple[SimulatedDevice, Lives]) -> None:
+        device, lives = life
         device.fall()
-        self._push(now_s + self.scenario.detect_s, self._disconnect, (device, device.epoch))
-        self._push(now_s + next(periods), self._rise, life)
+        self._turn(now_s + self.scenario.detect_s, self._disconnect, (device, device.epoch))
+        self._turn(now_s + lives.length_s(False), self._rise, life)
 
-    def _rise(self, now_s: float, life: tuple[SimulatedDevice, Iterator[float]]) -> None:
-        device, periods = life
+    def _rise(self, now_s: float, life: tuple[SimulatedDevice, Lives]) -> None:
+        device, lives = life
         # A host that is back refuses the old connections, if nobody has missed it before.
         self._disconnect(now_s, (device, device.epoch))
         device.up = True
-        self._push(now_s + self.scenario.reconnect_s, self._connect, (device, device.epoch))
-        self._push(now_s + next(periods), self._fall, life)
+        self._turn(now_s + self.scenario.reconnect_s, self._connect, (device, device.epoch))
+        self._turn(now_s + lives.length_s(True), self._fall, life)
 
     def _disconnect(self, now_s: float, life: tuple[SimulatedDevice, int]) -> None:
         device, epoch = life

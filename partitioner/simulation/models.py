@@ -1,18 +1,19 @@
 """What the simulator takes devices, links, failures and callers to be like. Plain values.
 
-Every random number comes from a generator of its own for each device and purpose, seeded by the
-seed and the device's name: the n-th request to a device costs the same in every what-if, so that
-two of them differ by what was changed and not by luck.
+Every random number is determined by the seed, the device's name, its purpose and how many of its
+kind came before: the n-th request to a device costs the same in every what-if, so that two of them
+differ by what was changed and not by luck.
 """
 
+import hashlib
 import math
-import zlib
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from typing import Any
 
 import numpy as np
-from numpy.random import Generator
+from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from mdp.errors import InputError
@@ -20,7 +21,9 @@ from mdp.errors import InputError
 #: A lost packet is sent again by TCP after at least this long, doubled each time (Linux's
 #: TCP_RTO_MIN): over a link that loses packets, messages are late and not lost.
 RETRANSMIT_S = 0.2
-_FIRST_BLOCK, _LARGEST_BLOCK = 64, 4096
+#: Numbers are drawn in blocks, as numpy is only fast for many at once; small ones first, for with
+#: thousands of devices most of them are never used up.
+_FIRST_BLOCK, _LARGEST_BLOCK = 16, 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,12 @@ class LogNormal:
 
     median_s: float
     sigma: float = 0.0
+
+    def draw(self, random: Generator, size: int) -> NDArray[np.float64]:
+        """Seconds `[size]`."""
+        if self.sigma == 0:
+            return np.full(size, self.median_s)
+        return random.lognormal(math.log(self.median_s), self.sigma, size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +48,10 @@ class Measured:
     #: What was measured together is drawn together, where it has the same name here: the n-th draw
     #: of each is of the same moment. Empty: independent of everything else.
     together: str = ""
+
+    def draw(self, random: Generator, size: int) -> NDArray[np.float64]:
+        """Seconds `[size]`."""
+        return np.array(self.values_s)[random.integers(0, len(self.values_s), size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,54 +146,76 @@ class Scenario:
         return dict(sorted(members.items()))
 
 
-def generator(seed: int, name: str, purpose: str) -> Generator:
-    """The generator of one device's (or of the callers') random numbers of one kind."""
-    return np.random.default_rng([seed, zlib.crc32(name.encode()), zlib.crc32(purpose.encode())])
+#: Draws `[size]` from a generator.
+Draw = Callable[[Generator, int], NDArray[np.float64]]
 
 
-def seconds(
-    distribution: LogNormal | Measured, seed: int, name: str, purpose: str
-) -> Iterator[float]:
-    """Draws without end; the generator of `name` and `purpose` is made with the first of them."""
-    if isinstance(distribution, Measured):
-        if distribution.together:
-            name, purpose = distribution.together, "together"
-        random = generator(seed, name, purpose)
-        values = np.array(distribution.values_s)
-        yield from endless(lambda size: values[random.integers(0, len(values), size)])
-    elif distribution.sigma == 0:
-        yield from repeat(distribution.median_s)
-    else:
-        random = generator(seed, name, purpose)
-        location, sigma = math.log(distribution.median_s), distribution.sigma
-        yield from endless(lambda size: random.lognormal(location, sigma, size))
+class Dice:
+    """Random numbers by what they are for: the n-th block of each kind is always the same.
+
+    One counter-based generator (Salmon and others, Parallel random numbers: as easy as 1, 2, 3,
+    2011) serves all: setting its key and counter costs a fifth of making a generator.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._bits = Philox(key=seed)
+        self._generator = Generator(self._bits)
+        self._state: Any = self._bits.state
+        self._state["buffer_pos"] = len(self._state["buffer"])
+        self._key, self._counter = (self._state["state"][part] for part in ("key", "counter"))
+
+    def at(self, kind: int, block: int) -> Generator:
+        """The generator at the start of a block; good until the next call."""
+        self._key[1] = kind
+        self._counter[:] = (0, 0, 0, block)
+        self._bits.state = self._state
+        return self._generator
 
 
-def ways(delay: Jittered | Measured, seed: int, name: str) -> Iterator[tuple[float, float]]:
-    """Pairs of seconds there and back without end; what was measured is split evenly."""
-    if isinstance(delay, Measured):
-        for trip_s in seconds(delay, seed, name, "ways"):
-            yield trip_s / 2, trip_s / 2
-        return
-    half_s, jitter_s = delay.round_trip_s / 2, delay.jitter_s
-    if jitter_s == 0:
-        yield from repeat((half_s, half_s))
-    random = generator(seed, name, "ways")
-    messages = endless(lambda size: half_s + random.exponential(jitter_s, size))
-    yield from zip(messages, messages, strict=True)
+def kind_of(name: str, purpose: str) -> int:
+    """The number of one device's (or of the callers') random numbers of one purpose."""
+    digest = hashlib.blake2b(f"{purpose} {name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest)
 
 
-def shares(seed: int, name: str, purpose: str) -> Iterator[float]:
-    """Numbers from 0 to 1 without end."""
-    yield from endless(generator(seed, name, purpose).random)
+class Draws:
+    """Numbers without end of one kind, out of blocks that grow as more are asked for."""
+
+    __slots__ = ("_block", "_dice", "_draw", "_kind", "_left", "_size")
+
+    def __init__(
+        self, dice: Dice, name: str, purpose: str, draw: Draw, first: int = _FIRST_BLOCK
+    ) -> None:
+        self._dice, self._draw = dice, draw
+        self._kind, self._block, self._size = kind_of(name, purpose), 0, first
+        self._left = array("d")
+
+    def next(self) -> float:
+        """The next of them."""
+        left = self._left
+        if not left:
+            drawn = self._draw(self._dice.at(self._kind, self._block), self._size)
+            left.frombytes(drawn.tobytes())
+            self._block += 1
+            self._size = min(2 * self._size, _LARGEST_BLOCK)
+        return left.pop()
 
 
-def endless(draw: Callable[[int], NDArray[np.float64]]) -> Iterator[float]:
-    """Single numbers out of blocks: numpy is only fast for many at once."""
-    size = _FIRST_BLOCK
-    while True:
-        yield from draw(size).tolist()
-        size = min(2 * size, _LARGEST_BLOCK)
+def seconds(distribution: LogNormal | Measured, dice: Dice, name: str, purpose: str) -> Draws:
+    """Draws from the distribution."""
+    if isinstance(distribution, Measured) and distribution.together:
+        name, purpose = distribution.together, "together"
+    return Draws(dice, name, purpose, distribution.draw)
+
+
+def uniform(random: Generator, size: int) -> NDArray[np.float64]:
+    """From 0 to 1."""
+    return random.random(size)
+
+
+def exponential(random: Generator, size: int) -> NDArray[np.float64]:
+    """Of mean 1."""
+    return random.standard_exponential(size)
 
 
 class Rotated(Sequence[str]):

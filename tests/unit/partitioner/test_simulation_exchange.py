@@ -22,6 +22,7 @@ from partitioner.simulation.device import Job, SimulatedDevice
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
     DeviceModel,
+    Dice,
     Jittered,
     Load,
     LogNormal,
@@ -45,8 +46,9 @@ class RealClient:
         self.answers: list[Answer] = []
         self._events: list[tuple[float, int, Any, Any]] = []
         self._count = 0
+        dice = Dice(scenario.seed)
         self._devices = {
-            model.name: SimulatedDevice(model, scenario.seed, self._push, self._reply)
+            model.name: SimulatedDevice(model, dice, self._push, self._reply)
             for model in scenario.devices
         }
         entries = [
