@@ -189,7 +189,7 @@ def crop(picture: Image.Image | Pixels, region: Region, image_size: int) -> Pixe
     )
     box = region_box(width, height, region)
     if box == (0, 0, image_size, image_size) and isinstance(picture, np.ndarray):
-        return np.ascontiguousarray(picture)
+        return np.ascontiguousarray(picture[:image_size, :image_size])
     if not isinstance(picture, Image.Image):
         picture = Image.fromarray(picture)
     view = picture.resize(

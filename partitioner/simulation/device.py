@@ -20,7 +20,6 @@ from partitioner.simulation.models import (
     SlowSpells,
     exponential,
     seconds,
-    uniform,
 )
 
 #: What may become of a request.
@@ -39,7 +38,7 @@ class Asker(Protocol):
 class Job:
     """One request as its agent sees it."""
 
-    __slots__ = ("arrived_s", "back_s", "budget_s", "call", "deadline_s", "device", "epoch",
+    __slots__ = ("arrived_s", "back_s", "budget_s", "call", "deadline_s", "device", "is_lost",
                  "queue_s", "refusal", "took_s")  # fmt: skip
 
     def __init__(
@@ -53,16 +52,17 @@ class Job:
         self.took_s = took_s
         self.arrived_s = self.deadline_s = self.queue_s = 0.0
         self.refusal: str | None = None
-        self.epoch = 0
+        #: Whether its device fell while computing it.
+        self.is_lost = False
 
 
 class SimulatedDevice:
     """A `DeviceModel` in action; replies are handed to `reply` when they reach the client."""
 
-    __slots__ = ("_back_s", "_compute", "_free_s", "_jitter_s", "_link_free_s", "_loss", "_push",
-                 "_queue", "_reply", "_spells", "_there_s", "_turnaround_s", "_turning", "_trips",
-                 "_half_s", "asked", "busy_s", "epoch", "late", "model", "name", "overloaded",
-                 "too_late", "up", "used")  # fmt: skip
+    __slots__ = ("_back_s", "_compute", "_done_s", "_free_s", "_half_s", "_jitter_s",
+                 "_link_free_s", "_loss", "_push", "_queue", "_reply", "_running", "_spells",
+                 "_there_s", "_trips", "_turnaround_s", "asked", "busy_s", "epoch", "late",
+                 "model", "name", "overloaded", "too_late", "up", "used")  # fmt: skip
 
     def __init__(
         self, model: DeviceModel, dice: Dice, push: Push, reply: Callable[[float, Job], None]
@@ -88,7 +88,10 @@ class SimulatedDevice:
             if self._jitter_s:
                 self._trips = Draws(dice, model.name, "ways", exponential)
         self._link_free_s = -math.inf
-        self._turnaround_s, self._free_s, self._turning = model.turnaround_s, 0.0, False
+        self._turnaround_s = model.turnaround_s
+        #: What it computes, until when, and until when it sends that reply: -inf, it is idle.
+        self._running: Job | None = None
+        self._done_s = self._free_s = -math.inf
         self._loss = Losses(model.loss, dice, model.name) if model.loss else None
         self._spells = Spells(model.slow, dice, model.name) if model.slow else None
 
@@ -122,26 +125,39 @@ class SimulatedDevice:
         job = Job(call, self, budget_s, back_s, self._compute.next())
         self._push(arrives_s, self._arrive, job)
 
-    def fall(self) -> None:
+    def fall(self, now_s: float) -> None:
         """The device is gone, with everything it has."""
-        self.up, self._turning = False, False
+        self.settle(now_s)
+        if self._running is not None:
+            self._running.is_lost, self._running = True, None
+        self.up = False
         self.epoch += 1
         self._queue.clear()
+
+    def settle(self, now_s: float) -> None:
+        """Take note of a computation that has ended by now; an agent sends before it goes on."""
+        job = self._running
+        if job is not None and now_s >= self._done_s:
+            self._running = None
+            self.busy_s += job.took_s
+            self._queue.done(job.took_s)
+            self._queue.running = True
 
     def _arrive(self, now_s: float, job: Job) -> None:
         if not self.up:
             return
+        self.settle(now_s)
         queue = self._queue
-        if self._turning and now_s >= self._free_s and not queue.waiting:
-            queue.running = self._turning = False
-        job.arrived_s, job.deadline_s, job.epoch = now_s, now_s + job.budget_s, self.epoch
+        if now_s >= self._free_s and not queue.waiting:
+            queue.running = False
+        job.arrived_s, job.deadline_s = now_s, now_s + job.budget_s
         refusal = queue.offer(job, now_s)
         if refusal is not None:
             self._send_back(now_s, job, refusal)
         elif not queue.running:
             self._take(now_s)
-        elif self._turning and len(queue.waiting) == 1:
-            self._push(self._free_s, self._turned, self.epoch)
+        elif len(queue.waiting) == 1:
+            self._push(self._free_s, self._freed, self.epoch)
 
     def _take(self, now_s: float) -> None:
         dropped: list[Job] = []
@@ -153,27 +169,23 @@ class SimulatedDevice:
         if self._spells is not None:
             job.took_s *= self._spells.factor(now_s)
         job.queue_s = now_s - job.arrived_s
-        self._push(now_s + job.took_s, self._computed, job)
+        self._running, self._done_s = job, now_s + job.took_s
+        self._free_s = self._done_s + self._turnaround_s
+        self._push(self._done_s + job.back_s, self._deliver, job)
 
-    def _computed(self, now_s: float, job: Job) -> None:
-        if job.epoch != self.epoch:
+    def _freed(self, now_s: float, epoch: int) -> None:
+        """Nobody is computing or sending, and somebody waits."""
+        if epoch != self.epoch:
             return
-        self.busy_s += job.took_s
-        self._push(now_s + job.back_s, self._reply, job)
-        queue = self._queue
-        queue.done(job.took_s)
-        if not self._turnaround_s:
-            self._take(now_s)
-            return
-        queue.running = self._turning = True
-        self._free_s = now_s + self._turnaround_s
-        if queue.waiting:
-            self._push(self._free_s, self._turned, self.epoch)
+        self.settle(now_s)
+        self._queue.running = False
+        self._take(now_s)
+        if self._queue.waiting:
+            self._push(self._free_s, self._freed, epoch)
 
-    def _turned(self, now_s: float, epoch: int) -> None:
-        if epoch == self.epoch:
-            self._queue.running = self._turning = False
-            self._take(now_s)
+    def _deliver(self, now_s: float, job: Job) -> None:
+        if not job.is_lost:
+            self._reply(now_s, job)
 
     def _send_back(self, now_s: float, job: Job, refusal: str) -> None:
         if refusal == "too_late":
@@ -224,8 +236,8 @@ class Lives:
         share = 0.0 if up_s == 0 else 1.0 if self.constant else up_s / (up_s + down_s)
         self._means_s = (down_s, up_s)
         self._lengths = Draws(dice, model.name, "lives", exponential, 2)
-        first = Draws(dice, model.name, "first life", uniform, 1)
-        self.starts_up = self.constant and up_s > 0 or first.next() < share
+        # Of an exponential variable of mean 1 this is from 0 to 1, all equally likely.
+        self.starts_up = math.exp(-self._lengths.next()) < share
 
     def length_s(self, up: bool) -> float:
         """Seconds that it stays as it now is."""
@@ -240,8 +252,7 @@ class Spells:
     def __init__(self, slow: SlowSpells, dice: Dice, name: str) -> None:
         self._means_s, self._factor = (slow.every_s, slow.lasts_s), slow.factor
         self._lengths = Draws(dice, name, "slow", exponential, 4)
-        first = Draws(dice, name, "first spell", uniform, 1)
-        self._is_slow = first.next() < slow.lasts_s / sum(self._means_s)
+        self._is_slow = math.exp(-self._lengths.next()) < slow.lasts_s / sum(self._means_s)
         self._until_s = self._length_s()
 
     def factor(self, now_s: float) -> float:

@@ -5,6 +5,7 @@ once: it starts sessions, delivers what they send, feeds them what arrives, and 
 when it wants to know it.
 """
 
+import gc
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -144,6 +145,7 @@ class Simulation:
             callback(now_s, argument)
         self.trace.span_s = now_s
         for name, device in self._devices.items():
+            device.settle(now_s)
             self.trace.busy_s[name] = device.busy_s
             self.trace.falls[name] = device.epoch
             self.trace.counts[name] = device.counts
@@ -279,7 +281,7 @@ class Simulation:
 
     def _fall(self, now_s: float, life: tuple[SimulatedDevice, Lives]) -> None:
         device, lives = life
-        device.fall()
+        device.fall(now_s)
         self._turn(now_s + self.scenario.detect_s, self._disconnect, (device, device.epoch))
         self._turn(now_s + lives.length_s(False), self._rise, life)
 
@@ -311,4 +313,12 @@ class Simulation:
 
 def simulate(scenario: Scenario) -> Trace:
     """Run `scenario`; the same scenario gives the same trace. Raises InputError."""
-    return Simulation(scenario).run()
+    # What stays until the end would be looked through again and again for garbage in circles, of
+    # which requests leave none: a fifth of the time with ten thousand devices.
+    gc.freeze()
+    try:
+        simulation = Simulation(scenario)
+        gc.freeze()
+        return simulation.run()
+    finally:
+        gc.unfreeze()

@@ -166,8 +166,7 @@ class Dice:
 
     def at(self, kind: int, block: int) -> Generator:
         """The generator at the start of a block; good until the next call."""
-        self._key[1] = kind
-        self._counter[:] = (0, 0, 0, block)
+        self._key[1], self._counter[3] = kind, block
         self._bits.state = self._state
         return self._generator
 
