@@ -153,17 +153,28 @@ def share_in_time(
     limit_ms: float, compute_ms: float, network_ms: float, sigma: float, jitter: Jitter
 ) -> float:
     """Share of requests that a member answers within the limit, the client's work left out."""
+    # The typical delay is in `network_ms` already.
+    left_ms = limit_ms - network_ms + TWO_MEDIAN * jitter.mean_ms - jitter.added_ms
+    if sigma == 0 or jitter.mean_ms == 0:
+        return _one_of_both(left_ms, compute_ms, sigma, jitter.mean_ms)
     nodes, weights = np.polynomial.laguerre.laggauss(_NODES)
-    # The density of two exponentials' sum is x exp(-x); the typical one is in `network_ms`.
-    delays_ms = jitter.mean_ms * nodes - TWO_MEDIAN * jitter.mean_ms + jitter.added_ms
-    left_ms = limit_ms - network_ms - delays_ms
     normal = NormalDist()
     shares = [
-        0.0
-        if left <= 0
-        else normal.cdf(math.log(left / compute_ms) / sigma)
-        if sigma > 0
-        else float(left >= compute_ms)
-        for left in left_ms.tolist()
+        normal.cdf(math.log(left / compute_ms) / sigma) if left > 0 else 0.0
+        for left in (left_ms - jitter.mean_ms * nodes).tolist()
     ]
+    # The density of two exponentials' sum is x exp(-x).
     return float(min(1.0, (weights * nodes) @ np.array(shares)))
+
+
+def _one_of_both(left_ms: float, compute_ms: float, sigma: float, mean_ms: float) -> float:
+    """The same where at most one of computing and the link varies."""
+    from scipy.special import gammainc
+
+    if left_ms <= 0:
+        return 0.0
+    if sigma:
+        return NormalDist().cdf(math.log(left_ms / compute_ms) / sigma)
+    if mean_ms:
+        return float(gammainc(2, max(0.0, left_ms - compute_ms) / mean_ms))
+    return float(left_ms >= compute_ms)

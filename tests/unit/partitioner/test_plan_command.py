@@ -1,6 +1,7 @@
 """`mdp-partition plan`: what it is asked for, what it says, and what it draws."""
 
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from mdp.profile import DeviceProfile, ProbeRecord, Sustained, read_profile
 from partitioner import cli
 from partitioner.deadline import CLIENT_MS_PER_MEMBER
 from partitioner.explain import cautions, explain, seats_of
-from partitioner.latency import Way, fit_latency
+from partitioner.latency import Way, fit_latency, relative_errors
 from partitioner.pareto import pareto, plan_with_accuracy
 from partitioner.plan_plot import draw_plan
 from partitioner.plan_tables import print_planned
@@ -159,7 +160,7 @@ def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(
     expected = [
         f"Its probe was interrupted: {points} of 90 points",
         f"During 2 of {points} points others kept it busy, so it may be faster",
-        "After 10 minutes of load it takes 30% longer",
+        "After 10 minutes of load it takes 30% longer, which is planned with",
     ]
     assert cautions(profile_of(planned, "n100")) == expected
     assert cautions(profile_of(planned, "raspberry-pi-5")) == []
@@ -170,6 +171,45 @@ def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(
     assert [line for line in out.splitlines() if line.startswith("n100: ")] == [
         f"n100: {sentence}" for sentence in expected
     ]
+
+
+def test_a_device_that_slows_down_under_load_is_planned_as_slow_as_it_gets() -> None:
+    plain = read_profile("n100")
+
+    def under_load(last_minute_ms: float) -> DeviceProfile:
+        load = Sustained(
+            shape="one", minutes=10, first_minute_ms=10.0, last_minute_ms=last_minute_ms
+        )
+        record = ProbeRecord(
+            complete=True,
+            date="2026-11-20",
+            processor="Test",
+            cores=4,
+            system="Linux",
+            versions={},
+            planned_points=90,
+            busy_points=0,
+            sustained=load,
+        )
+        return msgspec.structs.replace(plain, probe=record)
+
+    shape = BASE.shape
+    cold = fit_latency(plain)
+    hot, noisy = fit_latency(under_load(13.0)), fit_latency(under_load(10.1))
+    assert hot.predict_ms(shape, 10) == pytest.approx(1.3 * cold.predict_ms(shape, 10))
+    assert hot.estimate(shape, 10).high_ms == pytest.approx(1.3 * cold.estimate(shape, 10).high_ms)
+    assert noisy.predict_ms(shape, 10) == cold.predict_ms(shape, 10)
+    # What was measured is still met.
+    points = plain.latency
+    assert relative_errors(hot, points) == pytest.approx(relative_errors(cold, points))
+    others = [read_profile(name) for name in ("raspberry-pi-5", "laptop-cpu")]
+    plan = plan_within(make_problem(BASE, [under_load(13.0), *others]), 40.0)
+    part = plan.assignment_of("n100")
+    assert part is not None
+    assert part.predicted_ms.compute == pytest.approx(
+        1.3 * cold.predict_ms(part.submodel, 1000), abs=1e-3
+    )
+    assert part.predicted_ms.total <= 40.0
 
 
 def profile_of(planned: Planned, name: str) -> DeviceProfile:
@@ -255,12 +295,18 @@ def test_own_runs_change_the_prediction() -> None:
     assert 0.55 < known.plan.accuracy.all_in < 0.68
 
 
+PERCENTILE = "--percentile: expected a number from 50 to 99.9, got {}"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "expected --latency-ms, --min-accuracy or both, got neither"),
         ({"min_accuracy": 1.0}, "--min-accuracy: expected a share above 0 and below 1, got 1"),
         ({"latency_ms": 5, "max_energy_j": 0}, "--max-energy-j: expected a number above 0, got 0"),
+        ({"latency_ms": 5, "percentile": 40}, PERCENTILE.format("40")),
+        ({"latency_ms": 5, "percentile": 100}, PERCENTILE.format("100")),
+        ({"latency_ms": 5, "percentile": math.nan}, PERCENTILE.format("nan")),
         (
             {"latency_ms": 5, "teacher_accuracy": 80},
             "--teacher-accuracy: expected a share above 0 and below 1, got 80",

@@ -15,6 +15,7 @@ from partitioner import cost
 from partitioner.grid import sub_model_grid
 from partitioner.latency import Way, fit_latency, predict, ways
 from partitioner.pareto import plan_with_accuracy
+from partitioner.predictor import predictor_for, shipped_law
 from partitioner.problem import make_problem
 from partitioner.search import make_plan
 from tests.support.latencies import Formula
@@ -176,6 +177,62 @@ def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
     assert plan.single_device is not None
     assert plan.single_device.is_teacher
     assert plan.single_device.submodel == BASE.shape
+
+
+def with_availability(**there: float) -> list[DeviceProfile]:
+    return [
+        msgspec.structs.replace(read_profile(name.replace("_", "-")), availability=share)
+        for name, share in there.items()
+    ]
+
+
+def test_a_teacher_that_is_often_away_is_no_reason_to_refuse() -> None:
+    profiles = with_availability(jetson_orin_nano=0.9, n100=0.99, laptop_cpu=0.99)
+    plan = make_plan(BASE, profiles, target_ms=60)
+    assert not plan.refused
+    # Still the best that one device can do: 72 % against less than that of any sub-model alone.
+    assert plan.single_device is not None
+    assert plan.accuracy is not None
+    assert plan.accuracy.expected > 0.9 * 0.8 + plan.accuracy.typical_error
+
+
+def test_a_teacher_that_is_rarely_away_is_kept_where_the_prediction_is_not_that_sure() -> None:
+    profiles = with_availability(jetson_orin_nano=0.985, n100=0.99, laptop_cpu=0.99)
+    plan = make_plan(BASE, profiles, target_ms=60)
+    assert plan.refused
+    assert plan.single_device is not None
+    assert plan.single_device.is_teacher
+    assert plan.reason.startswith("jetson-orin-nano runs the teacher itself in 48.2 ms, within ")
+    assert "as it is there 98% of the time it is right on 78.8%, the members on " in plan.reason
+    assert plan.reason.endswith(" as devices come and go, and such a prediction is not that sure")
+
+
+def test_members_that_outdo_the_teacher_are_no_reason_to_give_it_up() -> None:
+    profiles = with_availability(jetson_orin_nano=1.0, n100=1.0, laptop_cpu=1.0)
+    sure = msgspec.structs.replace(shipped_law().errors, source_left_out=1e-6)
+    predictor = predictor_for(
+        msgspec.structs.replace(shipped_law(), errors=sure), TINY.shape, num_classes=10
+    )
+    plan = make_plan(TINY, profiles, target_ms=60, num_classes=10, predictor=predictor)
+    assert plan.accuracy is not None
+    assert plan.accuracy.all_in > 0.81
+    assert plan.refused
+    assert plan.reason.endswith(" ms, within the target of 60 ms")
+
+
+def test_of_two_devices_with_the_teacher_the_more_dependable_one_counts() -> None:
+    profiles = with_availability(jetson_orin_nano=0.99, desktop_gpu=0.5, n100=0.5)
+    plan = make_plan(BASE, profiles, target_ms=60)
+    assert plan.single_device is not None
+    assert plan.single_device.device == "jetson-orin-nano"
+    assert plan.refused
+
+
+def test_one_sub_model_that_is_always_there_beats_a_teacher_that_is_not() -> None:
+    profiles = with_availability(jetson_orin_nano=0.5, n100=1.0, laptop_cpu=0.5)
+    plan = make_plan(BASE, profiles, target_ms=60)
+    assert plan.single_device is not None
+    assert (plan.single_device.device, plan.single_device.is_teacher) == ("n100", False)
 
 
 def test_a_teacher_below_the_accuracy_floor_is_no_reason_to_refuse() -> None:

@@ -13,22 +13,23 @@ from mdp.errors import InputError
 from mdp.fusion import Contribution, fuse, weights_for
 from mdp.plan import Plan, PredictedAccuracy, PredictedMs, Replica
 from mdp.profile import DeviceProfile, read_profile
-from partitioner.latency import fit_latency, predict
+from partitioner.accuracy_law import AccuracyLaw, Member, capability_of, together
+from partitioner.latency import Way, fit_latency, own_way, predict
 from partitioner.network import network_ms
 from partitioner.simulation.engine import Trace, simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
 from partitioner.simulation.outcome import outcome_of
 from partitioner.simulation.questions import added, answer, each_lost, hedged, without
 from partitioner.simulation.setup import (
-    ASSUMED_SIGMA,
     Assumptions,
     added_model,
     by_name,
     device_models,
     renewal,
-    spread,
+    sigma,
 )
-from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedWhole
+from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedSubsets
+from partitioner.spread import ASSUMED_SIGMA
 from tests.support.bundles import LABELS, colour_plan, subset_accuracy, write_bundle
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
@@ -114,10 +115,26 @@ def test_spread_comes_from_the_profile_unless_it_is_given(
     profiles: dict[str, DeviceProfile],
 ) -> None:
     plain = profiles["n100"]
-    assert spread(plain, Assumptions()) == ASSUMED_SIGMA
+    way = own_way(plain)
+    assert sigma(plain, way, 5.0, Assumptions()) == ASSUMED_SIGMA
     measured = with_spread(plain, math.exp(-0.5), math.exp(0.5))
-    assert spread(measured, Assumptions()) == pytest.approx(0.5 / 1.28155, rel=1e-4)
-    assert spread(measured, Assumptions(sigma=0.0)) == 0.0
+    assert sigma(measured, way, 5.0, Assumptions()) == pytest.approx(0.5 / 1.28155, rel=1e-4)
+    assert sigma(measured, way, 5.0, Assumptions(sigma=0.0)) == 0.0
+    # Of a way without points, the spread of all of them is taken.
+    assert sigma(measured, Way(precision="int8"), 5.0, Assumptions()) > ASSUMED_SIGMA
+
+
+def test_jitter_that_was_measured_is_not_added_twice(profiles: dict[str, DeviceProfile]) -> None:
+    plain = profiles["n100"]
+    link = msgspec.structs.replace(plain.link, round_trip_s=0.004, round_trip_p90_s=0.005)
+    known = {**profiles, "n100": msgspec.structs.replace(plain, link=link)}
+    found = device_models(plan(), known, 3, Assumptions())[0]
+    still = replace(found, compute=LogNormal(median_s=1e-9), mean_up_s=math.inf, mean_down_s=0.0)
+    trace = simulate(Scenario(devices=(still,), load=Load(requests=4000), deadline_ms=1000.0))
+    p50_s, p90_s = np.percentile(trace.latencies_s, [50, 90])
+    bytes_s = (network_ms(link, 16, 3, "raw") - 4.0) / 1e3
+    assert p50_s - bytes_s == pytest.approx(0.004, rel=0.02)
+    assert p90_s - bytes_s == pytest.approx(0.005, rel=0.03)
 
 
 def test_renewal_keeps_the_availability() -> None:
@@ -186,12 +203,42 @@ def test_real_outputs_are_fused_for_each_request(bundle: Bundle) -> None:
             assert worth.accuracy(members, numbers) == pytest.approx(right / len(numbers))
 
 
-def test_a_plan_knows_what_it_predicts_for_whole_answers() -> None:
-    accuracy = PredictedAccuracy(all_in=0.7, expected=0.65, typical_error=0.02)
-    worth = PredictedWhole(msgspec.structs.replace(plan(), accuracy=accuracy))
+LAW = AccuracyLaw(
+    exponents=(0.06, 0.015, 0.025, 0.015, 0.03), sharpness=20.0, same_view=0.5, same_model=0.0
+)
+
+
+def predicted(all_in: float, *alone: float | None) -> Plan:
+    accuracy = PredictedAccuracy(all_in=all_in, expected=0.65, typical_error=0.02)
+    parts = [
+        msgspec.structs.replace(a, accuracy=value)
+        for a, value in zip(plan().assignments, alone, strict=True)
+    ]
+    return msgspec.structs.replace(plan(), accuracy=accuracy, assignments=parts)
+
+
+def test_a_plan_s_subsets_are_worth_what_the_law_says() -> None:
+    worth = PredictedSubsets(predicted(0.75, 0.7, 0.65, 0.6), LAW)
+    assert worth.source == "as predicted for each subset of the members"
+    assert worth.accuracy((0, 1, 2), EVERY) == 0.75
+    assert worth.accuracy((1,), EVERY) == pytest.approx(0.65)
+    parts = [Member(capability=capability_of(a), view=a, model=a) for a in (0.7, 0.6)]
+    expected = 1 - math.exp(-together(LAW, parts))
+    assert worth.accuracy((0, 2), EVERY) == pytest.approx(expected)
+    assert 0.7 < expected < 0.75
+    # No part of a fleet is better than all of it, whatever another law said.
+    assert PredictedSubsets(predicted(0.7, 0.7, 0.65, 0.6), LAW).accuracy((0, 1), EVERY) == 0.7
+
+
+def test_a_plan_that_tells_no_member_s_accuracy_knows_whole_answers() -> None:
+    worth = PredictedSubsets(predicted(0.7, 0.6, None, None), LAW)
     assert worth.accuracy((0, 1, 2), EVERY) == 0.7
+    assert worth.accuracy((0,), EVERY) == pytest.approx(0.6)
     assert worth.accuracy((0, 1), EVERY) is None
-    assert PredictedWhole(plan()).accuracy((0, 1, 2), EVERY) is None
+    assert worth.source == "as the plan predicts it for answers of all members; of others not known"
+    none = PredictedSubsets(plan(), LAW)
+    assert none.accuracy((0, 1, 2), EVERY) is None
+    assert none.source == "not known: the plan predicts none"
 
 
 # Outcomes.
@@ -216,7 +263,7 @@ def test_an_outcome_sums_a_trace_up(bundle: Bundle) -> None:
     counts = {"asked": 4, "used": 2, "late": 1, "too_late": 1, "overloaded": 0}
     for name in "abc":
         trace.busy_s[name], trace.falls[name] = 0.5, 1
-        trace.counts[name] = counts  # type: ignore[assignment]
+        trace.counts[name] = counts
     outcome = outcome_of(scenario, trace, MeasuredSubsets(bundle))
     right = 2 * subset_accuracy((0, 1, 2)).stacked + subset_accuracy((1,)).stacked
     assert outcome.accuracy == outcome.accuracy_at_least == pytest.approx(right / 4)
@@ -228,7 +275,7 @@ def test_an_outcome_sums_a_trace_up(bundle: Bundle) -> None:
     assert outcome.modes == {"single": 0.25, "stacked": 0.5}
     assert outcome.devices["b"].utilisation == 0.25
     assert (outcome.devices["b"].k, outcome.devices["b"].falls) == (1, 1)
-    known = outcome_of(scenario, trace, PredictedWhole(colour_plan()))
+    known = outcome_of(scenario, trace, PredictedSubsets(colour_plan(), LAW))
     assert (known.accuracy, known.accuracy_at_least) == (None, 0.0)
     assert list(msgspec.to_builtins(outcome)["latency_ms"]) == ["p50", "p90", "p99", "p99.9", "max"]
 
