@@ -69,7 +69,9 @@ def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> Devic
         link=DEFAULT_LINK
         if link is None
         else Link(
-            bandwidth_bps=_digits(link.bandwidth_bps), round_trip_s=_digits(link.round_trip_s)
+            bandwidth_bps=_digits(link.bandwidth_bps),
+            round_trip_s=_digits(link.round_trip_s),
+            round_trip_p90_s=_digits(link.p90_s),
         ),
         latency=[_lean(point, provider) for point in points],
         provenance=provenance,

@@ -15,16 +15,18 @@ LEAST_LEAD = 5e-4
 def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
     """Who would be right most often alone, as often as it is there; of equals the quickest.
 
-    Every device that runs the teacher in time counts with it, the others with their best.
+    Every device that runs the teacher in time counts with it, the others with their best, which has
+    to be predicted to lead the teacher by more than such predictions are off.
     """
     alone = problem.limits(limits.target_ms, 1)
+    unsure = problem.predictor.typical_error
     runs: list[tuple[float, float, str, Candidate, bool]] = []
     for index, device in enumerate(problem.devices):
         there = device.profile.availability
         itself = _within(problem.with_teacher[index], alone)
         for c in itself or _within(device, alone, per_view=1):
-            accuracy = problem.predictor.accuracy(c.capability)
-            runs.append((-there * accuracy, c.predicted_ms.total, device.name, c, bool(itself)))
+            right = there * problem.predictor.accuracy(c.capability) + bool(itself) * unsure
+            runs.append((-right, c.predicted_ms.total, device.name, c, bool(itself)))
     if not runs:
         return None
     _, _, name, best, is_teacher = min(runs, key=lambda run: run[:3])

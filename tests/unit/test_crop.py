@@ -342,6 +342,13 @@ def test_an_array_of_the_right_size_is_passed_through() -> None:
     np.testing.assert_array_equal(view, pixels)
 
 
+@pytest.mark.parametrize("side", [24, 32])
+def test_a_region_from_the_corner_on_is_cut_where_nothing_has_to_be_resized(side: int) -> None:
+    pixels = four_corners(32, 32)
+    view = crop(pixels, Region(right=side / 32, bottom=side / 32), side)
+    np.testing.assert_array_equal(view, pixels[:side, :side])
+
+
 def test_an_array_in_another_order_of_memory_is_passed_on_contiguous() -> None:
     mirrored = four_corners(32, 32)[:, ::-1]
     view = crop(load_picture(mirrored), WHOLE, 32)

@@ -90,6 +90,7 @@ def test_a_shared_machine_s_points_are_said_to_be_measured_beside_others() -> No
 
 def test_the_link_is_what_was_measured_to_four_digits(profile: DeviceProfile) -> None:
     assert (profile.link.round_trip_s, profile.link.bandwidth_bps) == (0.001235, 93_460_000.0)
+    assert profile.link.round_trip_p90_s == 0.002
     source = profile.provenance["link"].source
     assert "to the agent at tcp://10.0.0.5:7500, 2026-11-20" in source
     assert "(p10 1, p90 2 ms)" in source
