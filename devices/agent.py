@@ -11,49 +11,41 @@ loads, computes or has failed.
 
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import get_args
 
-from devices.admission import Admission, Job
+from devices.admission import Admission, Job, SentBack
+from devices.computing import Computing
+from devices.ledger import REPORT_EVERY_S, Ledger
+from devices.renewal import Found, Refused, Renewal
+from devices.replies import Replies
 from devices.runtime import Runtime
+from devices.service import GRACE_S, Candidate, Service, Shelf, warmed, wrong_bundle
 from mdp.bundle import Bundle
-from mdp.crop import Pixels, decode_jpeg
-from mdp.errors import PictureError, WireError
+from mdp.errors import WireError
 from mdp.plan import Assignment
-from mdp.transport import Router
+from mdp.transport import Peer, Router
 from mdp.wire import (
     Ask,
     Buffer,
-    Failure,
     FailureCode,
     Infer,
-    Message,
-    Result,
     State,
     Status,
     as_line,
     decode,
-    encode,
-    logits_buffer,
-    pixels_of,
 )
 
-#: Inferences that may fail in a row before the agent gives up and says FAILED.
-TOLERATED_FAILURES = 3
 #: How long a draining agent finishes what it has accepted.
 DRAIN_S = 5.0
+#: A failed agent loads its bundle anew so often; what it lacked, as memory, may be there again.
+RETRY_S = 30.0
 #: How long threads that are about to end are waited for.
 LEAVE_S = 1.0
 #: The longest that a signal goes unnoticed.
 LOOK_UP_S = 0.2
-#: Refused and dropped requests are reported at most this often.
-REPORT_EVERY_S = 10.0
 #: A computation as short as this is done without leaving the socket to the other thread: waking it
 #: would cost more than the socket's being unattended for so long.
 UNATTENDED_S = 0.001
-#: What may become of a request, as counted in every status.
-OUTCOMES = ("answered", "undeliverable", *get_args(FailureCode))
 
 Report = Callable[[str], None]
 
@@ -68,33 +60,41 @@ class Agent:
         load: Callable[[], Runtime],
         router: Router,
         *,
+        batch: int | None = None,
+        renewal: Renewal | None = None,
+        grace_s: float = GRACE_S,
         report: Report = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`load` makes the runtime beside the answering socket; what it raises ends `serve`."""
-        self._bundle = bundle
-        self._assignment = assignment
-        self._load = load
+        """`load` makes the runtime beside the answering socket; what it raises ends `serve`.
+
+        Up to `batch` pictures, by default as planned, are computed at once. `renewal` prepares
+        other bundles; the one before is served for `grace_s` after its last request.
+        """
+        batch = assignment.batch if batch is None else batch
+        self._first = Candidate(bundle=bundle, assignment=assignment, load=load, batch=batch)
         self._router = router
+        self._renewal = renewal
         self._report = report
         self._clock = clock
+        self._ledger = Ledger()
+        self._replies = Replies(router, self._ledger)
         #: Held by the thread that waits at the socket.
         self._turn = threading.Lock()
         #: Guards everything below.
         self._lock = threading.Lock()
         self._state: State = "STARTING"
-        self._reason = ""
-        self._runtime: Runtime | None = None
-        self._admission = Admission()
-        # Every key from the start: a dictionary that grows cannot be copied by another thread.
-        self._counts: Counter[str] = Counter(dict.fromkeys(OUTCOMES, 0))
-        #: Requests not answered since the last report, by outcome.
-        self._unreported: Counter[str] = Counter()
-        self._next_report_s = 0.0
-        self._failures = 0
+        #: Why the last change of bundle came to nothing.
+        self._not_renewed = ""
+        self._shelf = Shelf(grace_s)
+        self._computing = Computing(
+            self._shelf, self._replies, self._ledger, clock=clock, give_up=self._give_up
+        )
+        self._admission = Admission(batch=batch)
         self._fatal: BaseException | None = None
         self._stopping = False
         self._drain_until_s = float("inf")
+        self._retry_s = float("inf")
         self._over = False
         self._ended = threading.Event()
 
@@ -107,6 +107,12 @@ class Agent:
         """Finish what was accepted, refuse the rest, and let `serve` return. Any thread."""
         self._stopping = True
         self._router.wake()
+
+    def renew(self) -> None:
+        """Look at the bundle again, and serve it if it is another one. Any thread."""
+        if self._renewal is not None:
+            self._renewal.ask()
+            self._router.wake()
 
     def serve(self) -> None:
         """Serve until `stop`; raises what loading or warming up the runtime raised."""
@@ -126,6 +132,8 @@ class Agent:
         leave_s = self._clock() + LEAVE_S
         for worker in workers:
             worker.join(timeout=max(0.0, leave_s - self._clock()))
+        if self._renewal is not None:
+            self._renewal.leave(max(0.0, leave_s - self._clock()))
 
     def _until_over(self, work: Callable[[], None]) -> None:
         try:
@@ -137,41 +145,48 @@ class Agent:
             self._ended.set()
 
     def _load_and_work(self) -> None:
-        runtime = self._load()
+        runtime = self._first.load()
         self._enter("WARMING")
-        runtime.warm_up()
-        with self._lock:
-            self._runtime = runtime
+        self._put(warmed(self._first, runtime, self._clock))
         # The other thread warms up too: a runtime may keep state per thread.
         self._router.wake()
         self._work()
 
     def _work(self) -> None:
         """Take turns at the socket, and run what comes while nothing else runs."""
-        while (job := self._await_job()) is not None:
-            while job is not None:
-                self._run(job)
-                job = self._take()
+        while jobs := self._await_jobs():
+            while jobs:
+                self._run(jobs)
+                jobs = self._take()
 
     # At the socket.
 
-    def _await_job(self) -> Job | None:
-        """Answer at the socket until there is a job to run; None when the agent's life is over."""
+    def _await_jobs(self) -> list[Job]:
+        """Answer at the socket until there are jobs to run; none when the agent's life is over."""
         with self._turn:
             while True:
                 # First: the thread that was here before may have left with a job and a wake-up.
                 self._keep_house()
                 if self._over:
-                    return None
-                for peer, frames in self._router.poll(self._poll_s()):
-                    self._receive(peer, frames)
-                    # At once: a burst of short ones shall not fill the queue.
-                    while self._is_short() and (job := self._take()) is not None:
-                        self._run(job)
-                while (job := self._take()) is not None:
+                    # What has come by now is told that it came too late.
+                    self._receive_all(0.0)
+                    return []
+                self._receive_all(self._poll_s())
+                while jobs := self._take():
                     if not self._is_short():
-                        return job
-                    self._run(job)
+                        return jobs
+                    self._run(jobs)
+
+    def _receive_all(self, timeout_s: float | None) -> None:
+        for peer, frames in self._router.poll(timeout_s):
+            try:
+                self._receive(peer, frames)
+            except MemoryError:
+                # This one's sender waits until its deadline; the others shall not.
+                self._ledger.count("failed")
+            # At once: a burst of short ones shall not fill the queue.
+            while self._is_short() and (jobs := self._take()):
+                self._run(jobs)
 
     def _is_short(self) -> bool:
         """Whether the next computation is; nothing is known of the first one."""
@@ -180,25 +195,73 @@ class Agent:
     def _poll_s(self) -> float | None:
         if self._state == "DRAINING":
             return 0.05
-        return REPORT_EVERY_S if self._unreported else None
+        left_s = min(self._shelf.retires_s(), self._retry_s) - self._clock()
+        if self._ledger.to_report:
+            left_s = min(left_s, REPORT_EVERY_S)
+        return None if left_s == float("inf") else max(0.0, left_s)
 
     def _keep_house(self) -> None:
-        if self._state == "WARMING" and self._runtime is not None:
-            self._runtime.warm_up()
+        newest = self._shelf.newest
+        if self._state == "WARMING" and newest is not None:
+            newest.runtime.warm_up()
             self._enter("READY")
         if self._stopping and self._state != "DRAINING":
             self._drain_until_s = self._clock() + DRAIN_S
             self._enter("DRAINING")
         if self._state == "DRAINING" and not self._over:
-            waiting: list[Job] = []
-            with self._lock:
-                if self._clock() > self._drain_until_s:
-                    self._over, waiting = True, self._admission.clear()
-                self._over = self._over or self._admission.idle
-            for job in waiting:
-                self._fail_job(job, "draining", "this agent had to stop before its turn")
-        self._unreported.update(self._router.turned_away())
-        self._report_refusals()
+            self._drain()
+        if self._renewal is not None and self._state in ("READY", "FAILED"):
+            self._change(self._renewal)
+        self._ledger.turned_away(self._router.turned_away())
+        if line := self._ledger.report(self._clock()):
+            self._report(line)
+
+    def _drain(self) -> None:
+        waiting: list[Job] = []
+        with self._lock:
+            if self._clock() > self._drain_until_s:
+                self._over, waiting = True, self._admission.clear()
+            self._over = self._over or self._admission.idle
+        for job in waiting:
+            self._replies.fail_job(job, "draining", "this agent had to stop before its turn")
+
+    def _change(self, renewal: Renewal) -> None:
+        """Begin and end changes of bundle, and take down what nobody asks for any more."""
+        failed = self._state == "FAILED"
+        if failed and self._clock() >= self._retry_s:
+            self._retry_s = self._clock() + RETRY_S
+            renewal.ask()
+        renewal.begin(self._shelf, again=failed, done=self._router.wake)
+        match renewal.collect():
+            case Found(service):
+                self._put(service)
+                self._not_renewed = self._computing.reason = ""
+                self._ledger.count("renewed")
+                self._report(f"serves {service.candidate}")
+                if failed:
+                    self._retry_s = float("inf")
+                    self._enter("READY")
+            case Refused(error):
+                self._stay(f"{error}" or type(error).__name__)
+            case _:
+                pass
+        with self._lock:
+            former = self._shelf.former
+            # What waits for it is answered first, however long that takes.
+            held = former is not None and self._admission.holds(former.digest)
+            retired = None if held else self._shelf.retire(now_s=self._clock())
+        if retired is not None:
+            self._report(f"serves {retired.candidate} no more")
+
+    def _put(self, service: Service) -> None:
+        with self._lock:
+            self._shelf.put(service, now_s=self._clock())
+            self._admission.durations.renew(service.candidate.batch, service.measured_s)
+
+    def _stay(self, why: str) -> None:
+        self._not_renewed = as_line(f"the bundle is as before: {why}")
+        self._ledger.count("not_renewed")
+        self._report(self._not_renewed)
 
     def _enter(self, state: State) -> None:
         with self._lock:
@@ -207,158 +270,111 @@ class Agent:
             self._state = state
         self._report(state)
 
-    def _receive(self, peer: bytes, frames: Sequence[Buffer]) -> None:
+    def _receive(self, peer: Peer, frames: Sequence[Buffer]) -> None:
         try:
             envelope = decode(frames)
         except WireError as error:
-            self._fail(peer, 0, "bad_message", str(error))
+            self._replies.fail(peer.route, 0, "bad_message", str(error))
             return
         match envelope.message:
             case Ask(request_id=request_id):
-                self._send(peer, self._status(request_id))
+                self._replies.send(peer.route, self._status(request_id))
             case Infer() as infer:
                 self._admit(peer, infer, envelope.buffers[0])
             case message:
-                self._fail(peer, 0, "bad_message", f"{type(message).__name__} is for clients")
+                text = f"{type(message).__name__} is for clients"
+                self._replies.fail(peer.route, 0, "bad_message", text)
 
-    def _admit(self, peer: bytes, infer: Infer, pixels: Buffer) -> None:
-        refusal = self._refusal(infer)
-        if refusal is None:
-            now_s = self._clock()
-            job = Job(
-                peer=peer,
-                infer=infer,
-                pixels=pixels,
-                arrived_s=now_s,
-                deadline_s=now_s + infer.budget_ms / 1e3,
-            )
-            with self._lock:
-                code = self._admission.offer(job, now_s=now_s)
-            if code is None:
-                return
-            texts = {
-                "overloaded": f"{self._admission.capacity} requests wait already",
-                "too_late": f"{infer.budget_ms:.1f} ms left do not suffice",
-            }
-            refusal = (code, texts[code])
-        self._fail(peer, infer.request_id, *refusal)
+    def _admit(self, peer: Peer, infer: Infer, pixels: Buffer) -> None:
+        now_s = self._clock()
+        refusal = self._refusal(infer, now_s)
+        if refusal is not None:
+            self._replies.fail(peer.route, infer.request_id, *refusal)
+            return
+        job = Job(
+            peer=peer.route,
+            client=peer.client,
+            infer=infer,
+            pixels=pixels,
+            arrived_s=now_s,
+            deadline_s=now_s + infer.budget_ms / 1e3,
+        )
+        with self._lock:
+            sent_back = self._admission.offer(job, now_s=now_s)
+        self._send_back(sent_back, now_s)
 
-    def _refusal(self, infer: Infer) -> tuple[FailureCode, str] | None:
+    def _send_back(self, sent_back: SentBack, now_s: float) -> None:
+        for job, code in sent_back:
+            if code == "overloaded":
+                text = f"{self._admission.capacity} requests wait already"
+            else:
+                text = f"{max(0.0, job.deadline_s - now_s) * 1e3:.1f} ms left do not suffice"
+            self._replies.fail_job(job, code, text)
+
+    def _refusal(self, infer: Infer, now_s: float) -> tuple[FailureCode, str] | None:
         """Why this request is not even queued, whatever its budget."""
         if self._state == "FAILED":
-            return "failed", self._reason
+            return "failed", self._computing.reason
         if self._state == "DRAINING":
             return "draining", "this agent is about to stop"
         if self._state != "READY":
             return "not_ready", self._state
-        if infer.digest != self._bundle.digest:
-            return "wrong_bundle", (
-                f"serves {self._bundle.manifest.name} {self._bundle.digest[:12]}, "
-                f"asked for {infer.digest[:12]}"
-            )
-        if infer.k != self._assignment.k:
-            return "wrong_submodel", (
-                f"{self._assignment.device} serves sub-model {self._assignment.k}, "
-                f"asked for {infer.k}"
-            )
-        size = self._assignment.submodel.image_size
-        if infer.image_size != size:
-            return "bad_message", f"expected a crop of {size} pixels, got {infer.image_size}"
-        return None
+        with self._lock:
+            service = self._shelf.find(infer.digest, now_s=now_s)
+        return wrong_bundle(self._shelf, infer) if service is None else service.refusal(infer)
 
     def _status(self, request_id: int) -> Status:
         with self._lock:
-            runtime = self._runtime
+            newest, services = self._shelf.newest, self._shelf.services
+            candidate = newest.candidate if newest else self._first
+            answered = {f"answered {s.digest[:12]}": s.answered for s in services}
             return Status(
                 request_id=request_id,
-                device=self._assignment.device,
+                device=candidate.assignment.device,
                 state=self._state,
-                bundle=as_line(self._bundle.manifest.name),
-                digest=self._bundle.digest,
-                k=self._assignment.k,
-                provider=as_line(runtime.provider) if runtime else "",
-                fallback=runtime.fallback if runtime else False,
-                reason=self._reason,
+                bundle=as_line(candidate.bundle.manifest.name),
+                digest=candidate.bundle.digest,
+                k=candidate.assignment.k,
+                provider=as_line(newest.runtime.provider) if newest else "",
+                fallback=newest.runtime.fallback if newest else False,
+                reason=as_line(
+                    "; ".join(filter(None, (self._computing.reason, self._not_renewed)))
+                ),
                 queued=len(self._admission),
-                counts=dict(self._counts),
+                counts=self._ledger.counts | answered,
             )
-
-    def _report_refusals(self) -> None:
-        """Say what was dropped or refused since the last time, at most every REPORT_EVERY_S."""
-        if not self._unreported or self._clock() < self._next_report_s:
-            return
-        with self._lock:
-            new, self._unreported = self._unreported, Counter()
-        self._next_report_s = self._clock() + REPORT_EVERY_S
-        self._report("not answered: " + ", ".join(f"{n} {code}" for code, n in new.items()))
 
     # Away from the socket.
 
-    def _take(self) -> Job | None:
-        """The next job that can be on time, unless one is running; late ones are sent back."""
+    def _take(self) -> list[Job]:
+        """The next jobs that can be on time, unless some are running; late ones are sent back."""
         with self._lock:
-            job, dropped = self._admission.take(now_s=self._clock())
+            jobs, dropped = self._admission.take(now_s=self._clock())
         for late in dropped:
-            self._fail_job(late, "too_late", "waited too long in the queue")
-        return job
+            self._replies.fail_job(late, "too_late", "waited too long in the queue")
+        return jobs
 
-    def _run(self, job: Job) -> None:
-        assert self._runtime is not None  # nothing is admitted before READY
-        started_s = self._clock()
-        took_s: float | None = None
+    def _run(self, jobs: list[Job]) -> None:
+        pictures, took_s = 0, None
         try:
-            contribution = self._runtime.run(self._pixels(job)[None])
-            took_s = self._clock() - started_s
-            result = Result(
-                request_id=job.infer.request_id,
-                num_classes=len(self._bundle.manifest.labels),
-                queue_ms=(started_s - job.arrived_s) * 1e3,
-                compute_ms=took_s * 1e3,
-            )
-            self._send(job.peer, result, logits_buffer(contribution))
-            self._count("answered")
-            self._failures = 0
-            if self._reason and self._state != "FAILED":
-                self._reason = ""
-        except PictureError as error:
-            self._fail_job(job, "bad_message", str(error))
-        except Exception as error:  # whatever a runtime raises is this request's failure
-            self._reason = as_line(f"{type(error).__name__}: {error}")
-            self._fail_job(job, "failed", self._reason)
-            self._failures += 1
+            pictures, took_s = self._computing.run(jobs)
         finally:
             with self._lock:
-                self._admission.done(took_s=took_s)
-        if self._failures >= TOLERATED_FAILURES:
-            self._give_up()
+                self._admission.done(took_s=took_s, pictures=pictures)
         if self._state == "DRAINING":
             self._router.wake()
 
-    def _pixels(self, job: Job) -> Pixels:
-        if job.infer.encoding == "jpeg":
-            return decode_jpeg(bytes(job.pixels), job.infer.image_size)
-        return pixels_of(job.infer, job.pixels)
-
-    def _give_up(self) -> None:
+    def _give_up(self, service: Service) -> None:
+        """Go on with the other bundle, if there is one; else fail."""
+        with self._lock:
+            taken_down = self._shelf.take_down(service)
+        if taken_down:
+            self._stay(f"{service.candidate} failed: {self._computing.reason}")
+            return
         self._enter("FAILED")
+        if self._renewal is not None:
+            self._retry_s = self._clock() + RETRY_S
         with self._lock:
             waiting = self._admission.clear()
         for job in waiting:
-            self._fail_job(job, "failed", self._reason)
-
-    def _send(self, peer: bytes, message: Message, *buffers: Buffer) -> None:
-        if not self._router.send(peer, encode(message, *buffers)):
-            self._count("undeliverable")
-
-    def _fail(self, peer: bytes, request_id: int, code: FailureCode, text: str) -> None:
-        self._count(code)
-        self._send(peer, Failure(request_id=request_id, code=code, text=as_line(text)))
-
-    def _fail_job(self, job: Job, code: FailureCode, text: str) -> None:
-        self._fail(job.peer, job.infer.request_id, code, text)
-
-    def _count(self, outcome: str) -> None:
-        with self._lock:
-            self._counts[outcome] += 1
-            if outcome != "answered":
-                self._unreported[outcome] += 1
+            self._replies.fail_job(job, "failed", self._computing.reason)

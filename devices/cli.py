@@ -1,20 +1,22 @@
 """`mdp-agent`: serve one device's sub-model of a bundle, or measure what the device can do."""
 
-import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from devices.agent import Agent
+from devices.cores import stay_on
 from devices.door import agent_keys, allow_anew, make_room, warn_of_plain_text
+from devices.events import Events
 from devices.probe_command import add_to
-from devices.runtime import Runtime
-from devices.runtimes import open_runtime
+from devices.renewal import Renewal
+from devices.service import GRACE_S
+from devices.serving import Serving
 from mdp import console
-from mdp.bundle import Bundle, model_path
 from mdp.transport import Router
 from mdp.wire import request_frame_bytes
 
@@ -42,6 +44,22 @@ def run_agent(
     threads: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Instead of the plan's number of threads.")
     ] = None,
+    cpus: Annotated[
+        str | None,
+        typer.Option(help="Run on these cores only, as in 0,2-3, and on no more threads."),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=64, help="Most pictures to compute at once, instead of the plan's number."
+        ),
+    ] = None,
+    grace_s: Annotated[
+        float,
+        typer.Option(
+            min=0, max=86_400, help="How long a replaced bundle is served after its last request."
+        ),
+    ] = GRACE_S,
     allow_fallback: Annotated[
         bool, typer.Option(help="Accept another provider, runtime or precision than planned.")
     ] = False,
@@ -51,52 +69,51 @@ def run_agent(
 ) -> None:
     """Serve one sub-model until SIGTERM or Ctrl-C; what was accepted is finished first.
 
-    Other machines reach it only with keys: --key says who it is, --clients whom it lets in; the
-    latter is read again on SIGHUP.
+    On SIGHUP it looks at --bundle again: another bundle there is loaded beside the one that is
+    served, and takes its place if it can be served. Other machines reach the agent only with keys:
+    --key says who it is, --clients whom it lets in; the latter is read again on SIGHUP, too.
 
     Example: mdp-agent run --bundle bundle/ --device raspberry-pi-5 --bind tcp://0.0.0.0:7500
     --key keys/raspberry-pi-5.secret --clients clients/
 
-    Exit codes: 0 stopped as asked, 2 bad input (bundle, device, provider, address, key),
+    Exit codes: 0 stopped as asked, 2 bad input (bundle, device, provider, address, key, cores),
     1 unforeseen.
     """
     keys = agent_keys(bind, key, clients, insecure=insecure)
-    opened = Bundle.open(bundle)
-    assignment = opened.assignment(device)
-
-    def load() -> Runtime:
-        return open_runtime(
-            opened.verified(model_path(assignment.k)),
-            assignment,
-            num_classes=len(opened.manifest.labels),
-            threads=threads,
-            allow_fallback=allow_fallback,
-        )
-
+    # Before any thread is started: those to come inherit it.
+    cores = None if cpus is None else stay_on(cpus)
+    options = Serving(
+        device=device, threads=threads, cores=cores, batch=batch, allow_fallback=allow_fallback
+    )
+    first = options.candidate(bundle)
     make_room()
-    max_frame_bytes = request_frame_bytes(assignment.submodel.image_size)
+    max_frame_bytes = request_frame_bytes(first.assignment.submodel.image_size)
     with Router(bind, keys=keys, max_frame_bytes=max_frame_bytes) as router:
-        address = router.address
-
-        def report(event: str) -> None:
-            try:
-                if json:
-                    console.print_json({"event": event, "device": device, "address": address})
-                else:
-                    print(f"mdp-agent {device}: {event}", file=sys.stderr, flush=True)
-            except OSError:
-                # Whoever was reading has gone. Serving goes on, and what is still buffered must not
-                # fail once more at exit.
-                stream = sys.stdout if json else sys.stderr
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-
-        report(f"listening on {address}" if not json else "LISTENING")
-        warn_of_plain_text(device, address, keys)
-        agent = Agent(opened, assignment, load, router, report=report)
+        stream = sys.stdout if json else sys.stderr
+        report = Events(stream, device, router.address, json=json).tell
+        report("LISTENING" if json else f"listening on {router.address}")
+        warn_of_plain_text(device, router.address, keys)
+        agent = Agent(
+            first.bundle,
+            first.assignment,
+            first.load,
+            router,
+            batch=first.batch,
+            renewal=Renewal(
+                lambda: options.candidate(bundle, max_frame_bytes), clock=time.monotonic
+            ),
+            grace_s=grace_s,
+            report=report,
+        )
         for stop_signal in (signal.SIGTERM, signal.SIGINT):
             signal.signal(stop_signal, lambda *_: agent.stop())
-        if clients is not None:
-            signal.signal(signal.SIGHUP, lambda *_: report(allow_anew(router, clients)))
+
+        def look_again(*_: object) -> None:
+            if clients is not None:
+                report(allow_anew(router, clients))
+            agent.renew()
+
+        signal.signal(signal.SIGHUP, look_again)
         agent.serve()
 
 

@@ -4,6 +4,7 @@ import resource
 import sys
 from pathlib import Path
 
+from devices.events import Events
 from mdp.errors import InputError, MDPError
 from mdp.fleet import PLAIN_TEXT
 from mdp.keys import check_bind_address, is_loopback, load_allowed, load_pair
@@ -44,7 +45,7 @@ def make_room() -> None:
 def warn_of_plain_text(device: str, address: str, keys: AgentKeys | None) -> None:
     """Say on stderr, at every start, if strangers can read and use this agent."""
     if keys is None and not is_loopback(address):
-        print(f"mdp-agent {device}: WARNING: {address} is {PLAIN_TEXT}", file=sys.stderr)
+        Events(sys.stderr, device, address, json=False).tell(f"WARNING: {address} is {PLAIN_TEXT}")
 
 
 def allow_anew(router: Router, clients: Path) -> str:

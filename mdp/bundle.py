@@ -205,10 +205,17 @@ def bundle_digest(manifest: Manifest) -> str:
     essence = [
         manifest.format_version,
         manifest.labels,
-        [msgspec.to_builtins(assignment) for assignment in manifest.plan.assignments],
+        [_identity(assignment) for assignment in manifest.plan.assignments],
         models,
     ]
     return hashlib.sha256(msgspec.json.encode(essence, order="sorted")).hexdigest()
+
+
+def _identity(assignment: Assignment) -> dict[str, object]:
+    """What of an assignment tells bundles apart: not how many pictures are computed at once."""
+    content: dict[str, object] = msgspec.to_builtins(assignment)
+    del content["batch"]
+    return content
 
 
 class Bundle:

@@ -25,6 +25,7 @@ MIN_REGION = 0.01
 ImageSize = Annotated[int, Meta(ge=4, le=1024)]
 PatchSize = Annotated[int, Meta(ge=1, le=64)]
 Encoding = Literal["raw", "jpeg"]
+BatchSize = Annotated[int, Meta(ge=1, le=64)]
 TeacherArgument = bool | int | float | str
 Percentile = Annotated[float, Meta(ge=50, le=99.9)]
 
@@ -93,6 +94,8 @@ class Assignment(Record, frozen=True):
     energy_j: NonNegativeFloat | None = None
     #: Predicted share of pictures that this member is right on alone.
     accuracy: Fraction | None = None
+    #: Most pictures that the device computes at once, when several wait.
+    batch: BatchSize = 1
 
 
 class Replica(Record, frozen=True):
@@ -108,6 +111,7 @@ class Replica(Record, frozen=True):
     encoding: Encoding = "raw"
     runtime: RuntimeName = "onnxruntime"
     energy_j: NonNegativeFloat | None = None
+    batch: BatchSize = 1
 
 
 class PredictedAccuracy(Record, frozen=True):

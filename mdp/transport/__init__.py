@@ -12,7 +12,7 @@ from mdp.transport.dealers import (
     Received,
     TransportEvent,
 )
-from mdp.transport.router import AgentKeys, Router
+from mdp.transport.router import AgentKeys, Peer, Router
 from mdp.transport.sockets import new_pair, public_key_of
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Connected",
     "Dealers",
     "Disconnected",
+    "Peer",
     "Received",
     "Router",
     "TransportEvent",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -47,6 +47,15 @@ class AgentKeys:
 
     secret: str = field(repr=False)
     allowed: frozenset[str]
+
+
+class Peer(NamedTuple):
+    """Who has sent a message."""
+
+    #: The connection, as the ROUTER names it.
+    route: bytes
+    #: The client: its public key or, where there are none, the connection.
+    client: str
 
 
 class Router:
@@ -116,7 +125,7 @@ class Router:
             counted, self._turned_away = self._turned_away, Counter()
         return dict(counted)
 
-    def poll(self, timeout_s: float | None) -> list[tuple[bytes, Sequence[Buffer]]]:
+    def poll(self, timeout_s: float | None) -> list[tuple[Peer, Sequence[Buffer]]]:
         """Messages as (peer, frames), waiting at most `timeout_s` or until `wake`."""
         if messages := self._receive():
             return messages
@@ -126,16 +135,16 @@ class Router:
             self._wakee.recv(4096)
         return self._receive()
 
-    def _receive(self) -> list[tuple[bytes, Sequence[Buffer]]]:
+    def _receive(self) -> list[tuple[Peer, Sequence[Buffer]]]:
         with self._lock:
             self._answer_knocks()
             if not self._watch_door():
                 self.wake()
             messages = receive_all(self._router, copy=False)
             return [
-                (bytes(frames[0]), [frame.buffer for frame in frames[1:]])
+                (sender, [frame.buffer for frame in frames[1:]])
                 for frames in messages
-                if self._is_allowed(frames)
+                if (sender := self._sender(frames)) is not None
             ]
 
     def _answer_knocks(self) -> None:
@@ -165,20 +174,26 @@ class Router:
         with _connection(visitor) as peer:
             return peer is None or _bytes_received(peer) >= least
 
-    def _is_allowed(self, frames: Sequence[Any]) -> bool:
+    def _sender(self, frames: Sequence[Any]) -> Peer | None:
+        """Who has sent this; None if nobody who is let in."""
+        route = bytes(frames[0])
         if self._allowed is None:
-            return True
+            return Peer(route, route.hex())
         # Of the last frame: the first is made by the ROUTER.
-        if frames[-1].get("User-Id") in self._allowed:
-            return True
+        key: str = frames[-1].get("User-Id")
+        if key in self._allowed:
+            return Peer(route, key)
         self._turned_away[UNKNOWN_KEY] += 1
-        return False
+        return None
 
-    def send(self, peer: bytes, frames: Sequence[Buffer]) -> bool:
-        """Hand a reply over for `peer`; False if it has gone or does not read. Any thread."""
+    def send(self, route: bytes, frames: Sequence[Buffer]) -> bool:
+        """Hand a reply over to the peer at `route`; False if it has gone or does not read.
+
+        Any thread.
+        """
         with self._lock:
             try:
-                send(self._router, [peer, *frames])
+                send(self._router, [route, *frames])
                 sent = True
             except zmq.ZMQError as error:
                 if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):

@@ -1,6 +1,7 @@
 """An agent's queue as the simulator sees it: the rules of `devices.admission`, without its bytes.
 
-This room may not import that one; a test holds the two together, over any history.
+Of one client and without batches, which is what is simulated. This room may not import that one; a
+test holds the two together, over any history.
 """
 
 from typing import Generic, Literal, Protocol, TypeVar
@@ -24,7 +25,7 @@ J = TypeVar("J", bound=Timed)
 class AgentQueue(Generic[J]):
     """Bounded, first come first served; refuses and drops what cannot be on time."""
 
-    __slots__ = ("capacity", "estimate_s", "running", "waiting")
+    __slots__ = ("busy_until_s", "capacity", "estimate_s", "running", "waiting")
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
@@ -33,13 +34,15 @@ class AgentQueue(Generic[J]):
         #: At most `capacity`, for which a list does, and thousands of queues are mostly empty.
         self.waiting: list[J] = []
         self.running = False
+        self.busy_until_s = float("-inf")
 
     def offer(self, job: J, now_s: float) -> Refusal | None:
         """Queue `job`, or say why not."""
         waiting = len(self.waiting)
         if waiting >= self.capacity:
             return "overloaded"
-        if now_s + (waiting + self.running + 1) * self.estimate_s > job.deadline_s:
+        begins_s = self.busy_until_s if self.busy_until_s > now_s else now_s
+        if begins_s + (waiting + 1) * self.estimate_s > job.deadline_s:
             self.estimate_s *= _FORGET
             return "too_late"
         self.waiting.append(job)
@@ -51,6 +54,7 @@ class AgentQueue(Generic[J]):
             job = self.waiting.pop(0)
             if now_s + self.estimate_s <= job.deadline_s:
                 self.running = True
+                self.busy_until_s = now_s + self.estimate_s
                 return job
             dropped.append(job)
             self.estimate_s *= _FORGET
@@ -59,6 +63,7 @@ class AgentQueue(Generic[J]):
     def done(self, took_s: float) -> None:
         """The job taken last has ended."""
         self.running = False
+        self.busy_until_s = float("-inf")
         weight = _NEWEST if self.estimate_s else 1.0
         self.estimate_s += weight * (took_s - self.estimate_s)
 
@@ -66,4 +71,5 @@ class AgentQueue(Generic[J]):
         """Forget everything, as a process that ends does."""
         self.waiting.clear()
         self.running = False
+        self.busy_until_s = float("-inf")
         self.estimate_s = 0.0

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from devices import admission
+from devices import admission, durations
 from devices.admission import Admission, Job
 from mdp.wire import Infer
 from partitioner.simulation import agent
@@ -23,8 +23,8 @@ class Plain:
 
 def test_the_numbers_are_the_real_ones() -> None:
     assert agent.CAPACITY == admission.CAPACITY == AgentQueue().capacity
-    assert agent._NEWEST == admission._NEWEST
-    assert agent._FORGET == admission._FORGET
+    assert agent._NEWEST == durations._NEWEST
+    assert agent._FORGET == durations._FORGET
 
 
 class SideBySide(RuleBasedStateMachine):
@@ -41,19 +41,27 @@ class SideBySide(RuleBasedStateMachine):
     def offer(self, budget_s: float, step_s: float) -> None:
         self.now_s += step_s
         deadline_s = self.now_s + budget_s
-        job = Job(peer=b"", infer=INFER, pixels=b"", arrived_s=self.now_s, deadline_s=deadline_s)
-        said = self.real.offer(job, now_s=self.now_s)
-        assert self.simulated.offer(Plain(deadline_s), self.now_s) == said
+        job = Job(
+            peer=b"",
+            client="",
+            infer=INFER,
+            pixels=b"",
+            arrived_s=self.now_s,
+            deadline_s=deadline_s,
+        )
+        sent_back = self.real.offer(job, now_s=self.now_s)
+        said = self.simulated.offer(Plain(deadline_s), self.now_s)
+        assert sent_back == ([] if said is None else [(job, said)])
 
     @rule(step_s=st.floats(0, 1))
     def take(self, step_s: float) -> None:
         self.now_s += step_s
-        job, late = self.real.take(now_s=self.now_s)
+        jobs, late = self.real.take(now_s=self.now_s)
         dropped: list[Plain] = []
         taken = self.simulated.take(self.now_s, dropped)
         assert [each.deadline_s for each in dropped] == [each.deadline_s for each in late]
-        assert (taken and taken.deadline_s) == (job and job.deadline_s)
-        self.running |= job is not None
+        assert [job.deadline_s for job in jobs] == ([taken.deadline_s] if taken else [])
+        self.running |= bool(jobs)
 
     @rule(took_s=st.floats(0, 5))
     def done(self, took_s: float) -> None:

@@ -1,0 +1,126 @@
+"""Answers admitted requests by the model that they ask for, one or several at a time."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from devices.admission import Job
+from devices.ledger import Ledger
+from devices.replies import Replies
+from devices.service import Service, Shelf, wrong_bundle
+from mdp.crop import Pixels, decode_jpeg
+from mdp.errors import AgentError, PictureError
+from mdp.fusion import Contribution
+from mdp.wire import Result, as_line, logits_buffer, pixels_of
+
+#: Inferences that may fail in a row before a bundle is given up.
+TOLERATED_FAILURES = 3
+
+#: A request and its crop.
+Ready = tuple[Job, Pixels]
+
+
+class Computing:
+    """Computes one batch at a time; whoever calls makes sure of that."""
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        replies: Replies,
+        ledger: Ledger,
+        *,
+        clock: Callable[[], float],
+        give_up: Callable[[Service], None],
+    ) -> None:
+        """`give_up` is told of a service that has failed too often in a row."""
+        #: Why the last inference failed; empty if it did not.
+        self.reason = ""
+        self._shelf = shelf
+        self._replies = replies
+        self._ledger = ledger
+        self._clock = clock
+        self._give_up = give_up
+
+    def run(self, jobs: Sequence[Job]) -> tuple[int, float | None]:
+        """Answer `jobs`, all for one bundle.
+
+        Returns how many pictures were computed at once and the seconds it took; None if that
+        failed.
+        """
+        started_s = self._clock()
+        ready = [(job, pixels) for job in jobs if (pixels := self._pixels(job)) is not None]
+        return len(ready), self._compute(ready, started_s) if ready else None
+
+    def _pixels(self, job: Job) -> Pixels | None:
+        """The crop of a request `[image_size, image_size, 3]`; None if that has been refused."""
+        try:
+            return pixels_for(job)
+        except PictureError as error:
+            self._replies.fail_job(job, "bad_message", str(error))
+        except MemoryError:
+            self._replies.fail_job(job, "failed", "no memory for the picture")
+        return None
+
+    def _compute(self, ready: Sequence[Ready], started_s: float) -> float | None:
+        service = self._shelf.named(ready[0][0].infer.digest)
+        if service is None:
+            for job, _ in ready:
+                self._replies.fail_job(job, *wrong_bundle(self._shelf, job.infer))
+            return None
+        try:
+            contribution = service.runtime.run(together([pixels for _, pixels in ready]))
+            took_s = self._clock() - started_s
+            rows = apart(contribution, len(ready))
+        except Exception as error:  # whatever a runtime raises is its requests' failure
+            self._failed(service, ready, error)
+            return None
+        for (job, _), row in zip(ready, rows, strict=True):
+            result = Result(
+                request_id=job.infer.request_id,
+                num_classes=len(service.candidate.bundle.manifest.labels),
+                queue_ms=(started_s - job.arrived_s) * 1e3,
+                compute_ms=took_s * 1e3,
+            )
+            self._replies.send(job.peer, result, logits_buffer(row))
+            self._ledger.count("answered")
+        service.answered += len(ready)
+        service.failures = 0
+        self.reason = ""
+        return took_s
+
+    def _failed(self, service: Service, ready: Sequence[Ready], error: Exception) -> None:
+        """One request has failed; of several, whichever it was is found by asking one by one."""
+        if len(ready) > 1:
+            for job, pixels in ready:
+                now_s = self._clock()
+                if now_s > job.deadline_s:
+                    text = "computed with others, that failed, and no time was left"
+                    self._replies.fail_job(job, "too_late", text)
+                else:
+                    self._compute([(job, pixels)], now_s)
+            return
+        self.reason = as_line(f"{type(error).__name__}: {error}")
+        self._replies.fail_job(ready[0][0], "failed", self.reason)
+        service.failures += 1
+        if service.failures == TOLERATED_FAILURES:
+            self._give_up(service)
+
+
+def pixels_for(job: Job) -> Pixels:
+    """The crop of a request `[image_size, image_size, 3]`; raises PictureError."""
+    if job.infer.encoding == "jpeg":
+        return decode_jpeg(bytes(job.pixels), job.infer.image_size)
+    return pixels_of(job.infer, job.pixels)
+
+
+def together(pictures: Sequence[Pixels]) -> Pixels:
+    """Crops as one batch `[N, image_size, image_size, 3]`; a single one is not copied."""
+    return pictures[0][None] if len(pictures) == 1 else np.stack(pictures)
+
+
+def apart(contribution: Contribution, count: int) -> list[Contribution]:
+    """What was computed for each of `count` pictures; raises AgentError for another number."""
+    boost, bag = contribution.boost, contribution.bag
+    if not len(boost) == len(bag) == count:
+        raise AgentError(f"expected logits of {count} pictures, got {len(boost)} and {len(bag)}")
+    return [Contribution(boost[row], bag[row]) for row in range(count)]

@@ -1,0 +1,68 @@
+"""How long computing takes, by the number of pictures at once: running estimates. Pure."""
+
+from collections.abc import Mapping
+
+#: Weight of the newest computation in the running estimate.
+_NEWEST = 0.2
+#: Each refusal lowers the estimates, so that one slow spell cannot shut the door for good.
+_FORGET = 0.95
+#: A batch pays if it takes at most this share of the time of its pictures one by one. What is
+#: gained has to be worth more than that the first of them waits for the last.
+PAYS = 0.95
+#: A size that was possible and not chosen is taken for a little quicker each time, so that one slow
+#: spell does not rule it out for good.
+_DOUBT = 0.999
+
+
+class Durations:
+    """Estimated seconds of one computation, for 1 to `most` pictures at once."""
+
+    def __init__(self, most: int = 1) -> None:
+        self.most = most
+        self._seconds: dict[int, float] = {}
+
+    def of(self, pictures: int) -> float:
+        """Seconds of so many at once; 0 as long as nothing is known."""
+        known = self._seconds.get(pictures)
+        return pictures * self._seconds.get(1, 0.0) if known is None else known
+
+    def of_queue(self, pictures: int) -> float:
+        """Seconds until the last of so many has its answer, in batches of the best size."""
+        size = self.best(range(1, self.most + 1)) if self.most > 1 else 1
+        whole, rest = divmod(pictures, size)
+        return whole * self.of(size) + (self.of(rest) if rest else 0.0)
+
+    def best(self, sizes: range) -> int:
+        """The size out of `sizes`, which begin with 1, that takes least time a picture.
+
+        Only sizes that have been seen to pay, else 1.
+        """
+        paying = [
+            size
+            for size in sizes[1:]
+            if size in self._seconds and self._seconds[size] <= PAYS * size * self.of(1)
+        ]
+        return min(paying, key=lambda size: (self._seconds[size] / size, -size), default=1)
+
+    def choose(self, sizes: range) -> int:
+        """As `best`; the sizes that were not chosen get a little of their credit back."""
+        chosen = self.best(sizes)
+        for size in sizes[1:]:
+            if size != chosen and size in self._seconds:
+                self._seconds[size] *= _DOUBT
+        return chosen
+
+    def learn(self, pictures: int, took_s: float) -> None:
+        """A computation of so many has taken so long."""
+        known = self._seconds.get(pictures)
+        self._seconds[pictures] = took_s if not known else known + _NEWEST * (took_s - known)
+
+    def doubt(self) -> None:
+        """A request was refused because of these estimates."""
+        for pictures in self._seconds:
+            self._seconds[pictures] *= _FORGET
+
+    def renew(self, most: int, seconds: Mapping[int, float]) -> None:
+        """From now on another model is computed, of which this has been measured."""
+        self.most = most
+        self._seconds = dict(seconds)

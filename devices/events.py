@@ -1,0 +1,45 @@
+"""Tells people, or a program, what an agent does; whoever listens cannot hold it up."""
+
+import os
+import select
+from typing import IO
+
+import msgspec
+
+#: A pipe that can be written takes as much at once (POSIX's least PIPE_BUF is 512).
+_AT_ONCE_BYTES = select.PIPE_BUF
+
+
+class Events:
+    """Lines on a stream, past its buffer: what cannot be written at once is left out.
+
+    A reader that has gone, one that does not read, or a full disk costs lines, never the agent.
+    """
+
+    def __init__(self, stream: IO[str] | None, device: str, address: str, *, json: bool) -> None:
+        """None for a stream that was closed before this process began."""
+        self._descriptor = None if stream is None else stream.fileno()
+        self._device = device
+        self._address = address
+        self._json = json
+
+    def tell(self, event: str) -> None:
+        """Write one event."""
+        self._write(self._line(event))
+
+    def _line(self, event: str) -> bytes:
+        if not self._json:
+            return f"mdp-agent {self._device}: {event}\n".encode()
+        content = {"event": event, "device": self._device, "address": self._address}
+        return msgspec.json.encode(content) + b"\n"
+
+    def _write(self, line: bytes) -> None:
+        if self._descriptor is None or len(line) > _AT_ONCE_BYTES:
+            return
+        try:
+            _, writable, _ = select.select([], [self._descriptor], [], 0)
+            if writable:
+                os.write(self._descriptor, line)
+        except (OSError, ValueError):
+            # Nobody there, no room, or a descriptor beyond what `select` takes.
+            return

@@ -1,0 +1,58 @@
+"""What has become of requests: counted for every status, and told to people now and then."""
+
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from typing import get_args
+
+from mdp.wire import FailureCode
+
+#: What may become of a request, and of a change of bundle.
+OUTCOMES = ("answered", "undeliverable", *get_args(FailureCode))
+CHANGES = ("renewed", "not_renewed")
+#: Refused and dropped requests are reported at most this often.
+REPORT_EVERY_S = 10.0
+
+
+class Ledger:
+    """Counts outcomes; any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        # Every key from the start, so that a status always has them all.
+        self._counts: Counter[str] = Counter(dict.fromkeys(OUTCOMES + CHANGES, 0))
+        #: Requests not answered since the last report, by outcome.
+        self._unreported: Counter[str] = Counter()
+        self._next_report_s = float("-inf")
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Outcome -> how often since the start."""
+        with self._lock:
+            return dict(self._counts)
+
+    @property
+    def to_report(self) -> bool:
+        """Whether there is anything that people have not been told."""
+        return bool(self._unreported)
+
+    def count(self, outcome: str) -> None:
+        """A request, or a change of bundle, has ended so."""
+        with self._lock:
+            self._counts[outcome] += 1
+            if outcome != "answered" and outcome not in CHANGES:
+                self._unreported[outcome] += 1
+
+    def turned_away(self, reasons: Mapping[str, int]) -> None:
+        """So many were turned away before anything was known of a request."""
+        with self._lock:
+            self._unreported.update(reasons)
+
+    def report(self, now_s: float) -> str:
+        """What was refused or dropped since the last time, in a line; empty if it is not time."""
+        with self._lock:
+            if not self._unreported or now_s < self._next_report_s:
+                return ""
+            new, self._unreported = self._unreported, Counter()
+        self._next_report_s = now_s + REPORT_EVERY_S
+        return "not answered: " + ", ".join(f"{n} {code}" for code, n in new.items())

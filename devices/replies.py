@@ -1,0 +1,28 @@
+"""What an agent says to its clients, and the count of it."""
+
+from devices.admission import Job
+from devices.ledger import Ledger
+from mdp.transport import Router
+from mdp.wire import Buffer, Failure, FailureCode, Message, as_line, encode
+
+
+class Replies:
+    """Sends replies; any thread."""
+
+    def __init__(self, router: Router, ledger: Ledger) -> None:
+        self._router = router
+        self._ledger = ledger
+
+    def send(self, route: bytes, message: Message, *buffers: Buffer) -> None:
+        """Send `message`; whoever has gone or does not read does not get it."""
+        if not self._router.send(route, encode(message, *buffers)):
+            self._ledger.count("undeliverable")
+
+    def fail(self, route: bytes, request_id: int, code: FailureCode, text: str) -> None:
+        """Say why a request, 0 for one that could not be read, is not answered."""
+        self._ledger.count(code)
+        self.send(route, Failure(request_id=request_id, code=code, text=as_line(text)))
+
+    def fail_job(self, job: Job, code: FailureCode, text: str) -> None:
+        """Say why an admitted request is not answered."""
+        self.fail(job.peer, job.infer.request_id, code, text)

@@ -1,0 +1,168 @@
+"""One bundle as this device serves it, and the two that it may serve at a time."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from devices.runtime import Runtime
+from mdp.bundle import Bundle
+from mdp.errors import AgentError
+from mdp.plan import Assignment
+from mdp.wire import FailureCode, Infer
+
+#: How long a bundle is served on after the last request for it, once another has taken its place.
+GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A bundle that has been read, and how to load this device's part of it."""
+
+    bundle: Bundle
+    assignment: Assignment
+    load: Callable[[], Runtime]
+    #: Most pictures to compute at once.
+    batch: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.bundle.manifest.name} {self.bundle.digest[:12]}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """A candidate that is loaded, and what has become of it."""
+
+    candidate: Candidate
+    runtime: Runtime
+    #: Seconds of computing so many pictures at once, as measured before serving.
+    measured_s: Mapping[int, float] = field(default_factory=dict)
+    answered: int = 0
+    #: Inferences that failed since the last one that did not.
+    failures: int = 0
+    #: When it was last asked for.
+    asked_s: float = float("-inf")
+
+    @property
+    def digest(self) -> str:
+        """Identity of the bundle."""
+        return self.candidate.bundle.digest
+
+    def refusal(self, infer: Infer) -> tuple[FailureCode, str] | None:
+        """Why a request for this bundle is not for this device."""
+        assignment = self.candidate.assignment
+        if infer.k != assignment.k:
+            return "wrong_submodel", (
+                f"{assignment.device} serves sub-model {assignment.k}, asked for {infer.k}"
+            )
+        size = assignment.submodel.image_size
+        if infer.image_size != size:
+            return "bad_message", f"expected a crop of {size} pixels, got {infer.image_size}"
+        return None
+
+
+class Shelf:
+    """What is served: the newest bundle, and for a while the one before it. Pure.
+
+    Never more than two, so that memory is bounded.
+    """
+
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self.newest: Service | None = None
+        self.former: Service | None = None
+        self._grace_s = grace_s
+
+    @property
+    def services(self) -> list[Service]:
+        """All that is served, newest first."""
+        return [service for service in (self.newest, self.former) if service is not None]
+
+    def find(self, digest: str, *, now_s: float) -> Service | None:
+        """Who serves a request for `digest` that has just come."""
+        service = self.named(digest)
+        if service is not None:
+            service.asked_s = now_s
+        return service
+
+    def named(self, digest: str) -> Service | None:
+        """Who serves `digest`."""
+        return next((service for service in self.services if service.digest == digest), None)
+
+    def put(self, service: Service, *, now_s: float) -> None:
+        """From now on `service` is the newest, which may have been the former one.
+
+        The one so far is served on for a while, unless `service` is the same bundle loaded anew.
+        """
+        former, self.newest = self.newest, service
+        self.former = None if former is None or former.digest == service.digest else former
+        if self.former is not None:
+            # The grace begins now, also for one that nobody has asked for lately.
+            self.former.asked_s = max(self.former.asked_s, now_s)
+
+    def take_down(self, service: Service) -> bool:
+        """Serve `service` no more, if there is another; False if it is the only one."""
+        left = [other for other in self.services if other is not service]
+        if not left:
+            return False
+        self.newest, self.former = left[0], None
+        return True
+
+    def retire(self, *, now_s: float) -> Service | None:
+        """Take the former one down if its time has come; returns it then."""
+        former = self.former
+        if former is None or now_s < former.asked_s + self._grace_s:
+            return None
+        self.former = None
+        return former
+
+    def retires_s(self) -> float:
+        """When to look whether the former one's time has come; infinity if there is none."""
+        return float("inf") if self.former is None else self.former.asked_s + self._grace_s
+
+
+def wrong_bundle(shelf: Shelf, infer: Infer) -> tuple[FailureCode, str]:
+    """Why a request for a bundle that nobody on the shelf is cannot be answered."""
+    served = " and ".join(str(service.candidate) for service in shelf.services)
+    return "wrong_bundle", (
+        f"serves {served}, asked for {infer.digest[:12]}: give both the same bundle, then reload "
+        "whichever had another"
+    )
+
+
+def warmed(candidate: Candidate, runtime: Runtime, clock: Callable[[], float]) -> Service:
+    """The candidate with its loaded `runtime`, run until steady; raises AgentError."""
+    runtime.warm_up()
+    measured_s = measure_batches(
+        runtime, candidate.assignment.submodel.image_size, candidate.batch, clock
+    )
+    return Service(candidate=candidate, runtime=runtime, measured_s=measured_s)
+
+
+def check_room(candidate: Candidate, available_bytes: int | None) -> None:
+    """Raise AgentError if memory does not suffice for one more bundle; None where unknown."""
+    needed = candidate.assignment.memory_bytes
+    if available_bytes is not None and needed > available_bytes:
+        raise AgentError(
+            f"{candidate} needs {needed / 1e6:,.0f} MB beside what is served, "
+            f"{available_bytes / 1e6:,.0f} MB are free"
+        )
+
+
+def measure_batches(
+    runtime: Runtime, image_size: int, most: int, clock: Callable[[], float]
+) -> dict[int, float]:
+    """Seconds of computing 1 to `most` black pictures at once; nothing for one at a time.
+
+    The first run of a size allocates memory, the second is measured. Raises AgentError.
+    """
+    measured: dict[int, float] = {}
+    for pictures in range(1, most + 1) if most > 1 else ():
+        blank = np.zeros((pictures, image_size, image_size, 3), dtype=np.uint8)
+        try:
+            runtime.run(blank)
+            started_s = clock()
+            runtime.run(blank)
+        except Exception as error:  # runtimes raise types of their own, without a common base
+            raise AgentError(f"the model cannot be run on {pictures} pictures: {error}") from error
+        measured[pictures] = clock() - started_s
+    return measured

@@ -1,0 +1,53 @@
+"""How an operator wants a device's part of a bundle served."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from devices.runtime import Runtime
+from devices.runtimes import open_runtime
+from devices.service import Candidate
+from mdp.bundle import Bundle, model_path
+from mdp.errors import AgentError
+from mdp.wire import request_frame_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What `mdp-agent run` was told; None leaves it to the plan."""
+
+    device: str
+    threads: int | None = None
+    #: How many cores this process may use; None for all.
+    cores: int | None = None
+    batch: int | None = None
+    allow_fallback: bool = False
+
+    def candidate(self, folder: Path, max_frame_bytes: int | None = None) -> Candidate:
+        """The bundle at `folder`, a folder or a link to one, ready to be loaded.
+
+        Raises ConfigError, or AgentError if its crops are larger than `max_frame_bytes`.
+        """
+        # What a link leads to now is what is loaded, wherever it leads by then.
+        bundle = Bundle.open(folder.resolve())
+        assignment = bundle.assignment(self.device)
+        needed = request_frame_bytes(assignment.submodel.image_size)
+        if max_frame_bytes is not None and needed > max_frame_bytes:
+            raise AgentError(
+                f"its crops of {needed:,} bytes are larger than the {max_frame_bytes:,} that this "
+                "agent has been taking since its start: start it anew"
+            )
+        threads = self.threads
+        if threads is None and self.cores is not None:
+            threads = min(assignment.threads, self.cores)
+
+        def load() -> Runtime:
+            return open_runtime(
+                bundle.verified(model_path(assignment.k)),
+                assignment,
+                num_classes=len(bundle.manifest.labels),
+                threads=threads,
+                allow_fallback=self.allow_fallback,
+            )
+
+        batch = assignment.batch if self.batch is None else self.batch
+        return Candidate(bundle=bundle, assignment=assignment, load=load, batch=batch)
