@@ -31,6 +31,7 @@ from mdp.wire import (
     Infer,
     State,
     Status,
+    answered_by,
     as_line,
     decode,
 )
@@ -147,7 +148,10 @@ class Agent:
     def _load_and_work(self) -> None:
         runtime = self._first.load()
         self._enter("WARMING")
-        self._put(warmed(self._first, runtime, self._clock))
+        service = warmed(self._first, runtime, self._clock)
+        if service.measured_s:
+            self._report(service.speeds)
+        self._put(service)
         # The other thread warms up too: a runtime may keep state per thread.
         self._router.wake()
         self._work()
@@ -327,7 +331,7 @@ class Agent:
         with self._lock:
             newest, services = self._shelf.newest, self._shelf.services
             candidate = newest.candidate if newest else self._first
-            answered = {f"answered {s.digest[:12]}": s.answered for s in services}
+            answered = {answered_by(s.digest): s.answered for s in services}
             return Status(
                 request_id=request_id,
                 device=candidate.assignment.device,

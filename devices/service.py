@@ -48,6 +48,13 @@ class Service:
         """Identity of the bundle."""
         return self.candidate.bundle.digest
 
+    @property
+    def speeds(self) -> str:
+        """What was measured, for people."""
+        sizes = ", ".join(map(str, self.measured_s))
+        times = ", ".join(f"{seconds * 1e3:.1f}" for seconds in self.measured_s.values())
+        return f"{sizes} pictures at once take {times} ms"
+
     def refusal(self, infer: Infer) -> tuple[FailureCode, str] | None:
         """Why a request for this bundle is not for this device."""
         assignment = self.candidate.assignment
@@ -124,8 +131,8 @@ def wrong_bundle(shelf: Shelf, infer: Infer) -> tuple[FailureCode, str]:
     """Why a request for a bundle that nobody on the shelf is cannot be answered."""
     served = " and ".join(str(service.candidate) for service in shelf.services)
     return "wrong_bundle", (
-        f"serves {served}, asked for {infer.digest[:12]}: give both the same bundle, then reload "
-        "whichever had another"
+        f"serves {served}: give client and agent the same bundle, and reload whichever had "
+        f"another; asked for {infer.digest[:12]}"
     )
 
 

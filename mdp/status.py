@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from mdp.bundle import Bundle
 from mdp.fleet import FleetEntry
-from mdp.wire import Status
+from mdp.wire import Status, answered_by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,16 +69,27 @@ def device_status(
 
 
 def _reason(entry: FleetEntry, status: Status, bundle: Bundle) -> str:
-    if status.digest != bundle.digest:
+    changing = status.digest != bundle.digest and serves_too(status, bundle)
+    if status.digest != bundle.digest and not changing:
         return (
             f"wrong bundle: serves {status.bundle} {status.digest[:12]}, expected "
             f"{bundle.manifest.name} {bundle.digest[:12]}"
         )
-    if status.k != entry.k:
+    if status.k != entry.k and not changing:
         return f"wrong sub-model: serves {status.k} ({status.device}), expected {entry.k}"
     wrong = [status.reason] if status.reason else []
+    if changing:
+        wrong.append(
+            f"serves {status.bundle} {status.digest[:12]} by now, and this client's bundle until "
+            "nobody asks for it: reload this client"
+        )
     if status.fallback:
         wrong.append(f"runs on {status.provider}, not as planned")
     if entry.exposed:
         wrong.append("plain text over the network")
     return "; ".join(wrong)
+
+
+def serves_too(status: Status, bundle: Bundle) -> bool:
+    """Whether an agent counts answers made with `bundle`, as it does while it serves it."""
+    return answered_by(bundle.digest) in status.counts

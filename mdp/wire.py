@@ -125,11 +125,17 @@ class Status(Record, frozen=True):
     fallback: bool
     reason: Text
     queued: int
-    #: Outcome -> how many requests ended so since the start.
+    #: Outcome -> how many requests ended so since the start; of each bundle that is served, how
+    #: many were `answered_by` it.
     counts: dict[Text, int]
 
     def __post_init__(self) -> None:
         _check_printable(self, "device", "bundle", "provider", "reason")
+
+
+def answered_by(digest: Digest) -> str:
+    """Under which name a status counts what was answered with a bundle."""
+    return f"answered {digest[:12]}"
 
 
 def _check_printable(record: Record, *keys: str) -> None:

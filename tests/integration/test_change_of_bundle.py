@@ -1,0 +1,241 @@
+"""Another bundle takes the place of the one that is served, while clients go on asking."""
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from mdp.bundle import MANIFEST, Bundle, model_path
+from mdp.client import Client
+from mdp.files import replacing_folder
+from mdp.fleet import new_fleet
+from mdp.prediction import Prediction
+from mdp.status import DeviceStatus
+from tests.support.bundles import DEVICES, colour_picture, write_bundle
+from tests.support.fleet import PATIENCE_S, PLENTY_MS, AgentProcess, Fleet, until
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+RED = colour_picture("red")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Agents serve `live`, a link to `old`."""
+    write_bundle(tmp_path / "old", name="old")
+    write_bundle(tmp_path / "new", name="new", bag_scale=9.0)
+    (tmp_path / "live").symlink_to("old")
+    with Fleet(tmp_path, tmp_path / "live") as fleet:
+        yield fleet
+
+
+def point(fleet: Fleet, name: str) -> None:
+    """Let the link lead to another bundle, at once."""
+    link = fleet.folder / "link"
+    link.symlink_to(name)
+    link.replace(fleet.folder / "live")
+
+
+def named(fleet: Fleet, name: str) -> str:
+    """A bundle as agents call it."""
+    return f"{name} {Bundle.open(fleet.folder / name).digest[:12]}"
+
+
+def client_of(fleet: Fleet, name: str) -> Client:
+    """A client that holds the bundle `name`."""
+    path = fleet.folder / f"fleet-{name}.toml"
+    devices = [f"{device}={agent.address}" for device, agent in fleet.agents.items()]
+    new_fleet(Bundle.open(fleet.folder / name), devices, path)
+    return Client.connect(path, timeout_s=PATIENCE_S)
+
+
+def ask(client: Client) -> Prediction:
+    return client.classify(RED, deadline_ms=PLENTY_MS)
+
+
+def status(client: Client) -> DeviceStatus:
+    return client.status(timeout_s=PATIENCE_S)[0]
+
+
+def look_again(agent: AgentProcess, event: str) -> None:
+    """Tell the agent to look at its bundle again, and wait until it says `event`."""
+    agent.signal(signal.SIGHUP)
+    agent.wait_for(event)
+
+
+def test_both_bundles_are_served_until_nobody_asks_for_the_old_one(fleet: Fleet) -> None:
+    agent = fleet.start("alpha", "--grace-s", 0.5)
+    with client_of(fleet, "old") as old:
+        before = ask(old)
+        assert before.used == ("alpha",)
+        point(fleet, "new")
+        look_again(agent, f"serves {named(fleet, 'new')}")
+        with client_of(fleet, "new") as new:
+            answers = [ask(client) for client in (old, new, old, new)]
+            assert [answer.missing.get("alpha") for answer in answers] == [None] * 4
+            # The new one is surer: its logits are larger.
+            assert answers[0].probability == answers[2].probability == before.probability
+            assert answers[1].probability == answers[3].probability > before.probability
+            told = status(new)
+            assert told.counts["renewed"] == 1
+            assert told.counts[f"answered {new.bundle.digest[:12]}"] == 2
+            assert told.counts[f"answered {old.bundle.digest[:12]}"] == 3
+            assert (told.usable, told.reason) == (True, "")
+            told = status(old)
+            assert (told.usable, told.reason) == (
+                True,
+                f"serves {named(fleet, 'new')} by now, and this client's bundle until nobody asks "
+                "for it: reload this client",
+            )
+            # Nobody asks for the old one from here on.
+            agent.wait_for(f"serves {named(fleet, 'old')} no more")
+            assert ask(new).used == ("alpha",)
+        assert not status(old).usable
+        assert status(old).reason.startswith("wrong bundle: serves new ")
+    assert agent.terminate() == 0
+    assert agent.stderr == ""
+
+
+def test_a_folder_that_is_replaced_counts_as_well(fleet: Fleet, tmp_path: Path) -> None:
+    agent = fleet.start("alpha", bundle=tmp_path / "old")
+    with client_of(fleet, "new") as new:
+        assert new.status(timeout_s=PATIENCE_S)[0].reason.startswith("wrong bundle: serves old ")
+        with replacing_folder(tmp_path / "old") as folder:
+            write_bundle(folder, name="new", bag_scale=9.0)
+        look_again(agent, f"serves {named(fleet, 'new')}")
+        assert ask(new).used == ("alpha",)
+
+
+def test_the_same_bundle_is_no_change(fleet: Fleet) -> None:
+    agent = fleet.start("alpha")
+    with client_of(fleet, "old") as old:
+        agent.signal(signal.SIGHUP)
+        # The next one is told apart from the last by what comes between.
+        (fleet.folder / "live" / MANIFEST).rename(fleet.folder / "aside")
+        until(lambda: bool(reloaded(agent, old)), "it has looked again")
+        counts = old.status(timeout_s=PATIENCE_S)[0].counts
+        assert counts["renewed"] == 0
+        assert ask(old).used == ("alpha",)
+
+
+def reloaded(agent: AgentProcess, client: Client) -> int:
+    agent.signal(signal.SIGHUP)
+    return client.status(timeout_s=PATIENCE_S)[0].counts["not_renewed"]
+
+
+def truncated(folder: Path) -> None:
+    path = folder / MANIFEST
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def altered(folder: Path) -> None:
+    path = folder / model_path(0)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(data)
+
+
+def not_finite(folder: Path) -> None:
+    other = folder.with_name("other")
+    write_bundle(other, name="nan", bag_scale=float("nan"))
+    with replacing_folder(folder) as place:
+        for path in other.iterdir():
+            path.rename(place / path.name)
+
+
+def hungry(folder: Path) -> None:
+    change(folder, memory_bytes=2**47)
+
+
+def elsewhere(folder: Path) -> None:
+    change(folder, provider="CUDAExecutionProvider")
+
+
+def larger(folder: Path) -> None:
+    with replacing_folder(folder) as place:
+        write_bundle(place, name="large", sizes=(400, 12, 8))
+
+
+def gone(folder: Path) -> None:
+    folder.rename(folder.with_name("away"))
+
+
+def change(folder: Path, **changes: object) -> None:
+    path = folder / MANIFEST
+    content = json.loads(path.read_text())
+    content["plan"]["assignments"][0].update(changes)
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (truncated, "manifest.json: Input data was truncated"),
+        (altered, "model.onnx: expected sha256 "),
+        (not_finite, "the model gives logits that are not finite on a black picture"),
+        (hungry, "needs 140,737,488 MB beside what is served, "),
+        (elsewhere, "the plan asks for CUDAExecutionProvider, this device has "),
+        (larger, "crops of 480,000 bytes are larger than the 196,608 that this agent has"),
+        (gone, "new: expected a bundle folder with a manifest.json"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_bundle_that_cannot_be_served_changes_nothing(
+    fleet: Fleet, spoil: Callable[[Path], None], why: str
+) -> None:
+    agent = fleet.start("alpha")
+    write_bundle(fleet.folder / "next", name="next", bag_scale=7.0)
+    spoil(fleet.folder / "new")
+    with client_of(fleet, "old") as old:
+        before = ask(old)
+        point(fleet, "new")
+        agent.signal(signal.SIGHUP)
+        until(lambda: status(old).counts["not_renewed"] == 1, "it is refused")
+        told = status(old)
+        assert told.usable
+        assert told.state == "READY"
+        assert told.reason.startswith("the bundle is as before: ")
+        assert why in told.reason
+        assert ask(old).probability == before.probability
+        # A bundle that can be served is then taken, and the reason forgotten.
+        point(fleet, "next")
+        look_again(agent, f"serves {named(fleet, 'next')}")
+        assert ask(old).probability == before.probability
+        assert status(old).counts["renewed"] == 1
+    with client_of(fleet, "next") as next_:
+        assert status(next_).reason == ""
+        assert ask(next_).used == ("alpha",)
+    assert agent.terminate() == 0
+    assert agent.stderr == ""
+
+
+def test_there_and_back_needs_no_loading_and_a_third_has_to_wait(fleet: Fleet) -> None:
+    agent = fleet.start("alpha")
+    write_bundle(fleet.folder / "third", name="third", bag_scale=7.0)
+    with client_of(fleet, "old") as old, client_of(fleet, "new") as new:
+        ask(old)
+        point(fleet, "new")
+        look_again(agent, f"serves {named(fleet, 'new')}")
+        assert (ask(old).used, ask(new).used) == (("alpha",), ("alpha",))
+        point(fleet, "third")
+        agent.signal(signal.SIGHUP)
+        until(lambda: status(new).counts["not_renewed"] == 1, "there are two already")
+        assert "two bundles are served already, and old" in status(new).reason
+        # Its model is gone from the disk, but not from memory.
+        (fleet.folder / "old" / model_path(0)).unlink()
+        point(fleet, "old")
+        look_again(agent, f"serves {named(fleet, 'old')}")
+        assert (ask(old).used, ask(new).used) == (("alpha",), ("alpha",))
+        assert status(old).reason == ""
+
+
+def test_a_whole_fleet_changes_over_device_by_device(fleet: Fleet) -> None:
+    agents = fleet.start_all().agents
+    point(fleet, "new")
+    for device in DEVICES:
+        look_again(agents[device], f"serves {named(fleet, 'new')}")
+    with client_of(fleet, "old") as old, client_of(fleet, "new") as new:
+        for client in (old, new):
+            assert ask(client).used == DEVICES

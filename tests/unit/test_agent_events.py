@@ -1,0 +1,63 @@
+"""Events reach whoever listens, and nobody who listens badly can hold an agent up."""
+
+import json
+import os
+from pathlib import Path
+
+from devices.events import Events
+
+
+def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    with path.open("w") as stream:
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).tell("READY")
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).tell("READY")
+    people, program = path.read_text().splitlines()
+    assert people == "mdp-agent n100: READY"
+    assert json.loads(program) == {
+        "event": "READY",
+        "device": "n100",
+        "address": "tcp://127.0.0.1:1",
+    }
+
+
+def test_a_reader_that_does_not_read_costs_lines_only() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "w") as stream:
+        events = Events(stream, "n100", "tcp://127.0.0.1:1", json=True)
+        # A pipe holds 64 KiB; a write that waits would never return.
+        for number in range(10_000):
+            events.tell(f"event {number}")
+        os.set_blocking(reader, False)
+        lines = read.read().splitlines()
+        assert 0 < len(lines) < 10_000
+        assert [json.loads(line)["event"] for line in lines] == [
+            f"event {number}" for number in range(len(lines))
+        ]
+        events.tell("heard again")
+        assert json.loads(read.read())["event"] == "heard again"
+
+
+def test_a_reader_that_has_gone_costs_nothing() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).tell("READY")
+
+
+def test_a_full_disk_costs_nothing() -> None:
+    with Path("/dev/full").open("w") as stream:
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).tell("READY")
+
+
+def test_a_stream_that_was_closed_before_is_nobody() -> None:
+    Events(None, "n100", "tcp://127.0.0.1:1", json=False).tell("READY")
+
+
+def test_a_line_too_long_to_be_written_at_once_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    with path.open("w") as stream:
+        events = Events(stream, "n100", "tcp://127.0.0.1:1", json=False)
+        events.tell("x" * 100_000)
+        events.tell("short")
+    assert path.read_text() == "mdp-agent n100: short\n"
