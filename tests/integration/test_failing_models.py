@@ -1,0 +1,153 @@
+"""Models that fail while they are served: what fails with them, and what comes back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices import agent as agent_module
+from devices.agent import Agent
+from devices.renewal import Renewal
+from devices.service import Candidate
+from mdp.bundle import Bundle
+from mdp.wire import Failure
+from tests.support.bundles import write_bundle
+from tests.support.fakes import StrangePeer
+from tests.support.fleet import Fleet, until
+from tests.support.serving import Held, replies, request, serving, told
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+class Shop:
+    """An agent in this process, and what it finds when it looks at its bundle again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.old = Bundle.open(write_bundle(folder / "old", name="old"))
+        self.new = Bundle.open(write_bundle(folder / "new", name="new", bag_scale=9.0))
+        self.there = self.old
+        self.runtimes = {self.old.digest: Held(), self.new.digest: Held()}
+        self.looked = 0
+
+    def runtime(self, bundle: Bundle) -> Held:
+        return self.runtimes[bundle.digest]
+
+    def read(self) -> Candidate:
+        self.looked += 1
+        there = self.there
+        assignment = there.assignment("alpha")
+        return Candidate(bundle=there, assignment=assignment, load=lambda: self.runtime(there))
+
+    def renewal(self) -> Renewal:
+        return Renewal(self.read, clock=lambda: 0.0, available_bytes=lambda: None)
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+@pytest.fixture
+def open_shop(shop: Shop) -> Iterator[tuple[Agent, StrangePeer]]:
+    with (
+        serving(shop.old, shop.runtime(shop.old), renewal=shop.renewal()) as (agent, address),
+        StrangePeer(address) as peer,
+    ):
+        yield agent, peer
+
+
+def failed(peer: StrangePeer, bundle: Bundle, number: int) -> str:
+    """Why a request failed."""
+    peer.send(request(bundle, number))
+    message = peer.receive().message
+    assert isinstance(message, Failure)
+    assert message.request_id == number
+    return f"{message.code}: {message.text}"
+
+
+def answered(peer: StrangePeer, bundle: Bundle, number: int) -> None:
+    peer.send(request(bundle, number))
+    assert replies(peer, 1) == {number: "answered"}
+
+
+def test_a_new_model_that_fails_makes_way_for_the_old_one(
+    shop: Shop, open_shop: tuple[Agent, StrangePeer]
+) -> None:
+    agent, peer = open_shop
+    shop.there = shop.new
+    agent.renew()
+    until(lambda: told(peer).digest == shop.new.digest, "it has changed over")
+    answered(peer, shop.new, 1)
+    shop.runtime(shop.new).error = RuntimeError("on fire")
+    for number in (2, 3, 4):
+        assert failed(peer, shop.new, number) == "failed: RuntimeError: on fire"
+    assert failed(peer, shop.new, 5).startswith("wrong_bundle: serves old ")
+    answered(peer, shop.old, 6)
+    status = told(peer)
+    assert (status.state, status.digest) == ("READY", shop.old.digest)
+    expected = f"the bundle is as before: new {shop.new.digest[:12]} failed: RuntimeError: on fire"
+    assert status.reason == expected
+    assert (status.counts["renewed"], status.counts["not_renewed"]) == (1, 1)
+
+
+def out_of_memory(shop: Shop, agent: Agent, peer: StrangePeer) -> None:
+    shop.runtime(shop.old).error = MemoryError()
+    for number in (1, 2, 3):
+        assert failed(peer, shop.old, number) == "failed: MemoryError:"
+    until(lambda: agent.state == "FAILED", "it gives up")
+    assert failed(peer, shop.old, 4) == "failed: MemoryError:"
+
+
+def test_a_failed_agent_serves_again_once_its_bundle_works(
+    shop: Shop, open_shop: tuple[Agent, StrangePeer]
+) -> None:
+    agent, peer = open_shop
+    out_of_memory(shop, agent, peer)
+    assert shop.looked == 0, "not yet"
+    shop.runtime(shop.old).error = None
+    agent.renew()
+    until(lambda: agent.state == "READY", "it serves again")
+    answered(peer, shop.old, 5)
+    assert told(peer).reason == ""
+
+
+def test_a_failed_agent_looks_by_itself(
+    shop: Shop, open_shop: tuple[Agent, StrangePeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, peer = open_shop
+    monkeypatch.setattr(agent_module, "RETRY_S", 0.01)
+    out_of_memory(shop, agent, peer)
+    shop.runtime(shop.old).error = None
+    until(lambda: agent.state == "READY", "it serves again")
+    answered(peer, shop.old, 5)
+
+
+def test_a_request_for_which_there_is_no_memory_is_lost_alone(
+    shop: Shop, open_shop: tuple[Agent, StrangePeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, peer = open_shop
+    decode: Any = agent_module.decode
+
+    def scarce(frames: Any) -> Any:
+        monkeypatch.setattr(agent_module, "decode", decode)
+        raise MemoryError
+
+    monkeypatch.setattr(agent_module, "decode", scarce)
+    peer.send(request(shop.old, 1))
+    answered(peer, shop.old, 2)
+    assert told(peer).counts["failed"] == 1
+    assert agent.state == "READY"
+
+
+def test_what_cannot_be_written_to_a_full_disk_stops_nothing(tmp_path: Path) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    (tmp_path / "alpha.log").symlink_to("/dev/full")
+    with Fleet(tmp_path, bundle) as fleet:
+        agent = fleet.start("alpha", "--insecure", bind="tcp://0.0.0.0:0")
+        port = agent.address.rpartition(":")[2]
+        with StrangePeer(f"tcp://127.0.0.1:{port}") as peer:
+            answered(peer, Bundle.open(bundle), 1)
+        assert agent.process.poll() is None
+        agent.process.terminate()
+        assert agent.process.wait(60) == 0

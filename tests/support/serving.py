@@ -1,0 +1,117 @@
+"""An agent in this process, whose model waits for the test's permission."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from devices.agent import Agent
+from mdp.bundle import Bundle
+from mdp.crop import Pixels
+from mdp.fusion import Contribution
+from mdp.transport import AgentKeys, Router
+from mdp.wire import Ask, Buffer, Failure, Infer, Result, Status, encode
+from tests.support.bundles import SIZES
+from tests.support.fakes import StrangePeer
+from tests.support.fleet import ANY_PORT, PATIENCE_S, PLENTY_MS, until
+
+
+class Held:
+    """A runtime that waits for permission while it is held; answers with each picture's mean."""
+
+    provider = "HeldExecutionProvider"
+    fallback = False
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.free.set()
+        self.waiting = threading.Event()
+        self.batches: list[list[int]] = []
+        #: What it raises instead of answering.
+        self.error: Exception | None = None
+
+    def warm_up(self) -> None:
+        """Nothing to warm up."""
+
+    def run(self, pixels: Pixels) -> Contribution:
+        self.batches.append([int(picture[0, 0, 0]) for picture in pixels])
+        self.waiting.set()
+        assert self.free.wait(PATIENCE_S)
+        if self.error is not None:
+            raise self.error
+        means = pixels.mean(axis=(1, 2, 3), dtype=np.float32)[:, None].repeat(3, axis=1)
+        return Contribution(means, means)
+
+    def hold(self) -> None:
+        """From now on whatever is run waits."""
+        self.batches.clear()
+        self.waiting.clear()
+        self.free.clear()
+
+
+class Paying:
+    """A clock by which computing takes a second, however many pictures; others take no time."""
+
+    def __init__(self, runtime: Held) -> None:
+        self.runtime = runtime
+
+    def __call__(self) -> float:
+        return float(len(self.runtime.batches))
+
+
+@contextmanager
+def serving(
+    bundle: Bundle, runtime: Held, *, keys: AgentKeys | None = None, **options: Any
+) -> Iterator[tuple[Agent, str]]:
+    """An agent in this process, and its address."""
+    with Router(ANY_PORT, keys=keys) as router:
+        agent = Agent(bundle, bundle.assignment("alpha"), lambda: runtime, router, **options)
+        thread = threading.Thread(target=agent.serve)
+        thread.start()
+        until(lambda: agent.state == "READY", "the agent is ready")
+        try:
+            yield agent, router.address
+        finally:
+            runtime.free.set()
+            agent.stop()
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+def request(bundle: Bundle, number: int) -> list[Buffer]:
+    """A request whose picture is all `number`."""
+    infer = Infer(
+        request_id=number,
+        digest=bundle.digest,
+        k=0,
+        budget_ms=PLENTY_MS,
+        image_size=SIZES[0],
+        encoding="raw",
+    )
+    return encode(infer, bytes([number]) * SIZES[0] ** 2 * 3)
+
+
+def told(peer: StrangePeer) -> Status:
+    """How the agent is, once everything that `peer` has sent is taken in."""
+    peer.send(encode(Ask(request_id=1000)))
+    message = peer.receive().message
+    assert isinstance(message, Status)
+    return message
+
+
+def queued(peer: StrangePeer) -> int:
+    """How many requests wait, once everything that `peer` has sent is taken in."""
+    return told(peer).queued
+
+
+def replies(peer: StrangePeer, count: int) -> dict[int, str]:
+    """Request -> `answered` or a failure's code."""
+    came = {}
+    for _ in range(count):
+        message = peer.receive().message
+        assert isinstance(message, Result | Failure)
+        assert message.request_id not in came
+        came[message.request_id] = message.code if isinstance(message, Failure) else "answered"
+    return came
