@@ -14,6 +14,7 @@ from mdp.files import Record
 from mdp.plan import Plan, TeacherSpec
 from mdp.profile import Precision, read_profile
 from partitioner.accuracy_records import read_runs, shipped_records
+from partitioner.batching import with_batches
 from partitioner.deadline import deadline_ms
 from partitioner.explain import Explanation, explain
 from partitioner.pareto import ParetoPoint, pareto, plan_with_accuracy
@@ -131,9 +132,10 @@ def make_planned(
     """Read profiles and runs, and search; raises ConfigError, InputError and PlanRefused."""
     own = read_runs(runs)
     law = fit([*shipped_records(), *own]) if own else shipped_law()
+    devices = [read_profile(profile) for profile in profiles]
     problem = make_problem(
         teacher,
-        [read_profile(profile) for profile in profiles],
+        devices,
         num_classes=num_classes,
         predictor=predictor_for(
             law,
@@ -146,7 +148,7 @@ def make_planned(
         max_energy_j=options.max_energy_j,
         percentile=options.percentile,
     )
-    plan = _searched(problem, options)
+    plan = with_batches(_searched(problem, options), devices)
     return Planned(
         plan=msgspec.structs.replace(plan, deadline_ms=deadline_ms(problem, plan)),
         problem=problem,
