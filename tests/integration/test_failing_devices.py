@@ -177,8 +177,12 @@ def test_a_full_queue_says_overloaded(fleet: Fleet, gate: Path) -> None:
             (gate / "run").touch()
             assert (await client.classify(RED, deadline_ms=PLENTY_MS)).missing == {}
             (gate / "run").unlink()
-            calls = [
-                asyncio.create_task(client.classify(RED, deadline_ms=PLENTY_MS)) for _ in range(25)
+            calls = [asyncio.create_task(client.classify(RED, deadline_ms=PLENTY_MS))]
+            # All at once, a burst would have to wait for the first to be taken out of the queue.
+            while not (gate / "run-2").exists():
+                await asyncio.wait(calls, timeout=0.005)
+            calls += [
+                asyncio.create_task(client.classify(RED, deadline_ms=PLENTY_MS)) for _ in range(24)
             ]
             # One runs, sixteen wait, and eight are turned away, which lets those calls end.
             done: set[asyncio.Task[Prediction]] = set()
