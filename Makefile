@@ -5,14 +5,21 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORK   ?= demo
 BUNDLE ?=
+RUNS   ?= 100000
+SECONDS ?= 86400
 
-.PHONY: demo test check bench accuracy format clean
+.PHONY: demo test fuzz check bench accuracy format clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
 
 test: $(STAMP)
 	$(BIN)/pytest
+
+# An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
+fuzz: $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/python -m tests.fuzz.run --runs $(RUNS) --seconds $(SECONDS) $(if $(TARGETS),--targets $(TARGETS))
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

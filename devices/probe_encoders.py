@@ -67,7 +67,7 @@ class Index(Record, frozen=True):
     """What comes along, and with which versions it was made."""
 
     num_classes: int
-    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
     versions: dict[str, str]
     encoders: list[Encoder]
 

@@ -17,7 +17,7 @@ from mdp.profile import Fraction, NonNegativeFloat, Precision, RuntimeName
 MANIFEST = "manifest.json"
 FUSION = "fusion.json"
 
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
 
 class FileEntry(Record, frozen=True):
@@ -137,7 +137,7 @@ class Quantisation(Record, frozen=True):
 class Manifest(Record, frozen=True):
     """The content of `manifest.json`."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
     labels: Annotated[list[str], Meta(min_length=2, max_length=100_000)]
     plan: Plan
     #: Relative POSIX path -> entry, for every file beside the manifest.
@@ -176,7 +176,8 @@ def _check_measured(evaluation: Evaluation, count: int) -> None:
 
 def _check_relative(path: str) -> None:
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or "\\" in path or ":" in path:
+    strange = "\\" in path or ":" in path or not path.isprintable()
+    if not parts or path.startswith("/") or ".." in parts or strange:
         raise ValueError(f"`files` holds {path!r}: expected a relative path inside the bundle")
 
 
@@ -235,7 +236,11 @@ class Bundle:
     def open(cls, path: str | os.PathLike[str]) -> "Bundle":
         """Read the manifest of the bundle folder `path`; raises ConfigError."""
         path = Path(path)
-        if not path.is_dir():
+        try:
+            found = path.is_dir()
+        except OSError as error:  # a name longer than any file system takes
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        if not found:
             raise ConfigError(f"{path}: expected a bundle folder with a {MANIFEST}")
         return cls(path, read_json(path / MANIFEST, Manifest))
 
@@ -251,7 +256,15 @@ class Bundle:
 
     def verified(self, name: str) -> Path:
         """Path of one listed file after its size and hash were checked; raises ConfigError."""
-        entry, path = self.manifest.files[name], self.path / name
+        path = self.path / name
+        try:
+            self._verify(path, self.manifest.files[name])
+        except (OSError, RuntimeError) as error:  # pathlib's word for links that lead in a circle
+            reason = getattr(error, "strerror", None) or error
+            raise ConfigError(f"{path}: cannot be read: {reason}") from error
+        return path
+
+    def _verify(self, path: Path, entry: FileEntry) -> None:
         root = self.path.resolve()
         if not path.resolve().is_relative_to(root):
             raise ConfigError(f"{path}: leads out of the bundle")
@@ -263,7 +276,6 @@ class Bundle:
         found = sha256_of(path)
         if found != entry.sha256:
             raise ConfigError(f"{path}: expected sha256 {entry.sha256}, found {found}")
-        return path
 
     def fusion_weights(self) -> FusionWeights:
         """The verified stacking weights; raises ConfigError."""

@@ -25,7 +25,7 @@ def _read(path: Path, kind: type[T], decode: Callable[..., T]) -> T:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # malformed, not UTF-8, a number of thousands of digits
         raise ConfigError(f"{path}: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error

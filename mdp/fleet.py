@@ -16,9 +16,9 @@ from mdp.plan import MAX_MEMBERS
 
 #: A plan's device, or one of its replicas: `n100` or `n100/kitchen`.
 EntryName = Annotated[
-    str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?$")
+    str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?\Z")
 ]
-Address = Annotated[str, Meta(pattern=r"^tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$")]
+Address = Annotated[str, Meta(pattern=r"^tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}\Z")]
 
 
 #: What is wrong with a connection without keys that leaves this machine.

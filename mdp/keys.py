@@ -25,7 +25,7 @@ SECRET, PUBLIC = ".secret", ".public"
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _ADDRESS = re.compile(r"tcp://(?P<host>\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
-KeyName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+KeyName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
 
 
 class KeyFile(Record, frozen=True):
@@ -180,6 +180,8 @@ def _read(path: Path) -> tuple[KeyFile, int]:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # a NUL in the path, and what is wrong with the content
         raise ConfigError(f"{path}: {error}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: lists or tables nested too deeply") from error
     return content, stat.S_IMODE(found.st_mode)

@@ -14,9 +14,9 @@ from mdp.errors import ConfigError
 from mdp.files import Record, read_toml
 
 #: A device's name is also its profile's file stem, a TOML key and part of a fleet entry's name.
-DeviceName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+DeviceName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
 #: onnxruntime's name of an execution provider, for instance `CPUExecutionProvider`.
-ProviderName = Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider$")]
+ProviderName = Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider\Z")]
 PositiveInt = Annotated[int, Meta(gt=0, le=2**48)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e15)]
 NonNegativeFloat = Annotated[float, Meta(ge=0, le=1e15)]

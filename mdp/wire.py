@@ -38,7 +38,7 @@ MAX_CLASSES = 100_000
 
 Buffer = bytes | bytearray | memoryview
 RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
 Text = Annotated[str, Meta(max_length=1024)]
 State = Literal["STARTING", "WARMING", "READY", "DRAINING", "FAILED"]
@@ -131,6 +131,8 @@ class Status(Record, frozen=True):
 
     def __post_init__(self) -> None:
         _check_printable(self, "device", "bundle", "provider", "reason")
+        if not all(outcome.isprintable() for outcome in self.counts):
+            raise ValueError("`counts`: expected printable characters only")
 
 
 def answered_by(digest: Digest) -> str:

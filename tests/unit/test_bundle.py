@@ -56,7 +56,7 @@ def test_what_is_no_bundle_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["../secret", "/etc/passwd", "a/../../b", "..", "", ".", "C:/x", "a\\..\\b"],
+    ["../secret", "/etc/passwd", "a/../../b", "..", "", ".", "C:/x", "a\\..\\b", "a\0b"],
 )
 def test_a_listed_path_may_not_leave_the_folder(folder: Path, path: str) -> None:
     change_manifest(folder, lambda m: m["files"].update({path: m["files"][FUSION]}))
@@ -106,6 +106,20 @@ def test_a_missing_file_is_named(folder: Path) -> None:
         Bundle.open(folder).verified(model_path(2))
 
 
+def test_a_path_that_no_file_system_takes_is_named(folder: Path) -> None:
+    name = "a" * 300
+    change_manifest(folder, lambda m: m["files"].update({name: m["files"][FUSION]}))
+    with pytest.raises(ConfigError, match="aaa: cannot be read: File name too long"):
+        Bundle.open(folder).verified(name)
+
+
+def test_links_that_lead_in_a_circle_are_named(folder: Path) -> None:
+    (folder / FUSION).unlink()
+    (folder / FUSION).symlink_to(FUSION)
+    with pytest.raises(ConfigError, match=r"fusion\.json: cannot be read: Symlink loop"):
+        Bundle.open(folder).verified(FUSION)
+
+
 def _first(manifest: dict[str, Any]) -> dict[str, Any]:
     subset: dict[str, Any] = manifest["evaluation"]["subsets"][0]
     return subset
@@ -121,6 +135,7 @@ def _first(manifest: dict[str, Any]) -> dict[str, Any]:
         (lambda m: m.update(labels=["one", "two", "one"]), "`labels` name a class twice"),
         (lambda m: m.update(labels="red"), r"Expected `array`, got `str` - at `\$\.labels`"),
         (lambda m: m.update(name="no name"), r"matching regex .* - at `\$\.name`"),
+        (lambda m: m.update(name="line\n"), r"matching regex .* - at `\$\.name`"),
         (lambda m: m.update(format_version=2), r"Invalid enum value 2 - at `\$\.format_version`"),
         (lambda m: m["files"].pop(model_path(1)), "`files` lacks submodels/1/model.onnx"),
         (lambda m: m["files"].pop(FUSION), "`files` lacks fusion.json"),

@@ -52,6 +52,7 @@ BAD_TOML = [
     (b'name = "x', "Illegal character|Unterminated|Expected"),
     (b'name = "\xff"', "can't decode byte 0xff"),
     (b"name = " + b"[" * 5000, "nested too deeply"),
+    (b"name = " + b"9" * 5000, "Exceeds the limit"),
     (b"", "missing required field `name`"),
 ]
 BAD_JSON = [

@@ -58,6 +58,8 @@ def test_a_fleet_and_its_bundle(tmp_path: Path, bundle: Bundle) -> None:
         (entry(address="tcp://10.0.0.8:65536"), "needs a port from 1 to 65535, got 65536"),
         (entry("Beta"), r"matching regex .* - at `\$\.devices\[1\]\.device`"),
         (entry("beta/"), "matching regex"),
+        (entry("beta\\n"), "matching regex"),
+        (entry(address="tcp://10.0.0.8:7500\\n"), "matching regex"),
         (entry("beta/attic/left"), "matching regex"),
         (
             '{ device = "beta", address = "tcp://h:1", k = 1, key = "short" }',
@@ -104,6 +106,8 @@ def test_what_a_fleet_may_not_say(
 def test_a_fleet_without_its_bundle(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="elsewhere: expected a bundle folder"):
         read_fleet(write(tmp_path, ALPHA, bundle="elsewhere"))
+    with pytest.raises(ConfigError, match="aaa: cannot be read: File name too long"):
+        read_fleet(write(tmp_path, ALPHA, bundle="a" * 300))
     with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
         read_fleet(tmp_path / "none.toml")
 

@@ -137,6 +137,7 @@ def test_the_two_files_are_not_confused(pair: Path) -> None:
     [
         ("", "missing required field `name`"),
         ("\x00\xff", "box.secret: "),
+        (f"name = {'[' * 4000}", "lists or tables nested too deeply"),
         (f'name = "box"\nsecret = "{SECRET}"', "missing required field `public`"),
         (f'name = "box"\npublic = "{PUBLIC}"\nx = 1', "unknown field `x`"),
         (f'name = "box"\npublic = 7\nsecret = "{SECRET}"', "Expected `str`, got `int`"),

@@ -179,6 +179,10 @@ def without(number: int, message: wire.Message, key: str) -> bytes:
             for key in ("device", "bundle", "provider", "reason")
         ),
         (
+            [head(5, {**msgspec.to_builtins(STATUS), "counts": {"\x1b[2J": 1}})],
+            "Status header: `counts`: expected printable characters only",
+        ),
+        (
             [head(5, {**msgspec.to_builtins(STATUS), "reason": "x" * 1025})],
             r"length <= 1024 - at `\$\.reason`",
         ),
