@@ -7,8 +7,10 @@ WORK   ?= demo
 BUNDLE ?=
 RUNS   ?= 100000
 SECONDS ?= 86400
+MINUTES ?= 2
+SEED   ?= 1
 
-.PHONY: demo test fuzz check bench accuracy format clean
+.PHONY: demo test test-arm fuzz soak check bench accuracy format clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
@@ -16,10 +18,19 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest
 
+# The agent under an emulator; fetches 400 MB into runs/arm once. make test-arm KEEP=yes keeps figures.
+test-arm: $(STAMP)
+	$(BIN)/python -m tests.arm.prepare
+	$(if $(KEEP),MDP_KEEP=1) $(BIN)/pytest tests/arm/emulated.py
+
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
-	$(BIN)/python -m tests.fuzz.run --runs $(RUNS) --seconds $(SECONDS) $(if $(TARGETS),--targets $(TARGETS))
+	$(BIN)/python -m tests.fuzz.run --runs $(RUNS) --seconds $(SECONDS) $(if $(TARGETS),--targets $(TARGETS)) $(if $(KEEP),--keep)
+
+# So many minutes of load among kills, and half a minute: make soak MINUTES=30 KEEP=yes.
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED) $(if $(KEEP),--keep)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -247,7 +247,7 @@ REPLIES = Target(
     name="replies",
     read=read_replies,
     seeds=_replies,
-    share=0.02,
+    share=0.003,
     words=tuple(event(_RECEIVE, device, [b"MDP\x01\x03"])[:2] for device in range(3)),
 )
 
@@ -273,7 +273,7 @@ GREETING = Target(
     name="greeting",
     read=read_greeting,
     seeds=_greetings,
-    share=0.2,
+    share=0.25,
     max_bytes=96,
     words=(QUESTION, b"CURVE", b"NULL"),
 )
@@ -298,7 +298,7 @@ KNOCK = Target(
     seeds=lambda: {
         "right": joined([b"1.0", b"1", b"mdp", b"10.0.0.9", b"", b"CURVE", _KEY]),
     },
-    share=0.1,
+    share=0.147,
     max_bytes=256,
     structure=Structure(parse=frames_of, render=join_bytes),
     words=(b"1.0", b"CURVE", _KEY),

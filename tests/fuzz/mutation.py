@@ -13,10 +13,11 @@ from tests.fuzz.target import Target
 #: Values at the edges of types, ranges and alphabets.
 ODD_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2, 3, 15, 16, 17, 255, 1024, 4097, 65_535, 65_536, 2**31,
-    2**48 + 1, 2**63 - 1, 2**63, 2**64, 0.0, -0.0, 0.5, 1.0, 1.0000001, -1e-9, 1e-308, 1e15, 1e16, 1e308,
-    float("inf"), float("-inf"), float("nan"), "", " ", "a", "A", "0", "\0", "\n", "\x1b[2J",
-    "\u202e", "é", "a/b", "../x", "/", ".", "x\n", "a" * 64, "a" * 65, "a" * 300, "0" * 64, b"",
-    b"\0", [], {}, [[]], [0], [0, 0], [1, 0], {"": 0}, [[[[[[[[0]]]]]]]],
+    2**48 + 1, 2**63 - 1, 2**63, 2**64, 0.0, -0.0, 0.5, 1.0, 1.0000001, -1e-9, 1e-308,
+    1e15, 1e16, 1e308, float("inf"), float("-inf"), float("nan"), "", " ", "a", "A",
+    "0", "\0", "\n", "\x1b[2J", "\u202e", "é", "a/b", "../x", "/", ".", "x\n", "a" * 64,
+    "a" * 65, "a" * 300, "0" * 64, b"", b"\0", [], {}, [[]], [0], [0, 0], [1, 0], {"": 0},
+    [[[[[[[[0]]]]]]]],
 )  # fmt: skip
 #: Where in a tree something is: the container and the key or index in it.
 Place = tuple[Any, Any]

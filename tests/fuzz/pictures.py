@@ -104,7 +104,7 @@ TARGETS = (
         name="picture",
         read=read_picture,
         seeds=_pictures,
-        share=0.02,
+        share=0.01,
         words=(
             *(b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"IDAT", b"acTL", b"fcTL", b"NETSCAPE2.0"),
             *(b"RIFF", b"WEBPVP8L", b"ftypavif", b"II*\0", b"MM\0*", b"P6", b"P5 9 9 65535\n"),

@@ -9,7 +9,7 @@ from tests.fuzz.target import CORPUS, Target, seeds_of
 from tests.fuzz.targets import TARGETS
 
 #: New inputs for each target; `make fuzz` makes as many millions.
-GENERATED = 400
+GENERATED = 120
 
 every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 

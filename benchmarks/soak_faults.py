@@ -1,0 +1,127 @@
+"""What happens to a fleet during the soak: a seeded schedule, and its execution by real signals."""
+
+import random
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from tests.support.fleet import AgentProcess, Fleet
+
+#: SIGKILL and a new start; SIGSTOP and SIGCONT; SIGTERM and a new start.
+Kind = Literal["kill", "stop", "restart"]
+#: Seconds that a fault lasts, before the agent is started or goes on.
+LASTS_S = (0.2, 4.0)
+#: Mean seconds between the faults of one agent.
+EVERY_S = 12.0
+#: The fleet is left alone for so long before the load begins to wind down.
+QUIET_S = 10.0
+_START_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that happens to one agent, `at_s` seconds into the load."""
+
+    at_s: float
+    agent: str
+    kind: Kind
+    lasts_s: float
+
+
+def schedule(
+    seed: int, seconds: float, agents: Sequence[str], *, survivors: Sequence[str]
+) -> list[Fault]:
+    """Faults of every agent, each agent's one after the other; `survivors` are only stopped."""
+    faults = []
+    for place, agent in enumerate(agents):
+        chance = random.Random(seed * 1000 + place)
+        at_s = chance.uniform(1.0, EVERY_S)
+        while at_s + LASTS_S[1] < seconds - QUIET_S:
+            kind = "stop" if agent in survivors else chance.choice(get_args(Kind))
+            lasts_s = chance.uniform(*LASTS_S)
+            faults.append(Fault(at_s=at_s, agent=agent, kind=kind, lasts_s=lasts_s))
+            at_s += lasts_s + chance.expovariate(1 / EVERY_S)
+    return sorted(faults, key=lambda fault: fault.at_s)
+
+
+class Agents:
+    """The agents of the fleet, each started again at its own address with its own key."""
+
+    def __init__(self, fleet: Fleet, options: Mapping[str, Sequence[object]]) -> None:
+        self._fleet = fleet
+        self._options = options
+        #: What went otherwise than it should have.
+        self.complaints: list[str] = []
+        #: When something happened, for the picture: (monotonic seconds, agent, kind).
+        self.happened: list[tuple[float, str, str]] = []
+        for name in options:
+            fleet.start(name, *options[name], wait_for="LISTENING")
+        for name in options:
+            fleet.agents[name].wait_for("READY")
+
+    def pids(self) -> dict[str, int]:
+        """The process of every agent."""
+        return {name: agent.process.pid for name, agent in self._fleet.agents.items()}
+
+    def addresses(self) -> dict[str, str]:
+        """Where every agent listens."""
+        return {name: agent.address for name, agent in self._fleet.agents.items()}
+
+    def carry_out(self, faults: Sequence[Fault], began_s: float) -> list[threading.Thread]:
+        """Start a thread for each agent's faults."""
+        threads = []
+        for name in self._options:
+            own = [fault for fault in faults if fault.agent == name]
+            thread = threading.Thread(target=self._row, args=(own, began_s), name=name)
+            thread.start()
+            threads.append(thread)
+        return threads
+
+    def _row(self, faults: Sequence[Fault], began_s: float) -> None:
+        for fault in faults:
+            time.sleep(max(0.0, began_s + fault.at_s - time.monotonic()))
+            self.happened.append((time.monotonic(), fault.agent, fault.kind))
+            try:
+                self._carry_out(fault)
+            except Exception as error:  # a fault that fails is a finding; those that follow go on
+                self.complaints.append(f"{fault}: {type(error).__name__}: {error}")
+
+    def _carry_out(self, fault: Fault) -> None:
+        agent = self._fleet.agents[fault.agent]
+        if fault.kind == "stop":
+            agent.stop()
+            time.sleep(fault.lasts_s)
+            agent.signal(signal.SIGCONT)
+            return
+        if fault.kind == "kill":
+            agent.kill()
+        else:
+            self.expect_clean_end(agent)
+        time.sleep(fault.lasts_s)
+        self._start(fault.agent, agent.address)
+
+    def expect_clean_end(self, agent: AgentProcess) -> None:
+        """SIGTERM; a code other than 0 is a complaint."""
+        code = agent.terminate()
+        if code != 0:
+            self.complaints.append(f"{agent.device} ended with {code} on SIGTERM: {agent.stderr}")
+        agent.close()
+
+    def _start(self, name: str, address: str) -> None:
+        for attempt in range(_START_ATTEMPTS):
+            try:
+                self._fleet.start(name, *self._options[name], bind=address)
+                return
+            except AssertionError:
+                # Its port may be taken for a moment: a connection on its way out may be given any.
+                if attempt + 1 == _START_ATTEMPTS:
+                    raise
+                time.sleep(0.5)
+
+    def stop_all(self) -> None:
+        """SIGTERM to everybody, and proof that they end."""
+        for agent in self._fleet.agents.values():
+            self.expect_clean_end(agent)

@@ -1,0 +1,98 @@
+"""Pictures that a fleet can tell apart without fail, and the bundle that does so.
+
+A picture has one colour of a grid, and the colour is its label. A sub-model's logits are the
+negative squared distances from the crop's mean to every colour of the grid, so that an answer made
+of two pictures' crops has another label, or at least a lower probability, than either's own.
+"""
+
+import random
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
+from mdp.crop import Pixels
+from mdp.files import read_json, write_json
+from mdp.fusion import FusionWeights
+from tests.support.bundles import write_bundle
+
+#: Colours per channel, and how far apart they are.
+LEVELS, STEP = 6, 51
+#: Logits between a colour and its nearest neighbour. One member counts 1.5-fold and the exact
+#: colour then has 0.99996 or more; an answer of which a third is another picture's has less.
+SHARPNESS = 8.0
+CERTAIN = 0.9999
+DEVICES, SIZES = ("alpha", "beta", "gamma"), (128, 96, 64)
+SIDE = 128
+
+
+def colours() -> np.ndarray:
+    """Every colour of the grid, `[LEVELS^3, 3]`."""
+    levels = np.arange(LEVELS) * STEP
+    return np.stack(np.meshgrid(levels, levels, levels, indexing="ij"), axis=-1).reshape(-1, 3)
+
+
+def label_of(number: int) -> str:
+    """The label of colour `number`."""
+    return "-".join(str(level) for level in colours()[number])
+
+
+def picture_of(number: int) -> Pixels:
+    """A picture `[SIDE, SIDE, 3]` of one colour."""
+    return np.full((SIDE, SIDE, 3), colours()[number], dtype=np.uint8)
+
+
+def draw(chance: random.Random, before: int) -> int:
+    """A colour that is not the one `before`."""
+    number = chance.randrange(LEVELS**3 - 1)
+    return number + (number >= before)
+
+
+def write_colour_bundle(folder: Path) -> Bundle:
+    """A bundle of three members whose label is the picture's colour."""
+    write_bundle(folder, devices=DEVICES, sizes=SIZES, evaluated=False)
+    bundle = Bundle.open(folder)
+    files = dict(bundle.manifest.files)
+    for k, size in enumerate(SIZES):
+        path = folder / model_path(k)
+        path.write_bytes(_model(size).SerializeToString())
+        files[model_path(k)] = file_entry(path)
+    weights = read_json(folder / FUSION, FusionWeights)
+    write_json(folder / FUSION, msgspec.structs.replace(weights, num_classes=LEVELS**3))
+    files[FUSION] = file_entry(folder / FUSION)
+    labels = [label_of(number) for number in range(LEVELS**3)]
+    manifest = msgspec.structs.replace(bundle.manifest, files=files, labels=labels)
+    write_json(folder / MANIFEST, manifest)
+    return Bundle.open(folder)
+
+
+def _model(image_size: int) -> onnx.ModelProto:
+    grid = colours().astype(np.float32) / STEP
+    constants = {
+        "scale": np.array(1 / STEP, dtype=np.float32),
+        "weight": np.ascontiguousarray(2 * SHARPNESS * grid.T),
+        "bias": -SHARPNESS * (grid**2).sum(axis=1),
+    }
+    nodes = [
+        helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["floats"], ["mean"], axes=[1, 2], keepdims=0),
+        helper.make_node("Mul", ["mean", "scale"], ["steps"]),
+        helper.make_node("MatMul", ["steps", "weight"], ["product"]),
+        helper.make_node("Add", ["product", "bias"], ["boost"]),
+        helper.make_node("Identity", ["boost"], ["bag"]),
+    ]
+    images = ["N", image_size, image_size, 3]
+    graph = helper.make_graph(
+        nodes,
+        "colours",
+        [helper.make_tensor_value_info("images", TensorProto.UINT8, images)],
+        [
+            helper.make_tensor_value_info(head, TensorProto.FLOAT, ["N", len(grid)])
+            for head in ("boost", "bag")
+        ],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)

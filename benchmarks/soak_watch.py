@@ -1,0 +1,146 @@
+"""What processes hold: memory, descriptors, sockets and threads, once a second; and its trend."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+#: Means over so many stretches of a run are taken as independent of each other.
+BLOCKS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What one process held at one moment."""
+
+    at_s: float
+    who: str
+    pid: int
+    rss_bytes: int
+    files: int
+    sockets: int
+    threads: int
+
+    def counts(self) -> dict[str, int]:
+        """What must not grow at all."""
+        return {"files": self.files, "sockets": self.sockets, "threads": self.threads}
+
+
+def held_by(who: str, pid: int) -> Held | None:
+    """What process `pid` holds now; None if it has gone."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        pages = int((folder / "statm").read_text().split()[1])
+        links = [_target(link) for link in (folder / "fd").iterdir()]
+        threads = sum(1 for _ in (folder / "task").iterdir())
+    except OSError:
+        return None
+    return Held(
+        at_s=time.monotonic(),
+        who=who,
+        pid=pid,
+        rss_bytes=pages * PAGE_BYTES,
+        files=len(links),
+        sockets=sum(link.startswith("socket:") for link in links),
+        threads=threads,
+    )
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:
+        return ""
+
+
+class Watch:
+    """Samples the processes that `pids` names, once a second, in a thread of its own."""
+
+    def __init__(self, pids: Callable[[], Mapping[str, int]]) -> None:
+        self.samples: list[Held] = []
+        self._pids = pids
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch")
+
+    def now(self) -> dict[str, Held]:
+        """What every process holds at this moment."""
+        found = (held_by(who, pid) for who, pid in self._pids().items())
+        return {held.who: held for held in found if held is not None}
+
+    def _run(self) -> None:
+        while not self._over.wait(1.0):
+            self.samples += self.now().values()
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def trends(samples: Sequence[Held], *, least_s: float, warm_s: float) -> list[dict[str, Any]]:
+    """The trend of each process's memory, of those that were watched for `least_s` or longer.
+
+    The first `warm_s` of a process are left out.
+    """
+    rows = []
+    for who, pid in sorted({(sample.who, sample.pid) for sample in samples}):
+        own = [sample for sample in samples if sample.pid == pid]
+        own = [sample for sample in own if sample.at_s >= own[0].at_s + warm_s]
+        if len(own) < BLOCKS:
+            continue
+        at_s = np.array([sample.at_s for sample in own])
+        if np.ptp(at_s) < least_s:
+            continue
+        rss = np.array([sample.rss_bytes for sample in own], dtype=float) / 2**20
+        slope, margin = slope_per_hour(at_s, rss)
+        rows.append(
+            {
+                "who": who,
+                "seconds": round(float(np.ptp(at_s))),
+                "first_mib": round(float(rss[:10].mean()), 2),
+                "last_mib": round(float(rss[-10:].mean()), 2),
+                "mib_per_hour": round(slope, 3),
+                "mib_per_hour_margin": round(margin, 3),
+            }
+        )
+    return rows
+
+
+def slope_per_hour(at_s: np.ndarray, values: np.ndarray) -> tuple[float, float]:
+    """Slope of `values` per hour and half of its 95 % interval, by the means of BLOCKS stretches.
+
+    Neighbouring samples are not independent; means over long stretches nearly are.
+    """
+    edges = np.linspace(at_s[0], at_s[-1], BLOCKS + 1)
+    places = np.clip(np.searchsorted(edges, at_s, side="right") - 1, 0, BLOCKS - 1)
+    filled = [place for place in range(BLOCKS) if (places == place).any()]
+    hours = np.array([at_s[places == place].mean() for place in filled]) / 3600
+    means = np.array([values[places == place].mean() for place in filled])
+    fit = stats.linregress(hours, means)
+    return float(fit.slope), float(stats.t.ppf(0.975, len(filled) - 2) * fit.stderr)
+
+
+def grown(before: Mapping[str, Held], after: Mapping[str, Held]) -> list[str]:
+    """In words, every count of files, sockets or threads that is higher than it was."""
+    return [
+        f"{who}: {what} {count} -> {after[who].counts()[what]}"
+        for who, held in before.items()
+        if who in after
+        for what, count in held.counts().items()
+        if after[who].counts()[what] > count
+    ]
+
+
+def as_rows(held: Mapping[str, Held]) -> dict[str, dict[str, Any]]:
+    """For a result file."""
+    return {who: asdict(one) | {"at_s": None} for who, one in held.items()}

@@ -1,0 +1,311 @@
+"""The real agent on 64-bit ARM, emulated: `make test-arm`. Not collected by `make test`.
+
+It serves the bundle that comes along beside the agent of this machine; the same crops go to both
+through keys and TCP, and their logits are compared.
+"""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks.machine import describe_machine
+from benchmarks.page import write_figures
+from mdp.bundle import MANIFEST, Bundle, model_path
+from mdp.client import Client
+from mdp.crop import Pixels, crop
+from mdp.files import write_json
+from mdp.fleet import new_fleet
+from mdp.fusion import Contribution
+from mdp.keys import load_pair, new_keys
+from mdp.transport import new_pair, public_key_of
+from mdp.transport.dealers import NOT_ACCEPTED
+from mdp.wire import Failure, Infer, Result, contribution_of, encode
+from partitioner.quantize import quantised
+from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
+from tests.support import fleet
+from tests.support.bundles import colour_picture
+from tests.support.fakes import StrangePeer
+from tests.support.fleet import ANY_PORT, BIN, PLENTY_MS, ROOT, AgentProcess, until
+from tests.support.quantised import put_models
+
+REFERENCE = ROOT / "examples/bundles/cifar10"
+PICTURES = 16
+#: Largest difference of a logit that different instructions may make; int8 activations may fall to
+#: the other side of a step where fp32 rounds differently, once a layer.
+TOLERANCE = {"fp32": 1e-4, "int8": 0.5}
+#: Emulated, everything takes tens of times as long.
+PATIENT_S = 600.0
+pytestmark = pytest.mark.timeout(2 * PATIENT_S)
+#: ELF's number of the architecture (elf.h), and where it stands.
+_EM_AARCH64, _E_MACHINE = 183, slice(18, 20)
+RESULTS = ROOT / "benchmarks" / "results" / "arm.json"
+PAGE = ROOT / "docs" / "platforms.md"
+
+
+@dataclass
+class Pair:
+    """The agent of this machine and the emulated one, with the same sub-model."""
+
+    bundle: Bundle
+    device: str
+    folder: Path
+    agents: dict[str, AgentProcess] = field(default_factory=dict)
+    start_s: dict[str, float] = field(default_factory=dict)
+
+    def crops(self) -> list[Pixels]:
+        """The device's crops of some pictures."""
+        assignment = self.bundle.assignment(self.device)
+        return [
+            crop(picture, assignment.region, assignment.submodel.image_size)
+            for picture in pictures()
+        ]
+
+    def peer(self, where: str) -> StrangePeer:
+        """A connection to one of the agents, with the client's key."""
+        own = load_pair(self.folder / "client.secret", public_key_of)
+        server = load_pair(self.folder / f"{where}.secret", public_key_of).public
+        return StrangePeer(self.agents[where].address, (own.public, own.secret, server))
+
+    def infer(self, number: int) -> Infer:
+        """A request for this sub-model."""
+        assignment = self.bundle.assignment(self.device)
+        return Infer(
+            request_id=number,
+            digest=self.bundle.digest,
+            k=assignment.k,
+            budget_ms=PLENTY_MS,
+            image_size=assignment.submodel.image_size,
+            encoding="raw",
+        )
+
+    def logits(self, where: str) -> list[Contribution]:
+        """Both heads' logits of every crop."""
+        answers = []
+        with self.peer(where) as peer:
+            for number, pixels in enumerate(self.crops()):
+                peer.send(encode(self.infer(number), pixels.tobytes()))
+                reply = peer.receive(PATIENT_S)
+                assert isinstance(reply.message, Result), reply.message
+                assert reply.message.request_id == number
+                answers.append(contribution_of(reply.buffers[0]))
+        return answers
+
+    def fleet(self, where: str) -> Path:
+        """A fleet file of one of the agents alone."""
+        path = self.folder / f"{where}.toml"
+        key = load_pair(self.folder / f"{where}.secret", public_key_of).public
+        new_fleet(
+            self.bundle,
+            [f"{self.device}={self.agents[where].address}"],
+            path,
+            public_key=lambda name: key,
+            key=self.folder / "client.secret",
+        )
+        return path
+
+
+def pictures() -> list[Pixels]:
+    """Noise of every colour and of none."""
+    random = np.random.default_rng(7)
+    plain = [colour_picture(label) for label in ("red", "green", "blue")]
+    noise = [random.integers(0, 256, (40, 40, 3), dtype=np.uint8) for _ in range(PICTURES - 3)]
+    return [*plain, *noise]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "PATIENCE_S", PATIENT_S)
+        yield
+
+
+@pytest.fixture(scope="session")
+def arm() -> Arm:
+    return prepare()
+
+
+@pytest.fixture(scope="session")
+def figures() -> Iterator[list[dict[str, Any]]]:
+    """What was measured; kept if MDP_KEEP says so."""
+    rows: list[dict[str, Any]] = []
+    yield rows
+    print(json.dumps(rows, indent=1))
+    if os.environ.get("MDP_KEEP"):
+        machine = describe_machine()
+        write_json(RESULTS, {"machine": machine, "processor": PROCESSOR, "rows": rows})
+        write_figures(PAGE, "tests.arm.emulated", markdown(rows, machine))
+
+
+def markdown(rows: Sequence[dict[str, Any]], machine: dict[str, object]) -> str:
+    """The figures as a table."""
+    lines = [
+        f"{PICTURES} pictures, {PROCESSOR} emulated on {machine['cores']} virtual cores, "
+        f"{machine['processor']}, load {machine['load_before']} before, {machine['date']}.\n",
+        "| sub-model | precision | largest logit | largest difference | same label "
+        "| READY after s, here | emulated |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['device']} | {row['precision']} | {row['largest_logit']:.2f} "
+        f"| {row['largest_difference']:.2g} | {row['same_label']}/{row['pictures']} "
+        f"| {row['start_s']['here']:.1f} | {row['start_s']['arm']:.1f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+def in_int8(folder: Path) -> Path:
+    """The reference bundle with all sub-models in dynamic int8."""
+    reference = Bundle.open(REFERENCE)
+    for file in REFERENCE.rglob("*"):
+        if file.is_file():
+            copy = folder / file.relative_to(REFERENCE)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    plan = reference.manifest.plan
+    assignments = [
+        msgspec.structs.replace(a, submodel=msgspec.structs.replace(a.submodel, precision="int8"))
+        for a in plan.assignments
+    ]
+    manifest = msgspec.structs.replace(
+        reference.manifest,
+        plan=msgspec.structs.replace(plan, assignments=assignments),
+        evaluation=None,
+    )
+    write_json(folder / MANIFEST, manifest)
+    import onnx
+
+    models = {
+        a.k: onnx.load_from_string(quantised((REFERENCE / model_path(a.k)).read_bytes(), "int8"))
+        for a in assignments
+    }
+    put_models(folder, models)
+    return folder
+
+
+DEVICES = [a.device for a in Bundle.open(REFERENCE).manifest.plan.assignments]
+CASES = [(device, precision) for precision in TOLERANCE for device in DEVICES]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
+def pair(
+    request: pytest.FixtureRequest, arm: Arm, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Pair, str]]:
+    device, precision = request.param
+    folder = tmp_path_factory.mktemp("arm")
+    where = REFERENCE if precision == "fp32" else in_int8(folder / "bundle")
+    made = Pair(Bundle.open(where), device, folder)
+    new_keys(folder, "client", new_pair)
+    run = ["--json", "--bundle", str(where), "--device", device, "--bind", ANY_PORT,
+           "--threads", "1", "--clients", str(folder / "client.public")]  # fmt: skip
+    program = "from devices.cli import main; main()"
+    commands = {
+        "here": [str(BIN / "mdp-agent"), "run", *run],
+        "arm": [*arm.command("-c", program), "run", *run],
+    }
+    with ExitStack() as stack:
+        for name, command in commands.items():
+            new_keys(folder, name, new_pair)
+            key = ["--key", str(folder / f"{name}.secret")]
+            began_s = time.monotonic()
+            agent = AgentProcess(device, [*command, *key], folder / f"{name}.log")
+            stack.callback(agent.close)
+            made.agents[name] = agent.wait_for("READY")
+            made.start_s[name] = time.monotonic() - began_s
+        yield made, precision
+
+
+def test_the_other_agent_is_one_for_arm(pair: tuple[Pair, str], arm: Arm) -> None:
+    made, _ = pair
+    process = Path(f"/proc/{made.agents['arm'].process.pid}")
+    assert (process / "exe").readlink().name == EMULATOR
+    loaded = {line.split()[-1] for line in (process / "maps").read_text().splitlines()}
+    (runtime,) = [name for name in loaded if "onnxruntime_pybind11_state" in name]
+    for file in (Path(runtime), arm.system / "usr/bin/python3.11"):
+        machine = file.read_bytes()[:20][_E_MACHINE]
+        assert int.from_bytes(machine, "little") == _EM_AARCH64
+    here = Path(f"/proc/{made.agents['here'].process.pid}/exe").readlink()
+    assert here.name != EMULATOR
+
+
+def test_its_logits_are_those_of_this_machine(
+    pair: tuple[Pair, str], figures: list[dict[str, Any]]
+) -> None:
+    made, precision = pair
+    here, there = made.logits("here"), made.logits("arm")
+    assert len(here) == PICTURES
+    heads = [(getattr(a, h), getattr(b, h)) for a, b in zip(here, there, strict=True)
+             for h in ("boost", "bag")]  # fmt: skip
+    difference = max(float(np.abs(a - b).max()) for a, b in heads)
+    same = sum(int(a.bag.argmax() == b.bag.argmax()) for a, b in zip(here, there, strict=True))
+    row = {
+        "device": made.device,
+        "precision": precision,
+        "pictures": len(here),
+        "largest_logit": max(float(np.abs(a).max()) for a, _ in heads),
+        "largest_difference": difference,
+        "same_label": same,
+        "start_s": dict(made.start_s),
+    }
+    figures.append(row)
+    assert difference <= TOLERANCE[precision]
+    if precision == "fp32":
+        assert same == len(here)
+    # Pictures that all look alike to the model would prove nothing.
+    assert row["largest_logit"] > 10 * TOLERANCE["fp32"]
+    assert any(not np.array_equal(here[0].bag, other.bag) for other in here[1:])
+
+
+def test_a_client_gets_the_same_answers(pair: tuple[Pair, str]) -> None:
+    made, precision = pair
+    answers = {}
+    for where in made.agents:
+        with Client.connect(made.fleet(where), timeout_s=PATIENT_S) as client:
+            answers[where] = [client.classify(p, deadline_ms=PLENTY_MS) for p in pictures()]
+    for here, there in zip(answers["here"], answers["arm"], strict=True):
+        assert there.used == (made.device,)
+        assert there.mode == "single"
+        if precision == "fp32":
+            assert there.label == here.label
+            assert there.probability == pytest.approx(here.probability, abs=1e-3)
+
+
+def test_it_knows_its_clients(pair: tuple[Pair, str]) -> None:
+    made, _ = pair
+    if not (made.folder / "stranger.secret").exists():
+        new_keys(made.folder, "stranger", new_pair)
+    with Client(made.fleet("arm"), key=made.folder / "stranger.secret") as client:
+        until(lambda: client.status(timeout_s=0.1)[0].state == "REFUSED", "a stranger is refused")
+        (status,) = client.status(timeout_s=0.1)
+    assert status.reason == NOT_ACCEPTED
+    with Client.connect(made.fleet("arm"), timeout_s=PATIENT_S) as client:
+        (status,) = client.status(timeout_s=PATIENT_S)
+    assert (status.state, status.encrypted) == ("READY", True)
+
+
+def test_it_drains_on_sigterm(pair: tuple[Pair, str]) -> None:
+    made, _ = pair
+    agent, crops = made.agents["arm"], made.crops()[:8]
+    with made.peer("arm") as peer:
+        for number, pixels in enumerate(crops):
+            peer.send(encode(made.infer(number), pixels.tobytes()))
+        first = peer.receive(PATIENT_S).message
+        agent.signal(signal.SIGTERM)
+        replies = [first, *(peer.receive(PATIENT_S).message for _ in crops[1:])]
+    assert sorted(reply.request_id for reply in replies) == list(range(len(crops)))
+    answered = [reply for reply in replies if isinstance(reply, Result)]
+    refused = [reply.code for reply in replies if isinstance(reply, Failure)]
+    assert answered
+    assert set(refused) <= {"draining"}
+    assert agent.process.wait(PATIENT_S) == 0
+    assert "DRAINING" in agent.stderr or agent.wait_for("DRAINING")
