@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 
@@ -33,9 +33,9 @@ BINS_MS = np.geomspace(0.1, 100_000.0, 241)
 class Tally:
     """Every call of one load: begun, ended, and how."""
 
-    def __init__(self, deadline_ms: float, log: Path) -> None:
+    def __init__(self, deadline_ms: float, log: TextIO) -> None:
         self._deadline_ms = deadline_ms
-        self._log = log.open("a")
+        self._log = log
         self.start("")
 
     def start(self, name: str) -> None:
@@ -202,11 +202,12 @@ def main() -> None:
     parser.add_argument("--deadline-ms", type=float, required=True)
     parser.add_argument("--log", type=Path, required=True)
     options = parser.parse_args()
-    tally = Tally(options.deadline_ms, options.log)
-    if options.style == "sync":
-        run_sync(options, tally)
-    else:
-        asyncio.run(run_async(options, tally))
+    with options.log.open("a") as log:
+        tally = Tally(options.deadline_ms, log)
+        if options.style == "sync":
+            run_sync(options, tally)
+        else:
+            asyncio.run(run_async(options, tally))
 
 
 if __name__ == "__main__":
