@@ -13,6 +13,7 @@ from mdp.crop import Picture
 from mdp.errors import InputError
 from mdp.exchange import Answer, checked_deadline_ms
 from mdp.fusion import Fusion
+from mdp.hedging import DEFAULT_SHARE
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
 
@@ -38,10 +39,18 @@ class AsyncClient(Connection):
         insecure: bool = False,
         timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
+        hedge_share: float = DEFAULT_SHARE,
+        early: bool = False,
     ) -> AsyncIterator[Self]:
         """Connect to the agents of fleet.toml, as `Client.connect` does, for an `async with`."""
         client = cls(
-            fleet, fusion=fusion, key=key, insecure=insecure, hedge_after_ms=hedge_after_ms
+            fleet,
+            fusion=fusion,
+            key=key,
+            insecure=insecure,
+            hedge_after_ms=hedge_after_ms,
+            hedge_share=hedge_share,
+            early=early,
         )
         loop, descriptor = asyncio.get_running_loop(), client._transport.fileno()
         loop.add_reader(descriptor, client._drain)
@@ -60,9 +69,17 @@ class AsyncClient(Connection):
         key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         hedge_after_ms: float | None = None,
+        hedge_share: float = DEFAULT_SHARE,
+        early: bool = False,
     ) -> None:
         super().__init__(
-            fleet, fusion=fusion, key=key, insecure=insecure, hedge_after_ms=hedge_after_ms
+            fleet,
+            fusion=fusion,
+            key=key,
+            insecure=insecure,
+            hedge_after_ms=hedge_after_ms,
+            hedge_share=hedge_share,
+            early=early,
         )
         self._something_happened = asyncio.Event()
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from mdp.early import EarlyBounds
 from mdp.errors import ConfigError
 from mdp.files import Record, read_json
 from mdp.fusion import Fusion, FusionWeights, listed_subsets, unlisted_sizes
@@ -66,6 +67,18 @@ class SizeAccuracy(Record, frozen=True):
     ece: PerRule
 
 
+class EarlyShare(Record, frozen=True):
+    """What early termination does once the members `arrived` are in and the others are awaited.
+
+    Stacked, every member possible, on the pictures of the evaluation, as fractions of them.
+    """
+
+    arrived: tuple[int, ...]
+    #: Answers that end there, and those among them with another label than all members give.
+    ended: Fraction
+    changed: Fraction
+
+
 class TeacherAccuracy(Record, frozen=True):
     """The teacher on the same pictures."""
 
@@ -84,6 +97,8 @@ class Evaluation(Record, frozen=True):
     subsets: list[SubsetAccuracy]
     #: The sizes whose subsets are not listed above; none up to 8 members.
     sizes: tuple[SizeAccuracy, ...] = ()
+    #: Empty where nothing ends early.
+    early: tuple[EarlyShare, ...] = ()
 
 
 class TriedPrecision(Record, frozen=True):
@@ -147,6 +162,8 @@ class Manifest(Record, frozen=True):
     evaluation: Evaluation | None = None
     #: None unless `mdp-partition quantize` has chosen the precisions.
     quantisation: Quantisation | None = None
+    #: What early termination goes by, measured on calibration pictures; None where it was not.
+    early: EarlyBounds | None = None
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:

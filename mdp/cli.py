@@ -15,11 +15,11 @@ from mdp import console, keys_command
 from mdp.bench import noise_picture, run_bench
 from mdp.bundle import Bundle
 from mdp.client import Client
-from mdp.connection import DEFAULT_DEADLINE_MS
+from mdp.connection import DEFAULT_DEADLINE_MS, NEVER_EARLY
 from mdp.crop import Picture
 from mdp.demo import run_demo
 from mdp.doctor import examine
-from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError
+from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError, NeverEarlyWarning
 from mdp.exchange import checked_deadline_ms
 from mdp.fleet import PLAIN_TEXT, exposed, new_fleet
 from mdp.fusion import Fusion
@@ -48,19 +48,30 @@ Insecure = Annotated[
 ]
 DeadlineMs = Annotated[float, typer.Option(help="Milliseconds in which every answer has to come.")]
 FusionChoice = Annotated[Fusion, typer.Option(help="How to combine what arrived.")]
+Early = Annotated[
+    bool,
+    typer.Option("--early", help="Answer as soon as what is awaited cannot change the label."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
 
 
 @contextmanager
 def connected(
-    fleet: Path, key: Path | None, insecure: bool, fusion: Fusion = "stacked"
+    fleet: Path,
+    key: Path | None,
+    insecure: bool,
+    fusion: Fusion = "stacked",
+    early: bool = False,
 ) -> Iterator[Client]:
     """A client of `fleet`; says on stderr, at every start, to whom it speaks plain text."""
     with warnings.catch_warnings():
         # Said below, in one line each.
         warnings.simplefilter("ignore", InsecureWarning)
-        client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure)
+        warnings.simplefilter("ignore", NeverEarlyWarning)
+        client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure, early=early)
     with client:
+        if early and client.bundle.manifest.early is None:
+            print(f"mdp: {client.bundle.path}: {NEVER_EARLY}", file=sys.stderr)
         for entry in exposed(client.fleet):
             text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
             print(f"mdp: WARNING: {text}", file=sys.stderr)
@@ -73,6 +84,7 @@ def classify(
     fleet: FleetFile,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
+    early: Early = False,
     key: KeyFile = None,
     insecure: Insecure = False,
     json: Json = False,
@@ -86,7 +98,7 @@ def classify(
     checked_deadline_ms(deadline_ms)
     files = picture_files(pictures)
     exit_code = 0
-    with connected(fleet, key, insecure, fusion) as client:
+    with connected(fleet, key, insecure, fusion, early) as client:
         for path in files:
             try:
                 prediction = client.classify(path, deadline_ms=deadline_ms)
@@ -206,6 +218,7 @@ def bench(
     in_flight: Annotated[int, typer.Option(min=1, max=64, help="Pictures under way.")] = 1,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
+    early: Early = False,
     key: KeyFile = None,
     insecure: Insecure = False,
     json: Json = False,
@@ -218,7 +231,7 @@ def bench(
     """
     checked_deadline_ms(deadline_ms)
     files = picture_files(pictures or [])
-    with connected(fleet, key, insecure, fusion) as client:
+    with connected(fleet, key, insecure, fusion, early) as client:
         side = client.bundle.manifest.plan.teacher.shape.image_size
         chosen: list[Picture] = list(files) or [noise_picture(side)]
         outcome = run_bench(

@@ -19,6 +19,7 @@ from mdp.crop import Picture
 from mdp.errors import InferenceError, InputError
 from mdp.exchange import Answer, View, checked_deadline_ms
 from mdp.fusion import Fusion
+from mdp.hedging import DEFAULT_SHARE
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
 
@@ -43,9 +44,17 @@ class Client(Connection):
         key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         hedge_after_ms: float | None = None,
+        hedge_share: float = DEFAULT_SHARE,
+        early: bool = False,
     ) -> None:
         super().__init__(
-            fleet, fusion=fusion, key=key, insecure=insecure, hedge_after_ms=hedge_after_ms
+            fleet,
+            fusion=fusion,
+            key=key,
+            insecure=insecure,
+            hedge_after_ms=hedge_after_ms,
+            hedge_share=hedge_share,
+            early=early,
         )
         self._turn = threading.Lock()
 
@@ -59,16 +68,27 @@ class Client(Connection):
         insecure: bool = False,
         timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
+        hedge_share: float = DEFAULT_SHARE,
+        early: bool = False,
     ) -> Self:
         """Connect to the agents of fleet.toml; those not there after `timeout_s` may come later.
 
         `key` is this client's secret key file, instead of the one that the fleet file names;
         `insecure` allows plain text to other machines, of which a warning is given. A device that
-        has not answered after `hedge_after_ms` has its replica asked beside it. Raises ConfigError
-        if the fleet, its bundle or a key is wrong.
+        has not answered after `hedge_after_ms`, or after what 95 % of its recent answers took, has
+        its replica asked beside it, for at most `hedge_share` of all requests. With `early`, an
+        answer is given as soon as nobody who is awaited can change its label (docs/client.md);
+        NeverEarlyWarning says that the bundle does not tell when. Raises ConfigError if the fleet,
+        its bundle or a key is wrong.
         """
         client = cls(
-            fleet, fusion=fusion, key=key, insecure=insecure, hedge_after_ms=hedge_after_ms
+            fleet,
+            fusion=fusion,
+            key=key,
+            insecure=insecure,
+            hedge_after_ms=hedge_after_ms,
+            hedge_share=hedge_share,
+            early=early,
         )
         client._wait(timeout_s, client._all_settled)
         return client

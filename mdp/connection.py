@@ -8,10 +8,17 @@ from pathlib import Path
 
 from mdp.bundle import Bundle
 from mdp.crop import Picture
-from mdp.errors import DeadlineExceeded, InferenceError, InputError, InsecureWarning
+from mdp.errors import (
+    DeadlineExceeded,
+    InferenceError,
+    InputError,
+    InsecureWarning,
+    NeverEarlyWarning,
+)
 from mdp.exchange import Answer, Clock, Exchange, View, cut_views, reserve_s
 from mdp.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
 from mdp.fusion import Fusion
+from mdp.hedging import DEFAULT_SHARE
 from mdp.keys import load_pair
 from mdp.prediction import Prediction
 from mdp.session import NO_TIME
@@ -22,6 +29,8 @@ from mdp.wire import reply_frame_bytes
 DEFAULT_DEADLINE_MS = 1000.0
 #: How long `connect` waits for devices that do not answer.
 CONNECT_TIMEOUT_S = 1.0
+#: What is said of a bundle that early termination was asked for in vain.
+NEVER_EARLY = "no answer ends early, as that was never measured: run mdp-partition evaluate"
 
 
 class Connection:
@@ -35,12 +44,16 @@ class Connection:
         key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
         hedge_after_ms: float | None = None,
+        hedge_share: float = DEFAULT_SHARE,
+        early: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         if hedge_after_ms is not None and not (
             math.isfinite(hedge_after_ms) and hedge_after_ms >= 0
         ):
             raise InputError(f"hedge_after_ms: expected 0 or more, got {hedge_after_ms:g}")
+        if not 0 <= hedge_share <= 1:
+            raise InputError(f"hedge_share: expected 0 to 1, got {hedge_share:g}")
         self.fleet: Fleet
         self.bundle: Bundle
         self.fleet, self.bundle = read_fleet(Path(fleet))
@@ -50,6 +63,8 @@ class Connection:
                 InsecureWarning,
                 stacklevel=4,
             )
+        if early and self.bundle.manifest.early is None:
+            warnings.warn(f"{self.bundle.path}: {NEVER_EARLY}", NeverEarlyWarning, stacklevel=4)
         self._clock = clock
         self._transport = Dealers(
             {entry.device: entry.address for entry in self.fleet.devices},
@@ -64,6 +79,8 @@ class Connection:
                 clock=clock,
                 fusion=fusion,
                 hedge_after_s=None if hedge_after_ms is None else hedge_after_ms / 1e3,
+                hedge_share=hedge_share,
+                early=early,
             )
         except BaseException:
             self._transport.close()

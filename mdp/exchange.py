@@ -5,9 +5,10 @@ loop, and hands in what the transport reported and what the clock says.
 """
 
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mdp.bundle import Bundle
@@ -15,10 +16,13 @@ from mdp.crop import Picture, crop, encode_jpeg, load_picture, side_for
 from mdp.errors import InferenceError, InputError, WireError
 from mdp.fleet import Fleet
 from mdp.fusion import Fusion
-from mdp.health import UNREACHABLE, Health, unavailable
+from mdp.health import UNREACHABLE
+from mdp.hedging import DEFAULT_SHARE
+from mdp.monotony import CONSTANT, Monotony
 from mdp.plan import Assignment, Encoding
 from mdp.prediction import Judge, Prediction
-from mdp.session import LATE, Action, Event, Failed, Finish, Replied, Send, Session, TimePassed
+from mdp.roster import Chance, Roster
+from mdp.session import Action, Event, Failed, Finish, Replied, Send, Session, TimePassed
 from mdp.transport import Connected, Disconnected, Received, TransportEvent
 from mdp.wire import (
     Ask,
@@ -119,13 +123,19 @@ class Exchange:
         clock: Clock,
         fusion: Fusion,
         hedge_after_s: float | None = None,
+        hedge_share: float = DEFAULT_SHARE,
+        early: bool = False,
+        chance: Chance = random.random,
     ) -> None:
+        """Calls to `fleet`, which serves `bundle`; a `Roster` says what the hedges mean.
+
+        With `early`, a call ends as soon as nobody who is awaited can change its label.
+        """
         members = fleet.members()
         self.assignments = {a.k: a for a in bundle.manifest.plan.assignments if a.k in members}
         #: Replies that came after their answer, twice, or not as a message of this protocol.
         self.counters: Counter[str] = Counter(late=0, duplicate=0, malformed=0)
         self.statuses: dict[str, Status] = {}
-        self._members = members
         self._not_in_fleet = {
             a.device: "not in the fleet"
             for a in bundle.manifest.plan.assignments
@@ -134,10 +144,18 @@ class Exchange:
         self._digest = bundle.digest
         self._num_classes = len(bundle.manifest.labels)
         self._judge = Judge(bundle, fusion)
+        self._early = early and bundle.manifest.early is not None
         self._transport = transport
         self._clock = clock
-        self._hedge_after_s = hedge_after_s
-        self._health = {entry.device: Health() for entry in fleet.devices}
+        self._k_of = {entry.device: entry.k for entry in fleet.devices}
+        self._roster = Roster(
+            members,
+            self._k_of,
+            chance=chance,
+            hedge_after_s=hedge_after_s,
+            hedge_share=hedge_share,
+        )
+        self._monotony = {entry.device: Monotony() for entry in fleet.devices}
         self._calls: dict[int, _Call] = {}
         self._last_id = 0
 
@@ -150,18 +168,23 @@ class Exchange:
         done: Callable[[Answer], None],
     ) -> None:
         """Begin a call; `done` gets its answer, perhaps before this returns."""
-        deadline_s = started_s + deadline_ms / 1e3
+        now_s = self._clock()
+        roster = self._roster
+        choice = roster.begin(now_s, self._gone())
         session = Session(
-            self._members,
-            deadline_s=deadline_s,
+            choice.members,
+            deadline_s=started_s + deadline_ms / 1e3,
             reserve_s=reserve_s(deadline_ms),
-            hedge_after_s=self._hedge_after_s,
+            hedge=roster if roster.hedges else None,
+            enough=self._judge.enough if self._early else None,
         )
         self._last_id += 1
         self._calls[self._last_id] = _Call(session, views, started_s, deadline_ms, done)
-        now_s = self._clock()
-        actions = session.start(now_s=now_s, unavailable=self._unavailable(now_s))
+        actions = session.start(now_s=now_s, unavailable=choice.unavailable, probing=choice.probing)
         self._act(self._last_id, actions)
+        for device in roster.due(now_s):
+            if device in self._transport.connected and self.ask(device):
+                roster.asked(self._last_id, device, now_s)
 
     def ask(self, device: str) -> bool:
         """Ask for a status, which will appear in `statuses`; False if `device` is not connected."""
@@ -175,8 +198,9 @@ class Exchange:
                 case Received(device, frames):
                     self._receive(device, frames)
                 case Connected(device):
-                    self._health[device].heard()
+                    self._roster.connected(device, self._clock())
                 case Disconnected(device):
+                    self._roster.disconnected(device, self._clock())
                     self._fail_all(device, "disconnected")
 
     def tick(self) -> None:
@@ -190,13 +214,14 @@ class Exchange:
         """When `tick` has to be called at the latest; infinity with nothing in flight."""
         return min((call.session.wake_s for call in self._calls.values()), default=math.inf)
 
-    def _unavailable(self, now_s: float) -> dict[str, str]:
+    def _gone(self) -> dict[str, str]:
+        """Device -> reason, for those to which there is no connection."""
         connected = self._transport.connected
-        gone = [device for device in self._health if device not in connected]
-        known = unavailable(self._health, gone, devices=len(self._health), now_s=now_s)
-        return known | {device: self._gone(device) for device in gone}
+        if len(connected) == len(self._k_of):
+            return {}
+        return {device: self._absence(device) for device in self._k_of if device not in connected}
 
-    def _gone(self, device: str) -> str:
+    def _absence(self, device: str) -> str:
         refused = self._transport.refused.get(device)
         return UNREACHABLE if refused is None else f"refused: {refused}"
 
@@ -205,43 +230,64 @@ class Exchange:
             envelope = decode(frames)
         except WireError as error:
             self.counters["malformed"] += 1
-            self._fail_all(device, f"bad_message: {error}")
+            self._broken(device, f"bad_message: {error}")
             return
-        self._health[device].heard()
         message = envelope.message
         match message:
             case Result():
                 self._result(device, message, envelope.buffers[0])
             case Failure(request_id=0):
-                self._fail_all(device, f"{message.code}: {message.text}")
+                self._broken(device, f"{message.code}: {message.text}")
             case Failure():
-                reason = f"{message.code}: {message.text}"
-                self._reply(
-                    device,
-                    message.request_id,
-                    Failed(device=device, reason=reason, now_s=self._clock()),
+                self._failure(
+                    device, message.request_id, message.code, f"{message.code}: {message.text}"
                 )
             case Status():
                 self.statuses[device] = message
+                trouble = self._trouble(device, message)
+                self._roster.told(message.request_id, device, trouble, self._clock())
             case Infer() | Ask():
                 self.counters["malformed"] += 1
 
+    def _trouble(self, device: str, status: Status) -> str:
+        """What keeps `device` from serving this client, in the words of a Failure, or nothing."""
+        if status.state != "READY":
+            return f"not_ready: {status.state}" + (f": {status.reason}" if status.reason else "")
+        if status.digest != self._digest:
+            return f"wrong_bundle: serves {status.bundle} {status.digest[:12]}"
+        if status.k != self._k_of[device]:
+            return f"wrong_submodel: {status.device} serves sub-model {status.k}"
+        return ""
+
     def _result(self, device: str, message: Result, buffer: Buffer) -> None:
-        now_s = self._clock()
-        event: Event
+        request_id = message.request_id
         try:
             if message.num_classes != self._num_classes:
                 raise WireError(f"expected {self._num_classes} classes, got {message.num_classes}")
-            event = Replied(
-                device=device,
-                contribution=contribution_of(buffer),
-                queue_ms=message.queue_ms,
-                compute_ms=message.compute_ms,
-                now_s=now_s,
-            )
+            contribution = contribution_of(buffer)
+            call = self._calls.get(request_id)
+            if call is not None:
+                crop_bytes = call.views[self._k_of[device]].pixels
+                if self._monotony[device].is_constant(buffer, crop_bytes):
+                    raise WireError(CONSTANT)
         except WireError as error:
-            event = Failed(device=device, reason=f"bad_output: {error}", now_s=now_s)
-        self._reply(device, message.request_id, event)
+            self._failure(device, request_id, "bad_output", f"bad_output: {error}")
+            return
+        now_s = self._clock()
+        self._roster.answered(request_id, device, now_s)
+        replied = Replied(
+            device=device,
+            contribution=contribution,
+            queue_ms=message.queue_ms,
+            compute_ms=message.compute_ms,
+            now_s=now_s,
+        )
+        self._reply(device, request_id, replied)
+
+    def _failure(self, device: str, request_id: int, code: str, reason: str) -> None:
+        now_s = self._clock()
+        self._roster.failed(request_id, device, code, reason, now_s)
+        self._reply(device, request_id, Failed(device=device, reason=reason, now_s=now_s))
 
     def _reply(self, device: str, request_id: int, event: Replied | Failed) -> None:
         call = self._calls.get(request_id)
@@ -251,6 +297,11 @@ class Exchange:
             self.counters["duplicate"] += 1
         else:
             self._feed(request_id, event)
+
+    def _broken(self, device: str, reason: str) -> None:
+        """Whatever was asked of `device`, its answer would not be recognised."""
+        self._roster.broken(device, reason, self._clock())
+        self._fail_all(device, reason)
 
     def _fail_all(self, device: str, reason: str) -> None:
         now_s = self._clock()
@@ -268,9 +319,12 @@ class Exchange:
                 return
             if isinstance(action, Finish):
                 self._finish(request_id, action)
-            elif not self._transport.send(action.device, self._request(request_id, action)):
+            elif self._transport.send(action.device, self._request(request_id, action)):
+                decide_s = self._calls[request_id].session.decide_s
+                self._roster.sent(request_id, action, self._clock(), decide_s)
+            else:
                 there = action.device in self._transport.connected
-                reason = BACKLOGGED if there else self._gone(action.device)
+                reason = BACKLOGGED if there else self._absence(action.device)
                 failed = Failed(device=action.device, reason=reason, now_s=self._clock())
                 self._feed(request_id, failed)
 
@@ -288,15 +342,8 @@ class Exchange:
 
     def _finish(self, request_id: int, finish: Finish) -> None:
         call = self._calls.pop(request_id)
-        now_s = self._clock()
-        for device, reason in finish.missing.items():
-            if reason == LATE:
-                self._health[device].silent(now_s)
-        missing = Finish(
-            arrived=finish.arrived,
-            missing={**finish.missing, **self._not_in_fleet},
-            timed_out=finish.timed_out,
-        )
+        if self._not_in_fleet:
+            finish = replace(finish, missing={**finish.missing, **self._not_in_fleet})
         latency_ms = (self._clock() - call.started_s) * 1e3
-        answer = self._judge.conclude(missing, latency_ms=latency_ms, deadline_ms=call.deadline_ms)
+        answer = self._judge.conclude(finish, latency_ms=latency_ms, deadline_ms=call.deadline_ms)
         call.done(answer)

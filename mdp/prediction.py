@@ -1,13 +1,15 @@
 """What a call returns: one labelled answer, made from whatever a session collected. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from mdp.bundle import Bundle
+from mdp.early import EarlyRule
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
 from mdp.fusion import (
+    Contribution,
     Fusion,
     Mode,
     SubsetWeights,
@@ -46,12 +48,15 @@ class Prediction:
     used: tuple[str, ...]
     #: Device -> reason, for every device that was wanted and is not in the answer.
     missing: dict[str, str]
-    #: Accuracy that this combination was measured to have; None for a bundle never evaluated.
+    #: Accuracy that this combination was measured to have; None for a bundle never evaluated. Of
+    #: an answer that ended early, that of the combination whose label it has.
     expected_accuracy: float | None
     #: From the call to the answer, decoding and cropping included.
     latency_ms: float
     deadline_ms: float
     members: tuple[MemberTiming, ...]
+    #: Whether it was given before everybody had answered, as nobody could have changed its label.
+    early: bool = False
 
     @property
     def partial(self) -> bool:
@@ -75,11 +80,18 @@ class Judge:
     """Turns what a session collected into an answer, by one bundle's labels, weights and table."""
 
     def __init__(self, bundle: Bundle, fusion: Fusion) -> None:
+        """Answers by the rule `fusion`; raises ConfigError if the bundle's weights are damaged."""
         self._bundle = bundle
         self._fusion: Fusion = fusion
         self._labels = bundle.manifest.labels
         self._weights = bundle.fusion_weights()
         self._rules: dict[tuple[int, ...], _Rule] = {}
+        bounds = bundle.manifest.early
+        self._early = None if bounds is None else EarlyRule(bounds, self._weights, fusion)
+
+    def enough(self, arrived: Mapping[int, Contribution], awaited: Collection[int]) -> bool:
+        """Whether the `awaited` members cannot change the label; False if that was not measured."""
+        return self._early is not None and self._early.enough(arrived, awaited)
 
     def conclude(
         self, finish: Finish, *, latency_ms: float, deadline_ms: float
@@ -88,6 +100,7 @@ class Judge:
         if not finish.arrived:
             return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
         rule = self._rule(tuple(finish.arrived))
+        worth = self._rule(finish.stands_for) if finish.stands_for else rule
         contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
         scores = probabilities(fuse(contributions, rule.weights))
         best = np.argsort(-scores, kind="stable")[:TOP_K].tolist()
@@ -99,10 +112,11 @@ class Judge:
             mode=rule.mode,
             used=tuple(arrival.device for arrival in finish.arrived.values()),
             missing=dict(finish.missing),
-            expected_accuracy=rule.expected_accuracy,
+            expected_accuracy=worth.expected_accuracy,
             latency_ms=latency_ms,
             deadline_ms=deadline_ms,
             members=tuple(_timing(k, arrival) for k, arrival in finish.arrived.items()),
+            early=bool(finish.stands_for),
         )
 
     def _rule(self, members: tuple[int, ...]) -> "_Rule":

@@ -5,16 +5,19 @@
 
 A replica is asked when the one before it has failed and, where hedging is asked for, also beside
 one that has not answered for so long (Dean and Barroso, The Tail at Scale, CACM 2013): whichever
-answers first counts.
+answers first counts. A device on probation is asked beside the others and not waited for, unless
+there is nobody else.
 
-A session decides once, by the first of: every member has arrived or cannot arrive any more, or
-the moment to decide (the deadline less the reserve for fusing) has come. A reply that is in hand
-before that decision counts; whatever comes after it changes nothing.
+A session decides once, by the first of: every member that is waited for has arrived or cannot
+arrive any more; what arrived is enough, where it was told what is enough; or the moment to decide
+(the deadline less the reserve for fusing) has come. A reply that is in hand before that decision
+counts; whatever comes after it changes nothing.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from mdp.fusion import Contribution
 
@@ -22,6 +25,10 @@ from mdp.fusion import Contribution
 LATE = "late"
 #: The reason of a device that was not asked, as the time to decide had come before.
 NO_TIME = "not asked: no time left"
+#: The reason of a device that has come back lately and did not answer before the others.
+PROBATION = "on probation: asked, not waited for"
+#: The reason of a device that was not waited for, as its part could not change the label.
+NOT_NEEDED = "not waited for: cannot change the label"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,8 @@ class Send:
     k: int
     device: str
     budget_ms: float
+    #: Whether it goes out beside another one that has not answered.
+    hedged: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +99,39 @@ class Finish:
     missing: Mapping[str, str]
     #: True if the time to decide came before every member was settled.
     timed_out: bool
+    #: Where it ended early: all members that could still have been in, whose label this one has.
+    stands_for: tuple[int, ...] = ()
 
 
 Action = Send | Finish
+#: Whether what arrived (k -> contribution) settles the label, whatever the members in the second
+#: argument would add.
+Enough = Callable[[Mapping[int, Contribution], Collection[int]], bool]
+
+
+class Hedge(Protocol):
+    """When a second device is asked beside a first one, and whether it may be."""
+
+    def after_s(self, device: str) -> float:
+        """How long `device` is given; infinity for as long as it takes."""
+
+    def allowed(self) -> bool:
+        """Whether one more request may be spent now; True spends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeAfter:
+    """Every device is given `seconds`, and nothing is counted."""
+
+    seconds: float
+
+    def after_s(self, device: str) -> float:
+        """The same for every `device`."""
+        return self.seconds
+
+    def allowed(self) -> bool:
+        """Always."""
+        return True
 
 
 @dataclass(slots=True)
@@ -114,8 +153,9 @@ class Session:
     """One request to `members` (index k -> devices that serve it, best first).
 
     `deadline_s` and every `now_s` are readings of one monotonic clock, in seconds; `reserve_s` is
-    kept back for fusing. With `hedge_after_s`, a device that has not answered for so long has the
-    next replica asked beside it; never more than two of a member at a time.
+    kept back for fusing. With `hedge`, a device that has not answered for so long has the next
+    replica asked beside it; never more than two of a member at a time, probation aside. With
+    `enough`, it ends as soon as what arrived is enough.
     """
 
     def __init__(
@@ -124,30 +164,46 @@ class Session:
         *,
         deadline_s: float,
         reserve_s: float = 0.0,
-        hedge_after_s: float | None = None,
+        hedge: Hedge | None = None,
+        enough: Enough | None = None,
     ) -> None:
         self.deadline_s = deadline_s
         self.decide_s = deadline_s - reserve_s
         self.finished = False
-        self._hedge_after_s = hedge_after_s
+        self._hedge, self._enough = hedge, enough
         #: When the next hedge is due; it may be due to a member that has arrived meanwhile.
         self._hedge_s = math.inf
         self._open = {k: _Member(k, devices) for k, devices in members.items()}
         #: Device -> the member for which it is being asked.
         self._waiting: dict[str, _Member] = {}
         self._unavailable: Mapping[str, str] = {}
+        self._probing: Mapping[str, int] = {}
         self._arrived: dict[int, Arrival] = {}
         self._missing: dict[str, str] = {}
+        #: How many members had arrived and were open when `enough` was asked last.
+        self._judged = (0, 0)
 
     @property
     def wake_s(self) -> float:
         """When the session wants to be told the time at the latest."""
         return min(self.decide_s, self._hedge_s)
 
-    def start(self, *, now_s: float, unavailable: Mapping[str, str]) -> list[Action]:
-        """Ask one device per member; `unavailable` ones (device -> reason) are never waited for."""
-        self._unavailable = unavailable
+    def start(
+        self,
+        *,
+        now_s: float,
+        unavailable: Mapping[str, str],
+        probing: Mapping[str, int] | None = None,
+    ) -> list[Action]:
+        """Ask one device per member; `unavailable` ones (device -> reason) are never waited for.
+
+        Those on probation, `probing` (device -> k, one of a member), are asked as well.
+        """
+        self._unavailable, self._probing = unavailable, probing or {}
         actions: list[Action] = []
+        if now_s < self.decide_s:
+            for device, k in self._probing.items():
+                actions.append(self._send(self._open[k], device, now_s))
         for member in list(self._open.values()):
             actions += self._ask_next(member, now_s)
         return actions + self._decide(now_s)
@@ -166,7 +222,7 @@ class Session:
             else:
                 actions += self._fail(member, event)
         if event.now_s >= self._hedge_s:
-            actions += self._hedge(event.now_s)
+            actions += self._ask_beside(event.now_s)
         return actions + self._decide(event.now_s)
 
     def waits_for(self, device: str) -> bool:
@@ -190,66 +246,100 @@ class Session:
     def _fail(self, member: _Member, event: Failed) -> list[Action]:
         member.reasons[event.device] = event.reason
         del member.asked[event.device], self._waiting[event.device]
-        return [] if member.asked else self._ask_next(member, event.now_s)
+        return [] if self._waited_for(member) else self._ask_next(member, event.now_s)
+
+    def _waited_for(self, member: _Member) -> bool:
+        return any(device not in self._probing for device in member.asked)
 
     def _ask_next(self, member: _Member, now_s: float) -> list[Action]:
-        """Ask the next replica of a member of which nobody is being asked."""
+        """Ask the next replica of a member of which nobody is being asked, probation aside."""
         device = self._next(member)
         if device is None:
-            self._missing |= member.reasons
-            del self._open[member.k]
+            if not member.asked:
+                self._missing |= member.reasons
+                del self._open[member.k]
             return []
         if now_s >= self.decide_s:
             member.reasons[device] = NO_TIME
             return []
-        if self._hedge_after_s is not None:
-            member.hedge_s = now_s + self._hedge_after_s
+        if self._hedge is not None and member.passed < len(member.candidates):
+            member.hedge_s = now_s + self._hedge.after_s(device)
             self._hedge_s = min(self._hedge_s, member.hedge_s)
         return [self._send(member, device, now_s)]
 
-    def _hedge(self, now_s: float) -> list[Action]:
+    def _ask_beside(self, now_s: float) -> list[Action]:
         """Ask one more of every member whose device has been given time enough."""
         actions: list[Action] = []
         for member in self._open.values():
             if member.hedge_s <= now_s < self.decide_s:
                 member.hedge_s = math.inf
                 device = self._next(member)
-                if device is not None:
-                    actions.append(self._send(member, device, now_s))
+                if device is None or self._hedge is None:
+                    continue
+                if self._hedge.allowed():
+                    actions.append(self._send(member, device, now_s, hedged=True))
+                else:
+                    # Not now; it may still step in for one that fails.
+                    member.passed -= 1
         self._hedge_s = min((member.hedge_s for member in self._open.values()), default=math.inf)
         return actions
 
     def _next(self, member: _Member) -> str | None:
-        """The next candidate that is there, or None."""
+        """The next candidate that is there and not on probation, or None."""
         while member.passed < len(member.candidates):
             device = member.candidates[member.passed]
             member.passed += 1
+            if device in self._probing:
+                member.reasons.setdefault(device, PROBATION)
+                continue
             reason = self._unavailable.get(device)
             if reason is None:
                 return device
             member.reasons[device] = reason
         return None
 
-    def _send(self, member: _Member, device: str, now_s: float) -> Send:
+    def _send(self, member: _Member, device: str, now_s: float, *, hedged: bool = False) -> Send:
         member.asked[device] = now_s
         self._waiting[device] = member
-        return Send(k=member.k, device=device, budget_ms=(self.decide_s - now_s) * 1e3)
+        budget_ms = (self.decide_s - now_s) * 1e3
+        return Send(k=member.k, device=device, budget_ms=budget_ms, hedged=hedged)
 
     def _decide(self, now_s: float) -> list[Action]:
         timed_out = bool(self._open) and now_s >= self.decide_s
-        if self._open and not timed_out:
-            return []
+        stands_for: tuple[int, ...] = ()
+        if self._open and not timed_out and self._somebody_is_waited_for():
+            if not self._is_enough():
+                return []
+            stands_for = tuple(sorted({*self._arrived, *self._open}))
         self.finished = True
         for member in self._open.values():
-            self._missing |= member.reasons
-            self._missing |= dict.fromkeys(member.asked, LATE)
-            for device in member.candidates[member.passed :]:
-                if device in self._unavailable:
-                    self._missing[device] = self._unavailable[device]
+            self._give_up(member, LATE if timed_out else NOT_NEEDED if stands_for else PROBATION)
         return [
             Finish(
                 arrived=dict(sorted(self._arrived.items())),
                 missing=dict(self._missing),
                 timed_out=timed_out,
+                stands_for=stands_for,
             )
         ]
+
+    def _somebody_is_waited_for(self) -> bool:
+        if not self._probing or not self._arrived:
+            return True
+        return any(self._waited_for(member) for member in self._open.values())
+
+    def _is_enough(self) -> bool:
+        counts = (len(self._arrived), len(self._open))
+        if self._enough is None or not self._arrived or counts == self._judged:
+            return False
+        self._judged = counts
+        contributions = {k: arrival.contribution for k, arrival in self._arrived.items()}
+        return self._enough(contributions, self._open.keys())
+
+    def _give_up(self, member: _Member, reason: str) -> None:
+        """Note why an open member's devices are missing, those that were never asked too."""
+        self._missing |= member.reasons
+        self._missing |= dict.fromkeys(member.asked, reason)
+        for device in member.candidates[member.passed :]:
+            if device in self._unavailable:
+                self._missing[device] = self._unavailable[device]

@@ -25,6 +25,7 @@ from mdp.bundle import (
     TeacherAccuracy,
     model_path,
 )
+from mdp.early import EarlyBounds
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.fusion import (
@@ -39,7 +40,8 @@ from mdp.fusion import (
     weights_for,
 )
 from partitioner.cost import macs, parameters
-from partitioner.data import Dataset, open_dataset
+from partitioner.data import Dataset, PictureSet, open_dataset
+from partitioner.early import early_shares, measure_bounds
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder
 from partitioner.sessions import (
@@ -65,6 +67,8 @@ class Report:
     #: One thread of the planned runtime, one picture, median, in milliseconds.
     member_latency_ms: list[float]
     teacher_latency_ms: float | None
+    #: The bundle's own, or measured for one that had none.
+    early: EarlyBounds | None = None
 
     def as_json(self, bundle: Bundle) -> dict[str, Any]:
         """The content of `mdp-partition evaluate --json`."""
@@ -187,12 +191,22 @@ def run_members(
     Raises InputError if the classes of `data` are not the bundle's. `cache` keeps the views.
     """
     check_labels(bundle, data)
+    return _run_on(bundle, data.test, "test", cache, progress)
+
+
+def _run_on(
+    bundle: Bundle, pictures: PictureSet, split: str, cache: Path, progress: Progress
+) -> tuple[dict[int, Contribution], list[float]]:
     assignments = bundle.manifest.plan.assignments
     views = load_views(
-        data.test, [view_of(a) for a in assignments], cache, progress, "test split, for the members"
+        pictures,
+        [view_of(a) for a in assignments],
+        cache,
+        progress,
+        f"{split} split, for the members",
     )
     contributions, latencies_ms = {}, []
-    with progress.task("running the members on the test split", len(assignments)) as advance:
+    with progress.task(f"running the members on the {split} split", len(assignments)) as advance:
         for assignment, pixels in zip(assignments, views, strict=True):
             session = open_member(bundle.verified(model_path(assignment.k)), assignment)
             contributions[assignment.k] = member_contribution(session, pixels, assignment)
@@ -222,6 +236,7 @@ def evaluate(
     assignments, targets = bundle.manifest.plan.assignments, data.test.targets
     teacher = _teacher(bundle, data, run, cache, progress)
     fusion = bundle.fusion_weights()
+    early = _early(bundle, data, fusion, cache, progress)
     evaluation = Evaluation(
         data=Path(data.source).name,
         data_digest=data.test.digest,
@@ -235,8 +250,25 @@ def evaluate(
         ],
         subsets=subset_accuracies(contributions, fusion, targets),
         sizes=size_accuracies(contributions, fusion, targets),
+        early=() if early is None else early_shares(contributions, fusion, early),
     )
-    return Report(evaluation, latencies_ms, teacher[1] if teacher else None)
+    return Report(evaluation, latencies_ms, teacher[1] if teacher else None, early)
+
+
+def _early(
+    bundle: Bundle, data: Dataset, fusion: FusionWeights, cache: Path, progress: Progress
+) -> EarlyBounds | None:
+    """What the bundle says of early termination, or what its calibration pictures say of it.
+
+    None where these are not at hand: others may have been trained on.
+    """
+    manifest = bundle.manifest
+    if manifest.early is not None:
+        return manifest.early
+    if manifest.provenance.get("calibration_digest") != data.calibration.digest:
+        return None
+    contributions, _ = _run_on(bundle, data.calibration, "calibration", cache, progress)
+    return measure_bounds(contributions, fusion)
 
 
 def _teacher(
@@ -263,8 +295,10 @@ def _teacher(
     return accuracy(logits, data.test.targets), latency_ms(session, pixels)
 
 
-def write_evaluation(bundle: Bundle, evaluation: Evaluation) -> Bundle:
-    """Put `evaluation` into the bundle's manifest, whole or not at all; returns the new bundle."""
-    manifest = msgspec.structs.replace(bundle.manifest, evaluation=evaluation)
+def write_report(bundle: Bundle, report: Report) -> Bundle:
+    """Put what was measured into the bundle's manifest, whole or not at all; returns the bundle."""
+    manifest = msgspec.structs.replace(
+        bundle.manifest, evaluation=report.evaluation, early=report.early
+    )
     write_json(bundle.path / MANIFEST, manifest)
     return Bundle(bundle.path, manifest)

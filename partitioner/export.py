@@ -24,6 +24,7 @@ from mdp.fusion import (
     unlisted_sizes,
 )
 from mdp.plan import Assignment, Plan
+from partitioner.early import measure_bounds
 from partitioner.progress import Progress
 from partitioner.quantize import MIN_RANGE_PICTURES, quantised
 from partitioner.sessions import member_contribution, open_member, open_session, run_session
@@ -157,6 +158,7 @@ def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
             plan=work.plan,
             files={path: file_entry(folder / path) for path in paths},
             provenance=_provenance(work),
+            early=measure_bounds(calibration, fusion),
         )
         write_json(folder / MANIFEST, manifest)
     return errors

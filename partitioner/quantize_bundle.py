@@ -24,6 +24,7 @@ from mdp.fusion import Contribution
 from mdp.plan import Assignment, Plan, PredictedMs
 from partitioner.cost import memory_bytes
 from partitioner.data import Dataset
+from partitioner.early import measure_bounds
 from partitioner.evaluate import Report, check_labels, evaluate
 from partitioner.gate import (
     Candidate,
@@ -76,7 +77,8 @@ def quantise(
     kept = {c.k: c for c in candidates if c.kept}
     models = {t.candidate.k: t.model for t in trials if _is_kept(t.candidate, kept)}
     manifest = msgspec.structs.replace(bundle.manifest, plan=replanned(plan, kept, bundle))
-    fusion = fit_fusion(judge.with_ways(_ways(kept)), data.calibration.targets)
+    contributions = judge.with_ways(_ways(kept))
+    fusion = fit_fusion(contributions, data.calibration.targets)
     before = _evaluation(bundle, data, cache, progress)
     with replacing_folder(out) as folder:
         _copy(bundle, folder, models)
@@ -84,7 +86,8 @@ def quantise(
         if kept:
             write_json(folder / FUSION, fusion)
             files = {name: file_entry(folder / name) for name in manifest.files}
-            manifest = msgspec.structs.replace(manifest, files=files)
+            early = measure_bounds(contributions, fusion)
+            manifest = msgspec.structs.replace(manifest, files=files, early=early)
             report = _with_teacher(
                 evaluate(Bundle(folder, manifest), data, run, cache, progress), before
             )

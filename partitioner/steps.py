@@ -11,7 +11,7 @@ from mdp.files import read_json
 from mdp.plan import Plan, TeacherSpec
 from partitioner.data import DIGITS, Dataset, open_dataset
 from partitioner.distributed import first_then_others, is_first, together
-from partitioner.evaluate import Report, evaluate, write_evaluation
+from partitioner.evaluate import Report, evaluate, write_report
 from partitioner.progress import Progress
 from partitioner.run_folder import RunFolder, default_run
 from partitioner.settings import (
@@ -270,5 +270,5 @@ def evaluate_step(
     else:
         with TemporaryDirectory(prefix="mdp-views-") as cache:
             report = evaluate(bundle, data, None, Path(cache), progress)
-    write_evaluation(bundle, report.evaluation)
+    write_report(bundle, report)
     return report

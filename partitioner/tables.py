@@ -37,6 +37,17 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     console.print(alone)
     console.print(_together(evaluation, plan))
+    if evaluation.early:
+        console.print(_early(evaluation, plan))
+
+
+def _early(evaluation: Evaluation, plan: Plan) -> Table:
+    """How often an answer ends once some have arrived, where the client asks for that."""
+    table = Table("arrived", "ends", "other label", title="early termination, stacked")
+    for share in evaluation.early:
+        names = " + ".join(plan.assignments[k].device for k in share.arrived)
+        table.add_row(names, f"{share.ended:.1%}", f"{share.changed:.2%}")
+    return table
 
 
 def _together(evaluation: Evaluation, plan: Plan) -> Table:

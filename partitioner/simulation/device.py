@@ -59,7 +59,7 @@ class Job:
 class SimulatedDevice:
     """A `DeviceModel` in action; replies are handed to `reply` when they reach the client."""
 
-    __slots__ = ("_back_s", "_compute", "_done_s", "_free_s", "_half_s", "_jitter_s",
+    __slots__ = ("_ask_s", "_back_s", "_compute", "_done_s", "_free_s", "_half_s", "_jitter_s",
                  "_link_free_s", "_loss", "_push", "_queue", "_reply", "_running", "_spells",
                  "_there_s", "_trips", "_turnaround_s", "asked", "busy_s", "epoch", "late",
                  "model", "name", "overloaded", "too_late", "up", "used")  # fmt: skip
@@ -83,8 +83,10 @@ class SimulatedDevice:
         self._trips: Draws | None = None
         if isinstance(model.delay, Measured):
             self._trips = seconds(model.delay, dice, model.name, "ways")
+            self._ask_s = float(np.mean(model.delay.values_s))
         else:
             self._half_s, self._jitter_s = model.delay.round_trip_s / 2, model.delay.jitter_s
+            self._ask_s = 2 * (self._half_s + self._jitter_s)
             if self._jitter_s:
                 self._trips = Draws(dice, model.name, "ways", exponential)
         self._link_free_s = -math.inf
@@ -124,6 +126,11 @@ class SimulatedDevice:
         # whatever became of those before.
         job = Job(call, self, budget_s, back_s, self._compute.next())
         self._push(arrives_s, self._arrive, job)
+
+    def ask(self, now_s: float, told: Callable[[float, Any], None], client: Any) -> None:
+        """`client` asks how this device is; if it is there, `told` gets both with its answer."""
+        if self.up:
+            self._push(now_s + self._ask_s, told, (client, self.name))
 
     def fall(self, now_s: float) -> None:
         """The device is gone, with everything it has."""

@@ -7,7 +7,7 @@ when it wants to know it.
 
 import gc
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any
@@ -17,14 +17,16 @@ from numpy.typing import NDArray
 
 from mdp.exchange import checked_deadline_ms, reserve_s
 from mdp.fusion import Contribution
-from mdp.health import UNREACHABLE, Health, unavailable
-from mdp.session import LATE, Action, Failed, Finish, Replied, Send, Session, TimePassed
+from mdp.health import UNREACHABLE
+from mdp.roster import Roster
+from mdp.session import Action, Failed, Finish, Replied, Send, Session, TimePassed
 from partitioner.simulation.device import Job, Lives, SimulatedDevice
 from partitioner.simulation.models import (
     Dice,
     Draws,
     Rotated,
     Scenario,
+    chance,
     exponential,
     seconds,
     uniform,
@@ -38,14 +40,13 @@ Callback = Callable[[float, Any], None]
 
 
 class _Client:
-    """One caller: its own order of replicas, and what it thinks of the devices."""
+    """One caller: what it knows of the devices, with its own order of replicas."""
 
-    __slots__ = ("members", "silent")
+    __slots__ = ("hedges", "roster")
 
-    def __init__(self, members: Mapping[int, Sequence[str]]) -> None:
-        self.members = members
-        #: Only those that let it wait: `Health` of all others is as new.
-        self.silent: dict[str, Health] = {}
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+        self.hedges = roster.hedges
 
 
 class _Call:
@@ -101,7 +102,6 @@ class Simulation:
         self._dice, self._before = dice, seconds(scenario.before, dice, "", "before")
         self._gaps = Draws(dice, "", "arrivals", exponential)
         self._choices = Draws(dice, "", "clients", uniform)
-        self._hedge_after_s = scenario.hedge_after_s
         self._events: list[tuple[float, int, Callback, Any]] = []
         #: When devices come and go: thousands of events far ahead, which every push and pop among
         #: the others would have to sort along.
@@ -118,17 +118,24 @@ class Simulation:
         self._submitted = 0
 
     def _make_clients(self) -> list[_Client]:
-        members = self.scenario.members()
+        scenario, members = self.scenario, self.scenario.members()
+        k_of = {device.name: device.k for device in scenario.devices}
+        hedge_share = 0.0 if scenario.hedge_after_s is None else scenario.hedge_share
         return [
             _Client(
-                {
-                    k: names if len(names) == 1 or number % len(names) == 0
-                    else Rotated(names, number)
-                    for k, names in members.items()
-                }
+                Roster(
+                    {
+                        k: names if number % len(names) == 0 else Rotated(names, number)
+                        for k, names in members.items()
+                    },
+                    k_of,
+                    chance=chance(self._dice, number),
+                    hedge_after_s=scenario.hedge_after_s,
+                    hedge_share=hedge_share,
+                )
             )
-            for number in range(self.scenario.load.clients)
-        ]  # fmt: skip
+            for number in range(scenario.load.clients)
+        ]
 
     def run(self) -> Trace:
         """Play until every request has had its outcome."""
@@ -185,24 +192,29 @@ class Simulation:
         if self._submitted == self.scenario.load.requests:
             return
         client, started_s = begun
+        roster = client.roster
+        choice = roster.begin(now_s, self._gone)
         session = Session(
-            client.members,
+            choice.members,
             deadline_s=started_s + self._deadline_s,
             reserve_s=self._reserve_s,
-            hedge_after_s=self._hedge_after_s,
+            hedge=roster if client.hedges else None,
         )
         call = _Call(client, session, self._submitted, started_s)
         self._submitted += 1
         self._open[call] = None
-        actions = session.start(now_s=now_s, unavailable=self._unavailable(client, now_s))
+        actions = session.start(now_s=now_s, unavailable=choice.unavailable, probing=choice.probing)
         self._act(call, actions, now_s)
         if not session.finished:
             self._push(session.decide_s + self._late_s, self._wake, call)
+        for name in roster.due(now_s):
+            if name not in self._gone:
+                roster.asked(-1, name, now_s)
+                self._devices[name].ask(now_s, self._told, client)
 
-    def _unavailable(self, client: _Client, now_s: float) -> Mapping[str, str]:
-        if not client.silent:
-            return self._gone
-        return unavailable(client.silent, self._gone, devices=len(self._devices), now_s=now_s)
+    def _told(self, now_s: float, told: tuple[_Client, str]) -> None:
+        client, name = told
+        client.roster.told(-1, name, "", now_s)
 
     # Sessions.
 
@@ -220,8 +232,10 @@ class Simulation:
             self._act(call, call.session.handle(failed), now_s)
         else:
             self._devices[send.device].send(now_s, call, send.budget_ms / 1e3)
-            if self._hedge_after_s is not None:
-                self._push(now_s + self._hedge_after_s, self._wake, call)
+            client, session = call.client, call.session
+            client.roster.sent(call.number, send, now_s, session.decide_s)
+            if client.hedges and session.wake_s < session.decide_s:
+                self._push(session.wake_s, self._wake, call)
 
     def _wake(self, now_s: float, call: _Call) -> None:
         if not call.session.finished:
@@ -229,11 +243,11 @@ class Simulation:
 
     def _replied(self, now_s: float, job: Job) -> None:
         call, device = job.call, job.device
-        silent = call.client.silent
-        if silent:
-            # Whoever was heard is as new, and not knowing of it is cheaper.
-            silent.pop(device.name, None)
-        session = call.session
+        roster, session = call.client.roster, call.session
+        if job.refusal is None:
+            roster.answered(call.number, device.name, now_s)
+        else:
+            roster.failed(call.number, device.name, job.refusal, job.refusal, now_s)
         if not session.waits_for(device.name):
             device.late += job.refusal is None
             return
@@ -253,11 +267,6 @@ class Simulation:
 
     def _finish(self, call: _Call, finish: Finish, now_s: float) -> None:
         del self._open[call]
-        client = call.client
-        if finish.missing:
-            for device, reason in finish.missing.items():
-                if reason == LATE:
-                    client.silent.setdefault(device, Health()).silent(now_s)
         trace = self.trace
         members = tuple(finish.arrived)
         trace.numbers.append(call.number)
@@ -265,7 +274,7 @@ class Simulation:
         trace.subset.append(trace.subsets.setdefault(members, len(trace.subsets)))
         trace.partial.append(bool(finish.missing))
         if self.scenario.load.rate_per_s is None:
-            self._prepare(now_s + self._after_s + self.scenario.load.think_s, client)
+            self._prepare(now_s + self._after_s + self.scenario.load.think_s, call.client)
 
     # Devices that come and go.
 
@@ -300,6 +309,7 @@ class Simulation:
         self._gone = {**self._gone, device.name: UNREACHABLE}
         for call in list(self._open):
             if call.session.waits_for(device.name):
+                call.client.roster.disconnected(device.name, now_s)
                 failed = Failed(device=device.name, reason="disconnected", now_s=now_s)
                 self._act(call, call.session.handle(failed), now_s)
 
@@ -308,7 +318,7 @@ class Simulation:
         if epoch == device.epoch and device.up:
             self._gone = {name: why for name, why in self._gone.items() if name != device.name}
             for client in self._clients:
-                client.silent.pop(device.name, None)
+                client.roster.connected(device.name, now_s)
 
 
 def simulate(scenario: Scenario) -> Trace:

@@ -17,6 +17,7 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from mdp.errors import InputError
+from mdp.hedging import DEFAULT_SHARE
 
 #: A lost packet is sent again by TCP after at least this long, doubled each time (Linux's
 #: TCP_RTO_MIN): over a link that loses packets, messages are late and not lost.
@@ -115,6 +116,8 @@ class Scenario:
     deadline_ms: float
     seed: int = 0
     hedge_after_s: float | None = None
+    #: What hedging may add to the requests of a client at most.
+    hedge_share: float = DEFAULT_SHARE
     #: Devices that are not there at all.
     lost: frozenset[str] = frozenset()
     #: What a client needs before it has sent, and after the decision, within the reserve.
@@ -205,6 +208,11 @@ def seconds(distribution: LogNormal | Measured, dice: Dice, name: str, purpose: 
     if isinstance(distribution, Measured) and distribution.together:
         name, purpose = distribution.together, "together"
     return Draws(dice, name, purpose, distribution.draw)
+
+
+def chance(dice: Dice, number: int) -> Callable[[], float]:
+    """Numbers from 0 to 1, with which one client chooses among replicas."""
+    return Draws(dice, str(number), "chance", uniform).next
 
 
 def uniform(random: Generator, size: int) -> NDArray[np.float64]:

@@ -1,6 +1,7 @@
 """Devices that die, freeze, dawdle, fail or come back, while a client asks for answers."""
 
 import asyncio
+import re
 import signal
 import threading
 import time
@@ -58,7 +59,6 @@ def without(answer: Prediction, device: str, *reasons: str) -> None:
 def test_a_frozen_device_is_hedged_by_its_replica(fleet: Fleet) -> None:
     fleet.start_all(*DEVICES, "gamma/attic")
     with mdp.Client.connect(fleet.write(), timeout_s=PATIENCE_S, hedge_after_ms=30.0) as client:
-        assert client.classify(RED, deadline_ms=PLENTY_MS).used == DEVICES
         fleet.agents["gamma"].stop()
         # Not `disconnected` yet: nobody but the hedge can have asked the replica.
         answer = client.classify(RED, deadline_ms=PLENTY_MS)
@@ -67,10 +67,34 @@ def test_a_frozen_device_is_hedged_by_its_replica(fleet: Fleet) -> None:
         assert answer.latency_ms >= 30.0
 
 
-def test_a_hedge_that_cannot_be(fleet: Fleet) -> None:
+def test_replicas_share_the_requests_and_one_steps_in_for_the_other(fleet: Fleet) -> None:
+    fleet.start_all(*DEVICES, "gamma/attic")
+    with fleet.client() as client:
+        used = [ask_any(client).used[2] for _ in range(12)]
+        assert set(used) == {"gamma", "gamma/attic"}
+        fleet.agents["gamma"].kill()
+        until(lambda: client.status()[2].state == "UNREACHABLE", "gamma is gone")
+        assert {ask_any(client).used[2] for _ in range(5)} == {"gamma/attic"}
+
+
+def ask_any(client: mdp.Client) -> Prediction:
+    answer = client.classify(RED, deadline_ms=PLENTY_MS)
+    assert answer.missing == {}
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hedge_after_ms": -1.0}, "hedge_after_ms: expected 0 or more, got -1"),
+        ({"hedge_share": 1.5}, "hedge_share: expected 0 to 1, got 1.5"),
+        ({"hedge_share": float("nan")}, "hedge_share: expected 0 to 1, got nan"),
+    ],
+)
+def test_a_hedge_that_cannot_be(fleet: Fleet, options: dict[str, float], message: str) -> None:
     fleet.start_all()
-    with pytest.raises(mdp.InputError, match=r"^hedge_after_ms: expected 0 or more, got -1$"):
-        mdp.Client.connect(fleet.write(), hedge_after_ms=-1.0)
+    with pytest.raises(mdp.InputError, match=f"^{re.escape(message)}$"):
+        mdp.Client.connect(fleet.write(), **options)
 
 
 def test_a_killed_device_is_named_and_used_again_after_its_restart(fleet: Fleet) -> None:
@@ -232,8 +256,9 @@ def test_three_failures_in_a_row_and_the_agent_says_failed(fleet: Fleet) -> None
             without(ask(client), "alpha", f"failed: {reason}")
         status = client.status()[0]
         assert (status.state, status.reason, status.usable) == ("FAILED", reason, False)
-        without(ask(client), "alpha", f"failed: {reason}")
-        assert client.status()[0].counts["failed"] == 4
+        # By then the client has stopped asking it for answers.
+        without(ask(client), "alpha", f"failing: failed: {reason}", f"not_ready: FAILED: {reason}")
+        assert client.status()[0].counts["failed"] == 3
     assert fleet.agents["alpha"].wait_for("FAILED").process.poll() is None
     assert fleet.agents["alpha"].terminate() == 0
 

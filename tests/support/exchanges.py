@@ -1,5 +1,6 @@
 """An exchange without sockets: a transport that keeps what was sent, and a clock that is set."""
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,20 @@ from mdp.fleet import Fleet, FleetEntry
 from mdp.fusion import Contribution, Fusion
 from mdp.prediction import Prediction
 from mdp.transport import Connected, Disconnected, Received
-from mdp.wire import Ask, Buffer, Failure, Infer, Message, Result, decode, encode, logits_buffer
+from mdp.wire import (
+    Ask,
+    Buffer,
+    Failure,
+    FailureCode,
+    Infer,
+    Message,
+    Result,
+    State,
+    Status,
+    decode,
+    encode,
+    logits_buffer,
+)
 from tests.support.bundles import LABELS, colour_picture
 
 
@@ -35,11 +49,13 @@ class FakeTransport:
     full: set[str] = field(default_factory=set)
     refused: dict[str, str] = field(default_factory=dict)
     sent: list[tuple[str, list[Buffer]]] = field(default_factory=list)
+    log: list[tuple[str, list[Buffer]]] = field(default_factory=list)
 
     def send(self, device: str, frames: list[Buffer]) -> bool:
         if device in self.full or device not in self.connected:
             return False
         self.sent.append((device, frames))
+        self.log.append((device, frames))
         return True
 
 
@@ -52,6 +68,7 @@ class Desk:
         entries: Sequence[tuple[str, int]],
         fusion: Fusion = "stacked",
         hedge_after_s: float | None = None,
+        hedge_share: float = 0.05,
     ) -> None:
         """`folder` holds a colour bundle; `entries` are (device, k) of the fleet."""
         self.bundle = Bundle.open(folder)
@@ -62,6 +79,7 @@ class Desk:
                 for number, (device, k) in enumerate(entries)
             ],
         )
+        self.ks = dict(entries)
         self.clock = Clock()
         self.transport = FakeTransport({device for device, _ in entries})
         self.exchange = Exchange(
@@ -71,6 +89,8 @@ class Desk:
             clock=self.clock,
             fusion=fusion,
             hedge_after_s=hedge_after_s,
+            hedge_share=hedge_share,
+            chance=random.Random(0).random,
         )
         self.answers: list[Answer] = []
 
@@ -79,6 +99,32 @@ class Desk:
         self.exchange.submit(
             views, started_s=self.clock(), deadline_ms=deadline_ms, done=self.answers.append
         )
+
+    @property
+    def last_id(self) -> int:
+        """The number of the request sent last."""
+        return max(
+            message.request_id
+            for _, frames in self.transport.log
+            if isinstance(message := decode(frames).message, Infer)
+        )
+
+    def tell(self, device: str, state: State = "READY", digest: str | None = None) -> None:
+        """`device` says how it is."""
+        status = Status(
+            request_id=0,
+            device=device,
+            state=state,
+            bundle="colours",
+            digest=self.bundle.digest if digest is None else digest,
+            k=self.ks[device],
+            provider="CPUExecutionProvider",
+            fallback=False,
+            reason="",
+            queued=0,
+            counts={},
+        )
+        self.receive(device, status)
 
     def asked(self) -> list[tuple[str, Infer]]:
         """What the devices have been asked since the last call of this."""
@@ -105,8 +151,14 @@ class Desk:
         )
         self.receive(device, result, logits_buffer(Contribution(logits, logits)))
 
-    def fail(self, device: str, request_id: int = 1, text: str = "full") -> None:
-        self.receive(device, Failure(request_id=request_id, code="overloaded", text=text))
+    def fail(
+        self,
+        device: str,
+        request_id: int = 1,
+        text: str = "full",
+        code: FailureCode = "overloaded",
+    ) -> None:
+        self.receive(device, Failure(request_id=request_id, code=code, text=text))
 
     def disconnect(self, device: str) -> None:
         self.transport.connected.discard(device)

@@ -1,95 +1,198 @@
-"""When a silent device is rested, and when it is asked again."""
+"""When a device is taken out, when it is asked how it is, and how it comes back."""
 
+from itertools import pairwise
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mdp.health import (
     FIRST_REST_S,
+    LONGEST_PROBATION,
     LONGEST_REST_S,
-    TOLERATED_SILENCES,
+    SETTLED_AFTER,
+    TOLERATED_STRIKES,
+    UNREADY_REST_S,
+    UNSTEADY,
     Health,
-    unavailable,
 )
 
 
-def test_a_device_is_rested_after_three_silences_in_a_row() -> None:
+def silenced(now_s: float = 10.0) -> Health:
     health = Health()
-    for _ in range(TOLERATED_SILENCES - 1):
-        health.silent(10.0)
-        assert health.available(10.0)
-    health.silent(10.0)
-    assert not health.available(10.0)
-    assert not health.available(10.0 + FIRST_REST_S - 1e-6)
-    assert health.available(10.0 + FIRST_REST_S)
-
-
-def test_a_sign_of_life_in_between_starts_again() -> None:
-    health = Health()
-    for _ in range(10):
-        health.silent(1.0)
-        health.silent(1.0)
-        health.heard()
-    assert health.available(1.0)
-    assert health == Health()
-
-
-def test_a_rest_doubles_up_to_a_bound_and_a_sign_of_life_ends_it() -> None:
-    health, now_s, rests = Health(), 0.0, []
-    for _ in range(TOLERATED_SILENCES - 1):
+    for _ in range(TOLERATED_STRIKES):
+        assert health.cause is None
         health.silent(now_s)
-    for _ in range(10):
-        health.silent(now_s)
-        rests.append(health.rested_until_s - now_s)
-        now_s = health.rested_until_s
-    assert rests[:4] == [0.5, 1.0, 2.0, 4.0]
-    assert rests[-1] == LONGEST_REST_S
-    health.silent(now_s)
-    assert not health.available(now_s)
+    return health
+
+
+def test_three_silences_take_a_device_out_and_any_sign_of_life_brings_it_back_on_probation() -> (
+    None
+):
+    health = silenced()
+    assert (health.cause, health.reason) == ("silent", "silent: 3 requests unanswered")
     health.heard()
-    assert health.available(now_s)
+    assert health.cause is None
+    assert health.on_probation
+    health.answered()
+    assert not health.on_probation
 
 
-@given(st.lists(st.tuples(st.booleans(), st.floats(0, 100)), max_size=60))
-def test_no_history_rests_a_device_for_longer_than_the_bound(
-    history: list[tuple[bool, float]],
+def test_one_strike_on_probation_is_enough_and_the_rest_is_longer() -> None:
+    health = silenced()
+    assert health.rested_until_s == 10.0 + FIRST_REST_S
+    health.heard()
+    health.silent(20.0)
+    assert (health.cause, health.rested_until_s) == ("silent", 20.0 + 2 * FIRST_REST_S)
+
+
+def test_every_relapse_makes_the_probation_longer_up_to_a_bound() -> None:
+    health, owed = silenced(), []
+    for _ in range(6):
+        health.heard()
+        owed.append(health.owed)
+        health.silent(20.0)
+    assert owed == [1, 2, 4, LONGEST_PROBATION, LONGEST_PROBATION, LONGEST_PROBATION]
+
+
+def test_after_a_long_time_without_a_strike_the_past_is_forgotten() -> None:
+    health = silenced()
+    health.heard()
+    for _ in range(SETTLED_AFTER):
+        assert not health.well
+        health.answered()
+    assert health.well
+    assert health.rest_s == FIRST_REST_S
+
+
+def test_requests_that_were_under_way_when_it_was_taken_out_do_not_lengthen_its_rest() -> None:
+    health = silenced()
+    for _ in range(10):
+        health.silent(10.0)
+    assert health.rested_until_s == 10.0 + FIRST_REST_S
+
+
+@pytest.mark.parametrize(
+    ("pattern", "taken_out"),
+    [("xo", True), ("xoo", False), ("xxo", True), ("o", False), ("xoxoo", True)],
+)
+def test_who_fails_every_other_time_is_taken_out_and_who_seldom_fails_is_not(
+    pattern: str, taken_out: bool
+) -> None:
+    health, out = Health(), False
+    for step in pattern * 20:
+        if step == "x":
+            health.failed(0.0, "broken")
+        else:
+            health.answered()
+        out |= health.cause is not None
+    assert out == taken_out
+
+
+def test_a_failing_device_comes_back_only_after_its_rest() -> None:
+    health = Health()
+    for _ in range(TOLERATED_STRIKES):
+        health.failed(0.0, "failed: no memory")
+    assert (health.cause, health.reason) == ("failing", "failing: failed: no memory")
+    health.heard()
+    health.told(0.1, "")
+    assert health.cause == "failing"
+    health.told(FIRST_REST_S, "")
+    assert health.on_probation
+
+
+def test_one_that_is_not_ready_is_out_at_once_and_back_as_soon_as_it_says_so() -> None:
+    health = Health()
+    health.unready(5.0, "not_ready: WARMING")
+    assert (health.cause, health.reason) == ("unready", "not_ready: WARMING")
+    assert not health.due(5.0)
+    assert health.due(5.0 + UNREADY_REST_S)
+    health.heard()
+    assert health.cause == "unready"
+    health.told(5.1, "")
+    assert health.on_probation
+
+
+def test_how_often_one_that_is_out_is_asked_how_it_is() -> None:
+    health, asked, now_s = silenced(0.0), [], 0.0
+    while len(asked) < 9:
+        now_s += 0.25
+        if health.due(now_s):
+            health.asked(now_s)
+            asked.append(now_s)
+    gaps = [after - before for before, after in pairwise(asked)]
+    assert asked[0] == 0.5
+    assert gaps == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+
+
+def test_one_lost_connection_costs_a_probation_and_many_a_rest() -> None:
+    health = Health()
+    health.disconnected()
+    health.connected(1.0)
+    assert health.on_probation
+    health.answered()
+    assert not health.on_probation
+    for _ in range(2):
+        health.disconnected()
+        health.connected(2.0)
+    assert (health.cause, health.reason) == ("failing", UNSTEADY)
+
+
+def test_a_connection_that_was_never_lost_is_no_come_back() -> None:
+    health = Health()
+    health.connected(1.0)
+    assert health.well
+
+
+def test_a_reconnection_brings_back_who_was_silent_but_not_who_fails() -> None:
+    health = silenced()
+    health.disconnected()
+    health.connected(10.1)
+    assert health.on_probation
+    failing = Health()
+    for _ in range(TOLERATED_STRIKES):
+        failing.failed(10.0, "broken")
+    failing.disconnected()
+    failing.connected(10.1)
+    assert failing.cause == "failing"
+
+
+EVENTS = ("answered", "heard", "silent", "failed", "unready", "ready", "lost", "found", "asked")
+
+
+@given(st.lists(st.tuples(st.sampled_from(EVENTS), st.floats(0, 10)), max_size=60))
+def test_from_any_history_a_device_that_answers_comes_back(
+    history: list[tuple[str, float]],
 ) -> None:
     health, now_s = Health(), 0.0
-    for alive, step_s in history:
+    for what, step_s in history:
         now_s += step_s
-        if alive:
-            health.heard()
-            assert health.available(now_s)
-        else:
-            health.silent(now_s)
-        assert health.available(now_s + LONGEST_REST_S)
-
-
-def test_whoever_was_heard_is_as_new() -> None:
-    health = Health()
-    for _ in range(TOLERATED_SILENCES + 2):
-        health.silent(1.0)
-    assert health != Health()
-    health.heard()
-    assert health == Health()
-
-
-def test_who_is_not_to_be_asked() -> None:
-    silent = Health()
-    for _ in range(TOLERATED_SILENCES):
-        silent.silent(0.0)
-    health = {"a": silent, "b": Health()}
-    resting = f"silent: {TOLERATED_SILENCES} requests unanswered"
-    assert unavailable({}, [], devices=3, now_s=0.0) == {}
-    assert unavailable(health, [], devices=3, now_s=0.0) == {"a": resting}
-    assert unavailable(health, ["b"], devices=3, now_s=0.0) == {"a": resting, "b": "unreachable"}
-    # Whoever is gone is unreachable, whatever else it was.
-    assert unavailable(health, ["a"], devices=3, now_s=0.0) == {"a": "unreachable"}
-    assert unavailable(health, [], devices=3, now_s=FIRST_REST_S) == {}
-
-
-def test_with_nobody_else_left_a_silent_device_is_still_a_chance() -> None:
-    silent = Health()
-    for _ in range(TOLERATED_SILENCES):
-        silent.silent(0.0)
-    assert unavailable({"a": silent}, ["b"], devices=2, now_s=0.0) == {"b": "unreachable"}
-    assert unavailable({"a": silent}, [], devices=1, now_s=0.0) == {}
+        match what:
+            case "answered":
+                health.answered()
+            case "heard":
+                health.heard()
+            case "silent":
+                health.silent(now_s)
+            case "failed":
+                health.failed(now_s, "broken")
+            case "unready":
+                health.unready(now_s, "warming")
+            case "ready":
+                health.told(now_s, "")
+            case "lost":
+                health.disconnected()
+            case "found":
+                health.connected(now_s)
+            case _:
+                health.asked(now_s)
+        assert health.ask_s <= now_s + LONGEST_REST_S
+        assert bool(health.cause) == bool(health.reason)
+        assert not (health.cause and health.on_probation)
+    now_s += LONGEST_REST_S
+    health.connected(now_s)
+    health.told(now_s + LONGEST_REST_S, "")
+    assert health.cause is None
+    for _ in range(LONGEST_PROBATION):
+        health.answered()
+    assert not health.on_probation

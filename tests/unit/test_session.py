@@ -16,6 +16,7 @@ from mdp.session import (
     Event,
     Failed,
     Finish,
+    HedgeAfter,
     Replied,
     Send,
     Session,
@@ -285,7 +286,7 @@ def hedging(
     members: Mapping[int, Sequence[str]], events: Sequence[Event], unavailable: Sequence[str] = ()
 ) -> list[list[object]]:
     """What a session says that asks the next replica beside one after 20 ms."""
-    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge_after_s=0.020)
+    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge=HedgeAfter(0.020))
     told = [said(session.start(now_s=0.0, unavailable=dict.fromkeys(unavailable, "gone")))]
     return told + [said(session.handle(event)) for event in events]
 
@@ -368,7 +369,7 @@ def test_when_a_session_wants_to_be_woken() -> None:
     plain = Session(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
     plain.start(now_s=0.0, unavailable={})
     assert plain.wake_s == DECIDE_S
-    session = Session(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge_after_s=0.020)
+    session = Session(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge=HedgeAfter(0.020))
     session.start(now_s=0.0, unavailable={})
     assert session.wake_s == pytest.approx(0.020)
     session.handle(passed(0.020))
@@ -376,7 +377,7 @@ def test_when_a_session_wants_to_be_woken() -> None:
 
 
 def test_a_hedge_gets_what_is_left_and_its_time_counts_from_its_own_asking() -> None:
-    session = Session({0: ["a", "b"]}, deadline_s=0.1, hedge_after_s=0.02)
+    session = Session({0: ["a", "b"]}, deadline_s=0.1, hedge=HedgeAfter(0.02))
     session.start(now_s=0.0, unavailable={})
     (send,) = session.handle(passed(0.030))
     assert isinstance(send, Send)
@@ -437,7 +438,10 @@ def test_any_history(
     devices = [device for replicas in members.values() for device in replicas]
     gone = data.draw(st.sets(st.sampled_from(devices)))
     session = Session(
-        members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge_after_s=hedge_after_s
+        members,
+        deadline_s=DEADLINE_S,
+        reserve_s=RESERVE_S,
+        hedge=None if hedge_after_s is None else HedgeAfter(hedge_after_s),
     )
     history = History()
     contributions: dict[str, Contribution] = {}

@@ -17,7 +17,7 @@ from mdp.fleet import Fleet, FleetEntry
 from mdp.fusion import Contribution
 from mdp.prediction import Prediction
 from mdp.transport import Received
-from mdp.wire import Buffer, Failure, Infer, Result, decode, encode, logits_buffer
+from mdp.wire import Ask, Buffer, Failure, Infer, Result, Status, decode, encode, logits_buffer
 from partitioner.simulation.device import Job, SimulatedDevice
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
@@ -28,6 +28,7 @@ from partitioner.simulation.models import (
     LogNormal,
     Scenario,
     SlowSpells,
+    chance,
 )
 from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
 
@@ -44,6 +45,7 @@ class RealClient:
         self.connected = {d.name for d in scenario.devices} - scenario.lost
         self.refused: dict[str, str] = {}
         self.answers: list[Answer] = []
+        self._digest, self._ks = bundle.digest, {d.name: d.k for d in scenario.devices}
         self._events: list[tuple[float, int, Any, Any]] = []
         self._count = 0
         dice = Dice(scenario.seed)
@@ -62,6 +64,8 @@ class RealClient:
             clock=lambda: self.now_s,
             fusion="stacked",
             hedge_after_s=scenario.hedge_after_s,
+            hedge_share=0.0 if scenario.hedge_after_s is None else scenario.hedge_share,
+            chance=chance(dice, 0),
         )
         self._views = cut_views(RED, self._exchange.assignments)
 
@@ -81,6 +85,9 @@ class RealClient:
         if device not in self.connected:
             return False
         infer = decode(frames).message
+        if isinstance(infer, Ask):
+            self._devices[device].ask(self.now_s, self._told, infer.request_id)
+            return True
         assert isinstance(infer, Infer)
         self._devices[device].send(self.now_s, infer.request_id, infer.budget_ms / 1e3)
         return True
@@ -97,6 +104,23 @@ class RealClient:
     def _done(self, answer: Answer) -> None:
         self.answers.append(answer)
         self._push(self.now_s + self.scenario.load.think_s, self._submit, None)
+
+    def _told(self, now_s: float, told: tuple[int, str]) -> None:
+        request_id, device = told
+        status = Status(
+            request_id=request_id,
+            device=device,
+            state="READY",
+            bundle="colours",
+            digest=self._digest,
+            k=self._ks[device],
+            provider="",
+            fallback=False,
+            reason="",
+            queued=0,
+            counts={},
+        )
+        self._exchange.handle([Received(device, encode(status))])
 
     def _reply(self, now_s: float, job: Job) -> None:
         if job.refusal is not None:

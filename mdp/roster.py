@@ -1,0 +1,350 @@
+"""Whom one client asks: what it has seen of its devices, and the order of replicas. Pure.
+
+Everything comes from its own requests: when they were sent and what became of them. Replicas share
+the load by the better of two (Mitzenmacher, The Power of Two Choices, IEEE TPDS 2001), better being
+fewer requests under way times the usual round trip. Clock and chance are arguments.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+from mdp.health import Health
+from mdp.hedging import DEFAULT_SHARE, Bucket, RoundTrips
+from mdp.session import PROBATION, Send
+
+#: A replica that has sent nothing for so long is asked how it is, and has so long to say it.
+IDLE_S = 2.0
+HEARTBEAT_S = 1.0
+#: What is known of a replica's time counts this much less with every request given to another one,
+#: so that one slow spell is not held against it for good.
+_FADE = 0.98
+#: Failures that say that the device cannot serve this client, now or at all; and those that say
+#: that it has no time. All others are failures of what it does.
+UNREADY = frozenset({"not_ready", "draining", "wrong_bundle", "wrong_submodel"})
+NO_TIME_THERE = frozenset({"overloaded", "too_late"})
+
+Chance = Callable[[], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Whom a new request may ask."""
+
+    #: Index k -> the devices that serve it, best first.
+    members: Mapping[int, Sequence[str]]
+    #: Device -> why it is not to be asked.
+    unavailable: Mapping[str, str]
+    #: Device on probation -> k: to be asked beside, and not waited for.
+    probing: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A call's requests that have not been answered."""
+
+    until_s: float
+    #: Device -> when it was asked.
+    asked: dict[str, float]
+
+
+class Roster:
+    """What one client knows of the devices of `members` (k -> its devices), k by device in `k_of`.
+
+    A hedge goes out after `hedge_after_s`, or after what was observed if that is None, and takes
+    `hedge_share` of all requests at most; with 0 there are none. `chance` gives numbers from 0 to
+    1, with which two of many replicas are drawn.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[int, Sequence[str]],
+        k_of: Mapping[str, int],
+        *,
+        chance: Chance,
+        hedge_after_s: float | None = None,
+        hedge_share: float = DEFAULT_SHARE,
+    ) -> None:
+        self.bucket = Bucket(hedge_share)
+        self._members, self._k_of, self._chance = members, k_of, chance
+        self._replicated = [k for k, devices in members.items() if len(devices) > 1]
+        self._hedge_after_s = hedge_after_s
+        #: Of those only of which there is something to remember.
+        self._health: dict[str, Health] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._next_end_s = math.inf
+        #: Device on probation -> the call that is its test.
+        self._probes: dict[str, int] = {}
+        #: Of replicas: requests under way, round trips, when last heard, and the turn last taken.
+        self._load: Counter[str] = Counter()
+        self._trips: dict[str, RoundTrips] = {}
+        self._seen_s: dict[str, float] = {}
+        self._turns: Counter[str] = Counter()
+        self._turn = 0
+        self._next_look_s = -math.inf
+
+    @property
+    def hedges(self) -> bool:
+        """Whether there is anything to hedge with."""
+        return bool(self._replicated) and self.bucket.share > 0
+
+    def begin(self, now_s: float, gone: Mapping[str, str]) -> Choice:
+        """Whom a request that begins now may ask; `gone` (device -> reason) are not connected."""
+        if now_s >= self._next_end_s:
+            self._expire(now_s)
+        unavailable: Mapping[str, str] = gone
+        probing: Mapping[str, int] = {}
+        if self._health:
+            unavailable, probing = self._judged(gone)
+        members = self._members
+        if self._replicated:
+            members = dict(members)
+            for k in self._replicated:
+                members[k] = self._ordered(members[k], unavailable, probing)
+        return Choice(members, unavailable, probing)
+
+    def _judged(self, gone: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, int]]:
+        out = {d: h.reason for d, h in self._health.items() if h.cause and d not in gone}
+        proving = [d for d, h in self._health.items() if h.on_probation and d not in gone]
+        left = len(self._k_of) - len(gone) - len(out) - len(proving)
+        if not left:
+            # With nobody else, those on probation are waited for, and even those that are out are
+            # a chance.
+            return ({**gone, **out} if proving else gone), {}
+        unavailable, probing = {**gone, **out}, dict[str, int]()
+        for device in proving:
+            if device in self._probes or self._k_of[device] in probing.values():
+                unavailable[device] = PROBATION
+            else:
+                probing[device] = self._k_of[device]
+        return unavailable, probing
+
+    def _ordered(
+        self, devices: Sequence[str], unavailable: Mapping[str, str], probing: Mapping[str, int]
+    ) -> Sequence[str]:
+        """`devices` with the better of two that are there first, and the other one second."""
+        there: Sequence[str] = devices
+        if unavailable or probing:
+            there = [d for d in devices if d not in unavailable and d not in probing]
+        if len(there) < 2:
+            return devices
+        first = second = 0
+        if len(there) > 2:
+            first = int(self._chance() * len(there))
+            second = int(self._chance() * (len(there) - 1))
+        second += second >= first
+        pair = sorted((there[first], there[second]), key=self._cost)
+        return Ranked(pair, devices)
+
+    def _cost(self, device: str) -> tuple[float, int, int]:
+        trips, load = self._trips.get(device), self._load[device]
+        usual_s = trips.usual_s if trips is not None else 0.0
+        fade = _FADE ** (self._turn - self._turns[device])
+        return (load + 1) * usual_s * fade, load, self._turns[device]
+
+    # What became of requests.
+
+    def sent(self, call: int, send: Send, now_s: float, until_s: float) -> None:
+        """`send` of `call` has gone out; its answer is in time until `until_s`."""
+        device = send.device
+        self._ask(call, device, now_s, until_s)
+        if not send.hedged:
+            self.bucket.earn(1)
+        if self._replicated and len(self._members[send.k]) > 1:
+            self._load[device] += 1
+            self._turn += 1
+            self._turns[device] = self._turn
+            self._seen_s.setdefault(device, now_s)
+        if self._health:
+            known = self._health.get(device)
+            if known is not None and known.on_probation:
+                self._probes[device] = call
+
+    def answered(self, call: int, device: str, now_s: float) -> None:
+        """The answer of `device` to `call` has come, in time or not."""
+        pending = self._pending.get(call)
+        asked_s = self._settle(call, device)
+        if pending is not None and asked_s is not None and now_s <= pending.until_s:
+            self._took(device, now_s, now_s - asked_s)
+            if self._health:
+                known = self._health.get(device)
+                if known is not None:
+                    known.answered()
+                    self._forget_if_well(device, known)
+        else:
+            self._heard(device, now_s)
+
+    def failed(self, call: int, device: str, code: str, reason: str, now_s: float) -> None:
+        """`device` has answered `call` with a failure of `code`; `reason` says it for people."""
+        pending = self._pending.get(call)
+        asked_s = self._settle(call, device)
+        if code in NO_TIME_THERE:
+            if pending is not None and asked_s is not None:
+                # As if it had used all the time it had: others are likely to be sooner.
+                self._took(device, now_s, pending.until_s - asked_s)
+            self._heard(device, now_s)
+        elif code in UNREADY:
+            self._of(device).unready(now_s, reason)
+        else:
+            self._of(device).failed(now_s, reason)
+
+    def broken(self, device: str, reason: str, now_s: float) -> None:
+        """`device` has sent what cannot be read: none of its answers will be recognised."""
+        self._drop(device)
+        self._of(device).failed(now_s, reason)
+
+    def disconnected(self, device: str, now_s: float) -> None:
+        """The connection to `device` was lost, and with it what was under way, if anything was."""
+        if now_s >= self._next_end_s:
+            self._expire(now_s)
+        if self._drop(device):
+            self._of(device).disconnected()
+
+    def connected(self, device: str, now_s: float) -> None:
+        """The connection to `device` is up, for the first time or again."""
+        known = self._health.get(device)
+        if known is not None:
+            known.connected(now_s)
+
+    # Asking how they are.
+
+    def due(self, now_s: float) -> list[str]:
+        """Devices that should be asked how they are: those out and rested, and idle replicas."""
+        due = [device for device, known in self._health.items() if known.due(now_s)]
+        if self._seen_s and now_s >= self._next_look_s:
+            self._next_look_s = now_s + HEARTBEAT_S
+            due += [
+                device
+                for k in self._replicated
+                for device in self._members[k]
+                if now_s >= self._seen_s.setdefault(device, now_s) + IDLE_S
+                and not self._load[device]
+                and not self._is_out(device)
+            ]
+        return due
+
+    def asked(self, call: int, device: str, now_s: float) -> None:
+        """`device` has been asked how it is, by a message of number `call`."""
+        if self._is_out(device):
+            self._health[device].asked(now_s)
+        elif device in self._seen_s:
+            self._load[device] += 1
+            self._ask(call, device, now_s, now_s + HEARTBEAT_S)
+
+    def told(self, call: int, device: str, trouble: str, now_s: float) -> None:
+        """`device` has said how it is; `trouble` is what keeps it from serving, or empty."""
+        self._settle(call, device)
+        self._saw(device, now_s)
+        known = self._of(device) if trouble else self._health.get(device)
+        if known is not None:
+            known.told(now_s, trouble)
+
+    # Hedging: a roster is a session's `Hedge`.
+
+    def after_s(self, device: str) -> float:
+        """How long `device` is given before its replica is asked beside it."""
+        if self._hedge_after_s is not None:
+            return self._hedge_after_s
+        own = self._trips.get(device)
+        if own is not None and own.slow_s < math.inf:
+            return own.slow_s
+        others = (self._trips.get(other) for other in self._members[self._k_of[device]])
+        return min((other.slow_s for other in others if other is not None), default=math.inf)
+
+    def allowed(self) -> bool:
+        """Whether one more request may be spent on hedging now; True spends it."""
+        return self.bucket.spend()
+
+    # Keeping count.
+
+    def _ask(self, call: int, device: str, now_s: float, until_s: float) -> None:
+        pending = self._pending.get(call)
+        if pending is None:
+            pending = self._pending[call] = _Pending(until_s, {})
+            self._next_end_s = min(self._next_end_s, until_s)
+        pending.asked[device] = now_s
+
+    def _settle(self, call: int, device: str) -> float | None:
+        """When `device` was asked by `call`, which is no longer under way; None if it was not."""
+        pending = self._pending.get(call)
+        if pending is None or device not in pending.asked:
+            return None
+        asked_s = pending.asked.pop(device)
+        if not pending.asked:
+            del self._pending[call]
+        if self._load and self._load[device]:
+            self._load[device] -= 1
+        if self._probes and self._probes.get(device) == call:
+            del self._probes[device]
+        return asked_s
+
+    def _expire(self, now_s: float) -> None:
+        """Whoever has not answered until the end of a call was silent."""
+        ended = [(call, p) for call, p in self._pending.items() if p.until_s <= now_s]
+        for call, pending in ended:
+            for device in list(pending.asked):
+                self._settle(call, device)
+                self._of(device).silent(pending.until_s)
+        self._next_end_s = min((p.until_s for p in self._pending.values()), default=math.inf)
+
+    def _drop(self, device: str) -> bool:
+        """Forget what is under way to `device`; whether there was anything."""
+        calls = [call for call, pending in self._pending.items() if device in pending.asked]
+        for call in calls:
+            self._settle(call, device)
+        return bool(calls)
+
+    def _took(self, device: str, now_s: float, seconds: float) -> None:
+        if self._load and device in self._load:
+            self._trips.setdefault(device, RoundTrips()).add(seconds)
+            self._seen_s[device] = now_s
+
+    def _saw(self, device: str, now_s: float) -> None:
+        if device in self._seen_s:
+            self._seen_s[device] = now_s
+
+    def _heard(self, device: str, now_s: float) -> None:
+        self._saw(device, now_s)
+        known = self._health.get(device)
+        if known is not None:
+            known.heard()
+            self._forget_if_well(device, known)
+
+    def _is_out(self, device: str) -> bool:
+        known = self._health.get(device)
+        return known is not None and known.cause is not None
+
+    def _of(self, device: str) -> Health:
+        return self._health.setdefault(device, Health())
+
+    def _forget_if_well(self, device: str, known: Health) -> None:
+        if known.well:
+            del self._health[device]
+
+
+class Ranked(Sequence[str]):
+    """`devices` with `first` before the others, which keep their order."""
+
+    __slots__ = ("_devices", "_first", "_rest")
+
+    def __init__(self, first: Sequence[str], devices: Sequence[str]) -> None:
+        self._first, self._devices = first, devices
+        self._rest: list[str] | None = None
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[str]: ...
+    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
+        if isinstance(at, int) and 0 <= at < len(self._first):
+            return self._first[at]
+        if self._rest is None:
+            # Only made where the first ones have failed: there may be hundreds of others.
+            chosen = set(self._first)
+            self._rest = [*self._first, *(d for d in self._devices if d not in chosen)]
+        return self._rest[at]
