@@ -17,7 +17,7 @@ QUANTILE = 0.95
 #: How many round trips are recent, and how many tell enough.
 RECENT, ENOUGH = 64, 10
 #: Weight of the newest round trip in a device's usual one.
-_NEWEST = 0.2
+NEWEST = 0.2
 
 
 class Bucket:
@@ -51,11 +51,11 @@ class RoundTrips:
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
 
-    def add(self, seconds: float) -> None:
-        """One more has been made."""
+    def add(self, seconds: float, weight: float = NEWEST) -> None:
+        """One more has been made, of this `weight` in the running mean."""
         if not self._recent:
             self.usual_s = seconds
-        self.usual_s += _NEWEST * (seconds - self.usual_s)
+        self.usual_s += weight * (seconds - self.usual_s)
         if len(self._recent) == RECENT:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(seconds)

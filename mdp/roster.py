@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import overload
 
 from mdp.health import Health
-from mdp.hedging import DEFAULT_SHARE, Bucket, RoundTrips
+from mdp.hedging import DEFAULT_SHARE, NEWEST, Bucket, RoundTrips
 from mdp.session import PROBATION, Send
 
 #: A replica that has sent nothing for so long is asked how it is, and has so long to say it.
@@ -83,6 +83,8 @@ class Roster:
         self._seen_s: dict[str, float] = {}
         self._turns: Counter[str] = Counter()
         self._turn = 0
+        #: How many turns had gone to others before a replica's last one.
+        self._ages: Counter[str] = Counter()
         self._next_look_s = -math.inf
 
     @property
@@ -155,6 +157,7 @@ class Roster:
         if self._replicated and len(self._members[send.k]) > 1:
             self._load[device] += 1
             self._turn += 1
+            self._ages[device] = self._turn - self._turns[device]
             self._turns[device] = self._turn
             self._seen_s.setdefault(device, now_s)
         if self._health:
@@ -298,7 +301,8 @@ class Roster:
 
     def _took(self, device: str, now_s: float, seconds: float) -> None:
         if self._load and device in self._load:
-            self._trips.setdefault(device, RoundTrips()).add(seconds)
+            weight = max(NEWEST, 1 - _FADE ** self._ages[device])
+            self._trips.setdefault(device, RoundTrips()).add(seconds, weight)
             self._seen_s[device] = now_s
 
     def _saw(self, device: str, now_s: float) -> None:

@@ -132,6 +132,11 @@ class Desk:
         decoded = [(device, decode(frames).message) for device, frames in sent]
         return [(device, infer) for device, infer in decoded if isinstance(infer, Infer)]
 
+    def infers(self) -> list[tuple[str, Infer]]:
+        """What the devices have been asked to infer; it is still there for `asked` and `asks`."""
+        decoded = [(device, decode(frames).message) for device, frames in self.transport.sent]
+        return [(device, infer) for device, infer in decoded if isinstance(infer, Infer)]
+
     def asks(self) -> list[str]:
         """Devices that were asked for their status since the last call of this."""
         sent, self.transport.sent = self.transport.sent, []

@@ -12,7 +12,7 @@ from mdp.exchange import MAX_DEADLINE_MS, checked_deadline_ms, cut_views, reserv
 from mdp.fusion import Contribution
 from mdp.health import FIRST_REST_S, TOLERATED_STRIKES
 from mdp.plan import Region
-from mdp.wire import Ask, Failure, Result, Status, encode, logits_buffer
+from mdp.wire import Ask, Failure, FailureCode, Result, Status, encode, logits_buffer
 from tests.support.bundles import (
     LABELS,
     SIZES,
@@ -486,6 +486,130 @@ def test_a_device_on_a_slow_link_gets_jpeg() -> None:
     assert [views[k].encoding for k in range(3)] == ["raw", "jpeg", "raw"]
     assert bytes(views[1].pixels[:2]) == b"\xff\xd8"
     assert len(views[0].pixels) == SIZES[0] ** 2 * 3
+
+
+def answer_all(desk: Desk, colour: int, *devices: str, but: str = "") -> None:
+    """`devices` answer the call under way with logits of their own, except `but`."""
+    for number, device in enumerate(devices):
+        if device != but:
+            values = [0.0, 0.1 * colour, 4.0 + number]
+            desk.receive(device, result(desk.last_id), logits(*values))
+
+
+def test_a_device_that_says_the_same_of_everything_is_taken_out(desk: Desk) -> None:
+    def picture(number: int) -> np.ndarray:
+        return np.full((40, 60, 3), number, dtype=np.uint8)
+
+    reasons = []
+    for number in range(12):
+        views = cut_views(picture(number), desk.exchange.assignments)
+        desk.exchange.submit(
+            views, started_s=desk.clock(), deadline_ms=100.0, done=desk.answers.append
+        )
+        answer_all(desk, number, "alpha", "beta")
+        if "gamma" in [device for device, _ in desk.asked()]:
+            desk.receive("gamma", result(desk.last_id), logits(0, 0, 1))
+        reasons.append(desk.prediction().missing.get("gamma"))
+    constant = "bad_output: the same logits for 4 different crops in a row"
+    assert reasons == [None] * 4 + [constant] * 3 + [f"failing: {constant}"] * 5
+
+
+def test_the_same_picture_may_have_the_same_logits_for_ever(desk: Desk) -> None:
+    for _ in range(20):
+        desk.submit()
+        for device in ("alpha", "beta", "gamma"):
+            desk.reply(device, desk.last_id)
+        assert desk.prediction().missing == {}
+
+
+@pytest.mark.parametrize("code", ["not_ready", "draining", "wrong_bundle", "wrong_submodel"])
+def test_a_device_that_cannot_serve_is_out_at_once_until_it_says_that_it_can(
+    desk: Desk, code: FailureCode
+) -> None:
+    desk.submit()
+    desk.fail("gamma", code=code, text="so it is")
+    for device in ("alpha", "beta"):
+        desk.reply(device)
+    assert desk.prediction().missing == {"gamma": f"{code}: so it is"}
+    desk.asked()
+    assert well(desk, "alpha", "beta") == ["alpha", "beta"]
+    assert desk.prediction().missing == {"gamma": f"{code}: so it is"}
+    desk.tell("gamma", state="WARMING")
+    assert well(desk, "alpha", "beta") == ["alpha", "beta"]
+    assert desk.prediction().missing == {"gamma": "not_ready: WARMING"}
+    desk.tell("gamma", digest="0" * 64)
+    assert well(desk, "alpha", "beta") == ["alpha", "beta"]
+    assert desk.prediction().missing == {"gamma": "wrong_bundle: serves colours 000000000000"}
+    desk.tell("gamma")
+    assert well(desk, "gamma", "alpha", "beta") == ["gamma", "alpha", "beta"]
+    assert desk.prediction().missing == {}
+
+
+def test_one_that_has_no_time_is_asked_again_at_once(desk: Desk) -> None:
+    for _ in range(2 * TOLERATED_STRIKES):
+        desk.submit()
+        assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+        for device in ("alpha", "beta"):
+            desk.reply(device, desk.last_id)
+        desk.fail("gamma", desk.last_id)
+        assert desk.prediction().missing == {"gamma": "overloaded: full"}
+
+
+def test_failures_in_a_row_take_a_device_out(desk: Desk) -> None:
+    for _ in range(TOLERATED_STRIKES):
+        desk.submit()
+        for device in ("alpha", "beta"):
+            desk.reply(device, desk.last_id)
+        desk.fail("gamma", desk.last_id, code="failed", text="no memory")
+        assert desk.prediction().missing == {"gamma": "failed: no memory"}
+    desk.asked()
+    assert well(desk, "alpha", "beta") == ["alpha", "beta"]
+    assert desk.prediction().missing == {"gamma": "failing: failed: no memory"}
+
+
+def test_a_hedged_over_device_that_stays_silent_is_found_out(folder: Path) -> None:
+    desk = Desk(folder, REPLICAS, hedge_after_s=0.020)
+    for round_ in range(TOLERATED_STRIKES):
+        desk.submit(deadline_ms=100.0)
+        asked = [device for device, _ in desk.asked()]
+        if "alpha" not in asked:
+            break
+        for device in asked:
+            if device != "alpha":
+                desk.reply(device, desk.last_id)
+        desk.pass_s(0.021)
+        assert [device for device, _ in desk.asked()] == ["alpha/attic"], round_
+        desk.reply("alpha/attic", desk.last_id)
+        assert desk.prediction().missing == {}
+        desk.pass_s(0.2)
+    # Its replica is preferred by now, though it was never missing from an answer.
+    desk.submit(deadline_ms=100.0)
+    assert next(device for device, _ in desk.asked()) == "alpha/attic"
+
+
+def test_an_idle_replica_is_asked_how_it_is_and_taken_out_if_it_never_says(folder: Path) -> None:
+    desk = Desk(folder, REPLICAS)
+    asks: list[str] = []
+    for _ in range(12):
+        desk.submit()
+        infers = [device for device, _ in desk.infers()]
+        if "alpha/attic" in infers:
+            # The slower one of two: it is left for when it is needed.
+            desk.clock.now_s += 0.05
+        for device in infers:
+            desk.reply(device, desk.last_id)
+        assert desk.prediction().missing == {}
+        asks += desk.asks()
+        desk.pass_s(1.5)
+    assert asks.count("alpha/attic") >= TOLERATED_STRIKES
+    assert set(asks) == {"alpha/attic"}, "the others are heard in every call"
+    desk.disconnect("alpha")
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
+    for device in ("beta", "gamma"):
+        desk.reply(device, desk.last_id)
+    silent = f"silent: {TOLERATED_STRIKES} requests unanswered"
+    assert desk.prediction().missing == {"alpha": "unreachable", "alpha/attic": silent}
 
 
 def test_a_device_that_refuses_this_client_is_missing_with_its_reason(desk: Desk) -> None:

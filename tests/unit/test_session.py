@@ -1,6 +1,6 @@
 """One request's life in simulated time: events in, actions out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,10 @@ from mdp.fusion import Contribution
 from mdp.session import (
     LATE,
     NO_TIME,
+    NOT_NEEDED,
+    PROBATION,
     Action,
+    Enough,
     Event,
     Failed,
     Finish,
@@ -363,6 +366,143 @@ def test_a_member_without_a_replica_is_waited_for() -> None:
         [],
         [({0: "alpha", 1: "beta"}, {}, False)],
     ]
+
+
+class Counted(HedgeAfter):
+    """Allows as many hedges as it was told."""
+
+    def __init__(self, seconds: float, tokens: int) -> None:
+        super().__init__(seconds)
+        object.__setattr__(self, "tokens", [True] * tokens)
+
+    def allowed(self) -> bool:
+        return bool(self.tokens and self.tokens.pop())  # type: ignore[attr-defined]
+
+
+def test_without_a_token_there_is_no_hedge_and_the_replica_may_still_step_in() -> None:
+    session = Session(TRIPLE, deadline_s=DEADLINE_S, hedge=Counted(0.020, 0))
+    told = [said(session.start(now_s=0.0, unavailable={}))]
+    events: list[Event] = [passed(0.020), passed(0.030), failed("a", 0.040), replied("b", 0.05)]
+    told += [said(session.handle(event)) for event in events]
+    assert told == [["a"], [], [], ["b"], [({0: "b"}, {}, False)]]
+    spent = Session(TRIPLE, deadline_s=DEADLINE_S, hedge=Counted(0.020, 1))
+    spent.start(now_s=0.0, unavailable={})
+    (send,) = spent.handle(passed(0.020))
+    assert isinstance(send, Send)
+    assert send.hedged
+
+
+def test_a_member_without_another_device_wakes_nobody() -> None:
+    session = Session({0: ["a"]}, deadline_s=0.1, hedge=HedgeAfter(0.020))
+    session.start(now_s=0.0, unavailable={})
+    assert session.wake_s == 0.1
+
+
+def proving(
+    members: Mapping[int, Sequence[str]],
+    probing: Mapping[str, int],
+    events: Sequence[Event],
+    unavailable: Mapping[str, str] | None = None,
+) -> list[list[object]]:
+    """What a session says that asks `probing` devices beside the others."""
+    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
+    start = session.start(now_s=0.0, unavailable=unavailable or {}, probing=probing)
+    return [said(start)] + [said(session.handle(event)) for event in events]
+
+
+@pytest.mark.parametrize(
+    ("events", "told"),
+    [
+        pytest.param(
+            [replied("alpha", 0.01), replied("beta", 0.02)],
+            [[], [({0: "alpha", 1: "beta"}, {"gamma": PROBATION}, False)]],
+            id="nobody waits for it",
+        ),
+        pytest.param(
+            [replied("gamma", 0.01), replied("alpha", 0.02), replied("beta", 0.03)],
+            [[], [], [({0: "alpha", 1: "beta", 2: "gamma"}, {}, False)]],
+            id="what it says before the others counts",
+        ),
+        pytest.param(
+            [failed("alpha", 0.01, "a"), failed("beta", 0.02, "b"), replied("gamma", 0.03)],
+            [[], [], [({2: "gamma"}, {"alpha": "a", "beta": "b"}, False)]],
+            id="it is waited for where nobody else answers",
+        ),
+        pytest.param(
+            [failed("gamma", 0.01, "g"), replied("alpha", 0.02), passed(DECIDE_S)],
+            [[], [], [({0: "alpha"}, {"beta": LATE, "gamma": "g"}, True)]],
+            id="its failure is its reason",
+        ),
+        pytest.param(
+            [replied("alpha", 0.01), passed(DECIDE_S)],
+            [[], [({0: "alpha"}, {"beta": LATE, "gamma": LATE}, True)]],
+            id="late is late",
+        ),
+    ],
+)
+def test_a_device_on_probation(events: list[Event], told: list[list[object]]) -> None:
+    assert proving(THREE, {"gamma": 2}, events) == [["gamma", "alpha", "beta"], *told]
+
+
+def test_a_device_on_probation_is_asked_beside_its_replica() -> None:
+    events = [replied("alpha/attic", 0.01), replied("beta", 0.02)]
+    told = proving(REPLICAS, {"alpha": 0}, events)
+    assert told == [
+        ["alpha", "alpha/attic", "beta"],
+        [],
+        [({0: "alpha/attic", 1: "beta"}, {}, False)],
+    ]
+    events = [failed("alpha/attic", 0.01, "x"), replied("beta", 0.02)]
+    told = proving(REPLICAS, {"alpha": 0}, events)
+    missing = {"alpha": PROBATION, "alpha/attic": "x"}
+    assert told[1:] == [[], [({1: "beta"}, missing, False)]]
+
+
+def enough_with(*wanted: int) -> Enough:
+    """What arrived is enough once it holds `wanted`."""
+    return lambda arrived, awaited: set(wanted) <= set(arrived)
+
+
+def test_an_answer_that_ends_early_says_so_and_for_whom_it_stands() -> None:
+    session = Session(THREE, deadline_s=DEADLINE_S, enough=enough_with(1))
+    session.start(now_s=0.0, unavailable={})
+    assert session.handle(replied("alpha", 0.01)) == []
+    (finish,) = session.handle(replied("beta", 0.02))
+    assert isinstance(finish, Finish)
+    assert finish.stands_for == (0, 1, 2)
+    assert list(finish.arrived) == [0, 1]
+    assert finish.missing == {"gamma": NOT_NEEDED}
+    assert not finish.timed_out
+    assert session.handle(replied("gamma", 0.03)) == []
+
+
+def test_who_cannot_come_any_more_is_not_among_those_it_stands_for() -> None:
+    judged: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    def enough(arrived: Mapping[int, Contribution], awaited: Collection[int]) -> bool:
+        judged.append((tuple(arrived), tuple(awaited)))
+        return len(judged) == 2
+
+    session = Session(THREE, deadline_s=DEADLINE_S, enough=enough)
+    session.start(now_s=0.0, unavailable={})
+    assert session.handle(replied("beta", 0.01)) == []
+    # Nothing has changed: it is not asked again.
+    assert session.handle(passed(0.015)) == []
+    (finish,) = session.handle(failed("alpha", 0.02, "gone"))
+    assert judged == [((1,), (0, 2)), ((1,), (2,))]
+    assert isinstance(finish, Finish)
+    assert finish.stands_for == (1, 2)
+    assert finish.missing == {"alpha": "gone", "gamma": NOT_NEEDED}
+
+
+def test_a_full_answer_is_never_an_early_one() -> None:
+    session = Session(THREE, deadline_s=DEADLINE_S, enough=enough_with(0, 1, 2))
+    session.start(now_s=0.0, unavailable={})
+    for device in ("alpha", "beta"):
+        assert session.handle(replied(device, 0.01)) == []
+    (finish,) = session.handle(replied("gamma", 0.02))
+    assert isinstance(finish, Finish)
+    assert (finish.stands_for, finish.missing) == ((), {})
 
 
 def test_when_a_session_wants_to_be_woken() -> None:

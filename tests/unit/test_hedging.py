@@ -1,0 +1,78 @@
+"""How many extra requests there may be, and when they go out."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mdp.hedging import BURST, ENOUGH, RECENT, Bucket, RoundTrips
+
+
+def test_a_new_client_may_hedge_at_once_and_then_earns_one_in_twenty() -> None:
+    bucket = Bucket(0.05)
+    assert [bucket.spend() for _ in range(4)] == [True, True, True, False]
+    spent = 0
+    for _ in range(200):
+        bucket.earn(1)
+        spent += bucket.spend()
+    assert spent == 10
+
+
+def test_what_was_not_spent_is_kept_up_to_a_bound() -> None:
+    bucket = Bucket(0.05)
+    bucket.earn(100_000)
+    assert bucket.tokens == BURST
+
+
+def test_a_share_of_nothing_hedges_nothing() -> None:
+    bucket = Bucket(0.0)
+    bucket.earn(1000)
+    assert not bucket.spend()
+
+
+@given(
+    st.floats(0, 1),
+    st.lists(st.one_of(st.integers(1, 9), st.just("spend")), max_size=200),
+)
+def test_no_history_spends_more_than_the_share_and_the_burst(
+    share: float, history: list[int | str]
+) -> None:
+    bucket, earned, spent = Bucket(share), 0, 0
+    for step in history:
+        if isinstance(step, int):
+            bucket.earn(step)
+            earned += step
+        else:
+            spent += bucket.spend()
+        assert spent <= BURST + share * earned + 1e-6
+
+
+def test_ninety_five_of_a_hundred_round_trips() -> None:
+    trips = RoundTrips()
+    for _ in range(ENOUGH - 1):
+        trips.add(0.010)
+        assert trips.slow_s == math.inf
+    trips.add(0.010)
+    assert trips.slow_s == 0.010
+    for number in range(RECENT):
+        trips.add(number / 1000)
+    # 61 of the last 64 took less than this or as much.
+    assert trips.slow_s == 0.060
+
+
+def test_what_is_usual_follows_what_happens() -> None:
+    trips = RoundTrips()
+    trips.add(0.010)
+    assert trips.usual_s == 0.010
+    for _ in range(30):
+        trips.add(0.030)
+    assert math.isclose(trips.usual_s, 0.030, rel_tol=0.01)
+
+
+@given(st.lists(st.floats(0, 10), min_size=ENOUGH, max_size=3 * RECENT))
+def test_the_quantile_is_that_of_the_recent_ones(values: list[float]) -> None:
+    trips = RoundTrips()
+    for value in values:
+        trips.add(value)
+    recent = sorted(values[-RECENT:])
+    assert trips.slow_s == recent[math.ceil(0.95 * len(recent)) - 1]
