@@ -1,0 +1,109 @@
+"""A client that classifies as told, here or in a process of its own."""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, get_args
+
+from mdp import errors
+from mdp.client import Client
+from mdp.errors import InferenceError
+from mdp.fusion import Fusion
+from mdp.prediction import MemberTiming, Prediction
+from tests.support.fault_scene import picture
+from tests.support.fleet import PATIENCE_S, ROOT
+
+Outcome = tuple[Prediction | InferenceError, float]
+
+
+def timed(client: Client, number: int, deadline_ms: float) -> Outcome:
+    """The answer about a picture or the error in its place, and how long it took in ms."""
+    pixels, _ = picture(number)
+    started_s = time.monotonic()
+    try:
+        outcome: Prediction | InferenceError = client.classify(pixels, deadline_ms=deadline_ms)
+    except InferenceError as error:
+        outcome = error
+    return outcome, (time.monotonic() - started_s) * 1e3
+
+
+class ProcessCaller:
+    """A client in a process of its own, with an environment of its own."""
+
+    def __init__(
+        self,
+        fleet: Path,
+        fusion: Fusion,
+        hedge_after_ms: float | None,
+        environment: Mapping[str, str],
+    ) -> None:
+        known = [f"{key}={value}" for key, value in environment.items()]
+        command = ["env", *known, sys.executable, "-m", "tests.support.calling_client"]
+        command += ["--fleet", str(fleet), "--fusion", fusion]
+        if hedge_after_ms is not None:
+            command += ["--hedge-after-ms", str(hedge_after_ms)]
+        self._process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def call(self, number: int, deadline_ms: float) -> Outcome:
+        """What became of one call."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([number, deadline_ms]) + "\n")
+        self._process.stdin.flush()
+        said = json.loads(self._process.stdout.readline())
+        if "error" in said:
+            kind = getattr(errors, said["error"])
+            return kind(said["text"], said["outcomes"]), said["elapsed_ms"]
+        answer = said["answer"]
+        answer["members"] = tuple(MemberTiming(**member) for member in answer["members"])
+        answer["top"] = tuple((label, chance) for label, chance in answer["top"])
+        answer["used"] = tuple(answer["used"])
+        return Prediction(**answer), said["elapsed_ms"]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._process.communicate(timeout=PATIENCE_S)
+
+
+def _said(outcome: Prediction | InferenceError, elapsed_ms: float) -> dict[str, Any]:
+    if isinstance(outcome, InferenceError):
+        said = {"error": type(outcome).__name__, "text": str(outcome), "outcomes": outcome.outcomes}
+    else:
+        said = {"answer": asdict(outcome)}
+    return {**said, "elapsed_ms": elapsed_ms}
+
+
+def main() -> None:
+    """One line in, a picture's number and a deadline; one line out, what became of it."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--fleet", type=Path, required=True)
+    parser.add_argument("--fusion", choices=get_args(Fusion), required=True)
+    parser.add_argument("--hedge-after-ms", type=float)
+    asked = parser.parse_args()
+    with Client.connect(
+        asked.fleet,
+        fusion=asked.fusion,
+        timeout_s=PATIENCE_S,
+        hedge_after_ms=asked.hedge_after_ms,
+    ) as client:
+        for line in sys.stdin:
+            print(json.dumps(_said(*timed(client, *json.loads(line)))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""What is promised of every answer while one device has a fault, and whether it was kept. Pure.
+
+Five kinds of fleet answer the same pictures. The fault hits one device of it:
+
+    boosted    three devices, boosted; the last one
+    stacked    three devices, stacked; the middle one
+    single     two devices; the first one, so that a single one is left
+    replicas   three sub-models, the first one on two devices; one of these
+    alone      one device; there can be no answer, only an error that says why
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
+from mdp.fusion import Fusion
+from mdp.prediction import Prediction
+from mdp.session import LATE
+
+Kind = Literal["boosted", "stacked", "single", "replicas", "alone"]
+#: Of the call's life: before the fault, while it is made, while it lasts, while it is being
+#: healed, and after the device has been taken back.
+Phase = Literal["before", "turning", "faulty", "healing", "after"]
+#: Whether an answer under the fault holds the faulty device's part.
+Used = Literal["never", "perhaps", "always"]
+
+#: Reasons of a device whose agent is just being started again.
+STARTING = ("disconnected", "unreachable", r"draining: .+", r"not_ready: .+")
+
+TRIO = ("alpha", "beta", "gamma")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One kind of fleet, and which of its devices has the fault."""
+
+    members: tuple[str, ...]
+    faulty: str
+    fusion: Fusion = "stacked"
+    #: A second device of the faulty one's sub-model.
+    replica: str | None = None
+
+
+SETTINGS: dict[Kind, Setting] = {
+    "boosted": Setting(members=TRIO, faulty="gamma", fusion="boosted"),
+    "stacked": Setting(members=TRIO, faulty="beta"),
+    "single": Setting(members=TRIO[:2], faulty="alpha"),
+    "replicas": Setting(members=TRIO, faulty="alpha", replica="alpha/attic"),
+    "alone": Setting(members=TRIO[:1], faulty="alpha"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What holds of every call while the fault lasts."""
+
+    #: Whether the faulty device's part may be in an answer.
+    used: Used = "never"
+    #: Patterns of the reasons that the device may be missing for.
+    reasons: tuple[str, ...] = ()
+    #: Patterns of those that mean that it is known: from the first of them on, every answer has one
+    #: of them and none waits. Empty if the client cannot know.
+    known: tuple[str, ...] = ()
+    #: At most so many answers wait for the device until their deadline; None: every one may.
+    waits: int | None = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call and what became of it."""
+
+    phase: Phase
+    picture: int
+    #: The picture's true label.
+    label: str
+    deadline_ms: float
+    elapsed_ms: float
+    outcome: Prediction | InferenceError
+
+    @property
+    def overshoot_ms(self) -> float:
+        """By how much it outlasted its deadline; negative if it did not."""
+        return self.elapsed_ms - self.deadline_ms
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Device -> reason."""
+        if isinstance(self.outcome, InferenceError):
+            return self.outcome.outcomes
+        return self.outcome.missing
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The devices in the answer."""
+        return () if isinstance(self.outcome, InferenceError) else self.outcome.used
+
+    @property
+    def waited(self) -> bool:
+        """Whether a device was waited for until the time to decide."""
+        return isinstance(self.outcome, DeadlineExceeded) or LATE in self.missing.values()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleetwise:
+    """What an answer is checked against besides the promise."""
+
+    kind: Kind
+    #: Used devices, fusion -> what that combination was measured to have, as the bundle says.
+    expected_accuracy: Callable[[tuple[str, ...]], float | None]
+    #: The longest that a call may outlast its deadline.
+    grace_ms: float
+
+    @property
+    def setting(self) -> Setting:
+        """Devices and fusion."""
+        return SETTINGS[self.kind]
+
+
+def matches(patterns: Iterable[str], reason: str) -> bool:
+    """Whether `reason` is one of those."""
+    return any(re.fullmatch(pattern, reason) for pattern in patterns)
+
+
+def broken(call: Call, promise: Promise, fleet: Fleetwise) -> list[str]:
+    """What one call does not keep of what is promised, in words; empty if it keeps all."""
+    wrong = []
+    if call.overshoot_ms > fleet.grace_ms:
+        wrong.append(f"ended {call.overshoot_ms:.0f} ms after its deadline")
+    if isinstance(call.outcome, InferenceError):
+        return wrong + _broken_error(call, promise, fleet)
+    return wrong + _broken_answer(call, call.outcome, promise, fleet)
+
+
+def _broken_error(call: Call, promise: Promise, fleet: Fleetwise) -> list[str]:
+    error = call.outcome
+    if fleet.kind != "alone":
+        return [f"{type(error).__name__} instead of an answer: {error}"]
+    if call.phase in ("before", "after"):
+        return [f"{type(error).__name__} of a fleet that is well: {error}"]
+    if not isinstance(error, DeadlineExceeded | QuorumNotMet):
+        return [f"{type(error).__name__} is none of the errors promised: {error}"]
+    return _broken_reasons(call, promise, fleet)
+
+
+def _broken_answer(
+    call: Call, answer: Prediction, promise: Promise, fleet: Fleetwise
+) -> list[str]:
+    setting, wrong = fleet.setting, []
+    there = [member for member in setting.members if _serves(member, answer.used)]
+    lost = [member for member in setting.members if member not in {*there, setting.faulty}]
+    if lost:
+        reasons = {device: answer.missing.get(device) for device in lost}
+        wrong.append(f"another device is not in the answer: {reasons}")
+    if call.label != answer.label:
+        wrong.append(f"says {answer.label} of a {call.label} picture")
+    mode = _mode(setting, answer.used)
+    if answer.mode != mode:
+        wrong.append(f"mode {answer.mode} from {', '.join(answer.used)}, expected {mode}")
+    expected = fleet.expected_accuracy(answer.used)
+    if answer.expected_accuracy != expected:
+        wrong.append(f"expected_accuracy {answer.expected_accuracy}, measured {expected}")
+    whole = len(there) == len(setting.members)
+    if whole and answer.missing:
+        wrong.append(f"complete, but lists as missing: {answer.missing}")
+    well = call.phase in ("before", "after")
+    well = well or (promise.used == "always" and call.phase == "faulty")
+    if not whole and (well or setting.replica is not None):
+        wrong.append(f"incomplete: {answer.missing}")
+    elif not whole:
+        wrong += _broken_reasons(call, promise, fleet)
+    if promise.used == "never" and call.phase == "faulty" and setting.faulty in answer.used:
+        wrong.append(f"used {setting.faulty} while it cannot answer")
+    return wrong
+
+
+def _broken_reasons(call: Call, promise: Promise, fleet: Fleetwise) -> list[str]:
+    faulty, missing = fleet.setting.faulty, call.missing
+    if set(missing) != {faulty}:
+        return [f"missing {dict(missing)}, expected just {faulty}"]
+    starting = STARTING if call.phase == "healing" else ()
+    if not matches((*promise.reasons, *starting), missing[faulty]):
+        return [f"{faulty} is missing for {missing[faulty]!r}, which is not promised"]
+    return []
+
+
+def broken_together(calls: Sequence[Call], promise: Promise, fleet: Fleetwise) -> list[str]:
+    """What all calls of one fault together do not keep."""
+    faulty = fleet.setting.faulty
+    under = [call for call in calls if call.phase in ("turning", "faulty")]
+    wrong = []
+    waits = sum(call.waited for call in under)
+    if promise.waits is not None and waits > promise.waits:
+        wrong.append(f"{waits} answers waited until their deadline, at most {promise.waits} may")
+    known = False
+    for call in under:
+        reason = call.missing.get(faulty)
+        known = known or (reason is not None and matches(promise.known, reason))
+        if known and call.phase == "faulty" and call.waited:
+            wrong.append(f"{faulty} was waited for although it was known: {reason}")
+            break
+    return wrong + _unsteady(calls, faulty)
+
+
+def _unsteady(calls: Sequence[Call], faulty: str) -> list[str]:
+    """The same picture and the same healthy devices give the same answer, whatever else happens."""
+    seen: dict[tuple[int, tuple[str, ...]], float] = {}
+    for call in calls:
+        hurt = call.phase not in ("before", "after") and faulty in call.used
+        if isinstance(call.outcome, Prediction) and not hurt:
+            # Which of two replicas has computed a part makes no difference.
+            used = tuple(device.partition("/")[0] for device in call.used)
+            first = seen.setdefault((call.picture, used), call.outcome.probability)
+            if abs(first - call.outcome.probability) > 1e-5:
+                return [f"picture {call.picture} had {first} and {call.outcome.probability}"]
+    return []
+
+
+def _serves(member: str, used: tuple[str, ...]) -> bool:
+    return any(device.partition("/")[0] == member for device in used)
+
+
+def _mode(setting: Setting, used: tuple[str, ...]) -> str:
+    if len(used) == 1:
+        return "single"
+    return setting.fusion
+
+
+def summary(calls: Sequence[Call]) -> str:
+    """What came while the fault lasted, in a few words."""
+    answers: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for call in calls:
+        if isinstance(call.outcome, InferenceError):
+            answers[type(call.outcome).__name__] += 1
+        else:
+            answers[f"{call.outcome.mode} from {', '.join(call.used)}"] += 1
+        reasons.update(f"{device} {_short(reason)}" for device, reason in call.missing.items())
+    said = "; ".join(f"{count} {what}" for what, count in answers.most_common())
+    why = ", ".join(f"{count} {what}" for what, count in reasons.most_common())
+    return f"{said} ({why})" if why else said
+
+
+def _short(reason: str) -> str:
+    return reason.partition(":")[0]
+
+
+def in_words(promise: Promise, kind: Kind) -> str:
+    """What is promised of one kind of fleet, in a few words."""
+    setting = SETTINGS[kind]
+    whole = f"{setting.fusion}, complete"
+    if len(setting.members) == 1:
+        whole = "an answer"
+    if promise.used == "always" or setting.replica is not None:
+        return whole
+    others = [member for member in setting.members if member != setting.faulty]
+    less = "error" if not others else f"{_mode(setting, tuple(others))} without {setting.faulty}"
+    if promise.used == "perhaps":
+        return f"{whole}, or {less}"
+    return less

@@ -1,0 +1,75 @@
+"""The real `mdp-agent`, whose model does what a file says: for faults inside of a device.
+
+Everything but the model's answer is what `mdp-agent` does. The file that the environment variable
+FAULT_FILE names holds one word, read at each inference:
+
+- `nan`         logits that are not numbers
+- `constant`    the same logits whatever the picture
+- `slow 0.6`    so many seconds more
+- `raise`       an exception
+- `hoard 64`    so many MiB more memory, kept
+- `clock`       as ever; this process's wall clock, in seconds, is written beside the file (.clock)
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import devices.runtimes
+from devices.runtime import Runtime
+from mdp.crop import Pixels
+from mdp.fusion import Contribution
+
+VARIABLE = "FAULT_FILE"
+MIB = 2**20
+
+
+class FaultyRuntime:
+    """Another runtime, and what the file makes of its answers."""
+
+    def __init__(self, runtime: Runtime, file: Path) -> None:
+        self._runtime, self._file = runtime, file
+        self.provider, self.fallback = runtime.provider, runtime.fallback
+        self._hoard: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        # Whatever else an agent asks of a runtime is none of this one's business.
+        return getattr(self._runtime, name)
+
+    def run(self, pixels: Pixels) -> Contribution:
+        """Both heads' logits, or what the file wants."""
+        word, _, number = self._file.read_text().strip().partition(" ")
+        if word == "slow":
+            time.sleep(float(number))
+        elif word == "raise":
+            raise RuntimeError("the accelerator has fallen off the bus")
+        elif word == "hoard":
+            # Written to, so that the memory is really taken.
+            self._hoard.append(np.ones(int(float(number) * MIB), dtype=np.uint8))
+        elif word == "clock":
+            self._file.with_suffix(".clock").write_text(f"{time.time()}")
+        contribution = self._runtime.run(np.zeros_like(pixels) if word == "constant" else pixels)
+        if word == "nan":
+            contribution.bag[:, 0] = np.nan
+        return contribution
+
+
+def main() -> None:
+    """Run `mdp-agent` with the arguments given."""
+    opened = devices.runtimes.open_runtime
+
+    def open_faulty(*arguments: Any, **options: Any) -> Runtime:
+        return FaultyRuntime(opened(*arguments, **options), Path(os.environ[VARIABLE]))
+
+    devices.runtimes.open_runtime = open_faulty
+    # Only now: it takes what it needs by name.
+    from devices.cli import main as run_agent
+
+    run_agent()
+
+
+if __name__ == "__main__":
+    main()
