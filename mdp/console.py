@@ -4,6 +4,8 @@ Exit codes: 0 fine, 2 usage or bad input, 3 the fleet could not answer, 4 the pl
 130 interrupted by the user, 1 anything unforeseen.
 """
 
+import errno
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -13,8 +15,10 @@ import msgspec
 import typer
 from typer.core import TyperCommand
 
-from mdp.errors import MDPError
+from mdp.errors import InputError, MDPError
 
+#: Why something cannot be written although it could before.
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -37,16 +41,40 @@ def new_app(summary: str) -> typer.Typer:
 
 
 def run(app: Callable[[], object], name: str) -> NoReturn:
-    """Run a command line; an MDPError becomes one line on stderr and its class's exit code."""
+    """Run a command line; an MDPError becomes one line on stderr and its class's exit code.
+
+    A full disk becomes one too, under what it prints as well.
+    """
     try:
-        app()
+        _flushed(app)
     except MDPError as error:
         print(f"{name}: {one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in (*_NO_ROOM, errno.EPIPE):
+            raise
+        # What is still buffered must not fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:
+            # Whoever was reading has seen enough.
+            sys.exit(MDPError.exit_code)
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"{name}: {where}cannot be written: {error.strerror}", file=sys.stderr)
+        sys.exit(InputError.exit_code)
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     sys.exit(0)
+
+
+def _flushed(app: Callable[[], object]) -> None:
+    """Run `app`, and write out what it printed while it can still be told that this failed."""
+    try:
+        app()
+    except SystemExit:
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
 
 
 def one_line(error: BaseException) -> str:

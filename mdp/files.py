@@ -1,5 +1,6 @@
 """Strict typed reading and all-or-nothing writing of the files MDP keeps."""
 
+import errno
 import os
 import secrets
 import shutil
@@ -80,8 +81,11 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
         with replacing(path) as temporary:
             temporary.write_bytes(data)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise InputError(f"{path}: cannot be written: {reason}") from error
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: str | os.PathLike[str], error: OSError) -> InputError:
+    return InputError(f"{path}: cannot be written: {error.strerror or error}")
 
 
 @contextmanager
@@ -89,18 +93,22 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield an empty folder beside `path`; on success it takes the place of what stood there.
 
     The old folder is moved aside before the new one gets its name, and removed only after. A link
-    to a folder stays a link: what it leads to is replaced. Raises InputError for a file.
+    to a folder stays a link: what it leads to is replaced. Raises InputError for a file, and
+    where there is no room.
     """
     path = Path(path)
     if path.is_symlink():
         path = path.resolve()
     if path.exists() and not path.is_dir():
         raise InputError(f"{path}: expected a folder or nothing, found a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
     token = secrets.token_hex(4)
     temporary = path.with_name(f".{path.name}.{token}.partial")
     aside = path.with_name(f".{path.name}.{token}.old")
-    temporary.mkdir()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+    except OSError as error:
+        raise _unwritable(path, error) from error
     try:
         yield temporary
         for file in temporary.rglob("*"):
@@ -109,6 +117,11 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
             path.replace(aside)
         temporary.replace(path)
         _sync(path.parent)
+    except OSError as error:
+        # Others may be about something that was read.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _unwritable(path, error) from error
+        raise
     finally:
         if aside.exists() and not path.exists():
             aside.replace(path)

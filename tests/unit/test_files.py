@@ -137,6 +137,25 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert names(tmp_path) == ["file"]
 
 
+def test_a_full_disk_leaves_the_old_folder(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").write_text("old")
+    with (
+        pytest.raises(InputError, match=r"/folder: cannot be written: No space left on device$"),
+        replacing_folder(path),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert names(path) == ["old"]
+    assert names(tmp_path) == ["folder"]
+    (tmp_path / "file").write_text("")
+    with (
+        pytest.raises(InputError, match=r"/below: cannot be written: (Not a directory|File ex)"),
+        replacing_folder(tmp_path / "file" / "below"),
+    ):
+        raise AssertionError("it cannot come here")
+
+
 def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()

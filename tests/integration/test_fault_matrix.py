@@ -1,0 +1,55 @@
+"""Some cells of the fault matrix, with real agents; `make faults` runs all of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.fault_promises import Kind, summary
+from tests.support.fault_runs import Pace, run_cell
+from tests.support.fault_scene import Scene
+from tests.support.fault_table import FAULTS
+
+#: As many calls as a fault needs; how long they took is for `make faults` to judge.
+QUICK = Pace(whole=False, grace_ms=5_000.0)
+BY_NAME = {fault.name: fault for fault in FAULTS}
+#: What needs no root and is over in about a second each. The client of "alone" gets errors.
+CELLS: list[tuple[Kind, str]] = [
+    ("stacked", "crash"),
+    ("stacked", "slow device"),
+    ("stacked", "constant outputs"),
+    ("stacked", "no memory to have"),
+    ("replicas", "hang"),
+    ("replicas", "partition"),
+    ("replicas", "flapping link"),
+    ("alone", "restart"),
+    ("alone", "NaN outputs"),
+]
+
+
+@pytest.fixture(scope="module")
+def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Kind, Scene]]:
+    made: dict[Kind, Scene] = {}
+    yield made
+    for scene in made.values():
+        scene.close()
+
+
+@pytest.mark.parametrize(("kind", "name"), CELLS, ids=[f"{n}-{k}" for k, n in CELLS])
+def test_what_is_promised_is_what_comes(
+    scenes: dict[Kind, Scene], tmp_path_factory: pytest.TempPathFactory, kind: Kind, name: str
+) -> None:
+    fault = BY_NAME[name]
+    if why := fault.hindered():
+        pytest.skip(why)
+    if kind not in scenes:
+        scenes[kind] = Scene(tmp_path_factory.mktemp(kind), kind)
+    run = run_cell(scenes[kind], fault, kind, QUICK)
+    assert run.broken == [], summary(run.of("turning", "faulty"))
+    # The fault was there to be seen, and it was overcome.
+    faulty, whole = scenes[kind].faulty, len(scenes[kind].setting.members)
+    under = run.of("turning", "faulty")
+    if fault.promise.used == "never":
+        assert all(faulty not in call.used for call in run.of("faulty"))
+    assert any(faulty not in call.used for call in under)
+    assert [len(call.used) for call in run.of("after")] == [whole] * 6
