@@ -10,7 +10,7 @@ SECONDS ?= 86400
 MINUTES ?= 2
 SEED   ?= 1
 
-.PHONY: demo test test-arm fuzz soak check bench accuracy format clean
+.PHONY: demo test test-arm fuzz soak check bench accuracy faults format clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
@@ -41,6 +41,10 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.overhead
 	$(BIN)/python -m benchmarks.startup
+
+# A quarter of an hour; as root also with network namespaces, control groups and a full disk.
+faults: $(STAMP)
+	$(BIN)/python -m benchmarks.faults
 
 # Hours on two cores: make accuracy DATA=cifar10 SCRATCH=/tmp/accuracy; it goes on where it was stopped.
 accuracy: $(STAMP)

@@ -1,7 +1,6 @@
 """Some cells of the fault matrix, with real agents; `make faults` runs all of it."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 

@@ -75,7 +75,10 @@ def groups_work(controller: str) -> str:
         group.mkdir()
     except OSError as error:
         return f"no control group can be made: {error.strerror}"
-    wanted = {"memory": ("memory.limit_in_bytes", "memory.max"), "cpu": ("cpu.cfs_quota_us", "cpu.max")}
+    wanted = {
+        "memory": ("memory.limit_in_bytes", "memory.max"),
+        "cpu": ("cpu.cfs_quota_us", "cpu.max"),
+    }
     has = any((group / name).exists() for name in wanted[controller])
     group.rmdir()
     return "" if has else f"control groups here do not limit {controller}"

@@ -145,9 +145,7 @@ def _broken_error(call: Call, promise: Promise, fleet: Fleetwise) -> list[str]:
     return _broken_reasons(call, promise, fleet)
 
 
-def _broken_answer(
-    call: Call, answer: Prediction, promise: Promise, fleet: Fleetwise
-) -> list[str]:
+def _broken_answer(call: Call, answer: Prediction, promise: Promise, fleet: Fleetwise) -> list[str]:
     setting, wrong = fleet.setting, []
     there = [member for member in setting.members if _serves(member, answer.used)]
     lost = [member for member in setting.members if member not in {*there, setting.faulty}]

@@ -1,11 +1,10 @@
-"""Runs one fault against one kind of fleet: calls that never stop, while a device fails and heals."""
+"""One fault against one kind of fleet: calls that never stop, while a device fails and heals."""
 
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mdp.bundle import Bundle
 from mdp.client import Client
@@ -169,7 +168,9 @@ def _expected(scene: Scene) -> Callable[[tuple[str, ...]], float | None]:
     def expected(used: tuple[str, ...]) -> float | None:
         members = tuple(order.index(device.partition("/")[0]) for device in used)
         fitted = weights.fitted(members) is not None
-        return bundle.expected_accuracy(members, rule_for(members, scene.setting.fusion, fitted=fitted))
+        return bundle.expected_accuracy(
+            members, rule_for(members, scene.setting.fusion, fitted=fitted)
+        )
 
     return expected
 

@@ -326,7 +326,9 @@ FAULTS: tuple[Fault, ...] = (
         healed="started again with the right one",
         make=_serves_others,
         heal=_stop_and_restart,
-        promise=Promise(reasons=(*GONE, r"not_ready: .+", r"draining: .+", r"wrong_bundle: serves others .+")),
+        promise=Promise(
+            reasons=(*GONE, r"not_ready: .+", r"draining: .+", r"wrong_bundle: serves others .+")
+        ),
     ),
     Fault(
         name="older bundle",
@@ -334,7 +336,9 @@ FAULTS: tuple[Fault, ...] = (
         healed="started again with the right one",
         make=_serves_older,
         heal=_stop_and_restart,
-        promise=Promise(reasons=(*GONE, r"not_ready: .+", r"draining: .+", r"wrong_bundle: serves colours .+")),
+        promise=Promise(
+            reasons=(*GONE, r"not_ready: .+", r"draining: .+", r"wrong_bundle: serves colours .+")
+        ),
     ),
     Fault(
         name="full disk",

@@ -102,10 +102,12 @@ class Wire:
         self._switch.run("sysctl", "--quiet", "--write", "net.ipv4.ip_forward=1")
 
     def limit(self, rate_bps: int) -> None:
-        """Let no more than `rate_bps` through, in each direction, with a second's worth of queue."""
+        """Let no more than `rate_bps` through each way, with a second's worth of queue."""
+        burst_bytes = max(1600, rate_bps // 2000)
         for side in ("near", "far-side"):
             self._switch.run("tc", "qdisc", "replace", "dev", side, "root", "tbf",
-                             "rate", f"{rate_bps}bit", "burst", max(1600, rate_bps // 2000), "latency", "1s")  # fmt: skip
+                             "rate", f"{rate_bps}bit", "burst", burst_bytes,
+                             "latency", "1s")  # fmt: skip
 
     def unlimit(self) -> None:
         """As fast as it goes; what waits in the queues is not lost."""
