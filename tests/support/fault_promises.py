@@ -27,8 +27,10 @@ Phase = Literal["before", "turning", "faulty", "healing", "after"]
 #: Whether an answer under the fault holds the faulty device's part.
 Used = Literal["never", "perhaps", "always"]
 
-#: Reasons of a device whose agent is just being started again.
-STARTING = ("disconnected", "unreachable", r"draining: .+", r"not_ready: .+")
+#: The reason of a device that is asked again, but not yet waited for.
+PROBATION = "on probation: asked, not waited for"
+#: Reasons of a device whose agent is just being started again, or whose connection is.
+STARTING = ("disconnected", "unreachable", PROBATION, r"draining: .+", r"not_ready: .+")
 
 TRIO = ("alpha", "beta", "gamma")
 

@@ -5,7 +5,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tests.support.confined import (
@@ -17,9 +17,10 @@ from tests.support.confined import (
     processor_limit,
     small_disk,
 )
-from tests.support.fault_promises import Kind, Promise
+from tests.support.fault_promises import PROBATION, STARTING, Kind, Promise
 from tests.support.fault_scene import Scene, Where
 from tests.support.faulty_agent import MIB
+from tests.support.fleet import until
 from tests.support.relay import WELL, Link
 from tests.support.wires import wiring_works
 
@@ -27,8 +28,12 @@ from tests.support.wires import wiring_works
 SILENCE = ("late", r"silent: .+", "disconnected", "unreachable")
 KNOWN_SILENCE = SILENCE[1:]
 GONE = ("disconnected", "unreachable")
+#: A device that has failed often enough is left alone for a while, and then tried.
+FAILING = (r"failing: .+", PROBATION)
 #: Requests that may go unanswered before a device is left alone.
 WAITS = 3
+NOT_FINITE = (r"(failing: )?bad_output: logits that are not finite",)
+SAME = (r"(failing: )?bad_output: the same logits for \d+ different crops in a row",)
 #: More than any deadline of a run.
 SLOW_S = 0.6
 
@@ -123,9 +128,15 @@ def _starve(scene: Scene) -> None:
 
 def _small_home(scene: Scene) -> None:
     """Have it work, log and keep its temporary files where there is little room."""
-    scene.hold(small_disk(scene.folder / "disk", MIB))
+    home = scene.folder / "disk"
+    scene.hold(small_disk(home, MIB))
     scene.stop()
-    scene.restart(home=scene.folder / "disk")
+    scene.restart(home=home)
+    # As long as there is room, it says what it is sent; once every few seconds, hence anew.
+    scene.send_junk()
+    until(lambda: _complaints(scene) == 1, "it tells of what it was sent")
+    scene.stop()
+    scene.restart(home=home)
 
 
 def _full_disk(scene: Scene) -> None:
@@ -157,9 +168,12 @@ def _was_killed(scene: Scene) -> str:
     return "" if code == -signal.SIGKILL else f"the agent was not killed, but ended with {code}"
 
 
-def _gave_up_its_log(scene: Scene) -> str:
-    where = Path(f"/proc/{scene.agent.process.pid}/fd/1").readlink()
-    return "" if where == Path(os.devnull) else f"nothing was refused: it still writes to {where}"
+def _complaints(scene: Scene) -> int:
+    return (scene.folder / "disk" / "agent.log").read_text().count("bad_message")
+
+
+def _had_no_room(scene: Scene) -> str:
+    return "" if _complaints(scene) == 1 else "there was room for what it had to say"
 
 
 def _link_was_bad(scene: Scene) -> str:
@@ -179,7 +193,8 @@ def _faketime() -> str:
     return "" if faketime_library() else "needs libfaketime (Debian: apt-get install faketime)"
 
 
-_NEVER_KNOWN = Promise(reasons=(*SILENCE, r"backlogged: .+"), waits=None)
+#: Too slow, but alive: that may change with every request.
+_SLOW = Promise(reasons=(*SILENCE, PROBATION, r"too_late: .+"), waits=None)
 #: With nobody else to ask, a silent device is asked again and again: it may be well by now.
 _LAST_CHANCE: Mapping[Kind, Promise] = {
     "alone": Promise(reasons=SILENCE, known=GONE, waits=None),
@@ -214,7 +229,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="by itself",
         make=_stop_and_restart,
         heal=lambda scene: None,
-        promise=Promise(used="perhaps", reasons=(*GONE, r"draining: .+", r"not_ready: .+")),
+        promise=Promise(used="perhaps", reasons=STARTING),
     ),
     Fault(
         name="slow device",
@@ -222,7 +237,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="as fast as before",
         make=_says(f"slow {SLOW_S}"),
         heal=_says(""),
-        promise=Promise(reasons=(*SILENCE, r"too_late: .+"), waits=None),
+        promise=_SLOW,
         lasts_s=8.0,
     ),
     Fault(
@@ -231,7 +246,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="the limit is taken off",
         make=_starve,
         heal=lambda scene: scene.release(),
-        promise=Promise(reasons=(*SILENCE, r"too_late: .+"), waits=None),
+        promise=replace(_SLOW, used="perhaps"),
         lasts_s=8.0,
         hindered=lambda: groups_work("cpu"),
     ),
@@ -241,7 +256,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="the relay passes on everything",
         make=_links(Link(rate_bps=2e5)),
         heal=_links(WELL),
-        promise=_NEVER_KNOWN,
+        promise=_SLOW,
         where="relay",
         lasts_s=8.0,
     ),
@@ -251,7 +266,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="the limit is taken off",
         make=lambda scene: scene.cable.limit(200_000),
         heal=lambda scene: scene.cable.unlimit(),
-        promise=_NEVER_KNOWN,
+        promise=_SLOW,
         where="wire",
         lasts_s=8.0,
         hindered=wiring_works,
@@ -262,7 +277,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="the relay loses nothing",
         make=_links(Link(loss=0.05)),
         heal=_links(WELL),
-        promise=Promise(used="perhaps", reasons=SILENCE, waits=None),
+        promise=replace(_SLOW, used="perhaps"),
         where="relay",
         lasts_s=8.0,
         proof=_link_was_bad,
@@ -296,7 +311,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="the relay lets them be",
         make=_links(Link(flap_s=0.3)),
         heal=_links(WELL),
-        promise=Promise(used="perhaps", reasons=GONE),
+        promise=Promise(used="perhaps", reasons=(*GONE, PROBATION, r"unsteady: .+")),
         where="relay",
         lasts_s=6.0,
         calls=40,
@@ -308,7 +323,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="they are numbers again",
         make=_says("nan"),
         heal=_says(""),
-        promise=Promise(reasons=(r"bad_output: .+",)),
+        promise=Promise(reasons=(*NOT_FINITE, PROBATION), known=NOT_FINITE),
         lasts_s=3.0,
     ),
     Fault(
@@ -317,7 +332,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="they differ again",
         make=_says("constant"),
         heal=_says(""),
-        promise=Promise(used="perhaps", reasons=(r"constant.+",), known=(r"constant.+",)),
+        promise=Promise(used="perhaps", reasons=(*SAME, PROBATION), known=SAME),
         lasts_s=3.0,
     ),
     Fault(
@@ -326,9 +341,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="started again with the right one",
         make=_serves_others,
         heal=_stop_and_restart,
-        promise=Promise(
-            reasons=(*GONE, r"not_ready: .+", r"draining: .+", r"wrong_bundle: serves others .+")
-        ),
+        promise=Promise(reasons=(*STARTING, r"wrong_bundle: serves others .+")),
     ),
     Fault(
         name="older bundle",
@@ -336,9 +349,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="started again with the right one",
         make=_serves_older,
         heal=_stop_and_restart,
-        promise=Promise(
-            reasons=(*GONE, r"not_ready: .+", r"draining: .+", r"wrong_bundle: serves colours .+")
-        ),
+        promise=Promise(reasons=(*STARTING, r"wrong_bundle: serves colours .+")),
     ),
     Fault(
         name="full disk",
@@ -350,7 +361,7 @@ FAULTS: tuple[Fault, ...] = (
         after=_old_home,
         promise=_UNHURT,
         hindered=mounting_works,
-        proof=_gave_up_its_log,
+        proof=_had_no_room,
     ),
     Fault(
         name="no memory to have",
@@ -358,7 +369,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="started again without the limit",
         make=_no_memory_to_have,
         heal=_restart_what_is_left,
-        promise=Promise(reasons=(*GONE, r"failed: .+")),
+        promise=Promise(reasons=(*GONE, *FAILING, r"failed: MemoryError.*")),
     ),
     Fault(
         name="killed for memory",
@@ -366,7 +377,10 @@ FAULTS: tuple[Fault, ...] = (
         healed="started again without the limit",
         make=_killed_for_memory,
         heal=_restart_what_is_left,
-        promise=Promise(used="perhaps", reasons=GONE, known=GONE),
+        # Short of memory, it is slow before it is killed.
+        promise=Promise(
+            used="perhaps", reasons=(*SILENCE, r"too_late: .+"), known=GONE, waits=WAITS
+        ),
         hindered=lambda: groups_work("memory"),
         proof=_was_killed,
     ),
