@@ -1,12 +1,10 @@
 """The faults: how each is made, how it is healed, and what is promised while it lasts."""
 
-import os
 import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from tests.support.confined import (
     faketime_library,
