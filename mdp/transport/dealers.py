@@ -128,6 +128,8 @@ class Dealers:
         self._selector = selectors.DefaultSelector()
         #: Sockets whose descriptor may stay quiet although something has come.
         self._unsure: set[tuple[str, zmq.Socket[bytes]]] = set()
+        #: What a send in vain has found out, to be reported by the next `poll`.
+        self._early: list[TransportEvent] = []
         try:
             for device, address in addresses.items():
                 self._open(device, address)
@@ -175,8 +177,17 @@ class Dealers:
         try:
             send(dealer, frames)
         except zmq.Again:
-            return False
+            return self._send_now_or_never(device, frames)
         return True
+
+    def _send_now_or_never(self, device: str, frames: Sequence[Buffer]) -> bool:
+        """Send once more, now that all is taken in: the connection may just have come or gone."""
+        self._early += self._collect([(device, self._monitors[device])])
+        if device in self.connected:
+            with contextlib.suppress(zmq.Again):
+                send(self._dealers[device], frames)
+                return True
+        return False
 
     def poll(self, timeout_s: float | None) -> list[TransportEvent]:
         """What has happened, waiting at most `timeout_s` (None: until something does).
@@ -186,7 +197,8 @@ class Dealers:
         if self._context.closed:
             raise InputError("this client is closed")
         unsure, self._unsure = self._unsure, set()
-        events = self._collect(unsure)
+        early, self._early = self._early, []
+        events = early + self._collect(unsure)
         if not events:
             timeout_s = self._until_redial_s(timeout_s)
             events = self._collect(key.data for key, _ in self._selector.select(timeout_s))
