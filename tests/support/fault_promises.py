@@ -21,9 +21,9 @@ from mdp.prediction import Prediction
 from mdp.session import LATE
 
 Kind = Literal["boosted", "stacked", "single", "replicas", "alone"]
-#: Of the call's life: before the fault, while it is made, while it lasts, while it is being
-#: healed, and after the device has been taken back.
-Phase = Literal["before", "turning", "faulty", "healing", "after"]
+#: When a call is made: while the client finds its fleet, before the fault, while it is made, while
+#: it lasts, while it is being healed, and after the device has been taken back.
+Phase = Literal["finding", "before", "turning", "faulty", "healing", "after"]
 #: Whether an answer under the fault holds the faulty device's part.
 Used = Literal["never", "perhaps", "always"]
 
@@ -131,6 +131,8 @@ def broken(call: Call, promise: Promise, fleet: Fleetwise) -> list[str]:
     wrong = []
     if call.overshoot_ms > fleet.grace_ms:
         wrong.append(f"ended {call.overshoot_ms:.0f} ms after its deadline")
+    if call.phase == "finding":
+        return wrong
     if isinstance(call.outcome, InferenceError):
         return wrong + _broken_error(call, promise, fleet)
     return wrong + _broken_answer(call, call.outcome, promise, fleet)

@@ -77,7 +77,7 @@ class _Runner:
 
     def all(self) -> Run:
         """Before, under and after the fault; what is not kept is in the run's `broken`."""
-        self._until_whole()
+        self._until_whole("finding")
         self._some("before", 6)
         made_s = self._meanwhile("turning", self._fault.make)
         try:
@@ -85,7 +85,7 @@ class _Runner:
             self._note(self._fault.proof(self._scene))
         finally:
             healed_s = self._meanwhile("healing", self._fault.heal)
-        self.run.back_s = self._until_whole() - healed_s
+        self.run.back_s = self._until_whole("healing") - healed_s
         self._some("after", 6)
         self._note(*broken_together(self.run.calls, self._promise, self._checks))
         return self.run
@@ -152,12 +152,12 @@ class _Runner:
                 self._note(f"{faulty} was never known to have failed")
                 return
 
-    def _until_whole(self) -> float:
+    def _until_whole(self, phase: Phase) -> float:
         """Call until the faulty device's part is in answers for good; returns since when."""
         give_up_s = time.monotonic() + PATIENCE_S
         since_s, whole = time.monotonic(), 0
         while whole < SETTLED:
-            used = self._one("healing").used
+            used = self._one(phase).used
             whole = whole + 1 if self._scene.faulty in used else 0
             since_s = time.monotonic() if whole <= 1 else since_s
             if time.monotonic() > give_up_s:
