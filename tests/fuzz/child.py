@@ -18,7 +18,7 @@ import atheris
 from tests.fuzz.mutation import mutate
 
 #: What libFuzzer sees the branches of; the rest is others' or only serves the targets.
-WATCHED = ("mdp", "tomllib", "PIL", "ipaddress", "zmq.utils.z85")
+WATCHED = ("mdp", "devices", "tomllib", "PIL", "ipaddress", "zmq.utils.z85")
 SAMPLE_EVERY_S = 1.0
 _STATM_RSS, _PAGE_BYTES = 1, resource.getpagesize()
 

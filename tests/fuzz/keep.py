@@ -15,7 +15,7 @@ from typing import Any
 from tests.fuzz.target import CORPUS, Target
 from tests.fuzz.targets import TARGETS
 
-_WATCHED = ("/mdp/", "/tomllib/", "/PIL/")
+_WATCHED = ("/mdp/", "/devices/", "/tomllib/", "/PIL/")
 Step = tuple[str, int, int]
 
 

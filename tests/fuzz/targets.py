@@ -1,8 +1,8 @@
 """Every fuzz target by its name; the shares of the inputs add up to one."""
 
-from tests.fuzz import files, messages, pictures
+from tests.fuzz import agents, files, messages, pictures
 from tests.fuzz.target import Target
 
 TARGETS: dict[str, Target] = {
-    target.name: target for target in (*messages.TARGETS, *files.TARGETS, *pictures.TARGETS)
+    target.name: target for room in (messages, agents, files, pictures) for target in room.TARGETS
 }

@@ -1,15 +1,24 @@
 """Every input that is kept is read again, and some hundred that nobody has seen."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
+from tests.fuzz import agents
 from tests.fuzz.mutation import mutate
 from tests.fuzz.target import CORPUS, Target, seeds_of
 from tests.fuzz.targets import TARGETS
 
 #: New inputs for each target; `make fuzz` makes as many millions.
 GENERATED = 120
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_agent_stays() -> Iterator[None]:
+    yield
+    agents.served().close()
+
 
 every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 

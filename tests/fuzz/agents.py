@@ -1,0 +1,155 @@
+"""Target: a whole agent, but for its socket and its model, and whatever a client may send it."""
+
+import functools
+import threading
+from collections.abc import Mapping, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from devices.agent import Agent
+from mdp.bundle import Bundle
+from mdp.crop import Pixels
+from mdp.fusion import Contribution
+from mdp.transport import Peer
+from mdp.wire import Ask, Buffer, Failure, Infer, Message, Result, Status, decode, encode
+from tests.fuzz.messages import frames_of, joined, parse_frames, render_frames
+from tests.fuzz.target import Structure, Target, scratch
+from tests.support.bundles import DEVICES, LABELS, SIZES, write_bundle
+from tests.support.pictures import encoded, four_corners
+
+PEER = Peer(b"peer", "peer")
+#: The request id of the question that follows every input.
+LAST = 2**62
+#: An agent that has not answered by then has hung.
+PATIENCE_S = 60.0
+SIDE = SIZES[0]
+
+
+class Desk:
+    """Takes the ROUTER's place: hands in messages, and keeps what the agent sends."""
+
+    def __init__(self) -> None:
+        self._come: SimpleQueue[list[tuple[Peer, Sequence[Buffer]]]] = SimpleQueue()
+        self.sent: SimpleQueue[Message] = SimpleQueue()
+
+    def hand_in(self, *messages: Sequence[Buffer]) -> None:
+        """Let the agent find `messages` at its next look."""
+        self._come.put([(PEER, frames) for frames in messages])
+
+    def poll(self, timeout_s: float | None) -> list[tuple[Peer, Sequence[Buffer]]]:
+        """What has come, waiting at most so long."""
+        try:
+            return self._come.get(timeout=timeout_s)
+        except Empty:
+            return []
+
+    def send(self, route: bytes, frames: Sequence[Buffer]) -> bool:
+        """Keep a reply, which a client has to be able to read."""
+        self.sent.put(decode(frames).message)
+        return True
+
+    def wake(self) -> None:
+        """End a `poll`."""
+        self._come.put([])
+
+    def turned_away(self) -> dict[str, int]:
+        """Nobody."""
+        return {}
+
+
+class Brightness:
+    """A runtime whose logits are the crop's mean."""
+
+    provider, fallback = "FakeExecutionProvider", False
+
+    def warm_up(self) -> None:
+        """Nothing to warm up."""
+
+    def run(self, pixels: Pixels) -> Contribution:
+        """Logits `[N, num_classes]`."""
+        assert pixels.shape[1:] == (SIDE, SIDE, 3)
+        logits = np.repeat(pixels.mean(axis=(1, 2, 3))[:, None], len(LABELS), axis=1)
+        return Contribution(logits.astype(np.float32), logits.astype(np.float32))
+
+
+class Served:
+    """An agent that serves at a desk, in a thread, until it is closed."""
+
+    def __init__(self) -> None:
+        folder = scratch("agent") / "bundle"
+        self.bundle = Bundle.open(folder if folder.exists() else write_bundle(folder))
+        self.desk: Any = Desk()
+        assignment = self.bundle.assignment(DEVICES[0])
+        self._agent = Agent(self.bundle, assignment, Brightness, self.desk)
+        self._thread = threading.Thread(target=self._agent.serve, name="agent", daemon=True)
+        self._thread.start()
+        while self.ask([]).state != "READY":
+            pass
+
+    def ask(self, replies: list[Message]) -> Status:
+        """How the agent is; what it says before that is added to `replies`."""
+        self.desk.hand_in(encode(Ask(request_id=LAST)))
+        return self.until_status(replies)
+
+    def until_status(self, replies: list[Message]) -> Status:
+        """The answer to the last question; everything before it is added to `replies`."""
+        while True:
+            reply = self.desk.sent.get(timeout=PATIENCE_S)
+            if isinstance(reply, Status) and reply.request_id == LAST:
+                return reply
+            replies.append(reply)
+
+    def close(self) -> None:
+        """Stop the agent."""
+        self._agent.stop()
+        self._thread.join(PATIENCE_S)
+        served.cache_clear()
+
+
+@functools.cache
+def served() -> Served:
+    """The agent of this process, started when it is first asked for."""
+    return Served()
+
+
+def read_request(data: bytes) -> bool:
+    """One message to an agent: it says one thing to it, and goes on."""
+    agent = served()
+    replies: list[Message] = []
+    agent.desk.hand_in(frames_of(data), encode(Ask(request_id=LAST)))
+    status = agent.until_status(replies)
+    if not replies:
+        # A picture may be computed beside the socket.
+        replies.append(agent.desk.sent.get(timeout=PATIENCE_S))
+    (reply,) = replies
+    assert status.state == "READY"
+    assert not isinstance(reply, Failure) or reply.code != "failed", reply.text
+    return isinstance(reply, Result | Status)
+
+
+def _requests() -> Mapping[str, bytes]:
+    infer = Infer(
+        request_id=7, digest=served().bundle.digest, k=0, budget_ms=1e6, image_size=SIDE,
+        encoding="raw",
+    )  # fmt: skip
+    jpeg = msgspec.structs.replace(infer, encoding="jpeg")
+    return {
+        "raw": joined(encode(infer, bytes(SIDE * SIDE * 3))),
+        "jpeg": joined(encode(jpeg, encoded(four_corners(SIDE, SIDE), "JPEG"))),
+        "ask": joined(encode(Ask(request_id=3))),
+    }
+
+
+TARGETS = (
+    Target(
+        name="agent",
+        read=read_request,
+        seeds=_requests,
+        share=0.005,
+        structure=Structure(parse=parse_frames, render=render_frames),
+        words=(b"MDP\x01\x01", b"MDP\x01\x02", b"\xff\xd8\xff\xda"),
+    ),
+)
