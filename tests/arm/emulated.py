@@ -29,7 +29,7 @@ from mdp.fusion import Contribution
 from mdp.keys import load_pair, new_keys
 from mdp.transport import new_pair, public_key_of
 from mdp.transport.dealers import NOT_ACCEPTED
-from mdp.wire import Ask, Infer, Result, Status, contribution_of, encode
+from mdp.wire import Ask, Failure, Infer, Result, Status, contribution_of, encode
 from partitioner.quantize import quantised
 from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
 from tests.support import fleet
@@ -42,7 +42,7 @@ REFERENCE = ROOT / "examples/bundles/cifar10"
 PICTURES = 16
 #: Largest difference of a logit that different instructions may make; int8 activations may fall to
 #: the other side of a step where fp32 rounds differently, once a layer.
-TOLERANCE = {"fp32": 1e-4, "int8": 0.5}
+TOLERANCE = {"fp32": 1e-4, "int8": 0.1}
 #: Emulated, everything takes tens of times as long.
 PATIENT_S = 600.0
 pytestmark = pytest.mark.timeout(2 * PATIENT_S)
@@ -295,7 +295,7 @@ def test_it_knows_its_clients(pair: tuple[Pair, str]) -> None:
 
 def test_it_drains_on_sigterm(pair: tuple[Pair, str]) -> None:
     made, _ = pair
-    agent, crops = made.agents["arm"], made.crops()[:8]
+    agent, crops = made.agents["arm"], made.crops()[:4]
     with made.peer("arm") as peer:
         for number, pixels in enumerate(crops):
             peer.send(encode(made.infer(number), pixels.tobytes()))
@@ -307,7 +307,11 @@ def test_it_drains_on_sigterm(pair: tuple[Pair, str]) -> None:
         agent.signal(signal.SIGTERM)
         while len(replies) < len(crops) + 1:
             replies.append(peer.receive(PATIENT_S).message)
-    answered = [reply.request_id for reply in replies if isinstance(reply, Result)]
-    assert sorted(answered) == list(range(len(crops)))
+    said = {reply.request_id: reply for reply in replies if not isinstance(reply, Status)}
+    assert sorted(said) == list(range(len(crops)))
+    late = [reply for reply in said.values() if isinstance(reply, Failure)]
+    # After its five seconds, which an emulated agent may need for two of them, it says so.
+    assert {reply.code for reply in late} <= {"draining"}
+    assert len(late) < len(crops)
     agent.wait_for("DRAINING")
     assert agent.process.wait(PATIENT_S) == 0

@@ -7,6 +7,7 @@ and keeps one if it takes a step between two lines of the watched modules that n
 import argparse
 import hashlib
 import sys
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType
@@ -62,6 +63,8 @@ def main() -> None:
     parser.add_argument("targets", nargs="*", default=list(TARGETS))
     parser.add_argument("--work", type=Path, default=Path("runs/fuzz"))
     options = parser.parse_args()
+    # Pillow warns of what is odd in a file, and reads it nevertheless.
+    warnings.simplefilter("ignore")
     for name in options.targets:
         target, folder = TARGETS[name], CORPUS / name
         folder.mkdir(parents=True, exist_ok=True)
