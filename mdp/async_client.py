@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Self
 
-from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, given
+from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
 from mdp.errors import InputError
 from mdp.exchange import Answer, checked_deadline_ms
@@ -52,14 +52,13 @@ class AsyncClient(Connection):
             hedge_share=hedge_share,
             early=early,
         )
-        loop, descriptor = asyncio.get_running_loop(), client._transport.fileno()
-        loop.add_reader(descriptor, client._drain)
+        client._listen(client._link)
         try:
-            await client._wait(timeout_s, client._all_settled)
+            await client._wait(timeout_s, client._link.settled)
             yield client
         finally:
-            loop.remove_reader(descriptor)
-            client._transport.close()
+            for link in list(client._links):
+                client._leave(link)
 
     def __init__(
         self,
@@ -82,6 +81,8 @@ class AsyncClient(Connection):
             early=early,
         )
         self._something_happened = asyncio.Event()
+        #: The link for new calls, and those whose calls have not ended.
+        self._links: list[Link] = []
 
     async def classify(
         self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS
@@ -89,29 +90,40 @@ class AsyncClient(Connection):
         """The fleet's answer; see `Client.classify`. Decoding happens in a thread."""
         started_s = self._clock()
         deadline_ms = checked_deadline_ms(deadline_ms)
-        cutting = asyncio.to_thread(self._views, picture)
+        link = self._link
+        link.users += 1
+        try:
+            return given(await self._answer(link, picture, started_s, deadline_ms))
+        finally:
+            link.users -= 1
+            self._something_happened.set()
+
+    async def _answer(
+        self, link: Link, picture: Picture, started_s: float, deadline_ms: float
+    ) -> Answer:
+        cutting = asyncio.to_thread(link.views, picture)
         try:
             views = await asyncio.wait_for(cutting, self._left_s(started_s, deadline_ms))
         except TimeoutError:
             raise self._too_late(deadline_ms, "the picture was not decoded by then") from None
-        loop = asyncio.get_running_loop()
+        loop, exchange = asyncio.get_running_loop(), link.exchange
         answer: asyncio.Future[Answer] = loop.create_future()
 
         def done(came: Answer) -> None:
             if not answer.done():
                 answer.set_result(came)
 
-        self._drain()
-        self._exchange.submit(views, started_s=started_s, deadline_ms=deadline_ms, done=done)
-        self._drain()
+        self._drain(link)
+        exchange.submit(views, started_s=started_s, deadline_ms=deadline_ms, done=done)
+        self._drain(link)
         while not answer.done():
-            left_s = self._exchange.next_wake_s() - self._clock()
+            left_s = exchange.next_wake_s() - self._clock()
             if math.isfinite(left_s):
                 await asyncio.wait([answer], timeout=max(0.0, left_s))
             # What is in hand counts, also if the loop was too busy to take it in.
-            self._drain()
-            self._exchange.tick()
-        return given(answer.result())
+            self._drain(link)
+            exchange.tick()
+        return answer.result()
 
     async def stream(
         self,
@@ -139,14 +151,42 @@ class AsyncClient(Connection):
     async def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
         asked = self._ask_all()
-        self._drain()
+        self._drain(self._link)
         await self._wait(timeout_s, lambda: self._all_told(asked))
         return self._device_statuses(asked)
 
-    def _drain(self) -> None:
+    async def reload(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Read fleet.toml, its bundle and the key again, as `Client.reload` does.
+
+        Calls that begin meanwhile do not wait. Returns when the last one that had begun before has
+        ended.
+        """
+        link = Link(self._options, self._clock, stacklevel=2)
+        self._listen(link)
+        try:
+            await self._wait(timeout_s, link.settled)
+            link = self._adopt(link)
+            # Each ends by its deadline.
+            await self._wait(math.inf, lambda: not link.users)
+        finally:
+            # The former one or, if that failed, the new one. Calls that somebody who gave up
+            # waiting has left on the former one end with the client.
+            if link is not self._link and not link.users:
+                self._leave(link)
+
+    def _listen(self, link: Link) -> None:
+        self._links.append(link)
+        asyncio.get_running_loop().add_reader(link.transport.fileno(), self._drain, link)
+
+    def _leave(self, link: Link) -> None:
+        self._links.remove(link)
+        asyncio.get_running_loop().remove_reader(link.transport.fileno())
+        link.transport.close()
+
+    def _drain(self, link: Link) -> None:
         """Take in everything that is there; also what a send has taken off the descriptor."""
-        while events := self._transport.poll(0):
-            self._exchange.handle(events)
+        while events := link.transport.poll(0):
+            link.exchange.handle(events)
             self._something_happened.set()
 
     async def _wait(self, timeout_s: float, reached: Callable[[], bool]) -> None:
@@ -157,4 +197,5 @@ class AsyncClient(Connection):
                 await asyncio.wait_for(self._something_happened.wait(), min(left_s, _LOOK_S))
             except TimeoutError:
                 # Those that are not there may have to be dialled again, which no event tells.
-                self._drain()
+                for link in self._links:
+                    self._drain(link)

@@ -14,7 +14,7 @@ from typing import Literal, Self
 
 import numpy as np
 
-from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, given
+from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
 from mdp.errors import InferenceError, InputError
 from mdp.exchange import Answer, View, checked_deadline_ms
@@ -27,6 +27,9 @@ from mdp.status import DeviceStatus
 QUICK_PIXELS = 1_000_000
 #: How often a thread looks whether another one's turn has also brought its own answer.
 _LOOK_S = 0.005
+
+#: A picture's views, and the link whose bundle asks for them.
+Cut = tuple[Link, dict[int, View]]
 
 
 class Client(Connection):
@@ -90,7 +93,7 @@ class Client(Connection):
             hedge_share=hedge_share,
             early=early,
         )
-        client._wait(timeout_s, client._all_settled)
+        client._wait(client._link, timeout_s, client._link.settled)
         return client
 
     def classify(self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS) -> Prediction:
@@ -102,9 +105,9 @@ class Client(Connection):
         started_s = self._clock()
         deadline_ms = checked_deadline_ms(deadline_ms)
         answers: list[Answer] = []
-        views = self._views_in_time(picture, started_s, deadline_ms)
+        cut = self._cut_in_time(picture, started_s, deadline_ms)
         with self._in_turn(started_s, deadline_ms):
-            self._submit(views, started_s, deadline_ms, answers)
+            self._submit(picture, cut, started_s, deadline_ms, answers)
             while not answers:
                 self._step()
         return given(answers[0])
@@ -146,9 +149,9 @@ class Client(Connection):
                 started_s = self._clock()
                 waiting.append([])
                 try:
-                    views = self._views_in_time(picture, started_s, deadline_ms)
+                    cut = self._cut_in_time(picture, started_s, deadline_ms)
                     with self._in_turn(started_s, deadline_ms):
-                        self._submit(views, started_s, deadline_ms, waiting[-1])
+                        self._submit(picture, cut, started_s, deadline_ms, waiting[-1])
                 except InferenceError as error:
                     waiting[-1].append(error)
             if not waiting:
@@ -174,8 +177,26 @@ class Client(Connection):
         """
         with self._in_turn(self._clock(), timeout_s * 1e3):
             asked = self._ask_all()
-            self._wait(timeout_s, lambda: self._all_told(asked))
+            self._wait(self._link, timeout_s, lambda: self._all_told(asked))
             return self._device_statuses(asked)
+
+    def reload(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+        """Read fleet.toml, its bundle and the key again, and use them from the next call on.
+
+        Connects first, waiting at most `timeout_s`, while other threads go on asking; calls under
+        way end as they began. Raises ConfigError if anything is wrong: then nothing changes.
+        """
+        link = Link(self._options, self._clock, stacklevel=2)
+        try:
+            self._wait(link, timeout_s, link.settled)
+            with self._turn:
+                # Each ends by its deadline.
+                while self._exchange.busy:
+                    self._step()
+                link = self._adopt(link)
+        finally:
+            # The former one or, if that failed, the new one.
+            link.transport.close()
 
     def close(self) -> None:
         """Close the connections; the client cannot be used afterwards."""
@@ -201,17 +222,16 @@ class Client(Connection):
         finally:
             self._turn.release()
 
-    def _views_in_time(
-        self, picture: Picture, started_s: float, deadline_ms: float
-    ) -> dict[int, View]:
+    def _cut_in_time(self, picture: Picture, started_s: float, deadline_ms: float) -> Cut:
         """Every member's view; a decoder that is not done in time is left to itself."""
+        link = self._link
         if isinstance(picture, np.ndarray) and picture.size <= 3 * QUICK_PIXELS:
-            return self._views(picture)
+            return link, link.views(picture)
         done: list[dict[int, View] | BaseException] = []
 
         def cut() -> None:
             try:
-                done.append(self._views(picture))
+                done.append(link.views(picture))
             except BaseException as error:  # raised again in the caller's thread
                 done.append(error)
 
@@ -222,18 +242,23 @@ class Client(Connection):
             raise self._too_late(deadline_ms, "the picture was not decoded by then")
         if isinstance(done[0], BaseException):
             raise done[0]
-        return done[0]
+        return link, done[0]
 
     def _submit(
         self,
-        views: dict[int, View],
+        picture: Picture,
+        cut: Cut,
         started_s: float,
         deadline_ms: float,
         answers: list[Answer],
     ) -> None:
+        link, views = cut
+        if link is not self._link:
+            # Another thread has reloaded since: its bundle may want other views.
+            link, views = self._cut_in_time(picture, started_s, deadline_ms)
         # Connections that went or came since the last call are settled before anyone is asked.
-        self._exchange.handle(self._transport.poll(0))
-        self._exchange.submit(
+        link.exchange.handle(link.transport.poll(0))
+        link.exchange.submit(
             views, started_s=started_s, deadline_ms=deadline_ms, done=answers.append
         )
 
@@ -243,9 +268,9 @@ class Client(Connection):
         self._exchange.handle(self._transport.poll(max(0.0, left_s)))
         self._exchange.tick()
 
-    def _wait(self, timeout_s: float, reached: Callable[[], bool]) -> None:
+    def _wait(self, link: Link, timeout_s: float, reached: Callable[[], bool]) -> None:
         until_s = self._clock() + timeout_s
         while not reached() and (left_s := until_s - self._clock()) > 0:
-            wake_s = self._exchange.next_wake_s() - self._clock()
-            self._exchange.handle(self._transport.poll(max(0.0, min(left_s, wake_s))))
-            self._exchange.tick()
+            wake_s = link.exchange.next_wake_s() - self._clock()
+            link.exchange.handle(link.transport.poll(max(0.0, min(left_s, wake_s))))
+            link.exchange.tick()

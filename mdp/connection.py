@@ -4,6 +4,7 @@ import math
 import os
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 
 from mdp.bundle import Bundle
@@ -33,8 +34,84 @@ CONNECT_TIMEOUT_S = 1.0
 NEVER_EARLY = "no answer ends early, as that was never measured: run mdp-partition evaluate"
 
 
+class Link:
+    """A fleet and its bundle as they were read once, and the sockets and calls that go with them.
+
+    Everything of a call happens on one link, so that no answer is made of two bundles.
+    """
+
+    def __init__(self, options: "Options", clock: Clock, *, stacklevel: int) -> None:
+        """Read the files and begin to connect; raises ConfigError.
+
+        Warnings are given where `stacklevel` says, as seen from here.
+        """
+        self.fleet: Fleet
+        self.bundle: Bundle
+        self.fleet, self.bundle = read_fleet(options.fleet)
+        #: Calls that have begun on this link and have not ended.
+        self.users = 0
+        for entry in exposed(self.fleet) if options.insecure else ():
+            warnings.warn(
+                f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}",
+                InsecureWarning,
+                stacklevel=stacklevel + 1,
+            )
+        if options.early and self.bundle.manifest.early is None:
+            text = f"{self.bundle.path}: {NEVER_EARLY}"
+            warnings.warn(text, NeverEarlyWarning, stacklevel=stacklevel + 1)
+        self.transport = Dealers(
+            {entry.device: entry.address for entry in self.fleet.devices},
+            keys=_client_keys(self.fleet, options),
+            max_frame_bytes=reply_frame_bytes(len(self.bundle.manifest.labels)),
+        )
+        after_ms = options.hedge_after_ms
+        try:
+            self.exchange = Exchange(
+                self.fleet,
+                self.bundle,
+                self.transport,
+                clock=clock,
+                fusion=options.fusion,
+                hedge_after_s=None if after_ms is None else after_ms / 1e3,
+                hedge_share=options.hedge_share,
+                early=options.early,
+            )
+        except BaseException:
+            self.transport.close()
+            raise
+
+    def views(self, picture: Picture) -> dict[int, View]:
+        """Every member's view of a picture; raises PictureError."""
+        return cut_views(picture, self.exchange.assignments)
+
+    def settled(self) -> bool:
+        """Whether every device is connected, or has said that it will not be."""
+        settled = self.transport.connected | self.transport.refused.keys()
+        return len(settled) == len(self.fleet.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a client was asked for, which holds whatever its fleet file says later."""
+
+    fleet: Path
+    fusion: Fusion
+    key: Path | None = None
+    insecure: bool = False
+    hedge_after_ms: float | None = None
+    hedge_share: float = DEFAULT_SHARE
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        after_ms = self.hedge_after_ms
+        if after_ms is not None and not (math.isfinite(after_ms) and after_ms >= 0):
+            raise InputError(f"hedge_after_ms: expected 0 or more, got {after_ms:g}")
+        if not 0 <= self.hedge_share <= 1:
+            raise InputError(f"hedge_share: expected 0 to 1, got {self.hedge_share:g}")
+
+
 class Connection:
-    """What both clients hold: a fleet, its bundle, the sockets, and the calls in flight."""
+    """What both clients hold: the link for new calls, and what was asked for."""
 
     def __init__(
         self,
@@ -48,60 +125,50 @@ class Connection:
         early: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
-        if hedge_after_ms is not None and not (
-            math.isfinite(hedge_after_ms) and hedge_after_ms >= 0
-        ):
-            raise InputError(f"hedge_after_ms: expected 0 or more, got {hedge_after_ms:g}")
-        if not 0 <= hedge_share <= 1:
-            raise InputError(f"hedge_share: expected 0 to 1, got {hedge_share:g}")
-        self.fleet: Fleet
-        self.bundle: Bundle
-        self.fleet, self.bundle = read_fleet(Path(fleet))
-        for entry in exposed(self.fleet) if insecure else ():
-            warnings.warn(
-                f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}",
-                InsecureWarning,
-                stacklevel=4,
-            )
-        if early and self.bundle.manifest.early is None:
-            warnings.warn(f"{self.bundle.path}: {NEVER_EARLY}", NeverEarlyWarning, stacklevel=4)
-        self._clock = clock
-        self._transport = Dealers(
-            {entry.device: entry.address for entry in self.fleet.devices},
-            keys=_client_keys(self.fleet, Path(fleet).parent, key, insecure=insecure),
-            max_frame_bytes=reply_frame_bytes(len(self.bundle.manifest.labels)),
+        self._options = Options(
+            fleet=Path(fleet),
+            fusion=fusion,
+            key=None if key is None else Path(key),
+            insecure=insecure,
+            hedge_after_ms=hedge_after_ms,
+            hedge_share=hedge_share,
+            early=early,
         )
-        try:
-            self._exchange = Exchange(
-                self.fleet,
-                self.bundle,
-                self._transport,
-                clock=clock,
-                fusion=fusion,
-                hedge_after_s=None if hedge_after_ms is None else hedge_after_ms / 1e3,
-                hedge_share=hedge_share,
-                early=early,
-            )
-        except BaseException:
-            self._transport.close()
-            raise
+        self._clock = clock
+        self._link = Link(self._options, clock, stacklevel=4)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet that new calls go to."""
+        return self._link.fleet
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle by which new calls are answered."""
+        return self._link.bundle
 
     @property
     def counters(self) -> dict[str, int]:
         """Replies that were ignored: `late`, `duplicate` and `malformed`."""
         return dict(self._exchange.counters)
 
-    def _views(self, picture: Picture) -> dict[int, View]:
-        return cut_views(picture, self._exchange.assignments)
+    @property
+    def _exchange(self) -> Exchange:
+        return self._link.exchange
+
+    @property
+    def _transport(self) -> Dealers:
+        return self._link.transport
+
+    def _adopt(self, link: Link) -> Link:
+        """From now on calls begin on `link`; returns the one before."""
+        former, self._link = self._link, link
+        link.exchange.counters.update(former.exchange.counters)
+        return former
 
     def _too_late(self, deadline_ms: float, why: str) -> DeadlineExceeded:
         outcomes = {entry.device: NO_TIME for entry in self.fleet.devices}
         return DeadlineExceeded(f"no answer within {deadline_ms:g} ms: {why}", outcomes)
-
-    def _all_settled(self) -> bool:
-        """Whether every device is connected, or has said that it will not be."""
-        settled = self._transport.connected | self._transport.refused.keys()
-        return len(settled) == len(self.fleet.devices)
 
     def _left_s(self, started_s: float, deadline_ms: float) -> float:
         decide_s = started_s + deadline_ms / 1e3 - reserve_s(deadline_ms)
@@ -129,15 +196,15 @@ class Connection:
         ]
 
 
-def _client_keys(
-    fleet: Fleet, folder: Path, key: str | os.PathLike[str] | None, *, insecure: bool
-) -> ClientKeys | None:
-    """The keys to connect with; `key` stands above the one that the fleet file names."""
-    path = folder / fleet.key if key is None and fleet.key is not None else key
-    agents = agent_keys(fleet, has_key=path is not None, insecure=insecure)
+def _client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:
+    """The keys to connect with; the options' stands above the one that the fleet file names."""
+    path = options.key
+    if path is None and fleet.key is not None:
+        path = options.fleet.parent / fleet.key
+    agents = agent_keys(fleet, has_key=path is not None, insecure=options.insecure)
     if path is None:
         return None
-    own = load_pair(Path(path), public_key_of)
+    own = load_pair(path, public_key_of)
     return ClientKeys(public=own.public, secret=own.secret, agents=agents)
 
 

@@ -31,6 +31,7 @@ from mdp.wire import (
     Infer,
     Result,
     Status,
+    answered_by,
     contribution_of,
     decode,
     encode,
@@ -159,6 +160,11 @@ class Exchange:
         self._calls: dict[int, _Call] = {}
         self._last_id = 0
 
+    @property
+    def busy(self) -> bool:
+        """Whether any call is under way."""
+        return bool(self._calls)
+
     def submit(
         self,
         views: Mapping[int, View],
@@ -254,7 +260,9 @@ class Exchange:
         if status.state != "READY":
             return f"not_ready: {status.state}" + (f": {status.reason}" if status.reason else "")
         if status.digest != self._digest:
-            return f"wrong_bundle: serves {status.bundle} {status.digest[:12]}"
+            # Where it changes over, what else it says is about the other one.
+            too = answered_by(self._digest) in status.counts
+            return "" if too else f"wrong_bundle: serves {status.bundle} {status.digest[:12]}"
         if status.k != self._k_of[device]:
             return f"wrong_submodel: {status.device} serves sub-model {status.k}"
         return ""

@@ -55,6 +55,8 @@ class Prediction:
     latency_ms: float
     deadline_ms: float
     members: tuple[MemberTiming, ...]
+    #: Identity of the bundle that all of it was made with.
+    bundle: str = ""
     #: Whether it was given before everybody had answered, as nobody could have changed its label.
     early: bool = False
 
@@ -116,6 +118,7 @@ class Judge:
             latency_ms=latency_ms,
             deadline_ms=deadline_ms,
             members=tuple(_timing(k, arrival) for k, arrival in finish.arrived.items()),
+            bundle=self._bundle.digest,
             early=bool(finish.stands_for),
         )
 

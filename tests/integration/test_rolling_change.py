@@ -1,0 +1,252 @@
+"""A fleet changes its bundle under load, agents first, then clients; or a client its fleet."""
+
+import asyncio
+import itertools
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import mdp
+from mdp.bundle import FUSION, MANIFEST, Bundle
+from mdp.client import Client
+from mdp.fleet import new_fleet
+from mdp.prediction import Prediction
+from tests.support.bundles import DEVICES, colour_picture, write_bundle
+from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, until
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+RED = colour_picture("red")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """Agents serve `live`, clients hold `held`; both are links to `old`."""
+    write_bundle(tmp_path / "old", name="old")
+    # Crops of other sizes, surer answers.
+    write_bundle(tmp_path / "new", name="new", sizes=(20, 8, 12), bag_scale=9.0)
+    for link in ("live", "held"):
+        (tmp_path / link).symlink_to("old")
+    with Fleet(tmp_path, tmp_path / "live") as fleet:
+        yield fleet.start_all()
+
+
+def point(fleet: Fleet, link: str, name: str) -> None:
+    """Let a link lead to another bundle, at once."""
+    (fleet.folder / "next").symlink_to(name)
+    (fleet.folder / "next").replace(fleet.folder / link)
+
+
+def digest(fleet: Fleet, name: str) -> str:
+    return Bundle.open(fleet.folder / name).digest
+
+
+def fleet_file(fleet: Fleet, *, without: tuple[str, ...] = ()) -> Path:
+    path = fleet.folder / "fleet.toml"
+    agents = {name: agent for name, agent in fleet.agents.items() if name not in without}
+    devices = [f"{name}={agent.address}" for name, agent in agents.items()]
+    written = new_fleet(Bundle.open(fleet.folder / "old"), devices, path)
+    path.write_text(path.read_text().replace(f'"{written.bundle}"', '"held"'))
+    return path
+
+
+def ask(client: Client) -> Prediction:
+    return client.classify(RED, deadline_ms=PLENTY_MS)
+
+
+def change_agents(fleet: Fleet, name: str) -> None:
+    """Let one agent after the other change over."""
+    point(fleet, "live", name)
+    for device in DEVICES:
+        fleet.agents[device].signal(signal.SIGHUP)
+        fleet.agents[device].wait_for(f"serves {name} {digest(fleet, name)[:12]}")
+
+
+class Load:
+    """Answers to calls that never pause, of several threads."""
+
+    def __init__(self, *calls: Callable[[], Iterator[Prediction]]) -> None:
+        self.answers: list[list[Prediction]] = [[] for _ in calls]
+        self.errors: list[BaseException] = []
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, args=(call, answers))
+            for call, answers in zip(calls, self.answers, strict=True)
+        ]
+
+    def _run(self, call: Callable[[], Iterator[Prediction]], answers: list[Prediction]) -> None:
+        try:
+            for answer in call():
+                answers.append(answer)
+                if self._over.is_set():
+                    return
+        except BaseException as error:
+            self.errors.append(error)
+            raise
+
+    def more(self, count: int = 5) -> None:
+        """Wait until each has some more answers."""
+        wanted = [len(answers) + count for answers in self.answers]
+        until(
+            lambda: (
+                bool(self.errors)
+                or all(len(a) >= n for a, n in zip(self.answers, wanted, strict=True))
+            ),
+            "answers go on",
+        )
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in self._threads:
+                thread.join(PATIENCE_S)
+                assert not thread.is_alive()
+
+
+def check(answers: list[Prediction], old: Prediction, new: Prediction) -> None:
+    """Each answer is wholly that of one bundle, and none of the old one comes after the new one."""
+    assert [answer.missing for answer in answers] == [{}] * len(answers)
+    known = {old.bundle: old.probability, new.bundle: new.probability}
+    assert [answer.probability for answer in answers] == [known[a.bundle] for a in answers]
+    order = [bundle for bundle, _ in itertools.groupby(answer.bundle for answer in answers)]
+    assert order == [old.bundle, new.bundle]
+
+
+def test_a_fleet_changes_over_under_load_without_a_failed_or_a_mixed_answer(fleet: Fleet) -> None:
+    with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
+        before = ask(client)
+        assert before.bundle == digest(fleet, "old")
+        load = Load(
+            lambda: (ask(client) for _ in itertools.count()),
+            lambda: client.stream(itertools.repeat(RED), deadline_ms=PLENTY_MS, in_flight=4),
+        )
+        with load.running():
+            load.more()
+            change_agents(fleet, "new")
+            load.more()
+            point(fleet, "held", "new")
+            client.reload(timeout_s=PATIENCE_S)
+            load.more()
+        after = ask(client)
+        assert after.bundle == client.bundle.digest == digest(fleet, "new")
+        assert after.probability > before.probability
+        assert load.errors == []
+        for answers in load.answers:
+            check(answers, before, after)
+        for status in client.status(timeout_s=PATIENCE_S):
+            assert (status.usable, status.bundle) == (True, "new")
+            assert status.counts["wrong_bundle"] == 0
+
+
+def test_calls_of_an_event_loop_change_over_too(fleet: Fleet) -> None:
+    async def change() -> tuple[list[list[Prediction]], Prediction]:
+        async with mdp.AsyncClient.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
+            answers: list[list[Prediction]] = [[] for _ in range(4)]
+            over = asyncio.Event()
+
+            async def load(mine: list[Prediction]) -> None:
+                while not over.is_set():
+                    mine.append(await client.classify(RED, deadline_ms=PLENTY_MS))
+
+            async def more() -> None:
+                wanted = [len(mine) + 3 for mine in answers]
+                while any(len(mine) < n for mine, n in zip(answers, wanted, strict=True)):
+                    await asyncio.sleep(0.005)
+
+            async with asyncio.TaskGroup() as group:
+                for mine in answers:
+                    group.create_task(load(mine))
+                await more()
+                await asyncio.to_thread(change_agents, fleet, "new")
+                await more()
+                point(fleet, "held", "new")
+                await client.reload(timeout_s=PATIENCE_S)
+                assert len(client._links) == 1, "nobody is left on the old one"
+                await more()
+                over.set()
+            return answers, await client.classify(RED, deadline_ms=PLENTY_MS)
+
+    with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
+        before = ask(client)
+    answers, after = asyncio.run(change())
+    for mine in answers:
+        check(mine, before, after)
+
+
+def broken_fleet(folder: Path) -> str:
+    (folder / "fleet.toml").write_text("bundle = 'held'\ndevices = 3\n")
+    return r"fleet\.toml: Expected `array`, got `int`"
+
+
+def broken_manifest(folder: Path) -> str:
+    (folder / "new" / MANIFEST).write_text("{}")
+    return r"manifest\.json: Object missing required field"
+
+
+def broken_weights(folder: Path) -> str:
+    path = folder / "new" / FUSION
+    path.write_text(path.read_text().replace("0.5", "0.4"))
+    return r"fusion\.json: expected sha256 "
+
+
+def missing_bundle(folder: Path) -> str:
+    (folder / "new").rename(folder / "away")
+    return r"held: expected a bundle folder with a manifest\.json"
+
+
+def test_a_client_that_cannot_change_goes_on_as_before(fleet: Fleet) -> None:
+    with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
+        before = ask(client)
+        for spoil in (broken_fleet, broken_manifest, broken_weights, missing_bundle):
+            shutil.rmtree(fleet.folder / "new")
+            write_bundle(fleet.folder / "new", name="new")
+            fleet_file(fleet)
+            point(fleet, "held", "new")
+            expected = spoil(fleet.folder)
+            with pytest.raises(mdp.ConfigError, match=expected):
+                client.reload()
+            after = ask(client)
+            assert (after.bundle, after.probability) == (before.bundle, before.probability)
+            assert client.bundle.digest == before.bundle
+
+
+def test_a_client_that_changes_first_is_told_what_to_do(fleet: Fleet) -> None:
+    with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
+        point(fleet, "held", "new")
+        client.reload(timeout_s=PATIENCE_S)
+        with pytest.raises(mdp.QuorumNotMet) as refused:
+            ask(client)
+        old, new = digest(fleet, "old")[:12], digest(fleet, "new")[:12]
+        expected = (
+            f"wrong_bundle: serves old {old}: give client and agent the same bundle, and reload "
+            f"whichever had another; asked for {new}"
+        )
+        assert refused.value.outcomes == dict.fromkeys(DEVICES, expected)
+        # Either side may be the one to change.
+        point(fleet, "held", "old")
+        client.reload(timeout_s=PATIENCE_S)
+        assert ask(client).used == DEVICES
+
+
+def test_a_client_that_reloads_knows_new_devices_and_forgets_old_ones(fleet: Fleet) -> None:
+    path = fleet_file(fleet, without=("gamma",))
+    with Client.connect(path, timeout_s=PATIENCE_S) as client:
+        assert ask(client).missing == {"gamma": "not in the fleet"}
+        fleet.start("gamma/attic")
+        fleet_file(fleet, without=("gamma",))
+        client.reload(timeout_s=PATIENCE_S)
+        assert ask(client).used == ("alpha", "beta", "gamma/attic")
+        fleet_file(fleet, without=("gamma", "gamma/attic", "beta"))
+        client.reload(timeout_s=PATIENCE_S)
+        assert [entry.device for entry in client.fleet.devices] == ["alpha"]
+        assert ask(client).used == ("alpha",)
