@@ -148,6 +148,22 @@ def test_a_fleet_changes_over_under_load_without_a_failed_or_a_mixed_answer(flee
             assert status.counts["wrong_bundle"] == 0
 
 
+def test_what_is_under_way_ends_with_the_bundle_that_it_began_with(fleet: Fleet) -> None:
+    change_agents(fleet, "new")
+    with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
+        answers = client.stream(itertools.repeat(RED), deadline_ms=PLENTY_MS, in_flight=3)
+        came = [next(answers)]
+        # Two more are under way, and nobody but `reload` waits for them.
+        point(fleet, "held", "new")
+        client.reload(timeout_s=PATIENCE_S)
+        came += [next(answers) for _ in range(4)]
+        answers.close()
+    assert [answer.bundle for answer in came] == [digest(fleet, "old")] * 3 + [
+        digest(fleet, "new")
+    ] * 2
+    assert [answer.used for answer in came] == [DEVICES] * 5
+
+
 def test_calls_of_an_event_loop_change_over_too(fleet: Fleet) -> None:
     async def change() -> tuple[list[list[Prediction]], Prediction]:
         async with mdp.AsyncClient.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
