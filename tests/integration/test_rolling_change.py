@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,6 +163,25 @@ def test_what_is_under_way_ends_with_the_bundle_that_it_began_with(fleet: Fleet)
         digest(fleet, "new")
     ] * 2
     assert [answer.used for answer in came] == [DEVICES] * 5
+
+
+def test_a_picture_that_was_cut_for_the_old_bundle_is_cut_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_agents(fleet, "new")
+    with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
+        whole = client._cut_in_time
+
+        def cut_slowly(*args: Any) -> Any:
+            monkeypatch.undo()
+            cut = whole(*args)
+            point(fleet, "held", "new")
+            client.reload(timeout_s=PATIENCE_S)
+            return cut
+
+        monkeypatch.setattr(client, "_cut_in_time", cut_slowly)
+        answer = ask(client)
+    assert (answer.bundle, answer.missing) == (digest(fleet, "new"), {})
 
 
 def test_calls_of_an_event_loop_change_over_too(fleet: Fleet) -> None:

@@ -109,7 +109,15 @@ class Desk:
             if isinstance(message := decode(frames).message, Infer)
         )
 
-    def tell(self, device: str, state: State = "READY", digest: str | None = None) -> None:
+    def tell(
+        self,
+        device: str,
+        state: State = "READY",
+        digest: str | None = None,
+        *,
+        k: int | None = None,
+        counts: dict[str, int] | None = None,
+    ) -> None:
         """`device` says how it is."""
         status = Status(
             request_id=0,
@@ -117,12 +125,12 @@ class Desk:
             state=state,
             bundle="colours",
             digest=self.bundle.digest if digest is None else digest,
-            k=self.ks[device],
+            k=self.ks[device] if k is None else k,
             provider="CPUExecutionProvider",
             fallback=False,
             reason="",
             queued=0,
-            counts={},
+            counts=counts or {},
         )
         self.receive(device, status)
 

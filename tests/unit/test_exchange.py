@@ -12,7 +12,16 @@ from mdp.exchange import MAX_DEADLINE_MS, checked_deadline_ms, cut_views, reserv
 from mdp.fusion import Contribution
 from mdp.health import FIRST_REST_S, TOLERATED_STRIKES
 from mdp.plan import Region
-from mdp.wire import Ask, Failure, FailureCode, Result, Status, encode, logits_buffer
+from mdp.wire import (
+    Ask,
+    Failure,
+    FailureCode,
+    Result,
+    Status,
+    answered_by,
+    encode,
+    logits_buffer,
+)
 from tests.support.bundles import (
     LABELS,
     SIZES,
@@ -541,6 +550,22 @@ def test_a_device_that_cannot_serve_is_out_at_once_until_it_says_that_it_can(
     assert well(desk, "alpha", "beta") == ["alpha", "beta"]
     assert desk.prediction().missing == {"gamma": "wrong_bundle: serves colours 000000000000"}
     desk.tell("gamma")
+    assert well(desk, "gamma", "alpha", "beta") == ["gamma", "alpha", "beta"]
+    assert desk.prediction().missing == {}
+
+
+def test_a_device_that_serves_two_bundles_is_asked_for_its_older_one(desk: Desk) -> None:
+    desk.submit()
+    desk.fail("gamma", code="draining", text="so it is")
+    for device in ("alpha", "beta"):
+        desk.reply(device)
+    assert desk.prediction().missing == {"gamma": "draining: so it is"}
+    desk.asked()
+    assert well(desk, "alpha", "beta") == ["alpha", "beta"]
+    desk.prediction()
+    # By now it also serves another bundle, in which it has another part.
+    counts = {"answered": 9, answered_by(desk.bundle.digest): 7}
+    desk.tell("gamma", digest="0" * 64, k=0, counts=counts)
     assert well(desk, "gamma", "alpha", "beta") == ["gamma", "alpha", "beta"]
     assert desk.prediction().missing == {}
 

@@ -8,7 +8,7 @@ import pytest
 from mdp.bundle import Bundle
 from mdp.fleet import FleetEntry
 from mdp.status import device_status
-from mdp.wire import Status
+from mdp.wire import State, Status, answered_by
 from tests.support.bundles import write_bundle
 
 ENTRY = FleetEntry(device="beta/attic", address="tcp://10.0.0.8:7500", k=1, key="0" * 40)
@@ -67,6 +67,18 @@ def test_what_a_device_says(
     assert status.reason.startswith(reason)
     assert bool(status.reason) == bool(reason)
     assert status.counts == {"answered": 3}
+
+
+@pytest.mark.parametrize("state", ["READY", "DRAINING"])
+def test_a_device_that_changes_over_still_serves_this_client(bundle: Bundle, state: State) -> None:
+    counts = {"answered": 3, answered_by(bundle.digest): 2, answered_by("a" * 64): 1}
+    told = said(bundle, digest="a" * 64, bundle="other", k=2, state=state, counts=counts)
+    status = device_status(ENTRY, told, bundle, silent=False)
+    assert status.usable is (state == "READY")
+    assert status.reason == (
+        "serves other aaaaaaaaaaaa by now, and this client's bundle until nobody asks for it: "
+        "reload this client"
+    )
 
 
 @pytest.mark.parametrize(
