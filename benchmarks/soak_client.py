@@ -26,6 +26,9 @@ from mdp.errors import InferenceError
 from mdp.prediction import Prediction
 
 CONNECT_S = 60.0
+#: A call is not begun while as many are under way as come due in so long: a machine that has become
+#: slower since its capacity was measured would otherwise be ever further behind.
+HELD_S = 0.75
 #: Upper ends of the latency counts' bins, in ms.
 BINS_MS = np.geomspace(0.1, 100_000.0, 241)
 
@@ -153,12 +156,16 @@ async def run_async(options: argparse.Namespace, tally: Tally) -> None:
         async for line in _lines():
             load = json.loads(line)
             tally.start(load["name"])
+            most = load["at_once"] if load["rate"] is None else max(8, HELD_S * load["rate"])
             for due_s in _due(load):
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                if load["rate"] is not None and len(under_way) >= most:
+                    tally.counts["held back"] += 1
+                    continue
                 task = asyncio.create_task(call())
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
-                while load["rate"] is None and len(under_way) >= load["at_once"]:
+                while load["rate"] is None and len(under_way) >= most:
                     await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
             # A call that never ended would be waited for no longer than this.
             if under_way:

@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.page import write_figures
 
+_COUNTED = ("begun", "held back", "complete", "partial", "error", "wrong")
 _COLOURS = {"kill": "tab:red", "stop": "tab:orange", "restart": "tab:purple"}
 
 
@@ -27,9 +28,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"load {machine['load_before']} before the run, {machine['date']}. "
         f"{kills} kills, {stops} stops, {restarts} restarts.\n\n"
         f"**{_verdict(result)}**\n\n![the soak](soak.svg)\n\n"
-        "| client | capacity a second | calls | complete | partial | errors | wrong | p50 ms "
-        "| p99 ms | p99.9 ms | latest after its deadline, ms | late replies | duplicates |\n"
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
+        "| client | capacity a second | calls | held back | complete | partial | errors | wrong "
+        "| p50 ms | p99 ms | p99.9 ms | latest after deadline, ms | late replies | duplicates |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|\n"
     )
     for client, capacity in zip(result["clients"], result["capacity_per_s"], strict=True):
         text += _client_row(client, capacity)
@@ -68,10 +69,7 @@ def _client_row(client: Mapping[str, Any], capacity: float) -> str:
     cells = [
         client["style"],
         f"{capacity:.0f}",
-        *(
-            f"{counts.get(kind, 0):,}"
-            for kind in ("begun", "complete", "partial", "error", "wrong")
-        ),
+        *(f"{counts.get(kind, 0):,}" for kind in _COUNTED),
         *(f"{client[point]:.1f}" for point in ("p50_ms", "p99_ms", "p999_ms")),
         f"{client['overshoot_ms']:.1f}",
         f"{counters['late']:,}",
