@@ -17,8 +17,11 @@ from mdp.profile import (
     RuntimeName,
 )
 
-#: What fusion can be fitted and measured for: 2^16 subsets, of which some hundred are listed.
-MAX_MEMBERS = 16
+#: What a plan may hold and a client may ask at once.
+MAX_MEMBERS = 64
+#: What the planner uses at most: fusion was fitted and measured for 2^16 subsets, of which some
+#: hundred are listed.
+PLANNED_MEMBERS = 16
 #: Smallest share of the square's side that a device's view may have.
 MIN_REGION = 0.01
 

@@ -11,11 +11,11 @@ from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
 from mdp.fusion import (
     Contribution,
     Fusion,
+    Logits,
     Mode,
     SubsetWeights,
     fuse,
     mode_of,
-    probabilities,
     rule_for,
     weights_for,
 )
@@ -104,9 +104,8 @@ class Judge:
         rule = self._rule(tuple(finish.arrived))
         worth = self._rule(finish.stands_for) if finish.stands_for else rule
         contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
-        scores = probabilities(fuse(contributions, rule.weights))
-        best = np.argsort(-scores, kind="stable")[:TOP_K].tolist()
-        top = tuple((self._labels[i], float(scores[i])) for i in best)
+        classes, shares = likeliest(fuse(contributions, rule.weights))
+        top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
         return Prediction(
             label=top[0][0],
             probability=top[0][1],
@@ -134,6 +133,22 @@ class Judge:
                 self._bundle.expected_accuracy(members, rule),
             )
         return known
+
+
+def likeliest(logits: Logits) -> tuple[list[int], list[float]]:
+    """Classes of the `TOP_K` largest `logits[num_classes]` and their softmax, best first.
+
+    Of equal ones, the first class is the first.
+    """
+    candidates = np.arange(len(logits))
+    if len(logits) > TOP_K:
+        # With many classes, sorting all of them would take longer than fusing.
+        least = np.partition(logits, -TOP_K)[-TOP_K]
+        candidates = np.flatnonzero(logits >= least)
+    best = candidates[np.argsort(-logits[candidates], kind="stable")[:TOP_K]]
+    largest = logits[best[0]]
+    whole = np.add.reduce(np.exp(logits - largest))
+    return best.tolist(), (np.exp(logits[best] - largest) / whole).tolist()
 
 
 def _timing(k: int, arrival: Arrival) -> MemberTiming:

@@ -11,8 +11,7 @@ Nothing is ever unpickled; sizes, shapes and counts are checked before an array 
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -162,8 +161,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _PREAMBLES = {number: MAGIC + bytes((VERSION, number)) for number in _KINDS}
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """A decoded message and its buffers, which still lie in the received frames."""
 
     message: Message
@@ -181,7 +179,7 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
     """The message in `frames`; raises WireError saying what was expected."""
     if not frames:
         raise WireError("expected at least 1 frame, got 0")
-    head = memoryview(frames[0])
+    head = bytes(frames[0])
     if len(head) < PREAMBLE_BYTES or head[:3] != MAGIC:
         raise WireError("expected a first frame that begins with 'MDP', version and kind")
     version, number = head[3], head[4]

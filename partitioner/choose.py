@@ -13,7 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
-from mdp.plan import MAX_MEMBERS
+from mdp.plan import PLANNED_MEMBERS
 from partitioner.accuracy_law import capability_of
 from partitioner.candidates import Candidate, Device
 from partitioner.expectation import Objective, Sums, arrivals
@@ -63,7 +63,7 @@ class Limits:
     max_energy_j: float | None = None
     #: By when each member has to have answered, where there are no more than so many members.
     pace: Pace = TYPICAL
-    most_members: int = MAX_MEMBERS
+    most_members: int = PLANNED_MEMBERS
 
 
 def choose(

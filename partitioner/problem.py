@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mdp.errors import InputError
-from mdp.plan import MAX_MEMBERS, PredictedAccuracy, TeacherSpec
+from mdp.plan import PLANNED_MEMBERS, PredictedAccuracy, TeacherSpec
 from mdp.profile import DeviceProfile, Precision
 from partitioner.accuracy_law import Member, capability_of, together
 from partitioner.candidates import Device, evaluate_device, fitted_ways
@@ -35,7 +35,7 @@ class Problem:
     @property
     def most_members(self) -> int:
         """How many members there can be."""
-        return min(MAX_MEMBERS, len(self.devices))
+        return min(PLANNED_MEMBERS, len(self.devices))
 
     def limits(self, target_ms: float, members: int | None = None) -> Limits:
         """The limits of a plan for this target with at most so many members."""
@@ -67,7 +67,7 @@ def make_problem(
     # The order in which profiles are named must not matter.
     ordered = sorted(profiles, key=lambda profile: profile.name)
     fitted = [(profile, fitted_ways(profile, precisions)) for profile in ordered]
-    pace = pace_for(percentile, min(MAX_MEMBERS, len(ordered)))
+    pace = pace_for(percentile, min(PLANNED_MEMBERS, len(ordered)))
     return Problem(
         teacher=teacher,
         predictor=predictor,

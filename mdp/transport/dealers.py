@@ -8,18 +8,24 @@ fill up and hold libzmq's only thread.
 
 import contextlib
 import math
-import selectors
+import select
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import ConfigError, InputError
 from mdp.transport.greeting import QUESTION, mechanism_of
-from mdp.transport.sockets import HIGH_WATER_MARK, configure, descriptor, receive_all, send
+from mdp.transport.sockets import (
+    HIGH_WATER_MARK,
+    configure,
+    descriptor,
+    readable,
+    receive,
+    send,
+)
 from mdp.wire import MAX_BUFFER_BYTES, Buffer
 
 RECONNECT_MS = 100
@@ -124,10 +130,12 @@ class Dealers:
         self._context = zmq.Context()
         self._dealers: dict[str, zmq.Socket[bytes]] = {}
         self._monitors: dict[str, zmq.Socket[bytes]] = {}
-        #: Waits on the sockets' file descriptors, which costs the same for one device and for many.
-        self._selector = selectors.DefaultSelector()
-        #: Sockets whose descriptor may stay quiet although something has come.
-        self._unsure: set[tuple[str, zmq.Socket[bytes]]] = set()
+        #: Waits on the sockets' descriptors, which costs the same for one device and for many.
+        self._epoll = select.epoll()
+        #: By descriptor: the device and its dealer, its monitor or the question to it.
+        self._owned: dict[int, tuple[str, zmq.Socket[bytes]]] = {}
+        #: Sockets whose descriptor may stay quiet although something has come, and their devices.
+        self._unsure: dict[zmq.Socket[bytes], str] = {}
         #: What a send in vain has found out, to be reported by the next `poll`.
         self._early: list[TransportEvent] = []
         try:
@@ -153,27 +161,28 @@ class Dealers:
         monitor = dealer.get_monitor_socket(_WATCHED)
         monitor.linger = 0
         self._monitors[device] = monitor
-        for readable in (dealer, monitor):
-            self._listen(device, readable)
+        self._listen(device, dealer)
+        self._listen(device, monitor)
         try:
             dealer.connect(address)
         except zmq.ZMQError as error:
             raise ConfigError(f"device {device!r}: cannot connect to {address}: {error}") from error
 
-    def _listen(self, device: str, readable: "zmq.Socket[bytes]") -> None:
-        owned = (device, readable)
-        self._selector.register(descriptor(readable), selectors.EVENT_READ, owned)
-        self._unsure.add(owned)
+    def _listen(self, device: str, owned: "zmq.Socket[bytes]") -> None:
+        number = descriptor(owned)
+        self._epoll.register(number, select.EPOLLIN)
+        self._owned[number] = device, owned
+        self._unsure[owned] = device
 
     def fileno(self) -> int:
         """A descriptor that is readable when `poll` has something to do, for event loops."""
-        return int(self._selector.fileno())
+        return self._epoll.fileno()
 
     def send(self, device: str, frames: Sequence[Buffer]) -> bool:
         """Hand `frames` over for `device`; False if it is not connected or its queue is full."""
         dealer = self._dealers[device]
         # Sending takes in what ZeroMQ has to tell, and with it perhaps a message's arrival.
-        self._unsure.add((device, dealer))
+        self._unsure[dealer] = device
         try:
             send(dealer, frames)
         except zmq.Again:
@@ -196,39 +205,53 @@ class Dealers:
         """
         if self._context.closed:
             raise InputError("this client is closed")
-        unsure, self._unsure = self._unsure, set()
-        early, self._early = self._early, []
-        events = early + self._collect(unsure)
+        events, self._early = self._early, []
+        if self._unsure:
+            unsure, self._unsure = self._unsure, {}
+            if ready := readable(unsure):
+                events += self._collect([(unsure[owned], owned) for owned in ready])
         if not events:
-            timeout_s = self._until_redial_s(timeout_s)
-            events = self._collect(key.data for key, _ in self._selector.select(timeout_s))
+            if self._absences:
+                timeout_s = self._until_redial_s(timeout_s)
+            if told := self._epoll.poll(timeout_s):
+                events = self._collect([self._owned[number] for number, _ in told])
         if self._absences:
             self._redial()
         return events
 
-    def _collect(self, sockets: Iterable[tuple[str, "zmq.Socket[bytes]"]]) -> list[TransportEvent]:
-        received: list[TransportEvent] = []
+    def _collect(self, ready: Iterable[tuple[str, "zmq.Socket[bytes]"]]) -> list[TransportEvent]:
         changes: list[TransportEvent] = []
-        for device, readable in sockets:
-            if readable is self._monitors[device]:
+        dealers = {}
+        for device, owned in ready:
+            dealer = self._dealers[device]
+            if owned is self._monitors[device]:
                 changes += self._changes(device)
-            elif readable is not self._dealers[device]:
-                self._hear(device, readable)
+            elif owned is not dealer:
+                self._hear(device, owned)
             # Also after its monitor: what a lost connection still delivered counts.
-            messages = self._messages(device, self._dealers[device])
-            received += [Received(device, frames) for frames in messages]
-        return received + changes
+            dealers[dealer] = device
+        return self._messages(dealers) + changes
 
-    def _messages(self, device: str, readable: "zmq.Socket[bytes]") -> list[Any]:
-        messages = receive_all(readable, copy=True)
-        if len(messages) == HIGH_WATER_MARK:
-            self._unsure.add((device, readable))
-        return messages
+    def _messages(self, dealers: dict["zmq.Socket[bytes]", str]) -> list[TransportEvent]:
+        """What has come to `dealers`, of each as much as may wait at most."""
+        received: list[TransportEvent] = []
+        waiting = list(dealers)
+        for _ in range(HIGH_WATER_MARK):
+            for dealer in waiting:
+                if frames := receive(dealer):
+                    content = [frame.bytes for frame in frames]
+                    received.append(Received(dealers[dealer], content))
+            waiting = readable(waiting)
+            if not waiting:
+                break
+        for dealer in waiting:
+            self._unsure[dealer] = dealers[dealer]
+        return received
 
     def _changes(self, device: str) -> list[TransportEvent]:
         changes: list[TransportEvent] = []
-        for frames in self._messages(device, self._monitors[device]):
-            event = parse_monitor_message(frames)["event"]
+        while frames := receive(self._monitors[device]):
+            event = parse_monitor_message([frame.bytes for frame in frames])["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._present(device)
                 if device not in self.connected:
@@ -271,7 +294,8 @@ class Dealers:
         absence = self._absences.get(device)
         if absence is None or absence.question is not question:
             return
-        for peer, data in self._messages(device, question):
+        while frames := receive(question):
+            peer, data = (frame.bytes for frame in frames)
             absence.heard += data
             mechanism = mechanism_of(absence.heard)
             if data and mechanism is not None:
@@ -288,7 +312,9 @@ class Dealers:
 
     def _end_question(self, absence: _Absence | None) -> None:
         if absence is not None and absence.question is not None:
-            self._selector.unregister(descriptor(absence.question))
+            number = descriptor(absence.question)
+            self._epoll.unregister(number)
+            del self._owned[number]
             absence.question.close(linger=0)
             absence.question = None
 
@@ -314,7 +340,7 @@ class Dealers:
             with contextlib.suppress(zmq.ZMQError):
                 dealer.disconnect(address)
             dealer.connect(address)
-            self._unsure.add((device, dealer))
+            self._unsure[dealer] = device
 
     def close(self) -> None:
         """Close every socket; what was still on its way is dropped."""
@@ -322,7 +348,7 @@ class Dealers:
             return
         for absence in self._absences.values():
             self._end_question(absence)
-        self._selector.close()
+        self._epoll.close()
         for device, dealer in self._dealers.items():
             if device in self._monitors:
                 dealer.disable_monitor()

@@ -21,13 +21,22 @@ from zmq.utils.monitor import parse_monitor_message
 from mdp.errors import AgentError
 from mdp.transport import door, zap
 from mdp.transport.door import Door, Visitor
-from mdp.transport.sockets import configure, descriptor, readable, receive_all, send
+from mdp.transport.sockets import (
+    HIGH_WATER_MARK,
+    configure,
+    descriptor,
+    readable,
+    receive,
+    send,
+)
 from mdp.wire import MAX_BUFFER_BYTES, Buffer
 
 #: Replies that may wait for one client; they are small, and one more would be lost.
 REPLIES_HIGH_WATER_MARK = 1024
 #: Connections that the kernel may hold until this process takes them.
 BACKLOG = 1024
+#: Frames of fewer bytes are copied.
+_SMALL_BYTES = 1024
 #: Arrivals and departures that are taken in before messages get their turn.
 WATCHED_AT_ONCE = 64
 #: Bytes that a client has sent at least when its handshake is over: the greeting and READY, or the
@@ -78,6 +87,13 @@ class Router:
         self._waker, self._wakee = socket.socketpair()
         self._waker.setblocking(False)
         self._wakee.setblocking(False)
+        self._epoll = select.epoll()
+        #: Whether a thread waits at the descriptors.
+        self._waiting = False
+        #: Whether more have come or gone than for one turn.
+        self._crowded = False
+        #: Whether the router's descriptor may stay quiet although something has come.
+        self._unsure = True
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         self._keeper: zmq.Socket[bytes] = self._context.socket(zmq.REP)
         self._allowed = keys.allowed if keys else None
@@ -96,10 +112,17 @@ class Router:
             self.close()
             reason = "in use" if error.errno == errno.EADDRINUSE else str(error)
             raise AgentError(f"cannot listen on {address}: {reason}") from error
-        self._poller = select.poll()
-        for zmq_socket in (self._router, self._watch, self._keeper):
-            self._poller.register(descriptor(zmq_socket), select.POLLIN)
-        self._poller.register(self._wakee, select.POLLIN)
+        #: What to do when a descriptor tells of a change, in this order.
+        self._chores = {
+            self._wakee.fileno(): self._clear_wake,
+            descriptor(self._keeper): self._answer_knocks,
+            descriptor(self._watch): self._watch_door,
+        }
+        for number in (*self._chores, descriptor(self._router)):
+            self._epoll.register(number, select.EPOLLIN)
+        # A descriptor does not tell of the first message to a socket that nobody has read from.
+        self._answer_knocks()
+        self._watch_door()
 
     def _lock_door(self, keys: AgentKeys) -> None:
         # Before anybody can knock: without a keeper, libzmq would have nobody to ask.
@@ -121,53 +144,71 @@ class Router:
 
     def turned_away(self) -> dict[str, int]:
         """How many connections or messages were turned away since the last call, by reason."""
+        if not self._turned_away:
+            return {}
         with self._lock:
             counted, self._turned_away = self._turned_away, Counter()
         return dict(counted)
 
     def poll(self, timeout_s: float | None) -> list[tuple[Peer, Sequence[Buffer]]]:
         """Messages as (peer, frames), waiting at most `timeout_s` or until `wake`."""
-        if messages := self._receive():
-            return messages
-        # The descriptors only tell of changes, hence the look at what is there before and after.
-        ready = self._poller.poll(_milliseconds(timeout_s))
-        if any(number == self._wakee.fileno() for number, _ in ready):
-            self._wakee.recv(4096)
-        return self._receive()
-
-    def _receive(self) -> list[tuple[Peer, Sequence[Buffer]]]:
         with self._lock:
-            self._answer_knocks()
-            if not self._watch_door():
-                self.wake()
-            messages = receive_all(self._router, copy=False)
-            return [
-                (sender, [frame.buffer for frame in frames[1:]])
-                for frames in messages
-                if (sender := self._sender(frames)) is not None
-            ]
+            if self._unsure:
+                self._unsure = False
+                if readable([self._router]):
+                    return self._messages()
+            self._waiting = True
+        ready = self._epoll.poll(timeout_s)
+        with self._lock:
+            self._waiting = False
+            if self._crowded:
+                self._watch_door()
+            for number, _ in ready:
+                if number in self._chores:
+                    self._chores[number]()
+            return self._messages() if ready else []
+
+    def _messages(self) -> list[tuple[Peer, Sequence[Buffer]]]:
+        """What has come, as much as may wait for one client at most."""
+        messages: list[tuple[Peer, Sequence[Buffer]]] = []
+        for _ in range(HIGH_WATER_MARK):
+            frames = receive(self._router)
+            if frames and (sender := self._sender(frames)) is not None:
+                messages.append((sender, [_content(frame) for frame in frames[1:]]))
+            if not readable([self._router]):
+                return messages
+        self._unsure = True
+        return messages
+
+    def _clear_wake(self) -> None:
+        self._wakee.recv(4096)
 
     def _answer_knocks(self) -> None:
         """Answer libzmq's questions about keys; it asks one at a time per connection."""
-        while readable(self._keeper):
-            reply, allowed = zap.answer(self._keeper.recv_multipart(), self._allowed or frozenset())
+        while frames := receive(self._keeper):
+            request = [frame.bytes for frame in frames]
+            reply, allowed = zap.answer(request, self._allowed or frozenset())
             self._keeper.send_multipart(reply)
             if not allowed:
                 self._turned_away[UNKNOWN_KEY] += 1
 
-    def _watch_door(self) -> bool:
-        """Take in who has come and gone; False if there is more to take in than for one turn."""
+    def _watch_door(self) -> None:
+        """Take in who has come and gone, as many as for one turn."""
+        self._crowded = False
         for _ in range(WATCHED_AT_ONCE):
-            if not readable(self._watch):
-                return True
-            said = parse_monitor_message(self._watch.recv_multipart())
+            frames = receive(self._watch)
+            if not frames:
+                return
+            said = parse_monitor_message([frame.bytes for frame in frames])
             if said["event"] == zmq.Event.DISCONNECTED:
                 self._door.closed(said["value"])
             elif visitor := _visitor(said["value"]):
                 leaving = self._door.opened(visitor, self._proved)
                 if leaving is not None and _hang_up(leaving):
                     self._turned_away[CROWDED_OUT] += 1
-        return False
+        # There may be more, of which the descriptor does not tell again.
+        self._crowded = True
+        self.wake()
 
     def _proved(self, visitor: Visitor) -> bool:
         least = PLAIN_HANDSHAKE_BYTES if self._allowed is None else CURVE_HANDSHAKE_BYTES
@@ -176,7 +217,7 @@ class Router:
 
     def _sender(self, frames: Sequence[Any]) -> Peer | None:
         """Who has sent this; None if nobody who is let in."""
-        route = bytes(frames[0])
+        route = frames[0].bytes
         if self._allowed is None:
             return Peer(route, route.hex())
         # Of the last frame: the first is made by the ROUTER.
@@ -200,8 +241,9 @@ class Router:
                     raise
                 sent = False
             # Sending, in vain as well, takes in what ZeroMQ has to tell, and with it perhaps a
-            # message's arrival.
-            arrived = readable(self._router)
+            # message's arrival, of which who waits at the descriptors would not be told.
+            self._unsure = True
+            arrived = self._waiting and bool(readable([self._router]))
         if arrived:
             self.wake()
         return sent
@@ -219,12 +261,13 @@ class Router:
             # waiting; hence nobody new, and the queue read first.
             with contextlib.suppress(zmq.ZMQError):
                 self._router.unbind(self.address)
-            while not self._watch_door():
+            while receive(self._watch):
                 pass
             self._router.disable_monitor()
             self._watch.close(linger=0)
             self._router.close(linger=200)
             self._keeper.close(linger=0)
+        self._epoll.close()
         self._waker.close()
         self._wakee.close()
         self._context.term()
@@ -247,9 +290,9 @@ def _max_strangers() -> int:
     return max(1, min(door.MAX_STRANGERS, descriptors // 2))
 
 
-def _milliseconds(timeout_s: float | None) -> int | None:
-    # Rounded up: a poll that ends a moment early would only be repeated.
-    return None if timeout_s is None else max(0, -int(-timeout_s * 1000 // 1))
+def _content(frame: zmq.Frame) -> Buffer:
+    """What a frame holds, copied if it is small: that is cheaper than keeping it."""
+    return frame.bytes if len(frame) < _SMALL_BYTES else frame.buffer
 
 
 def _visitor(number: int) -> Visitor | None:

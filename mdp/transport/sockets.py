@@ -1,6 +1,6 @@
 """What both sides' sockets have in common: limits, heartbeats, and how frames are moved."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import zmq
@@ -21,7 +21,8 @@ SEAL_BYTES = 64
 ZERO_COPY_BYTES = 512 * 1024
 
 # Plain integers: pyzmq's enumerations cost a microsecond at each use.
-_NOBLOCK, _EVENTS, _POLLIN = int(zmq.NOBLOCK), int(zmq.EVENTS), int(zmq.POLLIN)
+_NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
+_POLLIN = int(zmq.POLLIN)
 
 
 def new_pair() -> tuple[str, str]:
@@ -51,9 +52,11 @@ def configure(zmq_socket: "zmq.Socket[bytes]", address: str, max_frame_bytes: in
 
 
 def send(zmq_socket: "zmq.Socket[bytes]", frames: Sequence[Buffer]) -> None:
-    """Hand `frames` over at once, or raise zmq.Again."""
-    large = any(len(frame) >= ZERO_COPY_BYTES for frame in frames)
-    zmq_socket.send_multipart(frames, _NOBLOCK, copy=not large)
+    """Hand `frames` over at once, or raise zmq.Again. Only the last one may be large."""
+    for frame in frames[:-1]:
+        zmq_socket.send(frame, _NOBLOCK | _MORE)
+    last = frames[-1]
+    zmq_socket.send(last, _NOBLOCK, copy=len(last) < ZERO_COPY_BYTES)
 
 
 def descriptor(zmq_socket: "zmq.Socket[bytes]") -> int:
@@ -61,14 +64,19 @@ def descriptor(zmq_socket: "zmq.Socket[bytes]") -> int:
     return int(zmq_socket.getsockopt(zmq.FD))
 
 
-def readable(zmq_socket: "zmq.Socket[bytes]") -> bool:
-    """Whether a message can be received now."""
-    return bool(zmq_socket.getsockopt(_EVENTS) & _POLLIN)  # type: ignore[operator]
+def readable(sockets: Iterable["zmq.Socket[bytes]"]) -> list["zmq.Socket[bytes]"]:
+    """Those of `sockets` from which a message can be received now: asking all costs like one."""
+    ready: list[tuple[Any, int]] = zmq.zmq_poll([(one, _POLLIN) for one in sockets], 0)
+    return [one for one, _ in ready]
 
 
-def receive_all(zmq_socket: "zmq.Socket[bytes]", *, copy: bool) -> list[Any]:
-    """Messages that are there now, HIGH_WATER_MARK at most; without `copy`, as zmq.Frames."""
-    messages: list[Any] = []
-    while readable(zmq_socket) and len(messages) < HIGH_WATER_MARK:
-        messages.append(zmq_socket.recv_multipart(_NOBLOCK, copy=copy))
-    return messages
+def receive(zmq_socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
+    """The frames of the next message; empty if none is there."""
+    # Frames know whether more follow; of copies, the socket would have to be asked each time.
+    try:
+        frames = [zmq_socket.recv(_NOBLOCK, copy=False)]
+    except zmq.Again:
+        return []
+    while frames[-1].more:
+        frames.append(zmq_socket.recv(_NOBLOCK, copy=False))
+    return frames

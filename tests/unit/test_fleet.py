@@ -45,7 +45,7 @@ def test_a_fleet_and_its_bundle(tmp_path: Path, bundle: Bundle) -> None:
             "`devices` list the address tcp://10.0.0.7:7500 twice",
         ),
         (entry(k=5), r"device 'beta': key `k`: expected one of 0, 1, 2, got 5"),
-        (entry(k=16), r"Expected `int` <= 15 - at `\$\.devices\[1\]\.k`"),
+        (entry(k=64), r"Expected `int` <= 63 - at `\$\.devices\[1\]\.k`"),
         (entry(k=-1), r"Expected `int` >= 0"),
         (entry(k='"1"'), r"Expected `int`, got `str` - at `\$\.devices\[1\]\.k`"),
         (entry(address="10.0.0.8:7500"), r"matching regex .* - at `\$\.devices\[1\]\.address`"),

@@ -52,7 +52,7 @@ def test_assignment_of_a_device() -> None:
         ({"assignments__2__k": 3}, "listed by `k`, from 0 without gaps"),
         (
             {"assignments__2__k": MAX_MEMBERS},
-            r"`int` <= 15 - at `\$\.assignments\[2\]\.k`",
+            r"`int` <= 63 - at `\$\.assignments\[2\]\.k`",
         ),
         ({"assignments__1__device": "alpha"}, "name a device twice: alpha, alpha, gamma"),
         (

@@ -144,7 +144,7 @@ def without(number: int, message: wire.Message, key: str) -> bytes:
         ([*infer_with(), b""], r"Infer: expected 1 buffer\(s\), got 2"),
         (infer_with(digest="ab"), r"Infer header: .*regex.* - at `\$\.digest`"),
         (infer_with(digest=DIGEST.upper()), r"at `\$\.digest`"),
-        (infer_with(k=16), r"`int` <= 15 - at `\$\.k`"),
+        (infer_with(k=64), r"`int` <= 63 - at `\$\.k`"),
         (infer_with(budget_ms=-0.5), r"`float` >= 0.* - at `\$\.budget_ms`"),
         (infer_with(budget_ms=float("nan")), r"at `\$\.budget_ms`"),
         (infer_with(budget_ms=float("inf")), r"at `\$\.budget_ms`"),

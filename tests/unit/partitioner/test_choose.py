@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from mdp.plan import MAX_MEMBERS
+from mdp.plan import PLANNED_MEMBERS
 from partitioner.accuracy_law import capability_of
 from partitioner.candidates import Candidate, Device, evaluate_device, fitted_ways
 from partitioner.choose import Limits, Seat, Seats, choose, energy_of
@@ -122,7 +122,7 @@ def test_of_many_devices_some_become_replicas() -> None:
     devices = some_devices(3, 24, 200, availability=(0.3,))
     seats, _ = choose(devices, PREDICTOR, Limits(target_ms=15.0))
     busy = [d for seat in seats for d in seat.devices]
-    assert len(seats) <= MAX_MEMBERS
+    assert len(seats) <= PLANNED_MEMBERS
     assert len(busy) == len(set(busy)) > len(seats)
     assert len({seat.candidate.identity for seat in seats}) == len(seats)
 

@@ -1,0 +1,105 @@
+"""One client and 64 agents, beside a bare ZeroMQ fan-out of the same bytes.
+
+    python -m benchmarks.serving --only many-agents      # about 2 minutes
+
+64 stub agents, each a process of its own with a ROUTER of its own, take crops of 32x32 pixels, and
+every answer is fused from all 64 of them. Beside them 64 processes with nothing but a ROUTER answer
+the same frames with as many bytes. Both are asked in turns, a block each: one after the other, and
+with several under way.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.resampling import ratio_interval
+from benchmarks.serving_fleet import bare_exchange, stub_fleet
+from mdp.bench import noise_picture
+
+NAME = "many-agents"
+SIDE = 32
+DEADLINE_MS = 10_000.0
+
+
+def measure(options: argparse.Namespace, in_flight: int) -> dict[str, object]:
+    """Answers and bare fan-outs a second, in turns."""
+    ours: list[list[float]] = []
+    bare: list[list[float]] = []
+    agents, block = options.many, options.many_per_round
+    shared = {"side": SIDE, "per_process": options.many_per_process}
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
+        fleet = stack.enter_context(stub_fleet(Path(name), agents, **shared))
+        client = stack.enter_context(fleet.client())
+        bare_client = stack.enter_context(bare_exchange(agents, **shared))
+        picture = noise_picture(SIDE)
+        for number in range(options.many_rounds + 1):
+            started_s = time.perf_counter()
+            answers = [*client.stream(repeat(picture, block), deadline_ms=DEADLINE_MS,
+                                      in_flight=in_flight)]  # fmt: skip
+            between_s = time.perf_counter()
+            bare_client.many(block, in_flight)
+            ended_s = time.perf_counter()
+            if number:  # the first one warms up
+                assert all(len(answer.used) == agents for answer in answers)
+                ours.append([block / (between_s - started_s)])
+                bare.append([block / (ended_s - between_s)])
+    rates = [float(np.median(blocks)) for blocks in (ours, bare)]
+    return {
+        "agents": agents,
+        "agents_per_process": options.many_per_process,
+        "crop_pixels": SIDE,
+        "in_flight": in_flight,
+        "answers": options.many_rounds * block,
+        "answers_per_s": rates[0],
+        "bare_per_s": rates[1],
+        "ratio": rates[0] / rates[1],
+        "ratio_95": ratio_interval(ours, bare, 50),
+    }
+
+
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, object]]:
+    """One under way, and several."""
+    rows = []
+    for in_flight in (1, 4):
+        rows.append(measure(options, in_flight))
+        say(line_of(rows[-1]))
+    return rows
+
+
+def line_of(row: dict[str, object]) -> str:
+    """One row, for people."""
+    return (
+        f"{row['agents']} agents, {row['in_flight']} under way: "
+        f"{row['answers_per_s']:.0f} answers/s, "
+        f"bare {row['bare_per_s']:.0f}/s, ratio {row['ratio']:.2f} "
+        f"({row['ratio_95'][0]:.2f}-{row['ratio_95'][1]:.2f})"
+    )
+
+
+def table(rows: list[dict[str, object]]) -> str:
+    """The page's table."""
+    lines = [
+        "| agents | under way | answers a second | bare fan-outs a second | ratio | 95 % |",
+        "|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        low, high = row["ratio_95"]
+        lines.append(
+            f"| {row['agents']} | {row['in_flight']} | {row['answers_per_s']:.0f} "
+            f"| {row['bare_per_s']:.0f} | {row['ratio']:.2f} | {low:.2f}-{high:.2f} |"
+        )
+    return "\n".join(lines)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """How many, and how long to measure."""
+    parser.add_argument("--many", type=int, default=64)
+    parser.add_argument("--many-per-process", type=int, default=1)
+    parser.add_argument("--many-rounds", type=int, default=12)
+    parser.add_argument("--many-per-round", type=int, default=100)

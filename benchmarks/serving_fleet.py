@@ -1,0 +1,242 @@
+"""What the benchmarks of serving run against: stub agents, and the same exchange in bare pyzmq."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import zmq
+
+from mdp.bundle import Bundle
+from mdp.client import Client
+from mdp.fleet import new_fleet
+from mdp.keys import new_keys
+from mdp.transport import new_pair
+from mdp.wire import Infer, Result, encode
+from tests.support.bundles import LABELS, write_bundle
+
+#: Agents that are not there after so long are not coming.
+CONNECT_S = 60.0
+#: argv: a CURVE secret key or "", then the sizes of a reply's frames; one port a line of stdin's
+#: count. Several ROUTERs of one process take turns in a poller.
+ECHO = """
+import sys, zmq
+secret, count, sizes = sys.argv[1].encode(), int(sys.argv[2]), sys.argv[3:]
+context, poller = zmq.Context(), zmq.Poller()
+reply = [bytes(int(size)) for size in sizes]
+routers = []
+for _ in range(count):
+    router = context.socket(zmq.ROUTER)
+    router.linger = 0
+    if secret:
+        router.curve_server, router.curve_secretkey = True, secret
+    print(router.bind_to_random_port("tcp://127.0.0.1"), flush=True)
+    poller.register(router, zmq.POLLIN)
+    routers.append(router)
+if count == 1:
+    while True:
+        peer = router.recv_multipart()[0]
+        router.send_multipart([peer, *reply])
+while True:
+    for router, _ in poller.poll():
+        peer = router.recv_multipart()[0]
+        router.send_multipart([peer, *reply])
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedFleet:
+    """Running agents: their fleet file, where each listens and the process that serves it."""
+
+    path: Path
+    addresses: dict[str, str]
+    processes: dict[str, "subprocess.Popen[str]"]
+    #: How to start a device's process again.
+    commands: dict[str, list[str]]
+
+    def client(self) -> Client:
+        """A client to which every agent is connected and READY."""
+        client = Client.connect(self.path, timeout_s=CONNECT_S)
+        until_s = time.monotonic() + CONNECT_S
+        while any(status.state != "READY" for status in client.status(timeout_s=CONNECT_S)):
+            assert time.monotonic() < until_s, "the agents are not READY"
+            time.sleep(0.1)
+        return client
+
+    def restart(self, device: str) -> None:
+        """Start a device's process again, after its end, where it listened before."""
+        where = ["--bind", self.addresses[device]]
+        process = subprocess.Popen(
+            [*self.commands[device], *where], stdout=subprocess.PIPE, text=True
+        )
+        self.processes[device] = process
+        assert json.loads(_line(process))["address"] == self.addresses[device]
+
+
+@contextmanager
+def running(bundle: Bundle, folder: Path, commands: Mapping[Sequence[str], list[str]],
+            public_key: Callable[[str], str | None] = lambda device: None,
+            key: Path | None = None) -> Iterator[ServedFleet]:  # fmt: skip
+    """A process per command, of which each says in JSON where its devices listen."""
+    fleet = ServedFleet(path=folder / "fleet.toml", addresses={}, processes={}, commands={})
+    try:
+        for devices, command in commands.items():
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            fleet.processes.update(dict.fromkeys(devices, process))
+            fleet.commands.update(dict.fromkeys(devices, command))
+        for device, process in fleet.processes.items():
+            fleet.addresses[device] = json.loads(_line(process))["address"]
+        entries = [f"{device}={address}" for device, address in fleet.addresses.items()]
+        new_fleet(bundle, entries, fleet.path, public_key=public_key, key=key)
+        yield fleet
+    finally:
+        for process in fleet.processes.values():
+            process.kill()
+            process.communicate()
+
+
+@contextmanager
+def stub_fleet(
+    folder: Path,
+    count: int,
+    *options: object,
+    side: int,
+    keys: bool = False,
+    per_process: int = 1,
+) -> Iterator[ServedFleet]:
+    """`count` stub agents that take crops of `side` pixels; `options` are the agents' own."""
+    bundle = colour_bundle(folder, count, side)
+    names = [a.device for a in bundle.manifest.plan.assignments]
+    known: dict[str, str] = {}
+    options = ("--bundle", bundle.path, *options)
+    if keys:
+        new_keys(folder, "client", new_pair)
+        known = {name: new_keys(folder, name, new_pair).public for name in names}
+        options += ("--keys", folder)
+    module = [sys.executable, "-m", "benchmarks.stub_agent", *map(str, options)]
+    groups = [tuple(names[first : first + per_process]) for first in range(0, count, per_process)]
+    commands = {group: [*module, "--device", *group] for group in groups}
+    key = folder / "client.secret" if keys else None
+    with running(bundle, folder, commands, known.get, key) as fleet:
+        yield fleet
+
+
+def colour_bundle(folder: Path, count: int, side: int) -> Bundle:
+    """A bundle of `count` devices whose models take next to no time."""
+    names = tuple(f"device-{number}" for number in range(count))
+    return Bundle.open(write_bundle(folder / "bundle", devices=names, sizes=(side,) * count))
+
+
+@contextmanager
+def served(bundle: Bundle, folder: Path, *options: object) -> Iterator[ServedFleet]:
+    """`mdp-agent run` for every assignment of `bundle`."""
+    program = str(Path(sys.executable).parent / "mdp-agent")
+    shared = [program, "run", "--json", "--bundle", str(bundle.path), *map(str, options)]
+    commands = {
+        (a.device,): [*shared, "--bind", "tcp://127.0.0.1:0", "--device", a.device]
+        for a in bundle.manifest.plan.assignments
+    }
+    with running(bundle, folder, commands) as fleet:
+        yield fleet
+
+
+@contextmanager
+def _process(command: Sequence[str]) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def message_sizes(side: int) -> tuple[list[bytes], list[int]]:
+    """The frames of a request, and the sizes of a reply's, as this protocol has them."""
+    infer = Infer(
+        request_id=1, digest="0" * 64, k=0, budget_ms=987.654, image_size=side, encoding="raw"
+    )
+    request = [bytes(frame) for frame in encode(infer, bytes(side * side * 3))]
+    classes = len(LABELS)
+    result = Result(request_id=1, num_classes=classes, queue_ms=0.123, compute_ms=0.456)
+    return request, [len(frame) for frame in encode(result, bytes(8 * classes))]
+
+
+@contextmanager
+def bare_exchange(
+    count: int, *, side: int, keys: bool = False, per_process: int = 1
+) -> Iterator["BareClient"]:
+    """A bare client of `count` ROUTERs that answer anything with as many bytes as an agent does."""
+    request, sizes = message_sizes(side)
+    public, secret = new_pair() if keys else ("", "")
+    with ExitStack() as stack:
+        ports: list[int] = []
+        shares = [min(per_process, count - first) for first in range(0, count, per_process)]
+        for share in shares:
+            command = [sys.executable, "-c", ECHO, secret, str(share), *map(str, sizes)]
+            process = stack.enter_context(_process(command))
+            ports += [int(_line(process)) for _ in range(share)]
+        client = BareClient(ports, request, public)
+        stack.callback(client.close)
+        yield client
+
+
+class BareClient:
+    """A DEALER per peer, no more: what a careful user of pyzmq would write."""
+
+    def __init__(self, ports: Sequence[int], frames: Sequence[bytes], server_key: str = "") -> None:
+        self._context = zmq.Context()
+        self._frames = frames
+        self._poller = zmq.Poller()
+        self._dealers = []
+        for port in ports:
+            dealer = self._context.socket(zmq.DEALER)
+            dealer.linger = 0
+            if server_key:
+                public, secret = zmq.curve_keypair()
+                dealer.curve_publickey, dealer.curve_secretkey = public, secret
+                dealer.curve_serverkey = server_key.encode()
+            dealer.connect(f"tcp://127.0.0.1:{port}")
+            self._dealers.append(dealer)
+            self._poller.register(dealer, zmq.POLLIN)
+
+    def round_trip_ms(self) -> float:
+        """Send to all, wait for all."""
+        started_s = time.perf_counter()
+        for dealer in self._dealers:
+            dealer.send_multipart(self._frames)
+        waiting = len(self._dealers)
+        while waiting:
+            for dealer, _ in self._poller.poll():
+                dealer.recv_multipart()
+                waiting -= 1
+        return (time.perf_counter() - started_s) * 1e3
+
+    def many(self, count: int, depth: int) -> None:
+        """`count` exchanges with all, with up to `depth` of them under way."""
+        sent = 0
+        owed = dict.fromkeys(self._dealers, 0)
+        while sent < count or any(owed.values()):
+            # The next one goes out as soon as the slowest peer has answered enough.
+            while sent < count and max(owed.values()) < depth:
+                for dealer in self._dealers:
+                    dealer.send_multipart(self._frames)
+                    owed[dealer] += 1
+                sent += 1
+            for dealer, _ in self._poller.poll():
+                dealer.recv_multipart()
+                owed[dealer] -= 1
+
+    def close(self) -> None:
+        """Close the sockets."""
+        for dealer in self._dealers:
+            dealer.close()
+        self._context.term()

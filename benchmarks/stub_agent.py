@@ -1,0 +1,95 @@
+"""Real agents whose models cost nothing but the time they are told to take.
+
+    python -m benchmarks.stub_agent --bundle bundle/ --device device-0 device-1
+
+Each device named has a `devices.agent.Agent` and a ROUTER of its own, as `mdp-agent run` has; only
+the runtime is another. One line of JSON per device says where it listens. Ends on SIGTERM.
+"""
+
+import argparse
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from devices.agent import Agent
+from devices.door import agent_keys
+from mdp.bundle import Bundle
+from mdp.crop import Pixels
+from mdp.fusion import Contribution
+from mdp.transport import Router
+
+
+class StubRuntime:
+    """Gives the same logits for every crop, after `take_s()` seconds."""
+
+    provider = "StubExecutionProvider"
+    fallback = False
+
+    def __init__(self, num_classes: int, take_s: Callable[[], float]) -> None:
+        logits = np.linspace(-1.0, 1.0, num_classes, dtype=np.float32)[None]
+        self._contribution = Contribution(logits, logits)
+        self._take_s = take_s
+
+    def warm_up(self) -> None:
+        """Nothing to warm up."""
+
+    def run(self, pixels: Pixels) -> Contribution:
+        """Both heads' logits `[1, num_classes]`."""
+        take_s = self._take_s()
+        if take_s:
+            time.sleep(take_s)
+        return self._contribution
+
+
+def durations(options: argparse.Namespace, device: str) -> Callable[[], float]:
+    """Seconds of one computation after the other: now and then one is late."""
+    draw = Random(device).random
+    usual_s, late_s = options.compute_ms / 1e3, options.late_ms / 1e3
+    share = options.late_share if device in options.late else 0.0
+    return lambda: late_s if share and draw() < share else usual_s
+
+
+def main() -> None:
+    """Serve until SIGTERM."""
+    parser = argparse.ArgumentParser(description="Agents with a stub for a model.")
+    parser.add_argument("--bundle", type=Path, required=True)
+    parser.add_argument("--device", nargs="+", required=True)
+    parser.add_argument("--bind", default="tcp://127.0.0.1:0")
+    parser.add_argument("--keys", type=Path, help="Folder with DEVICE.secret and client.public.")
+    parser.add_argument("--compute-ms", type=float, default=0.0)
+    parser.add_argument("--late", nargs="*", default=[], help="Devices that are late at times.")
+    parser.add_argument("--late-share", type=float, default=0.0)
+    parser.add_argument("--late-ms", type=float, default=0.0)
+    options = parser.parse_args()
+    bundle = Bundle.open(options.bundle)
+    classes = len(bundle.manifest.labels)
+    with ExitStack() as stack:
+        agents = []
+        for device in options.device:
+            keys = None
+            if options.keys is not None:
+                own, allowed = options.keys / f"{device}.secret", options.keys / "client.public"
+                keys = agent_keys(options.bind, own, allowed, insecure=False)
+            router = stack.enter_context(Router(options.bind, keys=keys))
+            runtime = StubRuntime(classes, durations(options, device))
+            agent = Agent(bundle, bundle.assignment(device), lambda r=runtime: r, router)
+            agents.append(agent)
+            print(json.dumps({"device": device, "address": router.address}), flush=True)
+        signal.signal(signal.SIGTERM, lambda *_: [agent.stop() for agent in agents])
+        threads = [threading.Thread(target=agent.serve) for agent in agents[1:]]
+        for thread in threads:
+            thread.start()
+        agents[0].serve()
+        for thread in threads:
+            thread.join()
+
+
+if __name__ == "__main__":
+    main()
