@@ -44,7 +44,12 @@ def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
 
 def write_toml(path: str | os.PathLike[str], record: msgspec.Struct) -> None:
     """Write `record` whole or not at all; keys without a value are left out (TOML has no null)."""
-    write_bytes(path, msgspec.toml.encode(_without_none(msgspec.to_builtins(record))))
+    write_bytes(path, toml_bytes(record))
+
+
+def toml_bytes(record: msgspec.Struct) -> bytes:
+    """`record` as TOML, without the keys that have no value."""
+    return msgspec.toml.encode(_without_none(msgspec.to_builtins(record)))
 
 
 def write_json(path: str | os.PathLike[str], record: object) -> None:

@@ -140,8 +140,8 @@ def new_fleet(
         entries.append({"device": name, "address": address, "k": assignment.k, "key": known_key})
     fleet = _checked(
         {
-            "bundle": _relative(bundle.path, out),
-            "key": None if key is None else _relative(key, out),
+            "bundle": relative_to(bundle.path, out),
+            "key": None if key is None else relative_to(key, out),
             "devices": entries,
         }
     )
@@ -149,7 +149,8 @@ def new_fleet(
     return fleet
 
 
-def _relative(path: Path, out: Path) -> str:
+def relative_to(path: Path, out: Path) -> str:
+    """`path` as a file at `out` names it: relative to its own folder."""
     return Path(os.path.relpath(path.resolve(), out.resolve().parent)).as_posix()
 
 

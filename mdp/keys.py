@@ -4,6 +4,7 @@
 copied. Both are TOML; a key is 32 bytes as 40 characters of Z85 (rfc.zeromq.org/spec/32).
 """
 
+import hashlib
 import ipaddress
 import os
 import re
@@ -20,6 +21,8 @@ from mdp.errors import ConfigError, InputError
 from mdp.files import Record, replacing
 
 KEY_CHARACTERS = 40
+#: Of SHA-256: nobody finds a second key with the same beginning of so many hex digits.
+FINGERPRINT_DIGITS = 32
 MAX_FILE_BYTES = 4096
 SECRET, PUBLIC = ".secret", ".public"
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -64,6 +67,11 @@ def _value(group: str) -> int:
     for character in group:
         value = value * 85 + _ALPHABET.index(character)
     return value
+
+
+def fingerprint(public: str) -> str:
+    """What a public key is known by where the key itself is not given: 32 hex digits."""
+    return hashlib.sha256(public.encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def is_loopback(address: str) -> bool:

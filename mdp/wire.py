@@ -51,6 +51,7 @@ FailureCode = Literal[
     "failed",
     "overloaded",
     "too_late",
+    "no_frame",
 ]
 
 
@@ -107,7 +108,7 @@ class Failure(Record, frozen=True):
         _check_printable(self, "text")
 
 
-class Status(Record, frozen=True):
+class Status(Record, frozen=True, omit_defaults=True):
     """Agent -> client: the answer to Ask. No buffer."""
 
     kind: ClassVar[int] = 5
@@ -127,9 +128,12 @@ class Status(Record, frozen=True):
     #: Outcome -> how many requests ended so since the start; of each bundle that is served, how
     #: many were `answered_by` it.
     counts: dict[Text, int]
+    #: Where this agent's own pictures come from, and how that does. Left out if it has no source,
+    #: so that clients made before there was one understand it.
+    source: Text = ""
 
     def __post_init__(self) -> None:
-        _check_printable(self, "device", "bundle", "provider", "reason")
+        _check_printable(self, "device", "bundle", "provider", "reason", "source")
         if not all(outcome.isprintable() for outcome in self.counts):
             raise ValueError("`counts`: expected printable characters only")
 
@@ -137,6 +141,39 @@ class Status(Record, frozen=True):
 def answered_by(digest: Digest) -> str:
     """Under which name a status counts what was answered with a bundle."""
     return f"answered {digest[:12]}"
+
+
+class Look(Record, frozen=True):
+    """Client -> agent: run your sub-model on what your own camera sees. No buffer."""
+
+    kind: ClassVar[int] = 6
+    buffers: ClassVar[int] = 0
+
+    request_id: RequestId
+    digest: Digest
+    k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+    budget_ms: Milliseconds
+    #: How long before this message's arrival the wanted frame was taken; 0 asks for the newest.
+    #: A duration, as clocks are never compared.
+    ago_ms: Milliseconds
+    #: How far from that moment the frame may be.
+    within_ms: Milliseconds
+
+
+class Seen(Record, frozen=True):
+    """Agent -> client: what a Look gave; the logits follow as in a Result."""
+
+    kind: ClassVar[int] = 7
+    buffers: ClassVar[int] = 1
+
+    request_id: RequestId
+    num_classes: Annotated[int, Meta(ge=1, le=MAX_CLASSES)]
+    queue_ms: Milliseconds
+    compute_ms: Milliseconds
+    #: Counts what this agent has seen since it started, from 1.
+    frame: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    #: How old the frame was as the Look arrived.
+    age_ms: Milliseconds
 
 
 def _check_printable(record: Record, *keys: str) -> None:
@@ -152,9 +189,9 @@ def as_line(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
-Message = Infer | Ask | Result | Failure | Status
+Message = Infer | Ask | Result | Failure | Status | Look | Seen
 _KINDS: dict[int, type[Message]] = {
-    kind.kind: kind for kind in (Infer, Ask, Result, Failure, Status)
+    kind.kind: kind for kind in (Infer, Ask, Result, Failure, Status, Look, Seen)
 }
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
 _ENCODER = msgspec.msgpack.Encoder()
@@ -228,7 +265,7 @@ def _check_sizes(message: Message, buffers: Sequence[Buffer]) -> None:
             raise WireError(f"expected {expected} bytes of raw pixels, got {got}")
         if message.encoding == "jpeg" and not 0 < got <= max(expected, 4096):
             raise WireError(f"expected 1 to {max(expected, 4096)} bytes of JPEG, got {got}")
-    if isinstance(message, Result):
+    if isinstance(message, Result | Seen):
         expected, got = _logit_bytes(message.num_classes), len(buffers[0])
         if got != expected:
             raise WireError(f"expected {expected} bytes of logits, got {got}")

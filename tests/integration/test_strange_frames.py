@@ -82,7 +82,7 @@ MALFORMED: list[tuple[list[Buffer], str]] = [
     ([b"", b"", b""], "expected a first frame that begins with 'MDP'"),
     ([b"MDP\x02\x01"], "expected protocol version 1, got 2"),
     ([b"MDP\x00\x01"], "expected protocol version 1, got 0"),
-    ([b"MDP\x01\x09"], "expected a message kind from 1 to 5, got 9"),
+    ([b"MDP\x01\x09"], "expected a message kind from 1 to 7, got 9"),
     ([b"MDP\x01\x01"], "Infer header: "),
     ([b"MDP\x01\x02\x81\xa1x\x01"], "Ask header: "),
     ([b"MDP\x01\x02" + b"\x00" * 20_000], "expected a header up to 16384 bytes"),

@@ -10,7 +10,15 @@ from mdp import wire
 from mdp.transport import door, sockets, zap
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
-KINDS = (wire.Infer, wire.Ask, wire.Result, wire.Failure, wire.Status)
+KINDS = (
+    wire.Infer,
+    wire.Ask,
+    wire.Result,
+    wire.Failure,
+    wire.Status,
+    wire.Look,
+    wire.Seen,
+)
 
 
 def test_version_and_magic() -> None:

@@ -19,7 +19,9 @@ from mdp.wire import (
     Envelope,
     Failure,
     Infer,
+    Look,
     Result,
+    Seen,
     Status,
     contribution_of,
     decode,
@@ -46,6 +48,8 @@ STATUS = Status(
     queued=2,
     counts={"answered": 12, "too_late": 1},
 )
+LOOK = Look(request_id=11, digest=DIGEST, k=2, budget_ms=80.5, ago_ms=250.0, within_ms=100.0)
+SEEN = Seen(request_id=11, num_classes=3, queue_ms=0.25, compute_ms=12.5, frame=812, age_ms=43.0)
 VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (INFER, [PIXELS]),
     (msgspec.structs.replace(INFER, encoding="jpeg"), [b"\xff\xd8\xff"]),
@@ -53,6 +57,9 @@ VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (RESULT, [LOGITS]),
     (Failure(request_id=0, code="bad_message", text="what?"), []),
     (STATUS, []),
+    (msgspec.structs.replace(STATUS, source="folder:door: no frame yet"), []),
+    (LOOK, []),
+    (SEEN, [LOGITS]),
 ]
 KINDS = [type(message).__name__ for message, _ in VALID]
 As = Callable[[Sequence[Buffer]], Sequence[Buffer]]
@@ -75,7 +82,19 @@ def test_there_and_back(message: wire.Message, buffers: list[Buffer], received_a
 
 
 def test_every_kind_is_tried() -> None:
-    assert {type(message) for message, _ in VALID} == {Infer, Ask, Result, Failure, Status}
+    assert {type(message) for message, _ in VALID} == {
+        Infer,
+        Ask,
+        Result,
+        Failure,
+        Status,
+        Look,
+        Seen,
+    }
+
+
+def test_a_status_without_a_source_is_one_that_older_clients_understand() -> None:
+    assert b"source" not in bytes(encode(STATUS)[0])
 
 
 def test_the_first_bytes_say_what_comes() -> None:
@@ -126,8 +145,8 @@ def without(number: int, message: wire.Message, key: str) -> bytes:
         ([b"GET / HTTP/1.1"], "begins with 'MDP', version and kind"),
         ([head(2, {"request_id": 1}, version=0)], "expected protocol version 1, got 0"),
         ([head(2, {"request_id": 1}, version=2)], "expected protocol version 1, got 2"),
-        ([head(0, {})], "expected a message kind from 1 to 5, got 0"),
-        ([head(6, {})], "expected a message kind from 1 to 5, got 6"),
+        ([head(0, {})], "expected a message kind from 1 to 7, got 0"),
+        ([head(8, {})], "expected a message kind from 1 to 7, got 8"),
         ([head(2, {"x": "y" * MAX_HEADER_BYTES})], "expected a header up to 16384 bytes, got 1"),
         ([b"MDP\x01\x02"], "Ask header: "),
         ([b"MDP\x01\x02\xc1\xc1"], "Ask header: "),
@@ -176,7 +195,7 @@ def without(number: int, message: wire.Message, key: str) -> bytes:
                 [head(5, {**msgspec.to_builtins(STATUS), key: "a\nb"})],
                 f"Status header: `{key}`: expected printable characters only",
             )
-            for key in ("device", "bundle", "provider", "reason")
+            for key in ("device", "bundle", "provider", "reason", "source")
         ),
         (
             [head(5, {**msgspec.to_builtins(STATUS), "counts": {"\x1b[2J": 1}})],
@@ -190,6 +209,15 @@ def without(number: int, message: wire.Message, key: str) -> bytes:
         (
             [head(5, {**msgspec.to_builtins(STATUS), "state": "BORED"})],
             "Invalid enum value 'BORED'",
+        ),
+        ([encode(LOOK)[0], b"x"], r"Look: expected 0 buffer\(s\), got 1"),
+        ([without(6, LOOK, "ago_ms")], "Look header: .*missing required field `ago_ms`"),
+        ([head(6, {**msgspec.to_builtins(LOOK), "ago_ms": -1.0})], r"at `\$\.ago_ms`"),
+        ([head(6, {**msgspec.to_builtins(LOOK), "within_ms": float("inf")})], "within_ms"),
+        ([encode(SEEN, LOGITS)[0], LOGITS[:-1]], "expected 24 bytes of logits, got 23"),
+        (
+            [head(7, {**msgspec.to_builtins(SEEN), "frame": 0}), LOGITS],
+            r"Seen header: Expected `int` >= 1 - at `\$\.frame`",
         ),
     ],
 )

@@ -1,0 +1,245 @@
+"""What is made of announcements: honest, broken and hostile ones. No network."""
+
+from pathlib import Path
+
+import pytest
+
+from mdp.bundle import Bundle
+from mdp.discovery import (
+    Candidate,
+    Found,
+    LeftOut,
+    Proposal,
+    fleet_text,
+    propose,
+    read_announcement,
+    texts_of,
+)
+from mdp.files import read_toml
+from mdp.fleet import Fleet
+from mdp.keys import fingerprint
+from tests.support.bundles import write_bundle
+
+#: Any 32 bytes are somebody's public key.
+KEYS = {name: letter * 40 for name, letter in zip(("alpha", "beta", "client"), "abc", strict=True)}
+TEXTS = {b"v": b"1", b"device": b"alpha", b"bundle": b"ab" * 8, b"k": b"0", b"key": b""}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path_factory.mktemp("discovery") / "bundle"))
+
+
+def found(
+    bundle: Bundle,
+    device: str,
+    k: int,
+    *,
+    key: str | None = None,
+    address: str = "10.0.0.7",
+    port: int = 7500,
+    digest: str | None = None,
+) -> Found:
+    """What an agent announces."""
+    texts = texts_of(device=device, digest=digest or bundle.digest, k=k, public_key=key)
+    return Found(
+        name=f"{device}-1",
+        addresses=(address,),
+        port=port,
+        texts={name.encode(): text.encode() for name, text in texts.items()},
+    )
+
+
+def proposed(bundle: Bundle, *announced: Found, on_loopback: bool = False) -> Proposal:
+    return propose(bundle, announced, keys=KEYS, on_loopback=on_loopback)
+
+
+def reasons(proposal: Proposal) -> list[tuple[str, str, str]]:
+    assert not proposal.entries
+    return [(left.device, left.address, left.reason) for left in proposal.left_out]
+
+
+def test_an_agent_whose_key_file_is_there_is_proposed_with_the_key_of_the_file(
+    bundle: Bundle,
+) -> None:
+    proposal = proposed(bundle, found(bundle, "beta", 1, key=KEYS["beta"]))
+    (entry,) = proposal.entries
+    assert (entry.device, entry.address, entry.k) == ("beta", "tcp://10.0.0.7:7500", 1)
+    assert entry.key == KEYS["beta"]
+    assert proposal.left_out == ()
+    assert proposal.absent == ("alpha", "gamma")
+
+
+def test_an_announcement_never_brings_a_key(bundle: Bundle) -> None:
+    unknown = "z" * 40
+    assert reasons(proposed(bundle, found(bundle, "gamma", 2, key=unknown))) == [
+        (
+            "gamma",
+            "tcp://10.0.0.7:7500",
+            f"announces key {fingerprint(unknown)}, which no file in --keys has",
+        )
+    ]
+    assert reasons(proposed(bundle, found(bundle, "alpha", 0, key=unknown))) == [
+        (
+            "alpha",
+            "tcp://10.0.0.7:7500",
+            f"announces key {fingerprint(unknown)}, alpha.public has {fingerprint(KEYS['alpha'])}: "
+            "another device, or its key was changed",
+        )
+    ]
+    assert reasons(proposed(bundle, found(bundle, "alpha", 0, key=KEYS["beta"]))) == [
+        ("alpha", "tcp://10.0.0.7:7500", "announces the key of beta")
+    ]
+
+
+def test_plain_text_is_proposed_on_loopback_only(bundle: Bundle) -> None:
+    here = found(bundle, "alpha", 0, address="127.0.0.1")
+    (entry,) = proposed(bundle, here, on_loopback=True).entries
+    assert (entry.device, entry.address, entry.key) == ("alpha", "tcp://127.0.0.1:7500", None)
+    why = "announces no key: plain text over a network is never proposed"
+    assert reasons(proposed(bundle, here)) == [("alpha", "tcp://127.0.0.1:7500", why)]
+    there = found(bundle, "alpha", 0)
+    assert reasons(proposed(bundle, there, on_loopback=True)) == [
+        ("alpha", "tcp://10.0.0.7:7500", why)
+    ]
+
+
+def test_replicas_are_told_apart_by_their_key_files(bundle: Bundle) -> None:
+    keys = {"alpha": "a" * 40, "alpha-attic": "d" * 40}
+    announced = [
+        found(bundle, "alpha", 0, key="d" * 40, address="10.0.0.9"),
+        found(bundle, "alpha", 0, key="a" * 40),
+    ]
+    proposal = propose(bundle, announced, keys=keys, on_loopback=False)
+    assert [(e.device, e.address, e.key) for e in proposal.entries] == [
+        ("alpha", "tcp://10.0.0.7:7500", "a" * 40),
+        ("alpha/attic", "tcp://10.0.0.9:7500", "d" * 40),
+    ]
+
+
+def test_a_device_whose_name_begins_like_another_s_is_no_replica(tmp_path: Path) -> None:
+    bundle = Bundle.open(write_bundle(tmp_path / "b", devices=("pi", "pi-5", "n100")))
+    announced = found(bundle, "pi", 0, key="d" * 40)
+    proposal = propose(bundle, [announced], keys={"pi-5": "d" * 40}, on_loopback=False)
+    assert [left.reason for left in proposal.left_out] == ["announces the key of pi-5"]
+
+
+def test_two_agents_that_claim_one_device_are_both_left_out(bundle: Bundle) -> None:
+    announced = [
+        found(bundle, "alpha", 0, key=KEYS["alpha"], address=f"10.0.0.{host}") for host in (7, 8)
+    ]
+    why = "2 agents claim to be alpha with the same key: all but one are lying"
+    assert reasons(proposed(bundle, *announced)) == [
+        ("alpha", "tcp://10.0.0.7:7500", why),
+        ("alpha", "tcp://10.0.0.8:7500", why),
+    ]
+    plain = [found(bundle, "alpha", 0, address="127.0.0.1", port=port) for port in (7500, 7501)]
+    assert [why for _, _, why in reasons(proposed(bundle, *plain, on_loopback=True))] == [
+        "2 agents claim to be alpha"
+    ] * 2
+
+
+def test_the_same_announcement_twice_is_one(bundle: Bundle) -> None:
+    announced = found(bundle, "alpha", 0, key=KEYS["alpha"])
+    assert len(proposed(bundle, announced, announced).entries) == 1
+
+
+def test_two_devices_at_one_address_are_both_left_out(bundle: Bundle) -> None:
+    announced = [found(bundle, name, k, key=KEYS[name]) for k, name in enumerate(("alpha", "beta"))]
+    why = "another device announces the same address"
+    assert reasons(proposed(bundle, *announced)) == [
+        ("alpha", "tcp://10.0.0.7:7500", why),
+        ("beta", "tcp://10.0.0.7:7500", why),
+    ]
+
+
+def test_agents_of_something_else_are_left_out(bundle: Bundle) -> None:
+    mine = bundle.digest[:16]
+    announced = [
+        found(bundle, "alpha", 0, key=KEYS["alpha"], digest="0" * 64),
+        found(bundle, "alpha", 1, key=KEYS["alpha"]),
+        found(bundle, "stranger", 0, key=KEYS["alpha"]),
+    ]
+    assert [why for _, _, why in reasons(proposed(bundle, *announced))] == [
+        f"serves another bundle: {'0' * 16}, expected {mine}",
+        "announces sub-model 1, the bundle gives it 0",
+        "is no device of this bundle",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({b"v": b"2"}, "Invalid enum value '2' - at `$.v`"),
+        ({b"device": b"Alpha"}, "Expected `str` matching regex"),
+        ({b"device": b"a" * 65}, "Expected `str` matching regex"),
+        ({b"device": b"alpha\n[[devices]]"}, "Expected `str` matching regex"),
+        ({b"device": None}, "Expected `str` matching regex"),
+        ({b"device": b"\xff"}, "texts that are no UTF-8"),
+        ({b"k": b"16"}, "Expected `int` <= 15 - at `$.k`"),
+        ({b"k": b"x"}, "Expected `int`, got `str` - at `$.k`"),
+        ({b"bundle": b"AB" * 8}, "Expected `str` matching regex"),
+        ({b"key": b"0" * 31}, "Expected `str` matching regex"),
+    ],
+)
+def test_texts_that_are_malformed(changes: dict[bytes, bytes | None], reason: str) -> None:
+    read = read_announcement(
+        Found(name="x", addresses=("10.0.0.7",), port=7500, texts={**TEXTS, **changes})
+    )
+    assert isinstance(read, LeftOut)
+    assert read.reason.startswith(f"malformed: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("addresses", "port", "reason"),
+    [
+        ((), 7500, "expected an IPv4 address"),
+        (("fe80::1",), 7500, "expected an IPv4 address"),
+        (("0.0.0.0", "224.0.0.251", "255.255.255.255"), 7500, "expected an IPv4 address"),
+        (("10.0.0.7\n",), 7500, "expected an IPv4 address"),
+        (("1.2.3.999",), 7500, "Octet 999 (> 255) not permitted in '1.2.3.999'"),
+        (("10.0.0.7",), 0, "expected a port from 1 to 65535, got 0"),
+        (("10.0.0.7",), 65536, "expected a port from 1 to 65535, got 65536"),
+        (("::",) * 8 + ("10.0.0.7",), 7500, "expected an IPv4 address"),
+    ],
+)
+def test_addresses_that_nobody_can_dial(addresses: tuple[str, ...], port: int, reason: str) -> None:
+    read = read_announcement(Found(name="x", addresses=addresses, port=port, texts=TEXTS))
+    assert isinstance(read, LeftOut)
+    assert read.reason == f"malformed: {reason}"
+
+
+def test_unknown_texts_are_passed_over() -> None:
+    more = {**TEXTS, b"colour": b"red"}
+    read = read_announcement(Found(name="x", addresses=("10.0.0.7",), port=7500, texts=more))
+    assert read == Candidate(
+        device="alpha", address="tcp://10.0.0.7:7500", bundle="ab" * 8, k=0, key=""
+    )
+
+
+def test_what_is_shown_of_a_stranger_s_words_is_short_and_harmless() -> None:
+    hostile = "\x1b[2J\r\n[[devices]]\n" + "x" * 10_000
+    read = read_announcement(
+        Found(
+            name=hostile, addresses=(hostile,) * 1000, port=1, texts={b"device": hostile.encode()}
+        )
+    )
+    assert isinstance(read, LeftOut)
+    for text in (read.device, read.address, read.reason):
+        assert text.isprintable()
+        assert len(text) <= 1024
+    assert len(read.device) <= 83
+
+
+def test_a_proposed_file_is_a_fleet_file_whatever_was_announced(
+    tmp_path: Path, bundle: Bundle
+) -> None:
+    (entry,) = proposed(bundle, found(bundle, "alpha", 0, key=KEYS["alpha"])).entries
+    fleet = Fleet(bundle="bundle", devices=[entry], key="client.secret")
+    hostile = LeftOut(device="a\nb = 1", address="x\r[[devices]]", reason="\u2028\x00" + "y" * 5000)
+    path = tmp_path / "fleet.toml"
+    path.write_bytes(fleet_text(fleet, [hostile]))
+    assert read_toml(path, Fleet) == fleet
+    comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert len(comments) == 2
+    assert comments[1].startswith("# Left out: a b = 1 at x [[devices]]: ")

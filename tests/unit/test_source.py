@@ -1,0 +1,311 @@
+"""The frames a device keeps: which are taken, which one is given, and what is said instead."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from PIL import Image
+
+from devices.source import (
+    FIRST_REST_S,
+    LONGEST_REST_S,
+    RING_BYTES,
+    RING_FRAMES,
+    Eyes,
+    Frame,
+    NoFrameError,
+    Source,
+    SourceError,
+    capacity_for,
+    nearest,
+    parse_source,
+    view_of,
+)
+from mdp.crop import Pixels
+from mdp.errors import InputError, PictureError
+from mdp.plan import Region
+from tests.support.bundles import SIZES, colour_picture, colour_plan
+from tests.support.exchanges import Clock
+
+ALPHA = colour_plan().assignments[0]
+VIEW = view_of(ALPHA)
+FOLDER = Source(kind="folder", place="door")
+LIVE = Source(kind="camera", place="0")
+
+
+@dataclass
+class ToyCamera:
+    """Gives pictures, or raises what it is told to."""
+
+    clock: Clock
+    #: What the next grabs and pictures do; nothing said is a picture.
+    grabs: list[Exception] = field(default_factory=list)
+    pictures: list[Exception | Pixels] = field(default_factory=list)
+    decoded: int = 0
+    closed: int = 0
+    opened: int = 0
+    refusals: list[Exception] = field(default_factory=list)
+    #: How long each grab takes, as a live camera's does.
+    waits_s: float = 0.0
+
+    def open(self) -> "ToyCamera":
+        if self.refusals:
+            raise self.refusals.pop(0)
+        self.opened += 1
+        return self
+
+    def grab(self) -> None:
+        self.clock.now_s += self.waits_s
+        if self.grabs:
+            raise self.grabs.pop(0)
+
+    def picture(self, *, smallest_side: int) -> Image.Image | Pixels:
+        self.decoded += 1
+        given = self.pictures.pop(0) if self.pictures else colour_picture("red")
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.fixture
+def camera() -> ToyCamera:
+    return ToyCamera(Clock())
+
+
+def eyes_on(camera: ToyCamera, source: Source = FOLDER, fps: float = 10.0) -> Eyes:
+    eyes = Eyes(source, camera.open, fps=fps, clock=camera.clock)
+    eyes.aim(ALPHA)
+    return eyes
+
+
+def frames_at(*moments_s: float) -> list[Frame]:
+    crop = np.zeros((1, 1, 3), dtype=np.uint8)
+    return [
+        Frame(number=number, taken_s=taken_s, crops={VIEW: crop})
+        for number, taken_s in enumerate(moments_s, start=1)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "place", "shown"),
+    [
+        ("camera:0", "camera", "0", "camera:0"),
+        ("camera:007", "camera", "7", "camera:7"),
+        ("rtsp://door/1", "rtsp", "rtsp://door/1", "rtsp://door/1"),
+        (
+            "rtsp://me:s3cret@10.0.0.9:554/h264?token=t0ken",
+            "rtsp",
+            "rtsp://me:s3cret@10.0.0.9:554/h264?token=t0ken",
+            "rtsp://10.0.0.9:554/h264",
+        ),
+        ("rtsps://me@door/1", "rtsp", "rtsps://me@door/1", "rtsps://door/1"),
+    ],
+)
+def test_what_a_source_is_called(text: str, kind: str, place: str, shown: str) -> None:
+    source = parse_source(text)
+    assert (source.kind, source.place, str(source)) == (kind, place, shown)
+    assert source.is_live
+
+
+def test_folders_and_files_have_to_be_there(tmp_path: Path) -> None:
+    film = tmp_path / "film.mp4"
+    film.write_bytes(b"")
+    assert parse_source(f"folder:{tmp_path}") == Source(kind="folder", place=str(tmp_path))
+    assert parse_source(f"video:{film}") == Source(kind="video", place=str(film))
+    assert not parse_source(f"video:{film}").is_live
+    with pytest.raises(InputError, match=rf"^--source folder:{film}: expected a folder$"):
+        parse_source(f"folder:{film}")
+    with pytest.raises(InputError, match=rf"^--source video:{tmp_path}: expected a file$"):
+        parse_source(f"video:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("", "''"),
+        ("camera", "'camera'"),
+        ("camera:", "'camera:'"),
+        ("camera:-1", "'camera:'"),
+        ("camera:64", "'camera:'"),
+        ("camera:¹", "'camera:'"),
+        ("folder:", "'folder:'"),
+        ("http://me:s3cret@door/1", "'http:'"),
+        ("rtsp:door", "'rtsp:'"),
+    ],
+)
+def test_what_is_no_source(text: str, got: str) -> None:
+    with pytest.raises(InputError) as raised:
+        parse_source(text)
+    assert str(raised.value) == (
+        "--source: expected folder:PATH, video:FILE, camera:NUMBER (0 to 63) or rtsp://HOST/PATH, "
+        f"got {got}"
+    )
+
+
+@pytest.mark.parametrize("text", ["rtsp://", "rtsp://:554/x", "rtsp://d:99999/", "rtsp://[::/x"])
+def test_what_is_no_stream(text: str) -> None:
+    with pytest.raises(InputError, match=r"^--source: expected rtsp://HOST/PATH or rtsp://USER"):
+        parse_source(text)
+
+
+@pytest.mark.parametrize(
+    ("wanted_s", "number"), [(-9.0, 1), (1.0, 1), (1.4, 1), (1.5, 2), (1.6, 2), (2.9, 3), (5.0, 3)]
+)
+def test_the_nearest_frame_is_given_and_the_newer_of_two(wanted_s: float, number: int) -> None:
+    found = nearest(frames_at(1.0, 2.0, 3.0), VIEW, wanted_s)
+    assert found is not None
+    assert found.number == number
+
+
+def test_frames_of_another_view_are_passed_over() -> None:
+    frames = frames_at(1.0, 2.0)
+    elsewhere = (Region(right=0.5), 8)
+    assert nearest(frames, elsewhere, 2.0) is None
+    assert nearest([], VIEW, 2.0) is None
+
+
+def test_memory_is_bounded_by_frames_and_by_bytes() -> None:
+    assert capacity_for([(Region(), 224)]) == RING_FRAMES
+    assert capacity_for([(Region(), 1024)]) == RING_BYTES // (3 * 1024**2) == 5
+    assert capacity_for([(Region(), 1024)] * 8) == 2
+    assert capacity_for([]) == RING_FRAMES
+
+
+def test_no_more_frames_are_kept_than_fit(camera: ToyCamera) -> None:
+    eyes = Eyes(FOLDER, camera.open, fps=10.0, clock=camera.clock)
+    large = msgspec.structs.replace(ALPHA.submodel, image_size=1024)
+    eyes.aim(msgspec.structs.replace(ALPHA, submodel=large))
+    for _ in range(8):
+        camera.clock.now_s += eyes.step()
+    view = (ALPHA.region, 1024)
+    first, _ = eyes.see(view, ago_ms=1e6, within_ms=1e9)
+    last, _ = eyes.see(view, ago_ms=0.0, within_ms=1e9)
+    assert (first.number, last.number) == (4, 8)
+
+
+def test_a_frame_is_cut_as_the_assignment_says(camera: ToyCamera) -> None:
+    eyes = eyes_on(camera)
+    eyes.step()
+    frame, age_ms = eyes.see(VIEW, ago_ms=0.0, within_ms=0.0)
+    assert (frame.number, age_ms) == (1, 0.0)
+    assert frame.crops[VIEW].shape == (SIZES[0], SIZES[0], 3)
+    assert frame.crops[VIEW][..., 0].mean() > frame.crops[VIEW][..., 2].mean() + 50
+
+
+def test_a_played_source_keeps_its_pace(camera: ToyCamera) -> None:
+    eyes = eyes_on(camera, fps=4.0)
+    waits = []
+    for _ in range(3):
+        waits.append(eyes.step())
+        camera.clock.now_s += waits[-1]
+    assert waits == pytest.approx([0.25, 0.25, 0.25])
+    camera.clock.now_s += 10.0
+    assert eyes.step() == pytest.approx(0.25), "what was missed is not made up for in a hurry"
+
+
+def test_a_live_source_is_emptied_at_its_own_pace_and_decoded_at_ours(camera: ToyCamera) -> None:
+    camera.waits_s = 0.05
+    eyes = eyes_on(camera, LIVE, fps=5.0)
+    assert [eyes.step() for _ in range(20)] == [0.0] * 20
+    assert camera.decoded == 5
+
+
+def test_a_moment_of_the_past(camera: ToyCamera) -> None:
+    eyes = eyes_on(camera)
+    for _ in range(5):
+        camera.clock.now_s += eyes.step()
+    # Frames 1 to 5 are 500 to 100 ms old.
+    for ago_ms, number in ((0.0, 5), (100.0, 5), (220.0, 4), (290.0, 3), (500.0, 1)):
+        frame, age_ms = eyes.see(VIEW, ago_ms=ago_ms, within_ms=150.0)
+        assert frame.number == number
+        assert age_ms == pytest.approx(600 - 100 * number)
+    with pytest.raises(
+        NoFrameError,
+        match=r"^folder:door: the nearest frame is off by 200 ms, at most 150 ms were asked for$",
+    ):
+        eyes.see(VIEW, ago_ms=700.0, within_ms=150.0)
+
+
+def test_an_old_frame_is_not_given_and_the_reason_is(camera: ToyCamera) -> None:
+    eyes = eyes_on(camera, LIVE)
+    with pytest.raises(NoFrameError, match=r"^camera:0 has given no frame yet$"):
+        eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)
+    eyes.step()
+    camera.grabs.append(SourceError("camera:0: gives no picture"))
+    assert eyes.step() == FIRST_REST_S
+    camera.clock.now_s += 3.0
+    with pytest.raises(NoFrameError) as raised:
+        eyes.see(VIEW, ago_ms=0.0, within_ms=2000.0)
+    assert str(raised.value) == (
+        "camera:0: the newest frame is 3000 ms old, at most 2000 ms were asked for "
+        "(camera:0: gives no picture)"
+    )
+    assert eyes.describe() == "camera:0: frame 1, 3000 ms old; camera:0: gives no picture"
+
+
+def test_a_camera_that_is_gone_is_opened_again_after_ever_longer_rests(camera: ToyCamera) -> None:
+    gone = SourceError("camera:0: cannot be opened")
+    camera.refusals = [gone] * 7
+    eyes = eyes_on(camera, LIVE)
+    rests = [eyes.step() for _ in range(7)]
+    assert rests == [0.5, 1.0, 2.0, 4.0, LONGEST_REST_S, LONGEST_REST_S, LONGEST_REST_S]
+    with pytest.raises(NoFrameError, match=r"no frame yet \(camera:0: cannot be opened\)$"):
+        eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)
+    assert eyes.step() == 0.0
+    assert eyes.describe() == "camera:0: frame 1, 0 ms old"
+    camera.grabs.append(RuntimeError("\x1b[2J what a driver\nsays"))
+    assert eyes.step() == FIRST_REST_S, "a frame has ended the long rests"
+    assert (camera.opened, camera.closed) == (1, 1)
+    assert eyes.describe() == "camera:0: frame 1, 0 ms old; ?[2J what a driver says"
+    eyes.step()
+    assert camera.opened == 2
+
+
+def test_a_picture_that_cannot_be_read_costs_its_turn_only(camera: ToyCamera) -> None:
+    camera.pictures = [
+        PictureError("door/a.jpg: cannot be decoded: no"),
+        np.zeros((4, 4), dtype=np.uint8),
+        colour_picture("blue"),
+    ]
+    eyes = eyes_on(camera)
+    camera.clock.now_s += eyes.step()
+    with pytest.raises(NoFrameError, match=r"yet \(door/a.jpg: cannot be decoded: no\)$"):
+        eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)
+    camera.clock.now_s += eyes.step()
+    assert "expected a uint8 array [H, W, 3], got uint8 [4, 4]" in eyes.describe()
+    assert "2 could not be read" in eyes.describe()
+    eyes.step()
+    assert eyes.see(VIEW, ago_ms=0.0, within_ms=0.0)[0].number == 1
+    assert camera.closed == 0
+
+
+def test_eyes_can_be_aimed_anew_while_they_look(camera: ToyCamera) -> None:
+    beta = colour_plan().assignments[1]
+    eyes = eyes_on(camera)
+    camera.clock.now_s += eyes.step()
+    eyes.aim(ALPHA, beta)
+    camera.clock.now_s += eyes.step()
+    assert eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)[0].number == 2
+    assert eyes.see(view_of(beta), ago_ms=1e6, within_ms=1e9)[0].number == 2
+    eyes.aim(beta)
+    eyes.step()
+    assert eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)[0].number == 2
+    assert eyes.see(view_of(beta), ago_ms=0.0, within_ms=1e9)[0].number == 3
+
+
+@pytest.fixture
+def looking(camera: ToyCamera) -> Iterator[Eyes]:
+    with eyes_on(camera, fps=240.0) as eyes:
+        yield eyes
+
+
+def test_the_thread_looks_until_it_is_told_to_stop(camera: ToyCamera, looking: Eyes) -> None:
+    looking.close()
+    assert camera.closed == 1
+    looking.close()
