@@ -109,7 +109,12 @@ def listen(interface: str | None, *, seconds: float) -> tuple[list[Found], int]:
     Also how many more announcements there were than are looked at. Raises InputError.
     """
     zeroconf = zeroconf_module(InputError, "mdp fleet discover")
-    where: Any = zeroconf.InterfaceChoice.All if interface is None else [interface]
+    where: Any = zeroconf.InterfaceChoice.All
+    if interface is not None:
+        try:
+            where = [str(ipaddress.IPv4Address(interface))]
+        except ValueError as error:
+            raise InputError(f"--interface {interface}: expected an IPv4 address") from error
     try:
         return asyncio.run(_listen(zeroconf, where, seconds))
     except (OSError, zeroconf.Error) as error:

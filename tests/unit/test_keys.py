@@ -11,6 +11,7 @@ from mdp.keys import (
     KeyPair,
     check_bind_address,
     check_key,
+    fingerprint,
     is_loopback,
     load_allowed,
     load_pair,
@@ -205,6 +206,12 @@ def test_folders_that_allow_nobody_or_nothing_usable(tmp_path: Path) -> None:
     (tmp_path / "odd.public").write_text("?")
     with pytest.raises(ConfigError, match=r"odd\.public: "):
         load_allowed(tmp_path)
+
+
+def test_a_fingerprint_is_the_same_everywhere_and_another_for_every_key() -> None:
+    # SHA-256 of the 40 characters, as sha256sum would print it.
+    assert fingerprint("a" * 40) == "e33cdf9c7f7120b98e8c78408953e07f"
+    assert fingerprint("b" * 40) != fingerprint("a" * 40)
 
 
 def test_secrets_are_not_shown() -> None:

@@ -1,0 +1,163 @@
+"""Announcements over multicast DNS, on loopback only: heard, bounded, and made a proposal of."""
+
+import json
+import socket
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from mdp.bundle import Bundle
+from mdp.discovery import texts_of
+from mdp.fleet import read_fleet
+from mdp.keys import PUBLIC, SECRET, fingerprint, load_public, new_keys
+from mdp.mdns import MAX_FOUND, SERVICE, Announcer, listen
+from mdp.transport import new_pair
+from tests.support.bundles import write_bundle
+from tests.support.fleet import BIN, PATIENCE_S
+
+pytest.importorskip("zeroconf", reason="needs the discover extra")
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+LOOPBACK = "127.0.0.1"
+#: What was announced a moment ago is not repeated for a second (RFC 6762, section 6).
+LISTEN_S = 1.5
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path / "bundle"))
+
+
+@pytest.fixture
+def announced() -> Iterator[ExitStack]:
+    """Announcers that are to be closed at the end."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def discover(bundle: Bundle, *options: object) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "mdp"), "fleet", "discover", "--bundle", str(bundle.path)]
+    where = ["--interface", LOOPBACK, "--seconds", str(LISTEN_S)]
+    return subprocess.run(
+        [*command, *where, *map(str, options)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def announce(
+    stack: ExitStack, bundle: Bundle, device: str, k: int, port: int, key: str | None = None
+) -> None:
+    texts = texts_of(device=device, digest=bundle.digest, k=k, public_key=key)
+    stack.enter_context(Announcer(f"tcp://{LOOPBACK}:{port}", texts))
+
+
+def test_a_fleet_is_proposed_with_the_user_s_own_keys(
+    tmp_path: Path, bundle: Bundle, announced: ExitStack
+) -> None:
+    keys, elsewhere = tmp_path / "keys", tmp_path / "elsewhere"
+    for name in ("alpha", "beta", "client"):
+        new_keys(keys, name, new_pair)
+    changed = new_keys(elsewhere, "beta", new_pair).public
+    unknown = new_keys(elsewhere, "gamma", new_pair).public
+    alpha, beta = (load_public(keys / f"{name}{PUBLIC}") for name in ("alpha", "beta"))
+    announce(announced, bundle, "alpha", 0, 7501, alpha)
+    announce(announced, bundle, "beta", 1, 7502, changed)
+    announce(announced, bundle, "gamma", 2, 7503, unknown)
+    out = tmp_path / "fleet.toml"
+    client = keys / f"client{SECRET}"
+    done = discover(bundle, "--keys", keys, "--key", client, "--out", out)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"agents of bundle colours {bundle.digest[:16]}:"
+    assert lines[1] == "  alpha = tcp://127.0.0.1:7501, sub-model 0, its key is in --keys"
+    assert sorted(lines[2:4]) == [
+        f"  left out: beta at tcp://127.0.0.1:7502: announces key {fingerprint(changed)}, "
+        f"beta.public has {fingerprint(beta)}: another device, or its key was changed",
+        f"  left out: gamma at tcp://127.0.0.1:7503: announces key {fingerprint(unknown)}, which "
+        "no file in --keys has",
+    ]
+    assert lines[4:] == [
+        "  not announced: beta, gamma",
+        f"{out}: proposed, 1 devices; check the addresses",
+    ]
+    fleet, _ = read_fleet(out)
+    assert [(e.device, e.address, e.key) for e in fleet.devices] == [
+        ("alpha", "tcp://127.0.0.1:7501", alpha)
+    ]
+    assert fleet.key == "keys/client.secret"
+    text = out.read_text()
+    assert "# Left out: beta at tcp://127.0.0.1:7502" in text
+    assert changed not in text
+    assert unknown not in text
+
+
+def test_bad_input_is_said_in_one_line(tmp_path: Path, bundle: Bundle) -> None:
+    for options, expected in (
+        (["--keys", tmp_path], "--keys and --key: expected both, or neither for plain text"),
+        (["--interface", "10.255.255.1"], "--interface 10.255.255.1: multicast DNS does not work"),
+        (["--interface", "nonsense"], "--interface nonsense: expected an IPv4 address"),
+    ):
+        done = discover(bundle, *options)
+        assert done.returncode == 2
+        assert done.stderr.startswith(f"mdp: {expected}"), done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_who_has_said_goodbye_is_not_found_and_nothing_is_written(
+    tmp_path: Path, bundle: Bundle, announced: ExitStack
+) -> None:
+    announce(announced, bundle, "alpha", 0, 7501)
+    found, _ = listen(LOOPBACK, seconds=LISTEN_S)
+    assert [(one.addresses, one.port) for one in found] == [((LOOPBACK,), 7501)]
+    announced.close()
+    out = tmp_path / "fleet.toml"
+    done = discover(bundle, "--out", out, "--json")
+    assert done.returncode == 3, done.stderr
+    assert json.loads(done.stdout) == {
+        "path": None,
+        "devices": [],
+        "left_out": [],
+        "absent": ["alpha", "beta", "gamma"],
+        "not_looked_at": 0,
+    }
+    assert not out.exists()
+
+
+def flood(count: int) -> list[bytes]:
+    """Answers that name `count` services and tell nothing more of any of them."""
+    import zeroconf
+    from zeroconf import const
+
+    packets = zeroconf.DNSOutgoing(const._FLAGS_QR_RESPONSE | const._FLAGS_AA)
+    for number in range(count):
+        # Names as long as they may be, with what a terminal would obey.
+        name = f"\x1b[2J{number:059d}.{SERVICE}"
+        record = zeroconf.DNSPointer(SERVICE, const._TYPE_PTR, const._CLASS_IN, 4500, name)
+        packets.add_answer_at_time(record, 0)
+    return packets.packets()
+
+
+def test_a_flood_of_names_is_bounded(bundle: Bundle) -> None:
+    sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(LOOPBACK))
+    packets = flood(MAX_FOUND + 50)
+    with sender, ThreadPoolExecutor() as pool:
+        discovering = pool.submit(discover, bundle, "--json")
+        while not wait([discovering], timeout=0.2).done:
+            for packet in packets:
+                sender.sendto(packet, ("224.0.0.251", 5353))
+    done = discovering.result()
+    assert done.returncode == 3, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said["left_out"]) == MAX_FOUND
+    assert said["not_looked_at"] == 50
+    for left in said["left_out"]:
+        assert left["reason"] == "malformed: Object missing required field `v`"
+        assert left["device"].startswith("?[2J0000")
