@@ -4,16 +4,24 @@ import asyncio
 import math
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Literal, Self
 
 from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
-from mdp.errors import InputError
-from mdp.exchange import Answer, checked_deadline_ms
+from mdp.errors import InferenceError, InputError
+from mdp.exchange import Answer, View, checked_deadline_ms
 from mdp.fusion import Fusion
 from mdp.hedging import DEFAULT_SHARE
+from mdp.looking import (
+    DEFAULT_EVERY_MS,
+    DEFAULT_WITHIN_MS,
+    Glance,
+    Moment,
+    checked_every_ms,
+    glance_at,
+)
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
 
@@ -89,23 +97,64 @@ class AsyncClient(Connection):
     ) -> Prediction:
         """The fleet's answer; see `Client.classify`. Decoding happens in a thread."""
         started_s = self._clock()
+        return await self._answered(picture, started_s, checked_deadline_ms(deadline_ms))
+
+    async def look(
+        self,
+        *,
+        deadline_ms: float = DEFAULT_DEADLINE_MS,
+        at: Moment = "latest",
+        within_ms: float = DEFAULT_WITHIN_MS,
+    ) -> Prediction:
+        """What the devices' own cameras see; see `Client.look`."""
+        started_s = self._clock()
         deadline_ms = checked_deadline_ms(deadline_ms)
+        glance = glance_at(at, within_ms=within_ms, now_s=started_s)
+        return await self._answered(glance, started_s, deadline_ms)
+
+    async def watch(
+        self,
+        *,
+        every_ms: float = DEFAULT_EVERY_MS,
+        deadline_ms: float = DEFAULT_DEADLINE_MS,
+        within_ms: float = DEFAULT_WITHIN_MS,
+        errors: Literal["raise", "yield"] = "raise",
+    ) -> AsyncIterator[Prediction | InferenceError]:
+        """One look every `every_ms`; see `Client.watch`."""
+        every_ms = checked_every_ms(every_ms)
+        while True:
+            started_s = self._clock()
+            answer: Answer
+            try:
+                answer = await self.look(deadline_ms=deadline_ms, within_ms=within_ms)
+            except InferenceError as error:
+                answer = error
+            yield answer if errors == "yield" else given(answer)
+            await asyncio.sleep(max(0.0, started_s + every_ms / 1e3 - self._clock()))
+
+    async def _answered(
+        self, asked: Picture | Glance, started_s: float, deadline_ms: float
+    ) -> Prediction:
         link = self._link
         link.users += 1
         try:
-            return given(await self._answer(link, picture, started_s, deadline_ms))
+            return given(await self._answer(link, asked, started_s, deadline_ms))
         finally:
             link.users -= 1
             self._something_happened.set()
 
     async def _answer(
-        self, link: Link, picture: Picture, started_s: float, deadline_ms: float
+        self, link: Link, asked: Picture | Glance, started_s: float, deadline_ms: float
     ) -> Answer:
-        cutting = asyncio.to_thread(link.views, picture)
-        try:
-            views = await asyncio.wait_for(cutting, self._left_s(started_s, deadline_ms))
-        except TimeoutError:
-            raise self._too_late(deadline_ms, "the picture was not decoded by then") from None
+        views: Mapping[int, View] | Glance
+        if isinstance(asked, Glance):
+            views = asked
+        else:
+            cutting = asyncio.to_thread(link.views, asked)
+            try:
+                views = await asyncio.wait_for(cutting, self._left_s(started_s, deadline_ms))
+            except TimeoutError:
+                raise self._too_late(deadline_ms, "the picture was not decoded by then") from None
         loop, exchange = asyncio.get_running_loop(), link.exchange
         answer: asyncio.Future[Answer] = loop.create_future()
 

@@ -1,6 +1,7 @@
 """`mdp`: classify pictures with a fleet, and look after the fleet."""
 
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from mdp.exchange import checked_deadline_ms
 from mdp.fleet import PLAIN_TEXT, exposed, new_fleet
 from mdp.fusion import Fusion
 from mdp.keys import PUBLIC, load_pair, load_public
+from mdp.looking import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
 from mdp.transport import public_key_of
@@ -112,7 +114,53 @@ def classify(
             if json:
                 console.print_json(prediction.to_json(shown(path)))
             else:
-                print(describe(path, prediction))
+                print(describe(shown(path), prediction))
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def look(
+    fleet: FleetFile,
+    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    ago_ms: Annotated[
+        float, typer.Option(min=0, max=1e9, help="Look at what was there so long ago; 0 is now.")
+    ] = 0.0,
+    within_ms: Annotated[
+        float, typer.Option(min=0, max=1e9, help="How far from that moment a frame may be.")
+    ] = DEFAULT_WITHIN_MS,
+    count: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Looks.")] = 1,
+    every_ms: Annotated[
+        float, typer.Option(min=0, max=1e9, help="With --count: from one look to the next.")
+    ] = DEFAULT_EVERY_MS,
+    fusion: FusionChoice = "stacked",
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
+) -> None:
+    """Say what the devices' own cameras see (`mdp-agent run --source`); no picture travels.
+
+    Example: mdp look --fleet fleet.toml --deadline-ms 80
+
+    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
+    """
+    checked_deadline_ms(deadline_ms)
+    exit_code = 0
+    with connected(fleet, key, insecure, fusion) as client:
+        for number in range(count):
+            started_s = time.monotonic()
+            at: Moment = started_s - ago_ms / 1e3 if ago_ms else "latest"
+            try:
+                prediction = client.look(deadline_ms=deadline_ms, at=at, within_ms=within_ms)
+            except InferenceError as error:
+                print(f"mdp: {console.one_line(error)}", file=sys.stderr)
+                exit_code = exit_code or error.exit_code
+            else:
+                if json:
+                    console.print_json({"path": None, **prediction.to_json()})
+                else:
+                    print(describe("look", prediction))
+            if number + 1 < count:
+                time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
     raise typer.Exit(exit_code)
 
 
@@ -140,14 +188,19 @@ def shown(path: Path) -> str:
     return str(path).encode(errors="replace").decode()
 
 
-def describe(path: Path, prediction: Prediction) -> str:
+def describe(name: str, prediction: Prediction) -> str:
     """One picture's answer for people."""
     expected = prediction.expected_accuracy
     worth = "accuracy never measured" if expected is None else f"{expected:.1%} accurate in tests"
     lines = [
-        f"{shown(path)}: {prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
+        f"{name}: {prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
         f"{' + '.join(prediction.used)}, {worth}, {prediction.latency_ms:.1f} ms"
     ]
+    if prediction.frame_spread_ms is not None:
+        seen = ", ".join(
+            f"{m.device} {m.frame} ({m.frame_age_ms:.0f} ms old)" for m in prediction.members
+        )
+        lines.append(f"  frames {seen}; {prediction.frame_spread_ms:.0f} ms apart")
     lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
     return "\n".join(lines)
 
@@ -175,7 +228,9 @@ def status(
 def status_table(statuses: Sequence[DeviceStatus]) -> Table:
     """Every device with its state and what is wrong with it."""
     table = Table()
-    for column in ("device", "address", "state", "bundle", "provider", "answered", "reason"):
+    columns = ["device", "address", "state", "bundle", "provider", "answered", "reason"]
+    with_source = any(status.source for status in statuses)
+    for column in [*columns, "source"] if with_source else columns:
         # Folded, not cut: an address that ends in dots helps nobody.
         table.add_column(column, overflow="fold")
     for status in statuses:
@@ -187,6 +242,7 @@ def status_table(statuses: Sequence[DeviceStatus]) -> Table:
             status.provider or "",
             str(status.counts.get("answered", "")),
             status.reason,
+            *([status.source] if with_source else []),
         )
     return table
 

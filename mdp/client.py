@@ -6,8 +6,9 @@ that stays; only pictures are decoded beside it, so that a slow decoder cannot h
 
 import os
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, Self
@@ -20,6 +21,14 @@ from mdp.errors import InferenceError, InputError
 from mdp.exchange import Answer, View, checked_deadline_ms
 from mdp.fusion import Fusion
 from mdp.hedging import DEFAULT_SHARE
+from mdp.looking import (
+    DEFAULT_EVERY_MS,
+    DEFAULT_WITHIN_MS,
+    Glance,
+    Moment,
+    checked_every_ms,
+    glance_at,
+)
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
 
@@ -28,8 +37,8 @@ QUICK_PIXELS = 1_000_000
 #: How often a thread looks whether another one's turn has also brought its own answer.
 _LOOK_S = 0.005
 
-#: A picture's views, and the link whose bundle asks for them.
-Cut = tuple[Link, dict[int, View]]
+#: What a call asks with, a picture's views or a look, and the link whose bundle wants those views.
+Cut = tuple[Link, Mapping[int, View] | Glance]
 
 
 class Client(Connection):
@@ -103,14 +112,58 @@ class Client(Connection):
         PictureError, or InferenceError if no device contributes in time.
         """
         started_s = self._clock()
+        return self._answered(picture, started_s, checked_deadline_ms(deadline_ms))
+
+    def look(
+        self,
+        *,
+        deadline_ms: float = DEFAULT_DEADLINE_MS,
+        at: Moment = "latest",
+        within_ms: float = DEFAULT_WITHIN_MS,
+    ) -> Prediction:
+        """The fleet's answer for what the devices' own cameras see; no picture travels.
+
+        `at` is the moment that is asked for, a reading of `time.monotonic()`; a device that has no
+        frame `within_ms` of it is missing. Raises InputError, or InferenceError as `classify` does.
+        """
+        started_s = self._clock()
         deadline_ms = checked_deadline_ms(deadline_ms)
-        answers: list[Answer] = []
-        cut = self._cut_in_time(picture, started_s, deadline_ms)
-        with self._in_turn(started_s, deadline_ms):
-            self._submit(picture, cut, started_s, deadline_ms, answers)
-            while not answers:
-                self._step()
-        return given(answers[0])
+        glance = glance_at(at, within_ms=within_ms, now_s=started_s)
+        return self._answered(glance, started_s, deadline_ms)
+
+    def watch(
+        self,
+        *,
+        every_ms: float = DEFAULT_EVERY_MS,
+        deadline_ms: float = DEFAULT_DEADLINE_MS,
+        within_ms: float = DEFAULT_WITHIN_MS,
+        errors: Literal["raise", "yield"] = "raise",
+    ) -> Iterator[Prediction | InferenceError]:
+        """What the devices' own cameras see, again and again: one look every `every_ms`.
+
+        One look is under way at a time; a slow one delays the next. With `errors="yield"` an
+        InferenceError takes the place of its look's answer.
+        """
+        deadline_ms, every_ms = checked_deadline_ms(deadline_ms), checked_every_ms(every_ms)
+        glance_at("latest", within_ms=within_ms, now_s=self._clock())
+        return self._watch(every_ms, deadline_ms, within_ms, errors)
+
+    def _watch(
+        self,
+        every_ms: float,
+        deadline_ms: float,
+        within_ms: float,
+        errors: Literal["raise", "yield"],
+    ) -> Iterator[Prediction | InferenceError]:
+        while True:
+            started_s = self._clock()
+            answer: Answer
+            try:
+                answer = self.look(deadline_ms=deadline_ms, within_ms=within_ms)
+            except InferenceError as error:
+                answer = error
+            yield answer if errors == "yield" else given(answer)
+            time.sleep(max(0.0, started_s + every_ms / 1e3 - self._clock()))
 
     def stream(
         self,
@@ -213,6 +266,17 @@ class Client(Connection):
     ) -> None:
         self.close()
 
+    def _answered(
+        self, asked: Picture | Glance, started_s: float, deadline_ms: float
+    ) -> Prediction:
+        answers: list[Answer] = []
+        cut = self._cut_in_time(asked, started_s, deadline_ms)
+        with self._in_turn(started_s, deadline_ms):
+            self._submit(asked, cut, started_s, deadline_ms, answers)
+            while not answers:
+                self._step()
+        return given(answers[0])
+
     @contextmanager
     def _in_turn(self, started_s: float, deadline_ms: float) -> Iterator[None]:
         if not self._turn.acquire(timeout=self._left_s(started_s, deadline_ms)):
@@ -222,9 +286,11 @@ class Client(Connection):
         finally:
             self._turn.release()
 
-    def _cut_in_time(self, picture: Picture, started_s: float, deadline_ms: float) -> Cut:
+    def _cut_in_time(self, picture: Picture | Glance, started_s: float, deadline_ms: float) -> Cut:
         """Every member's view; a decoder that is not done in time is left to itself."""
         link = self._link
+        if isinstance(picture, Glance):
+            return link, picture
         if isinstance(picture, np.ndarray) and picture.size <= 3 * QUICK_PIXELS:
             return link, link.views(picture)
         done: list[dict[int, View] | BaseException] = []
@@ -246,7 +312,7 @@ class Client(Connection):
 
     def _submit(
         self,
-        picture: Picture,
+        picture: Picture | Glance,
         cut: Cut,
         started_s: float,
         deadline_ms: float,

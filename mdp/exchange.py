@@ -8,7 +8,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from mdp.bundle import Bundle
@@ -18,6 +18,7 @@ from mdp.fleet import Fleet
 from mdp.fusion import Fusion
 from mdp.health import UNREACHABLE
 from mdp.hedging import DEFAULT_SHARE
+from mdp.looking import Glance, Sight, frames_of
 from mdp.monotony import CONSTANT, Monotony
 from mdp.plan import Assignment, Encoding
 from mdp.prediction import Judge, Prediction
@@ -29,7 +30,9 @@ from mdp.wire import (
     Buffer,
     Failure,
     Infer,
+    Look,
     Result,
+    Seen,
     Status,
     answered_by,
     contribution_of,
@@ -72,10 +75,13 @@ class View:
 @dataclass(slots=True)
 class _Call:
     session: Session
-    views: Mapping[int, View]
+    #: Every member's crop, or what its own camera is asked for.
+    asked: Mapping[int, View] | Glance
     started_s: float
     deadline_ms: float
     done: Callable[[Answer], None]
+    #: Device -> the frame that it looked at.
+    sights: dict[str, Sight] = field(default_factory=dict)
 
 
 def checked_deadline_ms(deadline_ms: float) -> float:
@@ -167,7 +173,7 @@ class Exchange:
 
     def submit(
         self,
-        views: Mapping[int, View],
+        asked: Mapping[int, View] | Glance,
         *,
         started_s: float,
         deadline_ms: float,
@@ -185,7 +191,7 @@ class Exchange:
             enough=self._judge.enough if self._early else None,
         )
         self._last_id += 1
-        self._calls[self._last_id] = _Call(session, views, started_s, deadline_ms, done)
+        self._calls[self._last_id] = _Call(session, asked, started_s, deadline_ms, done)
         actions = session.start(now_s=now_s, unavailable=choice.unavailable, probing=choice.probing)
         self._act(self._last_id, actions)
         for device in roster.due(now_s):
@@ -240,7 +246,7 @@ class Exchange:
             return
         message = envelope.message
         match message:
-            case Result():
+            case Result() | Seen():
                 self._result(device, message, envelope.buffers[0])
             case Failure(request_id=0):
                 self._broken(device, f"{message.code}: {message.text}")
@@ -252,7 +258,7 @@ class Exchange:
                 self.statuses[device] = message
                 trouble = self._trouble(device, message)
                 self._roster.told(message.request_id, device, trouble, self._clock())
-            case Infer() | Ask():
+            case Infer() | Ask() | Look():
                 self.counters["malformed"] += 1
 
     def _trouble(self, device: str, status: Status) -> str:
@@ -267,21 +273,21 @@ class Exchange:
             return f"wrong_submodel: {status.device} serves sub-model {status.k}"
         return ""
 
-    def _result(self, device: str, message: Result, buffer: Buffer) -> None:
+    def _result(self, device: str, message: Result | Seen, buffer: Buffer) -> None:
         request_id = message.request_id
+        now_s = self._clock()
+        call = self._calls.get(request_id)
         try:
             if message.num_classes != self._num_classes:
                 raise WireError(f"expected {self._num_classes} classes, got {message.num_classes}")
             contribution = contribution_of(buffer)
-            call = self._calls.get(request_id)
             if call is not None:
-                crop_bytes = call.views[self._k_of[device]].pixels
-                if self._monotony[device].is_constant(buffer, crop_bytes):
-                    raise WireError(CONSTANT)
+                self._check(call, device, message, buffer)
         except WireError as error:
             self._failure(device, request_id, "bad_output", f"bad_output: {error}")
             return
-        now_s = self._clock()
+        if call is not None and isinstance(message, Seen) and call.session.waits_for(device):
+            call.sights[device] = Sight(number=message.frame, age_ms=message.age_ms, heard_s=now_s)
         self._roster.answered(request_id, device, now_s)
         replied = Replied(
             device=device,
@@ -296,6 +302,17 @@ class Exchange:
         now_s = self._clock()
         self._roster.failed(request_id, device, code, reason, now_s)
         self._reply(device, request_id, Failed(device=device, reason=reason, now_s=now_s))
+
+    def _check(self, call: _Call, device: str, message: Result | Seen, buffer: Buffer) -> None:
+        """Raise WireError for an answer to another question, or logits that never change."""
+        wanted = Seen if isinstance(call.asked, Glance) else Result
+        if not isinstance(message, wanted):
+            raise WireError(f"expected a {wanted.__name__}, got a {type(message).__name__}")
+        # A camera may well see the same for hours.
+        if not isinstance(call.asked, Glance):
+            crop_bytes = call.asked[self._k_of[device]].pixels
+            if self._monotony[device].is_constant(buffer, crop_bytes):
+                raise WireError(CONSTANT)
 
     def _reply(self, device: str, request_id: int, event: Replied | Failed) -> None:
         call = self._calls.get(request_id)
@@ -337,7 +354,18 @@ class Exchange:
                 self._feed(request_id, failed)
 
     def _request(self, request_id: int, send: Send) -> list[Buffer]:
-        view = self._calls[request_id].views[send.k]
+        asked = self._calls[request_id].asked
+        if isinstance(asked, Glance):
+            look = Look(
+                request_id=request_id,
+                digest=self._digest,
+                k=send.k,
+                budget_ms=send.budget_ms,
+                ago_ms=asked.ago_ms(self._clock()),
+                within_ms=asked.within_ms,
+            )
+            return encode(look)
+        view = asked[send.k]
         infer = Infer(
             request_id=request_id,
             digest=self._digest,
@@ -352,6 +380,13 @@ class Exchange:
         call = self._calls.pop(request_id)
         if self._not_in_fleet:
             finish = replace(finish, missing={**finish.missing, **self._not_in_fleet})
-        latency_ms = (self._clock() - call.started_s) * 1e3
-        answer = self._judge.conclude(finish, latency_ms=latency_ms, deadline_ms=call.deadline_ms)
+        now_s, frames = self._clock(), None
+        if isinstance(call.asked, Glance):
+            frames = frames_of(call.sights, finish.arrived, now_s)
+        answer = self._judge.conclude(
+            finish,
+            latency_ms=(now_s - call.started_s) * 1e3,
+            deadline_ms=call.deadline_ms,
+            frames=frames,
+        )
         call.done(answer)

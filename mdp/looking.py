@@ -1,15 +1,16 @@
-"""Which frame of the devices' own cameras a call asks for, and when the given ones were taken. Pure.
+"""Which frame of the devices' own cameras a call asks for, and when those given were taken. Pure.
 
 A moment is a reading of the client's own clock. On the way to a device it is an age, as clocks of
 two machines are never compared.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from mdp.errors import InputError
-from mdp.session import Timing
+from mdp.session import Arrival, Timing
 
 #: How far a frame may be from the moment that was asked for, unless the caller says otherwise.
 DEFAULT_WITHIN_MS = 2000.0
@@ -50,6 +51,19 @@ class Sight:
         """
         since_ms = self.age_ms + timing.queue_ms + timing.compute_ms + timing.network_ms / 2
         return self.heard_s - since_ms / 1e3
+
+
+def frames_of(
+    sights: Mapping[str, Sight], arrived: Mapping[int, Arrival], now_s: float
+) -> dict[str, tuple[int, float]]:
+    """Device -> number and age in ms, as of now, of every frame that is in an answer."""
+    return {
+        part.device: (
+            sights[part.device].number,
+            (now_s - sights[part.device].taken_s(part.timing)) * 1e3,
+        )
+        for part in arrived.values()
+    }
 
 
 def glance_at(at: Moment, *, within_ms: float, now_s: float) -> Glance:

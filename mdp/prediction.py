@@ -33,6 +33,10 @@ class MemberTiming:
     queue_ms: float
     compute_ms: float
     network_ms: float
+    #: Of a look: which frame of its own this device saw, by its own count, and how old that was as
+    #: the answer was given. Known to half of `network_ms`.
+    frame: int | None = None
+    frame_age_ms: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,8 @@ class Prediction:
     members: tuple[MemberTiming, ...]
     #: Identity of the bundle that all of it was made with.
     bundle: str = ""
+    #: Of a look: how far apart the oldest and the newest frame in the answer were taken.
+    frame_spread_ms: float | None = None
     #: Whether it was given before everybody had answered, as nobody could have changed its label.
     early: bool = False
 
@@ -96,9 +102,17 @@ class Judge:
         return self._early is not None and self._early.enough(arrived, awaited)
 
     def conclude(
-        self, finish: Finish, *, latency_ms: float, deadline_ms: float
+        self,
+        finish: Finish,
+        *,
+        latency_ms: float,
+        deadline_ms: float,
+        frames: Mapping[str, tuple[int, float]] | None = None,
     ) -> Prediction | InferenceError:
-        """The answer from `finish`, or the error that says why there is none."""
+        """The answer from `finish`, or the error that says why there is none.
+
+        `frames` are the number and the age in ms, by device, of what was looked at.
+        """
         if not finish.arrived:
             return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
         rule = self._rule(tuple(finish.arrived))
@@ -116,9 +130,10 @@ class Judge:
             expected_accuracy=worth.expected_accuracy,
             latency_ms=latency_ms,
             deadline_ms=deadline_ms,
-            members=tuple(_timing(k, arrival) for k, arrival in finish.arrived.items()),
+            members=tuple(_timing(k, arrival, frames) for k, arrival in finish.arrived.items()),
             bundle=self._bundle.digest,
             early=bool(finish.stands_for),
+            frame_spread_ms=_spread_ms(finish, frames),
         )
 
     def _rule(self, members: tuple[int, ...]) -> "_Rule":
@@ -151,14 +166,26 @@ def likeliest(logits: Logits) -> tuple[list[int], list[float]]:
     return best.tolist(), (np.exp(logits[best] - largest) / whole).tolist()
 
 
-def _timing(k: int, arrival: Arrival) -> MemberTiming:
+def _spread_ms(finish: Finish, frames: Mapping[str, tuple[int, float]] | None) -> float | None:
+    if frames is None:
+        return None
+    ages_ms = [frames[arrival.device][1] for arrival in finish.arrived.values()]
+    return max(ages_ms) - min(ages_ms)
+
+
+def _timing(
+    k: int, arrival: Arrival, frames: Mapping[str, tuple[int, float]] | None
+) -> MemberTiming:
     timing = arrival.timing
+    frame, age_ms = (None, None) if frames is None else frames[arrival.device]
     return MemberTiming(
         device=arrival.device,
         k=k,
         queue_ms=timing.queue_ms,
         compute_ms=timing.compute_ms,
         network_ms=timing.network_ms,
+        frame=frame,
+        frame_age_ms=age_ms,
     )
 
 

@@ -25,6 +25,8 @@ _FADE = 0.98
 #: that it has no time. All others are failures of what it does.
 UNREADY = frozenset({"not_ready", "draining", "wrong_bundle", "wrong_submodel"})
 NO_TIME_THERE = frozenset({"overloaded", "too_late"})
+#: Its camera has nothing to show, which says nothing of how it answers pictures.
+NO_FRAME = "no_frame"
 
 Chance = Callable[[], float]
 
@@ -187,6 +189,8 @@ class Roster:
             if pending is not None and asked_s is not None:
                 # As if it had used all the time it had: others are likely to be sooner.
                 self._took(device, now_s, pending.until_s - asked_s)
+            self._heard(device, now_s)
+        elif code == NO_FRAME:
             self._heard(device, now_s)
         elif code in UNREADY:
             self._of(device).unready(now_s, reason)

@@ -22,6 +22,8 @@ class DeviceStatus:
     #: What is wrong, in words; empty if nothing is.
     reason: str = ""
     counts: dict[str, int] = field(default_factory=dict)
+    #: Where its own pictures come from and how that does, in words; empty if it has no source.
+    source: str = ""
 
     @property
     def usable(self) -> bool:
@@ -65,6 +67,7 @@ def device_status(
         provider=status.provider,
         reason=_reason(entry, status, bundle),
         counts=status.counts,
+        source=status.source,
     )
 
 

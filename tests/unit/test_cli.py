@@ -56,11 +56,11 @@ def test_a_name_that_is_no_utf_8_can_be_printed() -> None:
     path = Path(os.fsdecode(b"caf\xe9.png"))
     assert shown(path) == "caf?.png"
     assert shown(Path("café.png")) == "café.png"
-    assert describe(path, PREDICTION).startswith("caf?.png: red")
+    assert describe(shown(path), PREDICTION).startswith("caf?.png: red")
 
 
 def test_an_answer_in_words() -> None:
-    assert describe(Path("cat.jpg"), PREDICTION).splitlines() == [
+    assert describe("cat.jpg", PREDICTION).splitlines() == [
         "cat.jpg: red (93%), stacked from alpha + gamma, 91.2% accurate in tests, 12.3 ms",
         "  without beta: late",
     ]
@@ -70,7 +70,7 @@ def test_an_answer_of_a_bundle_that_was_never_evaluated() -> None:
     import dataclasses
 
     never = dataclasses.replace(PREDICTION, expected_accuracy=None, missing={})
-    assert describe(Path("cat.jpg"), never) == (
+    assert describe("cat.jpg", never) == (
         "cat.jpg: red (93%), stacked from alpha + gamma, accuracy never measured, 12.3 ms"
     )
 
@@ -106,8 +106,8 @@ def test_every_command_has_an_example_and_its_exit_codes(command_line: typer.Typ
         if name not in ("fleet", "keys")  # type: ignore[attr-defined,arg-type]
     ]
     if command_line is app:
-        commands += [["fleet", "new"], ["keys", "new"]]
-        assert len(commands) == 7
+        commands += [["fleet", "new"], ["fleet", "discover"], ["keys", "new"]]
+        assert len(commands) == 9
     for command in commands:
         result = runner.invoke(command_line, [*command, "--help"])
         assert result.exit_code == 0

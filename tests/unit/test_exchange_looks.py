@@ -1,0 +1,149 @@
+"""Looks, without sockets: what the devices are asked, and what their frames make of an answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mdp.fusion import Contribution
+from mdp.looking import Glance, glance_at
+from mdp.wire import Failure, Look, Seen, decode, logits_buffer
+from tests.support.bundles import LABELS, write_bundle
+from tests.support.exchanges import Desk
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    folder = write_bundle(tmp_path / "bundle")
+    return Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2), ("gamma/attic", 2)])
+
+
+def look(desk: Desk, glance: Glance | None = None, deadline_ms: float = 100.0) -> None:
+    desk.exchange.submit(
+        glance or Glance(),
+        started_s=desk.clock(),
+        deadline_ms=deadline_ms,
+        done=desk.answers.append,
+    )
+
+
+def looks(desk: Desk) -> dict[str, Look]:
+    """What each device has been asked since the last call of this."""
+    sent, desk.transport.sent = desk.transport.sent, []
+    decoded = {device: decode(frames).message for device, frames in sent}
+    return {device: message for device, message in decoded.items() if isinstance(message, Look)}
+
+
+def see(desk: Desk, device: str, frame: int = 1, age_ms: float = 10.0) -> None:
+    logits = np.eye(len(LABELS), dtype=np.float32)[2] * 4
+    seen = Seen(
+        request_id=1,
+        num_classes=len(LABELS),
+        queue_ms=1.0,
+        compute_ms=5.0,
+        frame=frame,
+        age_ms=age_ms,
+    )
+    desk.receive(device, seen, logits_buffer(Contribution(logits, logits)))
+
+
+def gamma(asked: dict[str, Look]) -> str:
+    """Which of the replicas was asked."""
+    return "gamma" if "gamma" in asked else "gamma/attic"
+
+
+def test_every_member_is_asked_to_look_and_no_picture_is_sent(desk: Desk) -> None:
+    look(desk, Glance(within_ms=250.0))
+    assert [len(frames) for _, frames in desk.transport.sent] == [1, 1, 1]
+    asked = looks(desk)
+    assert [ask.k for ask in asked.values()] == [0, 1, 2]
+    for ask in asked.values():
+        assert ask.digest == desk.bundle.digest
+        assert (ask.ago_ms, ask.within_ms, ask.budget_ms) == (0.0, 250.0, pytest.approx(98.0))
+
+
+def test_the_answer_tells_every_frame_and_how_far_apart_they_are(desk: Desk) -> None:
+    look(desk)
+    third = gamma(looks(desk))
+    desk.clock.now_s += 0.010
+    # Of 10 ms, 6 were the agent's: sent 10 ms ago, arrived 8 ms ago.
+    see(desk, "alpha", frame=812, age_ms=40.0)
+    desk.clock.now_s += 0.010
+    see(desk, "beta", frame=7, age_ms=25.0)
+    see(desk, third, frame=9, age_ms=0.0)
+    answer = desk.prediction()
+    assert [(m.device, m.frame) for m in answer.members] == [
+        ("alpha", 812),
+        ("beta", 7),
+        (third, 9),
+    ]
+    # 20 ms after it began: alpha's was taken 40 ms before 2 ms, the others' before 7 ms.
+    assert [m.frame_age_ms for m in answer.members] == pytest.approx([58.0, 38.0, 13.0])
+    assert answer.frame_spread_ms == pytest.approx(45.0)
+    shown = answer.to_json()
+    assert shown["frame_spread_ms"] == answer.frame_spread_ms
+
+
+def test_an_answer_to_a_picture_has_no_frames(desk: Desk) -> None:
+    desk.submit()
+    for device, _ in desk.asked():
+        desk.reply(device)
+    answer = desk.prediction()
+    assert answer.frame_spread_ms is None
+    assert {(m.frame, m.frame_age_ms) for m in answer.members} == {(None, None)}
+
+
+def test_a_replica_that_is_asked_later_is_asked_for_the_same_moment(desk: Desk) -> None:
+    moment_s = desk.clock() - 0.3
+    look(desk, glance_at(moment_s, within_ms=100.0, now_s=desk.clock()))
+    first = looks(desk)
+    assert [ask.ago_ms for ask in first.values()] == pytest.approx([300.0] * 3)
+    desk.clock.now_s += 0.02
+    desk.fail(gamma(first), text="no frame of that moment")
+    (second,) = looks(desk).values()
+    assert second.k == 2
+    assert second.ago_ms == pytest.approx(320.0)
+
+
+def test_a_device_without_a_frame_is_missing_with_its_own_words(desk: Desk) -> None:
+    look(desk)
+    third = gamma(looks(desk))
+    no_source = Failure(request_id=1, code="no_frame", text="this agent has no source (--source)")
+    desk.receive("beta", no_source)
+    see(desk, "alpha")
+    see(desk, third)
+    answer = desk.prediction()
+    assert answer.used == ("alpha", third)
+    assert answer.missing == {"beta": "no_frame: this agent has no source (--source)"}
+    assert answer.frame_spread_ms == pytest.approx(0.0)
+
+
+def test_no_number_of_looks_without_a_frame_makes_a_device_worse_for_pictures(desk: Desk) -> None:
+    for number in range(1, 11):
+        look(desk)
+        looks(desk)
+        for device in ("alpha", "beta", "gamma", "gamma/attic"):
+            gone = Failure(request_id=number, code="no_frame", text="camera:0: cannot be opened")
+            desk.receive(device, gone)
+        desk.answers.clear()
+        looks(desk)
+    desk.submit()
+    assert [infer.k for _, infer in desk.asked()] == [0, 1, 2]
+
+
+def test_a_result_is_no_answer_to_a_look_nor_the_other_way_round(desk: Desk) -> None:
+    look(desk)
+    third = gamma(looks(desk))
+    desk.reply("alpha")
+    see(desk, "beta")
+    see(desk, third)
+    assert desk.prediction().missing == {"alpha": "bad_output: expected a Seen, got a Result"}
+    desk.submit()
+    logits = logits_buffer(Contribution(*np.zeros((2, len(LABELS)), dtype=np.float32)))
+    seen = Seen(request_id=2, num_classes=3, queue_ms=0, compute_ms=1, frame=1, age_ms=0)
+    desk.receive("alpha", seen, logits)
+    for device, _ in desk.asked():
+        if device != "alpha":
+            desk.reply(device, 2)
+    assert desk.prediction().missing == {"alpha": "bad_output: expected a Result, got a Seen"}
