@@ -20,7 +20,8 @@ from itertools import islice, takewhile, zip_longest
 from typing import Literal
 
 from devices.durations import Durations
-from mdp.wire import Buffer, Infer
+from devices.source import Sighting
+from mdp.wire import Buffer, Infer, Look
 
 #: Requests that may wait; beyond, the agent says `overloaded` at once.
 CAPACITY = 16
@@ -36,10 +37,13 @@ class Job:
     peer: bytes
     #: Who has to share fairly with others.
     client: str
-    infer: Infer
+    infer: Infer | Look
+    #: Of an Infer; nothing for a Look.
     pixels: Buffer
     arrived_s: float
     deadline_s: float
+    #: Of a Look.
+    sighting: Sighting | None = None
 
 
 #: Requests that will not be answered, each with the reason.

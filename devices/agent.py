@@ -19,7 +19,8 @@ from devices.ledger import REPORT_EVERY_S, Ledger
 from devices.renewal import Found, Refused, Renewal
 from devices.replies import Replies
 from devices.runtime import Runtime
-from devices.service import GRACE_S, Candidate, Service, Shelf, warmed, wrong_bundle
+from devices.service import GRACE_S, Candidate, Service, Shelf, sighting_for, warmed, wrong_bundle
+from devices.source import Eyes, NoFrameError
 from mdp.bundle import Bundle
 from mdp.errors import WireError
 from mdp.plan import Assignment
@@ -29,6 +30,7 @@ from mdp.wire import (
     Buffer,
     FailureCode,
     Infer,
+    Look,
     State,
     Status,
     answered_by,
@@ -63,6 +65,7 @@ class Agent:
         *,
         batch: int | None = None,
         renewal: Renewal | None = None,
+        eyes: Eyes | None = None,
         grace_s: float = GRACE_S,
         report: Report = lambda line: None,
         clock: Callable[[], float] = time.monotonic,
@@ -70,12 +73,14 @@ class Agent:
         """`load` makes the runtime beside the answering socket; what it raises ends `serve`.
 
         Up to `batch` pictures, by default as planned, are computed at once. `renewal` prepares
-        other bundles; the one before is served for `grace_s` after its last request.
+        other bundles; the one before is served for `grace_s` after its last request. `eyes` see
+        what a Look asks for.
         """
         batch = assignment.batch if batch is None else batch
         self._first = Candidate(bundle=bundle, assignment=assignment, load=load, batch=batch)
         self._router = router
         self._renewal = renewal
+        self._eyes = eyes
         self._report = report
         self._clock = clock
         self._ledger = Ledger()
@@ -98,11 +103,19 @@ class Agent:
         self._retry_s = float("inf")
         self._over = False
         self._ended = threading.Event()
+        if eyes is not None:
+            eyes.follow(lambda: [candidate.assignment for candidate in self.served])
 
     @property
     def state(self) -> State:
         """Where in its life the agent is."""
         return self._state
+
+    @property
+    def served(self) -> list[Candidate]:
+        """What is served, the newest first, or going to be."""
+        with self._lock:
+            return [service.candidate for service in self._shelf.services] or [self._first]
 
     def stop(self) -> None:
         """Finish what was accepted, refuse the rest, and let `serve` return. Any thread."""
@@ -285,13 +298,20 @@ class Agent:
                 self._replies.send(peer.route, self._status(request_id))
             case Infer() as infer:
                 self._admit(peer, infer, envelope.buffers[0])
+            case Look() as look:
+                self._admit(peer, look, b"")
             case message:
                 text = f"{type(message).__name__} is for clients"
                 self._replies.fail(peer.route, 0, "bad_message", text)
 
-    def _admit(self, peer: Peer, infer: Infer, pixels: Buffer) -> None:
+    def _admit(self, peer: Peer, infer: Infer | Look, pixels: Buffer) -> None:
         now_s = self._clock()
-        refusal = self._refusal(infer, now_s)
+        refusal, sighting = self._refusal(infer, now_s), None
+        if refusal is None and isinstance(infer, Look):
+            try:
+                sighting = sighting_for(self._eyes, infer, self._shelf)
+            except NoFrameError as error:
+                refusal = "no_frame", str(error)
         if refusal is not None:
             self._replies.fail(peer.route, infer.request_id, *refusal)
             return
@@ -302,6 +322,7 @@ class Agent:
             pixels=pixels,
             arrived_s=now_s,
             deadline_s=now_s + infer.budget_ms / 1e3,
+            sighting=sighting,
         )
         with self._lock:
             sent_back = self._admission.offer(job, now_s=now_s)
@@ -315,7 +336,7 @@ class Agent:
                 text = f"{max(0.0, job.deadline_s - now_s) * 1e3:.1f} ms left do not suffice"
             self._replies.fail_job(job, code, text)
 
-    def _refusal(self, infer: Infer, now_s: float) -> tuple[FailureCode, str] | None:
+    def _refusal(self, infer: Infer | Look, now_s: float) -> tuple[FailureCode, str] | None:
         """Why this request is not even queued, whatever its budget."""
         if self._state == "FAILED":
             return "failed", self._computing.reason
@@ -346,6 +367,7 @@ class Agent:
                 ),
                 queued=len(self._admission),
                 counts=self._ledger.counts | answered,
+                source="" if self._eyes is None else self._eyes.describe(),
             )
 
     # Away from the socket.

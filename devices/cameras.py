@@ -10,12 +10,21 @@ from typing import Any
 
 from PIL import Image
 
-from devices.source import Camera, Source, SourceError
+from devices.source import Camera, Eyes, Source, SourceError, parse_source
 from mdp.crop import MAX_PIXELS, Pixels, load_picture
 from mdp.errors import AgentError, PictureError
 
+#: Frames that are taken a second, unless the operator says otherwise.
+DEFAULT_FPS = 10.0
 #: How long a stream may take to open, and to give its next picture.
 STREAM_TIMEOUT_MS = 5000
+
+
+def open_eyes(text: str, fps: float) -> Eyes:
+    """Eyes on what `--source` names, not yet open; raises InputError or AgentError."""
+    source = parse_source(text)
+    check_source(source)
+    return Eyes(source, lambda: open_camera(source), fps=fps)
 
 
 def check_source(source: Source) -> None:

@@ -3,12 +3,15 @@
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from devices.agent import Agent
+from devices.announcing import announced
+from devices.cameras import DEFAULT_FPS, open_eyes
 from devices.cores import stay_on
 from devices.door import agent_keys, allow_anew, make_room, warn_of_plain_text
 from devices.events import Events
@@ -17,7 +20,7 @@ from devices.renewal import Renewal
 from devices.service import GRACE_S
 from devices.serving import Serving
 from mdp import console
-from mdp.transport import Router
+from mdp.transport import Router, public_key_of
 from mdp.wire import request_frame_bytes
 
 app = console.new_app("Run one device's part of a bundle, or measure the device.")
@@ -63,6 +66,22 @@ def run_agent(
     allow_fallback: Annotated[
         bool, typer.Option(help="Accept another provider, runtime or precision than planned.")
     ] = False,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MDP_SOURCE",
+            help="Own eyes: folder:PATH, video:FILE, camera:NUMBER or rtsp://HOST/PATH.",
+        ),
+    ] = None,
+    source_fps: Annotated[
+        float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
+    ] = DEFAULT_FPS,
+    announce: Annotated[
+        bool,
+        typer.Option(
+            "--announce", help="Tell the local network that it is here (`mdp fleet discover`)."
+        ),
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object per event on stdout.")
     ] = False,
@@ -86,6 +105,7 @@ def run_agent(
         device=device, threads=threads, cores=cores, batch=batch, allow_fallback=allow_fallback
     )
     first = options.candidate(bundle)
+    eyes = None if source is None else open_eyes(source, source_fps)
     make_room()
     max_frame_bytes = request_frame_bytes(first.assignment.submodel.image_size)
     with Router(bind, keys=keys, max_frame_bytes=max_frame_bytes) as router:
@@ -102,6 +122,7 @@ def run_agent(
             renewal=Renewal(
                 lambda: options.candidate(bundle, max_frame_bytes), clock=time.monotonic
             ),
+            eyes=eyes,
             grace_s=grace_s,
             report=report,
         )
@@ -114,7 +135,15 @@ def run_agent(
             agent.renew()
 
         signal.signal(signal.SIGHUP, look_again)
-        agent.serve()
+        with ExitStack() as stack:
+            if eyes is not None:
+                stack.enter_context(eyes)
+            if announce:
+                public = None if keys is None else public_key_of(keys.secret)
+                stack.enter_context(
+                    announced(router.address, public, lambda: agent.served[0], report)
+                )
+            agent.serve()
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from devices.service import Service, Shelf, wrong_bundle
 from mdp.crop import Pixels, decode_jpeg
 from mdp.errors import AgentError, PictureError
 from mdp.fusion import Contribution
-from mdp.wire import Result, as_line, logits_buffer, pixels_of
+from mdp.wire import Look, Result, Seen, as_line, logits_buffer, pixels_of
 
 #: Inferences that may fail in a row before a bundle is given up.
 TOLERATED_FAILURES = 3
@@ -75,8 +75,8 @@ class Computing:
             self._failed(service, ready, error)
             return None
         for (job, _), row in zip(ready, rows, strict=True):
-            result = Result(
-                request_id=job.infer.request_id,
+            result = _result(
+                job,
                 num_classes=len(service.candidate.bundle.manifest.labels),
                 queue_ms=(started_s - job.arrived_s) * 1e3,
                 compute_ms=took_s * 1e3,
@@ -106,8 +106,31 @@ class Computing:
             self._give_up(service)
 
 
+def _result(job: Job, *, num_classes: int, queue_ms: float, compute_ms: float) -> Result | Seen:
+    """What goes before the logits that answer `job`."""
+    request_id, sighting = job.infer.request_id, job.sighting
+    if sighting is None:
+        return Result(
+            request_id=request_id,
+            num_classes=num_classes,
+            queue_ms=queue_ms,
+            compute_ms=compute_ms,
+        )
+    return Seen(
+        request_id=request_id,
+        num_classes=num_classes,
+        queue_ms=queue_ms,
+        compute_ms=compute_ms,
+        frame=sighting.number,
+        age_ms=sighting.age_ms,
+    )
+
+
 def pixels_for(job: Job) -> Pixels:
     """The crop of a request `[image_size, image_size, 3]`; raises PictureError."""
+    if isinstance(job.infer, Look):
+        assert job.sighting is not None  # chosen as the Look arrived
+        return job.sighting.crop
     if job.infer.encoding == "jpeg":
         return decode_jpeg(bytes(job.pixels), job.infer.image_size)
     return pixels_of(job.infer, job.pixels)

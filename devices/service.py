@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from devices.runtime import Runtime
+from devices.source import Eyes, NoFrameError, Sighting, view_of
 from mdp.bundle import Bundle
 from mdp.errors import AgentError
 from mdp.plan import Assignment
-from mdp.wire import FailureCode, Infer
+from mdp.wire import FailureCode, Infer, Look
 
 #: How long a bundle is served on after the last request for it, once another has taken its place.
 GRACE_S = 30.0
@@ -55,7 +56,7 @@ class Service:
         times = ", ".join(f"{seconds * 1e3:.1f}" for seconds in self.measured_s.values())
         return f"{sizes} pictures at once take {times} ms"
 
-    def refusal(self, infer: Infer) -> tuple[FailureCode, str] | None:
+    def refusal(self, infer: Infer | Look) -> tuple[FailureCode, str] | None:
         """Why a request for this bundle is not for this device."""
         assignment = self.candidate.assignment
         if infer.k != assignment.k:
@@ -63,7 +64,7 @@ class Service:
                 f"{assignment.device} serves sub-model {assignment.k}, asked for {infer.k}"
             )
         size = assignment.submodel.image_size
-        if infer.image_size != size:
+        if isinstance(infer, Infer) and infer.image_size != size:
             return "bad_message", f"expected a crop of {size} pixels, got {infer.image_size}"
         return None
 
@@ -127,13 +128,24 @@ class Shelf:
         return float("inf") if self.former is None else self.former.asked_s + self._grace_s
 
 
-def wrong_bundle(shelf: Shelf, infer: Infer) -> tuple[FailureCode, str]:
+def wrong_bundle(shelf: Shelf, infer: Infer | Look) -> tuple[FailureCode, str]:
     """Why a request for a bundle that nobody on the shelf is cannot be answered."""
     served = " and ".join(str(service.candidate) for service in shelf.services)
     return "wrong_bundle", (
         f"serves {served}: give client and agent the same bundle, and reload whichever had "
         f"another; asked for {infer.digest[:12]}"
     )
+
+
+def sighting_for(eyes: Eyes | None, look: Look, shelf: Shelf) -> Sighting:
+    """The frame that `look` asks for, cut for its bundle; raises NoFrameError."""
+    if eyes is None:
+        raise NoFrameError("this agent has no source (--source)")
+    service = shelf.named(look.digest)
+    if service is None:
+        raise NoFrameError("this bundle has just been given up")
+    view = view_of(service.candidate.assignment)
+    return eyes.see(view, ago_ms=look.ago_ms, within_ms=look.within_ms)
 
 
 def warmed(candidate: Candidate, runtime: Runtime, clock: Callable[[], float]) -> Service:

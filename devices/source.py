@@ -117,6 +117,16 @@ class Camera(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What a request is answered from."""
+
+    number: int
+    #: As the request arrived.
+    age_ms: float
+    crop: Pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
     """One picture as this device saw it: its crops only."""
 
@@ -151,7 +161,7 @@ def nearest(frames: Sequence[Frame], view: ViewKey, wanted_s: float) -> Frame | 
 
 
 class Eyes:
-    """Keeps the last frames of one source, cut for the assignments it is aimed at."""
+    """Keeps the last frames of one source, cut for the assignments that are served."""
 
     def __init__(
         self,
@@ -169,9 +179,10 @@ class Eyes:
         self._camera: Camera | None = None
         self._due_s = float("-inf")
         self._rest_s = FIRST_REST_S
+        self._served: Callable[[], Sequence[Assignment]] = tuple
+        self._views: tuple[ViewKey, ...] = ()
         #: Guards everything below, which other threads read.
         self._lock = threading.Lock()
-        self._views: tuple[ViewKey, ...] = ()
         self._ring: deque[Frame] = deque(maxlen=RING_FRAMES)
         self._taken = 0
         self._unreadable = 0
@@ -180,15 +191,12 @@ class Eyes:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._keep_looking, name="eyes", daemon=True)
 
-    def aim(self, *assignments: Assignment) -> None:
-        """From the next frame on, cut the crops of these assignments. Any thread."""
-        views = tuple(dict.fromkeys(view_of(assignment) for assignment in assignments))
-        with self._lock:
-            self._views = views
-            self._ring = deque(self._ring, maxlen=capacity_for(views))
+    def follow(self, served: Callable[[], Sequence[Assignment]]) -> None:
+        """Cut every frame for what is `served` by then."""
+        self._served = served
 
-    def see(self, view: ViewKey, *, ago_ms: float, within_ms: float) -> tuple[Frame, float]:
-        """The frame nearest to `ago_ms` before now, and its age in ms. Any thread; never waits.
+    def see(self, view: ViewKey, *, ago_ms: float, within_ms: float) -> Sighting:
+        """The frame nearest to `ago_ms` before now. Any thread; never waits.
 
         Raises NoFrameError if it is further than `within_ms` from that moment, or there is none.
         """
@@ -207,7 +215,8 @@ class Eyes:
                 f"{self.source}: the {which} {off_ms:.0f} ms{old}, "
                 f"at most {within_ms:.0f} ms were asked for{why}"
             )
-        return frame, max(0.0, (now_s - frame.taken_s) * 1e3)
+        age_ms = max(0.0, (now_s - frame.taken_s) * 1e3)
+        return Sighting(number=frame.number, age_ms=age_ms, crop=frame.crops[view])
 
     def describe(self) -> str:
         """The source and how it does, in one line for people. Any thread."""
@@ -248,8 +257,7 @@ class Eyes:
         # The pace is kept; what was missed is not made up for in a hurry.
         behind = taken_s > self._due_s + self._period_s
         self._due_s = (taken_s if behind else self._due_s) + self._period_s
-        with self._lock:
-            views = self._views
+        views = self._aim()
         side = max((side_for(*view) for view in views), default=1)
         picture = load_picture(camera.picture(smallest_side=side))
         crops = {view: crop(picture, *view) for view in views}
@@ -257,6 +265,15 @@ class Eyes:
             self._taken += 1
             self._problem = ""
             self._ring.append(Frame(number=self._taken, taken_s=taken_s, crops=crops))
+
+    def _aim(self) -> tuple[ViewKey, ...]:
+        """What is to be cut now; frames that fit no more are let go."""
+        views = tuple(dict.fromkeys(view_of(assignment) for assignment in self._served()))
+        if views != self._views:
+            self._views = views
+            with self._lock:
+                self._ring = deque(self._ring, maxlen=capacity_for(views))
+        return views
 
     def _give_up(self, error: Exception) -> float:
         """Close the source, and say how long it is left alone."""

@@ -4,6 +4,7 @@ zeroconf is an optional extra: `pip install 'mdp-edge[discover]'`. RFC 6762 and 
 """
 
 import asyncio
+import contextlib
 import ipaddress
 import secrets
 from collections.abc import Mapping
@@ -67,31 +68,53 @@ class Announcer:
 
     def __init__(self, bound: str, texts: Mapping[str, str]) -> None:
         """`bound` is where the agent listens; raises InputError or AgentError."""
-        zeroconf = zeroconf_module(AgentError, "--announce")
-        addresses = addresses_behind(bound)
+        self._module = zeroconf_module(AgentError, "--announce")
+        self._addresses = addresses_behind(bound)
+        self._port = int(bound.rpartition(":")[2])
         # Two agents may have the same device's name, as replicas do.
-        instance = f"{texts['device'][:40]}-{secrets.token_hex(4)}"
-        self._info = zeroconf.ServiceInfo(
-            SERVICE,
-            f"{instance}.{SERVICE}",
-            port=int(bound.rpartition(":")[2]),
-            properties=dict(texts),
-            server=f"{instance.replace('.', '-')}.local.",
-            parsed_addresses=addresses,
-        )
+        self._name = f"{texts['device'][:40]}-{secrets.token_hex(4)}"
+        self._texts = dict(texts)
         try:
-            self._zeroconf = zeroconf.Zeroconf(interfaces=addresses)
+            self._zeroconf = self._module.Zeroconf(interfaces=self._addresses)
+        except OSError as error:
+            raise _not_working(error) from error
+
+    def begin(self) -> None:
+        """Announce it; takes some tenths of a second. Raises AgentError."""
+        try:
             # Its name is random: nobody has to be asked whether it is taken.
-            self._zeroconf.register_service(self._info, cooperating_responders=True)
-        except (OSError, zeroconf.Error) as error:
-            raise AgentError(f"--announce: multicast DNS does not work: {error}") from error
+            self._zeroconf.register_service(self._info(), cooperating_responders=True)
+        except (OSError, self._module.Error) as error:
+            raise _not_working(error) from error
+
+    def say(self, texts: Mapping[str, str]) -> None:
+        """Announce other texts, if they are others. Raises AgentError."""
+        if texts == self._texts:
+            return
+        self._texts = dict(texts)
+        try:
+            self._zeroconf.update_service(self._info())
+        except (OSError, self._module.Error) as error:
+            raise _not_working(error) from error
+
+    def _info(self) -> Any:
+        return self._module.ServiceInfo(
+            SERVICE,
+            f"{self._name}.{SERVICE}",
+            port=self._port,
+            properties=self._texts,
+            server=f"{self._name.replace('.', '-')}.local.",
+            parsed_addresses=self._addresses,
+        )
 
     def close(self) -> None:
         """Say goodbye, so that nobody looks for the agent any more."""
-        self._zeroconf.unregister_service(self._info)
+        with contextlib.suppress(OSError, self._module.Error):
+            self._zeroconf.unregister_all_services()
         self._zeroconf.close()
 
     def __enter__(self) -> Self:
+        self.begin()
         return self
 
     def __exit__(
@@ -101,6 +124,10 @@ class Announcer:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _not_working(error: Exception) -> AgentError:
+    return AgentError(f"--announce: multicast DNS does not work: {error}")
 
 
 def listen(interface: str | None, *, seconds: float) -> tuple[list[Found], int]:

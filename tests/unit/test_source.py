@@ -80,7 +80,7 @@ def camera() -> ToyCamera:
 
 def eyes_on(camera: ToyCamera, source: Source = FOLDER, fps: float = 10.0) -> Eyes:
     eyes = Eyes(source, camera.open, fps=fps, clock=camera.clock)
-    eyes.aim(ALPHA)
+    eyes.follow(lambda: [ALPHA])
     return eyes
 
 
@@ -180,22 +180,22 @@ def test_memory_is_bounded_by_frames_and_by_bytes() -> None:
 def test_no_more_frames_are_kept_than_fit(camera: ToyCamera) -> None:
     eyes = Eyes(FOLDER, camera.open, fps=10.0, clock=camera.clock)
     large = msgspec.structs.replace(ALPHA.submodel, image_size=1024)
-    eyes.aim(msgspec.structs.replace(ALPHA, submodel=large))
+    eyes.follow(lambda: [msgspec.structs.replace(ALPHA, submodel=large)])
     for _ in range(8):
         camera.clock.now_s += eyes.step()
     view = (ALPHA.region, 1024)
-    first, _ = eyes.see(view, ago_ms=1e6, within_ms=1e9)
-    last, _ = eyes.see(view, ago_ms=0.0, within_ms=1e9)
+    first = eyes.see(view, ago_ms=1e6, within_ms=1e9)
+    last = eyes.see(view, ago_ms=0.0, within_ms=1e9)
     assert (first.number, last.number) == (4, 8)
 
 
 def test_a_frame_is_cut_as_the_assignment_says(camera: ToyCamera) -> None:
     eyes = eyes_on(camera)
     eyes.step()
-    frame, age_ms = eyes.see(VIEW, ago_ms=0.0, within_ms=0.0)
-    assert (frame.number, age_ms) == (1, 0.0)
-    assert frame.crops[VIEW].shape == (SIZES[0], SIZES[0], 3)
-    assert frame.crops[VIEW][..., 0].mean() > frame.crops[VIEW][..., 2].mean() + 50
+    seen = eyes.see(VIEW, ago_ms=0.0, within_ms=0.0)
+    assert (seen.number, seen.age_ms) == (1, 0.0)
+    assert seen.crop.shape == (SIZES[0], SIZES[0], 3)
+    assert seen.crop[..., 0].mean() > seen.crop[..., 2].mean() + 50
 
 
 def test_a_played_source_keeps_its_pace(camera: ToyCamera) -> None:
@@ -222,9 +222,9 @@ def test_a_moment_of_the_past(camera: ToyCamera) -> None:
         camera.clock.now_s += eyes.step()
     # Frames 1 to 5 are 500 to 100 ms old.
     for ago_ms, number in ((0.0, 5), (100.0, 5), (220.0, 4), (290.0, 3), (500.0, 1)):
-        frame, age_ms = eyes.see(VIEW, ago_ms=ago_ms, within_ms=150.0)
-        assert frame.number == number
-        assert age_ms == pytest.approx(600 - 100 * number)
+        seen = eyes.see(VIEW, ago_ms=ago_ms, within_ms=150.0)
+        assert seen.number == number
+        assert seen.age_ms == pytest.approx(600 - 100 * number)
     with pytest.raises(
         NoFrameError,
         match=r"^folder:door: the nearest frame is off by 200 ms, at most 150 ms were asked for$",
@@ -281,22 +281,24 @@ def test_a_picture_that_cannot_be_read_costs_its_turn_only(camera: ToyCamera) ->
     assert "expected a uint8 array [H, W, 3], got uint8 [4, 4]" in eyes.describe()
     assert "2 could not be read" in eyes.describe()
     eyes.step()
-    assert eyes.see(VIEW, ago_ms=0.0, within_ms=0.0)[0].number == 1
+    assert eyes.see(VIEW, ago_ms=0.0, within_ms=0.0).number == 1
     assert camera.closed == 0
 
 
-def test_eyes_can_be_aimed_anew_while_they_look(camera: ToyCamera) -> None:
+def test_eyes_follow_what_is_served(camera: ToyCamera) -> None:
     beta = colour_plan().assignments[1]
+    served = [ALPHA]
     eyes = eyes_on(camera)
+    eyes.follow(lambda: served)
     camera.clock.now_s += eyes.step()
-    eyes.aim(ALPHA, beta)
+    served.append(beta)
     camera.clock.now_s += eyes.step()
-    assert eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)[0].number == 2
-    assert eyes.see(view_of(beta), ago_ms=1e6, within_ms=1e9)[0].number == 2
-    eyes.aim(beta)
+    assert eyes.see(VIEW, ago_ms=0.0, within_ms=1e9).number == 2
+    assert eyes.see(view_of(beta), ago_ms=1e6, within_ms=1e9).number == 2
+    del served[0]
     eyes.step()
-    assert eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)[0].number == 2
-    assert eyes.see(view_of(beta), ago_ms=0.0, within_ms=1e9)[0].number == 3
+    assert eyes.see(VIEW, ago_ms=0.0, within_ms=1e9).number == 2
+    assert eyes.see(view_of(beta), ago_ms=0.0, within_ms=1e9).number == 3
 
 
 @pytest.fixture
