@@ -47,7 +47,7 @@ def main(bundle_folder: str, picture: str) -> None:
         victim.process.wait()
         show("one killed", client.classify(picture, deadline_ms=DEADLINE_MS))
 
-        stack.enter_context(agent(bundle.path, victim.device, victim.address))
+        stack.enter_context(agent(bundle.path, victim.device, bind=victim.address))
         until_s = time.monotonic() + PATIENCE_S
         answer = client.classify(picture, deadline_ms=DEADLINE_MS)
         while victim.device not in answer.used and time.monotonic() < until_s:

@@ -17,9 +17,11 @@ from mdp.fleet import new_fleet
 
 
 @contextmanager
-def agent(bundle: Path, device: str, bind: str = "tcp://127.0.0.1:0") -> Iterator["Agent"]:
+def agent(
+    bundle: Path, device: str, *options: str, bind: str = "tcp://127.0.0.1:0"
+) -> Iterator["Agent"]:
     """A running `mdp-agent` that has said READY; it is stopped at the end."""
-    running = Agent(bundle, device, bind)
+    running = Agent(bundle, device, bind, *options)
     try:
         yield running
     finally:
@@ -29,10 +31,10 @@ def agent(bundle: Path, device: str, bind: str = "tcp://127.0.0.1:0") -> Iterato
 class Agent:
     """One agent process."""
 
-    def __init__(self, bundle: Path, device: str, bind: str) -> None:
+    def __init__(self, bundle: Path, device: str, bind: str, *options: str) -> None:
         program = Path(sys.executable).parent / "mdp-agent"
         command = [str(program), "run", "--bundle", str(bundle), "--device", device]
-        command += ["--bind", bind, "--threads", "1", "--json"]
+        command += ["--bind", bind, "--threads", "1", "--json", *options]
         self.device = device
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self.address = self._wait_ready()

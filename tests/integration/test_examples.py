@@ -1,5 +1,6 @@
 """The examples run as a user runs them, with real agents."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,19 @@ def test_dying_device(bundle: Path, red: Path) -> None:
     assert again.startswith("started again: red, stacked from alpha + beta + gamma")
 
 
+def test_two_cameras(tmp_path: Path, bundle: Path, red: Path) -> None:
+    cameras = [tmp_path / "door", tmp_path / "yard"]
+    for camera in cameras:
+        camera.mkdir()
+        shutil.copy(red, camera)
+    done = run_example("two_cameras.py", bundle, *cameras)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines if " ms old" not in line][-3:] == ["red"] * 3
+    for device in DEVICES[:2]:
+        assert sum(line.startswith(f"  {device}: frame ") for line in lines) >= 3
+
+
 def test_quickstart(tmp_path: Path, bundle: Path, red: Path) -> None:
     sys.path.insert(0, str(EXAMPLES))
     try:
@@ -70,7 +84,7 @@ def test_quickstart(tmp_path: Path, bundle: Path, red: Path) -> None:
 
 
 def test_usage_is_said_in_one_line() -> None:
-    for name in ("quickstart.py", "three_agents.py", "dying_device.py"):
+    for name in ("quickstart.py", "three_agents.py", "dying_device.py", "two_cameras.py"):
         done = run_example(name)
         assert done.returncode == 1
         assert done.stderr.startswith(f"usage: {name}")
