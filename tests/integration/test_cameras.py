@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from PIL import Image
 
 import mdp
+from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.errors import InferenceError, QuorumNotMet
 from mdp.prediction import Prediction
@@ -181,6 +183,26 @@ def test_what_the_agent_refuses_to_look_at(tmp_path: Path, fleet: Fleet) -> None
         failure = peer.receive().message
         assert isinstance(failure, Failure)
         assert (failure.request_id, failure.code) == (5, "wrong_bundle")
+
+
+def test_eyes_follow_a_change_of_bundle(tmp_path: Path, fleet: Fleet) -> None:
+    put(tmp_path / "door", "1.png", "blue")
+    link = tmp_path / "served"
+    link.symlink_to(fleet.bundle)
+    source = ("--source", f"folder:{tmp_path / 'door'}", "--source-fps", 100)
+    agent = fleet.start("alpha", *source, bundle=link)
+    with fleet.client() as client:
+        assert looked_until_all(client, 1).label == "blue"
+        # Of another image size, so that the crops are others.
+        other = write_bundle(tmp_path / "other", sizes=(32, 12, 8))
+        link.unlink()
+        link.symlink_to(other)
+        agent.signal(signal.SIGHUP)
+        agent.wait_for(f"serves colours {Bundle.open(other).digest[:12]}")
+        assert looked_until_all(client, 1).label == "blue", "the former one is still served"
+    fleet.bundle = other
+    with fleet.client() as client:
+        assert looked_until_all(client, 1).label == "blue"
 
 
 @pytest.mark.parametrize(

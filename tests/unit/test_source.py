@@ -1,5 +1,6 @@
 """The frames a device keeps: which are taken, which one is given, and what is said instead."""
 
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -311,3 +312,27 @@ def test_the_thread_looks_until_it_is_told_to_stop(camera: ToyCamera, looking: E
     looking.close()
     assert camera.closed == 1
     looking.close()
+
+
+def test_a_camera_that_hangs_keeps_nobody_waiting(
+    camera: ToyCamera, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("devices.source.LEAVE_S", 0.01)
+    hangs, released = threading.Event(), threading.Event()
+
+    def grab() -> None:
+        hangs.set()
+        released.wait()
+
+    monkeypatch.setattr(camera, "grab", grab)
+    eyes = eyes_on(camera, LIVE)
+    with eyes:
+        assert hangs.wait(60)
+        with pytest.raises(NoFrameError, match=r"^camera:0 has given no frame yet$"):
+            eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)
+        assert eyes.describe() == "camera:0: no frame yet"
+    # It was left behind, and lets go of the camera once it can.
+    assert camera.closed == 0
+    released.set()
+    eyes._thread.join(60)
+    assert camera.closed == 1
