@@ -17,7 +17,7 @@ from devices.admission import Admission, Job, SentBack
 from devices.computing import Computing
 from devices.ledger import REPORT_EVERY_S, Ledger
 from devices.renewal import Found, Refused, Renewal
-from devices.replies import Replies
+from devices.replies import Refusal, Replies
 from devices.runtime import Runtime
 from devices.service import GRACE_S, Candidate, Service, Shelf, sighting_for, warmed, wrong_bundle
 from devices.source import Eyes, NoFrameError
@@ -25,18 +25,7 @@ from mdp.bundle import Bundle
 from mdp.errors import WireError
 from mdp.plan import Assignment
 from mdp.transport import Peer, Router
-from mdp.wire import (
-    Ask,
-    Buffer,
-    FailureCode,
-    Infer,
-    Look,
-    State,
-    Status,
-    answered_by,
-    as_line,
-    decode,
-)
+from mdp.wire import Ask, Buffer, Infer, Look, State, Status, answered_by, as_line, decode
 
 #: How long a draining agent finishes what it has accepted.
 DRAIN_S = 5.0
@@ -336,7 +325,7 @@ class Agent:
                 text = f"{max(0.0, job.deadline_s - now_s) * 1e3:.1f} ms left do not suffice"
             self._replies.fail_job(job, code, text)
 
-    def _refusal(self, infer: Infer | Look, now_s: float) -> tuple[FailureCode, str] | None:
+    def _refusal(self, infer: Infer | Look, now_s: float) -> Refusal | None:
         """Why this request is not even queued, whatever its budget."""
         if self._state == "FAILED":
             return "failed", self._computing.reason

@@ -5,6 +5,9 @@ from devices.ledger import Ledger
 from mdp.transport import Router
 from mdp.wire import Buffer, Failure, FailureCode, Message, as_line, encode
 
+#: Why a request is not answered: for programs, and for people.
+Refusal = tuple[FailureCode, str]
+
 
 class Replies:
     """Sends replies; any thread."""
