@@ -222,15 +222,16 @@ def status(
     else:
         # No markup: an address or an agent's own words may hold square brackets.
         Console(markup=False).print(status_table(statuses))
+        for status in statuses:
+            if status.source:
+                print(f"{status.device} looks at {status.source}")
     raise typer.Exit(0 if any(status.usable for status in statuses) else NOT_ANSWERED)
 
 
 def status_table(statuses: Sequence[DeviceStatus]) -> Table:
     """Every device with its state and what is wrong with it."""
     table = Table()
-    columns = ["device", "address", "state", "bundle", "provider", "answered", "reason"]
-    with_source = any(status.source for status in statuses)
-    for column in [*columns, "source"] if with_source else columns:
+    for column in ("device", "address", "state", "bundle", "provider", "answered", "reason"):
         # Folded, not cut: an address that ends in dots helps nobody.
         table.add_column(column, overflow="fold")
     for status in statuses:
@@ -242,7 +243,6 @@ def status_table(statuses: Sequence[DeviceStatus]) -> Table:
             status.provider or "",
             str(status.counts.get("answered", "")),
             status.reason,
-            *([status.source] if with_source else []),
         )
     return table
 

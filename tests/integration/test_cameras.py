@@ -89,6 +89,13 @@ def test_two_devices_look_and_a_third_has_no_eyes(tmp_path: Path, fleet: Fleet) 
         assert (line["path"], line["label"], line["used"]) == (None, "red", ["alpha", "beta"])
         assert line["frame_spread_ms"] >= 0
         assert [member["frame"] > 0 for member in line["members"]] == [True, True]
+    command = [str(BIN / "mdp"), "status", "--fleet", str(fleet.folder / "fleet.toml")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    seen = [line for line in said.splitlines() if " looks at " in line]
+    assert [line.split(": frame ")[0] for line in seen] == [
+        f"alpha looks at folder:{tmp_path / 'door'}",
+        f"beta looks at folder:{tmp_path / 'yard'}",
+    ]
     words = look(fleet).stdout.splitlines()
     assert words[0].startswith("look: red (")
     assert words[1].startswith("  frames alpha ")
