@@ -18,6 +18,7 @@ from mdp.discovery import (
 from mdp.files import read_toml
 from mdp.fleet import Fleet
 from mdp.keys import fingerprint
+from mdp.plan import MAX_MEMBERS
 from tests.support.bundles import write_bundle
 
 #: Any 32 bytes are somebody's public key.
@@ -176,7 +177,7 @@ def test_agents_of_something_else_are_left_out(bundle: Bundle) -> None:
         ({b"device": b"alpha\n[[devices]]"}, "Expected `str` matching regex"),
         ({b"device": None}, "Expected `str` matching regex"),
         ({b"device": b"\xff"}, "texts that are no UTF-8"),
-        ({b"k": b"16"}, "Expected `int` <= 15 - at `$.k`"),
+        ({b"k": str(MAX_MEMBERS).encode()}, f"Expected `int` <= {MAX_MEMBERS - 1} - at `$.k`"),
         ({b"k": b"x"}, "Expected `int`, got `str` - at `$.k`"),
         ({b"bundle": b"AB" * 8}, "Expected `str` matching regex"),
         ({b"key": b"0" * 31}, "Expected `str` matching regex"),
