@@ -237,7 +237,7 @@ class Agent:
         if failed and self._clock() >= self._retry_s:
             self._retry_s = self._clock() + RETRY_S
             renewal.ask()
-        renewal.begin(self._shelf, again=failed, done=self._router.wake)
+        renewal.begin(self._shelf, done=self._router.wake)
         match renewal.collect():
             case Found(service):
                 self._put(service)
@@ -380,12 +380,13 @@ class Agent:
             self._router.wake()
 
     def _give_up(self, service: Service) -> None:
-        """Go on with the other bundle, if there is one; else fail."""
+        """Go on with the other bundle, if there is one; else fail, and free the memory."""
         with self._lock:
-            taken_down = self._shelf.take_down(service)
-        if taken_down:
+            other = self._shelf.take_down(service)
+        if other is not None:
             self._stay(f"{service.candidate} failed: {self._computing.reason}")
             return
+        self._first = service.candidate
         self._enter("FAILED")
         if self._renewal is not None:
             self._retry_s = self._clock() + RETRY_S

@@ -41,16 +41,15 @@ def prepared(
     candidate: Candidate,
     shelf: Shelf,
     *,
-    again: bool,
     available_bytes: Callable[[], int | None],
     clock: Callable[[], float],
 ) -> Outcome:
     """What is to become of `candidate`, which is loaded if nobody on the shelf is it.
 
-    `again` loads it even if it is the newest. Raises AgentError, and whatever loading raises.
+    Raises AgentError, and whatever loading raises.
     """
     newest, former = shelf.newest, shelf.former
-    if newest is not None and newest.digest == candidate.bundle.digest and not again:
+    if newest is not None and newest.digest == candidate.bundle.digest:
         return Same()
     if former is not None and former.digest == candidate.bundle.digest:
         return Found(former)
@@ -88,22 +87,21 @@ class Renewal:
         """Look at the bundle again soon. Any thread, and in a signal handler."""
         self._wanted = True
 
-    def begin(self, shelf: Shelf, *, again: bool, done: Callable[[], None]) -> None:
+    def begin(self, shelf: Shelf, *, done: Callable[[], None]) -> None:
         """If it was asked for and none is under way, begin; `done` is called from its thread."""
         if not self._wanted or self._thread is not None:
             return
         self._wanted = False
         self._thread = threading.Thread(
-            target=self._prepare, args=(shelf, again, done), name="renewal", daemon=True
+            target=self._prepare, args=(shelf, done), name="renewal", daemon=True
         )
         self._thread.start()
 
-    def _prepare(self, shelf: Shelf, again: bool, done: Callable[[], None]) -> None:
+    def _prepare(self, shelf: Shelf, done: Callable[[], None]) -> None:
         try:
             self._outcome = prepared(
                 self._read(),
                 shelf,
-                again=again,
                 available_bytes=self._available_bytes,
                 clock=self._clock,
             )

@@ -14,6 +14,9 @@ from mdp.wire import FailureCode, Infer, Look
 
 #: How long a bundle is served on after the last request for it, once another has taken its place.
 GRACE_S = 30.0
+#: Batches worth measuring: the small ones, as few wait mostly, and few of the large ones, as each
+#: is run twice before serving.
+SIZES = (1, 2, 3, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,21 +102,18 @@ class Shelf:
     def put(self, service: Service, *, now_s: float) -> None:
         """From now on `service` is the newest, which may have been the former one.
 
-        The one so far is served on for a while, unless `service` is the same bundle loaded anew.
+        The one so far is served on for a while.
         """
-        former, self.newest = self.newest, service
-        self.former = None if former is None or former.digest == service.digest else former
+        self.former, self.newest = self.newest, service
         if self.former is not None:
             # The grace begins now, also for one that nobody has asked for lately.
             self.former.asked_s = max(self.former.asked_s, now_s)
 
-    def take_down(self, service: Service) -> bool:
-        """Serve `service` no more, if there is another; False if it is the only one."""
+    def take_down(self, service: Service) -> Service | None:
+        """Serve `service` no more; returns the other one, if there is one."""
         left = [other for other in self.services if other is not service]
-        if not left:
-            return False
-        self.newest, self.former = left[0], None
-        return True
+        self.newest, self.former = left[0] if left else None, None
+        return self.newest
 
     def retire(self, *, now_s: float) -> Service | None:
         """Take the former one down if its time has come; returns it then."""
@@ -172,10 +172,11 @@ def measure_batches(
 ) -> dict[int, float]:
     """Seconds of computing 1 to `most` black pictures at once; nothing for one at a time.
 
-    The first run of a size allocates memory, the second is measured. Raises AgentError.
+    Beyond four, only some of the sizes. The first run of a size allocates memory, the second is
+    measured. Raises AgentError.
     """
     measured: dict[int, float] = {}
-    for pictures in range(1, most + 1) if most > 1 else ():
+    for pictures in (*(size for size in SIZES if size < most), most) if most > 1 else ():
         blank = np.zeros((pictures, image_size, image_size, 3), dtype=np.uint8)
         try:
             runtime.run(blank)

@@ -14,8 +14,8 @@ from devices.cores import cores_in
 from mdp.bundle import Bundle
 from mdp.transport import AgentKeys, new_pair
 from mdp.wire import Result, contribution_of
-from tests.integration.test_agent_process import change_manifest, refused, start_alone
-from tests.support.bundles import write_bundle
+from tests.integration.test_agent_process import refused, start_alone
+from tests.support.bundles import change_assignment, write_bundle
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import PATIENCE_S, Fleet, until
 from tests.support.serving import Held, Paying, queued, replies, request, serving
@@ -111,7 +111,7 @@ def test_what_waits_is_computed_together(fleet: Fleet) -> None:
 def test_the_plan_says_how_many_unless_the_operator_does(
     fleet: Fleet, planned: int, options: tuple[object, ...], sizes: str | None
 ) -> None:
-    change_manifest(fleet.bundle, batch=planned)
+    change_assignment(fleet.bundle, batch=planned)
     agent = fleet.start("alpha", *options)
     told = [event["event"] for event in agent.events]
     expected = rf"{sizes} pictures at once take [\d., ]+ ms"
@@ -121,7 +121,7 @@ def test_the_plan_says_how_many_unless_the_operator_does(
 
 def test_how_many_at_once_does_not_change_what_a_bundle_is(fleet: Fleet) -> None:
     before = Bundle.open(fleet.bundle).digest
-    change_manifest(fleet.bundle, batch=8)
+    change_assignment(fleet.bundle, batch=8)
     assert Bundle.open(fleet.bundle).digest == before
 
 
@@ -151,7 +151,7 @@ def test_all_that_many_clients_were_promised_is_kept_before_the_end(
 
 
 def test_an_agent_stays_on_the_cores_that_it_is_given(fleet: Fleet) -> None:
-    change_manifest(fleet.bundle, threads=4)
+    change_assignment(fleet.bundle, threads=4)
     core = max(own_cores())
     agent = fleet.start("alpha", "--cpus", core, "--threads", 4)
     with fleet.client() as client:

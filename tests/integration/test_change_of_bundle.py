@@ -1,6 +1,5 @@
 """Another bundle takes the place of the one that is served, while clients go on asking."""
 
-import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +12,12 @@ from mdp.files import replacing_folder
 from mdp.fleet import new_fleet
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
-from tests.support.bundles import DEVICES, colour_picture, write_bundle
+from tests.support.bundles import (
+    DEVICES,
+    change_assignment,
+    colour_picture,
+    write_bundle,
+)
 from tests.support.fleet import PATIENCE_S, PLENTY_MS, AgentProcess, Fleet, until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -146,11 +150,11 @@ def not_finite(folder: Path) -> None:
 
 
 def hungry(folder: Path) -> None:
-    change(folder, memory_bytes=2**47)
+    change_assignment(folder, memory_bytes=2**47)
 
 
 def elsewhere(folder: Path) -> None:
-    change(folder, provider="CUDAExecutionProvider")
+    change_assignment(folder, provider="CUDAExecutionProvider")
 
 
 def larger(folder: Path) -> None:
@@ -160,13 +164,6 @@ def larger(folder: Path) -> None:
 
 def gone(folder: Path) -> None:
     folder.rename(folder.with_name("away"))
-
-
-def change(folder: Path, **changes: object) -> None:
-    path = folder / MANIFEST
-    content = json.loads(path.read_text())
-    content["plan"]["assignments"][0].update(changes)
-    path.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(

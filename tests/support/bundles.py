@@ -1,5 +1,6 @@
 """Small bundles made without torch: real ONNX models that tell red, green and blue apart."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,14 @@ def write_bundle(
     )
     write_json(folder / MANIFEST, manifest)
     return folder
+
+
+def change_assignment(folder: Path, **changes: object) -> None:
+    """Change what a bundle's manifest says of its first device."""
+    path = folder / MANIFEST
+    content = json.loads(path.read_text())
+    content["plan"]["assignments"][0].update(changes)
+    path.write_text(json.dumps(content))
 
 
 def colour_picture(label: str, height: int = 40, width: int = 60) -> np.ndarray:

@@ -115,26 +115,20 @@ def test_there_and_back_again(services: list[Service]) -> None:
     assert shelf.retires_s() == 50.0
 
 
-def test_the_same_bundle_loaded_anew_takes_the_whole_place(services: list[Service]) -> None:
-    first = services[0]
-    anew = dataclasses.replace(first, runtime=Pretending())
-    shelf = Shelf(30.0)
-    shelf.put(first, now_s=0.0)
-    shelf.put(anew, now_s=10.0)
-    assert shelf.services == [anew]
-
-
-def test_one_that_fails_is_taken_down_unless_it_is_the_only_one(services: list[Service]) -> None:
+def test_one_that_fails_is_taken_down(services: list[Service]) -> None:
     first, second, _ = services
     shelf = Shelf(30.0)
     shelf.put(first, now_s=0.0)
-    assert not shelf.take_down(first)
     shelf.put(second, now_s=10.0)
-    assert shelf.take_down(second)
+    assert shelf.take_down(second) is first
     assert shelf.services == [first]
     shelf.put(second, now_s=20.0)
-    assert shelf.take_down(first)
+    assert shelf.take_down(first) is second
     assert shelf.services == [second]
+    assert shelf.take_down(second) is None
+    assert shelf.services == []
+    shelf.put(first, now_s=30.0)
+    assert shelf.services == [first]
 
 
 def asking(service: Service, **changes: object) -> Infer:
@@ -181,6 +175,15 @@ def test_batches_are_measured_once_they_have_run() -> None:
     assert runtime.sizes == [1, 1, 2, 2, 3, 3]
 
 
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(2, [1, 2]), (4, [1, 2, 3, 4]), (6, [1, 2, 3, 4, 6]), (64, [1, 2, 3, 4, 8, 16, 32, 64])],
+)
+def test_of_large_batches_only_some_are_measured(most: int, sizes: list[int]) -> None:
+    runtime = Pretending()
+    assert list(measure_batches(runtime, 4, most, runtime.clock)) == sizes
+
+
 def test_one_at_a_time_needs_no_measuring() -> None:
     runtime = Pretending()
     assert measure_batches(runtime, 4, 1, runtime.clock) == {}
@@ -201,10 +204,8 @@ Prepare = Callable[..., object]
 
 @pytest.fixture
 def prepare() -> Prepare:
-    def prepare(candidate: Candidate, shelf: Shelf, *, again: bool = False) -> object:
-        return prepared(
-            candidate, shelf, again=again, available_bytes=lambda: 1000 * MB, clock=lambda: 0.0
-        )
+    def prepare(candidate: Candidate, shelf: Shelf) -> object:
+        return prepared(candidate, shelf, available_bytes=lambda: 1000 * MB, clock=lambda: 0.0)
 
     return prepare
 
@@ -222,13 +223,14 @@ def test_another_bundle_is_loaded_and_warmed(
     assert shelf.services == [services[0]], "whoever asked decides when"
 
 
-def test_the_same_bundle_is_left_alone_unless_it_failed(
+def test_the_same_bundle_is_left_alone_unless_it_was_taken_down(
     candidates: list[Candidate], services: list[Service], prepare: Prepare
 ) -> None:
     shelf = Shelf(30.0)
     shelf.put(services[0], now_s=0.0)
     assert prepare(candidates[0], shelf) == Same()
-    again = prepare(candidates[0], shelf, again=True)
+    shelf.take_down(services[0])
+    again = prepare(candidates[0], shelf)
     assert isinstance(again, Found)
     assert again.service is not services[0]
 
@@ -257,7 +259,7 @@ def finished(renewal: Renewal, shelf: Shelf) -> object:
     """What a renewal that is asked for comes to."""
     done: list[None] = []
     renewal.ask()
-    renewal.begin(shelf, again=False, done=lambda: done.append(None))
+    renewal.begin(shelf, done=lambda: done.append(None))
     renewal.leave(60.0)
     assert done == [None]
     outcome = renewal.collect()
@@ -267,7 +269,7 @@ def finished(renewal: Renewal, shelf: Shelf) -> object:
 
 def test_nothing_begins_unless_it_was_asked_for(services: list[Service]) -> None:
     renewal = Renewal(lambda: services[1].candidate, clock=lambda: 0.0)
-    renewal.begin(Shelf(), again=False, done=lambda: pytest.fail("begun"))
+    renewal.begin(Shelf(), done=lambda: pytest.fail("begun"))
     renewal.leave(60.0)
     assert renewal.collect() is None
 

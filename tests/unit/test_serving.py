@@ -1,0 +1,66 @@
+"""What an operator asks for beside the plan, and what then is loaded."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from devices import serving
+from devices.serving import Serving
+from mdp.bundle import Bundle
+from mdp.errors import AgentError, ConfigError
+from tests.support.bundles import change_assignment, write_bundle
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A bundle whose first device has four threads and computes three at once."""
+    folder = write_bundle(tmp_path / "bundle")
+    change_assignment(folder, threads=4, batch=3)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "given"),
+    [(None, None, None), (2, None, 2), (None, 2, 2), (None, 8, 4), (6, 2, 6)],
+)
+def test_threads_are_no_more_than_the_cores_unless_they_are_asked_for(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int | None,
+    cores: int | None,
+    given: int | None,
+) -> None:
+    opened: dict[str, Any] = {}
+    monkeypatch.setattr(serving, "open_runtime", lambda *args, **options: opened.update(options))
+    options = Serving(device="alpha", threads=threads, cores=cores, allow_fallback=True)
+    options.candidate(folder).load()
+    assert opened == {"num_classes": 3, "threads": given, "allow_fallback": True}
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 3), (1, 1), (8, 8)])
+def test_pictures_at_once_are_the_plan_s_unless_they_are_asked_for(
+    folder: Path, asked: int | None, given: int
+) -> None:
+    assert Serving(device="alpha", batch=asked).candidate(folder).batch == given
+
+
+def test_a_link_is_followed_once(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    candidate = Serving(device="alpha").candidate(link)
+    link.unlink()
+    assert candidate.bundle.path == folder.resolve()
+    assert candidate.load().provider == "CPUExecutionProvider"
+
+
+def test_crops_too_large_for_the_socket_are_refused(folder: Path) -> None:
+    options = Serving(device="alpha")
+    assert options.candidate(folder, 196_608).bundle.digest == Bundle.open(folder).digest
+    with pytest.raises(AgentError, match=r"^its crops of 196,608 bytes are larger than the 1,000 "):
+        options.candidate(folder, 1_000)
+
+
+def test_a_device_without_a_part_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no assignment for device 'delta'"):
+        Serving(device="delta").candidate(folder)
