@@ -2,10 +2,10 @@
 
     python -m benchmarks.rolling
 
-The agents of the trained example bundle, one thread each, are asked by one client without a pause:
-before; while one agent after the other loads another bundle of the same models beside the old one
-and changes over; then, with the client reloaded, after it. Reported are the latencies of each part,
-how long each agent took from SIGHUP to serving the new bundle, and how many answers failed, lacked
+The agents of the trained example bundle, or another, one thread each, are asked by one client
+without a pause: before; while one agent after the other loads another bundle of the same models
+beside the old one and changes over; then, with the client reloaded, after it. Reported are the
+latencies of each part, how long each agent took from SIGHUP to serving the new bundle, and how many answers failed, lacked
 a member or were late, all of which have to be 0, else it ends with 1. Takes half a minute.
 """
 
@@ -61,9 +61,9 @@ class Asking:
         self._thread.join()
 
 
-def another_bundle(folder: Path) -> None:
-    """The example's models in a bundle of another identity."""
-    shutil.copytree(EXAMPLE, folder)
+def another_bundle(bundle: Path, folder: Path) -> None:
+    """The models of `bundle` in one of another identity."""
+    shutil.copytree(bundle, folder)
     manifest = json.loads((folder / MANIFEST).read_text())
     for assignment in manifest["plan"]["assignments"]:
         assignment["why"] += " (another bundle)"
@@ -77,10 +77,10 @@ def point(link: Path, folder: Path) -> None:
     aside.replace(link)
 
 
-def measure(folder: Path, quiet_s: float) -> dict[str, object]:
+def measure(bundle: Path, folder: Path, quiet_s: float) -> dict[str, object]:
     """One change of bundle, agents first, then the client."""
-    shutil.copytree(EXAMPLE, folder / "old")
-    another_bundle(folder / "new")
+    shutil.copytree(bundle, folder / "old")
+    another_bundle(bundle, folder / "new")
     live = folder / "live"
     live.symlink_to("old")
     digest = Bundle.open(folder / "new").digest[:12]
@@ -133,11 +133,12 @@ def main() -> int:
     """Measure, print, and keep if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quiet-s", type=float, default=8.0, help="length of the quiet parts")
+    parser.add_argument("--bundle", type=Path, default=EXAMPLE, help="whose models to serve")
     parser.add_argument("--keep", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
     machine = describe_machine()
     with tempfile.TemporaryDirectory() as folder:
-        result = {"machine": machine, **measure(Path(folder), options.quiet_s)}
+        result = {"machine": machine, **measure(options.bundle, Path(folder), options.quiet_s)}
     print(json.dumps(result, indent=1))
     if options.keep:
         write_json(RESULTS, result)
