@@ -5,8 +5,9 @@
 The agents of the trained example bundle, or another, one thread each, are asked by one client
 without a pause: before; while one agent after the other loads another bundle of the same models
 beside the old one and changes over; then, with the client reloaded, after it. Reported are the
-latencies of each part, how long each agent took from SIGHUP to serving the new bundle, and how many answers failed, lacked
-a member or were late, all of which have to be 0, else it ends with 1. Takes half a minute.
+latencies of each part, how long each agent took from SIGHUP to serving the new bundle, and how many
+answers failed, lacked a member or were late, all of which have to be 0, else it ends with 1. Takes
+half a minute.
 """
 
 import argparse
