@@ -383,10 +383,11 @@ class Agent:
         """Go on with the other bundle, if there is one; else fail, and free the memory."""
         with self._lock:
             other = self._shelf.take_down(service)
+            if other is None:
+                self._first = service.candidate
         if other is not None:
             self._stay(f"{service.candidate} failed: {self._computing.reason}")
             return
-        self._first = service.candidate
         self._enter("FAILED")
         if self._renewal is not None:
             self._retry_s = self._clock() + RETRY_S
