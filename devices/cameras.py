@@ -3,6 +3,7 @@
 A folder is read with Pillow alone. OpenCV is an optional extra: `pip install 'mdp-edge[camera]'`.
 """
 
+import math
 import os
 from collections import deque
 from pathlib import Path
@@ -12,7 +13,7 @@ from PIL import Image
 
 from devices.source import Camera, Eyes, Source, SourceError, parse_source
 from mdp.crop import MAX_PIXELS, Pixels, load_picture
-from mdp.errors import AgentError, PictureError
+from mdp.errors import AgentError, InputError, PictureError
 
 #: Frames that are taken a second, unless the operator says otherwise.
 DEFAULT_FPS = 10.0
@@ -23,6 +24,9 @@ STREAM_TIMEOUT_MS = 5000
 def open_eyes(text: str, fps: float) -> Eyes:
     """Eyes on what `--source` names, not yet open; raises InputError or AgentError."""
     source = parse_source(text)
+    # Also for what is no number.
+    if not 0 < fps < math.inf:
+        raise InputError(f"--source-fps: expected more than 0, got {fps:g}")
     check_source(source)
     return Eyes(source, lambda: open_camera(source), fps=fps)
 

@@ -25,7 +25,7 @@ from mdp.exchange import checked_deadline_ms
 from mdp.fleet import PLAIN_TEXT, exposed, new_fleet
 from mdp.fusion import Fusion
 from mdp.keys import PUBLIC, load_pair, load_public
-from mdp.looking import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment
+from mdp.looking import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
 from mdp.transport import public_key_of
@@ -144,6 +144,7 @@ def look(
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
     checked_deadline_ms(deadline_ms)
+    checked_every_ms(every_ms)
     exit_code = 0
     with connected(fleet, key, insecure, fusion) as client:
         for number in range(count):

@@ -26,7 +26,7 @@ DIGEST_DIGITS = 16
 MAX_ADDRESSES = 8
 #: Characters of a stranger's text that are shown.
 SHOWN_CHARACTERS = 80
-_DEVICE = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+_DEVICE = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
 
 
 class Announced(Record, frozen=True):
@@ -35,10 +35,10 @@ class Announced(Record, frozen=True):
     v: Literal["1"]
     device: Annotated[str, Meta(pattern=_DEVICE)]
     #: Beginning of the digest of the bundle that is served.
-    bundle: Annotated[str, Meta(pattern=rf"^[0-9a-f]{{{DIGEST_DIGITS}}}$")]
+    bundle: Annotated[str, Meta(pattern=rf"^[0-9a-f]{{{DIGEST_DIGITS}}}\Z")]
     k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
     #: Fingerprint of the agent's public key; empty if it speaks plain text.
-    key: Annotated[str, Meta(pattern=rf"^([0-9a-f]{{{FINGERPRINT_DIGITS}}})?$")]
+    key: Annotated[str, Meta(pattern=rf"^([0-9a-f]{{{FINGERPRINT_DIGITS}}})?\Z")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,9 @@ from mdp.wire import (
     Buffer,
     Failure,
     Infer,
+    Look,
     Result,
+    Seen,
     Status,
     contribution_of,
     decode,
@@ -95,12 +97,18 @@ def read_frames(data: bytes) -> bool:
         match message:
             case Infer():
                 _use_crop(message, buffers[0])
-            case Result():
+            case Result() | Seen():
                 _use_logits(message, buffers[0])
             case Failure():
                 assert message.text.isprintable()
             case Status():
-                shown = (message.device, message.bundle, message.provider, message.reason)
+                shown = (
+                    message.device,
+                    message.bundle,
+                    message.provider,
+                    message.reason,
+                    message.source,
+                )
                 assert all(text.isprintable() for text in (*shown, *message.counts))
     except (PictureError, WireError):
         return False
@@ -118,7 +126,7 @@ def _use_crop(infer: Infer, buffer: Buffer) -> None:
     assert pixels.dtype == np.uint8
 
 
-def _use_logits(result: Result, buffer: Buffer) -> None:
+def _use_logits(result: Result | Seen, buffer: Buffer) -> None:
     assert math.isfinite(result.queue_ms)
     assert math.isfinite(result.compute_ms)
     contribution = contribution_of(buffer)
@@ -136,6 +144,10 @@ def _messages() -> dict[str, list[Buffer]]:
         provider="CPUExecutionProvider", fallback=False, reason="", queued=2,
         counts={"answered": 12, "too_late": 1},
     )  # fmt: skip
+    look = Look(request_id=7, digest=DIGEST, k=1, budget_ms=80.5, ago_ms=250.0, within_ms=100.0)
+    seen = Seen(
+        request_id=1, num_classes=3, queue_ms=0.25, compute_ms=12.5, frame=812, age_ms=43.0
+    )  # fmt: skip
     return {
         "infer": encode(infer, bytes(range(48))),
         "infer-jpeg": encode(jpeg, encoded(four_corners(8, 8), "JPEG")),
@@ -143,6 +155,9 @@ def _messages() -> dict[str, list[Buffer]]:
         "result": encode(_result(3), _logits()),
         "failure": encode(Failure(request_id=1, code="bad_message", text="what?")),
         "status": encode(status),
+        "status-source": encode(msgspec.structs.replace(status, source="camera:0: no frame yet")),
+        "look": encode(look),
+        "seen": encode(seen, _logits()),
     }
 
 

@@ -1,5 +1,6 @@
 """Folders as cameras, and what is said where OpenCV is not installed."""
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -8,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from devices.cameras import FolderCamera, check_source, open_camera
+from devices.cameras import FolderCamera, check_source, open_camera, open_eyes
 from devices.source import Source, SourceError
-from mdp.errors import AgentError, PictureError
+from mdp.errors import AgentError, InputError, PictureError
 from tests.support.bundles import colour_picture
 
 
@@ -62,6 +63,12 @@ def test_a_file_that_is_no_picture_and_one_that_went(tmp_path: Path) -> None:
     (tmp_path / "2.png").unlink()
     with pytest.raises(PictureError, match=r"2\.png: No such file or directory"):
         camera.picture(smallest_side=8)
+
+
+@pytest.mark.parametrize("fps", [0.0, -1.0, math.nan, math.inf])
+def test_frames_a_second_that_are_none(tmp_path: Path, fps: float) -> None:
+    with pytest.raises(InputError, match=r"^--source-fps: expected more than 0, got "):
+        open_eyes(f"folder:{tmp_path}", fps)
 
 
 def test_without_opencv_folders_work_and_cameras_say_what_to_install(
