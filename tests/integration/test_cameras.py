@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import time
@@ -232,6 +233,22 @@ def test_sources_that_cannot_be(fleet: Fleet, source: str, expected: str) -> Non
     assert done.stderr.startswith(f"mdp-agent: {expected}")
     assert done.stderr.count("\n") == 1
     assert "s3cret" not in done.stderr
+
+
+def test_a_source_may_be_given_where_no_list_of_processes_shows_it(fleet: Fleet) -> None:
+    command = [str(BIN / "mdp-agent"), "run", "--bundle", str(fleet.bundle), "--device", "alpha"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "MDP_SOURCE": "rtsp://me:s3cret@:0/"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "mdp-agent: --source: expected rtsp://HOST/PATH or rtsp://USER:PASSWORD@HOST/PATH\n"
+    )
 
 
 def test_a_video_plays_the_camera_and_one_that_is_not_there_is_said_to_be_missing(
