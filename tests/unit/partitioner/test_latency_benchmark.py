@@ -72,22 +72,32 @@ def test_plannable_sub_models_are_what_the_planner_searches_and_in_no_probe() ->
     assert max(spec.embed_dim for spec in small) == 384
 
 
+@pytest.fixture
+def few_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(latency_plans, "TARGETS_MS", {"vit_small_patch16_224": (8.0, 18.0)})
+
+
+@pytest.mark.usefixtures("few_targets")
 def test_plans_are_of_two_devices_and_predicted_as_their_slowest_member(tmp_path: Path) -> None:
     points = [row(case) for case in latency_shapes.grid()]
     profile = msgspec.structs.replace(latency_numbers.profile_of(points), threads=1)
     paths = [str(tmp_path / f"core-{core}.toml") for core in (0, 1)]
-    for path in paths:
-        write_toml(Path(path), msgspec.structs.replace(profile, name=Path(path).stem))
+    profiles = [msgspec.structs.replace(profile, name=Path(path).stem) for path in paths]
+    for path, one in zip(paths, profiles, strict=True):
+        write_toml(Path(path), one)
     said: list[str] = []
     plans = latency_plans.make_plans(paths, said.append)
-    assert len(plans) >= 6
+    assert [plan.target_ms for plan in plans] == [8.0, 18.0]
     for plan in plans:
         assert {a.device for a in plan.assignments} == {"core-0", "core-1"}
         totals = [assignment.predicted_ms.total for assignment in plan.assignments]
-        assert max(totals) <= latency_plans.predicted_ms(plan) <= plan.target_ms
+        both = latency_plans.predicted_ms(plan, profiles)
+        # The later of two is later than either is typically.
+        assert max(totals) < both < 1.3 * max(totals)
     assert said == []
 
 
+@pytest.mark.usefixtures("few_targets")
 def test_plans_that_are_refused_are_said_and_left_out(tmp_path: Path) -> None:
     points = [row(case, factor=0.01) for case in latency_shapes.grid()]
     path = tmp_path / "core-0.toml"
@@ -95,4 +105,4 @@ def test_plans_that_are_refused_are_said_and_left_out(tmp_path: Path) -> None:
     write_toml(path, profile)
     said: list[str] = []
     assert latency_plans.make_plans([str(path)], said.append) == []
-    assert said[0].startswith("vit_small_patch16_224 within 5 ms: refused: core-0 runs the teacher")
+    assert said[0].startswith("vit_small_patch16_224 within 8 ms: refused: core-0 runs the teacher")
