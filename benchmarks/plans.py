@@ -17,6 +17,8 @@ from benchmarks.page import write_figures
 from mdp.files import write_bytes
 from mdp.plan import Plan
 from mdp.profile import shipped_profiles
+from partitioner.accuracy_law import WHOLE
+from partitioner.grid import where
 from partitioner.plan_plot import draw_plan
 from partitioner.plan_tables import print_planned
 from partitioner.planning import Planned, PlanOptions, make_planned
@@ -53,6 +55,7 @@ def row(plan: Plan, teacher: str, target_ms: float, fleet: str) -> list[str]:
         f"{a.device} {a.submodel.image_size} px / {a.submodel.patch_size}, "
         f"{a.submodel.embed_dim} x {a.submodel.depth}"
         + (f", MLP x{a.submodel.mlp_ratio:g}" if a.submodel.mlp_ratio != 4 else "")
+        + (f", {where(a.region)}" if a.region != WHOLE else "")
         + f" ({a.predicted_ms.total:.1f} ms)"
         for a in plan.assignments
     )

@@ -149,6 +149,7 @@ def show(fitted: FittedLaw) -> None:
     print(f"{'sharpness':16} {law.sharpness:.1f}")
     print(f"{'same view':16} {law.same_view:.2f}")
     print(f"{'same model':16} {law.same_model:.2f}")
+    print(f"{'same region':16} {law.same_region:.2f}")
     print(f"{fitted.runs} runs with {fitted.members} members, from {'; '.join(fitted.sources)}")
     print(f"a member alone, its shape left out: {100 * errors.shape_left_out:.2f} points off")
     print(f"any subset, its run left out:       {100 * errors.run_left_out:.2f} points off")

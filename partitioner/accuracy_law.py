@@ -13,8 +13,9 @@ loses much; that is the factor C in the exponent. Members that arrive together h
 
     c(S) = (sum over k in S of s_k * c_k ** p) ** (1 / p)
 
-in which a part of every sum counts only the best of those that see the same picture, or are built
-alike. So c(S) grows with each member's capability and never falls when a member is added.
+in which a part of every sum counts only the best of those that see the same picture, the same
+region of it, or are built alike. So c(S) grows with each member's capability and never falls when a
+member is added.
 """
 
 from collections.abc import Sequence
@@ -48,6 +49,13 @@ class AccuracyLaw(Record, frozen=True):
     #: with the same width and depth.
     same_view: float
     same_model: float
+    #: The same of those with the same region, whatever their picture size.
+    same_region: float = 0.0
+
+    @property
+    def own(self) -> float:
+        """Share of its part that every member adds, whatever the others are."""
+        return 1 - self.same_view - self.same_model - self.same_region
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +65,7 @@ class Member:
     capability: float
     view: object
     model: object
+    region: object = None
 
 
 def view_of(spec: SubModelSpec, region: Region = WHOLE) -> tuple[int, Region]:
@@ -74,18 +83,23 @@ def features(
 ) -> Array:
     """`[n, 5]`: logarithms of how much smaller each shape is than the teacher."""
     seen = regions or [WHOLE] * len(specs)
-    rows = np.array([_sizes(s, r) for s, r in zip(specs, seen, strict=True)])
-    logs: Array = np.log(np.array(_sizes(teacher, WHOLE))) - np.log(rows.reshape(-1, len(FEATURES)))
+    most = teacher.image_size
+    rows = np.array([_sizes(s, r, most) for s, r in zip(specs, seen, strict=True)])
+    logs: Array = np.log(np.array(_sizes(teacher, WHOLE, most))) - np.log(
+        rows.reshape(-1, len(FEATURES))
+    )
     return logs
 
 
-def _sizes(spec: SubModelSpec, region: Region) -> tuple[float, ...]:
+def _sizes(spec: SubModelSpec, region: Region, most_detail: int) -> tuple[float, ...]:
     hidden = int(spec.embed_dim * spec.mlp_ratio)
     # The width whose layers have as many weights at the usual MLP ratio of 4.
     width = (spec.embed_dim * (4 * spec.embed_dim + 2 * hidden) / 12) ** 0.5
     tokens = (spec.image_size // spec.patch_size) ** 2 + 1
     area = (region.right - region.left) * (region.bottom - region.top)
-    return (width, float(spec.depth), float(tokens), spec.image_size / area**0.5, area)
+    # A part of the square is seen closer, which counts up to what the teacher sees.
+    detail = max(spec.image_size, min(spec.image_size / area**0.5, most_detail))
+    return (width, float(spec.depth), float(tokens), detail, area)
 
 
 def capability_of(accuracy: float) -> float:
@@ -113,14 +127,14 @@ def together(law: AccuracyLaw, members: Sequence[Member]) -> float:
     best = max(member.capability for member in members)
     if best <= 0:
         return 0.0
-    views: dict[object, float] = {}
-    models: dict[object, float] = {}
     total = 0.0
+    best_of: list[dict[object, float]] = [{}, {}, {}]
     for member in members:
         part = (member.capability / best) ** law.sharpness
         total += part
-        views[member.view] = max(views.get(member.view, 0.0), part)
-        models[member.model] = max(models.get(member.model, 0.0), part)
-    total *= 1 - law.same_view - law.same_model
-    total += law.same_view * sum(views.values()) + law.same_model * sum(models.values())
+        for known, key in zip(best_of, (member.view, member.model, member.region), strict=True):
+            known[key] = max(known.get(key, 0.0), part)
+    total *= law.own
+    for share, known in zip((law.same_view, law.same_model, law.same_region), best_of, strict=True):
+        total += share * sum(known.values())
     return float(best * total ** (1 / law.sharpness))

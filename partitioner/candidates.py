@@ -1,7 +1,7 @@
 """What one device could run: every choice's latency there, and the few worth considering. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,8 @@ class Candidate:
     capability: float
     view: int
     model: int
+    #: Which of the regions tried it sees.
+    part: int
     #: What no two members may share.
     identity: int
 
@@ -87,8 +89,9 @@ class Device:
 
     profile: DeviceProfile
     models: tuple[LatencyModel, ...]
-    #: Of each view and precision the choices that no quicker one outdoes, and those that would be
-    #: such without them, with their times.
+    #: Of each picture size and precision the choices that no quicker one outdoes, and those that
+    #: would be such without them, with their times. They see the whole square: parts of it take as
+    #: long, and are all worth less alone by the same factor.
     rows: NDArray[np.int64]
     times: Timetable
     #: The quickest choice at all, whether its memory suffices or not.
@@ -134,6 +137,20 @@ class Device:
         kept: NDArray[np.int64] = np.sort(places[order[np.arange(len(order)) - first < count]])
         return kept
 
+    def seeing(self, c: Candidate, part: int) -> Candidate:
+        """The same shape, run in the same way, where it sees another of the regions tried."""
+        choices = self.choices
+        row = choices.seeing(c.choice, part)
+        return replace(
+            c,
+            choice=row,
+            region=choices.regions[row],
+            capability=float(choices.capability[row]),
+            view=int(choices.view[row]),
+            part=part,
+            identity=int(choices.identity[row]),
+        )
+
     def running(self, choice: int) -> Candidate | None:
         """A choice as this device would run it, or None where it cannot."""
         table = timetable(self.profile, self.models, self.choices, np.array([choice]))
@@ -149,22 +166,23 @@ def evaluate_device(
     pace: Pace = TYPICAL,
 ) -> Device:
     """Cost every choice on a device, run in its fitted ways, and keep the useful ones."""
-    table = timetable(profile, models, choices)
-    total_ms = table.by_ms(pace)
-    order = np.lexsort((np.arange(len(choices)), -choices.capability, total_ms))
+    whole = choices.whole
+    table = timetable(profile, models, choices, whole)
+    total_ms, capability, group = table.by_ms(pace), choices.capability[whole], choices.group[whole]
+    order = np.lexsort((np.arange(len(whole)), -capability, total_ms))
     order = order[table.possible[order]]
-    best = skyline(order, choices.group, choices.capability)
+    best = skyline(order, group, capability)
     # Two members may not share a shape, so each device needs second bests.
     others = order[~np.isin(order, best)]
-    rows = np.concatenate([best, skyline(others, choices.group, choices.capability)])
+    places = np.concatenate([best, skyline(others, group, capability)])
     measured = np.where(table.way >= 0, total_ms, np.inf)
-    quickest = int(np.argmin(np.where(choices.fast_on(profile), measured, np.inf)))
+    quickest = int(np.argmin(np.where(choices.fast_on(profile)[whole], measured, np.inf)))
     return Device(
         profile=profile,
         models=models,
-        rows=rows,
-        times=table.only(rows),
-        quickest=candidate(profile, models, choices, table, quickest, quickest),
+        rows=whole[places],
+        times=table.only(places),
+        quickest=candidate(profile, models, choices, table, quickest, int(whole[quickest])),
         choices=choices,
     )
 
@@ -193,26 +211,24 @@ def timetable(
     profile: DeviceProfile,
     models: Sequence[LatencyModel],
     choices: Choices,
-    rows: NDArray[np.int64] | None = None,
+    rows: NDArray[np.int64],
 ) -> Timetable:
-    """Cost the choices, or some rows of them, on a device."""
-    chosen = np.arange(len(choices)) if rows is None else rows
-    compute_ms = np.full(len(chosen), np.inf)
-    way, sigma = np.full(len(chosen), -1), np.zeros(len(chosen))
+    """Cost some ascending rows of the choices on a device."""
+    compute_ms = np.full(len(rows), np.inf)
+    way, sigma = np.full(len(rows), -1), np.zeros(len(rows))
     for index, model in enumerate(models):
-        of_precision = choices.rows_of.get(model.way.precision)
-        if of_precision is None:
+        mine = choices.of_precision(model.way.precision, rows)
+        if not len(mine):
             continue
-        mine = np.flatnonzero(np.isin(chosen, of_precision)) if rows is not None else of_precision
-        took_ms = model.from_terms(choices.counts[chosen[mine]])
+        took_ms = model.from_terms(choices.counts[rows[mine]])
         quicker = took_ms < compute_ms[mine]
         compute_ms[mine[quicker]], way[mine[quicker]] = took_ms[quicker], index
         sigma[mine[quicker]] = model.spread.sigma(took_ms[quicker])
-    fits = choices.memory_bytes[chosen] <= profile.memory_bytes
-    possible = (way >= 0) & fits & choices.fast_on(profile)[chosen]
+    fits = choices.memory_bytes[rows] <= profile.memory_bytes
+    possible = (way >= 0) & fits & choices.fast_on(profile)[rows]
     return Timetable(
         compute_ms=compute_ms,
-        network_ms=_network(profile, choices, chosen),
+        network_ms=_network(profile, choices, rows),
         sigma=sigma,
         jitter=jitter_of(profile.link),
         way=way,
@@ -276,5 +292,6 @@ def candidate(
         capability=float(choices.capability[choice]),
         view=int(choices.view[choice]),
         model=int(choices.model[choice]),
+        part=int(choices.part[choice]),
         identity=int(choices.identity[choice]),
     )

@@ -108,6 +108,7 @@ class _Search:
         )
         self._summed: tuple[Seats, Sums] | None = None
         self._runs: dict[tuple[int, int], Candidate | None] = {}
+        self._parts: dict[tuple[int, int], list[Candidate]] = {}
 
     def value(self, seats: Seats) -> float:
         """Expected accuracy."""
@@ -188,18 +189,40 @@ class _Search:
         """With a device's best candidate as one more member; None without any that may be."""
         if len(seats) >= self.limits.most_members:
             return None
-        taken = {seat.candidate.identity for seat in seats}
-        spent_j = energy_of(seats)
-        free = [
-            c
-            for c in self.options[index]
-            if c.identity not in taken and self._affordable(spent_j + (c.energy_j or 0.0))
-        ]
+        free = self._free(seats, index)
         if not free:
             return None
         values = self.objective.with_one_more(sums, free, [index])
         best = int(np.argmax(values))
         return (*seats, Seat(device=index, candidate=free[best])), float(values[best])
+
+    def _free(self, seats: Seats, index: int) -> list[Candidate]:
+        """What a device may run beside these members, each as whole and in parts of the square.
+
+        All parts are worth the same alone. One that nobody sees shares nothing with anybody, so it
+        stands for all others while there is one.
+        """
+        taken = {seat.candidate.identity for seat in seats}
+        seen = {seat.candidate.part for seat in seats}
+        parts = range(1, len(self.devices[index].choices.tried))
+        unseen = next((part for part in parts if part not in seen), None)
+        offered = [0, *parts] if unseen is None else [0, unseen]
+        spent_j = energy_of(seats)
+        return [
+            c
+            for part in offered
+            for c in self._seeing(index, part)
+            if c.identity not in taken and self._affordable(spent_j + (c.energy_j or 0.0))
+        ]
+
+    def _seeing(self, index: int, part: int) -> list[Candidate]:
+        """The options of a device where they see one of the regions tried."""
+        if part == 0:
+            return self.options[index]
+        if (index, part) not in self._parts:
+            device = self.devices[index]
+            self._parts[index, part] = [device.seeing(c, part) for c in self.options[index]]
+        return self._parts[index, part]
 
     def _as_replica(self, seats: Seats, index: int) -> _Valued | None:
         """With a device as one more replica of the member that gains most; None if of no one."""
@@ -265,13 +288,10 @@ class _Search:
         rest = without(without(seats, first), second)
         if len(rest) + 2 > self.limits.most_members:
             return None
-        taken = {seat.candidate.identity for seat in rest}
         sums = self._summed_up(rest)
         best: _Valued | None = None
-        for option in self.options[first]:
+        for option in self._free(rest, first):
             one = (*rest, Seat(device=first, candidate=option))
-            if option.identity in taken or not self._affordable(energy_of(one)):
-                continue
             both = self._as_member(one, self.objective.added(sums, option, [first]), second)
             if both is not None and (best is None or both[1] > best[1]):
                 best = both

@@ -51,11 +51,11 @@ def exact_arrivals(availability: Sequence[float]) -> Arrivals:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sums:
-    """What members add up to in every pattern: all parts, the largest per view, and per build."""
+    """What members add up to in every pattern: all parts, and the largest of whatever is shared."""
 
     total: Array
-    views: dict[int, Array]
-    models: dict[int, Array]
+    #: Per view, per build and per region, as the law's shares are ordered in `Objective`.
+    most: tuple[dict[int, Array], dict[int, Array], dict[int, Array]]
 
 
 class Objective:
@@ -64,7 +64,7 @@ class Objective:
     def __init__(self, law: AccuracyLaw, top: float, arrived: Arrivals) -> None:
         """`top` is the capability that parts are counted relative to: the teacher's."""
         self.law, self.top, self.arrived = law, top, arrived
-        self._own = 1 - law.same_view - law.same_model
+        self._shares = (law.same_view, law.same_model, law.same_region)
 
     def part(self, capability: float) -> float:
         """A member's part in the sum."""
@@ -77,7 +77,7 @@ class Objective:
 
     def sums(self, members: Sequence[tuple[Candidate, Sequence[int]]]) -> Sums:
         """What members, each served by some devices, add up to."""
-        sums = Sums(total=np.zeros(len(self.arrived.weights)), views={}, models={})
+        sums = Sums(total=np.zeros(len(self.arrived.weights)), most=({}, {}, {}))
         for member, devices in members:
             sums = self.added(sums, member, devices)
         return sums
@@ -85,13 +85,11 @@ class Objective:
     def added(self, sums: Sums, member: Candidate, devices: Sequence[int]) -> Sums:
         """The sums with one member more."""
         part = self.part(member.capability) * self.present(devices)
-        view = np.maximum(sums.views.get(member.view, 0.0), part)
-        model = np.maximum(sums.models.get(member.model, 0.0), part)
-        return Sums(
-            total=sums.total + part,
-            views={**sums.views, member.view: view},
-            models={**sums.models, member.model: model},
+        views, models, regions = (
+            {**known, key: np.maximum(known.get(key, 0.0), part)}
+            for known, key in zip(sums.most, _keys(member), strict=True)
         )
+        return Sums(total=sums.total + part, most=(views, models, regions))
 
     def value(self, sums: Sums, *, at_most_top: bool = False) -> float:
         """Expected accuracy; `at_most_top`: where no answer counts for more than the teacher's."""
@@ -106,18 +104,19 @@ class Objective:
         """Expected accuracy `[candidates]` when these devices serve one of the candidates too."""
         parts = np.array([self.part(c.capability) for c in candidates])
         zero = np.zeros(len(self.arrived.weights))
-        views = np.stack([sums.views.get(c.view, zero) for c in candidates], axis=1)
-        models = np.stack([sums.models.get(c.model, zero) for c in candidates], axis=1)
-        more = self._own * parts
-        more = more + self.law.same_view * np.maximum(parts - views, 0)
-        more = more + self.law.same_model * np.maximum(parts - models, 0)
+        more = self.law.own * parts
+        keys = zip(*map(_keys, candidates), strict=True)
+        for share, known, wanted in zip(self._shares, sums.most, keys, strict=True):
+            if share:
+                best = np.stack([known.get(key, zero) for key in wanted], axis=1)
+                more = more + share * np.maximum(parts - best, 0)
         base = self._combined(sums)[:, None]
         return self._values(base + self.present(devices)[:, None] * more)
 
     def _combined(self, sums: Sums) -> Array:
-        combined = self._own * sums.total
-        for share, best in ((self.law.same_view, sums.views), (self.law.same_model, sums.models)):
-            for part in best.values():
+        combined = self.law.own * sums.total
+        for share, known in zip(self._shares, sums.most, strict=True):
+            for part in known.values():
                 combined = combined + share * part
         return combined
 
@@ -125,3 +124,8 @@ class Objective:
         right = -np.expm1(-self.top * combined ** (1 / self.law.sharpness))
         values: Array = self.arrived.weights @ right
         return values
+
+
+def _keys(member: Candidate) -> tuple[int, int, int]:
+    """What a member may have in common with others, in the order of the law's shares."""
+    return member.view, member.model, member.part

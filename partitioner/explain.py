@@ -12,6 +12,7 @@ from mdp.plan import Plan, Region, SubModelSpec
 from mdp.profile import DeviceProfile
 from partitioner.candidates import Candidate, Device, candidate, timetable
 from partitioner.choose import Limits, Seat
+from partitioner.grid import where
 from partitioner.latency import sustained_factor
 from partitioner.problem import Problem, predicted_accuracy
 from partitioner.spread import TYPICAL, Pace
@@ -46,15 +47,15 @@ def limit_broken(device: Device, c: Candidate, limits: Limits) -> str:
 def next_bigger(device: Device, pick: Candidate, pace: Pace = TYPICAL) -> Candidate | None:
     """The quickest choice more capable than the pick that sees the same; None if there is none."""
     choices = device.choices
-    table = timetable(device.profile, device.models, choices)
-    runs = (table.way >= 0) & choices.fast_on(device.profile)
-    same = (choices.view == pick.view) & runs & (choices.capability > pick.capability * (1 + 1e-9))
-    rows = np.flatnonzero(same)
-    if not len(rows):
+    same = (choices.view == pick.view) & choices.fast_on(device.profile)
+    rows = np.flatnonzero(same & (choices.capability > pick.capability * (1 + 1e-9)))
+    table = timetable(device.profile, device.models, choices, rows)
+    places = np.flatnonzero(table.way >= 0)
+    if not len(places):
         return None
-    order = rows[np.lexsort((-choices.capability[rows], table.by_ms(pace)[rows]))]
-    row = int(order[0])
-    return candidate(device.profile, device.models, choices, table, row, row)
+    order = places[np.lexsort((-choices.capability[rows[places]], table.by_ms(pace)[places]))]
+    place = int(order[0])
+    return candidate(device.profile, device.models, choices, table, place, int(rows[place]))
 
 
 def why(problem: Problem, seats: Sequence[Seat], k: int, limits: Limits) -> str:
@@ -177,8 +178,29 @@ def _member_sentences(
         sentences.append(
             f"That one would have changed the expected accuracy by {100 * gain:+.2f} points."
         )
+    sentences.append(_why_region(problem, seats, k))
     sentences += [_limited_by(device, pick, following, limits), _sureness(device, pick)]
-    return sentences
+    return [sentence for sentence in sentences if sentence]
+
+
+def _why_region(problem: Problem, seats: Sequence[Seat], k: int) -> str:
+    """What a member would be worth if it saw another region; nothing where none was tried."""
+    device, pick = problem.devices[seats[k].device], seats[k].candidate
+    tried = range(len(device.choices.tried))
+    taken = {seat.candidate.identity for seat in seats}
+    others = [device.seeing(pick, part) for part in tried if part != pick.part]
+    others = [c for c in others if c.identity not in taken and (pick.part == 0 or c.part == 0)]
+    if not others:
+        return ""
+    gain, instead = max(((gain_of(problem, seats, k, c), c) for c in others), key=lambda g: g[0])
+    text = (
+        f"Sees {where(pick.region)}; seeing {where(instead.region)} it would change the expected "
+        f"accuracy by {100 * gain:+.2f} points"
+    )
+    if pick.part == 0:
+        return f"{text}."
+    alone = [problem.predictor.accuracy(c.capability) for c in (instead, pick)]
+    return f"{text}, though alone it would be right on {alone[0]:.1%} and not {alone[1]:.1%}."
 
 
 def _limited_by(

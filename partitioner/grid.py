@@ -41,8 +41,18 @@ HEAD_SIZES, SMALL_HEADS = (64, 48, 32, 24, 16), 4
 #: Relative depth over relative width: sub-models keep within this factor of the teacher's build,
 #: for what lies outside was never measured, and no teacher can be copied into one very wide layer.
 MAX_ASPECT = 2.0
-#: What devices may see: the whole square.
-REGIONS = (WHOLE,)
+#: What devices may see: the whole square, or its middle or a corner. Such a part was measured to be
+#: worth less alone and more beside others (docs/lab-log.md); other sizes were not tried.
+PART_SIDE = 0.75
+_MARGIN = (1 - PART_SIDE) / 2
+PARTS = (
+    Region(left=_MARGIN, top=_MARGIN, right=1 - _MARGIN, bottom=1 - _MARGIN),
+    Region(right=PART_SIDE, bottom=PART_SIDE),
+    Region(left=1 - PART_SIDE, top=1 - PART_SIDE),
+    Region(left=1 - PART_SIDE, bottom=PART_SIDE),
+    Region(top=1 - PART_SIDE, right=PART_SIDE),
+)
+REGIONS = (WHOLE, *PARTS)
 #: Widths that a kind's kernels have to pad up are not planned for it: 16 fp32 values are a vector
 #: of AVX-512 or four of NEON, 32 a warp.
 KERNEL_MULTIPLE = {"cpu": 16, "arm": 16, "gpu": 32}
@@ -50,8 +60,14 @@ KERNEL_MULTIPLE = {"cpu": 16, "arm": 16, "gpu": 32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """Every shape with every view and precision that the search tries; row i is choice i."""
+    """Every shape with every view and precision that the search tries; row i is choice i.
 
+    Rows are ordered by precision, then region, then shape.
+    """
+
+    #: The regions tried, the whole square first, and how many shapes.
+    tried: tuple[Region, ...]
+    shapes: int
     specs: list[SubModelSpec]
     regions: list[Region]
     #: Terms of the latency formula `[n, terms]`.
@@ -63,15 +79,37 @@ class Choices:
     #: Indices by which choices see the same, or are built alike.
     view: NDArray[np.int64]
     model: NDArray[np.int64]
+    #: Index in `tried`.
+    part: NDArray[np.int64]
     #: The same index for the same view and precision.
     group: NDArray[np.int64]
     #: What no two members may share: shape and view, whatever the precision.
     identity: NDArray[np.int64]
-    rows_of: dict[Precision, NDArray[np.int64]]
+    precisions: tuple[Precision, ...]
     num_classes: int
 
     def __len__(self) -> int:
         return len(self.specs)
+
+    @property
+    def whole(self) -> NDArray[np.int64]:
+        """The rows that see the first of the regions tried; every other one costs the same."""
+        rows: NDArray[np.int64] = np.flatnonzero(self.part == 0)
+        return rows
+
+    def seeing(self, row: int, part: int) -> int:
+        """The row of the same shape and precision that sees another of the regions tried."""
+        return row + (part - int(self.part[row])) * self.shapes
+
+    def of_precision(self, precision: Precision, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in ascending `rows` those of a precision are."""
+        if precision not in self.precisions:
+            return rows[:0]
+        block = len(self.tried) * self.shapes
+        first = self.precisions.index(precision) * block
+        begin, end = np.searchsorted(rows, [first, first + block])
+        places: NDArray[np.int64] = np.arange(begin, end)
+        return places
 
     def fast_on(self, profile: DeviceProfile) -> NDArray[np.bool_]:
         """Which choices have widths that this kind of device need not pad."""
@@ -157,8 +195,21 @@ def words(spec: SubModelSpec, region: Region = WHOLE) -> str:
     if spec.precision != "fp32":
         text += f", {spec.precision}"
     if region != WHOLE:
-        text += f", of {region.right - region.left:.0%} x {region.bottom - region.top:.0%}"
+        text += f", sees {where(region)}"
     return text
+
+
+def where(region: Region) -> str:
+    """A region as a person reads it."""
+    if region == WHOLE:
+        return "the whole square"
+    wide, high = region.right - region.left, region.bottom - region.top
+    names = {0.0: ("left", "top"), 1.0: ("right", "bottom")}
+    # Where the free room beside the region is: all of it to one side, or evenly on both.
+    across = names.get(region.left / (1 - wide) if wide < 1 else 0.5, ("", ""))[0]
+    down = names.get(region.top / (1 - high) if high < 1 else 0.5, ("", ""))[1]
+    place = " ".join(word for word in (down, across) if word) or "middle"
+    return f"{wide:.0%} x {high:.0%} at the {place}"
 
 
 def make_choices(
@@ -172,23 +223,21 @@ def make_choices(
     """Count everything about the shapes, by default the teacher's grid, that no device changes."""
     plain = list(sub_model_grid(teacher) if shapes is None else shapes)
     counts, num_classes = terms(plain, predictor.num_classes), predictor.num_classes
-    blocks = [(p, r) for p in dict.fromkeys(precisions) for r in regions]
-    specs: list[SubModelSpec] = []
-    seen: list[Region] = []
-    capability, memory, identity = [], [], []
-    rows_of: dict[Precision, NDArray[np.int64]] = {}
+    known = tuple(dict.fromkeys(precisions))
+    blocks = [(precision, region) for precision in known for region in regions]
+    capability, memory = [], []
     for precision, region in blocks:
         mine = [_with_precision(shape, precision) for shape in plain]
-        start = len(specs)
-        specs += mine
-        seen += [region] * len(mine)
         values = predictor.of_shapes(features(teacher, mine, [region] * len(mine)))
         capability.append(quantised(values, precision))
-        identity.append(regions.index(region) * len(plain) + np.arange(len(plain)))
         memory.append(np.array([memory_bytes(spec, num_classes) for spec in mine]))
-        rows = np.arange(start, len(specs))
-        rows_of[precision] = np.concatenate([rows_of.get(precision, rows[:0]), rows])
+    specs = [_with_precision(shape, precision) for precision, _ in blocks for shape in plain]
+    seen = [region for _, region in blocks for _ in plain]
+    part = np.tile(np.repeat(np.arange(len(regions)), len(plain)), len(known))
+    views = [view_of(s, r) for s, r in zip(specs, seen, strict=True)]
     return Choices(
+        tried=tuple(regions),
+        shapes=len(plain),
         specs=specs,
         regions=seen,
         counts=np.tile(counts, (len(blocks), 1)),
@@ -196,11 +245,12 @@ def make_choices(
         embed_dims=np.array([spec.embed_dim for spec in specs]),
         memory_bytes=np.concatenate(memory),
         capability=np.concatenate(capability),
-        view=_indices([view_of(s, r) for s, r in zip(specs, seen, strict=True)]),
+        view=_indices(views),
         model=_indices([model_of(spec) for spec in specs]),
-        group=_indices([(view_of(s, r), s.precision) for s, r in zip(specs, seen, strict=True)]),
-        identity=np.concatenate(identity),
-        rows_of=rows_of,
+        part=part,
+        group=_indices(list(zip(views, [spec.precision for spec in specs], strict=True))),
+        identity=np.tile(np.arange(len(regions) * len(plain)), len(known)),
+        precisions=known,
         num_classes=num_classes,
     )
 

@@ -4,7 +4,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mdp.plan import Assignment, Plan, PredictedAccuracy, Replica
+from partitioner.accuracy_law import WHOLE
 from partitioner.explain import Explanation, cautions
+from partitioner.grid import where
 from partitioner.pareto import ParetoPoint
 from partitioner.planning import Planned
 from partitioner.predictor import Predictor
@@ -55,7 +57,7 @@ def _plan_table(plan: Plan) -> Table:
         parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
         for part in parts:
             ms = part.predicted_ms
-            what = words(a.submodel) if part is a else "the same"
+            what = _seen(a) if part is a else "the same"
             table.add_row(
                 str(a.k), part.device, what, f"{ms.compute:.2f}", f"{ms.network:.2f}",
                 f"{ms.total:.2f}", f"{part.memory_bytes / 1e6:.0f}",
@@ -69,6 +71,12 @@ def _plan_table(plan: Plan) -> Table:
             f"{ms.total:.2f}", "",
         )  # fmt: skip
     return table
+
+
+def _seen(a: Assignment) -> str:
+    """A sub-model, and where it looks if that is not everywhere."""
+    text = words(a.submodel)
+    return text if a.region == WHOLE else f"{text}, sees {where(a.region)}"
 
 
 def _print_accuracy(

@@ -13,10 +13,12 @@ from mdp.errors import InputError
 from mdp.files import Record
 from mdp.plan import Plan, TeacherSpec
 from mdp.profile import Precision, read_profile
+from partitioner.accuracy_law import WHOLE
 from partitioner.accuracy_records import read_runs, shipped_records
 from partitioner.batching import with_batches
 from partitioner.deadline import deadline_ms
 from partitioner.explain import Explanation, explain
+from partitioner.grid import REGIONS
 from partitioner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.predictor import FittedLaw, fit, predictor_for, shipped_law
 from partitioner.problem import FP32, Problem, make_problem
@@ -56,6 +58,9 @@ class PlanOptions(Record, frozen=True):
             "--runs of this teacher, else 0.8"
         ),
     ] = None
+    whole_picture: Annotated[
+        bool, Meta(description="Let every member see the whole square of a picture, none a part")
+    ] = False
     any_precision: Annotated[
         bool, Meta(description="Plan with every precision that a profile has measured")
     ] = False
@@ -147,6 +152,7 @@ def make_planned(
         precisions=precisions,
         max_energy_j=options.max_energy_j,
         percentile=options.percentile,
+        regions=[WHOLE] if options.whole_picture else REGIONS,
     )
     plan = with_batches(_searched(problem, options), devices)
     return Planned(

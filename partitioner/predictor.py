@@ -156,9 +156,13 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
 def fit_law(runs: Sequence[RecordedRun]) -> AccuracyLaw:
     """The constants that suit the runs best; raises InputError for no usable runs."""
     exponents = _fit_exponents(runs)
-    sharpness, same_view, same_model = _fit_together(runs)
+    sharpness, same_view, same_model, same_region = _fit_together(runs)
     return AccuracyLaw(
-        exponents=exponents, sharpness=sharpness, same_view=same_view, same_model=same_model
+        exponents=exponents,
+        sharpness=sharpness,
+        same_view=same_view,
+        same_model=same_model,
+        same_region=same_region,
     )
 
 
@@ -191,7 +195,7 @@ def _fit_exponents(runs: Sequence[RecordedRun]) -> tuple[float, float, float, fl
     return (width, depth, tokens, detail, area)
 
 
-def _fit_together(runs: Sequence[RecordedRun]) -> tuple[float, float, float]:
+def _fit_together(runs: Sequence[RecordedRun]) -> tuple[float, float, float, float]:
     """Sharpness and overlaps that predict subsets best from their members' own accuracies."""
     known, wanted, sources = [], [], []
     for run in runs:
@@ -207,33 +211,33 @@ def _fit_together(runs: Sequence[RecordedRun]) -> tuple[float, float, float]:
         raise InputError("expected recorded runs with several members that were measured together")
     weights = _source_weights(sources) ** 2
     target, best = np.array(wanted), None
-    view, model = (grid.ravel()[:, None] for grid in np.meshgrid(_OVERLAPS, _OVERLAPS))
-    allowed = (view + model <= _OVERLAPS[-1] + 1e-9)[:, 0]
-    view, model = view[allowed], model[allowed]
+    overlaps = np.stack(np.meshgrid(*[_OVERLAPS] * 3), axis=-1).reshape(-1, 3)
+    overlaps = overlaps[overlaps.sum(axis=1) <= _OVERLAPS[-1] + 1e-9]
+    top = np.array([max(m.capability for m in members) for members in known])
     for sharpness in _SHARPNESS:
         sums = np.array([_sums(members, float(sharpness)) for members in known])
-        top = np.array([max(m.capability for m in members) for members in known])
-        total = sums[:, 0] + view * (sums[:, 1] - sums[:, 0]) + model * (sums[:, 2] - sums[:, 0])
+        total = sums[:, 0] + overlaps @ (sums[:, 1:] - sums[:, :1]).T
         errors = -np.expm1(-top * total ** (1 / sharpness)) - target
         loss = (errors**2) @ weights
         index = int(np.argmin(loss))
         if best is None or loss[index] < best[0] * (1 - 1e-9):
-            best = (loss[index], float(sharpness), float(view[index, 0]), float(model[index, 0]))
+            best = (loss[index], float(sharpness), *overlaps[index].tolist())
     assert best is not None
     return best[1:]
 
 
-def _sums(members: Sequence[Member], sharpness: float) -> tuple[float, float, float]:
-    """Parts relative to the best: of all, of the best per view, of the best per build."""
+def _sums(members: Sequence[Member], sharpness: float) -> tuple[float, float, float, float]:
+    """Parts relative to the best: of all, of the best per view, per build and per region."""
     best = max(member.capability for member in members)
-    views: dict[object, float] = {}
-    models: dict[object, float] = {}
-    for member in members:
-        part = (member.capability / best) ** sharpness
-        views[member.view] = max(views.get(member.view, 0.0), part)
-        models[member.model] = max(models.get(member.model, 0.0), part)
-    parts = sum((member.capability / best) ** sharpness for member in members)
-    return parts, sum(views.values()), sum(models.values())
+    parts = [(member.capability / best) ** sharpness for member in members]
+    found = []
+    for what in ("view", "model", "region"):
+        most: dict[object, float] = {}
+        for member, part in zip(members, parts, strict=True):
+            key = getattr(member, what)
+            most[key] = max(most.get(key, 0.0), part)
+        found.append(sum(most.values()))
+    return sum(parts), found[0], found[1], found[2]
 
 
 def _left_out(
@@ -325,6 +329,7 @@ def _members(run: RecordedRun, capability: dict[int, float], subset: Sequence[in
             capability=capability[k],
             view=view_of(run.members[k].submodel, run.members[k].region),
             model=model_of(run.members[k].submodel),
+            region=run.members[k].region,
         )
         for k in subset
     ]

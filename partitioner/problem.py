@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mdp.errors import InputError
-from mdp.plan import PLANNED_MEMBERS, PredictedAccuracy, TeacherSpec
+from mdp.plan import PLANNED_MEMBERS, PredictedAccuracy, Region, TeacherSpec
 from mdp.profile import DeviceProfile, Precision
-from partitioner.accuracy_law import Member, capability_of, together
+from partitioner.accuracy_law import WHOLE, Member, capability_of, together
 from partitioner.candidates import Device, evaluate_device, fitted_ways
 from partitioner.choose import Limits, Seat
 from partitioner.expectation import Objective, Sums, exact_arrivals
-from partitioner.grid import make_choices
+from partitioner.grid import REGIONS, make_choices
 from partitioner.predictor import Predictor, predictor_for, shipped_law
 from partitioner.spread import Pace, client_ms, pace_for, share_in_time
 
@@ -57,13 +57,16 @@ def make_problem(
     precisions: Sequence[Precision] = FP32,
     max_energy_j: float | None = None,
     percentile: float | None = None,
+    regions: Sequence[Region] = REGIONS,
 ) -> Problem:
     """Cost every choice on every device; raises InputError for unusable arguments."""
     _check(profiles, num_classes, max_energy_j)
     if predictor is None:
         predictor = predictor_for(shipped_law(), teacher.shape, num_classes=num_classes)
-    choices = make_choices(teacher.shape, predictor, precisions)
-    whole = make_choices(teacher.shape, predictor, precisions, shapes=[teacher.shape])
+    choices = make_choices(teacher.shape, predictor, precisions, regions=regions)
+    whole = make_choices(
+        teacher.shape, predictor, precisions, shapes=[teacher.shape], regions=[WHOLE]
+    )
     # The order in which profiles are named must not matter.
     ordered = sorted(profiles, key=lambda profile: profile.name)
     fitted = [(profile, fitted_ways(profile, precisions)) for profile in ordered]
@@ -94,8 +97,8 @@ def predicted_accuracy(problem: Problem, seats: Sequence[Seat]) -> PredictedAccu
     """With every member in, and expected over which devices are there, counted exactly."""
     predictor = problem.predictor
     members = [
-        Member(capability=s.candidate.capability, view=s.candidate.view, model=s.candidate.model)
-        for s in seats
+        Member(capability=c.capability, view=c.view, model=c.model, region=c.part)
+        for c in (seat.candidate for seat in seats)
     ]
     objective, sums = exact_objective(problem, seats)
     return PredictedAccuracy(

@@ -9,11 +9,12 @@ import math
 from collections.abc import Sequence
 
 from mdp.errors import InputError, PlanRefused
-from mdp.plan import Assignment, Plan, Replica, TeacherSpec
+from mdp.plan import Assignment, Plan, Region, Replica, TeacherSpec
 from mdp.profile import DeviceProfile, Precision
 from partitioner.candidates import Candidate, Device
 from partitioner.choose import LEAST_GAIN, Limits, Seat, Seats, choose
 from partitioner.explain import limit_broken, why, why_replica
+from partitioner.grid import REGIONS
 from partitioner.predictor import Predictor
 from partitioner.problem import (
     FP32,
@@ -39,6 +40,7 @@ def make_plan(
     precisions: Sequence[Precision] = FP32,
     max_energy_j: float | None = None,
     percentile: float | None = None,
+    regions: Sequence[Region] = REGIONS,
 ) -> Plan:
     """Assign sub-models to devices so that expected accuracy within `target_ms` is highest.
 
@@ -55,6 +57,7 @@ def make_plan(
         precisions=precisions,
         max_energy_j=max_energy_j,
         percentile=percentile,
+        regions=regions,
     )
     return plan_within(problem, target_ms)
 
@@ -186,7 +189,9 @@ def _left_out(problem: Problem, seats: Sequence[Seat], limits: Limits) -> dict[s
         if index in busy:
             continue
         places = device.places(limits.target_ms, limits.max_energy_j, limits.pace)
-        identities = set(device.choices.identity[device.rows[places]].tolist())
+        whole = device.choices.identity[device.rows[places]].tolist()
+        every = range(len(device.choices.tried))
+        identities = {i + part * device.choices.shapes for part in every for i in whole}
         if not identities:
             reasons[device.name] = why_left_out(device, limits)
         elif identities <= taken:

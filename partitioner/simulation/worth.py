@@ -105,6 +105,7 @@ class PredictedSubsets:
                 capability=capability_of(min(a.accuracy, 1 - 1e-9)),
                 view=view_of(a.submodel, a.region),
                 model=model_of(a.submodel),
+                region=a.region,
             )
             for a in plan.assignments
             if a.accuracy is not None

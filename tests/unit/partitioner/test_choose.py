@@ -2,17 +2,20 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
-from mdp.plan import PLANNED_MEMBERS
-from partitioner.accuracy_law import capability_of
+from mdp.plan import PLANNED_MEMBERS, Region
+from partitioner.accuracy_law import WHOLE, AccuracyLaw, capability_of
 from partitioner.candidates import Candidate, Device, evaluate_device, fitted_ways
 from partitioner.choose import Limits, Seat, Seats, choose, energy_of
 from partitioner.expectation import Objective, exact_arrivals
-from partitioner.grid import make_choices, sub_model_grid
+from partitioner.grid import REGIONS, make_choices, sub_model_grid
 from partitioner.predictor import Predictor, predictor_for, shipped_law
 from tests.unit.partitioner.test_search import TINY, device
 
@@ -24,12 +27,13 @@ def some_devices(
     count: int,
     shapes: int,
     availability: tuple[float, ...] = (0.5, 0.8, 0.95, 1.0),
+    regions: Sequence[Region] = (WHOLE,),
 ) -> list[Device]:
     """Unequal devices with a few shapes each, drawn from the teacher's grid."""
     draw = np.random.default_rng(seed)
     grid = sub_model_grid(TINY.shape)
     chosen = [grid[i] for i in sorted(draw.choice(len(grid), size=shapes, replace=False))]
-    choices = make_choices(TINY.shape, PREDICTOR, shapes=chosen)
+    choices = make_choices(TINY.shape, PREDICTOR, shapes=chosen, regions=regions)
     profiles = [
         device(
             f"d{i}",
@@ -77,6 +81,44 @@ def test_two_or_three_devices_get_the_best_plan_there_is(seed: int) -> None:
     assert all(seat.candidate.predicted_ms.total <= target_ms for seat in seats)
 
 
+#: A law by which parts of the picture are worth seeing.
+PARTS_PAY = AccuracyLaw(
+    exponents=(0.06, 0.015, 0.025, 0.015, 0.045),
+    sharpness=11.0,
+    same_view=0.3,
+    same_model=0.0,
+    same_region=0.6,
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_regions_are_chosen_as_trying_them_all_would(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = replace(PREDICTOR, law=PARTS_PAY)
+    monkeypatch.setattr(sys.modules[__name__], "PREDICTOR", predictor)
+    count, shapes, regions = (2, 8, REGIONS) if seed % 2 else (3, 4, REGIONS[:3])
+    devices = some_devices(seed, count, shapes, regions=regions)
+    target_ms = float(np.random.default_rng(seed).uniform(2, 20))
+    _, found = choose(devices, predictor, Limits(target_ms=target_ms))
+    assert found >= exhaustive(devices, target_ms) - len(devices) * 1e-4
+
+
+def test_members_look_elsewhere_where_that_pays() -> None:
+    predictor = replace(PREDICTOR, law=PARTS_PAY)
+    devices = some_devices(2, 6, 60, availability=(1.0,), regions=REGIONS)
+    seats, _ = choose(devices, predictor, Limits(target_ms=20.0))
+    seen = [seat.candidate.part for seat in seats]
+    assert len(set(seen)) == len(seats) == 6
+    # Where a part costs what it has of the picture, nobody sees one.
+    dear = msgspec.structs.replace(PARTS_PAY, exponents=(0.06, 0.015, 0.025, 0.015, 1.0))
+    predictor = replace(PREDICTOR, law=dear)
+    choices = make_choices(TINY.shape, predictor, regions=REGIONS)
+    again = [evaluate_device(d.profile, d.models, choices) for d in devices]
+    seats, _ = choose(again, predictor, Limits(target_ms=20.0))
+    assert {seat.candidate.part for seat in seats} == {0}
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_an_energy_limit_is_kept_and_nearly_used_up(seed: int) -> None:
     devices = some_devices(100 + seed, 3, 9)
@@ -101,7 +143,7 @@ def test_more_time_is_never_worse() -> None:
 def same_shape(count: int, availability: Sequence[float]) -> list[Device]:
     """Devices that can run one and the same shape only."""
     shape = sub_model_grid(TINY.shape)[40]
-    choices = make_choices(TINY.shape, PREDICTOR, shapes=[shape])
+    choices = make_choices(TINY.shape, PREDICTOR, shapes=[shape], regions=[WHOLE])
     profiles = [device(f"d{i}", availability=availability[i]) for i in range(count)]
     return [evaluate_device(p, fitted_ways(p, ["fp32"]), choices) for p in profiles]
 
