@@ -12,11 +12,13 @@ import pytest
 from mdp.errors import InputError, PlanRefused
 from mdp.exchange import reserve_s
 from mdp.files import write_toml
-from mdp.plan import SubModelSpec, TeacherSpec, read_plan
+from mdp.plan import Region, SubModelSpec, TeacherSpec, read_plan
 from mdp.profile import DeviceProfile, ProbeRecord, Sustained, read_profile
 from partitioner import cli
+from partitioner.accuracy_law import WHOLE
 from partitioner.deadline import CLIENT_MS_PER_MEMBER
 from partitioner.explain import cautions, explain, seats_of
+from partitioner.grid import PARTS, where
 from partitioner.latency import Way, fit_latency, relative_errors
 from partitioner.pareto import pareto, plan_with_accuracy
 from partitioner.plan_plot import draw_plan
@@ -134,6 +136,46 @@ def test_the_explanation_names_limit_gain_and_sureness(problem: Problem) -> None
         assert "ms slack." in text
         assert "Compute is expected between " in text
     assert any("by estimated latencies" in " ".join(one.sentences) for one in told)
+
+
+def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000, explained=True)
+    seen = {a.device: a.region for a in planned.plan.assignments}
+    assert WHOLE in seen.values()
+    assert len(set(seen.values())) == 3
+    for told in planned.explanations:
+        region = seen[told.device]
+        sentence = next(s for s in told.sentences if s.startswith("Sees "))
+        assert sentence.startswith(f"Sees {where(region)}; seeing ")
+        change = float(sentence.split("accuracy by ")[1].split(" points")[0])
+        assert change < 0
+        assert ("though alone" in sentence) == (region != WHOLE)
+    print_planned(planned)
+    assert "sees 75% x 75%" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    whole = make_planned(
+        BASE, NAMES, PlanOptions(latency_ms=20.0, whole_picture=True), 1000, explained=True
+    )
+    assert {a.region for a in whole.plan.assignments} == {WHOLE}
+    assert not any(s.startswith("Sees ") for told in whole.explanations for s in told.sentences)
+
+
+@pytest.mark.parametrize(
+    ("region", "words"),
+    [
+        (WHOLE, "the whole square"),
+        (PARTS[0], "75% x 75% at the middle"),
+        (PARTS[1], "75% x 75% at the top left"),
+        (PARTS[2], "75% x 75% at the bottom right"),
+        (PARTS[3], "75% x 75% at the top right"),
+        (PARTS[4], "75% x 75% at the bottom left"),
+        (Region(bottom=0.5), "100% x 50% at the top"),
+        (Region(left=0.1, right=0.6), "50% x 100% at the middle"),
+    ],
+)
+def test_a_region_in_words(region: Region, words: str) -> None:
+    assert where(region) == words
 
 
 def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(

@@ -12,7 +12,8 @@ from mdp.errors import InputError, PlanRefused
 from mdp.plan import Assignment, Plan, Replica, SubModelSpec, TeacherSpec, read_plan
 from mdp.profile import DeviceProfile, Link, read_profile
 from partitioner import cost
-from partitioner.grid import sub_model_grid
+from partitioner.accuracy_law import WHOLE
+from partitioner.grid import REGIONS, sub_model_grid
 from partitioner.latency import Way, fit_latency, predict, ways
 from partitioner.pareto import plan_with_accuracy
 from partitioner.predictor import predictor_for, shipped_law
@@ -90,7 +91,9 @@ def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> No
     assigned = [part.device for part in (*plan.assignments, *plan.replicas)]
     assert sorted([*assigned, *plan.left_out]) == sorted(by_name)
     assert all(reason for reason in plan.left_out.values())
-    assert len({size(a.submodel) for a in plan.assignments}) == len(plan.assignments)
+    seen = {(size(a.submodel), a.region) for a in plan.assignments}
+    assert len(seen) == len(plan.assignments)
+    assert {a.region for a in plan.assignments} <= set(REGIONS)
     assert size(plan.teacher.shape) not in {size(a.submodel) for a in plan.assignments}
     for device in assigned:
         assignment = plan.assignment_of(device)
@@ -237,13 +240,13 @@ def test_one_sub_model_that_is_always_there_beats_a_teacher_that_is_not() -> Non
 
 def test_a_teacher_below_the_accuracy_floor_is_no_reason_to_refuse() -> None:
     profiles = shipped("raspberry-pi-5", "jetson-orin-nano", "n100", "laptop-cpu")
-    problem = make_problem(BASE, profiles)
-    plan = plan_with_accuracy(problem, 0.81)
+    problem = make_problem(BASE, profiles, regions=[WHOLE])
+    plan = plan_with_accuracy(problem, 0.814)
     assert plan.single_device is not None
     assert plan.single_device.is_teacher
     assert plan.single_device.accuracy == pytest.approx(0.8)
     assert plan.accuracy is not None
-    assert plan.accuracy.expected >= 0.81
+    assert plan.accuracy.expected >= 0.814
     assert not plan.refused
 
 
@@ -324,7 +327,12 @@ def test_equal_devices_get_different_sub_models() -> None:
     plan = make_plan(TINY, equal, target_ms=3.5, num_classes=10)
     check(plan, equal, 10)
     assert len(plan.assignments) == 8
-    assert len({assignment.submodel.image_size for assignment in plan.assignments}) >= 3
+    views = {(assignment.submodel.image_size, assignment.region) for assignment in plan.assignments}
+    assert len(views) == 8
+    whole = make_plan(TINY, equal, target_ms=3.5, num_classes=10, regions=[WHOLE])
+    check(whole, equal, 10)
+    assert {assignment.region for assignment in whole.assignments} == {WHOLE}
+    assert len({assignment.submodel.image_size for assignment in whole.assignments}) >= 3
 
 
 def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:
@@ -333,7 +341,7 @@ def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:
     assert {(s.image_size, s.embed_dim, s.depth) for s in shapes} == {(8, 32, 2), (8, 48, 2)}
     # A device for every shape, and one that is always there as they all are.
     several = [device(f"d{i}") for i in range(len(shapes) + 1)]
-    plan = make_plan(only, several, target_ms=1.4, num_classes=10)
+    plan = make_plan(only, several, target_ms=1.4, num_classes=10, regions=[WHOLE])
     assert len(plan.assignments) <= len(shapes)
     assert set(plan.left_out.values()) <= {
         "another member already has every sub-model it could run",
