@@ -40,14 +40,11 @@ class ProcessCaller:
         self,
         fleet: Path,
         fusion: Fusion,
-        hedge_after_ms: float | None,
         environment: Mapping[str, str],
     ) -> None:
         known = [f"{key}={value}" for key, value in environment.items()]
         command = ["env", *known, sys.executable, "-m", "tests.support.calling_client"]
         command += ["--fleet", str(fleet), "--fusion", fusion]
-        if hedge_after_ms is not None:
-            command += ["--hedge-after-ms", str(hedge_after_ms)]
         self._process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -93,13 +90,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fleet", type=Path, required=True)
     parser.add_argument("--fusion", choices=get_args(Fusion), required=True)
-    parser.add_argument("--hedge-after-ms", type=float)
     asked = parser.parse_args()
     with Client.connect(
         asked.fleet,
         fusion=asked.fusion,
         timeout_s=PATIENCE_S,
-        hedge_after_ms=asked.hedge_after_ms,
     ) as client:
         for line in sys.stdin:
             print(json.dumps(_said(*timed(client, *json.loads(line)))), flush=True)
