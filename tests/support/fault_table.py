@@ -117,7 +117,7 @@ def _no_memory_to_have(scene: Scene) -> None:
 def _killed_for_memory(scene: Scene) -> None:
     limit_bytes = scene.memory_bytes("VmRSS") + 64 * MIB
     scene.hold(memory_limit(scene.agent.process.pid, limit_bytes))
-    scene.word.write_text("hoard 32")
+    scene.word.write_text("hoard 256")
 
 
 def _starve(scene: Scene) -> None:
@@ -371,7 +371,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="killed for memory",
-        made="a control group's limit, and 32 MiB more for each inference, kept",
+        made="a control group allows 64 MiB more, an inference takes 256",
         healed="started again without the limit",
         make=_killed_for_memory,
         heal=_restart_what_is_left,
