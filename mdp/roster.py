@@ -83,6 +83,8 @@ class Roster:
         self._load: Counter[str] = Counter()
         self._trips: dict[str, RoundTrips] = {}
         self._seen_s: dict[str, float] = {}
+        #: Since when a replica has had requests under way.
+        self._owes_s: dict[str, float] = {}
         self._turns: Counter[str] = Counter()
         self._turn = 0
         #: How many turns had gone to others before a replica's last one.
@@ -106,7 +108,7 @@ class Roster:
         if self._replicated:
             members = dict(members)
             for k in self._replicated:
-                members[k] = self._ordered(members[k], unavailable, probing)
+                members[k] = self._ordered(members[k], unavailable, probing, now_s)
         return Choice(members, unavailable, probing)
 
     def _judged(self, gone: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, int]]:
@@ -126,7 +128,11 @@ class Roster:
         return unavailable, probing
 
     def _ordered(
-        self, devices: Sequence[str], unavailable: Mapping[str, str], probing: Mapping[str, int]
+        self,
+        devices: Sequence[str],
+        unavailable: Mapping[str, str],
+        probing: Mapping[str, int],
+        now_s: float,
     ) -> Sequence[str]:
         """`devices` with the better of two that are there first, and the other one second."""
         there: Sequence[str] = devices
@@ -139,14 +145,20 @@ class Roster:
             first = int(self._chance() * len(there))
             second = int(self._chance() * (len(there) - 1))
         second += second >= first
-        pair = sorted((there[first], there[second]), key=self._cost)
+        pair = sorted((there[first], there[second]), key=lambda device: self._cost(device, now_s))
         return Ranked(pair, devices)
 
-    def _cost(self, device: str) -> tuple[float, int, int]:
+    def _cost(self, device: str, now_s: float) -> tuple[bool, float, int, int]:
         trips, load = self._trips.get(device), self._load[device]
         usual_s = trips.usual_s if trips is not None else 0.0
-        fade = _FADE ** (self._turn - self._turns[device])
-        return (load + 1) * usual_s * fade, load, self._turns[device]
+        usual_s *= _FADE ** (self._turn - self._turns[device])
+        if load:
+            # Whoever has owed answers for so long, and given none, is likely to take as long again.
+            usual_s = max(usual_s, now_s - max(self._owes_s[device], self._seen_s[device]))
+        known = self._health.get(device)
+        # Whoever has left a request unanswered has to give a sign of life before the next one.
+        silent = known is not None and known.silences > 0
+        return silent, (load + 1) * usual_s, load, self._turns[device]
 
     # What became of requests.
 
@@ -157,6 +169,8 @@ class Roster:
         if not send.hedged:
             self.bucket.earn(1)
         if self._replicated and len(self._members[send.k]) > 1:
+            if not self._load[device]:
+                self._owes_s[device] = now_s
             self._load[device] += 1
             self._turn += 1
             self._ages[device] = self._turn - self._turns[device]
@@ -237,6 +251,7 @@ class Roster:
         if self._is_out(device):
             self._health[device].asked(now_s)
         elif device in self._seen_s:
+            self._owes_s[device] = now_s
             self._load[device] += 1
             self._ask(call, device, now_s, now_s + HEARTBEAT_S)
 

@@ -16,6 +16,7 @@ BY_NAME = {fault.name: fault for fault in FAULTS}
 CELLS: list[tuple[Kind, str]] = [
     ("stacked", "crash"),
     ("stacked", "slow device"),
+    ("stacked", "constant outputs"),
     ("stacked", "no memory to have"),
     ("replicas", "hang"),
     ("replicas", "partition"),

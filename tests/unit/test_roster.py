@@ -179,3 +179,33 @@ def test_nothing_is_kept_of_calls_that_were_answered() -> None:
         play.answer(play.send(device), device, 0.001)
     assert not play.roster._pending
     assert not play.roster._health
+
+
+def test_one_that_owes_an_answer_for_long_is_not_given_more() -> None:
+    play = Play(PAIR)
+    for device, took_s in (("a", 0.005), ("b", 0.040)):
+        play.answer(play.send(device), device, took_s)
+    assert play.first() == "a"
+    play.send("a")
+    assert play.first() == "a"
+    # Time goes on, and nothing comes of it; an answer to something else shows that it lives.
+    play.now_s += 0.030
+    assert play.first() == "b"
+    play.answer(play.send("a"), "a", 0.0)
+    assert play.first() == "a"
+
+
+def test_one_that_did_not_answer_is_not_given_the_next_one() -> None:
+    play = Play(PAIR)
+    for device in ("a", "b"):
+        play.answer(play.send(device), device, 0.010)
+    assert play.first() == "a"
+    play.send("a")
+    play.now_s += 2 * UNTIL_S
+    asked = []
+    for _ in range(50):
+        asked.append(play.first())
+        play.answer(play.send(asked[-1]), asked[-1], 0.010)
+    assert set(asked) == {"b"}
+    play.roster.told(0, "a", "", play.now_s)
+    assert play.first() == "a"
