@@ -20,7 +20,6 @@ CELLS: list[tuple[Kind, str]] = [
     ("stacked", "no memory to have"),
     ("replicas", "hang"),
     ("replicas", "partition"),
-    ("replicas", "flapping link"),
     ("alone", "restart"),
     ("alone", "NaN outputs"),
 ]
