@@ -1,0 +1,218 @@
+"""MDP against what a user would do instead, end to end, over links of 100 and of 20 Mbit/s.
+
+    python -m benchmarks.end_to_end --out benchmarks/results/end-to-end.json
+    python -m benchmarks.end_to_end --table benchmarks/results/end-to-end.json --page docs/end-to-end.md
+
+Needs root, iproute2 and two cores, and some twelve minutes; --quick takes a third of that and shows
+that everything runs. The HTTP servers need an environment of their own, for which see --http-python.
+"""
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.accuracy_table import as_rich
+from benchmarks.end_to_end.check import in_parts, run_one
+from benchmarks.end_to_end.devices import CLIENT, DEVICES, PERIOD_US, check_cores
+from benchmarks.end_to_end.namespaces import Network, remove_remains
+from benchmarks.end_to_end.pictures import write_pictures
+from benchmarks.end_to_end.prepare import Models, make_bundle, make_models, write_profiles
+from benchmarks.end_to_end.processes import Machines, machines
+from benchmarks.end_to_end.report import (
+    OURS,
+    DeviceRow,
+    LinkResult,
+    Results,
+    figures,
+    sheets,
+)
+from benchmarks.end_to_end.serve import Ready, ask_all
+from benchmarks.end_to_end.setup import Amount
+from benchmarks.end_to_end.split import columns, dealt
+from benchmarks.machine import describe_machine
+from benchmarks.page import write_figures
+from mdp import console
+from mdp.errors import InputError
+from mdp.files import read_json, write_json
+from mdp.plan import Plan
+from mdp.profile import Link
+
+WRITER = "benchmarks.end_to_end"
+BANDWIDTHS_BPS = (100e6, 20e6)
+#: What profiles say of a link without traffic: some of it is Python on both sides.
+ROUND_TRIP_S = 0.001
+#: Latency asked of each plan, as a share of the teacher's on the fastest device.
+TARGETS = {OURS: 0.5, "MDP, smaller": 0.25}
+PICTURES = 20
+WHOLE = Amount(rounds=10, per_round=10, stream_s=5.0, stream_rounds=3, in_flight=6)
+QUICK = Amount(rounds=1, per_round=5, stream_s=1.0, stream_rounds=1, in_flight=6)
+_HTTP_PACKAGES = "litserve, onnxruntime, numpy and pillow"
+
+
+def main() -> None:
+    """Measure and keep, or show what was kept."""
+    options = parsed()
+    if options.table is not None:
+        results = read_json(options.table, Results)
+    else:
+        check_here()
+        machine = describe_machine()
+        remove_remains()
+        with tempfile.TemporaryDirectory(prefix="mdp-e2e-") as folder:
+            results = measure(options, machine, Path(folder))
+        write_json(options.out, results)
+    for sheet in sheets(results):
+        Console(width=160).print(as_rich(sheet))
+    if options.page is not None:
+        write_figures(options.page, WRITER, figures(results))
+
+
+def parsed() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="MDP against what a user would do instead.")
+    parser.add_argument("--out", type=Path, help="results file to write")
+    parser.add_argument("--table", type=Path, help="results file to show, without measuring")
+    parser.add_argument("--page", type=Path, help="document to write the tables into")
+    parser.add_argument("--teacher", default="vit_small_patch16_224")
+    parser.add_argument("--quick", action="store_true", help="few pictures, to see that it runs")
+    parser.add_argument(
+        "--http-python", type=Path, help=f"interpreter of an environment with {_HTTP_PACKAGES}"
+    )
+    options = parser.parse_args()
+    if (options.out is None) == (options.table is None):
+        raise InputError("expected either --out or --table")
+    if options.http_python is not None and shutil.which(options.http_python) is None:
+        raise InputError(f"--http-python: {options.http_python}: found no such program")
+    return options
+
+
+def check_here() -> None:
+    """Raise InputError where this cannot be run."""
+    if os.geteuid() != 0:
+        raise InputError("network namespaces and control groups need root: expected user id 0")
+    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("taskset", "util-linux")):
+        if shutil.which(program) is None:
+            raise InputError(f"expected the program {program!r}, which {package} has; found none")
+    check_cores()
+
+
+def measure(options: argparse.Namespace, machine: dict[str, object], folder: Path) -> Results:
+    """The whole benchmark; whatever it set up is gone at the end."""
+    amount = QUICK if options.quick else WHOLE
+    pictures = write_pictures(folder / "pictures", PICTURES)
+    with machines(folder) as (network, programs):
+        seconds = 2.0 if options.quick else 8.0
+        models = make_models(options.teacher, programs, folder, seconds, note)
+        pixels = np.full(_shape(models), 127, dtype=np.uint8)
+        expected = run_one(models.whole, pixels)
+        error = float(np.abs(in_parts(models.parts, pixels) - expected).max())
+        links = [
+            measure_link(
+                bandwidth_bps,
+                models,
+                (network, programs),
+                folder / f"{bandwidth_bps / 1e6:.0f}",
+                Ready(
+                    models=models,
+                    bundles={},
+                    pictures=pictures,
+                    http_python=options.http_python,
+                    amount=amount,
+                ),
+            )
+            for bandwidth_bps in BANDWIDTHS_BPS
+        ]
+    return Results(
+        machine=machine,
+        teacher=options.teacher,
+        quick=options.quick,
+        period_us=PERIOD_US,
+        devices=device_rows(models),
+        client_share=CLIENT.share,
+        in_flight=amount.in_flight,
+        without_http=""
+        if options.http_python
+        else f"no --http-python, an environment with {_HTTP_PACKAGES}",
+        split_error=error,
+        picture_bytes=round(np.mean([path.stat().st_size for path in pictures])),
+        links=links,
+    )
+
+
+def measure_link(
+    bandwidth_bps: float,
+    models: Models,
+    place: tuple[Network, Machines],
+    folder: Path,
+    ready: Ready,
+) -> LinkResult:
+    """Everybody over one kind of link, MDP with the plans that it makes for that link."""
+    network, programs = place
+    network.set_rate(bandwidth_bps)
+    link = Link(bandwidth_bps=bandwidth_bps, round_trip_s=ROUND_TRIP_S)
+    profiles = write_profiles(models, link, folder / "profiles")
+    plans, bundles = dict[str, Plan](), dict[str, Path]()
+    for name, share in TARGETS.items():
+        target_ms = share * models.teacher_ms[0]
+        note(f"{bandwidth_bps / 1e6:.0f} Mbit/s: planning {name} for {target_ms:.0f} ms")
+        plans[name], bundles[name] = make_bundle(
+            models.spec, profiles, target_ms, folder / f"plan-{len(plans)}"
+        )
+    found = ask_all(replaced(ready, bundles), network, programs, folder / "serving", note)
+    return LinkResult(bandwidth_bps=bandwidth_bps, plans=plans, found=found)
+
+
+def replaced(ready: Ready, bundles: dict[str, Path]) -> Ready:
+    """`ready` with the bundles of one kind of link."""
+    from dataclasses import replace
+
+    return replace(ready, bundles=bundles)
+
+
+def _shape(models: Models) -> tuple[int, int, int, int]:
+    size = models.spec.shape.image_size
+    return (1, size, size, 3)
+
+
+def device_rows(models: Models) -> list[DeviceRow]:
+    """Each device, and what it has of the teacher."""
+    shape, speeds = models.spec.shape, [1 / ms for ms in models.teacher_ms]
+    blocks, heads = dealt(shape.depth, speeds), dealt(shape.num_heads, speeds)
+    hidden = columns(round(shape.embed_dim * shape.mlp_ratio), speeds)
+    return [
+        DeviceRow(
+            name=device.name,
+            core=device.core,
+            share=device.share,
+            teacher_ms=models.teacher_ms[i],
+            blocks=blocks[i],
+            heads=heads[i],
+            hidden=hidden[i][1] - hidden[i][0],
+        )
+        for i, device in enumerate(DEVICES)
+    ]
+
+
+def note(text: str) -> None:
+    """A line of progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def leave(number: int, _: FrameType | None) -> None:
+    """Go through every clean-up, as Ctrl-C does."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    for stop_signal in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop_signal, leave)
+    console.run(main, "benchmarks.end_to_end")

@@ -1,0 +1,151 @@
+"""What one run needs before anybody is asked: models, measured speeds, plans and bundles."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from msgspec import structs
+
+from benchmarks.end_to_end.devices import DEVICES
+from benchmarks.end_to_end.namespaces import run
+from benchmarks.end_to_end.pieces import check_splittable, write_parts, write_stages
+from benchmarks.end_to_end.processes import Machines, await_line
+from mdp.files import write_bytes, write_toml
+from mdp.plan import Plan, TeacherSpec, read_plan
+from mdp.profile import DeviceProfile, LatencyPoint, Link, Provenance, read_profile
+from partitioner.export import ServedTeacher, to_onnx
+from partitioner.latency import Way, fit_latency, predict
+from partitioner.teacher import Teacher, build_teacher, teacher_spec
+
+NUM_CLASSES = 1000
+SEED = 0
+#: A shipped profile whose points with one thread were measured, on one machine.
+MEASURED = "laptop-cpu"
+MEMORY_BYTES = 2_000_000_000
+_SOURCE = "benchmarks.end_to_end"
+
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """A teacher of random weights, as a whole and in pieces."""
+
+    spec: TeacherSpec
+    network: Teacher
+    whole: Path
+    #: Mean milliseconds of the teacher on every device, all of them computing.
+    teacher_ms: list[float]
+    stages: list[Path]
+    parts: list[Path]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens each layer works on."""
+        count: int = self.network.network.pos_embed.shape[1]  # type: ignore[union-attr,assignment]
+        return count
+
+
+def make_models(name: str, programs: Machines, folder: Path, seconds: float, note: Note) -> Models:
+    """Draw a teacher, export it, time it on every device and cut it for them."""
+    torch.manual_seed(SEED)
+    spec = teacher_spec(name, {})
+    teacher = build_teacher(spec, NUM_CLASSES, pretrained=False).eval()
+    check_splittable(teacher, len(DEVICES))
+    note(f"exporting {name}")
+    whole = folder / "teacher.onnx"
+    size = spec.shape.image_size
+    write_bytes(whole, to_onnx(ServedTeacher(teacher), size, ["logits"], {}))
+    note("timing it on all devices at once")
+    teacher_ms = time_teacher(programs, whole, seconds, folder)
+    speeds = [1 / ms for ms in teacher_ms]
+    note("cutting it into stages and into parts of layers")
+    return Models(
+        spec=spec,
+        network=teacher,
+        whole=whole,
+        teacher_ms=teacher_ms,
+        stages=write_stages(teacher, speeds, folder / "stages"),
+        parts=write_parts(teacher, speeds, folder / "parts"),
+    )
+
+
+def time_teacher(programs: Machines, model: Path, seconds: float, folder: Path) -> list[float]:
+    """Mean milliseconds of `model` on each device while the others compute it as well."""
+    command = [sys.executable, "-m", "benchmarks.end_to_end.speed", "--model", model,
+               "--seconds", seconds]  # fmt: skip
+    with ExitStack() as stack:
+        running = [
+            stack.enter_context(programs.running(device, "speed", command, ready="READY"))
+            for device in DEVICES
+        ]
+        for process in running:
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        lines = [
+            await_line(process, "MEAN", "speed", folder / f"{device.name}-speed.log")
+            for process, device in zip(running, DEVICES, strict=True)
+        ]
+    return [float(line.split()[1]) for line in lines]
+
+
+def write_profiles(models: Models, link: Link, folder: Path) -> list[Path]:
+    """A profile of each device: points of another machine, brought to the teacher's time here."""
+    measured = read_profile(MEASURED)
+    one_thread = [point for point in measured.latency if point.threads == 1]
+    known = structs.replace(measured, threads=1, latency=one_thread)
+    model = fit_latency(known, Way(threads=1))
+    expected_ms = predict(known, model, models.spec.shape, NUM_CLASSES).compute
+    paths = []
+    for device, teacher_ms in zip(DEVICES, models.teacher_ms, strict=True):
+        paths.append(folder / f"{device.name}.toml")
+        profile = scaled(device.name, one_thread, teacher_ms / expected_ms, link)
+        write_toml(paths[-1], profile)
+    return paths
+
+
+def scaled(name: str, points: Sequence[LatencyPoint], factor: float, link: Link) -> DeviceProfile:
+    """A device that takes `factor` times as long for everything."""
+    estimated = Provenance(
+        method="estimated",
+        source=f"{_SOURCE}: {factor:.3f} times the one-thread points of profiles/{MEASURED}.toml, "
+        "so that the teacher takes as long as measured on this device",
+    )
+    given = Provenance(method="estimated", source=f"{_SOURCE}: as the benchmark sets it up")
+    return DeviceProfile(
+        name=name,
+        kind="cpu",
+        provider="CPUExecutionProvider",
+        threads=1,
+        memory_bytes=MEMORY_BYTES,
+        link=link,
+        latency=[
+            structs.replace(point, latency_ms=point.latency_ms * factor, p10_ms=None, p90_ms=None)
+            for point in points
+        ],
+        provenance={
+            "threads": given,
+            "memory_bytes": given,
+            "link": given,
+            "availability": given,
+            "latency": estimated,
+        },
+    )
+
+
+def make_bundle(
+    spec: TeacherSpec, profiles: Sequence[Path], target_ms: float, folder: Path
+) -> tuple[Plan, Path]:
+    """What `mdp-partition plan` and `export --untrained` make of it: plan, and bundle folder."""
+    folder.mkdir(parents=True)
+    plan, bundle = folder / "plan.toml", folder / "bundle"
+    program = str(Path(sys.executable).parent / "mdp-partition")
+    run(program, "plan", "--teacher", spec.name, "--profiles", *map(str, profiles),
+            "--latency-ms", f"{target_ms:.1f}", "--out", str(plan), "--json")  # fmt: skip
+    run(program, "export", "--untrained", "--plan", str(plan), "--labels", str(NUM_CLASSES),
+            "--out", str(bundle), "--json")  # fmt: skip
+    return read_plan(plan), bundle

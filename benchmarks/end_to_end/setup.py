@@ -1,0 +1,54 @@
+"""What the client is told: where everybody is, and how much to ask."""
+
+from mdp.files import Record
+from mdp.plan import Encoding
+
+
+class HttpMember(Record, frozen=True):
+    """One model server: where it is, and the view that it wants."""
+
+    address: str
+    port: int
+    image_size: int
+    encoding: Encoding
+
+
+class TensorSplit(Record, frozen=True):
+    """The devices with parts of every layer, and what one sum is about."""
+
+    addresses: list[tuple[str, int]]
+    #: Values that are summed over all devices, twice in each layer.
+    values: int
+    layers: int
+
+
+class Amount(Record, frozen=True):
+    """How much everybody is asked."""
+
+    rounds: int
+    #: Pictures one at a time, in each round.
+    per_round: int
+    #: Of everybody's own answers, how many seconds' worth are asked for at once, in each round.
+    stream_s: float
+    stream_rounds: int
+    in_flight: int
+
+
+class Setup(Record, frozen=True):
+    """Everything that the client has to know."""
+
+    pictures: list[str]
+    image_size: int
+    num_classes: int
+    #: MDP fleets: row's name -> fleet file.
+    fleets: dict[str, str]
+    #: First stage of the whole teacher and of the pipeline, and where its last one answers.
+    teacher: tuple[str, int]
+    teacher_reply: tuple[str, int]
+    pipeline: tuple[str, int]
+    pipeline_reply: tuple[str, int]
+    split: TensorSplit
+    http: list[HttpMember]
+    #: Command that prints how many bytes each machine has sent.
+    counting: list[str]
+    amount: Amount
