@@ -1,10 +1,11 @@
 """MDP against what a user would do instead, end to end, over links of 100 and of 20 Mbit/s.
 
     python -m benchmarks.end_to_end --out benchmarks/results/end-to-end.json
-    python -m benchmarks.end_to_end --table benchmarks/results/end-to-end.json --page docs/end-to-end.md
+    python -m benchmarks.end_to_end --table benchmarks/results/end-to-end.json \\
+        --page docs/end-to-end.md
 
-Needs root, iproute2 and two cores, and some twelve minutes; --quick takes a third of that and shows
-that everything runs. The HTTP servers need an environment of their own, for which see --http-python.
+Needs root, iproute2 and two cores, and some twelve minutes; --quick takes a third of that and only
+shows that everything runs. The HTTP servers need an environment of their own: see --http-python.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -173,8 +175,6 @@ def measure_link(
 
 def replaced(ready: Ready, bundles: dict[str, Path]) -> Ready:
     """`ready` with the bundles of one kind of link."""
-    from dataclasses import replace
-
     return replace(ready, bundles=bundles)
 
 

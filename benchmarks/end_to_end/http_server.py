@@ -1,10 +1,10 @@
 """One sub-model behind LitServe, an HTTP model server with FastAPI inside.
 
-    python -P benchmarks/end_to_end/http_server.py --model model.onnx --listen 10.77.0.2:8000
+    python -P benchmarks/end_to_end/http_server.py --model model.onnx --port 8000
 
-Runs with the packages of an environment of its own: litserve, onnxruntime, numpy and pillow; nothing
-of MDP is imported. A request's body is a view, as JPEG or as raw pixels; the reply's body are the
-stand-alone classifier's logits in fp32. Packing either into JSON would only make it slower.
+Runs with the packages of an environment of its own: litserve, onnxruntime, numpy and pillow;
+nothing of MDP is imported. A request's body is a view, as JPEG or as raw pixels; the reply's body
+are the stand-alone classifier's logits in fp32. Packing either into JSON would only make it slower.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from PIL import Image
 
 OUTPUT = "bag"
 BINARY = "application/octet-stream"
+IDLE_S = 3600
 
 
 class Served(litserve.LitAPI):  # type: ignore[misc]
@@ -59,10 +60,9 @@ def main() -> None:
     """Serve until killed."""
     parser = argparse.ArgumentParser(description="One sub-model behind LitServe.")
     parser.add_argument("--model", required=True)
-    parser.add_argument("--listen", required=True)
+    parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--encoding", choices=("raw", "jpeg"), required=True)
     options = parser.parse_args()
-    host, _, port = options.listen.rpartition(":")
     # One worker: a device has one sub-model, and less than one core.
     server = litserve.LitServer(
         Served(options.model, options.encoding),
@@ -70,8 +70,15 @@ def main() -> None:
         workers_per_device=1,
         timeout=False,
     )
-    server.run(host=host, port=int(port), num_api_servers=1, generate_client_file=False,
-               log_level="warning")  # fmt: skip
+    server.run(
+        host="0.0.0.0",
+        port=options.port,
+        num_api_servers=1,
+        generate_client_file=False,
+        log_level="warning",
+        # By default a connection ends after five seconds without a request: others have their turn.
+        timeout_keep_alive=IDLE_S,
+    )
 
 
 if __name__ == "__main__":

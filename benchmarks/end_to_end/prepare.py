@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from msgspec import structs
@@ -45,8 +46,8 @@ class Models:
     @property
     def tokens(self) -> int:
         """How many tokens each layer works on."""
-        count: int = self.network.network.pos_embed.shape[1]  # type: ignore[union-attr,assignment]
-        return count
+        network: Any = self.network.network
+        return int(network.pos_embed.shape[1])
 
 
 def make_models(name: str, programs: Machines, folder: Path, seconds: float, note: Note) -> Models:

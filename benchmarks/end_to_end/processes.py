@@ -1,16 +1,17 @@
 """Programs on the machines of the benchmark."""
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.end_to_end.devices import MACHINES, Machine, share_of_core
 from benchmarks.end_to_end.namespaces import PREFIX, Network
 from mdp.errors import MDPError
 
-#: A process enters its group while it still sees the host's /sys, then its namespace, then its core.
+#: A process enters its group while it still sees the host's /sys, then its namespace and core.
 _ENTER = 'echo $$ > "$1" && shift && exec ip netns exec "$@"'
 _LAST_LINES = 3
 #: Where the packages lie that programs import.
@@ -57,8 +58,18 @@ class Machines:
                 await_line(process, ready, f"{name} on {machine.name}", log)
             yield process
         finally:
-            process.kill()
-            process.communicate()
+            end(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a program with its children, which would otherwise keep its pipes open."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
 
 
 def await_line(process: subprocess.Popen[str], wanted: str, what: str, log: Path) -> str:

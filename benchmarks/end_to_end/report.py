@@ -11,6 +11,8 @@ from mdp.plan import Plan
 
 #: What everything is compared with.
 OURS = "MDP"
+#: A machine that has more to do before the run than this is not idle.
+IDLE_LOAD = 0.5
 
 
 class DeviceRow(Record, frozen=True):
@@ -112,13 +114,13 @@ def _plans(link: LinkResult) -> Sheet:
         alone = plan.single_device
         for a in plan.assignments:
             spec, last = a.submodel, a is plan.assignments[-1]
-            rows.append(
-                (name, a.device, f"{spec.image_size} px / {spec.patch_size}, {spec.embed_dim} wide, "
-                 f"{spec.depth} deep, MLP x{spec.mlp_ratio:g}, {a.encoding}",
-                 f"{a.predicted_ms.total:.0f}",
-                 _percent(plan.accuracy.all_in if plan.accuracy and last else None),
-                 _percent(alone.accuracy if alone and last else None))
-            )  # fmt: skip
+            shape = (
+                f"{spec.image_size} px / {spec.patch_size}, {spec.embed_dim} wide, "
+                f"{spec.depth} deep, MLP x{spec.mlp_ratio:g}, {a.encoding}"
+            )
+            both = _percent(plan.accuracy.all_in if plan.accuracy and last else None)
+            one = _percent(alone.accuracy if alone and last else None)
+            rows.append((name, a.device, shape, f"{a.predicted_ms.total:.0f}", both, one))
     return Sheet(
         f"What was planned for {link.bandwidth_bps / 1e6:.0f} Mbit/s",
         ("", "device", "sub-model", "predicted, ms", "accuracy predicted",
@@ -151,14 +153,19 @@ def figures(results: Results) -> str:
     """Markdown of everything, with what was not measured said before it."""
     lines = []
     if results.quick:
-        lines.append("A quick run: too few pictures to conclude anything.")
+        lines.append(
+            "**A quick run**: too few pictures to conclude anything from small differences."
+        )
+    load = float(results.machine["load_before"])
+    if load > IDLE_LOAD:
+        lines.append(f"**A busy machine**: load {load:.1f} before the run, so read ratios only.")
     if results.without_http:
         lines.append(f"Without HTTP servers: {results.without_http}")
     exact = max(link.found.pipeline_error for link in results.links)
     lines.append(
         f"Largest difference of any logit from the whole teacher's: pipeline {exact:.1e}, tensors "
-        f"split {results.split_error:.1e} (logits up to {_largest(results):.1f}). A camera's picture "
-        f"has {results.picture_bytes / 1e3:.0f} kB."
+        f"split {results.split_error:.1e} (logits up to {_largest(results):.1f}). A camera's "
+        f"picture has {results.picture_bytes / 1e3:.0f} kB."
     )
     return "\n\n".join([*lines, *(as_markdown(sheet) for sheet in sheets(results))])
 

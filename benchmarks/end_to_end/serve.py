@@ -96,7 +96,7 @@ class Serving:
             device, encoding = device_of(assignment.device), assignment.encoding
             self._start(device, "http", python, "-P", _HTTP_SERVER,
                         "--model", folder / model_path(assignment.k),
-                        "--listen", joined((device.address, HTTP)),
+                        "--port", HTTP,
                         "--encoding", encoding, ready="")  # fmt: skip
             members.append(
                 HttpMember(

@@ -1,6 +1,6 @@
 """The teacher with tensors split over all devices: computing measured, exchanging calculated.
 
-Every device computes its part of every layer at the same time as the others; the slowest one counts.
+Every device computes its part of every layer at the same time as the others; the slowest counts.
 What exchanging adds follows from its bytes and from what the link was measured to carry.
 """
 
@@ -114,7 +114,10 @@ def calculated(
         latencies.append(compute_ms + exchange.ms + end_ms)
     picture_bytes = median(data for data, _ in requests) * len(passes) + reply_bytes
     # With several under way, one computes while another one exchanges.
-    busiest_ms = max(median(computing), exchange.carried_ms)
+    own_ms = [
+        split.layers * median(one.attention_ms + one.mlp_ms for one in device) for device in passes
+    ]
+    busiest_ms = max(*own_ms, exchange.carried_ms)
     answers = Answers(
         name=name,
         latency_ms=latencies,
