@@ -11,13 +11,11 @@ shows that everything runs. The HTTP servers need an environment of their own: s
 import argparse
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 from rich.console import Console
@@ -25,6 +23,7 @@ from rich.console import Console
 from benchmarks.accuracy_table import as_rich
 from benchmarks.end_to_end.check import in_parts, run_one
 from benchmarks.end_to_end.devices import CLIENT, DEVICES, PERIOD_US, check_cores
+from benchmarks.end_to_end.leaving import leave_when_told
 from benchmarks.end_to_end.namespaces import Network, remove_remains
 from benchmarks.end_to_end.pictures import write_pictures
 from benchmarks.end_to_end.prepare import Models, make_bundle, make_models, write_profiles
@@ -207,12 +206,6 @@ def note(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
-def leave(number: int, _: FrameType | None) -> None:
-    """Go through every clean-up, as Ctrl-C does."""
-    raise SystemExit(128 + number)
-
-
 if __name__ == "__main__":
-    for stop_signal in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stop_signal, leave)
+    leave_when_told()
     console.run(main, "benchmarks.end_to_end")

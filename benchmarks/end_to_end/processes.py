@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from benchmarks.end_to_end.devices import MACHINES, Machine, share_of_core
+from benchmarks.end_to_end.leaving import undisturbed
 from benchmarks.end_to_end.namespaces import PREFIX, Network
 from mdp.errors import MDPError
 
@@ -93,4 +94,8 @@ def machines(folder: Path) -> Iterator[tuple[Network, Machines]]:
             machine.name: stack.enter_context(share_of_core(machine, mark + machine.name))
             for machine in MACHINES
         }
-        yield network, Machines(network, shares, folder)
+        try:
+            yield network, Machines(network, shares, folder)
+        finally:
+            with undisturbed():
+                stack.close()
