@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import cycle
 from pathlib import Path
 from random import Random
 
@@ -27,14 +28,14 @@ from mdp.transport import Router
 
 
 class StubRuntime:
-    """Gives the same logits for every crop, after `take_s()` seconds."""
+    """Gives other logits every time, as pictures do, after `take_s()` seconds."""
 
     provider = "StubExecutionProvider"
     fallback = False
 
     def __init__(self, num_classes: int, take_s: Callable[[], float]) -> None:
-        logits = np.linspace(-1.0, 1.0, num_classes, dtype=np.float32)[None]
-        self._contribution = Contribution(logits, logits)
+        ready = [np.full((1, num_classes), shift, dtype=np.float32) for shift in range(8)]
+        self._contributions = cycle([Contribution(logits, logits) for logits in ready])
         self._take_s = take_s
 
     def warm_up(self) -> None:
@@ -45,7 +46,7 @@ class StubRuntime:
         take_s = self._take_s()
         if take_s:
             time.sleep(take_s)
-        return self._contribution
+        return next(self._contributions)
 
 
 def durations(options: argparse.Namespace, device: str) -> Callable[[], float]:

@@ -8,8 +8,10 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from mdp.bundle import Bundle
 from mdp.crop import Picture, crop, encode_jpeg, load_picture, side_for

@@ -11,13 +11,12 @@ Boosted and bagged logits are divided by a fitted temperature, which leaves ever
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from math import comb
 from typing import Annotated, Literal
 
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
 from numpy.typing import NDArray
 
 from mdp.files import Record
@@ -33,8 +32,7 @@ MAX_WEIGHT = 1e6
 MAX_LISTED = 120
 
 
-@dataclass(frozen=True, slots=True)
-class Contribution:
+class Contribution(Struct, frozen=True):
     """One sub-model's logits as fusion sees them, `[..., num_classes]` each."""
 
     boost: Logits

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
+from msgspec import Struct
+
 from mdp.health import Health
 from mdp.hedging import DEFAULT_SHARE, NEWEST, Bucket, RoundTrips
 from mdp.session import PROBATION, Send
@@ -31,8 +33,7 @@ NO_FRAME = "no_frame"
 Chance = Callable[[], float]
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """Whom a new request may ask."""
 
     #: Index k -> the devices that serve it, best first.

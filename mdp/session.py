@@ -19,6 +19,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import Struct
+
 from mdp.fusion import Contribution
 
 #: The reason of a device whose reply was not in hand when the time to decide came.
@@ -31,8 +33,7 @@ PROBATION = "on probation: asked, not waited for"
 NOT_NEEDED = "not waited for: cannot change the label"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class Timing(Struct, frozen=True, kw_only=True):
     """Where one member's milliseconds went, by its own and the client's clock."""
 
     queue_ms: float
@@ -41,8 +42,7 @@ class Timing:
     network_ms: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replied:
+class Replied(Struct, frozen=True, kw_only=True):
     """A device's contribution has arrived."""
 
     device: str
@@ -52,8 +52,7 @@ class Replied:
     now_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Struct, frozen=True, kw_only=True):
     """A device will not answer this request; `reason` says why."""
 
     device: str
@@ -61,8 +60,7 @@ class Failed:
     now_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TimePassed:
+class TimePassed(Struct, frozen=True, kw_only=True):
     """The clock went on."""
 
     now_s: float
@@ -71,8 +69,7 @@ class TimePassed:
 Event = Replied | Failed | TimePassed
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Send:
+class Send(Struct, frozen=True, kw_only=True):
     """Send this member's crop to `device`."""
 
     k: int
@@ -82,8 +79,7 @@ class Send:
     hedged: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class Arrival(Struct, frozen=True, kw_only=True):
     """One member's part of an answer."""
 
     device: str
@@ -91,8 +87,7 @@ class Arrival:
     timing: Timing
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class Finish(Struct, frozen=True, kw_only=True):
     """The decision: what arrived by member, and every device that was asked in vain."""
 
     arrived: Mapping[int, Arrival]

@@ -196,6 +196,7 @@ _KINDS: dict[int, type[Message]] = {
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
 _ENCODER = msgspec.msgpack.Encoder()
 _PREAMBLES = {number: MAGIC + bytes((VERSION, number)) for number in _KINDS}
+_BY_PREAMBLE = {_PREAMBLES[number]: (_KINDS[number], _DECODERS[number]) for number in _KINDS}
 
 
 class Envelope(NamedTuple):
@@ -217,27 +218,33 @@ def decode(frames: Sequence[Buffer]) -> Envelope:
     if not frames:
         raise WireError("expected at least 1 frame, got 0")
     head = bytes(frames[0])
-    if len(head) < PREAMBLE_BYTES or head[:3] != MAGIC:
-        raise WireError("expected a first frame that begins with 'MDP', version and kind")
-    version, number = head[3], head[4]
-    if version != VERSION:
-        raise WireError(f"expected protocol version {VERSION}, got {version}")
-    if number not in _KINDS:
-        raise WireError(f"expected a message kind from 1 to {max(_KINDS)}, got {number}")
+    known = _BY_PREAMBLE.get(head[:PREAMBLE_BYTES])
+    if known is None:
+        raise WireError(_unknown(head))
+    kind, decoder = known
     header = head[PREAMBLE_BYTES:]
     if len(header) > MAX_HEADER_BYTES:
         raise WireError(f"expected a header up to {MAX_HEADER_BYTES} bytes, got {len(header)}")
     try:
-        message = _DECODERS[number].decode(header)
+        message = decoder.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WireError(f"{_KINDS[number].__name__} header: {error}") from error
+        raise WireError(f"{kind.__name__} header: {error}") from error
     buffers = frames[1:]
     if len(buffers) != message.buffers:
         raise WireError(
-            f"{_KINDS[number].__name__}: expected {message.buffers} buffer(s), got {len(buffers)}"
+            f"{kind.__name__}: expected {message.buffers} buffer(s), got {len(buffers)}"
         )
     _check_sizes(message, buffers)
     return Envelope(message, buffers)
+
+
+def _unknown(head: bytes) -> str:
+    """Why a first frame is none of this protocol's."""
+    if len(head) < PREAMBLE_BYTES or head[:3] != MAGIC:
+        return "expected a first frame that begins with 'MDP', version and kind"
+    if head[3] != VERSION:
+        return f"expected protocol version {VERSION}, got {head[3]}"
+    return f"expected a message kind from 1 to {max(_KINDS)}, got {head[4]}"
 
 
 def request_frame_bytes(image_size: int) -> int:

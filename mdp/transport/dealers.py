@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import zmq
+from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import ConfigError, InputError
@@ -68,23 +69,20 @@ class ClientKeys:
     agents: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(Struct, frozen=True):
     """A device sent a message."""
 
     device: str
     frames: Sequence[Buffer]
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+class Connected(Struct, frozen=True):
     """The connection to a device is up."""
 
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
+class Disconnected(Struct, frozen=True):
     """The connection to a device is gone; what was on its way is lost."""
 
     device: str

@@ -1,12 +1,12 @@
 """From what a session collected to one labelled answer."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry
 from mdp.errors import DeadlineExceeded, QuorumNotMet
