@@ -21,6 +21,7 @@ from mdp.wire import Failure, Look, encode
 from tests.support.bundles import colour_picture, write_bundle
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet, until
+from tests.support.rtsp import PASSWORD, NetworkCamera
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -233,6 +234,43 @@ def test_sources_that_cannot_be(fleet: Fleet, source: str, expected: str) -> Non
     assert done.stderr.startswith(f"mdp-agent: {expected}")
     assert done.stderr.count("\n") == 1
     assert "s3cret" not in done.stderr
+
+
+def test_a_network_camera_that_hangs_up_and_one_that_hangs(tmp_path: Path, fleet: Fleet) -> None:
+    pytest.importorskip("cv2", reason="needs the camera extra")
+    with NetworkCamera(colour_picture("green", 48, 64)) as camera:
+        agent = fleet.start("alpha", "--source", camera.url, "--source-fps", 50)
+        with fleet.client() as client:
+            first = looked_until_all(client, 1)
+            assert first.label == "green"
+            camera.hang_up()
+            until(lambda: camera.viewers == 2, "the agent has come back")
+            # From here on, new frames come over the new connection.
+            number = looked_until_all(client, 1).members[0].frame
+
+            def sees_more() -> bool:
+                return looked_until_all(client, 1).members[0].frame > number
+
+            until(sees_more, "there are new frames")
+            (status,) = client.status(timeout_s=PATIENCE_S)[:1]
+            assert status.source.startswith(f"{camera.shown_as}: frame ")
+            camera.hangs.set()
+
+            def told() -> str:
+                try:
+                    client.look(deadline_ms=PLENTY_MS, within_ms=100.0)
+                except QuorumNotMet as error:
+                    return str(error)
+                return ""
+
+            expected = f"no_frame: {camera.shown_as}: the newest frame is "
+            until(lambda: expected in told(), "the frame is too old")
+        # Its thread waits for the camera; it is not waited for.
+        assert agent.terminate() == 0
+        assert agent.stderr == ""
+        events = json.dumps(agent.events)
+    for secret in (PASSWORD, "t0ken"):
+        assert secret not in events + str(status) + str(first)
 
 
 def test_a_source_may_be_given_where_no_list_of_processes_shows_it(fleet: Fleet) -> None:
