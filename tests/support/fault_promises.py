@@ -30,7 +30,14 @@ Used = Literal["never", "perhaps", "always"]
 #: The reason of a device that is asked again, but not yet waited for.
 PROBATION = "on probation: asked, not waited for"
 #: Reasons of a device whose agent is just being started again, or whose connection is.
-STARTING = ("disconnected", "unreachable", PROBATION, r"draining: .+", r"not_ready: .+")
+STARTING = (
+    "disconnected",
+    "unreachable",
+    PROBATION,
+    r"unsteady: .+",
+    r"draining: .+",
+    r"not_ready: .+",
+)
 
 TRIO = ("alpha", "beta", "gamma")
 

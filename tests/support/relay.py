@@ -8,12 +8,16 @@ silence: nothing moves, nothing is closed, and connections still under way end n
 
 import asyncio
 import contextlib
+import json
 import random
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -47,9 +51,67 @@ WELL = Link()
 
 
 class Relay:
-    """Listens on loopback and passes on to `address`, as `link` says at that moment."""
+    """Listens on loopback and passes on to `address`, as `link` says at that moment.
+
+    In a process of its own, so that it takes no time from whoever is in this one.
+    """
 
     def __init__(self, address: str, *, seed: int = 0) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.relay", address, str(seed)],
+            cwd=Path(__file__).parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._link = WELL
+        self.address = self._said()
+
+    def _said(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def _ask(self, words: dict[str, object]) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+        return self._said()
+
+    @property
+    def link(self) -> Link:
+        """How the link behaves now."""
+        return self._link
+
+    @link.setter
+    def link(self, link: Link) -> None:
+        self._ask(asdict(link))
+        self._link = link
+
+    @property
+    def troubles(self) -> int:
+        """Segments lost and connections reset so far."""
+        return int(self._ask(asdict(self._link)))
+
+    def close(self) -> None:
+        """End every connection, the listener and the process."""
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Passage:
+    """What the relay's process does; `link` and `troubles` may be used by another thread."""
+
+    def __init__(self, address: str, seed: int) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         self.link = WELL
         #: Segments lost and connections reset so far.
@@ -184,17 +246,6 @@ class Relay:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 async def _first_to_end(*works: "asyncio._CoroutineLike[None]") -> None:
     """Run `works` side by side until one of them ends, then end the others."""
@@ -205,3 +256,17 @@ async def _first_to_end(*works: "asyncio._CoroutineLike[None]") -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def main() -> None:
+    """Say where to connect, then take one link a line and answer with the troubles so far."""
+    passage = _Passage(sys.argv[1], int(sys.argv[2]))
+    print(passage.address, flush=True)
+    for line in sys.stdin:
+        passage.link = Link(**json.loads(line))
+        print(passage.troubles, flush=True)
+    passage.close()
+
+
+if __name__ == "__main__":
+    main()
