@@ -313,7 +313,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestAnySharing: Any = Sharing.TestCase
-TestAnySharing.settings = settings(max_examples=120, stateful_step_count=40)
+TestAnySharing.settings = settings(max_examples=80, stateful_step_count=40)
 
 
 def test_under_any_flood_a_modest_client_is_served_every_other_time() -> None:
