@@ -92,6 +92,8 @@ class Agent:
         self._retry_s = float("inf")
         self._over = False
         self._ended = threading.Event()
+        #: Whether a thread still computes or loads after `serve` has returned.
+        self.left_behind = False
         if eyes is not None:
             eyes.follow(lambda: [candidate.assignment for candidate in self.served])
 
@@ -135,8 +137,9 @@ class Agent:
         leave_s = self._clock() + LEAVE_S
         for worker in workers:
             worker.join(timeout=max(0.0, leave_s - self._clock()))
+        self.left_behind = any(worker.is_alive() for worker in workers)
         if self._renewal is not None:
-            self._renewal.leave(max(0.0, leave_s - self._clock()))
+            self.left_behind |= not self._renewal.leave(max(0.0, leave_s - self._clock()))
 
     def _until_over(self, work: Callable[[], None]) -> None:
         try:

@@ -1,8 +1,10 @@
 """`mdp-agent`: serve one device's sub-model of a bundle, or measure what the device can do."""
 
+import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -111,8 +113,6 @@ def run_agent(
     with Router(bind, keys=keys, max_frame_bytes=max_frame_bytes) as router:
         stream = sys.stdout if json else sys.stderr
         report = Events(stream, device, router.address, json=json).tell
-        report("LISTENING" if json else f"listening on {router.address}")
-        warn_of_plain_text(device, router.address, keys)
         agent = Agent(
             first.bundle,
             first.assignment,
@@ -126,15 +126,12 @@ def run_agent(
             grace_s=grace_s,
             report=report,
         )
-        for stop_signal in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(stop_signal, lambda *_: agent.stop())
-
-        def look_again(*_: object) -> None:
-            if clients is not None:
-                report(allow_anew(router, clients))
-            agent.renew()
-
-        signal.signal(signal.SIGHUP, look_again)
+        _take_signals(
+            agent, lambda: None if clients is None else report(allow_anew(router, clients))
+        )
+        # Whoever waits for this may send signals from here on.
+        report("LISTENING" if json else f"listening on {router.address}")
+        warn_of_plain_text(device, router.address, keys)
         with ExitStack() as stack:
             if eyes is not None:
                 stack.enter_context(eyes)
@@ -144,6 +141,22 @@ def run_agent(
                     announced(router.address, public, lambda: agent.served[0], report)
                 )
             agent.serve()
+    if agent.left_behind:
+        # The thread ends with the process: Python's own end would pull it out of the middle of
+        # onnxruntime, which then aborts.
+        os._exit(0)
+
+
+def _take_signals(agent: Agent, look_at_clients: Callable[[], None]) -> None:
+    """SIGTERM and SIGINT end the agent in order; SIGHUP has it read its files again."""
+    for stop_signal in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(stop_signal, lambda *_: agent.stop())
+
+    def look_again(*_: object) -> None:
+        look_at_clients()
+        agent.renew()
+
+    signal.signal(signal.SIGHUP, look_again)
 
 
 def main() -> None:

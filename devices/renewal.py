@@ -117,7 +117,9 @@ class Renewal:
             self._outcome = self._thread = None
         return outcome
 
-    def leave(self, timeout_s: float) -> None:
-        """Wait so long for what is under way; a model that still loads is left behind."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+    def leave(self, timeout_s: float) -> bool:
+        """Wait so long for what is under way; False if it had to be left behind."""
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()

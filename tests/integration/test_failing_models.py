@@ -1,5 +1,7 @@
 """Models that fail while they are served: what fails with them, and what comes back."""
 
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,9 @@ from devices.renewal import Renewal
 from devices.service import Candidate
 from mdp.bundle import Bundle
 from mdp.wire import Failure
-from tests.support.bundles import write_bundle
+from tests.support.bundles import change_assignment, write_bundle
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import Fleet, until
+from tests.support.fleet import ANY_PORT, AgentProcess, Fleet, until
 from tests.support.serving import Held, replies, request, serving, told
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -151,3 +153,42 @@ def test_what_cannot_be_written_to_a_full_disk_stops_nothing(tmp_path: Path) -> 
         assert agent.process.poll() is None
         agent.process.terminate()
         assert agent.process.wait(60) == 0
+
+
+#: `mdp-agent`, but loading takes for ever, and is done by onnxruntime all the time. `{hold}` says
+#: which load does: the first, or that of another bundle.
+FOREVER = """
+import sys
+from devices import serving
+from devices.cli import main
+loads, whole = [], serving.open_runtime
+def open_runtime(*args, **options):
+    loads.append(args)
+    while len(loads) == {hold}:
+        whole(*args, **options)
+    return whole(*args, **options)
+serving.open_runtime = open_runtime
+main()
+"""
+
+
+@pytest.mark.parametrize("hold", [1, 2], ids=["first bundle", "another bundle"])
+def test_an_agent_that_is_stopped_while_a_model_loads_ends_in_order(
+    tmp_path: Path, hold: int
+) -> None:
+    bundle = write_bundle(tmp_path / "bundle")
+    where = ["--bundle", str(bundle), "--device", "alpha", "--bind", ANY_PORT, "--json"]
+    program = [sys.executable, "-c", FOREVER.format(hold=hold), "run", *where]
+    agent = AgentProcess("alpha", program, tmp_path / "alpha.log")
+    try:
+        agent.wait_for("LISTENING" if hold == 1 else "READY")
+        if hold == 2:
+            change_assignment(bundle, why="for another reason")
+            agent.signal(signal.SIGHUP)
+            # It takes in signals in their order; the loading is under way by then or begins.
+            with StrangePeer(agent.address) as peer:
+                assert told(peer).state == "READY"
+        assert agent.terminate() == 0
+        assert agent.stderr == ""
+    finally:
+        agent.close()
