@@ -238,7 +238,8 @@ def test_an_agent_says_how_it_is_while_it_loads_and_warms_up(fleet: Fleet, gate:
             (gate / step).touch()
             agent.wait_for("WARMING" if state == "STARTING" else "READY")
         status = client.status(timeout_s=PATIENCE_S)[0]
-        assert (status.state, status.counts["not_ready"]) == ("READY", 2)
+        # The client had heard how it was, and did not ask it in vain.
+        assert (status.state, status.counts["not_ready"]) == ("READY", 0)
         assert status.provider == "OddExecutionProvider"
         assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha", "beta")
 
