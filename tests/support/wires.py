@@ -15,6 +15,7 @@ from typing import Self
 
 #: Addresses from the block for tests of network devices (RFC 2544), so that no real one is hidden.
 NEAR, SWITCH_NEAR, SWITCH_FAR, FAR = "198.18.0.1", "198.18.0.2", "198.19.0.2", "198.19.0.1"
+NEAR_END = "mdp-near"
 MOST_BPS = 10_000_000_000
 NEAR_NET, FAR_NET = "198.18.0.0/24", "198.19.0.0/24"
 
@@ -33,11 +34,13 @@ class _Namespace:
         self._holder = subprocess.Popen(
             ["unshare", "--net", "sh", "-c", "echo there; exec sleep infinity"],
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         assert self._holder.stdout is not None
-        self._holder.stdout.readline()
+        if not self._holder.stdout.readline():
+            _, said = self._holder.communicate()
+            raise OSError(said.decode().strip())
         self.pid = self._holder.pid
-        self.run("ip", "link", "set", "lo", "up")
 
     def inside(self) -> list[str]:
         """What to put before a command that shall run in here."""
@@ -50,9 +53,7 @@ class _Namespace:
     def close(self) -> None:
         """Let go of it; its links vanish with the last process in it."""
         self._holder.kill()
-        assert self._holder.stdout is not None
-        self._holder.stdout.close()
-        self._holder.wait()
+        self._holder.communicate()
 
 
 class Wire:
@@ -62,15 +63,15 @@ class Wire:
 
     def __init__(self) -> None:
         with contextlib.ExitStack() as undo:
-            self._switch, self._device = _Namespace(), _Namespace()
-            undo.callback(self._device.close)
-            undo.callback(self._switch.close)
-            self._connect(None, "mdp-near", NEAR, SWITCH_NEAR, self._switch, "near")
+            self._switch = undo.enter_context(contextlib.closing(_Namespace()))
+            self._device = undo.enter_context(contextlib.closing(_Namespace()))
+            self._device.run("ip", "link", "set", "lo", "up")
+            self._connect(None, NEAR_END, NEAR, SWITCH_NEAR, self._switch, "near")
             self._connect(self._device, "far", FAR, SWITCH_FAR, self._switch, "far-side")
             _run("ip", "route", "replace", FAR_NET, "via", SWITCH_NEAR)
             self._device.run("ip", "route", "replace", NEAR_NET, "via", SWITCH_FAR)
             self.join()
-            undo.pop_all()
+            self._undo = undo.pop_all()
 
     def _connect(
         self,
@@ -115,8 +116,9 @@ class Wire:
 
     def close(self) -> None:
         """Take the cable away."""
-        self._device.close()
-        self._switch.close()
+        # At once: what a namespace that has gone leaves behind is cleared away later.
+        with self._undo:
+            _run("ip", "link", "delete", NEAR_END)
 
     def __enter__(self) -> Self:
         return self
