@@ -109,6 +109,7 @@ def check_here() -> None:
 def measure(options: argparse.Namespace, machine: dict[str, object], folder: Path) -> Results:
     """The whole benchmark; whatever it set up is gone at the end."""
     amount = QUICK if options.quick else WHOLE
+    targets = {OURS: TARGETS[OURS]} if options.quick else TARGETS
     pictures = write_pictures(folder / "pictures", PICTURES)
     with machines(folder) as (network, programs):
         seconds = 2.0 if options.quick else 8.0
@@ -129,6 +130,7 @@ def measure(options: argparse.Namespace, machine: dict[str, object], folder: Pat
                     http_python=options.http_python,
                     amount=amount,
                 ),
+                targets,
             )
             for bandwidth_bps in BANDWIDTHS_BPS
         ]
@@ -155,6 +157,7 @@ def measure_link(
     place: tuple[Network, Machines],
     folder: Path,
     ready: Ready,
+    targets: dict[str, float],
 ) -> LinkResult:
     """Everybody over one kind of link, MDP with the plans that it makes for that link."""
     network, programs = place
@@ -162,7 +165,7 @@ def measure_link(
     link = Link(bandwidth_bps=bandwidth_bps, round_trip_s=ROUND_TRIP_S)
     profiles = write_profiles(models, link, folder / "profiles")
     plans, bundles = dict[str, Plan](), dict[str, Path]()
-    for name, share in TARGETS.items():
+    for name, share in targets.items():
         target_ms = share * models.teacher_ms[0]
         note(f"{bandwidth_bps / 1e6:.0f} Mbit/s: planning {name} for {target_ms:.0f} ms")
         plans[name], bundles[name] = make_bundle(

@@ -70,10 +70,18 @@ def sheets(results: Results) -> list[Sheet]:
 
 def _devices(results: Results) -> Sheet:
     rows = [
-        (d.name, str(d.core), f"{d.share:.0%}", f"{d.teacher_ms:.0f}", str(d.blocks),
-         str(d.heads), str(d.hidden))
+        (
+            d.name,
+            str(d.core),
+            f"{d.share:.0%}",
+            f"{d.teacher_ms:.0f}",
+            str(d.blocks),
+            str(d.heads),
+            str(d.hidden),
+        )
         for d in results.devices
-    ]  # fmt: skip
+    ]
+    rows.append(("client", "1", f"{results.client_share:.0%}", "", "", "", ""))  # fmt: skip
     return Sheet(
         f"The devices, and what each has of {results.teacher} where it is cut",
         ("device", "core", "share of it", "teacher, ms", "blocks", "heads", "MLP columns"),
