@@ -2,7 +2,7 @@
 
     python -m benchmarks.end_to_end --out benchmarks/results/end-to-end.json
     python -m benchmarks.end_to_end --table benchmarks/results/end-to-end.json \\
-        --page docs/end-to-end.md
+        --page docs/end-to-end.md --picture docs/end-to-end.svg
 
 Needs root, iproute2 and two cores, and some twelve minutes; --quick takes a third of that and only
 shows that everything runs. The HTTP servers need an environment of their own: see --http-python.
@@ -25,8 +25,16 @@ from benchmarks.end_to_end.check import in_parts, run_one
 from benchmarks.end_to_end.devices import CLIENT, DEVICES, PERIOD_US, check_cores
 from benchmarks.end_to_end.leaving import leave_when_told
 from benchmarks.end_to_end.namespaces import Network, remove_remains
+from benchmarks.end_to_end.picture import draw
 from benchmarks.end_to_end.pictures import write_pictures
-from benchmarks.end_to_end.prepare import Models, make_bundle, make_models, write_profiles
+from benchmarks.end_to_end.prepare import (
+    Models,
+    export_untrained,
+    make_bundle,
+    make_models,
+    plan_alone,
+    write_profiles,
+)
 from benchmarks.end_to_end.processes import Machines, machines
 from benchmarks.end_to_end.report import (
     OURS,
@@ -43,7 +51,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.page import write_figures
 from mdp import console
 from mdp.errors import InputError
-from mdp.files import read_json, write_json
+from mdp.files import read_json, write_bytes, write_json
 from mdp.plan import Plan
 from mdp.profile import Link
 
@@ -53,6 +61,8 @@ BANDWIDTHS_BPS = (100e6, 20e6)
 ROUND_TRIP_S = 0.001
 #: Latency asked of each plan, as a share of the teacher's on the fastest device.
 TARGETS = {OURS: 0.5, "MDP, smaller": 0.25}
+#: What a user without MDP would think of first: a smaller model, as quick as the first plan.
+ALONE = "smaller model on one device"
 PICTURES = 20
 WHOLE = Amount(rounds=10, per_round=10, stream_s=5.0, stream_rounds=3, in_flight=6)
 QUICK = Amount(rounds=1, per_round=5, stream_s=1.0, stream_rounds=1, in_flight=6)
@@ -75,6 +85,8 @@ def main() -> None:
         Console(width=160).print(as_rich(sheet))
     if options.page is not None:
         write_figures(options.page, WRITER, figures(results))
+    if options.picture is not None:
+        write_bytes(options.picture, draw(results))
 
 
 def parsed() -> argparse.Namespace:
@@ -83,6 +95,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="results file to write")
     parser.add_argument("--table", type=Path, help="results file to show, without measuring")
     parser.add_argument("--page", type=Path, help="document to write the tables into")
+    parser.add_argument("--picture", type=Path, help="SVG file to draw the figures into")
     parser.add_argument("--teacher", default="vit_small_patch16_224")
     parser.add_argument("--quick", action="store_true", help="few pictures, to see that it runs")
     parser.add_argument(
@@ -171,6 +184,11 @@ def measure_link(
         plans[name], bundles[name] = make_bundle(
             models.spec, profiles, target_ms, folder / f"plan-{len(plans)}"
         )
+    alone = plan_alone(plans[OURS], link)
+    if alone is not None:
+        note("exporting what one device can do alone in that time")
+        plans[ALONE] = alone
+        bundles[ALONE] = export_untrained(alone, folder / "alone")
     found = ask_all(replaced(ready, bundles), network, programs, folder / "serving", note)
     return LinkResult(bandwidth_bps=bandwidth_bps, plans=plans, found=found)
 

@@ -15,10 +15,12 @@ from benchmarks.end_to_end.namespaces import run
 from benchmarks.end_to_end.pieces import check_splittable, write_parts, write_stages
 from benchmarks.end_to_end.processes import Machines, await_line
 from mdp.files import write_bytes, write_toml
-from mdp.plan import Plan, TeacherSpec, read_plan
+from mdp.plan import Assignment, Plan, TeacherSpec, read_plan
 from mdp.profile import DeviceProfile, LatencyPoint, Link, Provenance, read_profile
+from partitioner.cost import memory_bytes
 from partitioner.export import ServedTeacher, to_onnx
 from partitioner.latency import Way, fit_latency, predict
+from partitioner.network import choose_encoding
 from partitioner.teacher import Teacher, build_teacher, teacher_spec
 
 NUM_CLASSES = 1000
@@ -143,10 +145,47 @@ def make_bundle(
 ) -> tuple[Plan, Path]:
     """What `mdp-partition plan` and `export --untrained` make of it: plan, and bundle folder."""
     folder.mkdir(parents=True)
-    plan, bundle = folder / "plan.toml", folder / "bundle"
-    program = str(Path(sys.executable).parent / "mdp-partition")
-    run(program, "plan", "--teacher", spec.name, "--profiles", *map(str, profiles),
-            "--latency-ms", f"{target_ms:.1f}", "--out", str(plan), "--json")  # fmt: skip
-    run(program, "export", "--untrained", "--plan", str(plan), "--labels", str(NUM_CLASSES),
-            "--out", str(bundle), "--json")  # fmt: skip
-    return read_plan(plan), bundle
+    path = folder / "found.toml"
+    run(_program(), "plan", "--teacher", spec.name, "--profiles", *map(str, profiles),
+        "--latency-ms", f"{target_ms:.1f}", "--out", str(path), "--json")  # fmt: skip
+    plan = read_plan(path)
+    return plan, export_untrained(plan, folder)
+
+
+def export_untrained(plan: Plan, folder: Path) -> Path:
+    """The bundle folder of a plan, with random weights."""
+    path, bundle = folder / "plan.toml", folder / "bundle"
+    write_toml(path, plan)
+    run(_program(), "export", "--untrained", "--plan", str(path), "--labels", str(NUM_CLASSES),
+        "--out", str(bundle), "--json")  # fmt: skip
+    return bundle
+
+
+def plan_alone(plan: Plan, link: Link) -> Plan | None:
+    """The best that the planner found for one device within the same target, as a plan."""
+    alone = plan.single_device
+    if alone is None:
+        return None
+    spec = alone.submodel
+    assignment = Assignment(
+        k=0,
+        device=alone.device,
+        submodel=spec,
+        predicted_ms=alone.predicted_ms,
+        memory_bytes=memory_bytes(spec, NUM_CLASSES),
+        provider="CPUExecutionProvider",
+        threads=1,
+        why="the best that one device can do alone",
+        encoding=choose_encoding(link, spec.image_size, NUM_CLASSES),
+    )
+    accuracy = None
+    if alone.accuracy is not None and plan.accuracy is not None:
+        accuracy = structs.replace(plan.accuracy, all_in=alone.accuracy, expected=alone.accuracy)
+    return structs.replace(
+        plan, assignments=[assignment], single_device=None, replicas=[], left_out={},
+        accuracy=accuracy, deadline_ms=None,
+    )  # fmt: skip
+
+
+def _program() -> str:
+    return str(Path(sys.executable).parent / "mdp-partition")
