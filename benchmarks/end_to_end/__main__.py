@@ -84,7 +84,8 @@ def main() -> None:
     for sheet in sheets(results):
         Console(width=160).print(as_rich(sheet))
     if options.page is not None:
-        write_figures(options.page, WRITER, figures(results))
+        picture = options.picture.name if options.picture is not None else ""
+        write_figures(options.page, WRITER, figures(results, picture))
     if options.picture is not None:
         write_bytes(options.picture, draw(results))
 

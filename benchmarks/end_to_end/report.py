@@ -157,9 +157,9 @@ def _split(results: Results) -> Sheet:
     )  # fmt: skip
 
 
-def figures(results: Results) -> str:
-    """Markdown of everything, with what was not measured said before it."""
-    lines = []
+def figures(results: Results, picture: str = "") -> str:
+    """Markdown of everything, with a picture if there is one, and what was not measured said."""
+    lines = [f"![latency, throughput and bytes of everybody]({picture})"] if picture else []
     if results.quick:
         lines.append(
             "**A quick run**: too few pictures to conclude anything from small differences."
