@@ -1,14 +1,17 @@
 """Announcements over multicast DNS, on loopback only: heard, bounded, and made a proposal of."""
 
 import json
+import os
+import shutil
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -23,12 +26,15 @@ from mdp.keys import PUBLIC, SECRET, fingerprint, load_public, new_keys
 from mdp.mdns import MAX_FOUND, SERVICE, Announcer, listen
 from mdp.transport import new_pair
 from tests.support.bundles import colour_picture, write_bundle
-from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet, until
+from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, AgentProcess, Fleet, until
+from tests.support.wires import NEAR, Namespace
 
 pytest.importorskip("zeroconf", reason="needs the discover extra")
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 LOOPBACK = "127.0.0.1"
+#: At the other end of a cable.
+OTHER = "198.18.0.3"
 #: What was announced a moment ago is not repeated for a second (RFC 6762, section 6).
 LISTEN_S = 1.5
 
@@ -172,6 +178,61 @@ def test_an_agent_announces_what_it_serves_and_says_goodbye(tmp_path: Path) -> N
         "not_looked_at": 0,
     }
     assert not out.exists()
+
+
+@pytest.fixture
+def cable() -> Iterator[tuple[Namespace, Namespace]]:
+    """Two machines at the ends of a cable, the near one at NEAR and the other one at OTHER."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, for network namespaces")
+    with ExitStack() as stack:
+        try:
+            near = stack.enter_context(closing(Namespace()))
+            far = stack.enter_context(closing(Namespace()))
+            near.run("ip", "link", "add", "near", "type", "veth", "peer", "far", "netns", far.pid)
+        except OSError as error:
+            pytest.skip(f"no cable can be laid: {error}")
+        for space, name, address in ((near, "near", NEAR), (far, "far", OTHER)):
+            space.run("ip", "address", "add", f"{address}/24", "dev", name)
+            space.run("ip", "link", "set", name, "up")
+        yield near, far
+
+
+def test_an_agent_on_another_machine_is_found_and_spoken_to_with_keys(
+    tmp_path: Path, bundle: Bundle, cable: tuple[Namespace, Namespace], announced: ExitStack
+) -> None:
+    near, far = cable
+    keys, clients = tmp_path / "keys", tmp_path / "clients"
+    new_keys(keys, "alpha", new_pair)
+    new_keys(keys, "client", new_pair)
+    clients.mkdir()
+    shutil.copy(keys / f"client{PUBLIC}", clients)
+    fleet, agent_log = tmp_path / "fleet.toml", tmp_path / "agent.log"
+    run = [str(BIN / "mdp-agent"), "run", "--bundle", str(bundle.path), "--device", "alpha"]
+    run += ["--bind", "tcp://0.0.0.0:7500", "--key", str(keys / f"alpha{SECRET}")]
+    run += ["--clients", str(clients), "--announce", "--json"]
+    find = [str(BIN / "mdp"), "fleet", "discover", "--bundle", str(bundle.path)]
+    find += ["--seconds", str(LISTEN_S), "--json", "--out", str(fleet)]
+    find += ["--keys", str(keys), "--key", str(keys / f"client{SECRET}")]
+    agent = AgentProcess("alpha", [*far.inside(), *run], agent_log)
+    announced.callback(agent.close)
+    agent.wait_for("READY")
+    found: list[Any] = []
+
+    def heard() -> bool:
+        done = subprocess.run([*near.inside(), *find], capture_output=True, check=False)
+        found[:] = json.loads(done.stdout)["devices"]
+        return done.returncode == 0
+
+    until(heard, "the announcement is heard")
+    (entry,) = found
+    public = load_public(keys / f"alpha{PUBLIC}")
+    assert (entry["address"], entry["key"]) == (f"tcp://{OTHER}:7500", public)
+    ask = [str(BIN / "mdp"), "status", "--fleet", str(fleet), "--json"]
+    said = subprocess.run([*near.inside(), *ask], capture_output=True, check=False)
+    assert said.returncode == 0, said.stderr
+    (status,) = json.loads(said.stdout)["devices"]
+    assert (status["state"], status["encrypted"]) == ("READY", True)
 
 
 def flood(count: int) -> list[bytes]:

@@ -26,7 +26,7 @@ def _run(*command: object) -> None:
         raise OSError(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
 
 
-class _Namespace:
+class Namespace:
     """A network namespace, alive as long as one process that sleeps in it."""
 
     def __init__(self) -> None:
@@ -63,8 +63,8 @@ class Wire:
 
     def __init__(self) -> None:
         with contextlib.ExitStack() as undo:
-            self._switch = undo.enter_context(contextlib.closing(_Namespace()))
-            self._device = undo.enter_context(contextlib.closing(_Namespace()))
+            self._switch = undo.enter_context(contextlib.closing(Namespace()))
+            self._device = undo.enter_context(contextlib.closing(Namespace()))
             self._device.run("ip", "link", "set", "lo", "up")
             self._connect(None, NEAR_END, NEAR, SWITCH_NEAR, self._switch, "near")
             self._connect(self._device, "far", FAR, SWITCH_FAR, self._switch, "far-side")
@@ -75,11 +75,11 @@ class Wire:
 
     def _connect(
         self,
-        end: _Namespace | None,
+        end: Namespace | None,
         name: str,
         address: str,
         other_address: str,
-        switch: _Namespace,
+        switch: Namespace,
         other_name: str,
     ) -> None:
         where = os.getpid() if end is None else end.pid

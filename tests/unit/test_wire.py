@@ -97,6 +97,10 @@ def test_a_status_without_a_source_is_one_that_older_clients_understand() -> Non
     assert b"source" not in bytes(encode(STATUS)[0])
 
 
+def test_a_look_is_small() -> None:
+    assert 140 < sum(map(len, encode(LOOK))) < 160, "docs/cameras.md tells it"
+
+
 def test_the_first_bytes_say_what_comes() -> None:
     for message, buffers in VALID:
         head = bytes(encode(message, *buffers)[0])
