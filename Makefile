@@ -10,7 +10,7 @@ SECONDS ?= 86400
 MINUTES ?= 2
 SEED   ?= 1
 
-.PHONY: demo test test-arm fuzz soak check bench accuracy faults format clean
+.PHONY: demo test invariants test-arm fuzz soak check bench accuracy faults format clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
@@ -31,6 +31,10 @@ fuzz: $(STAMP)
 # So many minutes of load among kills, and half a minute: make soak MINUTES=30 KEEP=yes.
 soak: $(STAMP)
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --seed $(SEED) $(if $(KEEP),--keep)
+
+# What may never happen to a call, over 100,000 histories: about ten minutes on one core.
+invariants: $(STAMP)
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout 0 tests/unit/test_session_invariants.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

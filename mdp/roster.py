@@ -99,8 +99,7 @@ class Roster:
 
     def begin(self, now_s: float, gone: Mapping[str, str]) -> Choice:
         """Whom a request that begins now may ask; `gone` (device -> reason) are not connected."""
-        if now_s >= self._next_end_s:
-            self._expire(now_s)
+        self._expire(now_s)
         unavailable: Mapping[str, str] = gone
         probing: Mapping[str, int] = {}
         if self._health:
@@ -116,10 +115,12 @@ class Roster:
         out = {d: h.reason for d, h in self._health.items() if h.cause and d not in gone}
         proving = [d for d, h in self._health.items() if h.on_probation and d not in gone]
         left = len(self._k_of) - len(gone) - len(out) - len(proving)
+        if not left and proving:
+            # Nobody else is there: they are waited for.
+            return {**gone, **out}, {}
         if not left:
-            # With nobody else, those on probation are waited for, and even those that are out are
-            # a chance.
-            return ({**gone, **out} if proving else gone), {}
+            # Even those that are out are a chance; whoever takes it is not kept waiting for others.
+            return gone, {device: self._k_of[device] for device in out}
         unavailable, probing = {**gone, **out}, dict[str, int]()
         for device in proving:
             if device in self._probes or self._k_of[device] in probing.values():
@@ -186,6 +187,7 @@ class Roster:
         """The answer of `device` to `call` has come, in time or not."""
         pending = self._pending.get(call)
         asked_s = self._settle(call, device)
+        self._expire(now_s)
         if pending is not None and asked_s is not None and now_s <= pending.until_s:
             self._took(device, now_s, now_s - asked_s)
             if self._health:
@@ -200,6 +202,7 @@ class Roster:
         """`device` has answered `call` with a failure of `code`; `reason` says it for people."""
         pending = self._pending.get(call)
         asked_s = self._settle(call, device)
+        self._expire(now_s)
         if code in NO_TIME_THERE:
             if pending is not None and asked_s is not None:
                 # As if it had used all the time it had: others are likely to be sooner.
@@ -219,8 +222,7 @@ class Roster:
 
     def disconnected(self, device: str, now_s: float) -> None:
         """The connection to `device` was lost, and with it what was under way, if anything was."""
-        if now_s >= self._next_end_s:
-            self._expire(now_s)
+        self._expire(now_s)
         if self._drop(device):
             self._of(device).disconnected()
 
@@ -259,6 +261,7 @@ class Roster:
     def told(self, call: int, device: str, trouble: str, now_s: float) -> None:
         """`device` has said how it is; `trouble` is what keeps it from serving, or empty."""
         self._settle(call, device)
+        self._expire(now_s)
         self._saw(device, now_s)
         known = self._of(device) if trouble else self._health.get(device)
         if known is not None:
@@ -304,7 +307,12 @@ class Roster:
         return asked_s
 
     def _expire(self, now_s: float) -> None:
-        """Whoever has not answered until the end of a call was silent."""
+        """Whoever has not answered until the end of a call was silent.
+
+        Before anything that came later is taken in, but for what it settles.
+        """
+        if now_s < self._next_end_s:
+            return
         ended = [(call, p) for call, p in self._pending.items() if p.until_s <= now_s]
         for call, pending in ended:
             for device in list(pending.asked):

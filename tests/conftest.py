@@ -12,9 +12,10 @@ import pytest
 from hypothesis import settings
 from zmq.utils.garbage import gc as uncopied
 
-# Reproducible by default; HYPOTHESIS_PROFILE=explore looks for new cases.
+# Reproducible by default; HYPOTHESIS_PROFILE=explore looks for new cases, and nightly for many.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.register_profile("nightly", database=None, deadline=None, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 # A script that runs the tests in the background has them, and every process they start, ignore
