@@ -202,7 +202,7 @@ class Client(Connection):
                 started_s = self._clock()
                 waiting.append([])
                 try:
-                    cut = self._cut_in_time(picture, started_s, deadline_ms)
+                    cut = self._cut_in_time(picture, started_s, deadline_ms, tending=True)
                     with self._in_turn(started_s, deadline_ms):
                         self._submit(picture, cut, started_s, deadline_ms, waiting[-1])
                 except InferenceError as error:
@@ -286,8 +286,18 @@ class Client(Connection):
         finally:
             self._turn.release()
 
-    def _cut_in_time(self, picture: Picture | Glance, started_s: float, deadline_ms: float) -> Cut:
-        """Every member's view; a decoder that is not done in time is left to itself."""
+    def _cut_in_time(
+        self,
+        picture: Picture | Glance,
+        started_s: float,
+        deadline_ms: float,
+        *,
+        tending: bool = False,
+    ) -> Cut:
+        """Every member's view; a decoder that is not done in time is left to itself.
+
+        With `tending`, calls under way are not kept waiting for it.
+        """
         link = self._link
         if isinstance(picture, Glance):
             return link, picture
@@ -303,12 +313,29 @@ class Client(Connection):
 
         cutter = threading.Thread(target=cut, name="cut", daemon=True)
         cutter.start()
-        cutter.join(self._left_s(started_s, deadline_ms))
+        self._join(cutter, self._clock() + self._left_s(started_s, deadline_ms), tending=tending)
         if not done:
             raise self._too_late(deadline_ms, "the picture was not decoded by then")
         if isinstance(done[0], BaseException):
             raise done[0]
         return link, done[0]
+
+    def _join(self, cutter: threading.Thread, until_s: float, *, tending: bool) -> None:
+        """Wait for `cutter` until `until_s`; calls under way are decided in time meanwhile."""
+        while cutter.is_alive() and (left_s := until_s - self._clock()) > 0:
+            cutter.join(min(left_s, self._tend()) if tending else left_s)
+
+    def _tend(self) -> float:
+        """Take in what has come for calls under way; seconds until the next has to be decided."""
+        if not self._turn.acquire(blocking=False):
+            # The thread whose turn it is sees to all calls.
+            return _LOOK_S
+        try:
+            self._exchange.handle(self._transport.poll(0))
+            self._exchange.tick()
+            return max(0.0, self._exchange.next_wake_s() - self._clock())
+        finally:
+            self._turn.release()
 
     def _submit(
         self,

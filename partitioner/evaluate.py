@@ -191,12 +191,13 @@ def run_members(
     Raises InputError if the classes of `data` are not the bundle's. `cache` keeps the views.
     """
     check_labels(bundle, data)
-    return _run_on(bundle, data.test, "test", cache, progress)
+    return run_on(bundle, data.test, "test", cache, progress)
 
 
-def _run_on(
+def run_on(
     bundle: Bundle, pictures: PictureSet, split: str, cache: Path, progress: Progress
 ) -> tuple[dict[int, Contribution], list[float]]:
+    """Every member's logits `[N, C]` for one split, and its latency in ms."""
     assignments = bundle.manifest.plan.assignments
     views = load_views(
         pictures,
@@ -267,7 +268,7 @@ def _early(
         return manifest.early
     if manifest.provenance.get("calibration_digest") != data.calibration.digest:
         return None
-    contributions, _ = _run_on(bundle, data.calibration, "calibration", cache, progress)
+    contributions, _ = run_on(bundle, data.calibration, "calibration", cache, progress)
     return measure_bounds(contributions, fusion)
 
 

@@ -57,6 +57,8 @@ CODES: tuple[FailureCode, ...] = (
     "bad_message",
 )  # fmt: skip
 STATES: tuple[State, ...] = ("READY", "READY", "READY", "WARMING", "FAILED")
+#: Answers in time that make up for one strike, and more.
+TROUBLE = 4
 #: Half of the awaited members' pulls are within it, more or less.
 BOUND = 2.0
 TABLE = np.random.default_rng(5).normal(0, 3, (64, 2, len(LABELS))).astype(np.float32)
@@ -103,7 +105,9 @@ class Request:
     request_id: int
     sent_s: float
     until_s: float
-    hedged: bool
+    #: Whether it was asked as the call began, and there as a test beside another one.
+    begun: bool
+    on_probation: bool = False
     #: Whether a reply was sent, and whether that was in time.
     settled: bool = False
     counted: bool = False
@@ -141,8 +145,9 @@ class World:
         #: come back, and has not answered in time since.
         self.silences = dict.fromkeys(self.ks, 0)
         self.suspects = set[str]()
-        #: Those that failed, or were asked how they are, after their last answer in time.
-        self.troubled = set[str]()
+        #: Answers in time until nothing is held against a device: each failure, silence, loss and
+        #: question how it is adds more than it takes to forgive them.
+        self.troubles = dict.fromkeys(self.ks, 0)
         #: Those whose connection was lost while they owed an answer, until it is back.
         self.lost = set[str]()
         self.ordinary = self.hedges = 0
@@ -173,7 +178,7 @@ class World:
         if isinstance(message, Ask):
             self.asked.append((device, message.request_id))
             # Its silence, if that is what it meets, counts too.
-            self.troubled.add(device)
+            self.troubles[device] += TROUBLE
             return True
         assert isinstance(message, Infer)
         call = self.calls[message.request_id]
@@ -183,11 +188,18 @@ class World:
         ]  # fmt: skip
         assert not [r for r in beside if r.device == device], "asked twice for the same"
         assert 0 < message.budget_ms <= (call.decide_s - self.now_s) * 1e3 + 1e-6
-        hedged = bool(beside) and not self.beginning
+        begun = [r for r in beside if r.begun]
+        # Of two that were asked as the call began, the first is on probation and not waited for.
+        tests = [r for r in begun if r.on_probation]
+        hedged = len(beside) > len(tests) and not self.beginning
         self.hedges += hedged
         self.ordinary += not hedged
+        for request in begun if self.beginning else ():
+            request.on_probation = True
         self.requests.append(
-            Request(device, message.k, message.request_id, self.now_s, call.decide_s, hedged)
+            Request(
+                device, message.k, message.request_id, self.now_s, call.decide_s, self.beginning
+            )
         )
         assert self.hedges <= BURST + self.share * self.ordinary + 1e-6, "hedges over the budget"
         assert self.share or not self.hedges
@@ -207,7 +219,7 @@ class World:
             decide_s,
             dead,
             frozenset(self.suspects),
-            frozenset(self.suspects | self.troubled),
+            frozenset(self.suspects | {d for d, owed in self.troubles.items() if owed}),
         )
         self.calls[request_id] = call
 
@@ -237,15 +249,16 @@ class World:
         ]  # fmt: skip
 
     def reply(self, request: Request, kind: int) -> None:
-        self.expire()
+        # What is late with its answer is not silent.
         request.settled = True
+        self.expire()
         ended = bool(self.calls[request.request_id].answers)
         self.alive(request.device)
         if kind < 2:
-            self.troubled.add(request.device)
+            self.troubles[request.device] += TROUBLE
         elif self.now_s <= request.until_s:
             self.suspects.discard(request.device)
-            self.troubled.discard(request.device)
+            self.troubles[request.device] = max(0, self.troubles[request.device] - 1)
         if kind == 0:
             code = CODES[(request.request_id + request.k) % len(CODES)]
             self.told(request, encode(Failure(request_id=request.request_id, code=code, text="x")))
@@ -291,7 +304,7 @@ class World:
         self.expire()
         self.alive(device)
         if state != "READY":
-            self.troubled.add(device)
+            self.troubles[device] += TROUBLE
         status = Status(
             request_id=request_id, device=device, state=state, bundle="colours",
             digest=self.bundle.digest, k=self.ks[device], provider="", fallback=False, reason="",
@@ -313,7 +326,7 @@ class World:
         else:
             self.connected.add(device)
             self.alive(device)
-            self.troubled.add(device)
+            self.troubles[device] += TROUBLE
             self.suspects |= self.lost & {device}
             self.lost.discard(device)
             self.exchange.handle([Connected(device)])
@@ -324,6 +337,7 @@ class World:
         while (wake_s := self.exchange.next_wake_s()) <= until_s:
             self.now_s = max(self.now_s, wake_s)
             self.exchange.tick()
+            assert self.exchange.next_wake_s() > self.now_s, "woken in vain"
         self.now_s = until_s
 
     # The books.
@@ -337,6 +351,7 @@ class World:
             if not request.settled and not request.counted and request.until_s <= self.now_s:
                 request.counted = True
                 self.silences[request.device] += 1
+                self.troubles[request.device] += TROUBLE
                 if self.silences[request.device] >= TOLERATED_STRIKES:
                     self.suspects.add(request.device)
 
