@@ -66,8 +66,8 @@ def measure_order(
         answer = play(judge, picture, order, times_ms)
         ended[len(answer.used) - 1] += 1
         label = labels.index(answer.label)
-        changed += label != whole[at]
-        right += label == target
+        changed += bool(label != whole[at])
+        right += bool(label == target)
         latency_ms += answer.latency_ms
     count = len(targets)
     return {

@@ -163,9 +163,9 @@ def test_with_nobody_else_those_that_are_out_are_a_chance() -> None:
         for _ in range(TOLERATED_STRIKES):
             play.send(device, k)
     choice = play.roster.begin(2.0, {})
-    assert (choice.unavailable, choice.probing) == ({}, {})
+    assert (choice.unavailable, choice.probing) == ({}, {"a": 0, "b": 1})
     choice = play.roster.begin(2.0, {"a": "unreachable"})
-    assert (choice.unavailable, choice.probing) == ({"a": "unreachable"}, {})
+    assert (choice.unavailable, choice.probing) == ({"a": "unreachable"}, {"b": 1})
     # One that is back is waited for, as nobody else is there.
     play.roster.told(0, "b", "", 2.0)
     choice = play.roster.begin(2.0, {"a": "unreachable"})
