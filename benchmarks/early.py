@@ -126,8 +126,8 @@ def figures(content: dict[str, object]) -> str:
     rules: list[dict[str, dict[str, float]]] = content["rules"]  # type: ignore[assignment]
     lines = [
         f"{content['bundle']}, {content['pictures']:,} test pictures of {content['data']}, bounds "
-        f"from {content['calibration_pictures']:,} calibration pictures; milliseconds as the plan "
-        "predicts them.",
+        f"from {content['calibration_pictures']:,} calibration pictures; the plan's predicted "
+        "milliseconds, the shortest for whoever comes first.",
         "",
         "| order of arrival | ends after 1 | after 2 | after all | labels changed | accuracy | "
         "waiting for all | mean ms | waiting for all |",
