@@ -62,7 +62,7 @@ def prepare(folder: Path = FOLDER) -> Arm:
     """Fetch what is not there yet; raises MissingError."""
     if platform.machine() != "x86_64":
         raise MissingError(
-            f"an x86-64 machine is needed to emulate on, this is {os.uname().machine}"
+            f"an x86-64 machine is needed to emulate on, this is {platform.machine()}"
         )
     arm = Arm(
         emulator=folder / "emulator" / "usr" / "bin" / EMULATOR,

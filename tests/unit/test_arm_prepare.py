@@ -1,0 +1,79 @@
+"""What the emulated agents need, and the one line in which it is said to be missing."""
+
+import json
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.arm import prepare as preparing
+from tests.arm.prepare import ONNXRUNTIME, MissingError, main, prepare
+
+
+@pytest.fixture(autouse=True)
+def x86(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+
+
+def test_another_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(MissingError, match=r"an x86-64 machine .*, this is riscv64$"):
+        prepare(tmp_path / "arm")
+    assert not (tmp_path / "arm").exists()
+
+
+def test_a_system_without_apt_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda tool: None)
+    monkeypatch.setattr(preparing, "prepare", lambda: prepare(tmp_path / "arm"))
+    assert main() == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("make test-arm: apt-get is not here: this needs Debian 12")
+
+
+def test_a_release_without_this_python_is_told_as_apt_says_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        # Its lists and its status are its own, so that the system's stay as they are.
+        assert options["env"]["APT_CONFIG"] == str(tmp_path / "arm/apt/apt.conf")
+        code = 100 if command[1] == "download" else 0
+        return subprocess.CompletedProcess(command, code, "", "E: Unable to locate python3.11")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(shutil, "which", lambda tool: f"/bin/{tool}")
+    with pytest.raises(MissingError, match=r"^apt-get download: E: Unable to locate python3\.11$"):
+        prepare(tmp_path / "arm")
+    assert [command[1] for command in ran] == ["update", "download"]
+    assert "python3.11-minimal:arm64" in ran[1]
+    settings = (tmp_path / "arm/apt/apt.conf").read_text()
+    for key in ("Dir::State", "Dir::State::status", "Dir::Cache"):
+        assert f'{key} "{tmp_path}/arm/apt' in settings
+
+
+def test_what_is_there_is_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(command: list[str], **options: Any) -> None:
+        raise AssertionError(command)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    wanted = {
+        "packages": preparing.PACKAGES,
+        "wheels": preparing._requirements(),
+        "python": preparing.PYTHON,
+    }
+    (tmp_path / "prepared.json").write_text(json.dumps(wanted))
+    arm = prepare(tmp_path)
+    command = arm.command("-c", "pass")
+    assert command[0] == str(tmp_path / "emulator/usr/bin/qemu-aarch64-static")
+    assert command[-3:] == [str(tmp_path / "system/usr/bin/python3.11"), "-c", "pass"]
+    assert ONNXRUNTIME in wanted["wheels"]
