@@ -57,6 +57,8 @@ class Agents:
         self.complaints: list[str] = []
         #: When something happened, for the picture: (monotonic seconds, agent, kind).
         self.happened: list[tuple[float, str, str]] = []
+        self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
         for name in options:
             fleet.start(name, *options[name], wait_for="LISTENING")
         for name in options:
@@ -70,19 +72,29 @@ class Agents:
         """Where every agent listens."""
         return {name: agent.address for name, agent in self._fleet.agents.items()}
 
-    def carry_out(self, faults: Sequence[Fault], began_s: float) -> list[threading.Thread]:
+    def begin(self, faults: Sequence[Fault]) -> None:
         """Start a thread for each agent's faults."""
-        threads = []
+        began_s = time.monotonic()
         for name in self._options:
             own = [fault for fault in faults if fault.agent == name]
             thread = threading.Thread(target=self._row, args=(own, began_s), name=name)
             thread.start()
-            threads.append(thread)
-        return threads
+            self._threads.append(thread)
+
+    def finish(self) -> None:
+        """Wait until all faults are over."""
+        for thread in self._threads:
+            thread.join()
+
+    def leave(self) -> None:
+        """Give up whatever is still to come."""
+        self._over.set()
+        self.finish()
 
     def _row(self, faults: Sequence[Fault], began_s: float) -> None:
         for fault in faults:
-            time.sleep(max(0.0, began_s + fault.at_s - time.monotonic()))
+            if self._over.wait(max(0.0, began_s + fault.at_s - time.monotonic())):
+                return
             self.happened.append((time.monotonic(), fault.agent, fault.kind))
             try:
                 self._carry_out(fault)
@@ -93,15 +105,15 @@ class Agents:
         agent = self._fleet.agents[fault.agent]
         if fault.kind == "stop":
             agent.stop()
-            time.sleep(fault.lasts_s)
+            self._over.wait(fault.lasts_s)
             agent.signal(signal.SIGCONT)
             return
         if fault.kind == "kill":
             agent.kill()
         else:
             self.expect_clean_end(agent)
-        time.sleep(fault.lasts_s)
-        self._start(fault.agent, agent.address)
+        if not self._over.wait(fault.lasts_s):
+            self._start(fault.agent, agent.address)
 
     def expect_clean_end(self, agent: AgentProcess) -> None:
         """SIGTERM; a code other than 0 is a complaint."""
@@ -117,9 +129,9 @@ class Agents:
                 return
             except AssertionError:
                 # Its port may be taken for a moment: a connection on its way out may be given any.
-                if attempt + 1 == _START_ATTEMPTS:
+                self._fleet.agents[name].close()
+                if attempt + 1 == _START_ATTEMPTS or self._over.wait(0.5):
                     raise
-                time.sleep(0.5)
 
     def stop_all(self) -> None:
         """SIGTERM to everybody, and proof that they end."""
