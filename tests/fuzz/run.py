@@ -131,7 +131,11 @@ def keep(work: Path) -> None:
 def markdown(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
     """The figures as a table."""
     total, found = sum(row["inputs"] for row in rows), [r for r in rows if r["finding"]]
-    verdict = f"{len(found)} targets with a finding" if found else "no crash, hang or growth"
+    verdict = (
+        f"{len(found)} targets with a finding"
+        if found
+        else "no crash, no hang, no process beyond its memory"
+    )
     text = (
         f"{total:,} inputs, {verdict}; {machine['cores']} virtual cores shared with other work, "
         f"{machine['processor']}, {machine['date']}.\n\n"

@@ -37,7 +37,9 @@ def test_a_summary_holds_what_libfuzzer_and_the_child_said() -> None:
     # One KiB a thousand inputs.
     assert figures["growth_kib_per_million"] == pytest.approx(1000)
     text = markdown([figures], {"cores": 2, "processor": "any", "date": "today"})
-    assert text.startswith("3,000 inputs, no crash, hang or growth; 2 virtual cores")
+    assert text.startswith(
+        "3,000 inputs, no crash, no hang, no process beyond its memory; 2 virtual"
+    )
     assert "| frames | 3,000 | 10.0% | 150 | 131 -> 159 | 4 | 128 | 1,000 |" in text
 
 
