@@ -288,7 +288,7 @@ GREETING = Target(
     name="greeting",
     read=read_greeting,
     seeds=_greetings,
-    share=0.25,
+    share=0.245,
     max_bytes=96,
     words=(QUESTION, b"CURVE", b"NULL"),
 )

@@ -152,7 +152,7 @@ def markdown(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> s
             f"{row['branches_before']} -> {row['branches']}",
             f"{row['slowest_input_ms']:.0f}",
             f"{row['peak_mib']:.0f}",
-            "too short to say" if growth is None else f"{growth:,.0f}",
+            "too short to say" if growth is None else f"{round(growth):,}",
         ]
         text += "| " + " | ".join(cells) + " |\n"
     return text
