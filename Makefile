@@ -43,7 +43,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.overhead
+	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.startup
 
 # A quarter of an hour; as root also with network namespaces, control groups and a full disk.

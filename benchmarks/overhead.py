@@ -37,7 +37,7 @@ def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, ob
     """Both exchanges in turns; milliseconds at p50 and p99, and their ratios."""
     ours: list[list[float]] = []
     bare: list[list[float]] = []
-    keys = kind == STUB_KEYS
+    keys, partial = kind == STUB_KEYS, 0
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         if kind == ONNX:
@@ -53,7 +53,7 @@ def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, ob
             predictions = [client.classify(picture) for _ in range(per_round)]
             trips = [bare_client.round_trip_ms() for _ in range(per_round)]
             if number:  # the first one warms up
-                assert not any(prediction.partial for prediction in predictions)
+                partial += sum(prediction.partial for prediction in predictions)
                 ours.append([overhead_ms(prediction) for prediction in predictions])
                 bare.append(trips)
     all_ours, all_bare = (percentiles([*chain(*blocks)], POINTS) for blocks in (ours, bare))
@@ -61,6 +61,7 @@ def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, ob
         "kind": kind,
         "agents": agents,
         "requests": rounds * per_round,
+        "partial": partial,
         "overhead_ms": all_ours,
         "bare_ms": all_bare,
         "ratio": {point: all_ours[point] / all_bare[point] for point in all_ours},

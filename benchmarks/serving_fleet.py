@@ -11,6 +11,7 @@ from pathlib import Path
 
 import zmq
 
+from mdp.bench import noise_picture
 from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.fleet import new_fleet
@@ -59,12 +60,15 @@ class ServedFleet:
     commands: dict[str, list[str]]
 
     def client(self) -> Client:
-        """A client to which every agent is connected and READY."""
+        """A client whose calls every agent answers."""
         client = Client.connect(self.path, timeout_s=CONNECT_S)
         until_s = time.monotonic() + CONNECT_S
         while any(status.state != "READY" for status in client.status(timeout_s=CONNECT_S)):
             assert time.monotonic() < until_s, "the agents are not READY"
             time.sleep(0.1)
+        # Whoever was not READY when it was asked first is not waited for by the next call.
+        while client.classify(noise_picture(32), deadline_ms=CONNECT_S * 1e3).partial:
+            assert time.monotonic() < until_s, "the agents do not answer"
         return client
 
     def restart(self, device: str) -> None:

@@ -121,7 +121,8 @@ def subset_accuracy(members: tuple[int, ...]) -> SubsetAccuracy:
 
 def size_accuracy(size: int) -> SizeAccuracy:
     """Accuracies that differ for every size and rule, for the sizes that are not listed."""
-    mean = PerRule(boosted=0.2 + size / 100, stacked=0.5 + size / 100, bagged=0.4 + size / 100)
+    more = min(size / 100, 0.5)
+    mean = PerRule(boosted=0.2 + more, stacked=0.5 + more, bagged=0.4 + more)
     lowest = PerRule(boosted=0.01, stacked=0.03, bagged=0.02)
     ece = PerRule(boosted=0.3, stacked=0.1, bagged=0.2)
     return SizeAccuracy(size=size, sampled=48, mean=mean, lowest=lowest, ece=ece)
