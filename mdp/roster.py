@@ -270,7 +270,7 @@ class Roster:
     # Hedging: a roster is a session's `Hedge`.
 
     def after_s(self, device: str) -> float:
-        """How long `device` is given before its replica is asked beside it."""
+        """How long `device` is given before its replica is asked beside it; infinity if unknown."""
         if self._hedge_after_s is not None:
             return self._hedge_after_s
         own = self._trips.get(device)

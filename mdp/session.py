@@ -108,7 +108,7 @@ class Hedge(Protocol):
     """When a second device is asked beside a first one, and whether it may be."""
 
     def after_s(self, device: str) -> float:
-        """How long `device` is given; infinity for as long as it takes."""
+        """How long `device` is given; infinity if nothing is known: then half of what is left."""
 
     def allowed(self) -> bool:
         """Whether one more request may be spent now; True spends it."""
@@ -258,7 +258,10 @@ class Session:
             member.reasons[device] = NO_TIME
             return []
         if self._hedge is not None and member.passed < len(member.candidates):
-            member.hedge_s = now_s + self._hedge.after_s(device)
+            after_s = self._hedge.after_s(device)
+            # Of whom little is known, half of the time that is left is taken to be long.
+            known = after_s < math.inf
+            member.hedge_s = now_s + (after_s if known else (self.decide_s - now_s) / 2)
             self._hedge_s = min(self._hedge_s, member.hedge_s)
         return [self._send(member, device, now_s)]
 

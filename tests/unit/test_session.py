@@ -1,5 +1,6 @@
 """One request's life in simulated time: events in, actions out."""
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -525,6 +526,18 @@ def test_a_hedge_gets_what_is_left_and_its_time_counts_from_its_own_asking() -> 
     (finish,) = session.handle(replied("b", 0.040))
     assert isinstance(finish, Finish)
     assert finish.arrived[0].timing.network_ms == pytest.approx(4.0)
+
+
+def test_a_device_of_which_nothing_is_known_is_hedged_after_half_of_the_time() -> None:
+    session = Session(
+        {0: ["a", "b"]}, deadline_s=0.110, reserve_s=0.010, hedge=HedgeAfter(math.inf)
+    )
+    session.start(now_s=0.0, unavailable={})
+    assert session.wake_s == pytest.approx(0.050)
+    assert session.handle(passed(0.049)) == []
+    (send,) = session.handle(passed(0.050))
+    assert isinstance(send, Send)
+    assert (send.device, send.hedged, send.budget_ms) == ("b", True, pytest.approx(50.0))
 
 
 @dataclass
