@@ -13,7 +13,13 @@ import pytest
 
 import mdp
 from mdp.prediction import Prediction
-from tests.support.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
+from tests.support.bundles import (
+    DEVICES,
+    colour_picture,
+    subset_accuracy,
+    with_early_bounds,
+    write_bundle,
+)
 from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, answers_until, until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -431,3 +437,25 @@ def test_an_async_client_sees_a_death_and_a_return(fleet: Fleet) -> None:
                 await asyncio.sleep(0.01)
 
     asyncio.run(live())
+
+
+def test_who_cannot_change_the_label_is_not_waited_for(fleet: Fleet, gate: Path) -> None:
+    with_early_bounds(fleet.bundle, 0.01)
+    fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
+    fleet.start_all("beta", "gamma")
+    with mdp.Client.connect(fleet.write(), timeout_s=PATIENCE_S, early=True) as client:
+        # Alpha never answers, so nothing but its being of no account can end this.
+        answer = client.classify(RED, deadline_ms=PLENTY_MS)
+    assert (answer.label, answer.early) == ("red", True)
+    assert answer.missing["alpha"] == "not waited for: cannot change the label"
+    assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
+
+
+def test_a_bundle_that_does_not_say_when_to_end_early_is_named(fleet: Fleet) -> None:
+    fleet.start_all()
+    said = "no answer ends early, as that was never measured: run mdp-partition evaluate$"
+    with (
+        pytest.warns(mdp.NeverEarlyWarning, match=said),
+        mdp.Client.connect(fleet.write(), timeout_s=PATIENCE_S, early=True) as client,
+    ):
+        assert not ask(client).early

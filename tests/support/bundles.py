@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -21,7 +22,8 @@ from mdp.bundle import (
     file_entry,
     model_path,
 )
-from mdp.files import write_json
+from mdp.early import EarlyBounds, Pull, early_pairs
+from mdp.files import read_json, write_json
 from mdp.fusion import (
     FusionWeights,
     SizeWeights,
@@ -194,3 +196,15 @@ def colour_picture(label: str, height: int = 40, width: int = 60) -> np.ndarray:
     """A noisy uint8 `[H, W, 3]` picture whose answer is `label`."""
     noise = np.random.default_rng(0).integers(0, 80, size=(height, width, 3), dtype=np.uint8)
     return noise + (CHANNELS[LABELS.index(label)] * 120).astype(np.uint8)
+
+
+def with_early_bounds(folder: Path, most: float) -> Path:
+    """Let the bundle in `folder` say that no awaited member pulled harder than `most`."""
+    manifest = read_json(folder / MANIFEST, Manifest)
+    pulls = tuple(
+        Pull(members=members, arrived=arrived, boosted=most, stacked=most, bagged=most)
+        for members, arrived in early_pairs(len(manifest.plan.assignments))
+    )
+    early = EarlyBounds(pictures=1000, pulls=pulls)
+    write_json(folder / MANIFEST, msgspec.structs.replace(manifest, early=early))
+    return folder

@@ -114,3 +114,24 @@ def test_every_command_has_an_example_and_its_exit_codes(command_line: typer.Typ
         text = " ".join(result.output.split())
         assert "Example: mdp" in text, command
         assert "Exit codes: 0" in text, command
+
+
+@pytest.mark.parametrize("command", [["classify", "{picture}"], ["bench"]])
+@pytest.mark.parametrize("early", [True, False])
+def test_early_reaches_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], early: bool
+) -> None:
+    seen: list[object] = []
+
+    def connect(fleet: Path, **options: object) -> None:
+        seen.append(options["early"])
+        raise InputError("seen enough")
+
+    monkeypatch.setattr("mdp.cli.Client.connect", connect)
+    picture = tmp_path / "picture.png"
+    picture.touch()
+    arguments = [part.format(picture=picture) for part in command]
+    flag = ["--early"] if early else []
+    result = CliRunner().invoke(app, [*arguments, "--fleet", str(tmp_path / "fleet.toml"), *flag])
+    assert isinstance(result.exception, InputError)
+    assert seen == [early]

@@ -28,6 +28,7 @@ from tests.support.bundles import (
     colour_picture,
     colour_plan,
     subset_accuracy,
+    with_early_bounds,
     write_bundle,
 )
 from tests.support.exchanges import Desk
@@ -646,3 +647,62 @@ def test_a_device_that_refuses_this_client_is_missing_with_its_reason(desk: Desk
     desk.reply("beta")
     desk.reply("gamma")
     assert desk.prediction().missing == {"alpha": "refused: no such key"}
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of which awaited members never pulled harder than 5: two have to be in."""
+    return with_early_bounds(write_bundle(tmp_path_factory.mktemp("early") / "bundle"), 5.0)
+
+
+def test_an_answer_ends_early_where_that_was_asked_for_and_measured(
+    bounded: Path, folder: Path
+) -> None:
+    desk = Desk(bounded, THREE, early=True)
+    desk.submit()
+    desk.reply("alpha")
+    desk.reply("gamma")
+    answer = desk.prediction()
+    assert (answer.early, answer.label) == (True, "red")
+    assert (answer.used, answer.mode) == (("alpha", "gamma"), "stacked")
+    assert answer.missing == {"beta": "not waited for: cannot change the label"}
+    # It has the label of all three, so it is worth what they are.
+    assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
+    desk.reply("beta")
+    assert (desk.answers, desk.exchange.counters["late"]) == ([], 1)
+    for patient in (Desk(bounded, THREE), Desk(folder, THREE, early=True)):
+        patient.submit()
+        for device in ("alpha", "gamma"):
+            patient.reply(device)
+        assert not patient.answers
+        patient.reply("beta")
+        answer = patient.prediction()
+        assert (answer.early, answer.missing) == (False, {})
+
+
+def test_who_was_not_waited_for_and_answers_in_time_is_well(bounded: Path) -> None:
+    desk = Desk(bounded, THREE, early=True)
+    for _ in range(2 * TOLERATED_STRIKES):
+        desk.submit()
+        assert len(desk.asked()) == 3
+        desk.reply("alpha", desk.last_id)
+        desk.reply("gamma", desk.last_id)
+        assert desk.prediction().early
+        desk.pass_s(0.05)
+        desk.reply("beta", desk.last_id)
+        desk.pass_s(0.1)
+
+
+def test_who_was_not_waited_for_and_stays_silent_is_taken_out(bounded: Path) -> None:
+    desk = Desk(bounded, THREE, early=True)
+    for _ in range(TOLERATED_STRIKES):
+        desk.submit()
+        assert len(desk.asked()) == 3
+        desk.reply("alpha", desk.last_id)
+        desk.reply("gamma", desk.last_id)
+        assert desk.prediction().early
+        desk.pass_s(0.2)
+    assert well(desk, "alpha", "gamma") == ["alpha", "gamma"]
+    answer = desk.prediction()
+    assert (answer.early, answer.missing) == (False, {"beta": "silent: 3 requests unanswered"})
+    assert answer.expected_accuracy == subset_accuracy((0, 2)).stacked

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from mdp.bundle import Bundle
-from mdp.early import EarlyBounds, Pull, early_pairs, part_of
+from mdp.early import part_of
 from mdp.exchange import Answer, Exchange, View, cut_views, reserve_s
 from mdp.fleet import Fleet, FleetEntry
 from mdp.fusion import Contribution, FusionWeights, fuse
@@ -41,7 +40,13 @@ from mdp.wire import (
     encode,
     logits_buffer,
 )
-from tests.support.bundles import LABELS, colour_picture, subset_accuracy, write_bundle
+from tests.support.bundles import (
+    LABELS,
+    colour_picture,
+    subset_accuracy,
+    with_early_bounds,
+    write_bundle,
+)
 
 #: `make invariants` plays the nightly number.
 HISTORIES = 100_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 2_000
@@ -76,13 +81,9 @@ class KeptBundle(Bundle):
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    opened = Bundle.open(write_bundle(tmp_path_factory.mktemp("invariants") / "bundle"))
-    pulls = tuple(
-        Pull(members=members, arrived=arrived, boosted=BOUND, stacked=BOUND, bagged=BOUND)
-        for members, arrived in early_pairs(3)
-    )
-    early = EarlyBounds(pictures=1000, pulls=pulls)
-    return KeptBundle(opened.path, msgspec.structs.replace(opened.manifest, early=early))
+    folder = write_bundle(tmp_path_factory.mktemp("invariants") / "bundle")
+    opened = Bundle.open(with_early_bounds(folder, BOUND))
+    return KeptBundle(opened.path, opened.manifest)
 
 
 @cache
