@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import describe_machine
-from benchmarks.overhead import agents
+from benchmarks.serving_fleet import served
 from benchmarks.simulator_picture import draw, markdown, put_table
 from mdp import AsyncClient
 from mdp.bench import noise_picture
@@ -197,7 +197,11 @@ def reality(requests: int, blocks: int) -> list[dict[str, Any]]:
         "50 a second": Load(requests=requests, rate_per_s=50.0),
         "150 a second": Load(requests=requests, rate_per_s=150.0),
     }
-    with tempfile.TemporaryDirectory() as name, agents(bundle, Path(name)) as fleet:
+    with (
+        tempfile.TemporaryDirectory() as name,
+        served(bundle, Path(name), "--threads", 1) as running,
+    ):
+        fleet = running.path
         for load_name, load in loads.items():
             first = asyncio.run(measure(fleet, replace(load, requests=200), [PLENTY_MS], 1))
             usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [60, 90])

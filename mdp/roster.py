@@ -7,8 +7,9 @@ fewer requests under way times the usual round trip. Clock and chance are argume
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import overload
 
 from msgspec import Struct
@@ -20,6 +21,11 @@ from mdp.session import PROBATION, Send
 #: A replica that has sent nothing for so long is asked how it is, and has so long to say it.
 IDLE_S = 2.0
 HEARTBEAT_S = 1.0
+#: So many replicas are looked at every HEARTBEAT_S, in turns: a client of hundreds would do little
+#: else.
+LOOKED_AT = 8
+#: Of more replicas than this two that are there are drawn until found, not picked from a list.
+_FEW, _DRAWS = 16, 16
 #: What is known of a replica's time counts this much less with every request given to another one,
 #: so that one slow spell is not held against it for good.
 _FADE = 0.98
@@ -91,6 +97,8 @@ class Roster:
         #: How many turns had gone to others before a replica's last one.
         self._ages: Counter[str] = Counter()
         self._next_look_s = -math.inf
+        self._in_turn = self._replicas()
+        self._looked_at = min(LOOKED_AT, sum(len(members[k]) for k in self._replicated))
 
     @property
     def hedges(self) -> bool:
@@ -139,6 +147,8 @@ class Roster:
         """`devices` with the better of two that are there first, and the other one second."""
         there: Sequence[str] = devices
         if unavailable or probing:
+            if len(devices) > _FEW and (drawn := self._drawn(devices, unavailable, probing)):
+                return self._ranked(drawn, devices, now_s)
             there = [d for d in devices if d not in unavailable and d not in probing]
         if len(there) < 2:
             return devices
@@ -147,8 +157,29 @@ class Roster:
             first = int(self._chance() * len(there))
             second = int(self._chance() * (len(there) - 1))
         second += second >= first
-        pair = sorted((there[first], there[second]), key=lambda device: self._cost(device, now_s))
-        return Ranked(pair, devices)
+        return self._ranked((there[first], there[second]), devices, now_s)
+
+    def _ranked(self, pair: Sequence[str], devices: Sequence[str], now_s: float) -> Sequence[str]:
+        return Ranked(sorted(pair, key=lambda device: self._cost(device, now_s)), devices)
+
+    def _drawn(
+        self, devices: Sequence[str], unavailable: Mapping[str, str], probing: Mapping[str, int]
+    ) -> list[str]:
+        """Two of many `devices` that are there; nothing where most of them are not."""
+        found: list[str] = []
+        for _ in range(_DRAWS):
+            device = devices[int(self._chance() * len(devices))]
+            if device not in unavailable and device not in probing and device not in found:
+                found.append(device)
+                if len(found) == 2:
+                    return found
+        return []
+
+    def _replicas(self) -> Iterator[str]:
+        """All replicas, again and again."""
+        while True:
+            for k in self._replicated:
+                yield from self._members[k]
 
     def _cost(self, device: str, now_s: float) -> tuple[bool, float, int, int]:
         trips, load = self._trips.get(device), self._load[device]
@@ -241,8 +272,7 @@ class Roster:
             self._next_look_s = now_s + HEARTBEAT_S
             due += [
                 device
-                for k in self._replicated
-                for device in self._members[k]
+                for device in islice(self._in_turn, self._looked_at)
                 if now_s >= self._seen_s.setdefault(device, now_s) + IDLE_S
                 and not self._load[device]
                 and not self._is_out(device)

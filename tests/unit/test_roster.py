@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mdp.health import TOLERATED_STRIKES
 from mdp.hedging import ENOUGH
-from mdp.roster import Ranked, Roster
+from mdp.roster import HEARTBEAT_S, LOOKED_AT, Ranked, Roster
 from mdp.session import PROBATION, Send
 
 PAIR = {0: ["a", "b"]}
@@ -209,3 +209,31 @@ def test_one_that_did_not_answer_is_not_given_the_next_one() -> None:
     assert set(asked) == {"b"}
     play.roster.told(0, "a", "", play.now_s)
     assert play.first() == "a"
+
+
+def test_of_many_replicas_a_few_are_asked_how_they_are_at_a_time() -> None:
+    names = [f"d{n}" for n in range(20)]
+    play = Play({0: names})
+    play.answer(play.send("d0"), "d0", 0.010)
+    asked = Counter[str]()
+    for _ in range(40):
+        play.now_s += HEARTBEAT_S
+        due = play.roster.due(play.now_s)
+        assert len(due) <= LOOKED_AT
+        for device in due:
+            play.roster.asked(-1, device, play.now_s)
+            play.roster.told(-1, device, "", play.now_s)
+            asked[device] += 1
+    # In turns: nobody is forgotten, and nobody is asked more often than others.
+    assert set(asked) == set(names)
+    assert max(asked.values()) - min(asked.values()) <= 1
+
+
+def test_of_many_replicas_those_that_are_there_are_found() -> None:
+    names = [f"d{n}" for n in range(40)]
+    play = Play({0: names})
+    for there in (set(names[::2]), {"d3"}, {"d3", "d7"}, set[str]()):
+        gone = {name: "gone" for name in names if name not in there}
+        for _ in range(50):
+            first = play.roster.begin(play.now_s, gone).members[0][0]
+            assert first in there or len(there) < 2
