@@ -7,7 +7,6 @@ share of all, so that a fleet that is slow as a whole is not asked twice as much
 
 import math
 from bisect import bisect_left, insort
-from collections import deque
 
 DEFAULT_SHARE = 0.05
 #: Extra requests that may be sent at once by a client that has not sent any for long.
@@ -48,7 +47,8 @@ class RoundTrips:
     def __init__(self) -> None:
         #: What a round trip takes of late, as a running mean; 0 before the first.
         self.usual_s = 0.0
-        self._recent: deque[float] = deque()
+        # At most RECENT, for which a list does; thousands of them would be mostly empty deques.
+        self._recent: list[float] = []
         self._sorted: list[float] = []
 
     def add(self, seconds: float, weight: float = NEWEST) -> None:
@@ -57,7 +57,7 @@ class RoundTrips:
             self.usual_s = seconds
         self.usual_s += weight * (seconds - self.usual_s)
         if len(self._recent) == RECENT:
-            del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
+            del self._sorted[bisect_left(self._sorted, self._recent.pop(0))]
         self._recent.append(seconds)
         insort(self._sorted, seconds)
 
