@@ -1,5 +1,6 @@
 """Requests in virtual time: nothing lost, nothing late, and what queueing theory says."""
 
+import gc
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -298,6 +299,24 @@ def test_thousands_of_devices() -> None:
     asked = [trace.counts[d.name]["asked"] for d in many]
     assert min(asked) >= 0
     assert np.count_nonzero(asked) > 1100
+
+
+def test_requests_leave_no_garbage_that_would_have_to_be_looked_for() -> None:
+    pair = [
+        device(f"r{k}/{n}", k=k, mean_up_s=5.0, mean_down_s=1.0) for k in (0, 1) for n in (0, 1)
+    ]
+    found = []
+    for requests in (50, 50, 1000):
+        gc.collect()
+        assert gc.isenabled()
+        simulate(
+            scenario(*pair, deadline_ms=30.0, requests=requests, rate_per_s=20.0,
+                     hedge_after_s=0.005, detect_s=0.1)
+        )  # fmt: skip
+        assert gc.isenabled()
+        found.append(gc.collect())
+    # What one simulation consists of, and nothing for each of its requests.
+    assert abs(found[2] - found[1]) < 200
 
 
 def test_the_same_luck_in_every_what_if() -> None:
