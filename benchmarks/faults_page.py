@@ -24,7 +24,8 @@ def markdown(result: dict[str, Any]) -> str:
     if worst_ms <= 0:
         beyond = f"every one ended at least {-worst_ms:.1f} ms before its deadline"
     said = (
-        f"Run on {machine['date']} ({machine['processor']}, {machine['cores']} cores): "
+        f"Run on {machine['date']} ({machine['processor']}, {machine['cores']} cores, load before "
+        f"the run {machine['load_before']:g}): "
         f"{kept} of {len(rows)} promises kept in {calls:,} calls with a deadline of "
         f"{result['deadline_ms']:g} ms; {beyond}. It took {result['seconds'] / 60:.0f} minutes."
     )

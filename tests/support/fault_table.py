@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from mdp.monotony import DIFFERENT_CROPS
 from tests.support.confined import (
     faketime_library,
     fill,
@@ -330,7 +331,13 @@ FAULTS: tuple[Fault, ...] = (
         healed="they differ again",
         make=_says("constant"),
         heal=_says(""),
-        promise=Promise(used="perhaps", reasons=(*SAME, PROBATION), known=SAME),
+        promise=Promise(
+            used="perhaps",
+            reasons=(*SAME, PROBATION),
+            known=SAME,
+            # Nobody can tell before.
+            wrong_labels=DIFFERENT_CROPS,
+        ),
         lasts_s=3.0,
     ),
     Fault(

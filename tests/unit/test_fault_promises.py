@@ -156,6 +156,16 @@ def test_the_same_devices_give_the_same_answer() -> None:
     assert broken_together([call(WHOLE, "before"), odd], Promise(used="perhaps"), fleet()) == []
 
 
+def test_wrong_labels_are_counted_where_nobody_can_know() -> None:
+    constant = Promise(used="perhaps", wrong_labels=1)
+    odd = call(replace(WHOLE, label="blue"))
+    assert broken(odd, constant, fleet()) == []
+    assert broken_together([odd], constant, fleet()) == []
+    assert broken_together([odd, odd], constant, fleet()) == ["2 wrong labels, at most 1 may be"]
+    without = call(replace(LESS, label="blue"))
+    assert "says blue of a red picture" in broken(without, constant, fleet())
+
+
 def test_in_words() -> None:
     assert in_words(GONE, "boosted") == "boosted without gamma"
     assert in_words(GONE, "single") == "single without alpha"

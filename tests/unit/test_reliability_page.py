@@ -11,6 +11,7 @@ from mdp.monotony import DIFFERENT_CROPS
 from mdp.session import LATE, NO_TIME, NOT_NEEDED, PROBATION
 from mdp.transport.dealers import CONNECT_MS, RECONNECT_MS
 from mdp.wire import FailureCode
+from tests.support.fault_table import FAULTS
 from tests.support.fleet import ROOT
 
 PAGE = (ROOT / "docs" / "reliability.md").read_text()
@@ -37,3 +38,8 @@ def test_every_reason_is_named_and_no_other() -> None:
 )
 def test_numbers_are_those_of_the_code(text: str) -> None:
     assert text in PAGE
+
+
+def test_every_fault_stands_in_the_matrix() -> None:
+    for fault in FAULTS:
+        assert PAGE.count(f"\n| {fault.name} |") >= 2, fault.name
