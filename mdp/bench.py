@@ -21,7 +21,11 @@ def noise_picture(side: int) -> Picture:
 
 
 def overhead_ms(prediction: Prediction) -> float:
-    """What a call cost beyond the computing of its slowest member."""
+    """What a call cost beyond the computing of its slowest member.
+
+    That is the overhead of docs/serving.md, for one picture under way; with more, a picture's
+    waiting for the one before it is in it.
+    """
     return prediction.latency_ms - max(member.compute_ms for member in prediction.members)
 
 

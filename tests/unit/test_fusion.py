@@ -264,3 +264,15 @@ GOOD_SIZE = {"size": 2, "a": [0.5, 0.5, 0.5], "b": [0.5, 0.5, 0.5]}
 def test_shared_weights_that_are_refused(by_size: object, expected: str) -> None:
     with pytest.raises(ValidationError, match=expected):
         convert({"num_classes": 3, "subsets": [GOOD], "by_size": by_size}, FusionWeights)
+
+
+def test_one_picture_is_fused_as_one_of_many() -> None:
+    draw = np.random.default_rng(0)
+    many = {k: Contribution(*draw.normal(size=(2, 7, 4)).astype(np.float32)) for k in (0, 2, 5)}
+    weights = SubsetWeights(
+        members=(0, 2, 5), a=(0.5, 0.0, 1.5), b=(1.0, -2.0, 0.0), bias=(0.1, 0.2, 0.3, 0.4)
+    )
+    fused = fuse(many, weights)
+    for picture in range(7):
+        one = {k: Contribution(each.boost[picture], each.bag[picture]) for k, each in many.items()}
+        assert fuse(one, weights) == pytest.approx(fused[picture], abs=1e-5)

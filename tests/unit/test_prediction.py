@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry
 from mdp.errors import DeadlineExceeded, QuorumNotMet
-from mdp.fusion import Contribution, Fusion
-from mdp.prediction import Judge, Prediction, no_answer
+from mdp.fusion import Contribution, Fusion, probabilities
+from mdp.prediction import TOP_K, Judge, Prediction, likeliest, no_answer
 from mdp.session import Arrival, Finish, Timing
 from tests.support.bundles import (
     DEVICES,
@@ -208,3 +208,13 @@ def test_no_answer_says_why_for_every_device() -> None:
     assert isinstance(none, QuorumNotMet)
     assert str(none) == "no device can answer (alpha: unreachable)"
     assert none.outcomes == {"alpha": "unreachable"}
+
+
+@pytest.mark.parametrize("num_classes", [2, 5, 6, 1000])
+def test_the_likeliest_classes_are_those_of_a_whole_sort(num_classes: int) -> None:
+    # Few different values, so that many are equal.
+    logits = np.random.default_rng(num_classes).integers(0, 4, num_classes).astype(np.float32)
+    whole = np.argsort(-logits, kind="stable")[:TOP_K].tolist()
+    classes, shares = likeliest(logits)
+    assert classes == whole
+    assert shares == pytest.approx(probabilities(logits)[whole].tolist())
