@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import overload
 
 from msgspec import Struct
 
 from mdp.health import Health
 from mdp.hedging import DEFAULT_SHARE, NEWEST, Bucket, RoundTrips
+from mdp.ranked import Ranked
 from mdp.session import PROBATION, Send
 
 #: A replica that has sent nothing for so long is asked how it is, and has so long to say it.
@@ -384,29 +384,3 @@ class Roster:
     def _forget_if_well(self, device: str, known: Health) -> None:
         if known.well:
             del self._health[device]
-
-
-class Ranked(Sequence[str]):
-    """`devices` with `first` before the others, which keep their order."""
-
-    __slots__ = ("_devices", "_first", "_rest")
-
-    def __init__(self, first: Sequence[str], devices: Sequence[str]) -> None:
-        self._first, self._devices = first, devices
-        self._rest: list[str] | None = None
-
-    def __len__(self) -> int:
-        return len(self._devices)
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[str]: ...
-    def __getitem__(self, at: int | slice) -> str | Sequence[str]:
-        if isinstance(at, int) and 0 <= at < len(self._first):
-            return self._first[at]
-        if self._rest is None:
-            # Only made where the first ones have failed: there may be hundreds of others.
-            chosen = set(self._first)
-            self._rest = [*self._first, *(d for d in self._devices if d not in chosen)]
-        return self._rest[at]
