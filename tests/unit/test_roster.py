@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from mdp.health import TOLERATED_STRIKES
 from mdp.hedging import ENOUGH
-from mdp.roster import HEARTBEAT_S, LOOKED_AT, Ranked, Roster
+from mdp.ranked import Ranked
+from mdp.roster import HEARTBEAT_S, LOOKED_AT, Roster
 from mdp.session import PROBATION, Send
 
 PAIR = {0: ["a", "b"]}
