@@ -21,13 +21,13 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from mdp.files import write_json
-from mdp.plan import SubModelSpec, TeacherSpec
+from mdp.plan import Region, SubModelSpec, TeacherSpec
 from mdp.profile import DeviceProfile, Link, read_profile, shipped_profiles
-from partitioner.accuracy_law import capability_of
+from partitioner.accuracy_law import WHOLE, capability_of
 from partitioner.candidates import Candidate, Device, evaluate_device, fitted_ways
 from partitioner.choose import Limits, choose
 from partitioner.expectation import Objective, exact_arrivals
-from partitioner.grid import make_choices, sub_model_grid
+from partitioner.grid import REGIONS, make_choices, sub_model_grid
 from partitioner.predictor import predictor_for, shipped_law
 from partitioner.search import make_plan
 
@@ -39,6 +39,10 @@ TEACHER = TeacherSpec(
     ),
 )
 COUNTS, TARGET_MS = (8, 100, 1000), 30.0
+#: Devices, shapes and regions of which every plan is tried.
+INSTANCES: tuple[tuple[int, int, tuple[Region, ...]], ...] = (
+    (2, 40, (WHOLE,)), (3, 12, (WHOLE,)), (2, 8, REGIONS), (3, 4, REGIONS[:3]),
+)  # fmt: skip
 _SLOW = ("n100", "raspberry-pi-5", "laptop-cpu")
 
 
@@ -113,9 +117,9 @@ def against_exhaustive(instances: int) -> dict[str, Any]:
     behind = []
     for seed in range(instances):
         draw = np.random.default_rng(seed)
-        count, shapes = ((2, 40), (3, 12))[seed % 2]
+        count, shapes, regions = INSTANCES[seed % len(INSTANCES)]
         some = [grid[i] for i in sorted(draw.choice(len(grid), size=shapes, replace=False))]
-        choices = make_choices(TEACHER.shape, predictor, shapes=some)
+        choices = make_choices(TEACHER.shape, predictor, shapes=some, regions=regions)
         devices = [
             evaluate_device(p, fitted_ways(p, ["fp32"]), choices)
             for p in drawn_devices(count, seed=10_000 + seed)
