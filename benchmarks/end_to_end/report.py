@@ -13,6 +13,8 @@ from mdp.plan import Plan
 OURS = "MDP"
 #: A machine that has more to do before the run than this is not idle.
 IDLE_LOAD = 0.5
+#: By how much the teacher's time on a whole core may differ between devices that kept their shares.
+KEPT = 1.25
 
 
 class DeviceRow(Record, frozen=True):
@@ -167,6 +169,12 @@ def figures(results: Results, picture: str = "") -> str:
     load = float(results.machine["load_before"])
     if load > IDLE_LOAD:
         lines.append(f"**A busy machine**: load {load:.1f} before the run, so read ratios only.")
+    whole_ms = [device.teacher_ms * device.share for device in results.devices]
+    if max(whole_ms) > KEPT * min(whole_ms):
+        lines.append(
+            "**Not usable**: devices did not get their shares when the teacher was timed, so plans "
+            "and cuts are for other devices than were measured."
+        )
     if results.without_http:
         lines.append(f"Without HTTP servers: {results.without_http}")
     exact = max(link.found.pipeline_error for link in results.links)

@@ -18,6 +18,12 @@ def answers(name, factor, *, calculated=False):
     )
 
 
+def device(name, share, teacher_ms):
+    return DeviceRow(
+        name=name, core=0, share=share, teacher_ms=teacher_ms, blocks=6, heads=3, hidden=688
+    )
+
+
 def results(**changed):
     found = Found(
         link=LinkFound(bandwidth_bps=19e6, round_trip_s=0.0001),
@@ -26,15 +32,12 @@ def results(**changed):
         pipeline_error=0.0,
         largest_logit=1.5,
     )
-    device = DeviceRow(
-        name="fast", core=0, share=0.6, teacher_ms=90.0, blocks=6, heads=3, hidden=688
-    )
     known = {
         "machine": {"load_before": 0.1},
         "teacher": "vit",
         "quick": False,
         "period_us": 10_000,
-        "devices": [device],
+        "devices": [device("fast", 0.6, 90.0), device("slow", 0.3, 180.0)],
         "client_share": 0.5,
         "in_flight": 6,
         "without_http": "",
@@ -58,6 +61,7 @@ def test_everybody_is_shown_beside_mdp():
     [
         ({"quick": True}, "A quick run"),
         ({"machine": {"load_before": 3.0}}, "load 3.0 before the run"),
+        ({"devices": [device("fast", 0.6, 90.0), device("slow", 0.3, 90.0)]}, "Not usable"),
         ({"without_http": "no interpreter"}, "Without HTTP servers: no interpreter"),
     ],
 )
