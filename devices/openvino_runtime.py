@@ -4,6 +4,7 @@ OpenVINO's package reports its own import to a statistics server of its maker, f
 converts models and that nobody serving one needs. That part is left out here, so nothing is sent.
 """
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class OpenVinoRuntime:
         if precision not in HINTS:
             raise NotHereError(f"openvino in {precision}", f"openvino has {', '.join(HINTS)}")
         openvino = _openvino(precision)
-        core = openvino.Core()
+        core = core_of(openvino)
         _check_processor(core, precision)
         try:
             graph = _read(openvino, model)
@@ -92,6 +93,16 @@ def import_openvino() -> Any:
         import openvino
         import openvino.frontend
     return openvino
+
+
+@functools.cache
+def core_of(openvino: Any) -> Any:
+    """OpenVINO's core: one for the whole process, until its end.
+
+    Its processor plugin gives the thread that loads it a signal stack, and frees that with the last
+    core, in whichever thread: the next signal with a Python handler would end the process.
+    """
+    return openvino.Core()
 
 
 def _openvino(precision: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from devices.openvino_runtime import import_openvino
+from devices.openvino_runtime import core_of, import_openvino
 from devices.probe_machine import Machine
 from devices.probe_point import Load, Measured, Run, Surroundings, assignment_of, measure, sustain
 from devices.runtimes import open_runtime
@@ -99,7 +99,7 @@ def look() -> Here:
         providers = list(onnxruntime.get_available_providers())
     able: list[str] | None = None
     with contextlib.suppress(ImportError, RuntimeError):
-        core = import_openvino().Core()
+        core = core_of(import_openvino())
         able = [str(name) for name in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")]
     versions = {}
     for package in _PACKAGES:

@@ -1,5 +1,6 @@
 """Run exported models here as devices do: in the planned runtime and precision."""
 
+import functools
 import time
 from pathlib import Path
 from typing import Any
@@ -94,9 +95,19 @@ def _openvino(precision: Precision) -> Any:
     return openvino
 
 
+@functools.cache
+def _core_of(openvino: Any) -> Any:
+    """OpenVINO's core, kept until the process ends.
+
+    With the last core goes the signal stack that its processor plugin gave the thread that loaded
+    it, in whichever thread that happens: the next signal with a Python handler would be the end.
+    """
+    return openvino.Core()
+
+
 def _core(precision: Precision) -> tuple[Any, Any]:
     openvino = _openvino(precision)
-    core = openvino.Core()
+    core = _core_of(openvino)
     if precision == "bf16" and "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         raise InputError("expected a processor that computes in bf16, this one does not")
     return openvino, core

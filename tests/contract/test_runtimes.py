@@ -183,8 +183,7 @@ class Plain:
 def test_bf16_is_refused_where_the_processor_only_imitates_it(
     model: Path, planned: Assignment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    openvino = openvino_runtime.import_openvino()
-    monkeypatch.setattr(openvino, "Core", Plain)
+    monkeypatch.setattr(openvino_runtime, "core_of", lambda openvino: Plain())
     asked = in_precision(changed(planned, runtime="openvino"), "bf16")
     expected = f"openvino in bf16, this processor computes FP32, INT8 only; {NOT_HERE}$"
     with pytest.raises(NotHereError, match=expected):
@@ -211,9 +210,8 @@ def test_openvino_refuses_what_it_is_slow_at(
 
 
 def test_bf16_is_computed_in_bf16(model: Path, planned: Assignment) -> None:
-    if "BF16" not in openvino_runtime.import_openvino().Core().get_property(
-        "CPU", "OPTIMIZATION_CAPABILITIES"
-    ):
+    core = openvino_runtime.core_of(openvino_runtime.import_openvino())
+    if "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this processor has no bf16")
     asked = in_precision(changed(planned, runtime="openvino"), "bf16")
     runtime = OpenVinoRuntime(model, asked, num_classes=3)
@@ -336,10 +334,10 @@ def test_a_model_that_cannot_run_is_refused_before_ready(
 
 REPORTED = """
 import sys
-from devices.openvino_runtime import import_openvino
+from devices.openvino_runtime import core_of, import_openvino
 
 openvino = import_openvino()
-openvino.Core().get_property("CPU", "FULL_DEVICE_NAME")
+core_of(openvino).get_property("CPU", "FULL_DEVICE_NAME")
 print(sorted(name for name in sys.modules if "telemetry" in name or name == "openvino.tools.ovc"))
 """
 
@@ -353,3 +351,35 @@ def test_openvino_is_loaded_without_the_part_that_reports_its_use(tmp_path: Path
     )  # fmt: skip
     assert done.stdout == "[]\n"
     assert list(tmp_path.iterdir()) == []
+
+
+SIGNALLED = """
+import faulthandler, os, signal, sys, threading
+from pathlib import Path
+
+import msgspec
+
+from devices.openvino_runtime import OpenVinoRuntime
+from mdp.plan import Assignment
+
+# What gives the main thread a signal stack of its own, on which Python's handlers run.
+faulthandler.enable()
+signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
+assignment = msgspec.json.decode(sys.argv[2], type=Assignment)
+kept = [OpenVinoRuntime(Path(sys.argv[1]), assignment, num_classes=3)]
+dropping = threading.Thread(target=kept.clear)
+dropping.start()
+dropping.join()
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+def test_signals_are_survived_after_another_thread_has_dropped_a_model(
+    model: Path, planned: Assignment
+) -> None:
+    assignment = msgspec.json.encode(changed(planned, runtime="openvino")).decode()
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(model), assignment],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "handled\n")
