@@ -15,8 +15,10 @@ SEED   ?= 1
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
 
+# Tests with processes and sockets of their own run one after another, the others beside each other.
 test: $(STAMP)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 tests/unit tests/contract tests/fuzz
+	$(BIN)/pytest tests/integration
 
 # The agent under an emulator; fetches 400 MB into runs/arm once. make test-arm KEEP=yes keeps figures.
 test-arm: $(STAMP)
