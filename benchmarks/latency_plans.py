@@ -3,7 +3,9 @@
 Two devices are what two cores can be: each agent computes on a core of its own, and each core has
 a profile that a probe measured while another one measured the other core. Plans are what the
 planner makes of the two for several teachers and targets. What the link and the client cost is
-measured in the same run, with models that take next to no time, and goes into the profiles.
+measured in the same run and goes into the profiles: what a byte costs with models that take next
+to no time, the rest with another plan's members, since a client that shares the two cores with
+agents at work gets its turn later than beside idle ones.
 """
 
 import dataclasses
@@ -46,6 +48,8 @@ TARGETS_MS = {
     "vit_small_patch16_224": (5.0, 8.0, 12.0, 18.0, 27.0, 40.0, 60.0),
     "vit_tiny_patch16_224": (2.5, 4.0, 6.0, 9.0, 13.0, 20.0),
 }
+#: The plan from whose answers the link is known; its target is none of the others.
+LINK_PLAN = ("vit_small_patch16_224", 10.0)
 #: Each alone and both, as an agent may be asked to serve either.
 PRECISIONS: tuple[tuple[Precision, ...], ...] = (("fp32",), ("fp32", "int8"))
 NUM_CLASSES = 100
@@ -83,20 +87,29 @@ class PlanRows(Record, frozen=True):
     """The content of benchmarks/results/latency-plans.json."""
 
     machine: dict[str, Any]
+    #: With agents at work, as it went into the predictions, and with agents that have next to
+    #: nothing to compute.
     link: Link
+    idle_link: Link
     rows: list[PlanRow]
+
+
+def make_plan(
+    teacher: str, target_ms: float, precisions: Sequence[Precision], profiles: Sequence[str]
+) -> Plan:
+    """What the planner makes of the profiles."""
+    options = PlanOptions(latency_ms=target_ms)
+    spec = teacher_spec(teacher, {})
+    return make_planned(spec, profiles, options, NUM_CLASSES, precisions=precisions).plan
 
 
 def make_plans(profiles: Sequence[str], note: Callable[[str], None]) -> list[Plan]:
     """The plans of all teachers, targets and precisions; the same one only once."""
     plans: list[Plan] = []
     for teacher, targets_ms in TARGETS_MS.items():
-        spec = teacher_spec(teacher, {})
         for target_ms in targets_ms:
             for precisions in PRECISIONS:
-                options = PlanOptions(latency_ms=target_ms)
-                made = make_planned(spec, profiles, options, NUM_CLASSES, precisions=precisions)
-                plan = made.plan
+                plan = make_plan(teacher, target_ms, precisions, profiles)
                 if plan.refused:
                     note(f"{teacher} within {target_ms:g} ms: refused: {plan.reason}")
                 elif [a.submodel for a in plan.assignments] not in [
@@ -165,7 +178,7 @@ def _agent(bundle: Bundle, device: str, core: int) -> Iterator[str]:
             process.terminate()
 
 
-def measure_link(folder: Path, cores: dict[str, int], requests: int) -> Link:
+def measure_idle_link(folder: Path, cores: dict[str, int], requests: int) -> Link:
     """What a call to two agents costs beyond computing, as a link: fixed, and per byte."""
     costs_ms = {}
     for side in (_SMALL, _LARGE):
@@ -185,6 +198,37 @@ def measure_link(folder: Path, cores: dict[str, int], requests: int) -> Link:
         round_trip_s=fixed_ms / 1e3,
         round_trip_p90_s=late_ms / 1e3,
     )
+
+
+def measure_link(
+    folder: Path, models: Path, profiles: Sequence[DeviceProfile], idle: Link, requests: int
+) -> Link:
+    """The link with what it costs beyond computing while the agents are at work."""
+    cores = {profile.name: core for core, profile in enumerate(profiles)}
+    plan = make_plan(*LINK_PLAN, PRECISIONS[0], _written(folder, profiles, idle))
+    export_all(models, _cases(plan), lambda text: None)
+    bundle = write_plan_bundle(folder / "bundle", models, plan)
+    picture = noise_picture(max(a.submodel.image_size for a in plan.assignments))
+    with _agents(bundle, folder, cores) as fleet, Client.connect(fleet) as client:
+        answers = [client.classify(picture, deadline_ms=_DEADLINE_MS) for _ in range(requests)]
+    sent = max(request_bytes(a.submodel.image_size, "raw") for a in plan.assignments)
+    bytes_ms = 8e3 * (sent + reply_bytes(NUM_CLASSES)) / idle.bandwidth_bps
+    cost_ms = np.percentile([overhead_ms(answer) for answer in answers[10:]], (50, 90))
+    fixed_ms, late_ms = np.maximum(0.0, cost_ms - bytes_ms).tolist()
+    return structs.replace(idle, round_trip_s=fixed_ms / 1e3, round_trip_p90_s=late_ms / 1e3)
+
+
+def _written(folder: Path, profiles: Sequence[DeviceProfile], link: Link) -> list[str]:
+    """Files of the profiles with this link."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{profile.name}.toml" for profile in profiles]
+    for path, profile in zip(paths, profiles, strict=True):
+        write_toml(path, structs.replace(profile, link=link))
+    return [str(path) for path in paths]
+
+
+def _cases(plan: Plan) -> list[Case]:
+    return [case_of(plan, k) for k in range(len(plan.assignments))]
 
 
 class _Served:
@@ -276,19 +320,19 @@ def measure_plans(
     rounds: int,
     seconds: float,
     note: Callable[[str], None],
-) -> tuple[Link, list[PlanRow]]:
-    """Serve every plan of `profiles`, one per core, and ask them in turns, `rounds` bursts each."""
+) -> tuple[Link, Link, list[PlanRow]]:
+    """Serve every plan of `profiles`, one per core, and ask them in turns, `rounds` bursts each.
+
+    Returns the link at work and the idle one as well.
+    """
     cores = {profile.name: core for core, profile in enumerate(profiles)}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         note("measuring the link")
-        link = measure_link(folder, cores, requests=400)
-        linked = [structs.replace(profile, link=link) for profile in profiles]
-        paths = [folder / f"{profile.name}.toml" for profile in profiles]
-        for path, profile in zip(paths, linked, strict=True):
-            write_toml(path, profile)
-        plans = make_plans([str(path) for path in paths], note)
-        export_all(models, [case_of(p, k) for p in plans for k in range(len(p.assignments))], note)
+        idle = measure_idle_link(folder, cores, requests=400)
+        link = measure_link(folder / "link", models, profiles, idle, requests=400)
+        plans = make_plans(_written(folder, profiles, link), note)
+        export_all(models, [case for plan in plans for case in _cases(plan)], note)
         served = []
         for number, plan in enumerate(plans):
             note(f"starting the agents of plan {number + 1} of {len(plans)}")
@@ -299,7 +343,8 @@ def measure_plans(
             note(f"round {number + 1} of {rounds}")
             for one in served:
                 one.burst(seconds)
-        return link, [one.row(linked) for one in served]
+        linked = [structs.replace(profile, link=link) for profile in profiles]
+        return link, idle, [one.row(linked) for one in served]
 
 
 def plan_sheet(plans: PlanRows) -> Sheet:
