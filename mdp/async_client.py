@@ -11,7 +11,7 @@ from typing import Literal, Self
 from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
 from mdp.errors import InferenceError, InputError
-from mdp.exchange import Answer, View, checked_deadline_ms
+from mdp.exchange import Answer, checked_deadline_ms
 from mdp.fusion import Fusion
 from mdp.hedging import DEFAULT_SHARE
 from mdp.looking import (
@@ -24,6 +24,7 @@ from mdp.looking import (
 )
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
+from mdp.views import View
 
 #: How often somebody who waits for devices looks after those that are not there.
 _LOOK_S = 0.1

@@ -18,7 +18,7 @@ import numpy as np
 from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
 from mdp.errors import InferenceError, InputError
-from mdp.exchange import Answer, View, checked_deadline_ms
+from mdp.exchange import Answer, checked_deadline_ms
 from mdp.fusion import Fusion
 from mdp.hedging import DEFAULT_SHARE
 from mdp.looking import (
@@ -31,6 +31,7 @@ from mdp.looking import (
 )
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
+from mdp.views import View
 
 #: An array up to this many pixels is cut faster than a thread is started to do it.
 QUICK_PIXELS = 1_000_000

@@ -16,7 +16,7 @@ from mdp.errors import (
     InsecureWarning,
     NeverEarlyWarning,
 )
-from mdp.exchange import Answer, Clock, Exchange, View, cut_views, reserve_s
+from mdp.exchange import Answer, Clock, Exchange, reserve_s
 from mdp.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
 from mdp.fusion import Fusion
 from mdp.hedging import DEFAULT_SHARE
@@ -25,6 +25,7 @@ from mdp.prediction import Prediction
 from mdp.session import NO_TIME
 from mdp.status import DeviceStatus, device_status
 from mdp.transport import ClientKeys, Dealers, public_key_of
+from mdp.views import Cutter, View
 from mdp.wire import reply_frame_bytes
 
 DEFAULT_DEADLINE_MS = 1000.0
@@ -79,10 +80,11 @@ class Link:
         except BaseException:
             self.transport.close()
             raise
+        self._cutter = Cutter(self.exchange.assignments)
 
     def views(self, picture: Picture) -> dict[int, View]:
         """Every member's view of a picture; raises PictureError."""
-        return cut_views(picture, self.exchange.assignments)
+        return self._cutter.views(picture)
 
     def settled(self) -> bool:
         """Whether every device is connected, or has said that it will not be."""

@@ -8,25 +8,24 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Protocol
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from mdp.bundle import Bundle
-from mdp.crop import Picture, crop, encode_jpeg, load_picture, side_for
 from mdp.errors import InferenceError, InputError, WireError
 from mdp.fleet import Fleet
-from mdp.fusion import Fusion
+from mdp.fusion import Contribution, Fusion
 from mdp.health import UNREACHABLE
 from mdp.hedging import DEFAULT_SHARE
 from mdp.looking import Glance, Sight, frames_of
 from mdp.monotony import CONSTANT, Monotony
-from mdp.plan import Assignment, Encoding
 from mdp.prediction import Judge, Prediction
 from mdp.roster import Chance, Roster
 from mdp.session import Action, Event, Failed, Finish, Replied, Send, Session, TimePassed
 from mdp.transport import Connected, Disconnected, Received, TransportEvent
+from mdp.views import View
 from mdp.wire import (
     Ask,
     Buffer,
@@ -65,17 +64,7 @@ class Transport(Protocol):
         """Hand `frames` over for `device`; False if that cannot be done now."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """One member's crop as it travels."""
-
-    image_size: int
-    encoding: Encoding
-    pixels: Buffer
-
-
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     session: Session
     #: Every member's crop, or what its own camera is asked for.
     asked: Mapping[int, View] | Glance
@@ -101,23 +90,6 @@ def reserve_s(deadline_ms: float) -> float:
     least_ms, most_ms = RESERVE_MS
     wanted_ms = min(max(RESERVE_SHARE * deadline_ms, least_ms), most_ms)
     return min(wanted_ms, 0.5 * deadline_ms) / 1e3
-
-
-def cut_views(picture: Picture, assignments: Mapping[int, Assignment]) -> dict[int, View]:
-    """Every member's view of a picture, equal ones cut once; raises PictureError."""
-    finest = max(side_for(a.region, a.submodel.image_size) for a in assignments.values())
-    loaded = load_picture(picture, smallest_side=finest)
-    cut: dict[tuple[object, ...], View] = {}
-    views = {}
-    for k, assignment in assignments.items():
-        size, encoding = assignment.submodel.image_size, assignment.encoding
-        key = (assignment.region, size, encoding)
-        if key not in cut:
-            pixels = crop(loaded, assignment.region, size)
-            buffer = encode_jpeg(pixels) if encoding == "jpeg" else pixels.data.cast("B")
-            cut[key] = View(size, encoding, buffer)
-        views[k] = cut[key]
-    return views
 
 
 class Exchange:
@@ -209,8 +181,8 @@ class Exchange:
         """Take in what the transport reported."""
         for event in events:
             match event:
-                case Received(device, frames):
-                    self._receive(device, frames)
+                case Received():
+                    self._receive(event.device, event.frames)
                 case Connected(device):
                     self._roster.connected(device, self._clock())
                 case Disconnected(device):
@@ -220,13 +192,13 @@ class Exchange:
     def tick(self) -> None:
         """Let every call know the time."""
         now_s = self._clock()
-        for request_id in list(self._calls):
-            if now_s >= self._calls[request_id].session.wake_s:
-                self._feed(request_id, TimePassed(now_s=now_s))
+        due = [number for number, call in self._calls.items() if call.session.wake_s <= now_s]
+        for request_id in due:
+            self._feed(request_id, TimePassed(now_s=now_s))
 
     def next_wake_s(self) -> float:
         """When `tick` has to be called at the latest; infinity with nothing in flight."""
-        return min((call.session.wake_s for call in self._calls.values()), default=math.inf)
+        return min([call.session.wake_s for call in self._calls.values()], default=math.inf)
 
     def _gone(self) -> dict[str, str]:
         """Device -> reason, for those to which there is no connection."""
@@ -276,21 +248,18 @@ class Exchange:
         return ""
 
     def _result(self, device: str, message: Result | Seen, buffer: Buffer) -> None:
-        request_id = message.request_id
-        now_s = self._clock()
-        call = self._calls.get(request_id)
+        request_id, now_s = message.request_id, self._clock()
         try:
-            if message.num_classes != self._num_classes:
-                raise WireError(f"expected {self._num_classes} classes, got {message.num_classes}")
-            contribution = contribution_of(buffer)
-            if call is not None:
-                self._check(call, device, message, buffer)
+            contribution = self._contribution(device, message, buffer)
         except WireError as error:
             self._failure(device, request_id, "bad_output", f"bad_output: {error}")
             return
-        if call is not None and isinstance(message, Seen) and call.session.waits_for(device):
-            call.sights[device] = Sight(number=message.frame, age_ms=message.age_ms, heard_s=now_s)
         self._roster.answered(request_id, device, now_s)
+        call = self._awaiting(device, request_id)
+        if call is None:
+            return
+        if isinstance(message, Seen):
+            call.sights[device] = Sight(number=message.frame, age_ms=message.age_ms, heard_s=now_s)
         replied = Replied(
             device=device,
             contribution=contribution,
@@ -298,32 +267,44 @@ class Exchange:
             compute_ms=message.compute_ms,
             now_s=now_s,
         )
-        self._reply(device, request_id, replied)
+        self._act(request_id, call.session.handle(replied))
 
     def _failure(self, device: str, request_id: int, code: str, reason: str) -> None:
         now_s = self._clock()
         self._roster.failed(request_id, device, code, reason, now_s)
-        self._reply(device, request_id, Failed(device=device, reason=reason, now_s=now_s))
+        if self._awaiting(device, request_id) is not None:
+            self._feed(request_id, Failed(device=device, reason=reason, now_s=now_s))
 
-    def _check(self, call: _Call, device: str, message: Result | Seen, buffer: Buffer) -> None:
-        """Raise WireError for an answer to another question, or logits that never change."""
-        wanted = Seen if isinstance(call.asked, Glance) else Result
-        if not isinstance(message, wanted):
-            raise WireError(f"expected a {wanted.__name__}, got a {type(message).__name__}")
-        # A camera may well see the same for hours.
-        if not isinstance(call.asked, Glance):
-            crop_bytes = call.asked[self._k_of[device]].pixels
-            if self._monotony[device].is_constant(buffer, crop_bytes):
-                raise WireError(CONSTANT)
+    def _contribution(self, device: str, message: Result | Seen, buffer: Buffer) -> Contribution:
+        """What `device` adds to a call; raises WireError for what can be no answer to it.
 
-    def _reply(self, device: str, request_id: int, event: Replied | Failed) -> None:
+        That is also an answer to another question, and logits that never change.
+        """
+        if message.num_classes != self._num_classes:
+            raise WireError(f"expected {self._num_classes} classes, got {message.num_classes}")
+        contribution = contribution_of(buffer)
+        call = self._calls.get(message.request_id)
+        if call is not None:
+            wanted = Seen if isinstance(call.asked, Glance) else Result
+            if not isinstance(message, wanted):
+                raise WireError(f"expected a {wanted.__name__}, got a {type(message).__name__}")
+            # A camera may well see the same for hours.
+            if not isinstance(call.asked, Glance):
+                crop_bytes = call.asked[self._k_of[device]].pixels
+                if self._monotony[device].is_constant(buffer, crop_bytes):
+                    raise WireError(CONSTANT)
+        return contribution
+
+    def _awaiting(self, device: str, request_id: int) -> _Call | None:
+        """The call that still waits for this reply of `device`; one for which none does counts."""
         call = self._calls.get(request_id)
         if call is None:
             self.counters["late"] += 1
-        elif not call.session.waits_for(device):
-            self.counters["duplicate"] += 1
+        elif call.session.waits_for(device):
+            return call
         else:
-            self._feed(request_id, event)
+            self.counters["duplicate"] += 1
+        return None
 
     def _broken(self, device: str, reason: str) -> None:
         """Whatever was asked of `device`, its answer would not be recognised."""
@@ -341,22 +322,22 @@ class Exchange:
 
     def _act(self, request_id: int, actions: list[Action]) -> None:
         for action in actions:
-            if request_id not in self._calls:
+            call = self._calls.get(request_id)
+            if call is None:
                 # A send that failed on the way here has settled the last open member.
                 return
             if isinstance(action, Finish):
                 self._finish(request_id, action)
-            elif self._transport.send(action.device, self._request(request_id, action)):
-                decide_s = self._calls[request_id].session.decide_s
-                self._roster.sent(request_id, action, self._clock(), decide_s)
+            elif self._transport.send(action.device, self._request(request_id, call, action)):
+                self._roster.sent(request_id, action, self._clock(), call.session.decide_s)
             else:
                 there = action.device in self._transport.connected
                 reason = BACKLOGGED if there else self._absence(action.device)
                 failed = Failed(device=action.device, reason=reason, now_s=self._clock())
                 self._feed(request_id, failed)
 
-    def _request(self, request_id: int, send: Send) -> list[Buffer]:
-        asked = self._calls[request_id].asked
+    def _request(self, request_id: int, call: _Call, send: Send) -> list[Buffer]:
+        asked = call.asked
         if isinstance(asked, Glance):
             look = Look(
                 request_id=request_id,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mdp.errors import InputError
-from mdp.session import Arrival, Timing
+from mdp.session import Arrival
 
 #: How far a frame may be from the moment that was asked for, unless the caller says otherwise.
 DEFAULT_WITHIN_MS = 2000.0
@@ -44,12 +44,12 @@ class Sight:
     #: When the reply came.
     heard_s: float
 
-    def taken_s(self, timing: Timing) -> float:
+    def taken_s(self, part: Arrival) -> float:
         """When it was taken, on the client's clock; off by half of the network time at most.
 
         Half of that is taken for the way back, as NTP does (RFC 5905).
         """
-        since_ms = self.age_ms + timing.queue_ms + timing.compute_ms + timing.network_ms / 2
+        since_ms = self.age_ms + part.queue_ms + part.compute_ms + part.network_ms / 2
         return self.heard_s - since_ms / 1e3
 
 
@@ -60,7 +60,7 @@ def frames_of(
     return {
         part.device: (
             sights[part.device].number,
-            (now_s - sights[part.device].taken_s(part.timing)) * 1e3,
+            (now_s - sights[part.device].taken_s(part)) * 1e3,
         )
         for part in arrived.values()
     }

@@ -3,7 +3,9 @@
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 
+import msgspec
 import numpy as np
+from msgspec import Struct
 
 from mdp.bundle import Bundle
 from mdp.early import EarlyRule
@@ -24,8 +26,7 @@ from mdp.session import Arrival, Finish
 TOP_K = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberTiming:
+class MemberTiming(Struct, frozen=True, kw_only=True):
     """Where the milliseconds of one member went."""
 
     device: str
@@ -73,7 +74,8 @@ class Prediction:
 
     def to_json(self, path: str | None = None) -> dict[str, object]:
         """The keys that `mdp classify --json` prints."""
-        content = asdict(self)
+        members = tuple(msgspec.structs.asdict(member) for member in self.members)
+        content = asdict(self) | {"members": members}
         return {"path": path, **content} if path is not None else content
 
 
@@ -176,14 +178,13 @@ def _spread_ms(finish: Finish, frames: Mapping[str, tuple[int, float]] | None) -
 def _timing(
     k: int, arrival: Arrival, frames: Mapping[str, tuple[int, float]] | None
 ) -> MemberTiming:
-    timing = arrival.timing
     frame, age_ms = (None, None) if frames is None else frames[arrival.device]
     return MemberTiming(
         device=arrival.device,
         k=k,
-        queue_ms=timing.queue_ms,
-        compute_ms=timing.compute_ms,
-        network_ms=timing.network_ms,
+        queue_ms=arrival.queue_ms,
+        compute_ms=arrival.compute_ms,
+        network_ms=arrival.network_ms,
         frame=frame,
         frame_age_ms=age_ms,
     )

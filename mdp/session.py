@@ -16,10 +16,10 @@ counts; whatever comes after it changes nothing.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from mdp.fusion import Contribution
 
@@ -31,15 +31,6 @@ NO_TIME = "not asked: no time left"
 PROBATION = "on probation: asked, not waited for"
 #: The reason of a device that was not waited for, as its part could not change the label.
 NOT_NEEDED = "not waited for: cannot change the label"
-
-
-class Timing(Struct, frozen=True, kw_only=True):
-    """Where one member's milliseconds went, by its own and the client's clock."""
-
-    queue_ms: float
-    compute_ms: float
-    #: The round trip less the agent's own milliseconds.
-    network_ms: float
 
 
 class Replied(Struct, frozen=True, kw_only=True):
@@ -80,11 +71,14 @@ class Send(Struct, frozen=True, kw_only=True):
 
 
 class Arrival(Struct, frozen=True, kw_only=True):
-    """One member's part of an answer."""
+    """One member's part of an answer, and where its milliseconds went."""
 
     device: str
     contribution: Contribution
-    timing: Timing
+    queue_ms: float
+    compute_ms: float
+    #: The round trip less the agent's own milliseconds.
+    network_ms: float
 
 
 class Finish(Struct, frozen=True, kw_only=True):
@@ -129,8 +123,7 @@ class HedgeAfter:
         return True
 
 
-@dataclass(slots=True)
-class _Member:
+class _Member(Struct):
     """A member that has not arrived: who is being asked, who may be asked next, who failed."""
 
     k: int
@@ -164,6 +157,8 @@ class Session:
     ) -> None:
         self.deadline_s = deadline_s
         self.decide_s = deadline_s - reserve_s
+        #: When the session wants to be told the time at the latest.
+        self.wake_s = self.decide_s
         self.finished = False
         self._hedge, self._enough = hedge, enough
         #: When the next hedge is due; it may be due to a member that has arrived meanwhile.
@@ -177,11 +172,6 @@ class Session:
         self._missing: dict[str, str] = {}
         #: How many members had arrived and were open when `enough` was asked last.
         self._judged = (0, 0)
-
-    @property
-    def wake_s(self) -> float:
-        """When the session wants to be told the time at the latest."""
-        return min(self.decide_s, self._hedge_s)
 
     def start(
         self,
@@ -226,13 +216,12 @@ class Session:
 
     def _arrive(self, member: _Member, event: Replied) -> None:
         round_trip_ms = (event.now_s - member.asked[event.device]) * 1e3
-        timing = Timing(
+        self._arrived[member.k] = Arrival(
+            device=event.device,
+            contribution=event.contribution,
             queue_ms=event.queue_ms,
             compute_ms=event.compute_ms,
             network_ms=max(0.0, round_trip_ms - event.queue_ms - event.compute_ms),
-        )
-        self._arrived[member.k] = Arrival(
-            device=event.device, contribution=event.contribution, timing=timing
         )
         for device in member.asked:
             del self._waiting[device]
@@ -262,7 +251,7 @@ class Session:
             # Of whom little is known, half of the time that is left is taken to be long.
             known = after_s < math.inf
             member.hedge_s = now_s + (after_s if known else (self.decide_s - now_s) / 2)
-            self._hedge_s = min(self._hedge_s, member.hedge_s)
+            self._hedge_by(min(self._hedge_s, member.hedge_s))
         return [self._send(member, device, now_s)]
 
     def _ask_beside(self, now_s: float) -> list[Action]:
@@ -279,8 +268,12 @@ class Session:
                 else:
                     # Not now; it may still step in for one that fails.
                     member.passed -= 1
-        self._hedge_s = min((member.hedge_s for member in self._open.values()), default=math.inf)
+        self._hedge_by(min((member.hedge_s for member in self._open.values()), default=math.inf))
         return actions
+
+    def _hedge_by(self, hedge_s: float) -> None:
+        self._hedge_s = hedge_s
+        self.wake_s = min(self.decide_s, hedge_s)
 
     def _next(self, member: _Member) -> str | None:
         """The next candidate that is there and not on probation, or None."""
@@ -327,8 +320,10 @@ class Session:
         return any(self._waited_for(member) for member in self._open.values())
 
     def _is_enough(self) -> bool:
+        if self._enough is None or not self._arrived:
+            return False
         counts = (len(self._arrived), len(self._open))
-        if self._enough is None or not self._arrived or counts == self._judged:
+        if counts == self._judged:
             return False
         self._judged = counts
         contributions = {k: arrival.contribution for k, arrival in self._arrived.items()}

@@ -9,11 +9,12 @@ import numpy as np
 
 from mdp.bundle import Bundle
 from mdp.errors import InferenceError
-from mdp.exchange import Answer, Exchange, cut_views
+from mdp.exchange import Answer, Exchange
 from mdp.fleet import Fleet, FleetEntry
 from mdp.fusion import Contribution, Fusion
 from mdp.prediction import Prediction
 from mdp.transport import Connected, Disconnected, Received
+from mdp.views import Cutter
 from mdp.wire import (
     Ask,
     Buffer,
@@ -97,7 +98,7 @@ class Desk:
         self.answers: list[Answer] = []
 
     def submit(self, deadline_ms: float = 100.0, label: str = "red") -> None:
-        views = cut_views(colour_picture(label), self.exchange.assignments)
+        views = Cutter(self.exchange.assignments).views(colour_picture(label))
         self.exchange.submit(
             views, started_s=self.clock(), deadline_ms=deadline_ms, done=self.answers.append
         )

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from mdp.errors import DeadlineExceeded, InputError, QuorumNotMet
-from mdp.exchange import MAX_DEADLINE_MS, checked_deadline_ms, cut_views, reserve_s
+from mdp.exchange import MAX_DEADLINE_MS, checked_deadline_ms, reserve_s
 from mdp.fusion import Contribution
 from mdp.health import FIRST_REST_S, TOLERATED_STRIKES
 from mdp.plan import Region
+from mdp.views import Cutter
 from mdp.wire import (
     Ask,
     Failure,
@@ -411,7 +412,7 @@ def test_silent_devices_are_asked_where_nobody_else_is_left(desk: Desk) -> None:
 
 
 def test_a_client_that_is_slow_itself_blames_no_device(desk: Desk) -> None:
-    views = cut_views(colour_picture("red"), desk.exchange.assignments)
+    views = Cutter(desk.exchange.assignments).views(colour_picture("red"))
     for _ in range(2 * TOLERATED_STRIKES):
         desk.exchange.submit(
             views, started_s=desk.clock() - 0.1, deadline_ms=100.0, done=desk.answers.append
@@ -484,7 +485,7 @@ def test_equal_views_are_cut_once() -> None:
     plan = colour_plan(("a", "b", "c"), (16, 16, 16))
     assignments = {a.k: a for a in plan.assignments}
     assignments[2] = msgspec.structs.replace(assignments[2], region=Region(right=0.5, bottom=0.5))
-    views = cut_views(colour_picture("red"), assignments)
+    views = Cutter(assignments).views(colour_picture("red"))
     assert views[0] is views[1]
     assert views[2] is not views[0]
 
@@ -493,7 +494,7 @@ def test_a_device_on_a_slow_link_gets_jpeg() -> None:
     plan = colour_plan()
     assignments = {a.k: a for a in plan.assignments}
     assignments[1] = msgspec.structs.replace(assignments[1], encoding="jpeg")
-    views = cut_views(colour_picture("red"), assignments)
+    views = Cutter(assignments).views(colour_picture("red"))
     assert [views[k].encoding for k in range(3)] == ["raw", "jpeg", "raw"]
     assert bytes(views[1].pixels[:2]) == b"\xff\xd8"
     assert len(views[0].pixels) == SIZES[0] ** 2 * 3
@@ -513,7 +514,7 @@ def test_a_device_that_says_the_same_of_everything_is_taken_out(desk: Desk) -> N
 
     reasons = []
     for number in range(12):
-        views = cut_views(picture(number), desk.exchange.assignments)
+        views = Cutter(desk.exchange.assignments).views(picture(number))
         desk.exchange.submit(
             views, started_s=desk.clock(), deadline_ms=100.0, done=desk.answers.append
         )

@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from mdp.errors import InputError
+from mdp.fusion import Contribution
 from mdp.looking import Glance, Sight, checked_every_ms, glance_at
-from mdp.session import Timing
+from mdp.session import Arrival
 
 
 def test_the_newest_frame_is_zero_ms_ago_whenever_the_request_leaves() -> None:
@@ -44,8 +46,15 @@ def test_durations_that_are_refused(bad: float) -> None:
 
 
 def test_when_a_frame_was_taken_is_known_to_half_the_network_time() -> None:
-    timing = Timing(queue_ms=5.0, compute_ms=20.0, network_ms=8.0)
+    logits = np.zeros(2, np.float32)
+    part = Arrival(
+        device="alpha",
+        contribution=Contribution(logits, logits),
+        queue_ms=5.0,
+        compute_ms=20.0,
+        network_ms=8.0,
+    )
     sight = Sight(number=1, age_ms=30.0, heard_s=100.0)
     # Sent at 99.967, so arrived from then to 99.975, and taken 30 ms before that.
-    assert sight.taken_s(timing) == pytest.approx(99.941)
-    assert 99.937 <= sight.taken_s(timing) <= 99.945
+    assert sight.taken_s(part) == pytest.approx(99.941)
+    assert 99.937 <= sight.taken_s(part) <= 99.945

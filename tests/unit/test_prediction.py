@@ -12,7 +12,7 @@ from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry
 from mdp.errors import DeadlineExceeded, QuorumNotMet
 from mdp.fusion import Contribution, Fusion, probabilities
 from mdp.prediction import TOP_K, Judge, Prediction, likeliest, no_answer
-from mdp.session import Arrival, Finish, Timing
+from mdp.session import Arrival, Finish
 from tests.support.bundles import (
     DEVICES,
     LABELS,
@@ -31,7 +31,9 @@ def arrival(k: int, boost: tuple[float, ...], bag: tuple[float, ...]) -> Arrival
     return Arrival(
         device=DEVICES[k],
         contribution=Contribution(np.array(boost, np.float32), np.array(bag, np.float32)),
-        timing=Timing(queue_ms=1.0, compute_ms=2.0 + k, network_ms=3.0),
+        queue_ms=1.0,
+        compute_ms=2.0 + k,
+        network_ms=3.0,
     )
 
 

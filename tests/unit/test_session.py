@@ -256,10 +256,10 @@ def test_where_the_milliseconds_went() -> None:
     session.handle(failed("alpha", 0.2))
     (finish,) = session.handle(replied("alpha/attic", 0.21))
     assert isinstance(finish, Finish)
-    timing = finish.arrived[0].timing
+    arrival = finish.arrived[0]
     # Counted from when this replica was asked: 10 ms, of which the agent had 6.
-    assert (timing.queue_ms, timing.compute_ms) == (1.0, 5.0)
-    assert timing.network_ms == pytest.approx(4.0)
+    assert (arrival.queue_ms, arrival.compute_ms) == (1.0, 5.0)
+    assert arrival.network_ms == pytest.approx(4.0)
 
 
 def test_a_network_that_took_less_than_nothing_took_nothing() -> None:
@@ -267,7 +267,7 @@ def test_a_network_that_took_less_than_nothing_took_nothing() -> None:
     session.start(now_s=0.0, unavailable={})
     (finish,) = session.handle(replied("alpha", 0.001))
     assert isinstance(finish, Finish)
-    assert finish.arrived[0].timing.network_ms == 0.0
+    assert finish.arrived[0].network_ms == 0.0
 
 
 def test_waits_for() -> None:
@@ -525,7 +525,7 @@ def test_a_hedge_gets_what_is_left_and_its_time_counts_from_its_own_asking() -> 
     assert (send.device, send.budget_ms) == ("b", pytest.approx(70.0))
     (finish,) = session.handle(replied("b", 0.040))
     assert isinstance(finish, Finish)
-    assert finish.arrived[0].timing.network_ms == pytest.approx(4.0)
+    assert finish.arrived[0].network_ms == pytest.approx(4.0)
 
 
 def test_a_device_of_which_nothing_is_known_is_hedged_after_half_of_the_time() -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from mdp.bundle import Bundle
 from mdp.early import part_of
-from mdp.exchange import Answer, Exchange, View, cut_views, reserve_s
+from mdp.exchange import Answer, Exchange, reserve_s
 from mdp.fleet import Fleet, FleetEntry
 from mdp.fusion import Contribution, FusionWeights, fuse
 from mdp.health import TOLERATED_STRIKES
@@ -27,6 +27,7 @@ from mdp.hedging import BURST
 from mdp.prediction import Prediction
 from mdp.session import NOT_NEEDED
 from mdp.transport import Connected, Disconnected, Received
+from mdp.views import Cutter, View
 from mdp.wire import (
     Ask,
     Buffer,
@@ -89,7 +90,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @cache
 def views(path: Path) -> dict[int, View]:
     plan = Bundle.open(path).manifest.plan
-    return cut_views(colour_picture("red"), {a.k: a for a in plan.assignments})
+    return Cutter({a.k: a for a in plan.assignments}).views(colour_picture("red"))
 
 
 def logits_of(request_id: int, k: int) -> Contribution:

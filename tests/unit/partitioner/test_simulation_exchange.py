@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from mdp.bundle import Bundle
 from mdp.crop import Picture
-from mdp.exchange import Answer, Exchange, cut_views
+from mdp.exchange import Answer, Exchange
 from mdp.fleet import Fleet, FleetEntry
 from mdp.fusion import Contribution
 from mdp.prediction import Prediction
 from mdp.transport import Received
+from mdp.views import Cutter
 from mdp.wire import Ask, Buffer, Failure, Infer, Result, Status, decode, encode, logits_buffer
 from partitioner.simulation.device import Job, SimulatedDevice
 from partitioner.simulation.engine import simulate
@@ -67,7 +68,7 @@ class RealClient:
             hedge_share=0.0 if scenario.hedge_after_s is None else scenario.hedge_share,
             chance=chance(dice, 0),
         )
-        self._views = cut_views(RED, self._exchange.assignments)
+        self._views = Cutter(self._exchange.assignments).views(RED)
 
     def run(self) -> list[Answer]:
         self._push(0.0, self._submit, None)
