@@ -299,7 +299,7 @@ class Session:
         timed_out = bool(self._open) and now_s >= self.decide_s
         stands_for: tuple[int, ...] = ()
         if self._open and not timed_out and self._somebody_is_waited_for():
-            if not self._is_enough():
+            if self._enough is None or not self._is_enough(self._enough):
                 return []
             stands_for = tuple(sorted({*self._arrived, *self._open}))
         self.finished = True
@@ -319,15 +319,13 @@ class Session:
             return True
         return any(self._waited_for(member) for member in self._open.values())
 
-    def _is_enough(self) -> bool:
-        if self._enough is None or not self._arrived:
-            return False
+    def _is_enough(self, enough: Enough) -> bool:
         counts = (len(self._arrived), len(self._open))
-        if counts == self._judged:
+        if not self._arrived or counts == self._judged:
             return False
         self._judged = counts
         contributions = {k: arrival.contribution for k, arrival in self._arrived.items()}
-        return self._enough(contributions, self._open.keys())
+        return enough(contributions, self._open.keys())
 
     def _give_up(self, member: _Member, reason: str) -> None:
         """Note why an open member's devices are missing, those that were never asked too."""

@@ -1,15 +1,15 @@
 """A picture -> every member's crop of it, as it travels."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from mdp.crop import Picture, crop, encode_jpeg, load_picture, side_for
 from mdp.plan import Assignment, Encoding, Region
 from mdp.wire import Buffer
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     """One member's crop as it travels."""
 
     image_size: int
