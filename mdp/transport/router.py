@@ -23,9 +23,10 @@ from mdp.transport import door, zap
 from mdp.transport.door import Door, Visitor
 from mdp.transport.sockets import (
     HIGH_WATER_MARK,
+    NOBLOCK,
+    POLLIN,
     configure,
     descriptor,
-    readable,
     receive,
     send,
 )
@@ -67,6 +68,10 @@ class Peer(NamedTuple):
     client: str
 
 
+#: A message's sender and its frames.
+Request = tuple[Peer, Sequence[Buffer]]
+
+
 class Router:
     """The agent's socket: one thread polls, any thread may send, so that no reply changes hands.
 
@@ -95,6 +100,8 @@ class Router:
         #: Whether the router's descriptor may stay quiet although something has come.
         self._unsure = True
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        #: What `zmq_poll` is asked about it.
+        self._question = [(self._router, POLLIN)]
         self._keeper: zmq.Socket[bytes] = self._context.socket(zmq.REP)
         self._allowed = keys.allowed if keys else None
         self._turned_away: Counter[str] = Counter()
@@ -150,35 +157,63 @@ class Router:
             counted, self._turned_away = self._turned_away, Counter()
         return dict(counted)
 
-    def poll(self, timeout_s: float | None) -> list[tuple[Peer, Sequence[Buffer]]]:
-        """Messages as (peer, frames), waiting at most `timeout_s` or until `wake`."""
+    def poll(self, timeout_s: float | None) -> Iterator[Request]:
+        """Messages as (peer, frames), waiting at most `timeout_s` or until `wake` for the first.
+
+        They are received one by one, so that each may be answered before the next is looked for;
+        as many as may wait for one client at most. None at all means that there may be something
+        else to do: the time is up, `wake` was called, or somebody was turned away.
+        """
+        if not self._await(timeout_s):
+            return
+        for _ in range(HIGH_WATER_MARK):
+            with self._lock:
+                request = self._receive()
+            if request is not None:
+                yield request
+            # Only now: replying in between would have made the answer unsure again.
+            with self._lock:
+                if not self._has_more():
+                    return
+
+    def _await(self, timeout_s: float | None) -> bool:
+        """Wait; whether to look for messages."""
         with self._lock:
-            if self._unsure:
-                self._unsure = False
-                if readable([self._router]):
-                    return self._messages()
+            if self._unsure and self._has_more():
+                timeout_s = 0.0
             self._waiting = True
-        ready = self._epoll.poll(timeout_s)
+        told = self._epoll.poll(timeout_s)
         with self._lock:
             self._waiting = False
             if self._crowded:
                 self._watch_door()
-            for number, _ in ready:
-                if number in self._chores:
-                    self._chores[number]()
-            return self._messages() if ready else []
+            busy = False
+            for number, _ in told:
+                if chore := self._chores.get(number):
+                    chore()
+                    busy = True
+                else:
+                    self._unsure = True
+            return self._unsure and not busy
 
-    def _messages(self) -> list[tuple[Peer, Sequence[Buffer]]]:
-        """What has come, as much as may wait for one client at most."""
-        messages: list[tuple[Peer, Sequence[Buffer]]] = []
-        for _ in range(HIGH_WATER_MARK):
-            frames = receive(self._router)
-            if frames and (sender := self._sender(frames)) is not None:
-                messages.append((sender, [_content(frame) for frame in frames[1:]]))
-            if not readable([self._router]):
-                return messages
-        self._unsure = True
-        return messages
+    def _has_more(self) -> bool:
+        """Whether a message is there; if none is, the descriptor will tell of the next one."""
+        self._unsure = bool(zmq.zmq_poll(self._question, 0))
+        return self._unsure
+
+    def _receive(self) -> Request | None:
+        """The next message; None if nobody who is let in has sent one."""
+        try:
+            route = self._router.recv(NOBLOCK)
+        except zmq.Again:
+            return None
+        # At least one more follows: the ROUTER puts the route before what was sent.
+        frames = receive(self._router)
+        # Of the last frame: what the ROUTER puts before knows nobody.
+        client = self._client(route, frames[-1])
+        if client is None:
+            return None
+        return Peer(route, client), [_content(frame) for frame in frames]
 
     def _clear_wake(self) -> None:
         self._wakee.recv(4096)
@@ -215,15 +250,13 @@ class Router:
         with _connection(visitor) as peer:
             return peer is None or _bytes_received(peer) >= least
 
-    def _sender(self, frames: Sequence[Any]) -> Peer | None:
-        """Who has sent this; None if nobody who is let in."""
-        route = frames[0].bytes
+    def _client(self, route: bytes, frame: Any) -> str | None:
+        """Who has sent `frame`; None if nobody who is let in."""
         if self._allowed is None:
-            return Peer(route, route.hex())
-        # Of the last frame: the first is made by the ROUTER.
-        key: str = frames[-1].get("User-Id")
+            return route.hex()
+        key: str = frame.get("User-Id")
         if key in self._allowed:
-            return Peer(route, key)
+            return key
         self._turned_away[UNKNOWN_KEY] += 1
         return None
 
@@ -243,7 +276,7 @@ class Router:
             # Sending, in vain as well, takes in what ZeroMQ has to tell, and with it perhaps a
             # message's arrival, of which who waits at the descriptors would not be told.
             self._unsure = True
-            arrived = self._waiting and bool(readable([self._router]))
+            arrived = self._waiting and self._has_more()
         if arrived:
             self.wake()
         return sent
