@@ -15,9 +15,10 @@ Nothing ever waits for more to come.
 """
 
 from collections import deque
-from dataclasses import dataclass
 from itertools import islice, takewhile, zip_longest
 from typing import Literal
+
+from msgspec import Struct
 
 from devices.durations import Durations
 from devices.source import Sighting
@@ -29,8 +30,7 @@ CAPACITY = 16
 Refusal = Literal["overloaded", "too_late"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Job:
+class Job(Struct, frozen=True, kw_only=True, eq=False):
     """One admitted request; `deadline_s` is this device's own reading of the budget's end."""
 
     #: Where the reply goes.
@@ -58,13 +58,11 @@ class Admission:
         self.durations = Durations(batch)
         #: By client, never empty; the one whose turn is next comes first.
         self._queues: dict[str, deque[Job]] = {}
-        self._waiting = 0
+        #: How many wait.
+        self.waiting = 0
         self._running = 0
         #: When what runs is expected to end.
         self._busy_until_s = float("-inf")
-
-    def __len__(self) -> int:
-        return self._waiting
 
     @property
     def clients(self) -> int:
@@ -74,7 +72,7 @@ class Admission:
     @property
     def idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not self._waiting and not self._running
+        return not self.waiting and not self._running
 
     def holds(self, digest: str) -> bool:
         """Whether a request for this bundle waits."""
@@ -85,15 +83,28 @@ class Admission:
         """Estimated seconds of one inference; 0 until one has run."""
         return self.durations.of(1)
 
+    def takes_at_once(self, job: Job, *, now_s: float, longest_s: float) -> bool:
+        """Whether `job` has been taken past the queue, as `offer` and `take` would have in the end.
+
+        Only while nothing waits or runs, and if computing is known to take at most `longest_s`.
+        """
+        takes_s = self.durations.of(1)
+        if self.waiting or self._running or not 0 < takes_s <= longest_s:
+            return False
+        if now_s + takes_s > job.deadline_s:
+            return False
+        self._running, self._busy_until_s = 1, now_s + takes_s
+        return True
+
     def offer(self, job: Job, *, now_s: float) -> SentBack:
         """Queue `job`; returns whom to refuse, which may be `job` itself or others."""
         crowd = None
-        if self._waiting >= self.capacity:
+        if self.waiting >= self.capacity:
             crowd = self._crowd(than=job.client)
             if crowd is None:
                 return [(job, "overloaded")]
         self._queues.setdefault(job.client, deque()).append(job)
-        self._waiting += 1
+        self.waiting += 1
         order = self._in_order()
         place = order.index(job)
         if self._ends_s(place, now_s) > job.deadline_s:
@@ -122,7 +133,7 @@ class Admission:
         None while anything is running: there is one computation at a time.
         """
         dropped: list[Job] = []
-        if self._running or not self._waiting:
+        if self._running or not self.waiting:
             return [], dropped
         while (order := self._in_order()) and now_s + self.estimate_s > order[0].deadline_s:
             dropped.append(self._next())
@@ -146,7 +157,7 @@ class Admission:
         """Everything that waits, which will not be run."""
         waiting = self._in_order()
         self._queues.clear()
-        self._waiting = 0
+        self.waiting = 0
         return waiting
 
     def _in_order(self) -> list[Job]:
@@ -189,7 +200,7 @@ class Admission:
         job = queue.popleft()
         if queue:
             self._queues[client] = queue
-        self._waiting -= 1
+        self.waiting -= 1
         return job
 
     def _remove(self, job: Job) -> None:
@@ -197,4 +208,4 @@ class Admission:
         queue.remove(job)
         if not queue:
             del self._queues[job.client]
-        self._waiting -= 1
+        self.waiting -= 1

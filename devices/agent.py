@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from devices.admission import Admission, Job, SentBack
 from devices.computing import Computing
-from devices.ledger import REPORT_EVERY_S, Ledger
+from devices.ledger import Ledger
 from devices.renewal import Found, Refused, Renewal
 from devices.replies import Refusal, Replies
 from devices.runtime import Runtime
@@ -29,12 +29,14 @@ from mdp.wire import Ask, Buffer, Infer, Look, State, Status, answered_by, as_li
 
 #: How long a draining agent finishes what it has accepted.
 DRAIN_S = 5.0
+#: How often a draining agent looks whether it may leave.
+DRAIN_LOOK_S = 0.05
 #: A failed agent loads its bundle anew so often; what it lacked, as memory, may be there again.
 RETRY_S = 30.0
 #: How long threads that are about to end are waited for.
 LEAVE_S = 1.0
 #: The longest that a signal goes unnoticed.
-LOOK_UP_S = 0.2
+LOOK_UP_S = 1.0
 #: A computation as short as this is done without leaving the socket to the other thread: waking it
 #: would cost more than the socket's being unattended for so long.
 UNATTENDED_S = 0.001
@@ -90,6 +92,8 @@ class Agent:
         self._stopping = False
         self._drain_until_s = float("inf")
         self._retry_s = float("inf")
+        #: When to keep house though nothing has happened; only whoever has the turn looks at this.
+        self._house_s = float("-inf")
         self._over = False
         self._ended = threading.Event()
         #: Whether a thread still computes or loads after `serve` has returned.
@@ -173,41 +177,42 @@ class Agent:
     def _await_jobs(self) -> list[Job]:
         """Answer at the socket until there are jobs to run; none when the agent's life is over."""
         with self._turn:
-            while True:
-                # First: the thread that was here before may have left with a job and a wake-up.
-                self._keep_house()
-                if self._over:
-                    # What has come by now is told that it came too late.
-                    self._receive_all(0.0)
-                    return []
-                self._receive_all(self._poll_s())
+            # First: the thread that was here before may have left with a job and a wake-up.
+            self._keep_house()
+            while not self._over:
+                due_s = min(self._house_s, self._ledger.due_s)
+                left_s = None if due_s == float("inf") else max(0.0, due_s - self._clock())
+                came = self._receive_all(left_s)
                 while jobs := self._take():
                     if not self._is_short():
                         return jobs
                     self._run(jobs)
+                # Whatever there is to do comes with a wake-up, and that with no messages.
+                if not came or self._clock() >= due_s:
+                    self._keep_house()
+            # What has come by now is told that it came too late. Twice: a wake-up may come first.
+            self._receive_all(0.0)
+            self._receive_all(0.0)
+            return []
 
-    def _receive_all(self, timeout_s: float | None) -> None:
+    def _receive_all(self, timeout_s: float | None) -> bool:
+        """Take in what comes within so long; whether anything has."""
+        came = False
         for peer, frames in self._router.poll(timeout_s):
+            came = True
             try:
                 self._receive(peer, frames)
             except MemoryError:
                 # This one's sender waits until its deadline; the others shall not.
                 self._ledger.count("failed")
             # At once: a burst of short ones shall not fill the queue.
-            while self._is_short() and (jobs := self._take()):
+            while self._admission.waiting and self._is_short() and (jobs := self._take()):
                 self._run(jobs)
+        return came
 
     def _is_short(self) -> bool:
         """Whether the next computation is; nothing is known of the first one."""
         return 0 < self._admission.estimate_s <= UNATTENDED_S
-
-    def _poll_s(self) -> float | None:
-        if self._state == "DRAINING":
-            return 0.05
-        left_s = min(self._shelf.retires_s(), self._retry_s) - self._clock()
-        if self._ledger.to_report:
-            left_s = min(left_s, REPORT_EVERY_S)
-        return None if left_s == float("inf") else max(0.0, left_s)
 
     def _keep_house(self) -> None:
         newest = self._shelf.newest
@@ -224,6 +229,9 @@ class Agent:
         self._ledger.turned_away(self._router.turned_away())
         if line := self._ledger.report(self._clock()):
             self._report(line)
+        self._house_s = min(self._shelf.retires_s(), self._retry_s)
+        if self._state == "DRAINING":
+            self._house_s = self._clock() + DRAIN_LOOK_S
 
     def _drain(self) -> None:
         waiting: list[Job] = []
@@ -240,7 +248,6 @@ class Agent:
         if failed and self._clock() >= self._retry_s:
             self._retry_s = self._clock() + RETRY_S
             renewal.ask()
-        renewal.begin(self._shelf, done=self._router.wake)
         match renewal.collect():
             case Found(service):
                 self._put(service)
@@ -254,6 +261,8 @@ class Agent:
                 self._stay(f"{error}" or type(error).__name__)
             case _:
                 pass
+        # After: it may have been asked for again while one was under way.
+        renewal.begin(self._shelf, done=self._router.wake)
         with self._lock:
             former = self._shelf.former
             # What waits for it is answered first, however long that takes.
@@ -286,10 +295,10 @@ class Agent:
             self._replies.fail(peer.route, 0, "bad_message", str(error))
             return
         match envelope.message:
-            case Ask(request_id=request_id):
-                self._replies.send(peer.route, self._status(request_id))
             case Infer() as infer:
                 self._admit(peer, infer, envelope.buffers[0])
+            case Ask(request_id=request_id):
+                self._replies.send(peer.route, self._status(request_id))
             case Look() as look:
                 self._admit(peer, look, b"")
             case message:
@@ -317,8 +326,12 @@ class Agent:
             sighting=sighting,
         )
         with self._lock:
-            sent_back = self._admission.offer(job, now_s=now_s)
-        self._send_back(sent_back, now_s)
+            at_once = self._admission.takes_at_once(job, now_s=now_s, longest_s=UNATTENDED_S)
+            sent_back = [] if at_once else self._admission.offer(job, now_s=now_s)
+        if at_once:
+            self._run([job])
+        elif sent_back:
+            self._send_back(sent_back, now_s)
 
     def _send_back(self, sent_back: SentBack, now_s: float) -> None:
         for job, code in sent_back:
@@ -330,15 +343,15 @@ class Agent:
 
     def _refusal(self, infer: Infer | Look, now_s: float) -> Refusal | None:
         """Why this request is not even queued, whatever its budget."""
+        if self._state == "READY":
+            with self._lock:
+                service = self._shelf.find(infer.digest, now_s=now_s)
+            return wrong_bundle(self._shelf, infer) if service is None else service.refusal(infer)
         if self._state == "FAILED":
             return "failed", self._computing.reason
         if self._state == "DRAINING":
             return "draining", "this agent is about to stop"
-        if self._state != "READY":
-            return "not_ready", self._state
-        with self._lock:
-            service = self._shelf.find(infer.digest, now_s=now_s)
-        return wrong_bundle(self._shelf, infer) if service is None else service.refusal(infer)
+        return "not_ready", self._state
 
     def _status(self, request_id: int) -> Status:
         with self._lock:
@@ -357,7 +370,7 @@ class Agent:
                 reason=as_line(
                     "; ".join(filter(None, (self._computing.reason, self._not_renewed)))
                 ),
-                queued=len(self._admission),
+                queued=self._admission.waiting,
                 counts=self._ledger.counts | answered,
                 source="" if self._eyes is None else self._eyes.describe(),
             )
@@ -366,6 +379,8 @@ class Agent:
 
     def _take(self) -> list[Job]:
         """The next jobs that can be on time, unless some are running; late ones are sent back."""
+        if not self._admission.waiting:
+            return []
         with self._lock:
             jobs, dropped = self._admission.take(now_s=self._clock())
         for late in dropped:
@@ -398,3 +413,5 @@ class Agent:
             waiting = self._admission.clear()
         for job in waiting:
             self._replies.fail_job(job, "failed", self._computing.reason)
+        # Whoever is at the socket has to know until when to wait there.
+        self._router.wake()

@@ -48,7 +48,11 @@ class Computing:
         failed.
         """
         started_s = self._clock()
-        ready = [(job, pixels) for job in jobs if (pixels := self._pixels(job)) is not None]
+        ready = []
+        for job in jobs:
+            pixels = self._pixels(job)
+            if pixels is not None:
+                ready.append((job, pixels))
         return len(ready), self._compute(ready, started_s) if ready else None
 
     def _pixels(self, job: Job) -> Pixels | None:
@@ -77,7 +81,7 @@ class Computing:
         for (job, _), row in zip(ready, rows, strict=True):
             result = _result(
                 job,
-                num_classes=len(service.candidate.bundle.manifest.labels),
+                num_classes=service.num_classes,
                 queue_ms=(started_s - job.arrived_s) * 1e3,
                 compute_ms=took_s * 1e3,
             )

@@ -46,11 +46,16 @@ class Service:
     failures: int = 0
     #: When it was last asked for.
     asked_s: float = float("-inf")
+    #: What every request is compared with: the bundle, the sub-model, the side of its crop.
+    digest: str = field(init=False)
+    k: int = field(init=False)
+    image_size: int = field(init=False)
+    num_classes: int = field(init=False)
 
-    @property
-    def digest(self) -> str:
-        """Identity of the bundle."""
-        return self.candidate.bundle.digest
+    def __post_init__(self) -> None:
+        bundle, assignment = self.candidate.bundle, self.candidate.assignment
+        self.digest, self.num_classes = bundle.digest, len(bundle.manifest.labels)
+        self.k, self.image_size = assignment.k, assignment.submodel.image_size
 
     @property
     def speeds(self) -> str:
@@ -61,14 +66,13 @@ class Service:
 
     def refusal(self, infer: Infer | Look) -> tuple[FailureCode, str] | None:
         """Why a request for this bundle is not for this device."""
-        assignment = self.candidate.assignment
-        if infer.k != assignment.k:
-            return "wrong_submodel", (
-                f"{assignment.device} serves sub-model {assignment.k}, asked for {infer.k}"
+        if infer.k != self.k:
+            device = self.candidate.assignment.device
+            return "wrong_submodel", f"{device} serves sub-model {self.k}, asked for {infer.k}"
+        if isinstance(infer, Infer) and infer.image_size != self.image_size:
+            return "bad_message", (
+                f"expected a crop of {self.image_size} pixels, got {infer.image_size}"
             )
-        size = assignment.submodel.image_size
-        if isinstance(infer, Infer) and infer.image_size != size:
-            return "bad_message", f"expected a crop of {size} pixels, got {infer.image_size}"
         return None
 
 
@@ -97,7 +101,10 @@ class Shelf:
 
     def named(self, digest: str) -> Service | None:
         """Who serves `digest`."""
-        return next((service for service in self.services if service.digest == digest), None)
+        for service in (self.newest, self.former):
+            if service is not None and service.digest == digest:
+                return service
+        return None
 
     def put(self, service: Service, *, now_s: float) -> None:
         """From now on `service` is the newest, which may have been the former one.

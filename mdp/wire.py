@@ -289,10 +289,8 @@ def pixels_of(infer: Infer, buffer: Buffer) -> Pixels:
 
 def logits_buffer(contribution: Contribution) -> Buffer:
     """Both heads' logits, boost then bag, as little-endian float32 bytes."""
-    return b"".join(
-        np.ascontiguousarray(logits, dtype=_FLOAT32).tobytes()
-        for logits in (contribution.boost, contribution.bag)
-    )
+    boost, bag = contribution.boost, contribution.bag
+    return np.asarray(boost, _FLOAT32).tobytes() + np.asarray(bag, _FLOAT32).tobytes()
 
 
 def contribution_of(buffer: Buffer) -> Contribution:

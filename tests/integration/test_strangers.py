@@ -264,7 +264,7 @@ def thinned(router: Router, visitors: list[socket.socket], left: int) -> None:
     """Poll until only the newest `left` of a crowd are there."""
 
     def polled() -> bool:
-        router.poll(0.005)
+        list(router.poll(0.005))
         return sum(not hung_up(visitor) for visitor in visitors) == left
 
     until(polled, "the oldest have to go")
@@ -292,14 +292,14 @@ def test_whoever_has_shown_its_key_does_not_have_to_go(monkeypatch: pytest.Monke
         StrangePeer(router.address, (client, client_secret, agent)) as peer,
     ):
         peer.send(encode(Ask(request_id=1)))
-        until(lambda: bool(router.poll(0.005)), "the key is good")
+        until(lambda: any(router.poll(0.005)), "the key is good")
         # Their handshakes could not be over: they are shorter than any with keys.
         with crowd(router.address, 50, plain_handshake()[:64] + bytes(400)) as visitors:
-            until(lambda: router.poll(0.005) or all(map(hung_up, visitors)), "nonsense is cut off")
+            until(lambda: any(router.poll(0.005)) or all(map(hung_up, visitors)), "nonsense is cut off")
         with crowd(router.address, 50, plain_handshake()[:60]) as visitors:
             thinned(router, visitors, left=20)
         peer.send(encode(Ask(request_id=2)))
-        until(lambda: bool(router.poll(0.005)), "it is still heard")
+        until(lambda: any(router.poll(0.005)), "it is still heard")
 
 
 def test_a_crowd_does_not_keep_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,7 +472,7 @@ def test_without_anybody_polling_a_refused_client_keeps_still() -> None:
         dealers = Dealers({"alpha": relay.front}, keys=known)
         try:
             until(lambda: relay.connections > 0, "it dials")
-            assert router.poll(0.5) == []
+            assert list(router.poll(0.5)) == []
             # ZeroMQ would have dialled five times, and filled a queue that nobody reads.
             assert relay.connections == 1
         finally:

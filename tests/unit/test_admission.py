@@ -53,7 +53,7 @@ def test_first_come_first_served_one_at_a_time() -> None:
     admission, jobs = Admission(), [job() for _ in range(3)]
     for each in jobs:
         assert says(admission, each) is None
-    assert len(admission) == 3
+    assert admission.waiting == 3
     for each in jobs:
         assert take(admission) == (each, [])
         assert take(admission) == (None, []), "one is running"
@@ -149,7 +149,7 @@ def test_clear_hands_back_what_waits() -> None:
         admission.offer(each, now_s=0.0)
     admission.take(now_s=0.0)
     assert admission.clear() == jobs[1:]
-    assert len(admission) == 0
+    assert admission.waiting == 0
     assert not admission.idle, "one still runs"
 
 
@@ -205,7 +205,7 @@ def test_a_flood_cannot_keep_another_client_out() -> None:
     # Each has its half by now.
     assert says(admission, job(client="modest")) == "overloaded"
     assert says(admission, job(client="greedy")) == "overloaded"
-    assert len(admission) == 4
+    assert admission.waiting == 4
     assert served(admission) == [flood[0], first, flood[1], second]
 
 
@@ -222,7 +222,7 @@ def test_nobody_gives_way_to_a_request_that_is_too_late_itself() -> None:
     filled(admission, greedy=2)
     # Its turn would be the second.
     assert says(admission, job(0.19, client="modest")) == "too_late"
-    assert len(admission) == 2
+    assert admission.waiting == 2
     sent_back = admission.offer(job(0.21, client="modest"), now_s=0.0)
     assert [code for _, code in sent_back] == ["overloaded"]
 
@@ -307,7 +307,7 @@ class Sharing(RuleBasedStateMachine):
 
     @invariant()
     def bounded(self) -> None:
-        assert len(self.admission) == len(self.waiting) <= self.CAPACITY
+        assert self.admission.waiting == len(self.waiting) <= self.CAPACITY
         assert self.admission.clients == len(self.held())
         assert self.admission.idle == (not self.waiting and self.running is None)
 
@@ -431,9 +431,9 @@ def test_whatever_is_taken_together_is_predicted_to_be_on_time(
     admission = batching(**dict(zip(PAYING, measured_s, strict=True)))
     for number, budget_s in enumerate(budgets_s):
         admission.offer(job(budget_s, client=str(number % 3)), now_s=0.0)
-    waiting = len(admission)
+    waiting = admission.waiting
     jobs, dropped = admission.take(now_s=now_s)
-    assert len(jobs) + len(dropped) + len(admission) == waiting
+    assert len(jobs) + len(dropped) + admission.waiting == waiting
     took_s = admission.durations.of(len(jobs))
     assert all(now_s + took_s <= each.deadline_s for each in jobs)
     assert len(jobs) <= 4
