@@ -146,8 +146,13 @@ def together(pictures: Sequence[Pixels]) -> Pixels:
 
 
 def apart(contribution: Contribution, count: int) -> list[Contribution]:
-    """What was computed for each of `count` pictures; raises AgentError for another number."""
+    """What was computed for each of `count` pictures; raises AgentError for another number.
+
+    Each `[num_classes]`, or `[1, num_classes]` if there is but one, which is not taken apart.
+    """
     boost, bag = contribution.boost, contribution.bag
     if not len(boost) == len(bag) == count:
         raise AgentError(f"expected logits of {count} pictures, got {len(boost)} and {len(bag)}")
+    if count == 1:
+        return [contribution]
     return [Contribution(boost[row], bag[row]) for row in range(count)]

@@ -210,10 +210,13 @@ class Router:
         # At least one more follows: the ROUTER puts the route before what was sent.
         frames = receive(self._router)
         # Of the last frame: what the ROUTER puts before knows nobody.
-        client = self._client(route, frames[-1])
+        client = route.hex() if self._allowed is None else self._known(frames[-1])
         if client is None:
             return None
-        return Peer(route, client), [_content(frame) for frame in frames]
+        # Small ones are copied: that is cheaper than keeping the frame.
+        return Peer(route, client), [
+            frame.bytes if len(frame) < _SMALL_BYTES else frame.buffer for frame in frames
+        ]
 
     def _clear_wake(self) -> None:
         self._wakee.recv(4096)
@@ -250,12 +253,10 @@ class Router:
         with _connection(visitor) as peer:
             return peer is None or _bytes_received(peer) >= least
 
-    def _client(self, route: bytes, frame: Any) -> str | None:
-        """Who has sent `frame`; None if nobody who is let in."""
-        if self._allowed is None:
-            return route.hex()
+    def _known(self, frame: Any) -> str | None:
+        """Whose key the connection has proved; None if it is nobody's who is let in."""
         key: str = frame.get("User-Id")
-        if key in self._allowed:
+        if self._allowed is not None and key in self._allowed:
             return key
         self._turned_away[UNKNOWN_KEY] += 1
         return None
@@ -321,11 +322,6 @@ def _max_strangers() -> int:
     # Half of the descriptors are kept for those who are let in, and for the process itself.
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(door.MAX_STRANGERS, descriptors // 2))
-
-
-def _content(frame: zmq.Frame) -> Buffer:
-    """What a frame holds, copied if it is small: that is cheaper than keeping it."""
-    return frame.bytes if len(frame) < _SMALL_BYTES else frame.buffer
 
 
 def _visitor(number: int) -> Visitor | None:

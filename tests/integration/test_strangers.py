@@ -295,7 +295,10 @@ def test_whoever_has_shown_its_key_does_not_have_to_go(monkeypatch: pytest.Monke
         until(lambda: any(router.poll(0.005)), "the key is good")
         # Their handshakes could not be over: they are shorter than any with keys.
         with crowd(router.address, 50, plain_handshake()[:64] + bytes(400)) as visitors:
-            until(lambda: any(router.poll(0.005)) or all(map(hung_up, visitors)), "nonsense is cut off")
+            until(
+                lambda: any(router.poll(0.005)) or all(map(hung_up, visitors)),
+                "nonsense is cut off",
+            )
         with crowd(router.address, 50, plain_handshake()[:60]) as visitors:
             thinned(router, visitors, left=20)
         peer.send(encode(Ask(request_id=2)))

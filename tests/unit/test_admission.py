@@ -334,6 +334,51 @@ def test_under_any_flood_a_modest_client_is_served_every_other_time() -> None:
     assert modest >= 49
 
 
+def at_once(admission: Admission, new: Job, now_s: float = 0.0, longest_s: float = 1.0) -> bool:
+    return admission.takes_at_once(new, now_s=now_s, longest_s=longest_s)
+
+
+def test_what_is_short_passes_an_empty_queue() -> None:
+    admission = Admission()
+    assert not at_once(admission, job()), "nothing is known yet"
+    ran(admission, took_s=0.1)
+    assert not at_once(admission, job(), longest_s=0.09), "it is not short"
+    assert at_once(admission, job())
+    assert not admission.idle
+    assert admission.waiting == admission.clients == 0
+    assert not at_once(admission, job()), "one is running"
+    waiting = job()
+    assert says(admission, waiting) is None
+    assert take(admission) == (None, [])
+    admission.done(took_s=0.1)
+    assert not at_once(admission, job()), "another one waits"
+    assert take(admission) == (waiting, [])
+
+
+@given(
+    took_s=st.floats(0.0, 1.0),
+    most=st.integers(1, 4),
+    now_s=st.floats(0.0, 10.0),
+    budget_s=st.floats(0.0, 2.0),
+    next_budget_s=st.floats(0.0, 3.0),
+)
+def test_passing_the_queue_decides_as_going_through_it(
+    took_s: float, most: int, now_s: float, budget_s: float, next_budget_s: float
+) -> None:
+    passing, queueing = (batching(most, one=took_s, two=1.5 * took_s) for _ in range(2))
+    new = job(now_s + budget_s)
+    passed = at_once(passing, new, now_s)
+    if took_s == 0:
+        assert not passed, "nothing is known"
+        return
+    assert passed == (queueing.offer(new, now_s=now_s) == [])
+    assert passed == (queueing.take(now_s=now_s) == ([new], []))
+    if passed:
+        # What comes next is told the same.
+        follower = job(now_s + next_budget_s)
+        assert says(passing, follower, now_s) == says(queueing, follower, now_s)
+
+
 def batching(most: int = 4, **measured_s: float) -> Admission:
     """An admission that knows how long batches take: `one=0.1, two=0.12`."""
     names = {"one": 1, "two": 2, "three": 3, "four": 4}

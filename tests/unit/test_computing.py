@@ -247,6 +247,11 @@ def test_a_single_crop_is_not_copied() -> None:
     assert together([crop, crop + 1]).shape == (2, 4, 4, 3)
 
 
+def test_one_answer_alone_is_not_taken_apart() -> None:
+    contribution = Contribution(np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32))
+    assert apart(contribution, 1) == [contribution]
+
+
 def test_heads_that_disagree_about_the_number_are_refused() -> None:
     contribution = Contribution(np.zeros((2, 3), np.float32), np.zeros((1, 3), np.float32))
     with pytest.raises(AgentError, match=r"^expected logits of 2 pictures, got 2 and 1$"):

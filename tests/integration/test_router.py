@@ -1,0 +1,100 @@
+"""The agent's socket by itself: messages one by one, and what else ends a wait for them."""
+
+import threading
+from collections.abc import Sequence
+
+from mdp.transport import Peer, Router
+from mdp.wire import Ask, Buffer, Failure, decode, encode
+from tests.support.fakes import StrangePeer
+from tests.support.fleet import ANY_PORT, PATIENCE_S
+
+
+def answer(router: Router, peer: Peer, request_id: int) -> None:
+    failure = Failure(request_id=request_id, code="failed", text="")
+    assert router.send(peer.route, encode(failure))
+
+
+def asked(frames: Sequence[Buffer]) -> int:
+    """Which request this is."""
+    message = decode(frames).message
+    assert isinstance(message, Ask)
+    return message.request_id
+
+
+def coming(router: Router) -> list[tuple[Peer, Sequence[Buffer]]]:
+    """What comes next, however long it takes; a connection's arrival may end a wait first."""
+    while not (came := list(router.poll(None))):
+        pass
+    return came
+
+
+def test_nothing_that_comes_while_others_are_answered_is_left_lying() -> None:
+    """Sending takes in what ZeroMQ has to tell, of which the descriptor then tells nobody."""
+    with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
+        count = 300
+        for request_id in range(count):
+            peer.send(encode(Ask(request_id=request_id)))
+        came: list[int] = []
+        while len(came) < count:
+            for sender, frames in router.poll(PATIENCE_S):
+                came.append(asked(frames))
+                answer(router, sender, came[-1])
+                if came[-1] % 7 == 0:
+                    # Whoever leaves in the middle finds the others next time.
+                    break
+        assert came == list(range(count))
+        for request_id in range(count):
+            message = peer.receive().message
+            assert isinstance(message, Failure)
+            assert message.request_id == request_id
+
+
+def test_a_wake_up_comes_alone_and_messages_next() -> None:
+    with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
+        peer.send(encode(Ask(request_id=1)))
+        ((sender, frames),) = coming(router)
+        assert asked(frames) == 1
+        router.wake()
+        peer.send(encode(Ask(request_id=2)))
+        answer(router, sender, 1)
+        assert list(router.poll(PATIENCE_S)) == []
+        assert [asked(frames) for _, frames in coming(router)] == [2]
+        assert list(router.poll(0.0)) == []
+
+
+def test_a_wake_up_is_heard_however_much_comes() -> None:
+    with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
+        woken = False
+        peer.send(encode(Ask(request_id=0)))
+        for turn in range(10):
+            came = False
+            for sender, frames in router.poll(None):
+                came = True
+                # The next one is on its way before this one is answered.
+                peer.send(encode(Ask(request_id=asked(frames) + 1)))
+                answer(router, sender, asked(frames))
+            woken |= turn > 1 and not came
+            if turn == 1:
+                router.wake()
+        assert woken
+
+
+def test_a_reply_from_another_thread_wakes_whoever_waits_if_something_has_come() -> None:
+    with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
+        peer.send(encode(Ask(request_id=0)))
+        ((sender, _),) = coming(router)
+        over = threading.Event()
+
+        def reply() -> None:
+            while not over.is_set():
+                router.send(sender.route, [b""])
+
+        replying = threading.Thread(target=reply)
+        replying.start()
+        try:
+            for wanted in range(1, 51):
+                peer.send(encode(Ask(request_id=wanted)))
+                assert [asked(frames) for _, frames in coming(router)] == [wanted]
+        finally:
+            over.set()
+            replying.join()
