@@ -83,7 +83,11 @@ class Admission:
         """Estimated seconds of one inference; 0 until one has run."""
         return self.durations.of(1)
 
-    def takes_at_once(self, job: Job, *, now_s: float, longest_s: float) -> bool:
+    def is_quick(self, longest_s: float) -> bool:
+        """Whether the next inference is known to take at most so long; not as long as none ran."""
+        return 0 < self.durations.of(1) <= longest_s
+
+    def takes_at_once(self, job: Job, longest_s: float, *, now_s: float) -> bool:
         """Whether `job` has been taken past the queue, as `offer` and `take` would have in the end.
 
         Only while nothing waits or runs, and if computing is known to take at most `longest_s`.

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from devices.admission import Admission, Job, SentBack
+from devices.admission import Admission, Job
 from devices.computing import Computing
 from devices.ledger import Ledger
 from devices.renewal import Found, Refused, Renewal
@@ -183,8 +183,8 @@ class Agent:
                 due_s = min(self._house_s, self._ledger.due_s)
                 left_s = None if due_s == float("inf") else max(0.0, due_s - self._clock())
                 came = self._receive_all(left_s)
-                while jobs := self._take():
-                    if not self._is_short():
+                while self._admission.waiting and (jobs := self._take()):
+                    if not self._admission.is_quick(UNATTENDED_S):
                         return jobs
                     self._run(jobs)
                 # Whatever there is to do comes with a wake-up, and that with no messages.
@@ -206,13 +206,10 @@ class Agent:
                 # This one's sender waits until its deadline; the others shall not.
                 self._ledger.count("failed")
             # At once: a burst of short ones shall not fill the queue.
-            while self._admission.waiting and self._is_short() and (jobs := self._take()):
+            queue = self._admission
+            while queue.waiting and queue.is_quick(UNATTENDED_S) and (jobs := self._take()):
                 self._run(jobs)
         return came
-
-    def _is_short(self) -> bool:
-        """Whether the next computation is; nothing is known of the first one."""
-        return 0 < self._admission.estimate_s <= UNATTENDED_S
 
     def _keep_house(self) -> None:
         newest = self._shelf.newest
@@ -239,8 +236,7 @@ class Agent:
             if self._clock() > self._drain_until_s:
                 self._over, waiting = True, self._admission.clear()
             self._over = self._over or self._admission.idle
-        for job in waiting:
-            self._replies.fail_job(job, "draining", "this agent had to stop before its turn")
+        self._replies.fail_jobs(waiting, "draining", "this agent had to stop before its turn")
 
     def _change(self, renewal: Renewal) -> None:
         """Begin and end changes of bundle, and take down what nobody asks for any more."""
@@ -326,20 +322,11 @@ class Agent:
             sighting=sighting,
         )
         with self._lock:
-            at_once = self._admission.takes_at_once(job, now_s=now_s, longest_s=UNATTENDED_S)
+            at_once = self._admission.takes_at_once(job, UNATTENDED_S, now_s=now_s)
             sent_back = [] if at_once else self._admission.offer(job, now_s=now_s)
         if at_once:
             self._run([job])
-        elif sent_back:
-            self._send_back(sent_back, now_s)
-
-    def _send_back(self, sent_back: SentBack, now_s: float) -> None:
-        for job, code in sent_back:
-            if code == "overloaded":
-                text = f"{self._admission.capacity} requests wait already"
-            else:
-                text = f"{max(0.0, job.deadline_s - now_s) * 1e3:.1f} ms left do not suffice"
-            self._replies.fail_job(job, code, text)
+        self._replies.send_back(sent_back, self._admission.capacity, now_s)
 
     def _refusal(self, infer: Infer | Look, now_s: float) -> Refusal | None:
         """Why this request is not even queued, whatever its budget."""
@@ -379,12 +366,9 @@ class Agent:
 
     def _take(self) -> list[Job]:
         """The next jobs that can be on time, unless some are running; late ones are sent back."""
-        if not self._admission.waiting:
-            return []
         with self._lock:
             jobs, dropped = self._admission.take(now_s=self._clock())
-        for late in dropped:
-            self._replies.fail_job(late, "too_late", "waited too long in the queue")
+        self._replies.fail_jobs(dropped, "too_late", "waited too long in the queue")
         return jobs
 
     def _run(self, jobs: list[Job]) -> None:
@@ -411,7 +395,6 @@ class Agent:
             self._retry_s = self._clock() + RETRY_S
         with self._lock:
             waiting = self._admission.clear()
-        for job in waiting:
-            self._replies.fail_job(job, "failed", self._computing.reason)
+        self._replies.fail_jobs(waiting, "failed", self._computing.reason)
         # Whoever is at the socket has to know until when to wait there.
         self._router.wake()

@@ -1,6 +1,8 @@
 """What an agent says to its clients, and the count of it."""
 
-from devices.admission import Job
+from collections.abc import Iterable
+
+from devices.admission import Job, SentBack
 from devices.ledger import Ledger
 from mdp.transport import Router
 from mdp.wire import Buffer, Failure, FailureCode, Message, as_line, encode
@@ -29,3 +31,17 @@ class Replies:
     def fail_job(self, job: Job, code: FailureCode, text: str) -> None:
         """Say why an admitted request is not answered."""
         self.fail(job.peer, job.infer.request_id, code, text)
+
+    def fail_jobs(self, jobs: Iterable[Job], code: FailureCode, text: str) -> None:
+        """Say the same of several."""
+        for job in jobs:
+            self.fail_job(job, code, text)
+
+    def send_back(self, sent_back: SentBack, capacity: int, now_s: float) -> None:
+        """Say why requests do not wait in a queue of `capacity`, or not any longer."""
+        for job, code in sent_back:
+            if code == "overloaded":
+                text = f"{capacity} requests wait already"
+            else:
+                text = f"{max(0.0, job.deadline_s - now_s) * 1e3:.1f} ms left do not suffice"
+            self.fail_job(job, code, text)

@@ -335,7 +335,7 @@ def test_under_any_flood_a_modest_client_is_served_every_other_time() -> None:
 
 
 def at_once(admission: Admission, new: Job, now_s: float = 0.0, longest_s: float = 1.0) -> bool:
-    return admission.takes_at_once(new, now_s=now_s, longest_s=longest_s)
+    return admission.takes_at_once(new, longest_s, now_s=now_s)
 
 
 def test_what_is_short_passes_an_empty_queue() -> None:

@@ -72,7 +72,7 @@ class SideBySide(RuleBasedStateMachine):
 
     @invariant()
     def alike(self) -> None:
-        assert len(self.real) == len(self.simulated.waiting)
+        assert self.real.waiting == len(self.simulated.waiting)
         assert self.real.estimate_s == self.simulated.estimate_s
         assert self.real.idle == (not self.simulated.waiting and not self.simulated.running)
 
