@@ -15,8 +15,6 @@ BURST = 3.0
 QUANTILE = 0.95
 #: How many round trips are recent, and how many tell enough.
 RECENT, ENOUGH = 64, 10
-#: Weight of the newest round trip in a device's usual one.
-NEWEST = 0.2
 
 
 class Bucket:
@@ -42,20 +40,15 @@ class Bucket:
 class RoundTrips:
     """One device's recent round trips in seconds."""
 
-    __slots__ = ("_recent", "_sorted", "usual_s")
+    __slots__ = ("_recent", "_sorted")
 
     def __init__(self) -> None:
-        #: What a round trip takes of late, as a running mean; 0 before the first.
-        self.usual_s = 0.0
         # At most RECENT, for which a list does; thousands of them would be mostly empty deques.
         self._recent: list[float] = []
         self._sorted: list[float] = []
 
-    def add(self, seconds: float, weight: float = NEWEST) -> None:
-        """One more has been made, of this `weight` in the running mean."""
-        if not self._recent:
-            self.usual_s = seconds
-        self.usual_s += weight * (seconds - self.usual_s)
+    def add(self, seconds: float) -> None:
+        """One more has been made."""
         if len(self._recent) == RECENT:
             del self._sorted[bisect_left(self._sorted, self._recent.pop(0))]
         self._recent.append(seconds)

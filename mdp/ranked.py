@@ -24,7 +24,9 @@ class Ranked(Sequence[str]):
         if isinstance(at, int) and 0 <= at < len(self._first):
             return self._first[at]
         if self._rest is None:
-            # Only made where the first ones have failed: there may be hundreds of others.
-            chosen = set(self._first)
-            self._rest = [*self._first, *(d for d in self._devices if d not in chosen)]
+            # Only made where the first ones have failed: there may be thousands of others.
+            rest = list(self._devices[:])
+            for device in self._first:
+                rest.remove(device)
+            self._rest = [*self._first, *rest]
         return self._rest[at]

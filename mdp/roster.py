@@ -6,7 +6,6 @@ fewer requests under way times the usual round trip. Clock and chance are argume
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -14,8 +13,9 @@ from itertools import islice
 from msgspec import Struct
 
 from mdp.health import Health
-from mdp.hedging import DEFAULT_SHARE, NEWEST, Bucket, RoundTrips
+from mdp.hedging import DEFAULT_SHARE, Bucket
 from mdp.ranked import Ranked
+from mdp.replica import Replica
 from mdp.session import PROBATION, Send
 
 #: A replica that has sent nothing for so long is asked how it is, and has so long to say it.
@@ -26,9 +26,8 @@ HEARTBEAT_S = 1.0
 LOOKED_AT = 8
 #: Of more replicas than this two that are there are drawn until found, not picked from a list.
 _FEW, _DRAWS = 16, 16
-#: What is known of a replica's time counts this much less with every request given to another one,
-#: so that one slow spell is not held against it for good.
-_FADE = 0.98
+#: What a replica costs of which nothing is known.
+_UNKNOWN = (False, 0.0, 0, 0)
 #: Failures that say that the device cannot serve this client, now or at all; and those that say
 #: that it has no time. All others are failures of what it does.
 UNREADY = frozenset({"not_ready", "draining", "wrong_bundle", "wrong_submodel"})
@@ -78,32 +77,24 @@ class Roster:
     ) -> None:
         self.bucket = Bucket(hedge_share)
         self._members, self._k_of, self._chance = members, k_of, chance
-        self._replicated = [k for k, devices in members.items() if len(devices) > 1]
+        self._replicated = {k: devices for k, devices in members.items() if len(devices) > 1}
         self._hedge_after_s = hedge_after_s
+        #: Whether there is anything to hedge with.
+        self.hedges = bool(self._replicated) and hedge_share > 0
+        #: Whether `after_s` will be asked what was observed.
+        self._observes = self.hedges and hedge_after_s is None
         #: Of those only of which there is something to remember.
         self._health: dict[str, Health] = {}
         self._pending: dict[int, _Pending] = {}
         self._next_end_s = math.inf
         #: Device on probation -> the call that is its test.
         self._probes: dict[str, int] = {}
-        #: Of replicas: requests under way, round trips, when last heard, and the turn last taken.
-        self._load: Counter[str] = Counter()
-        self._trips: dict[str, RoundTrips] = {}
-        self._seen_s: dict[str, float] = {}
-        #: Since when a replica has had requests under way.
-        self._owes_s: dict[str, float] = {}
-        self._turns: Counter[str] = Counter()
+        #: Replicas that were asked or looked at; how often any was asked.
+        self._replicas: dict[str, Replica] = {}
         self._turn = 0
-        #: How many turns had gone to others before a replica's last one.
-        self._ages: Counter[str] = Counter()
         self._next_look_s = -math.inf
-        self._in_turn = self._replicas()
-        self._looked_at = min(LOOKED_AT, sum(len(members[k]) for k in self._replicated))
-
-    @property
-    def hedges(self) -> bool:
-        """Whether there is anything to hedge with."""
-        return bool(self._replicated) and self.bucket.share > 0
+        self._in_turn = self._round()
+        self._looked_at = min(LOOKED_AT, sum(map(len, self._replicated.values())))
 
     def begin(self, now_s: float, gone: Mapping[str, str]) -> Choice:
         """Whom a request that begins now may ask; `gone` (device -> reason) are not connected."""
@@ -115,13 +106,15 @@ class Roster:
         members = self._members
         if self._replicated:
             members = dict(members)
-            for k in self._replicated:
-                members[k] = self._ordered(members[k], unavailable, probing, now_s)
+            for k, devices in self._replicated.items():
+                members[k] = self._ordered(devices, unavailable, probing, now_s)
         return Choice(members, unavailable, probing)
 
     def _judged(self, gone: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, int]]:
         out = {d: h.reason for d, h in self._health.items() if h.cause and d not in gone}
         proving = [d for d, h in self._health.items() if h.on_probation and d not in gone]
+        if not out and not proving:
+            return gone, {}
         left = len(self._k_of) - len(gone) - len(out) - len(proving)
         if not left and proving:
             # Nobody else is there: they are waited for.
@@ -148,7 +141,7 @@ class Roster:
         there: Sequence[str] = devices
         if unavailable or probing:
             if len(devices) > _FEW and (drawn := self._drawn(devices, unavailable, probing)):
-                return self._ranked(drawn, devices, now_s)
+                return self._ranked(*drawn, devices, now_s)
             there = [d for d in devices if d not in unavailable and d not in probing]
         if len(there) < 2:
             return devices
@@ -157,41 +150,35 @@ class Roster:
             first = int(self._chance() * len(there))
             second = int(self._chance() * (len(there) - 1))
         second += second >= first
-        return self._ranked((there[first], there[second]), devices, now_s)
+        return self._ranked(there[first], there[second], devices, now_s)
 
-    def _ranked(self, pair: Sequence[str], devices: Sequence[str], now_s: float) -> Sequence[str]:
-        return Ranked(sorted(pair, key=lambda device: self._cost(device, now_s)), devices)
+    def _ranked(self, one: str, other: str, devices: Sequence[str], now_s: float) -> Sequence[str]:
+        """`devices` with the better of two first, and the other one second."""
+        if self._cost(other, now_s) < self._cost(one, now_s):
+            one, other = other, one
+        return Ranked((one, other), devices)
 
     def _drawn(
         self, devices: Sequence[str], unavailable: Mapping[str, str], probing: Mapping[str, int]
-    ) -> list[str]:
-        """Two of many `devices` that are there; nothing where most of them are not."""
-        found: list[str] = []
+    ) -> tuple[str, str] | None:
+        """Two of many `devices` that are there; None where most of them are not."""
+        found, chance, count = "", self._chance, len(devices)
         for _ in range(_DRAWS):
-            device = devices[int(self._chance() * len(devices))]
-            if device not in unavailable and device not in probing and device not in found:
-                found.append(device)
-                if len(found) == 2:
-                    return found
-        return []
-
-    def _replicas(self) -> Iterator[str]:
-        """All replicas, again and again."""
-        while True:
-            for k in self._replicated:
-                yield from self._members[k]
+            device = devices[int(chance() * count)]
+            if device not in unavailable and device not in probing and device != found:
+                if found:
+                    return found, device
+                found = device
+        return None
 
     def _cost(self, device: str, now_s: float) -> tuple[bool, float, int, int]:
-        trips, load = self._trips.get(device), self._load[device]
-        usual_s = trips.usual_s if trips is not None else 0.0
-        usual_s *= _FADE ** (self._turn - self._turns[device])
-        if load:
-            # Whoever has owed answers for so long, and given none, is likely to take as long again.
-            usual_s = max(usual_s, now_s - max(self._owes_s[device], self._seen_s[device]))
-        known = self._health.get(device)
+        replica = self._replicas.get(device)
+        if replica is None:
+            return _UNKNOWN
+        known = self._health.get(device) if self._health else None
         # Whoever has left a request unanswered has to give a sign of life before the next one.
         silent = known is not None and known.silences > 0
-        return silent, (load + 1) * usual_s, load, self._turns[device]
+        return silent, replica.cost_s(self._turn, now_s), replica.load, replica.turn
 
     # What became of requests.
 
@@ -199,16 +186,14 @@ class Roster:
         """`send` of `call` has gone out; its answer is in time until `until_s`."""
         device = send.device
         self._ask(call, device, now_s, until_s)
-        if not send.hedged:
+        if self.hedges and not send.hedged:
             self.bucket.earn(1)
-        if self._replicated and len(self._members[send.k]) > 1:
-            if not self._load[device]:
-                self._owes_s[device] = now_s
-            self._load[device] += 1
+        if send.k in self._replicated:
             self._turn += 1
-            self._ages[device] = self._turn - self._turns[device]
-            self._turns[device] = self._turn
-            self._seen_s.setdefault(device, now_s)
+            replica = self._replicas.get(device)
+            if replica is None:
+                replica = self._replicas[device] = Replica(seen_s=now_s)
+            replica.asked(now_s, self._turn)
         if self._health:
             known = self._health.get(device)
             if known is not None and known.on_probation:
@@ -268,24 +253,32 @@ class Roster:
     def due(self, now_s: float) -> list[str]:
         """Devices that should be asked how they are: those out and rested, and idle replicas."""
         due = [device for device, known in self._health.items() if known.due(now_s)]
-        if self._seen_s and now_s >= self._next_look_s:
+        if self._replicas and now_s >= self._next_look_s:
             self._next_look_s = now_s + HEARTBEAT_S
-            due += [
-                device
-                for device in islice(self._in_turn, self._looked_at)
-                if now_s >= self._seen_s.setdefault(device, now_s) + IDLE_S
-                and not self._load[device]
-                and not self._is_out(device)
-            ]
+            for device in islice(self._in_turn, self._looked_at):
+                replica = self._replicas.get(device)
+                if replica is None:
+                    self._replicas[device] = Replica(seen_s=now_s)
+                elif (
+                    now_s >= replica.seen_s + IDLE_S
+                    and not replica.load
+                    and not self._is_out(device)
+                ):
+                    due.append(device)
         return due
+
+    def _round(self) -> Iterator[str]:
+        """All replicas, again and again."""
+        while True:
+            for devices in self._replicated.values():
+                yield from devices
 
     def asked(self, call: int, device: str, now_s: float) -> None:
         """`device` has been asked how it is, by a message of number `call`."""
         if self._is_out(device):
             self._health[device].asked(now_s)
-        elif device in self._seen_s:
-            self._owes_s[device] = now_s
-            self._load[device] += 1
+        elif (replica := self._replicas.get(device)) is not None:
+            replica.looked_at(now_s)
             self._ask(call, device, now_s, now_s + HEARTBEAT_S)
 
     def told(self, call: int, device: str, trouble: str, now_s: float) -> None:
@@ -303,15 +296,18 @@ class Roster:
         """How long `device` is given before its replica is asked beside it; infinity if unknown."""
         if self._hedge_after_s is not None:
             return self._hedge_after_s
-        own = self._trips.get(device)
-        if own is not None and own.slow_s < math.inf:
-            return own.slow_s
-        others = (self._trips.get(other) for other in self._members[self._k_of[device]])
-        return min((other.slow_s for other in others if other is not None), default=math.inf)
+        own = self._slow_s(device)
+        if own < math.inf:
+            return own
+        return min(map(self._slow_s, self._members[self._k_of[device]]))
 
     def allowed(self) -> bool:
         """Whether one more request may be spent on hedging now; True spends it."""
         return self.bucket.spend()
+
+    def _slow_s(self, device: str) -> float:
+        replica = self._replicas.get(device)
+        return math.inf if replica is None or replica.trips is None else replica.trips.slow_s
 
     # Keeping count.
 
@@ -330,8 +326,8 @@ class Roster:
         asked_s = pending.asked.pop(device)
         if not pending.asked:
             del self._pending[call]
-        if self._load and self._load[device]:
-            self._load[device] -= 1
+        if self._replicas and (replica := self._replicas.get(device)) is not None and replica.load:
+            replica.load -= 1
         if self._probes and self._probes.get(device) == call:
             del self._probes[device]
         return asked_s
@@ -358,14 +354,12 @@ class Roster:
         return bool(calls)
 
     def _took(self, device: str, now_s: float, seconds: float) -> None:
-        if self._load and device in self._load:
-            weight = max(NEWEST, 1 - _FADE ** self._ages[device])
-            self._trips.setdefault(device, RoundTrips()).add(seconds, weight)
-            self._seen_s[device] = now_s
+        if self._replicas and (replica := self._replicas.get(device)) is not None:
+            replica.took(seconds, now_s, self._observes)
 
     def _saw(self, device: str, now_s: float) -> None:
-        if device in self._seen_s:
-            self._seen_s[device] = now_s
+        if self._replicas and (replica := self._replicas.get(device)) is not None:
+            replica.seen_s = now_s
 
     def _heard(self, device: str, now_s: float) -> None:
         self._saw(device, now_s)

@@ -1,8 +1,10 @@
 """One simulated agent: a queue, a computation at a time, a link, and what may go wrong with it."""
 
 import math
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,6 +26,9 @@ from partitioner.simulation.models import (
 
 #: What may become of a request.
 FATES = ("asked", "used", "late", "too_late", "overloaded")
+
+#: So many requests' costs are drawn at a time: with thousands of devices most are asked seldom.
+_COSTS = 16
 
 #: At a moment in seconds, do something with an argument.
 Push = Callable[[float, Callable[[float, Any], None], Any], None]
@@ -59,9 +64,9 @@ class Job:
 class SimulatedDevice:
     """A `DeviceModel` in action; replies are handed to `reply` when they reach the client."""
 
-    __slots__ = ("_ask_s", "_back_s", "_compute", "_done_s", "_free_s", "_half_s", "_jitter_s",
-                 "_link_free_s", "_loss", "_push", "_queue", "_reply", "_running", "_spells",
-                 "_there_s", "_trips", "_turnaround_s", "asked", "busy_s", "epoch", "late",
+    __slots__ = ("_ask_s", "_cost_s", "_done_s", "_free_s", "_link_free_s", "_push", "_queue",
+                 "_reply", "_running", "_spells", "_there_s", "_turnaround_s", "asked", "busy_s",
+                 "epoch", "late",
                  "model", "name", "overloaded", "too_late", "up", "used")  # fmt: skip
 
     def __init__(
@@ -76,25 +81,20 @@ class SimulatedDevice:
         self.asked = self.used = self.late = self.too_late = self.overloaded = 0
         self._push, self._reply = push, reply
         self._queue: AgentQueue[Job] = AgentQueue()
-        self._compute = seconds(model.compute, dice, model.name, "compute")
         self._there_s = model.request_bytes * 8 / model.bandwidth_bps
-        self._back_s = model.reply_bytes * 8 / model.bandwidth_bps
-        self._half_s = self._jitter_s = 0.0
-        self._trips: Draws | None = None
-        if isinstance(model.delay, Measured):
-            self._trips = seconds(model.delay, dice, model.name, "ways")
-            self._ask_s = float(np.mean(model.delay.values_s))
-        else:
-            self._half_s, self._jitter_s = model.delay.round_trip_s / 2, model.delay.jitter_s
-            self._ask_s = 2 * (self._half_s + self._jitter_s)
-            if self._jitter_s:
-                self._trips = Draws(dice, model.name, "ways", exponential)
+        delay = model.delay
+        self._ask_s = (
+            float(np.mean(delay.values_s))
+            if isinstance(delay, Measured)
+            else delay.round_trip_s + 2 * delay.jitter_s
+        )
+        #: Draws, of each request in turns, what `_costs` says.
+        self._cost_s = chain.from_iterable(_costs(model, dice)).__next__
         self._link_free_s = -math.inf
         self._turnaround_s = model.turnaround_s
         #: What it computes, until when, and until when it sends that reply: -inf, it is idle.
         self._running: Job | None = None
         self._done_s = self._free_s = -math.inf
-        self._loss = Losses(model.loss, dice, model.name) if model.loss else None
         self._spells = Spells(model.slow, dice, model.name) if model.slow else None
 
     @property
@@ -105,27 +105,16 @@ class SimulatedDevice:
     def send(self, now_s: float, call: Any, budget_s: float) -> None:
         """A client's request sets out; the link carries one message at a time."""
         self.asked += 1
-        there_s = back_s = self._half_s
-        if self._trips is not None:
-            if self._jitter_s:
-                there_s += self._jitter_s * self._trips.next()
-                back_s += self._jitter_s * self._trips.next()
-            else:
-                # What was measured is split evenly.
-                there_s = back_s = self._trips.next() / 2
         link_free_s = self._link_free_s
         if link_free_s < now_s:
             link_free_s = now_s
         self._link_free_s = link_free_s = link_free_s + self._there_s
-        arrives_s = link_free_s + there_s
-        back_s += self._back_s
-        if self._loss is not None:
-            arrives_s += self._loss.late_s()
-            back_s += self._loss.late_s()
         # Drawn already here, also if it is never computed: so the n-th request costs the same
         # whatever became of those before.
-        job = Job(call, self, budget_s, back_s, self._compute.next())
-        self._push(arrives_s, self._arrive, job)
+        cost_s = self._cost_s
+        there_s = cost_s()
+        job = Job(call, self, budget_s, cost_s(), cost_s())
+        self._push(link_free_s + there_s, self._arrive, job)
 
     def ask(self, now_s: float, told: Callable[[float, Any], None], client: Any) -> None:
         """`client` asks how this device is; if it is there, `told` gets both with its answer."""
@@ -203,27 +192,58 @@ class SimulatedDevice:
         self._push(now_s + job.back_s, self._reply, job)
 
 
-class Losses:
-    """Which messages lose a packet, and how much later those come."""
+def _costs(model: DeviceModel, dice: Dice) -> Iterator["array[float]"]:
+    """Of each request: seconds under way, its reply's, and those of computing; side by side.
 
-    __slots__ = ("_left", "_until")
+    What a request touches of one of thousands of devices has to be fetched from memory: numbers of
+    three kinds that lie apart are ten places more.
+    """
+    way_s = _ways(model, dice).__next__
+    late_s = chain.from_iterable(_delays(model.loss, dice, model.name)).__next__
+    compute_s = seconds(model.compute, dice, model.name, "compute").next
+    reply_s = model.reply_bytes * 8 / model.bandwidth_bps
+    while True:
+        costs = array("d")
+        for _ in range(_COSTS):
+            there_s = way_s() + late_s()
+            back_s = way_s() + reply_s + late_s()
+            costs.extend((there_s, back_s, compute_s()))
+        yield costs
 
-    def __init__(self, loss: float, dice: Dice, name: str) -> None:
-        self._left = Draws(dice, name, "loss", partial(_gaps, loss), 4)
-        #: How many more get through up to the next that does not.
-        self._until = self._left.next()
 
-    def late_s(self) -> float:
-        """By how much the next message is late; each time that it is lost again twice as much."""
-        self._until -= 1
-        if self._until > 0:
-            return 0.0
-        late_s, wait_s = 0.0, RETRANSMIT_S
-        while self._until <= 0:
+def _ways(model: DeviceModel, dice: Dice) -> Iterator[float]:
+    """Seconds that each message is under way, there and back in turns, beyond what bytes take."""
+    delay = model.delay
+    if isinstance(delay, Measured):
+        trip_s = seconds(delay, dice, model.name, "ways").next
+        while True:
+            # What was measured is split evenly.
+            half_s = trip_s() / 2
+            yield half_s
+            yield half_s
+    half_s, jitter_s = delay.round_trip_s / 2, delay.jitter_s
+    if not jitter_s:
+        yield from repeat(half_s)
+    jitter = Draws(dice, model.name, "ways", exponential).next
+    while True:
+        yield half_s + jitter_s * jitter()
+
+
+def _delays(loss: float, dice: Dice, name: str) -> Iterator[Iterable[float]]:
+    """By how much each message is late, run by run; each time it is lost again twice as much."""
+    if not loss:
+        yield repeat(0.0)
+    gaps = Draws(dice, name, "loss", partial(_gaps, loss), 4)
+    #: How many more there are up to the next that does not get through.
+    until = gaps.next()
+    while True:
+        yield repeat(0.0, int(until) - 1)
+        late_s, wait_s, until = 0.0, RETRANSMIT_S, 0.0
+        while until <= 0:
             late_s, wait_s = late_s + wait_s, 2 * wait_s
             # What is sent again counts as a message.
-            self._until = self._left.next() - 1
-        return late_s
+            until = gaps.next() - 1
+        yield (late_s,)
 
 
 def _gaps(loss: float, random: Generator, size: int) -> NDArray[np.float64]:

@@ -6,10 +6,12 @@ when it wants to know it.
 """
 
 import gc
+import math
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,7 @@ from mdp.fusion import Contribution
 from mdp.health import UNREACHABLE
 from mdp.roster import Roster
 from mdp.session import Action, Failed, Finish, Replied, Send, Session, TimePassed
-from partitioner.simulation.device import Job, Lives, SimulatedDevice
+from partitioner.simulation.device import Job, Lives, Push, SimulatedDevice
 from partitioner.simulation.models import (
     Dice,
     Draws,
@@ -36,7 +38,22 @@ from partitioner.simulation.models import (
 _NOTHING = np.zeros(0, dtype=np.float32)
 _CONTRIBUTION = Contribution(_NOTHING, _NOTHING)
 
+#: Stands for every session that has finished.
+_OVER = Session({}, deadline_s=0.0)
+_OVER.finished = True
+
 Callback = Callable[[float, Any], None]
+#: When, which one, and what to do with what.
+Event = tuple[float, int, Callback, Any]
+
+
+def _pusher(events: list[Event], number: Callable[[], int]) -> Push:
+    """What puts an event into `events`; three times for every request to a device."""
+
+    def push(at_s: float, callback: Callback, argument: Any) -> None:
+        heappush(events, (at_s, number(), callback, argument))
+
+    return push
 
 
 class _Client:
@@ -52,11 +69,13 @@ class _Client:
 class _Call:
     """One request under way."""
 
-    __slots__ = ("client", "number", "session", "started_s")
+    __slots__ = ("client", "number", "session", "started_s", "woken_s")
 
     def __init__(self, client: _Client, session: Session, number: int, started_s: float) -> None:
         self.client, self.session = client, session
         self.number, self.started_s = number, started_s
+        #: When it was last to be told the time, for a hedge.
+        self.woken_s = math.inf
 
 
 @dataclass(slots=True)
@@ -102,11 +121,13 @@ class Simulation:
         self._dice, self._before = dice, seconds(scenario.before, dice, "", "before")
         self._gaps = Draws(dice, "", "arrivals", exponential)
         self._choices = Draws(dice, "", "clients", uniform)
-        self._events: list[tuple[float, int, Callback, Any]] = []
+        self._events: list[Event] = []
         #: When devices come and go: thousands of events far ahead, which every push and pop among
         #: the others would have to sort along.
-        self._turns: list[tuple[float, int, Callback, Any]] = []
-        self._pushed = 0
+        self._turns: list[Event] = []
+        # The running number keeps events of one moment in order, and the rest uncompared.
+        number = count().__next__
+        self._push, self._turn = _pusher(self._events, number), _pusher(self._turns, number)
         self._devices = {
             model.name: SimulatedDevice(model, dice, self._push, self._replied)
             for model in scenario.devices
@@ -158,15 +179,6 @@ class Simulation:
             self.trace.counts[name] = device.counts
             self.trace.asks += device.asked
         return self.trace
-
-    def _push(self, at_s: float, callback: Callback, argument: Any) -> None:
-        # The running number keeps events of one moment in order, and the rest uncompared.
-        self._pushed += 1
-        heappush(self._events, (at_s, self._pushed, callback, argument))
-
-    def _turn(self, at_s: float, callback: Callback, argument: Any) -> None:
-        self._pushed += 1
-        heappush(self._turns, (at_s, self._pushed, callback, argument))
 
     # Callers.
 
@@ -234,8 +246,10 @@ class Simulation:
             self._devices[send.device].send(now_s, call, send.budget_ms / 1e3)
             client, session = call.client, call.session
             client.roster.sent(call.number, send, now_s, session.decide_s)
-            if client.hedges and session.wake_s < session.decide_s:
-                self._push(session.wake_s, self._wake, call)
+            if client.hedges and call.woken_s != session.wake_s < session.decide_s:
+                # Once for all members that were asked at the same moment.
+                call.woken_s = session.wake_s
+                self._push(call.woken_s, self._wake, call)
 
     def _wake(self, now_s: float, call: _Call) -> None:
         if not call.session.finished:
@@ -267,6 +281,9 @@ class Simulation:
 
     def _finish(self, call: _Call, finish: Finish, now_s: float) -> None:
         del self._open[call]
+        # Until its deadline there is an event for it; a session until then would keep thousands in
+        # memory, instead of what the processor has at hand.
+        call.session = _OVER
         trace = self.trace
         members = tuple(finish.arrived)
         trace.numbers.append(call.number)

@@ -8,8 +8,9 @@ differ by what was changed and not by luck.
 import hashlib
 import math
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -183,24 +184,21 @@ def kind_of(name: str, purpose: str) -> int:
 class Draws:
     """Numbers without end of one kind, out of blocks that grow as more are asked for."""
 
-    __slots__ = ("_block", "_dice", "_draw", "_kind", "_left", "_size")
+    __slots__ = ("next",)
 
     def __init__(
         self, dice: Dice, name: str, purpose: str, draw: Draw, first: int = _FIRST_BLOCK
     ) -> None:
-        self._dice, self._draw = dice, draw
-        self._kind, self._block, self._size = kind_of(name, purpose), 0, first
-        self._left = array("d")
+        #: The next of them; it costs a quarter of what a method of ours would.
+        self.next = chain.from_iterable(_blocks(dice, name, purpose, draw, first)).__next__
 
-    def next(self) -> float:
-        """The next of them."""
-        left = self._left
-        if not left:
-            drawn = self._draw(self._dice.at(self._kind, self._block), self._size)
-            left.frombytes(drawn.tobytes())
-            self._block += 1
-            self._size = min(2 * self._size, _LARGEST_BLOCK)
-        return left.pop()
+
+def _blocks(dice: Dice, name: str, purpose: str, draw: Draw, size: int) -> Iterator["array[float]"]:
+    kind = kind_of(name, purpose)
+    for block in count():
+        # Arrays take a quarter of the memory of lists. From its end on, as ever: a seed's luck.
+        yield array("d", draw(dice.at(kind, block), size)[::-1].tobytes())
+        size = min(2 * size, _LARGEST_BLOCK)
 
 
 def seconds(distribution: LogNormal | Measured, dice: Dice, name: str, purpose: str) -> Draws:

@@ -60,15 +60,6 @@ def test_ninety_five_of_a_hundred_round_trips() -> None:
     assert trips.slow_s == 0.060
 
 
-def test_what_is_usual_follows_what_happens() -> None:
-    trips = RoundTrips()
-    trips.add(0.010)
-    assert trips.usual_s == 0.010
-    for _ in range(30):
-        trips.add(0.030)
-    assert math.isclose(trips.usual_s, 0.030, rel_tol=0.01)
-
-
 @given(st.lists(st.floats(0, 10), min_size=ENOUGH, max_size=3 * RECENT))
 def test_the_quantile_is_that_of_the_recent_ones(values: list[float]) -> None:
     trips = RoundTrips()

@@ -1,0 +1,60 @@
+"""What is kept of one replica, and what it costs to ask it."""
+
+import math
+
+from mdp.replica import Replica
+
+
+def asked_and_answered(replica: Replica, turn: int, took_s: float, observe: bool = False) -> None:
+    replica.asked(0.0, turn)
+    replica.load -= 1
+    replica.took(took_s, took_s, observe)
+
+
+def test_what_is_usual_follows_what_happens() -> None:
+    replica = Replica(seen_s=0.0)
+    asked_and_answered(replica, 1, 0.010)
+    assert replica.usual_s == 0.010
+    for turn in range(2, 32):
+        asked_and_answered(replica, turn, 0.030)
+    assert math.isclose(replica.usual_s, 0.030, rel_tol=0.01)
+
+
+def test_the_longer_ago_it_was_asked_before_the_more_its_newest_answer_tells() -> None:
+    soon, late = Replica(seen_s=0.0), Replica(seen_s=0.0)
+    for replica, turn in ((soon, 2), (late, 1000)):
+        asked_and_answered(replica, 1, 0.010)
+        asked_and_answered(replica, turn, 0.030)
+    assert math.isclose(soon.usual_s, 0.014)
+    assert math.isclose(late.usual_s, 0.030, rel_tol=0.01)
+
+
+def test_what_is_known_of_it_fades_while_others_are_asked() -> None:
+    replica = Replica(seen_s=0.0)
+    assert replica.cost_s(7, 0.0) == 0.0
+    asked_and_answered(replica, 1, 0.100)
+    costs = [replica.cost_s(turn, 1.0) for turn in (1, 50, 500)]
+    assert costs[0] == 0.100
+    assert costs == sorted(costs, reverse=True)
+    assert costs[2] < 0.001
+
+
+def test_it_costs_what_it_has_owed_for_so_long_unless_it_was_heard_of() -> None:
+    replica = Replica(seen_s=0.0)
+    asked_and_answered(replica, 1, 0.010)
+    replica.asked(5.0, 2)
+    assert math.isclose(replica.cost_s(2, 6.0), 2 * 1.0)
+    replica.seen_s = 5.9
+    assert math.isclose(replica.cost_s(2, 6.0), 2 * 0.1)
+    replica.looked_at(6.0)
+    assert math.isclose(replica.cost_s(2, 6.0), 3 * 0.010)
+
+
+def test_round_trips_are_kept_only_where_somebody_wants_to_know() -> None:
+    replica = Replica(seen_s=0.0)
+    asked_and_answered(replica, 1, 0.010)
+    assert replica.trips is None
+    for turn in range(2, 20):
+        asked_and_answered(replica, turn, 0.010 * turn, observe=True)
+    assert replica.trips is not None
+    assert math.isclose(replica.trips.slow_s, 0.190)
