@@ -25,11 +25,12 @@ from mdp.plan import Region, SubModelSpec, TeacherSpec
 from mdp.profile import DeviceProfile, Link, read_profile, shipped_profiles
 from partitioner.accuracy_law import WHOLE, capability_of
 from partitioner.candidates import Candidate, Device, evaluate_device, fitted_ways
-from partitioner.choose import Limits, choose
+from partitioner.choose import choose
 from partitioner.expectation import Objective, exact_arrivals
 from partitioner.grid import REGIONS, make_choices, sub_model_grid
 from partitioner.predictor import predictor_for, shipped_law
 from partitioner.search import make_plan
+from partitioner.seats import Limits
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
 TEACHER = TeacherSpec(

@@ -170,6 +170,9 @@ class Plan(Record, frozen=True):
     #: Predicted share of answers that are complete within the target with all devices there; only
     #: with a percentile.
     on_time: Fraction | None = None
+    #: What the client's network port was taken to carry, in decimal bits per second: all crops
+    #: leave through it, and each waits there for the others. None: it was not reckoned with.
+    client_bps: PositiveFloat | None = None
     #: Classes that it was made for.
     num_classes: Annotated[int, Meta(ge=2)] | None = None
     format_version: Literal[1] = 1

@@ -1,6 +1,6 @@
 """What one device could run: every choice's latency there, and the few worth considering. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from mdp.profile import DeviceProfile, Precision
 from partitioner.accuracy_law import Array
 from partitioner.grid import Choices, words
 from partitioner.latency import LatencyModel, Way, fit_latency, own_way, ways
-from partitioner.network import choose_encoding, network_ms
+from partitioner.network import UNSHARED, Port, choose_encoding, network_ms, request_bytes
 from partitioner.spread import TYPICAL, Jitter, Pace, jitter_of
 
 
@@ -26,6 +26,9 @@ class Candidate:
     region: Region
     way: Way
     encoding: Encoding
+    #: Of its crop, as it is sent.
+    request_bytes: float
+    #: Network: with the link to itself, and `wait_ms` for others' crops, where these are known.
     predicted_ms: PredictedMs
     #: How far computing times lie apart, and the link's.
     sigma: float
@@ -40,6 +43,7 @@ class Candidate:
     part: int
     #: What no two members may share.
     identity: int
+    wait_ms: float = 0.0
 
     def __str__(self) -> str:
         return words(self.spec, self.region)
@@ -52,6 +56,18 @@ class Candidate:
         compute, network, sigma = (np.array([v]) for v in (ms.compute, ms.network, self.sigma))
         return float(pace.by_ms(compute, network, sigma, self.jitter)[0])
 
+    def waiting(self, wait_ms: float) -> "Candidate":
+        """The same, its crop being so long at the client's port behind those of others."""
+        ms, longer = self.predicted_ms, wait_ms - self.wait_ms
+        if not longer:
+            return self
+        predicted = PredictedMs(
+            compute=ms.compute,
+            network=round(ms.network + longer, 3),
+            total=round(ms.total + longer, 3),
+        )
+        return replace(self, predicted_ms=predicted, wait_ms=wait_ms)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Timetable:
@@ -59,6 +75,8 @@ class Timetable:
 
     compute_ms: Array
     network_ms: Array
+    #: Of the crop.
+    request_bytes: Array
     #: Of the logarithm of the computing time.
     sigma: Array
     jitter: Jitter
@@ -72,15 +90,20 @@ class Timetable:
         return Timetable(
             compute_ms=self.compute_ms[rows],
             network_ms=self.network_ms[rows],
+            request_bytes=self.request_bytes[rows],
             sigma=self.sigma[rows],
             jitter=self.jitter,
             way=self.way[rows],
             possible=self.possible[rows],
         )
 
-    def by_ms(self, pace: Pace) -> Array:
+    def by_ms(self, pace: Pace, port: Port = UNSHARED) -> Array:
         """When each has answered at this pace; typically compute and network, and no more."""
-        return pace.by_ms(self.compute_ms, self.network_ms, self.sigma, self.jitter)
+        alone = pace.by_ms(self.compute_ms, self.network_ms, self.sigma, self.jitter)
+        if not port.shared:
+            return alone
+        waited: Array = np.round(alone + port.wait_ms(self.request_bytes), 3)
+        return waited
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,20 +132,25 @@ class Device:
         max_energy_j: float | None = None,
         *,
         pace: Pace = TYPICAL,
+        port: Port = UNSHARED,
         per_view: int | None = None,
     ) -> list[Candidate]:
         """What meets the target and, alone, the energy limit; of each view only the best few."""
-        places = self.places(target_ms, max_energy_j, pace)
+        places = self.places(target_ms, max_energy_j, pace, port)
         if per_view is not None:
             places = self._best_few(places, per_view)
         shared = (self.profile, self.models, self.choices, self.times)
         return [candidate(*shared, place, int(self.rows[place])) for place in places.tolist()]
 
     def places(
-        self, target_ms: float, max_energy_j: float | None = None, pace: Pace = TYPICAL
+        self,
+        target_ms: float,
+        max_energy_j: float | None = None,
+        pace: Pace = TYPICAL,
+        port: Port = UNSHARED,
     ) -> NDArray[np.int64]:
         """Where in `rows` that is."""
-        met = self.times.by_ms(pace) <= target_ms
+        met = self.times.by_ms(pace, port) <= target_ms
         if max_energy_j is not None:
             power_w = self.profile.power_w or np.inf
             met &= power_w * np.round(self.times.compute_ms, 3) / 1e3 <= max_energy_j
@@ -228,7 +256,16 @@ def timetable(
     possible = (way >= 0) & fits & choices.fast_on(profile)[rows]
     return Timetable(
         compute_ms=compute_ms,
-        network_ms=_network(profile, choices, rows),
+        network_ms=_by_size(
+            choices,
+            rows,
+            lambda size: network_ms(
+                profile.link, size, choices.num_classes, _encoding(profile, choices, size)
+            ),
+        ),
+        request_bytes=_by_size(
+            choices, rows, lambda size: request_bytes(size, _encoding(profile, choices, size))
+        ),
         sigma=sigma,
         jitter=jitter_of(profile.link),
         way=way,
@@ -236,13 +273,10 @@ def timetable(
     )
 
 
-def _network(profile: DeviceProfile, choices: Choices, rows: NDArray[np.int64]) -> Array:
+def _by_size(choices: Choices, rows: NDArray[np.int64], of: Callable[[int], float]) -> Array:
+    """What follows from a row's picture size alone, worked out once for each size."""
     sizes, index = np.unique(choices.image_sizes[rows], return_inverse=True)
-    values = [
-        network_ms(profile.link, size, choices.num_classes, _encoding(profile, choices, size))
-        for size in sizes.tolist()
-    ]
-    taken: Array = np.array(values)[index]
+    taken: Array = np.array([of(size) for size in sizes.tolist()], dtype=np.float64)[index]
     return taken
 
 
@@ -275,13 +309,15 @@ def candidate(
         round(float(table.compute_ms[row]), 3),
         round(float(table.network_ms[row]), 3),
     )
-    power_w = profile.power_w
+    image_size, power_w = choices.specs[choice].image_size, profile.power_w
+    encoding = _encoding(profile, choices, image_size)
     return Candidate(
         choice=choice,
         spec=choices.specs[choice],
         region=choices.regions[choice],
         way=models[int(table.way[row])].way if table.way[row] >= 0 else own_way(profile),
-        encoding=_encoding(profile, choices, choices.specs[choice].image_size),
+        encoding=encoding,
+        request_bytes=request_bytes(image_size, encoding),
         predicted_ms=PredictedMs(
             compute=compute, network=network, total=round(compute + network, 3)
         ),

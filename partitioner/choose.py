@@ -7,18 +7,17 @@ got wrong between two or three devices is put right by exchanging until nothing 
 """
 
 import heapq
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Sequence
 from itertools import combinations
 
 import numpy as np
 
-from mdp.plan import PLANNED_MEMBERS
 from partitioner.accuracy_law import capability_of
 from partitioner.candidates import Candidate, Device
 from partitioner.expectation import Objective, Sums, arrivals
+from partitioner.network import UNSHARED, Port
 from partitioner.predictor import Predictor
-from partitioner.spread import TYPICAL, Pace
+from partitioner.seats import Limits, Seat, Seats, bytes_of, energy_of, without
 
 #: Of each view so many candidates are tried, the most capable that meet the target.
 PER_VIEW = 3
@@ -30,40 +29,11 @@ PAIRS_UP_TO = 10
 #: How many devices that have no part are tried in a member's place.
 _BENCH = 12
 _ROUNDS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """One member: its candidate on its own device, and the devices that serve it too."""
-
-    device: int
-    candidate: Candidate
-    #: (device, how that one runs the same sub-model).
-    replicas: tuple[tuple[int, Candidate], ...] = ()
-
-    @property
-    def devices(self) -> list[int]:
-        """Everyone who serves this member."""
-        return [self.device, *(device for device, _ in self.replicas)]
-
-    @property
-    def energy_j(self) -> float:
-        """Joules of one answer, by whoever needs most; 0 where unknown."""
-        return max(c.energy_j or 0.0 for c in (self.candidate, *(c for _, c in self.replicas)))
-
-
-Seats = tuple[Seat, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What every plan of one search has to keep."""
-
-    target_ms: float
-    max_energy_j: float | None = None
-    #: By when each member has to have answered, where there are no more than so many members.
-    pace: Pace = TYPICAL
-    most_members: int = PLANNED_MEMBERS
+#: How many totals of bytes are tried where crops share the client's port, and from how many of the
+#: plans found so the exchanges start.
+TOTALS, STARTS = 12, 2
+#: Among so many devices, of more than these the ablest, totals are compared.
+ABLEST = 128
 
 
 def choose(
@@ -76,13 +46,12 @@ def choose(
 
     `start` is a plan of stricter limits; what is found is at least as good.
     """
+    if limits.client_bps < np.inf:
+        return _through_port(devices, predictor, limits, start)
     search = _Search(devices, predictor, limits)
-    found = [search.improve(search.greedy(per_joule=False))]
-    if limits.max_energy_j is not None:
-        found.append(search.improve(search.greedy(per_joule=True)))
-    if start:
-        found.append(search.improve(start))
-    best = max(found, key=search.value)
+    best = max(
+        (search.improve(seats) for seats in (*search.greedy_choices(), start)), key=search.value
+    )
     return best, search.value(best)
 
 
@@ -90,16 +59,113 @@ def choose(
 _Valued = tuple[Seats, float]
 
 
+def _through_port(
+    devices: Sequence[Device], predictor: Predictor, limits: Limits, start: Seats
+) -> _Valued:
+    """The same where crops wait for each other at the client's port.
+
+    How long each may compute depends on how many bytes all others have. So several totals are
+    tried: with one given, every candidate's wait is known, and what is left is a limit on the sum
+    of bytes as on the sum of joules. What a plan leaves of its total is given back to it as time.
+    """
+    able = _ablest(devices, predictor, limits)
+    found: list[tuple[float, float, Seats]] = []
+    for most_bytes in _totals(devices, limits):
+        search = _Search(devices, predictor, limits, _port(limits, most_bytes), able)
+        found += [(search.value(seats), most_bytes, seats) for seats in search.greedy_choices()]
+    found.sort(key=lambda one: -one[0])
+    begin = [(most_bytes, seats) for _, most_bytes, seats in found[:STARTS]]
+    if start:
+        begin.append((bytes_of(start), start))
+    improved = [
+        _tightened(devices, predictor, limits, most_bytes, seats, able)
+        for most_bytes, seats in begin
+    ]
+    return max(improved, key=lambda one: one[1], default=((), 0.0))
+
+
+def _tightened(
+    devices: Sequence[Device],
+    predictor: Predictor,
+    limits: Limits,
+    most_bytes: float,
+    seats: Seats,
+    able: Container[int],
+) -> _Valued:
+    """Seats after exchanges, and after more with what they left of the total as time."""
+    now = 0.0
+    while True:
+        search = _Search(devices, predictor, limits, _port(limits, most_bytes), able)
+        seats = search.improve(seats)
+        before, now = now, search.value(seats)
+        sent = bytes_of(seats)
+        if now <= before + LEAST_GAIN / 10 or sent >= most_bytes:
+            return seats, now
+        most_bytes = sent
+
+
+def _ablest(devices: Sequence[Device], predictor: Predictor, limits: Limits) -> set[int]:
+    """The devices that alone would be right most often: enough to tell totals from each other."""
+    if len(devices) <= ABLEST:
+        return set(range(len(devices)))
+    right = []
+    for device in devices:
+        places = device.places(limits.target_ms, limits.max_energy_j, limits.pace)
+        capability = device.choices.capability[device.rows[places]].max(initial=0.0)
+        right.append(device.profile.availability * predictor.accuracy(float(capability)))
+    return set(np.argsort(-np.array(right), kind="stable")[:ABLEST].tolist())
+
+
+def _port(limits: Limits, most_bytes: float) -> Port:
+    return Port(bandwidth_bps=limits.client_bps, most_bytes=most_bytes)
+
+
+def _totals(devices: Sequence[Device], limits: Limits) -> list[float]:
+    """Totals of bytes to plan with: some crops of one size, `TOTALS` values about evenly spread."""
+    # A crop that the target leaves no time to send is of no use.
+    longest = limits.target_ms * limits.client_bps / 8e3
+    sizes = {
+        float(size)
+        for device in devices
+        for size in np.unique(
+            device.times.request_bytes[
+                device.places(limits.target_ms, limits.max_energy_j, limits.pace)
+            ]
+        )
+    }
+    members = range(1, min(limits.most_members, len(devices)) + 1)
+    totals = sorted({count * size for count in members for size in sizes if size <= longest})
+    totals = [total for total in totals if total <= longest + max(sizes)]
+    if len(totals) <= TOTALS:
+        return totals
+    wanted = np.geomspace(totals[0], totals[-1], TOTALS)
+    places = np.searchsorted(totals, wanted * (1 - 1e-9))
+    return [totals[i] for i in sorted(set(places.tolist()))]
+
+
 class _Search:
     """One search: the candidates within the limits, and the objective over their devices."""
 
-    def __init__(self, devices: Sequence[Device], predictor: Predictor, limits: Limits) -> None:
-        self.devices, self.limits = devices, limits
+    def __init__(
+        self,
+        devices: Sequence[Device],
+        predictor: Predictor,
+        limits: Limits,
+        port: Port = UNSHARED,
+        among: Container[int] | None = None,
+    ) -> None:
+        self.devices, self.limits, self.port = devices, limits, port
         self.options = [
             device.within(
-                limits.target_ms, limits.max_energy_j, pace=limits.pace, per_view=PER_VIEW
+                limits.target_ms,
+                limits.max_energy_j,
+                pace=limits.pace,
+                port=port,
+                per_view=PER_VIEW,
             )
-            for device in devices
+            if among is None or index in among
+            else []
+            for index, device in enumerate(devices)
         ]
         self.objective = Objective(
             predictor.law,
@@ -114,7 +180,14 @@ class _Search:
         """Expected accuracy."""
         return self.objective.value(self._sums(seats))
 
-    def greedy(self, *, per_joule: bool) -> Seats:
+    def greedy_choices(self) -> list[Seats]:
+        """What greed finds: by what a device adds, and where joules are short by that per joule."""
+        found = [self._greedy(per_joule=False)]
+        if self.limits.max_energy_j is not None:
+            found.append(self._greedy(per_joule=True))
+        return found
+
+    def _greedy(self, *, per_joule: bool) -> Seats:
         """One device after another, the one that adds most first."""
         seats: Seats = ()
         now = 0.0
@@ -207,12 +280,13 @@ class _Search:
         parts = range(1, len(self.devices[index].choices.tried))
         unseen = next((part for part in parts if part not in seen), None)
         offered = [0, *parts] if unseen is None else [0, unseen]
-        spent_j = energy_of(seats)
+        spent_j, sent = energy_of(seats), bytes_of(seats)
         return [
             c
             for part in offered
             for c in self._seeing(index, part)
-            if c.identity not in taken and self._affordable(spent_j + (c.energy_j or 0.0))
+            if c.identity not in taken
+            and self._affordable(spent_j + (c.energy_j or 0.0), sent + c.request_bytes)
         ]
 
     def _seeing(self, index: int, part: int) -> list[Candidate]:
@@ -239,7 +313,7 @@ class _Search:
                 replicas=(*seat.replicas, (index, run)),
             )
             grown = (*seats[:k], served, *seats[k + 1 :])
-            if not self._affordable(energy_of(grown)):
+            if not self._affordable(energy_of(grown), bytes_of(grown)):
                 continue
             value = self.objective.value(self._summed_up(grown))
             if best is None or value > best[1]:
@@ -251,7 +325,10 @@ class _Search:
         if (index, choice) not in self._runs:
             self._runs[index, choice] = self.devices[index].running(choice)
         run = self._runs[index, choice]
-        if run is None or run.by_ms(self.limits.pace) > self.limits.target_ms:
+        if run is None:
+            return None
+        waited_ms = float(self.port.wait_ms(np.array([run.request_bytes]))[0])
+        if run.waiting(waited_ms).by_ms(self.limits.pace) > self.limits.target_ms:
             return None
         if self.limits.max_energy_j is not None and run.energy_j is None:
             return None
@@ -266,9 +343,11 @@ class _Search:
     def _summed_up(self, seats: Seats) -> Sums:
         return self.objective.sums([(s.candidate, s.devices) for s in seats])
 
-    def _affordable(self, energy_j: float) -> bool:
+    def _affordable(self, energy_j: float, sent_bytes: float) -> bool:
         limit = self.limits.max_energy_j
-        return limit is None or energy_j <= limit * (1 + 1e-12)
+        return sent_bytes <= self.port.most_bytes and (
+            limit is None or energy_j <= limit * (1 + 1e-12)
+        )
 
     def _again(self, seats: Seats, index: int) -> _Valued | None:
         """A device's own part chosen again, in the light of all others'."""
@@ -296,26 +375,3 @@ class _Search:
             if both is not None and (best is None or both[1] > best[1]):
                 best = both
         return best
-
-
-def energy_of(seats: Seats) -> float:
-    """Joules of one answer by all members; 0 where unknown."""
-    return sum(seat.energy_j for seat in seats)
-
-
-def without(seats: Seats, index: int) -> Seats:
-    """Without a device: a member's first replica takes its place."""
-    kept = []
-    for seat in seats:
-        if seat.device == index:
-            if seat.replicas:
-                (device, run), *others = seat.replicas
-                kept.append(Seat(device=device, candidate=run, replicas=tuple(others)))
-        else:
-            others = [pair for pair in seat.replicas if pair[0] != index]
-            kept.append(
-                seat
-                if len(others) == len(seat.replicas)
-                else Seat(device=seat.device, candidate=seat.candidate, replicas=tuple(others))
-            )
-    return tuple(kept)

@@ -11,10 +11,10 @@ import numpy as np
 from mdp.plan import Plan, Region, SubModelSpec
 from mdp.profile import DeviceProfile
 from partitioner.candidates import Candidate, Device, candidate, timetable
-from partitioner.choose import Limits, Seat
 from partitioner.grid import where
 from partitioner.latency import sustained_factor
 from partitioner.problem import Problem, predicted_accuracy
+from partitioner.seats import Limits, Seat, Seats, settled
 from partitioner.spread import TYPICAL, Pace
 
 
@@ -55,7 +55,9 @@ def next_bigger(device: Device, pick: Candidate, pace: Pace = TYPICAL) -> Candid
         return None
     order = places[np.lexsort((-choices.capability[rows[places]], table.by_ms(pace)[places]))]
     place = int(order[0])
-    return candidate(device.profile, device.models, choices, table, place, int(rows[place]))
+    bigger = candidate(device.profile, device.models, choices, table, place, int(rows[place]))
+    # Of the same picture size, it waits as long for the crops of others.
+    return bigger.waiting(pick.wait_ms)
 
 
 def why(problem: Problem, seats: Sequence[Seat], k: int, limits: Limits) -> str:
@@ -130,8 +132,8 @@ def explain(problem: Problem, plan: Plan) -> list[Explanation]:
     return told
 
 
-def seats_of(problem: Problem, plan: Plan) -> list[Seat]:
-    """The seats that a plan of this problem came from, by k."""
+def seats_of(problem: Problem, plan: Plan) -> Seats:
+    """The seats that a plan of this problem came from, by k, with what their crops wait."""
     index = {device.name: number for number, device in enumerate(problem.devices)}
     found = []
     for a in plan.assignments:
@@ -145,7 +147,7 @@ def seats_of(problem: Problem, plan: Plan) -> list[Seat]:
         own = problem.devices[index[a.device]].running(choice)
         assert own is not None
         found.append(Seat(device=index[a.device], candidate=own, replicas=tuple(replicas)))
-    return found
+    return settled(found, problem.client_bps)
 
 
 def _choice(problem: Problem, spec: SubModelSpec, region: Region) -> int:
@@ -179,7 +181,8 @@ def _member_sentences(
             f"That one would have changed the expected accuracy by {100 * gain:+.2f} points."
         )
     sentences.append(_why_region(problem, seats, k))
-    sentences += [_limited_by(device, pick, following, limits), _sureness(device, pick)]
+    sentences += [_limited_by(device, pick, following, limits), _waits(pick, limits)]
+    sentences.append(_sureness(device, pick))
     return [sentence for sentence in sentences if sentence]
 
 
@@ -222,6 +225,17 @@ def _limited_by(
     if limits.max_energy_j is not None:
         return f"Limited by energy, {pick.energy_j or 0.0:.3f} J of this device: {shares}."
     return f"Limited by what other members have: {shares}."
+
+
+def _waits(pick: Candidate, limits: Limits) -> str:
+    """What the client's port costs this member; nothing where no other crop goes through it."""
+    if not pick.wait_ms:
+        return ""
+    return (
+        f"Of that network its crop ({pick.request_bytes / 1e3:.1f} kB) waits {pick.wait_ms:.2f} ms "
+        f"for the crops of the others, which leave through the same port of the client "
+        f"({limits.client_bps / 1e6:g} Mbit/s)."
+    )
 
 
 def _sureness(device: Device, pick: Candidate) -> str:

@@ -1,4 +1,17 @@
-"""What a sub-model's messages cost on a link: bytes of each encoding, and milliseconds. Pure."""
+"""What a sub-model's messages cost: bytes of each encoding, on a link, at the client's port. Pure.
+
+All crops of one picture leave through the client's one network port. Each goes over a connection of
+its own, and the connections take turns with each other in an order that nobody plans (measured:
+docs/lab-log.md). What is sure is when all have left, so no crop is planned to be there sooner.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from mdp.plan import Encoding
 from mdp.profile import Link
@@ -32,7 +45,7 @@ def reply_bytes(num_classes: int) -> float:
 def network_ms(link: Link, image_size: int, num_classes: int, encoding: Encoding) -> float:
     """Milliseconds to send one crop, get its logits back and, for JPEG, code and decode it.
 
-    Both directions count. Every device is taken to have its link to itself.
+    Both directions count. The link is the crop's alone; `Port` says what others cost it.
     """
     sent = request_bytes(image_size, encoding) + reply_bytes(num_classes)
     coding_ms = JPEG_MS_PER_PIXEL * image_size**2 if encoding == "jpeg" else 0.0
@@ -44,3 +57,46 @@ def choose_encoding(link: Link, image_size: int, num_classes: int) -> Encoding:
     raw = network_ms(link, image_size, num_classes, "raw")
     jpeg = network_ms(link, image_size, num_classes, "jpeg")
     return "jpeg" if raw - jpeg >= JPEG_MIN_SAVING_MS else "raw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """The client's port, and how many bytes of crops for one picture leave through it at most."""
+
+    bandwidth_bps: float = math.inf
+    most_bytes: float = math.inf
+
+    @property
+    def shared(self) -> bool:
+        """Whether the crops wait for each other at all."""
+        return self.bandwidth_bps < math.inf
+
+    def wait_ms(self, own_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How long crops `[n]` of these bytes wait for the others, by a plan of `most_bytes`."""
+        if not self.shared:
+            return np.zeros(len(own_bytes))
+        return _wait_ms(self.most_bytes - own_bytes, self.bandwidth_bps)
+
+
+#: Every crop is taken to have the port to itself.
+UNSHARED = Port()
+
+
+def waits_ms(sizes_bytes: Sequence[float], bandwidth_bps: float) -> list[float]:
+    """How long each of the crops sent at once waits for all others: what they keep the port busy.
+
+    In whole microseconds, as a plan says them; 0 for a port without limit.
+    """
+    sizes = np.array(sizes_bytes, dtype=np.float64)
+    port = Port(bandwidth_bps=bandwidth_bps, most_bytes=float(sizes.sum()))
+    return [float(wait) for wait in port.wait_ms(sizes)]
+
+
+def _wait_ms(others_bytes: NDArray[np.float64], bandwidth_bps: float) -> NDArray[np.float64]:
+    waits: NDArray[np.float64] = np.round(np.maximum(others_bytes, 0.0) * 8e3 / bandwidth_bps, 3)
+    return waits
+
+
+def through_port(link: Link, bandwidth_bps: float) -> Link:
+    """A device's link as the client's port lets it be: no faster than the port."""
+    return msgspec.structs.replace(link, bandwidth_bps=min(link.bandwidth_bps, bandwidth_bps))

@@ -8,13 +8,17 @@ import numpy as np
 
 from mdp.errors import InputError, PlanRefused
 from mdp.plan import Plan, PredictedAccuracy
-from partitioner.choose import LEAST_GAIN, Limits, Seats
+from partitioner.choose import LEAST_GAIN
+from partitioner.network import waits_ms
 from partitioner.problem import Problem, latency_ms, predicted_accuracy
 from partitioner.search import make_of_seats, nothing_fits, rounded_up, seats_within
+from partitioner.seats import Limits, Seats
 from partitioner.spread import Pace
 
 #: How many latency targets a Pareto list is made of, at most.
 PARETO_TARGETS = 16
+#: In how many steps targets go from the slowest candidate alone to the same after all other crops.
+WAIT_STEPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +62,7 @@ def plan_with_accuracy(problem: Problem, floor: float, limit_ms: float | None = 
         middle = (low + high) // 2
         low, high = (low, middle) if reaches(middle) else (middle + 1, high)
     seats, limits, _ = known[high]
-    slowest = max(latency_ms(seat, limits.pace) for seat in seats)
+    slowest = latency_ms(problem, seats, limits.pace)
     kept = replace(limits, target_ms=rounded_up(slowest))
     return make_of_seats(problem, seats, kept, floor)
 
@@ -78,15 +82,25 @@ def pareto(problem: Problem, limit_ms: float | None = None) -> list[ParetoPoint]
 
 
 def _targets(problem: Problem, limit_ms: float | None) -> list[float]:
-    """Every latency at which one more candidate becomes possible, ascending."""
+    """Every latency at which one more candidate becomes possible, ascending.
+
+    Where crops wait for each other plans take longer than any candidate alone: up to the longest
+    wait, so targets go on beyond the slowest candidate in even steps.
+    """
     limits = problem.limits(math.inf if limit_ms is None else limit_ms)
-    return sorted(
-        {
-            c.by_ms(limits.pace)
-            for device in problem.devices
-            for c in device.within(limits.target_ms, limits.max_energy_j, pace=limits.pace)
-        }
-    )
+    able = [
+        c
+        for device in problem.devices
+        for c in device.within(limits.target_ms, limits.max_energy_j, pace=limits.pace)
+    ]
+    if not able:
+        return []
+    alone = {c.by_ms(limits.pace) for c in able}
+    longest = [max(c.request_bytes for c in able)] * problem.most_members
+    wait_ms = waits_ms(longest, problem.client_bps)[0]
+    slowest = max(alone)
+    steps = {round(slowest + wait_ms * i / WAIT_STEPS, 3) for i in range(1, WAIT_STEPS + 1)}
+    return sorted(alone | {target_ms for target_ms in steps if target_ms <= limits.target_ms})
 
 
 def _spread(targets: Sequence[float]) -> list[float]:
@@ -102,7 +116,7 @@ def _point(problem: Problem, seats: Seats, pace: Pace) -> ParetoPoint:
     energies = [seat.candidate.energy_j for seat in seats]
     known = [energy for energy in energies if energy is not None]
     return ParetoPoint(
-        latency_ms=max(latency_ms(seat, pace) for seat in seats),
+        latency_ms=latency_ms(problem, seats, pace),
         accuracy=predicted_accuracy(problem, seats),
         members=len(seats),
         replicas=sum(len(seat.replicas) for seat in seats),

@@ -61,6 +61,13 @@ class PlanOptions(Record, frozen=True):
     whole_picture: Annotated[
         bool, Meta(description="Let every member see the whole square of a picture, none a part")
     ] = False
+    client_mbit: Annotated[
+        float | None,
+        Meta(
+            description="What the client's own network port carries, in Mbit/s: all crops leave "
+            "through it; default: as much as the quickest of the profiles' links; inf: no limit"
+        ),
+    ] = None
     any_precision: Annotated[
         bool, Meta(description="Plan with every precision that a profile has measured")
     ] = False
@@ -75,6 +82,8 @@ class PlanOptions(Record, frozen=True):
         ):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"{option}: expected a number above 0, got {value:g}")
+        if self.client_mbit is not None and not self.client_mbit > 0:
+            raise InputError(f"--client-mbit: expected a number above 0, got {self.client_mbit:g}")
         if self.percentile is not None and not 50 <= self.percentile <= 99.9:
             raise InputError(
                 f"--percentile: expected a number from 50 to 99.9, got {self.percentile:g}"
@@ -153,6 +162,7 @@ def make_planned(
         max_energy_j=options.max_energy_j,
         percentile=options.percentile,
         regions=[WHOLE] if options.whole_picture else REGIONS,
+        client_bps=None if options.client_mbit is None else 1e6 * options.client_mbit,
     )
     plan = with_batches(_searched(problem, options), devices)
     return Planned(

@@ -5,15 +5,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from mdp.errors import InputError
 from mdp.plan import PLANNED_MEMBERS, PredictedAccuracy, Region, TeacherSpec
 from mdp.profile import DeviceProfile, Precision
 from partitioner.accuracy_law import WHOLE, Member, capability_of, together
 from partitioner.candidates import Device, evaluate_device, fitted_ways
-from partitioner.choose import Limits, Seat
 from partitioner.expectation import Objective, Sums, exact_arrivals
 from partitioner.grid import REGIONS, make_choices
+from partitioner.network import through_port
 from partitioner.predictor import Predictor, predictor_for, shipped_law
+from partitioner.seats import Limits, Seat, settled
 from partitioner.spread import Pace, client_ms, pace_for, share_in_time
 
 FP32: tuple[Precision, ...] = ("fp32",)
@@ -31,6 +34,8 @@ class Problem:
     max_energy_j: float | None
     #: Of the answers that are to be complete within a target; None: targets are about typical ones.
     percentile: float | None = None
+    #: What the client's port carries; infinite where it was not to be reckoned with.
+    client_bps: float = math.inf
 
     @property
     def most_members(self) -> int:
@@ -45,6 +50,7 @@ class Problem:
             max_energy_j=self.max_energy_j,
             pace=pace_for(self.percentile, most),
             most_members=most,
+            client_bps=self.client_bps,
         )
 
 
@@ -58,9 +64,18 @@ def make_problem(
     max_energy_j: float | None = None,
     percentile: float | None = None,
     regions: Sequence[Region] = REGIONS,
+    client_bps: float | None = None,
 ) -> Problem:
-    """Cost every choice on every device; raises InputError for unusable arguments."""
+    """Cost every choice on every device; raises InputError for unusable arguments.
+
+    `client_bps` is what the client's port carries: by default as much as the quickest of the
+    devices' links, and with infinity every crop has its link to itself.
+    """
     _check(profiles, num_classes, max_energy_j)
+    if client_bps is None:
+        client_bps = max(profile.link.bandwidth_bps for profile in profiles)
+    if not client_bps > 0:
+        raise InputError(f"expected a client's port above 0 bit/s, got {client_bps:g}")
     if predictor is None:
         predictor = predictor_for(shipped_law(), teacher.shape, num_classes=num_classes)
     choices = make_choices(teacher.shape, predictor, precisions, regions=regions)
@@ -68,7 +83,10 @@ def make_problem(
         teacher.shape, predictor, precisions, shapes=[teacher.shape], regions=[WHOLE]
     )
     # The order in which profiles are named must not matter.
-    ordered = sorted(profiles, key=lambda profile: profile.name)
+    ordered = [
+        msgspec.structs.replace(profile, link=through_port(profile.link, client_bps))
+        for profile in sorted(profiles, key=lambda profile: profile.name)
+    ]
     fitted = [(profile, fitted_ways(profile, precisions)) for profile in ordered]
     pace = pace_for(percentile, min(PLANNED_MEMBERS, len(ordered)))
     return Problem(
@@ -78,6 +96,7 @@ def make_problem(
         with_teacher=tuple(evaluate_device(*device, whole, pace) for device in fitted),
         max_energy_j=max_energy_j,
         percentile=percentile,
+        client_bps=client_bps,
     )
 
 
@@ -124,9 +143,10 @@ def availability(problem: Problem, seat: Seat) -> float:
     return 1 - math.prod(away)
 
 
-def latency_ms(seat: Seat, pace: Pace) -> float:
-    """Milliseconds of a member's answer at this pace, by the slowest of those who serve it."""
-    return max(c.by_ms(pace) for c in (seat.candidate, *(c for _, c in seat.replicas)))
+def latency_ms(problem: Problem, seats: Sequence[Seat], pace: Pace) -> float:
+    """Milliseconds of an answer at this pace, by the slowest of all who serve a member."""
+    together = settled(seats, problem.client_bps)
+    return max(run.by_ms(pace) for seat in together for run in seat.runs)
 
 
 def share_complete(problem: Problem, seats: Sequence[Seat], target_ms: float) -> float:

@@ -7,14 +7,16 @@ that one device could do alone.
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
 from mdp.errors import InputError, PlanRefused
 from mdp.plan import Assignment, Plan, Region, Replica, TeacherSpec
 from mdp.profile import DeviceProfile, Precision
 from partitioner.candidates import Candidate, Device
-from partitioner.choose import LEAST_GAIN, Limits, Seat, Seats, choose
+from partitioner.choose import LEAST_GAIN, choose
 from partitioner.explain import limit_broken, why, why_replica
 from partitioner.grid import REGIONS
+from partitioner.network import waits_ms
 from partitioner.predictor import Predictor
 from partitioner.problem import (
     FP32,
@@ -24,6 +26,7 @@ from partitioner.problem import (
     predicted_accuracy,
     share_complete,
 )
+from partitioner.seats import Limits, Seat, Seats, bytes_of, settled
 from partitioner.single import reason_to_refuse, single_device
 
 #: Availabilities closer than one step count as equal when the boosting order is made.
@@ -41,6 +44,7 @@ def make_plan(
     max_energy_j: float | None = None,
     percentile: float | None = None,
     regions: Sequence[Region] = REGIONS,
+    client_bps: float | None = None,
 ) -> Plan:
     """Assign sub-models to devices so that expected accuracy within `target_ms` is highest.
 
@@ -58,6 +62,7 @@ def make_plan(
         max_energy_j=max_energy_j,
         percentile=percentile,
         regions=regions,
+        client_bps=client_bps,
     )
     return plan_within(problem, target_ms)
 
@@ -103,9 +108,13 @@ def _member_counts(problem: Problem) -> list[int]:
 def make_of_seats(problem: Problem, seats: Seats, limits: Limits, floor: float = 0.0) -> Plan:
     """The plan that seats describe, marked as refused where one device does as well.
 
+    What their crops wait for each other at the client's port is part of the predicted network.
+
     A device that runs the teacher does as well if its expected accuracy is at least `floor`.
     """
-    ordered = sorted(seats, key=lambda seat: _boosting_order(problem, seat))
+    ordered = sorted(
+        settled(seats, problem.client_bps), key=lambda seat: _boosting_order(problem, seat)
+    )
     accuracy = predicted_accuracy(problem, ordered)
     single = single_device(problem, limits)
     reason = reason_to_refuse(problem, ordered, accuracy, single, limits, floor)
@@ -130,6 +139,7 @@ def make_of_seats(problem: Problem, seats: Seats, limits: Limits, floor: float =
         on_time=None
         if problem.percentile is None
         else round(share_complete(problem, ordered, limits.target_ms), 4),
+        client_bps=problem.client_bps if math.isfinite(problem.client_bps) else None,
         num_classes=problem.predictor.num_classes,
     )
 
@@ -196,11 +206,29 @@ def _left_out(problem: Problem, seats: Sequence[Seat], limits: Limits) -> dict[s
             reasons[device.name] = why_left_out(device, limits)
         elif identities <= taken:
             reasons[device.name] = "another member already has every sub-model it could run"
+        elif not _joins(device, seats, taken, limits):
+            reasons[device.name] = (
+                "with its crop at the client's port too, the answers would be too late"
+            )
         else:
             reasons[device.name] = (
                 f"it would add less than {100 * LEAST_GAIN:g} points to the expected accuracy"
             )
     return reasons
+
+
+def _joins(device: Device, seats: Sequence[Seat], taken: set[int], limits: Limits) -> bool:
+    """Whether there is time for one more crop at the client's port, as the members are."""
+    if limits.client_bps == math.inf:
+        return True
+    latest_ms = max(run.by_ms(limits.pace) for seat in seats for run in seat.runs)
+    sent = bytes_of(tuple(seats))
+    for c in device.within(limits.target_ms, limits.max_energy_j, pace=limits.pace):
+        theirs, own = waits_ms([c.request_bytes, sent], limits.client_bps)
+        in_time = c.waiting(theirs).by_ms(limits.pace) <= limits.target_ms
+        if in_time and latest_ms + own <= limits.target_ms:
+            return True
+    return False
 
 
 def why_left_out(device: Device, limits: Limits) -> str:
@@ -231,6 +259,28 @@ def nothing_fits(problem: Problem, target_ms: float) -> str:
         f"met is {rounded_up(able[0][0]):g} ms, by {able[0][1]}"
     )
     if len(able) > 1:
-        both = sorted(min(c.by_ms(pair.pace) for c in options) for *_, options in able)[1]
-        text += f", and two devices can take part from {rounded_up(both):g} ms on"
+        both_ms = _two_by_ms([options for *_, options in able], pair)
+        text += f", and two devices can take part from {rounded_up(both_ms):g} ms on"
     return text
+
+
+def _two_by_ms(able: Sequence[Sequence[Candidate]], limits: Limits) -> float:
+    """When two of these devices can both have answered, each crop waiting for the other one."""
+    by_size: dict[float, dict[int, Candidate]] = {}
+    for index, options in enumerate(able):
+        for c in options:
+            quickest = by_size.setdefault(c.request_bytes, {})
+            if index not in quickest or c.by_ms(limits.pace) < quickest[index].by_ms(limits.pace):
+                quickest[index] = c
+    few = [
+        entry
+        for quickest in by_size.values()
+        for entry in sorted(quickest.items(), key=lambda entry: entry[1].by_ms(limits.pace))[:2]
+    ]
+    together = []
+    for (first, a), (second, b) in combinations(few, 2):
+        if first != second:
+            waits = waits_ms([a.request_bytes, b.request_bytes], limits.client_bps)
+            pair = zip((a, b), waits, strict=True)
+            together.append(max(c.waiting(wait).by_ms(limits.pace) for c, wait in pair))
+    return min(together)

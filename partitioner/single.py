@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from mdp.plan import PredictedAccuracy, SingleDevice
 from partitioner.candidates import Candidate, Device
-from partitioner.choose import Limits, Seat
 from partitioner.problem import Problem, exact_objective
+from partitioner.seats import Limits, Seat
 
 #: A plan has to be predicted to be more accurate than one device by more than this share of the
 #: pictures, half of what tables show.

@@ -15,6 +15,7 @@ from partitioner import cost
 from partitioner.accuracy_law import WHOLE
 from partitioner.grid import REGIONS, sub_model_grid
 from partitioner.latency import Way, fit_latency, predict, ways
+from partitioner.network import request_bytes
 from partitioner.pareto import plan_with_accuracy
 from partitioner.predictor import predictor_for, shipped_law
 from partitioner.problem import make_problem
@@ -85,6 +86,17 @@ def way_of(part: Assignment | Replica, profile: DeviceProfile) -> Way | None:
     return named if named in ways(profile) else None
 
 
+def waits_of(plan: Plan, by_name: dict[str, DeviceProfile]) -> list[float]:
+    """What each member's crop waits for all others, which leave through the same port."""
+    sizes = []
+    for a in plan.assignments:
+        parts = [a, *(r for r in plan.replicas if r.k == a.k)]
+        sizes.append(max(request_bytes(a.submodel.image_size, part.encoding) for part in parts))
+    quickest_bps = max(profile.link.bandwidth_bps for profile in by_name.values())
+    assert plan.client_bps == quickest_bps
+    return [(sum(sizes) - size) * 8e3 / quickest_bps for size in sizes]
+
+
 def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> None:
     """What holds for every plan, whatever the devices are."""
     by_name = {profile.name: profile for profile in profiles}
@@ -95,13 +107,18 @@ def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> No
     assert len(seen) == len(plan.assignments)
     assert {a.region for a in plan.assignments} <= set(REGIONS)
     assert size(plan.teacher.shape) not in {size(a.submodel) for a in plan.assignments}
+    waited = waits_of(plan, by_name)
     for device in assigned:
         assignment = plan.assignment_of(device)
         assert assignment is not None
         profile = by_name[device]
         model = fit_latency(profile, way_of(assignment, profile))
         predicted = predict(profile, model, assignment.submodel, num_classes)
-        assert assignment.predicted_ms == predicted
+        ms = assignment.predicted_ms
+        assert ms.compute == predicted.compute
+        wait_ms = waited[assignment.k]
+        assert ms.network == pytest.approx(predicted.network + wait_ms, abs=1.5e-3)
+        assert ms.total == pytest.approx(ms.compute + ms.network, abs=1.5e-3)
         assert predicted.total <= plan.target_ms
         assert assignment.memory_bytes == cost.memory_bytes(assignment.submodel, num_classes)
         assert assignment.memory_bytes <= profile.memory_bytes
