@@ -8,7 +8,7 @@ got wrong between two or three devices is put right by exchanging until nothing 
 
 import heapq
 from collections.abc import Callable, Container, Sequence
-from itertools import combinations
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 
@@ -32,6 +32,8 @@ _ROUNDS = 20
 #: How many totals of bytes are tried where crops share the client's port, and from how many of the
 #: plans found so the exchanges start.
 TOTALS, STARTS = 12, 2
+#: Up to so many devices are few, and more totals are tried for them.
+_FEW, FEW_TOTALS = 3, 48
 #: Among so many devices, of more than these the ablest, totals are compared.
 ABLEST = 128
 
@@ -121,7 +123,7 @@ def _port(limits: Limits, most_bytes: float) -> Port:
 
 
 def _totals(devices: Sequence[Device], limits: Limits) -> list[float]:
-    """Totals of bytes to plan with: some crops of one size, `TOTALS` values about evenly spread."""
+    """Totals of bytes to plan with, of those that crops add up to; about evenly spread."""
     # A crop that the target leaves no time to send is of no use.
     longest = limits.target_ms * limits.client_bps / 8e3
     sizes = {
@@ -133,12 +135,16 @@ def _totals(devices: Sequence[Device], limits: Limits) -> list[float]:
             ]
         )
     }
-    members = range(1, min(limits.most_members, len(devices)) + 1)
-    totals = sorted({count * size for count in members for size in sizes if size <= longest})
-    totals = [total for total in totals if total <= longest + max(sizes)]
-    if len(totals) <= TOTALS:
+    most = min(limits.most_members, len(devices))
+    sums = {count * size for count in range(1, most + 1) for size in sizes}
+    # Of few crops every sum counts: the next bigger one may leave them no time.
+    for count in range(2, min(most, _FEW) + 1):
+        sums |= {sum(some) for some in combinations_with_replacement(sorted(sizes), count)}
+    totals = sorted(total for total in sums if total <= longest + max(sizes, default=0))
+    tried = TOTALS if len(devices) > _FEW else FEW_TOTALS
+    if len(totals) <= tried:
         return totals
-    wanted = np.geomspace(totals[0], totals[-1], TOTALS)
+    wanted = np.geomspace(totals[0], totals[-1], tried)
     places = np.searchsorted(totals, wanted * (1 - 1e-9))
     return [totals[i] for i in sorted(set(places.tolist()))]
 

@@ -9,6 +9,8 @@ import math
 from collections.abc import Sequence
 from itertools import combinations
 
+import numpy as np
+
 from mdp.errors import InputError, PlanRefused
 from mdp.plan import Assignment, Plan, Region, Replica, TeacherSpec
 from mdp.profile import DeviceProfile, Precision
@@ -206,7 +208,7 @@ def _left_out(problem: Problem, seats: Sequence[Seat], limits: Limits) -> dict[s
             reasons[device.name] = why_left_out(device, limits)
         elif identities <= taken:
             reasons[device.name] = "another member already has every sub-model it could run"
-        elif not _joins(device, seats, taken, limits):
+        elif not _joins(device, seats, limits):
             reasons[device.name] = (
                 "with its crop at the client's port too, the answers would be too late"
             )
@@ -217,18 +219,17 @@ def _left_out(problem: Problem, seats: Sequence[Seat], limits: Limits) -> dict[s
     return reasons
 
 
-def _joins(device: Device, seats: Sequence[Seat], taken: set[int], limits: Limits) -> bool:
+def _joins(device: Device, seats: Sequence[Seat], limits: Limits) -> bool:
     """Whether there is time for one more crop at the client's port, as the members are."""
     if limits.client_bps == math.inf:
         return True
     latest_ms = max(run.by_ms(limits.pace) for seat in seats for run in seat.runs)
-    sent = bytes_of(tuple(seats))
-    for c in device.within(limits.target_ms, limits.max_energy_j, pace=limits.pace):
-        theirs, own = waits_ms([c.request_bytes, sent], limits.client_bps)
-        in_time = c.waiting(theirs).by_ms(limits.pace) <= limits.target_ms
-        if in_time and latest_ms + own <= limits.target_ms:
-            return True
-    return False
+    places = device.places(limits.target_ms, limits.max_energy_j, limits.pace)
+    own_ms = device.times.request_bytes[places] * 8e3 / limits.client_bps
+    theirs_ms = bytes_of(tuple(seats)) * 8e3 / limits.client_bps
+    alone_ms = device.times.by_ms(limits.pace)[places]
+    last_ms = np.maximum(alone_ms + theirs_ms, latest_ms + own_ms)
+    return bool(np.any(last_ms <= limits.target_ms))
 
 
 def why_left_out(device: Device, limits: Limits) -> str:
