@@ -244,16 +244,24 @@ class Simulation:
             self._act(call, call.session.handle(failed), now_s)
         else:
             self._devices[send.device].send(now_s, call, send.budget_ms / 1e3)
-            client, session = call.client, call.session
-            client.roster.sent(call.number, send, now_s, session.decide_s)
-            if client.hedges and call.woken_s != session.wake_s < session.decide_s:
-                # Once for all members that were asked at the same moment.
-                call.woken_s = session.wake_s
-                self._push(call.woken_s, self._wake, call)
+            call.client.roster.sent(call.number, send, now_s, call.session.decide_s)
+            if call.client.hedges:
+                self._wake_for_hedge(call)
+
+    def _wake_for_hedge(self, call: _Call) -> None:
+        session = call.session
+        # Once for all members that were asked at the same moment.
+        if call.woken_s != session.wake_s < session.decide_s:
+            call.woken_s = session.wake_s
+            self._push(call.woken_s, self._wake, call)
 
     def _wake(self, now_s: float, call: _Call) -> None:
-        if not call.session.finished:
-            self._act(call, call.session.handle(TimePassed(now_s=now_s)), now_s)
+        if call.session.finished:
+            return
+        self._act(call, call.session.handle(TimePassed(now_s=now_s)), now_s)
+        if call.client.hedges and not call.session.finished:
+            # The hedge of another member may be due later than the one of this moment.
+            self._wake_for_hedge(call)
 
     def _replied(self, now_s: float, job: Job) -> None:
         call, device = job.call, job.device

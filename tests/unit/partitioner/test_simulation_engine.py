@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mdp.errors import InputError
 from mdp.exchange import reserve_s
-from partitioner.simulation.engine import Trace, simulate
+from partitioner.simulation.engine import Simulation, Trace, simulate
 from partitioner.simulation.models import (
     RETRANSMIT_S,
     DeviceModel,
@@ -232,6 +232,21 @@ def test_hedging_asks_the_next_replica_too() -> None:
     hedged = simulate(replace(base, hedge_after_s=0.030))
     assert list(hedged.latencies_s) == pytest.approx([0.040])
     assert hedged.asks == 2
+
+
+def test_a_hedge_due_after_another_member_s_goes_out_too() -> None:
+    full = device("full", k=1, delay=Jittered(round_trip_s=0.010))
+    members = (
+        *(device("alpha"), device("alpha/attic")),
+        *(full, device("slow", k=1, compute_s=1.0), device("fast", k=1)),
+    )
+    took_s = []
+    for seed in range(20):
+        simulation = Simulation(scenario(*members, requests=1, hedge_after_s=0.030, seed=seed))
+        simulation._devices["full"]._queue.capacity = 0
+        took_s += simulation.run().latencies_s
+    # The first one asked says no after 10 ms, the second is given 30 ms, the third takes 10.
+    assert pytest.approx(0.050) in took_s
 
 
 def test_a_device_that_is_never_in_time_is_rested() -> None:
