@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, get_args
@@ -81,7 +80,7 @@ def _said(outcome: Prediction | InferenceError, elapsed_ms: float) -> dict[str, 
     if isinstance(outcome, InferenceError):
         said = {"error": type(outcome).__name__, "text": str(outcome), "outcomes": outcome.outcomes}
     else:
-        said = {"answer": asdict(outcome)}
+        said = {"answer": outcome.to_json()}
     return {**said, "elapsed_ms": elapsed_ms}
 
 
