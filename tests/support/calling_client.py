@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Self, get_args
 
 from mdp import errors
 from mdp.client import Client
@@ -54,15 +54,7 @@ class ProcessCaller:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([number, deadline_ms]) + "\n")
         self._process.stdin.flush()
-        said = json.loads(self._process.stdout.readline())
-        if "error" in said:
-            kind = getattr(errors, said["error"])
-            return kind(said["text"], said["outcomes"]), said["elapsed_ms"]
-        answer = said["answer"]
-        answer["members"] = tuple(MemberTiming(**member) for member in answer["members"])
-        answer["top"] = tuple((label, chance) for label, chance in answer["top"])
-        answer["used"] = tuple(answer["used"])
-        return Prediction(**answer), said["elapsed_ms"]
+        return understood(self._process.stdout.readline())
 
     def __enter__(self) -> Self:
         return self
@@ -76,12 +68,26 @@ class ProcessCaller:
         self._process.communicate(timeout=PATIENCE_S)
 
 
-def _said(outcome: Prediction | InferenceError, elapsed_ms: float) -> dict[str, Any]:
+def understood(line: str) -> Outcome:
+    """What `said` told."""
+    said = json.loads(line)
+    if "error" in said:
+        kind = getattr(errors, said["error"])
+        return kind(said["text"], said["outcomes"]), said["elapsed_ms"]
+    answer = said["answer"]
+    answer["members"] = tuple(MemberTiming(**member) for member in answer["members"])
+    answer["top"] = tuple((label, chance) for label, chance in answer["top"])
+    answer["used"] = tuple(answer["used"])
+    return Prediction(**answer), said["elapsed_ms"]
+
+
+def said(outcome: Prediction | InferenceError, elapsed_ms: float) -> str:
+    """One line that tells what became of a call."""
     if isinstance(outcome, InferenceError):
-        said = {"error": type(outcome).__name__, "text": str(outcome), "outcomes": outcome.outcomes}
+        told = {"error": type(outcome).__name__, "text": str(outcome), "outcomes": outcome.outcomes}
     else:
-        said = {"answer": outcome.to_json()}
-    return {**said, "elapsed_ms": elapsed_ms}
+        told = {"answer": outcome.to_json()}
+    return json.dumps({**told, "elapsed_ms": elapsed_ms})
 
 
 def main() -> None:
@@ -96,7 +102,7 @@ def main() -> None:
         timeout_s=PATIENCE_S,
     ) as client:
         for line in sys.stdin:
-            print(json.dumps(_said(*timed(client, *json.loads(line)))), flush=True)
+            print(said(*timed(client, *json.loads(line))), flush=True)
 
 
 if __name__ == "__main__":

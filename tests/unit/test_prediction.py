@@ -20,6 +20,7 @@ from tests.support.bundles import (
     subset_accuracy,
     write_bundle,
 )
+from tests.support.calling_client import said, understood
 
 
 @pytest.fixture(scope="module")
@@ -220,3 +221,12 @@ def test_the_likeliest_classes_are_those_of_a_whole_sort(num_classes: int) -> No
     classes, shares = likeliest(logits)
     assert classes == whole
     assert shares == pytest.approx(probabilities(logits)[whole].tolist())
+
+
+def test_an_answer_and_an_error_survive_the_way_between_two_processes(folder: Path) -> None:
+    answer = conclude(folder, (0, 1))
+    assert understood(said(answer, 3.5)) == (answer, 3.5)
+    error = DeadlineExceeded("no answer within 80 ms (a: late)", {"a": "late"})
+    told, elapsed_ms = understood(said(error, 81.0))
+    assert isinstance(told, DeadlineExceeded)
+    assert (str(told), told.outcomes, elapsed_ms) == (str(error), error.outcomes, 81.0)
