@@ -42,7 +42,8 @@ from mdp.wire import (
 )
 
 #: Kept back from a deadline for fusing and for the operating system to wake the caller, who sleeps
-#: in whole milliseconds: a share of it, within bounds, and never more than half of a short one.
+#: in whole milliseconds in an event loop: a share of it, within bounds, and never more than half of
+#: a short one.
 RESERVE_SHARE = 0.02
 RESERVE_MS = (2.0, 10.0)
 MAX_DEADLINE_MS = 3_600_000.0

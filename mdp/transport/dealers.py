@@ -26,6 +26,7 @@ from mdp.transport.sockets import (
     readable,
     receive,
     send,
+    told_within,
 )
 from mdp.wire import MAX_BUFFER_BYTES, Buffer
 
@@ -211,7 +212,7 @@ class Dealers:
         if not events:
             if self._absences:
                 timeout_s = self._until_redial_s(timeout_s)
-            if told := self._epoll.poll(timeout_s):
+            if told := told_within(self._epoll, timeout_s):
                 events = self._collect([self._owned[number] for number, _ in told])
         if self._absences:
             self._redial()

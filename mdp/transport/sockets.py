@@ -1,5 +1,8 @@
 """What both sides' sockets have in common: limits, heartbeats, and how frames are moved."""
 
+import math
+import select
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -19,6 +22,9 @@ SEAL_BYTES = 64
 #: Frames of this size and more travel without a copy; below, copying is cheaper than tracking when
 #: the last user is done (three crops of 150 kB: 1.5 ms a call with tracking, 1.2 ms with copies).
 ZERO_COPY_BYTES = 512 * 1024
+
+#: Descriptors from here on are too large for `select` (Linux's FD_SETSIZE).
+_SELECTABLE = 1024
 
 # Plain integers: pyzmq's enumerations cost a microsecond at each use.
 NOBLOCK, POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)
@@ -82,3 +88,26 @@ def receive(zmq_socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
     while frames[-1].more:
         frames.append(zmq_socket.recv(NOBLOCK, copy=False))
     return frames
+
+
+def told_within(epoll: select.epoll, timeout_s: float | None) -> list[tuple[int, int]]:
+    """What `epoll` tells, waiting at most `timeout_s` (None: until it does), and hardly longer.
+
+    By itself it waits in whole milliseconds and rounds up: 0.65 ms late at p50 and 1.1 at p90, on
+    an idle machine. What is left of the last one is waited for by `select`, which makes that 0.17
+    and 0.22. Nothing is paid for it by those who are told something before.
+    """
+    if timeout_s is None or timeout_s <= 0:
+        return epoll.poll(timeout_s)
+    until_s = time.monotonic() + timeout_s
+    # Half a millisecond less, as binary fractions of a whole one may be a little more than that.
+    whole_s = (math.floor(timeout_s * 1e3) - 0.5) / 1e3
+    if told := epoll.poll(max(0.0, whole_s)):
+        return told
+    rest_s = until_s - time.monotonic()
+    if rest_s <= 0:
+        return []
+    if epoll.fileno() >= _SELECTABLE:
+        return epoll.poll(rest_s)
+    select.select([epoll], [], [], rest_s)
+    return epoll.poll(0)
