@@ -70,8 +70,14 @@ class SimulatedDevice:
                  "model", "name", "overloaded", "too_late", "up", "used")  # fmt: skip
 
     def __init__(
-        self, model: DeviceModel, dice: Dice, push: Push, reply: Callable[[float, Job], None]
+        self,
+        model: DeviceModel,
+        dice: Dice,
+        push: Push,
+        reply: Callable[[float, Job], None],
+        client_bps: float = math.inf,
     ) -> None:
+        """Replies come no faster than `client_bps`, what a client's port carries."""
         self.model, self.name = model, model.name
         self.up = True
         #: Counts the lives of the device: what was begun in one is not finished in the next.
@@ -89,7 +95,7 @@ class SimulatedDevice:
             else delay.round_trip_s + 2 * delay.jitter_s
         )
         #: Draws, of each request in turns, what `_costs` says.
-        self._cost_s = chain.from_iterable(_costs(model, dice)).__next__
+        self._cost_s = chain.from_iterable(_costs(model, dice, client_bps)).__next__
         self._link_free_s = -math.inf
         self._turnaround_s = model.turnaround_s
         #: What it computes, until when, and until when it sends that reply: -inf, it is idle.
@@ -192,7 +198,7 @@ class SimulatedDevice:
         self._push(now_s + job.back_s, self._reply, job)
 
 
-def _costs(model: DeviceModel, dice: Dice) -> Iterator["array[float]"]:
+def _costs(model: DeviceModel, dice: Dice, client_bps: float) -> Iterator["array[float]"]:
     """Of each request: seconds under way, its reply's, and those of computing; side by side.
 
     What a request touches of one of thousands of devices has to be fetched from memory: numbers of
@@ -201,7 +207,7 @@ def _costs(model: DeviceModel, dice: Dice) -> Iterator["array[float]"]:
     way_s = _ways(model, dice).__next__
     late_s = chain.from_iterable(_delays(model.loss, dice, model.name)).__next__
     compute_s = seconds(model.compute, dice, model.name, "compute").next
-    reply_s = model.reply_bytes * 8 / model.bandwidth_bps
+    reply_s = model.reply_bytes * 8 / min(model.bandwidth_bps, client_bps)
     while True:
         costs = array("d")
         for _ in range(_COSTS):

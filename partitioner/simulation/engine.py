@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, repeat
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from partitioner.simulation.device import Job, Lives, Push, SimulatedDevice
 from partitioner.simulation.models import (
     Dice,
     Draws,
+    LogNormal,
+    Measured,
     Rotated,
     Scenario,
     chance,
@@ -33,6 +35,7 @@ from partitioner.simulation.models import (
     seconds,
     uniform,
 )
+from partitioner.simulation.port import ClientPort
 
 #: What was sent stands for itself: fusion is done afterwards, for all requests of a subset at once.
 _NOTHING = np.zeros(0, dtype=np.float32)
@@ -57,13 +60,15 @@ def _pusher(events: list[Event], number: Callable[[], int]) -> Push:
 
 
 class _Client:
-    """One caller: what it knows of the devices, with its own order of replicas."""
+    """One caller: what it knows of the devices, with its own order of replicas and its port."""
 
-    __slots__ = ("hedges", "roster")
+    __slots__ = ("hedges", "port", "roster")
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, port: ClientPort | None) -> None:
         self.roster = roster
         self.hedges = roster.hedges
+        #: None: as much as there is leaves at once.
+        self.port = port
 
 
 class _Call:
@@ -115,12 +120,17 @@ class Simulation:
         self._reserve_s = reserve_s(scenario.deadline_ms)
         # The reserve is what fusing has to do with.
         self._after_s = min(scenario.after_s, self._reserve_s)
-        # What is kept back of the deadline is there for this too.
-        self._late_s = min(scenario.late_s, self._reserve_s - self._after_s)
         dice = Dice(scenario.seed)
         self._dice, self._before = dice, seconds(scenario.before, dice, "", "before")
         self._gaps = Draws(dice, "", "arrivals", exponential)
         self._choices = Draws(dice, "", "clients", uniform)
+        late = scenario.late_s
+        #: By how much the client is woken late, call by call.
+        self._late_s = (
+            seconds(late, dice, "", "late").next
+            if isinstance(late, LogNormal | Measured)
+            else repeat(late).__next__
+        )
         self._events: list[Event] = []
         #: When devices come and go: thousands of events far ahead, which every push and pop among
         #: the others would have to sort along.
@@ -129,7 +139,7 @@ class Simulation:
         number = count().__next__
         self._push, self._turn = _pusher(self._events, number), _pusher(self._turns, number)
         self._devices = {
-            model.name: SimulatedDevice(model, dice, self._push, self._replied)
+            model.name: SimulatedDevice(model, dice, self._push, self._replied, scenario.client_bps)
             for model in scenario.devices
         }
         #: Devices that no client is connected to; sessions keep it, so it is never changed.
@@ -153,7 +163,10 @@ class Simulation:
                     chance=chance(self._dice, number),
                     hedge_after_s=scenario.hedge_after_s,
                     hedge_share=hedge_share,
-                )
+                ),
+                ClientPort(scenario.client_bps, self._push)
+                if scenario.client_bps < math.inf
+                else None,
             )
             for number in range(scenario.load.clients)
         ]
@@ -218,7 +231,7 @@ class Simulation:
         actions = session.start(now_s=now_s, unavailable=choice.unavailable, probing=choice.probing)
         self._act(call, actions, now_s)
         if not session.finished:
-            self._push(session.decide_s + self._late_s, self._wake, call)
+            self._push(session.decide_s + self._late_s(), self._wake, call)
         for name in roster.due(now_s):
             if name not in self._gone:
                 roster.asked(-1, name, now_s)
@@ -243,9 +256,13 @@ class Simulation:
             failed = Failed(device=send.device, reason=UNREACHABLE, now_s=now_s)
             self._act(call, call.session.handle(failed), now_s)
         else:
-            self._devices[send.device].send(now_s, call, send.budget_ms / 1e3)
-            call.client.roster.sent(call.number, send, now_s, call.session.decide_s)
-            if call.client.hedges:
+            device, client = self._devices[send.device], call.client
+            if client.port is None:
+                device.send(now_s, call, send.budget_ms / 1e3)
+            else:
+                client.port.send(now_s, (device, call, send.budget_ms / 1e3))
+            client.roster.sent(call.number, send, now_s, call.session.decide_s)
+            if client.hedges:
                 self._wake_for_hedge(call)
 
     def _wake_for_hedge(self, call: _Call) -> None:

@@ -124,8 +124,12 @@ class Scenario:
     #: What a client needs before it has sent, and after the decision, within the reserve.
     before: LogNormal | Measured = LogNormal(median_s=0.0)
     after_s: float = 0.0
-    #: How late the client notices that it has to decide: it sleeps in whole milliseconds.
-    late_s: float = 0.0
+    #: How late the client notices that it has to decide, drawn for every call: the operating system
+    #: wakes it, and beside busy agents on the same cores it waits for one. An answer that it gives
+    #: later than the reserve allows is late, as a real one is.
+    late_s: float | LogNormal | Measured = 0.0
+    #: What each client's own port carries: all its crops leave through it.
+    client_bps: float = math.inf
     #: From a device's loss until clients know, and from its return until they are connected.
     detect_s: float = 3.0
     reconnect_s: float = 0.5
@@ -133,6 +137,8 @@ class Scenario:
     def __post_init__(self) -> None:
         if self.load.requests < 1:
             raise InputError(f"requests: expected at least 1, got {self.load.requests}")
+        if not self.client_bps > 0:
+            raise InputError(f"expected a client's port above 0 bit/s, got {self.client_bps:g}")
         names = [device.name for device in self.devices]
         if len(set(names)) != len(names):
             raise InputError(f"devices: one is named twice: {', '.join(names)}")
