@@ -82,8 +82,8 @@ class PlanOptions(Record, frozen=True):
         ):
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise InputError(f"{option}: expected a number above 0, got {value:g}")
-        if self.client_mbit is not None and not self.client_mbit > 0:
-            raise InputError(f"--client-mbit: expected a number above 0, got {self.client_mbit:g}")
+        if self.client_mbit is not None:
+            checked_client_mbit(self.client_mbit)
         if self.percentile is not None and not 50 <= self.percentile <= 99.9:
             raise InputError(
                 f"--percentile: expected a number from 50 to 99.9, got {self.percentile:g}"
@@ -94,6 +94,13 @@ class PlanOptions(Record, frozen=True):
         ):
             if value is not None and not 0 < value < 1:
                 raise InputError(f"{option}: expected a share above 0 and below 1, got {value:g}")
+
+
+def checked_client_mbit(client_mbit: float) -> float:
+    """`client_mbit` if a port can carry it, infinity included; raises InputError."""
+    if not client_mbit > 0:
+        raise InputError(f"--client-mbit: expected a number above 0, got {client_mbit:g}")
+    return client_mbit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from mdp.fusion import Fusion
 from mdp.plan import Plan, read_plan
 from mdp.profile import DeviceProfile, read_profile, shipped_profiles
 from partitioner.options import takes
+from partitioner.planning import checked_client_mbit
 from partitioner.predictor import shipped_law
 from partitioner.progress import Progress
 from partitioner.simulation.models import Load, LogNormal, Scenario
@@ -95,6 +96,13 @@ def simulate(
     hedge_ms: Annotated[
         float | None, typer.Option(help="What if a replica is asked too after so long.")
     ] = None,
+    client_mbit: Annotated[
+        float | None,
+        typer.Option(
+            help="What each client's own network port carries, in Mbit/s; default: what the plan "
+            "was made for; inf: no limit."
+        ),
+    ] = None,
     data: Annotated[
         str | None,
         typer.Option(help="Fuse the members' real outputs for the test pictures of this data."),
@@ -123,6 +131,8 @@ def simulate(
     load = _load(requests, rate, clients, think_ms)
     if hedge_ms is not None:
         _check("--hedge-ms", hedge_ms)
+    if client_mbit is not None:
+        checked_client_mbit(client_mbit)
     kind = _plot_kind(plot)
     subject = _subject(bundle, plan, data, limit_test, fusion)
     if replicas < 1:
@@ -143,6 +153,7 @@ def simulate(
         late_s=assumed.late_ms / 1e3,
         detect_s=assumed.detect_s,
         reconnect_s=assumed.reconnect_s,
+        client_bps=_client_bps(subject.plan, client_mbit),
     )
     what_ifs = _what_ifs(scenario, subject, assumed, lose, add, hedge_ms)
     total = len(deadline_ms) * (1 + len(what_ifs))
@@ -154,7 +165,14 @@ def simulate(
         from partitioner.simulation.show import draw
 
         write_bytes(plot, draw(answers, kind))
-    _show(subject, load, seed, assumed, answers, json)
+    _show(subject, scenario, assumed, answers, json)
+
+
+def _client_bps(plan: Plan, client_mbit: float | None) -> float:
+    """What a client's port carries: as asked for, else as planned; plans may not say."""
+    if client_mbit is not None:
+        return 1e6 * client_mbit
+    return math.inf if plan.client_bps is None else plan.client_bps
 
 
 def _load(requests: int, rate: float | None, clients: int, think_ms: float) -> Load:
@@ -277,19 +295,21 @@ def _additions(text: str, subject: _Subject, assumed: Assumptions) -> list[WhatI
 
 def _show(
     subject: _Subject,
-    load: Load,
-    seed: int,
+    scenario: Scenario,
     assumed: Assumptions,
     answers: Sequence[Answer],
     json: bool,
 ) -> None:
+    load, client_bps = scenario.load, scenario.client_bps
+    limited = math.isfinite(client_bps)
     if json:
         console.print_json(
             {
                 "simulated": subject.name,
                 "accuracy_source": subject.worth.source,
                 "load": load,
-                "seed": seed,
+                "seed": scenario.seed,
+                "client_bps": client_bps if limited else None,
                 "assumed": assumed,
                 "deadlines": answers,
             }
@@ -310,5 +330,7 @@ def _show(
             if (value := getattr(assumed, name)) is not None
         ),
     ]
+    if limited:
+        notes.append(f"crops of a client share its port of {client_bps / 1e6:g} Mbit/s")
     title = f"{subject.name}, simulated: {load.requests:,} requests, {who}, {how}"
     print_answers(answers, title, notes)

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -13,6 +14,7 @@ from mdp.files import write_toml
 from mdp.profile import shipped_profiles
 from partitioner import cli
 from partitioner.data import open_dataset
+from partitioner.network import request_bytes
 from tests.support.bundles import LABELS, colour_picture, colour_plan, subset_accuracy, write_bundle
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
@@ -68,6 +70,37 @@ def test_json_has_everything(run: Run) -> None:
 def test_the_same_seed_tells_the_same(run: Run) -> None:
     asked = ("--bundle", "bundle", "--deadline-ms", 3, "--json", "--seed")
     assert run(*asked, 3)[1] == run(*asked, 3)[1] != run(*asked, 4)[1]
+
+
+def test_a_client_s_port_is_the_plan_s_unless_it_is_given(run: Run, tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(colour_plan(NAMES), client_bps=1e6)
+    write_toml(tmp_path / "narrow.toml", plan)
+    write_bundle(tmp_path / "narrow", devices=NAMES)
+    manifest = tmp_path / "narrow" / "manifest.json"
+    told = json.loads(manifest.read_text())
+    told["plan"]["client_bps"] = 1e6
+    manifest.write_text(json.dumps(told))
+
+    def latest_ms(*options: object) -> tuple[float | None, float]:
+        code, out, err = run(*options, "--deadline-ms", 500, "--json", *QUIET)
+        assert code == 0, err
+        told = json.loads(out)
+        return told["client_bps"], told["deadlines"][0]["base"]["latency_ms"]["max"]
+
+    port_bps, narrow_ms = latest_ms("--plan", "narrow.toml")
+    free_bps, free_ms = latest_ms("--plan", "plan.toml")
+    sent = [request_bytes(a.submodel.image_size, a.encoding) for a in plan.assignments]
+    crops_ms = sum(sent) * 8e3 / 1e6
+    assert (port_bps, free_bps) == (1e6, None)
+    assert narrow_ms > crops_ms > free_ms
+    port_bps, bundle_ms = latest_ms("--bundle", "narrow")
+    assert port_bps == 1e6
+    # Its three classes make shorter replies than the thousand that a plan is taken to be for.
+    assert narrow_ms > bundle_ms > crops_ms
+    assert latest_ms("--plan", "narrow.toml", "--client-mbit", "inf") == (None, free_ms)
+    assert latest_ms("--plan", "plan.toml", "--client-mbit", 1) == (1e6, narrow_ms)
+    _, out, _ = run("--plan", "narrow.toml", "--deadline-ms", 500)
+    assert "crops of a client share its port of 1 Mbit/s" in out
 
 
 def test_real_outputs_are_fused_on_request(run: Run, tmp_path: Path) -> None:
@@ -151,6 +184,14 @@ SOURCE = ("--bundle", "bundle")
             "--requests: expected at least 1, got 0",
         ),
         ((*SOURCE, "--deadline-ms", 9, "--clients", 0), "--clients: expected at least 1, got 0"),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--client-mbit", 0),
+            "--client-mbit: expected a number above 0, got 0",
+        ),
+        (
+            (*SOURCE, "--deadline-ms", 9, "--client-mbit", "nan"),
+            "--client-mbit: expected a number above 0, got nan",
+        ),
         ((*SOURCE, "--deadline-ms", 9, "--rate", 0), "--rate: expected a number above 0, got 0"),
         (
             (*SOURCE, "--deadline-ms", 9, "--think-ms", "-1"),

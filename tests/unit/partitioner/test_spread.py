@@ -137,8 +137,7 @@ def test_more_members_leave_each_less_time() -> None:
 
 def promised(percentile: float, sigma: float, target_ms: float = 40.0) -> Plan:
     profiles = [spreading(p, sigma) for p in PROFILES]
-    # The simulator does not know of the client's port.
-    problem = make_problem(BASE, profiles, percentile=percentile, client_bps=math.inf)
+    problem = make_problem(BASE, profiles, percentile=percentile)
     return msgspec.structs.replace(
         plan := plan_within(problem, target_ms), deadline_ms=deadline_ms(problem, plan)
     )
@@ -154,6 +153,7 @@ def simulated_share(plan: Plan, profiles: Sequence[DeviceProfile]) -> float:
             deadline_ms=1000.0,
             before=LogNormal(median_s=assumed.before_ms * len(plan.assignments) / 1e3),
             after_s=assumed.after_ms / 1e3,
+            client_bps=plan.client_bps or math.inf,
         )
     )
     whole = trace.by_subset()[tuple(range(len(plan.assignments)))]
@@ -177,7 +177,7 @@ def test_as_many_answers_are_complete_in_time_as_a_plan_promises(
 
 def test_a_plan_for_typical_answers_promises_no_share() -> None:
     steady = [spreading(p, 0.2) for p in PROFILES]
-    plan = plan_within(make_problem(BASE, steady, client_bps=math.inf), 40.0)
+    plan = plan_within(make_problem(BASE, steady), 40.0)
     assert (plan.percentile, plan.on_time) == (None, None)
     assert simulated_share(plan, steady) < 0.6
 
