@@ -5,9 +5,10 @@
 Speed is requests to devices per second of the processor, in one process. For reality, three
 `mdp-agent` processes on loopback serve examples/bundles/cifar10, one thread each. Each load is run
 without a deadline that matters and with tight ones, block by block in turns. What the simulator is
-told are the computing times and round trips of the answers of the first, each device's on its own;
-what it has to find are percentiles of the latency and the shares of complete and partial answers,
-also under the deadlines that it was told nothing about.
+told are the computing times and round trips of the answers of the first, and how late the client is
+woken at a deadline, from calls that were cut by one with which nothing is compared. What it has to
+find are percentiles of the latency and the shares of complete and partial answers, also under the
+deadlines that it was told nothing about.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from benchmarks.serving_fleet import served
+from benchmarks.simulator_late import End, woken_late_s
 from benchmarks.simulator_picture import draw, markdown, put_table
 from mdp import AsyncClient
 from mdp.bench import noise_picture
@@ -31,6 +33,7 @@ from mdp.bundle import Bundle
 from mdp.errors import InferenceError
 from mdp.files import write_bytes, write_json
 from mdp.prediction import Prediction
+from mdp.session import LATE
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
     DeviceModel,
@@ -41,6 +44,8 @@ from partitioner.simulation.models import (
     Scenario,
     SlowSpells,
 )
+from partitioner.simulation.setup import Assumptions
+from partitioner.spread import CLIENT_FUSE_MS
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "simulator.json"
@@ -49,8 +54,9 @@ BUNDLE = ROOT / "examples" / "bundles" / "cifar10"
 PLENTY_MS = 1000.0
 #: An agent encodes and sends a reply before it goes on (docs/lab-log.md, what a call costs).
 TURNAROUND_S = 0.0001
-#: The client sleeps in whole milliseconds, and the operating system wakes it.
-LATE_S = 0.001
+#: Shares of the usual calls, in percent, that come before the moment to decide. Under the first
+#: deadline it is measured how late the client is woken; the others are simulated.
+CALIBRATED, COMPARED = 75, (60, 90)
 SIMULATED = 50_000
 
 
@@ -62,22 +68,29 @@ class Seen:
     complete: int = 0
     requests: int = 0
     answers: list[Prediction] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
 
-    def take(self, answer: Prediction | InferenceError) -> None:
-        """Count one call's end."""
+    def take(self, answer: Prediction | InferenceError, took_ms: float) -> None:
+        """Count one call's end, after so long by the caller's clock."""
         self.requests += 1
         if isinstance(answer, Prediction):
             self.latencies_ms.append(answer.latency_ms)
             self.complete += not answer.partial
             self.answers.append(answer)
+            self.ends.append(End(answer.latency_ms, LATE in answer.missing.values()))
+        else:
+            self.ends.append(End(took_ms, LATE in answer.outcomes.values()))
 
 
 async def ask(client: AsyncClient, picture: Any, deadline_ms: float, seen: Seen) -> None:
     """One call, whatever becomes of it."""
+    answer: Prediction | InferenceError
+    started_s = time.monotonic()
     try:
-        seen.take(await client.classify(picture, deadline_ms=deadline_ms))
+        answer = await client.classify(picture, deadline_ms=deadline_ms)
     except InferenceError as error:
-        seen.take(error)
+        answer = error
+    seen.take(answer, (time.monotonic() - started_s) * 1e3)
 
 
 async def at_random(
@@ -128,8 +141,10 @@ async def measure(
     return dict(seen)
 
 
-def told(bundle: Bundle, answers: Sequence[Prediction], together: str) -> Scenario:
-    """A fleet with the computing times and round trips of these answers.
+def told(
+    bundle: Bundle, answers: Sequence[Prediction], late_s: Sequence[float], together: str
+) -> Scenario:
+    """A fleet with the computing times and round trips of these answers, and such wake-ups.
 
     Each device's are drawn apart from all others', or `together`, whole answers at a time: agents
     that share the cores of one machine keep each other waiting, as real devices do not.
@@ -144,7 +159,7 @@ def told(bundle: Bundle, answers: Sequence[Prediction], together: str) -> Scenar
             compute_s[member.device].append(member.compute_ms / 1e3)
             trips_s[member.device].append(member.network_ms / 1e3)
             longest_ms = max(longest_ms, member.queue_ms + member.compute_ms + member.network_ms)
-        before_s.append(max(0.0, answer.latency_ms - longest_ms) / 1e3)
+        before_s.append(max(0.0, answer.latency_ms - longest_ms - CLIENT_FUSE_MS) / 1e3)
     return Scenario(
         devices=tuple(
             DeviceModel(
@@ -159,7 +174,8 @@ def told(bundle: Bundle, answers: Sequence[Prediction], together: str) -> Scenar
         load=Load(requests=1),
         deadline_ms=PLENTY_MS,
         before=Measured(values_s=tuple(before_s), together=together),
-        late_s=LATE_S,
+        after_s=CLIENT_FUSE_MS / 1e3,
+        late_s=Measured(values_s=tuple(late_s)),
     )
 
 
@@ -187,9 +203,10 @@ def pair(measured: float, simulated: float) -> dict[str, float]:
     return {"measured": measured, "simulated": simulated, "error": off}
 
 
-def reality(requests: int, blocks: int) -> list[dict[str, Any]]:
-    """Every load of the three agents under every deadline, beside the simulator."""
-    rows = []
+def reality(requests: int, blocks: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Every load of the three agents under every deadline, beside the simulator; and by how much
+    each load's client was woken late."""
+    rows, late = [], []
     bundle = Bundle.open(BUNDLE)
     loads = {
         "one caller": Load(requests=requests),
@@ -204,18 +221,23 @@ def reality(requests: int, blocks: int) -> list[dict[str, Any]]:
         fleet = running.path
         for load_name, load in loads.items():
             first = asyncio.run(measure(fleet, replace(load, requests=200), [PLENTY_MS], 1))
-            usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [60, 90])
+            usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [CALIBRATED, *COMPARED])
             # Deciding comes 2 ms before a short deadline, or after half of a very short one.
             tight = [float(round(ms + min(2.0, ms), 2)) for ms in usual_ms]
             seen = asyncio.run(measure(fleet, load, [PLENTY_MS, *tight], blocks))
+            ends = seen.pop(tight[0]).ends
+            late_s = woken_late_s(ends, tight[0]) or (Assumptions().late_ms / 1e3,)
+            cut = sum(end.cut for end in ends)
+            points = {f"p{p}": float(np.percentile(late_s, p)) * 1e3 for p in (50, 90, 99)}
+            late.append({"load": load_name, "deadline_ms": tight[0], "cut": cut, **points})
             for drawn, together in (("apart", ""), ("together", "answers")):
-                base = told(bundle, seen[PLENTY_MS].answers, together)
+                base = told(bundle, seen[PLENTY_MS].answers, late_s, together)
                 simulated = replace(base, load=replace(load, requests=SIMULATED))
                 for deadline_ms, real in seen.items():
                     row = compared(replace(simulated, deadline_ms=deadline_ms), real)
                     rows.append({"load": load_name, "drawn": drawn, **row})
                     print(markdown(rows[-1:]), end="", flush=True)
-    return rows
+    return rows, late
 
 
 def fleets() -> Iterator[tuple[str, Scenario]]:
@@ -313,11 +335,12 @@ def main() -> None:
     parser.add_argument("--keep-docs", action="store_true", help="leave docs/ as it is")
     options = parser.parse_args()
     machine = describe_machine()
-    rows = reality(options.requests, options.blocks)
+    rows, late = reality(options.requests, options.blocks)
     rates = speed(options.scale)
-    write_json(options.out, {"machine": machine, "reality": rows, "speed": rates})
+    found = {"machine": machine, "reality": rows, "woken_late": late, "speed": rates}
+    write_json(options.out, found)
     if not options.keep_docs:
-        put_table(PAGE, rows, rates, machine)
+        put_table(PAGE, rows, late, rates, machine)
         write_bytes(PICTURE, draw(rows))
 
 

@@ -31,6 +31,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 def put_table(
     page: Path,
     rows: Sequence[Mapping[str, Any]],
+    late: Sequence[Mapping[str, Any]],
     rates: Sequence[Mapping[str, Any]],
     machine: Mapping[str, Any],
 ) -> None:
@@ -39,8 +40,15 @@ def put_table(
         f"{machine['cores']} virtual cores, {machine['processor']}, load {machine['load_before']} "
         f"before the run, {machine['date']}.\n\n"
         f"![simulated against measured latency](simulation.svg)\n\n{HEADER}{markdown(rows)}\n"
-        "| fleet | member-requests | a second of one core |\n|---|---|---|\n"
+        "| load | deadline ms | calls that it cut | woken late, ms: p50 | p90 | p99 |\n"
+        "|---|---|---|---|---|---|\n"
     )
+    text += "".join(
+        f"| {r['load']} | {r['deadline_ms']:g} | {r['cut']:,} "
+        f"| {r['p50']:.2f} | {r['p90']:.2f} | {r['p99']:.2f} |\n"
+        for r in late
+    )
+    text += "\n| fleet | member-requests | a second of one core |\n|---|---|---|\n"
     text += "".join(
         f"| {r['fleet']} | {r['member_requests']:,} | {r['per_s']:,} |\n" for r in rates
     )

@@ -206,6 +206,28 @@ def test_a_reply_counts_that_comes_before_the_client_notices_the_deadline() -> N
     assert shares(simulate(replace(base, late_s=0.001))) == {(0,): 1.0}
 
 
+def test_every_call_is_woken_as_late_as_is_drawn() -> None:
+    never = device("never", delay=Jittered(round_trip_s=600.0))
+    woken_s = (0.0002, 0.001, 0.005)
+    base = scenario(never, deadline_ms=20.0, requests=300, think_s=1.0, after_s=0.0001)
+    for late_s in (Measured(values_s=woken_s), LogNormal(median_s=0.001, sigma=0.5)):
+        # With a replica that answers at once, health is not in the way.
+        asked = replace(base, late_s=late_s, devices=(never, device("quick", k=1, compute_s=1e-6)))
+        beyond_s = np.array(simulate(asked).latencies_s) - 0.018 - 0.0001
+        cut_s = beyond_s[beyond_s > -1e-9]
+        assert len(cut_s) >= 5
+        assert len(set(cut_s.round(9))) > 1
+        if isinstance(late_s, Measured):
+            assert set(cut_s.round(9)) <= set(woken_s)
+
+
+def test_a_client_that_is_woken_too_late_answers_too_late() -> None:
+    """The reserve is 2 ms: a real client that sleeps through it is late as well."""
+    never = device("never", delay=Jittered(round_trip_s=600.0))
+    trace = simulate(scenario(never, deadline_ms=20.0, requests=1, late_s=0.005, after_s=0.0001))
+    assert list(trace.latencies_s) == pytest.approx([0.018 + 0.005 + 0.0001])
+
+
 def test_a_lost_packet_comes_later() -> None:
     trace = simulate(scenario(device("alpha", loss=0.3), requests=400))
     beyond = np.array(trace.latencies_s) - 0.010
