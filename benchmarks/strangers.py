@@ -11,9 +11,9 @@ one agent's door, and comes again as soon as one of them is cut off:
     greeting   sends half of a greeting
     knocking   does the whole handshake with a key that is not allowed, over and over
 
-Reported are a call's latency alone and beside the crowd, the ratio of both, and how many
-connections the crowd made in a second. The crowd's own computing is on the same machine: a part of
-the ratio is its, and not the agent's.
+Reported are a call's latency alone and beside the crowd, the ratio of both with the interval in
+which it lies when the blocks are drawn anew, and how many connections the crowd made in a second.
+The crowd's own computing is on the same machine: a part of the ratio is its, and not the agent's.
 """
 
 import argparse
@@ -25,11 +25,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.machine import describe_machine
+from benchmarks.resampling import ratio_interval
 from mdp import Client
 from mdp.bench import noise_picture, percentiles
 from mdp.bundle import Bundle
@@ -42,18 +44,27 @@ from tests.support.bundles import write_bundle
 RESULTS = Path(__file__).parent / "results" / "strangers.json"
 SIDE = 224
 DEADLINE_MS = 2000.0
+POINTS = (50, 99)
 SILENT, GREETING, KNOCKING = "silent", "greeting", "knocking"
-#: argv: port, connections, bytes to say. Prints how many connections it has made, when it is asked.
+#: Where the crowd comes from: another machine, as far as the agent can tell.
+ELSEWHERE = "127.0.0.2"
+#: argv: port, connections, bytes to say, and from where. Prints how many connections it has made,
+#: when it is asked.
 CROWD = """
 import selectors, socket, sys, threading
 port, count, words = int(sys.argv[1]), int(sys.argv[2]), bytes.fromhex(sys.argv[3])
 made, both = 0, selectors.DefaultSelector()
 def come():
-    global made
-    visitor = socket.create_connection(("127.0.0.1", port))
-    visitor.sendall(words)
+    visitor = socket.socket()
+    visitor.bind((sys.argv[4], 0))
     visitor.setblocking(False)
-    both.register(visitor, selectors.EVENT_READ)
+    visitor.connect_ex(("127.0.0.1", port))
+    both.register(visitor, selectors.EVENT_WRITE)
+def talk(visitor):
+    global made
+    visitor.getpeername()
+    visitor.sendall(words)
+    both.modify(visitor, selectors.EVENT_READ)
     made += 1
 for _ in range(count):
     come()
@@ -63,9 +74,10 @@ def tell():
         print(made, flush=True)
 threading.Thread(target=tell, daemon=True).start()
 while True:
-    for key, _ in both.select():
+    for key, events in both.select():
         try:
-            gone = not key.fileobj.recv(4096)
+            wrote = events & selectors.EVENT_WRITE
+            gone = talk(key.fileobj) if wrote else not key.fileobj.recv(4096)
         except OSError:
             gone = True
         if gone:
@@ -75,7 +87,7 @@ while True:
 """
 #: argv: address, connections, the agent's public key. Every socket has a key of its own.
 KNOCKERS = """
-import sys, threading, zmq
+import contextlib, sys, threading, zmq
 from zmq.utils.monitor import recv_monitor_message
 address, count, server = sys.argv[1], int(sys.argv[2]), sys.argv[3].encode()
 context, poller, made = zmq.Context(), zmq.Poller(), 0
@@ -98,6 +110,9 @@ while True:
     for monitor, _ in poller.poll():
         recv_monitor_message(monitor)
         made += 1
+        # After such a failure libzmq does not come again by itself.
+        with contextlib.suppress(zmq.ZMQError):
+            dealers[monitor].disconnect(address)
         dealers[monitor].connect(address)
 """
 
@@ -128,9 +143,9 @@ class Crowd:
     def __init__(self, kind: str, address: str, count: int, public: str) -> None:
         port = address.rpartition(":")[2]
         words = (QUESTION + bytes(20)).hex() if kind == GREETING else ""
-        arguments = [KNOCKERS, address, str(count), public]
+        arguments = [KNOCKERS, f"tcp://{ELSEWHERE}:0;127.0.0.1:{port}", str(count), public]
         if kind != KNOCKING:
-            arguments = [CROWD, port, str(count), words]
+            arguments = [CROWD, port, str(count), words, ELSEWHERE]
         self._process = subprocess.Popen(
             [sys.executable, "-c", *arguments],
             stdin=subprocess.PIPE,
@@ -191,32 +206,33 @@ def calls(client: Client, seconds: float) -> list[float]:
 
 def measure(options: argparse.Namespace, *, keys: bool, kind: str) -> dict[str, object]:
     """Calls alone and beside a crowd, in turns."""
-    alone: list[float] = []
-    beside: list[float] = []
+    alone: list[list[float]] = []
+    beside: list[list[float]] = []
     rates: list[float] = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         fleet, address, public = served(stack, Path(name), options.agents, keys=keys)
         client = stack.enter_context(Client.connect(fleet, timeout_s=30.0))
         calls(client, options.block_s)  # warms up
         for _ in range(options.blocks):
-            alone += calls(client, options.block_s)
+            alone.append(calls(client, options.block_s))
             with Crowd(kind, address, options.visitors, public) as crowd:
                 before, started_s = crowd.made(), time.perf_counter()
-                beside += calls(client, options.block_s)
+                beside.append(calls(client, options.block_s))
                 # Whoever comes new has to get in as well.
                 with Client.connect(fleet, timeout_s=30.0) as late:
                     calls(late, 0.0)
                 rates.append((crowd.made() - before) / (time.perf_counter() - started_s))
-    quiet, busy = percentiles(alone, (50, 99)), percentiles(beside, (50, 99))
+    quiet, busy = (percentiles([*chain(*blocks)], POINTS) for blocks in (alone, beside))
     return {
         "keys": keys,
         "crowd": kind,
         "visitors": options.visitors,
         "agents": options.agents,
-        "requests": len(alone),
+        "requests": sum(map(len, alone)),
         "alone_ms": quiet,
         "beside_ms": busy,
         "ratio": {point: busy[point] / quiet[point] for point in quiet},
+        "ratio_95": {f"p{point}": ratio_interval(beside, alone, point) for point in POINTS},
         "connections_per_s": float(np.median(rates)),
     }
 
@@ -235,13 +251,16 @@ def main() -> None:
     cases = [(False, SILENT), (True, SILENT), (True, GREETING), (True, KNOCKING)]
     rows = [measure(options, keys=keys, kind=kind) for keys, kind in cases]
     print(f"{'':5} {'crowd':9} {'alone p50':>9} {'p99':>7} {'beside p50':>10} {'p99':>7} "
-          f"{'ratio p50':>9} {'p99':>6} {'made/s':>7}")  # fmt: skip
+          f"{'ratio p50':>9} {'p99':>6} {'(95 %)':>13} {'made/s':>7}")  # fmt: skip
     for row in rows:
         alone, beside, ratio = row["alone_ms"], row["beside_ms"], row["ratio"]
+        low, high = row["ratio_95"]["p99"]
+        sure = f"({low:.2f}-{high:.2f})"
         print(
             f"{'keys' if row['keys'] else 'plain':5} {row['crowd']:9} {alone['p50']:>9.2f} "
             f"{alone['p99']:>7.2f} {beside['p50']:>10.2f} {beside['p99']:>7.2f} "
-            f"{ratio['p50']:>9.2f} {ratio['p99']:>6.2f} {row['connections_per_s']:>7.0f}"
+            f"{ratio['p50']:>9.2f} {ratio['p99']:>6.2f} {sure:>13} "
+            f"{row['connections_per_s']:>7.0f}"
         )
     options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
 

@@ -2,15 +2,15 @@
 
 import contextlib
 import errno
+import math
 import os
 import resource
 import select
 import socket
-import struct
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -20,6 +20,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import AgentError
 from mdp.transport import door, zap
+from mdp.transport.arrivals import Arrivals
 from mdp.transport.door import Door, Visitor
 from mdp.transport.sockets import (
     HIGH_WATER_MARK,
@@ -30,25 +31,30 @@ from mdp.transport.sockets import (
     receive,
     send,
 )
+from mdp.transport.syn_filter import keep_out
+from mdp.transport.visitors import (
+    CURVE_HANDSHAKE_BYTES,
+    PLAIN_HANDSHAKE_BYTES,
+    bytes_received,
+    connection_of,
+    hang_up,
+    visitor_at,
+)
 from mdp.wire import MAX_BUFFER_BYTES, Buffer
 
 #: Replies that may wait for one client; they are small, and one more would be lost.
 REPLIES_HIGH_WATER_MARK = 1024
+_WATCHED = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
 #: Connections that the kernel may hold until this process takes them.
 BACKLOG = 1024
 #: Frames of fewer bytes are copied.
 _SMALL_BYTES = 1024
 #: Arrivals and departures that are taken in before messages get their turn.
 WATCHED_AT_ONCE = 64
-#: Bytes that a client has sent at least when its handshake is over: the greeting and READY, or the
-#: greeting, HELLO and INITIATE.
-PLAIN_HANDSHAKE_BYTES = 64 + 2
-CURVE_HANDSHAKE_BYTES = 64 + 202 + 259
-#: Place of tcpi_bytes_received in struct tcp_info (linux/tcp.h).
-_BYTES_RECEIVED = struct.Struct("128xQ")
 
 #: Why connections or messages were turned away, as `Router.turned_away` counts them.
 UNKNOWN_KEY, CROWDED_OUT = "unknown key", "handshakes crowded out"
+TOO_OFTEN = "host connecting too often"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +112,14 @@ class Router:
         self._allowed = keys.allowed if keys else None
         self._turned_away: Counter[str] = Counter()
         self._door = Door(_max_strangers())
+        self._arrivals = Arrivals()
+        #: The socket that libzmq listens on, as soon as it does.
+        self._listener: socket.socket | None = None
         configure(self._router, address, max_frame_bytes)
         self._router.router_mandatory = True
         self._router.sndhwm = REPLIES_HIGH_WATER_MARK
         self._router.backlog = BACKLOG
-        self._watch = self._router.get_monitor_socket(zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED)
+        self._watch = self._router.get_monitor_socket(_WATCHED)
         try:
             if keys is not None:
                 self._lock_door(keys)
@@ -181,6 +190,8 @@ class Router:
         with self._lock:
             if self._unsure and self._has_more():
                 timeout_s = 0.0
+            elif self._arrivals.due_s != math.inf:
+                timeout_s = self._let_in(timeout_s)
             self._waiting = True
         told = self._epoll.poll(timeout_s)
         with self._lock:
@@ -223,6 +234,8 @@ class Router:
 
     def _answer_knocks(self) -> None:
         """Answer libzmq's questions about keys; it asks one at a time per connection."""
+        # Before whoever is turned away has gone, and nobody can say who it was.
+        self._watch_door()
         while frames := receive(self._keeper):
             request = [frame.bytes for frame in frames]
             reply, allowed = zap.answer(request, self._allowed or frozenset())
@@ -238,20 +251,45 @@ class Router:
             if not frames:
                 return
             said = parse_monitor_message([frame.bytes for frame in frames])
-            if said["event"] == zmq.Event.DISCONNECTED:
-                self._door.closed(said["value"])
-            elif visitor := _visitor(said["value"]):
-                leaving = self._door.opened(visitor, self._proved)
-                if leaving is not None and _hang_up(leaving):
-                    self._turned_away[CROWDED_OUT] += 1
+            event, number = said["event"], said["value"]
+            if event == zmq.Event.DISCONNECTED:
+                self._door.closed(number)
+            elif event == zmq.Event.LISTENING:
+                self._listener = socket.socket(fileno=os.dup(number))
+            elif visitor := visitor_at(number):
+                self._welcome(visitor)
         # There may be more, of which the descriptor does not tell again.
         self._crowded = True
         self.wake()
 
+    def _welcome(self, visitor: Visitor) -> None:
+        leaving = self._door.opened(visitor, self._proved)
+        if leaving is not None and hang_up(leaving):
+            self._turned_away[CROWDED_OUT] += 1
+        if self._arrivals.came(visitor.host, time.monotonic()):
+            self._turned_away[TOO_OFTEN] += 1
+            self._keep_out()
+
+    def _let_in(self, timeout_s: float | None) -> float | None:
+        """Let those connect again whose time has come; how long to wait at most until the next."""
+        now_s = time.monotonic()
+        if self._arrivals.look(now_s):
+            self._keep_out()
+        if self._arrivals.due_s == math.inf:
+            return timeout_s
+        left_s = max(0.0, self._arrivals.due_s - now_s)
+        return left_s if timeout_s is None else min(timeout_s, left_s)
+
+    def _keep_out(self) -> None:
+        # Where the kernel does not filter, they are let in.
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                keep_out(self._listener, self._arrivals.kept_out)
+
     def _proved(self, visitor: Visitor) -> bool:
         least = PLAIN_HANDSHAKE_BYTES if self._allowed is None else CURVE_HANDSHAKE_BYTES
-        with _connection(visitor) as peer:
-            return peer is None or _bytes_received(peer) >= least
+        with connection_of(visitor) as peer:
+            return peer is None or bytes_received(peer) >= least
 
     def _known(self, frame: Any) -> str | None:
         """Whose key the connection has proved; None if it is nobody's who is let in."""
@@ -297,6 +335,8 @@ class Router:
                 self._router.unbind(self.address)
             while receive(self._watch):
                 pass
+            if self._listener is not None:
+                self._listener.close()
             self._router.disable_monitor()
             self._watch.close(linger=0)
             self._router.close(linger=200)
@@ -322,64 +362,3 @@ def _max_strangers() -> int:
     # Half of the descriptors are kept for those who are let in, and for the process itself.
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, min(door.MAX_STRANGERS, descriptors // 2))
-
-
-def _visitor(number: int) -> Visitor | None:
-    """Who is at the other end of descriptor `number`, which libzmq may close at any time."""
-    with _duplicate(number) as peer:
-        name = _peer_name(peer)
-    return Visitor(number, *name) if name else None
-
-
-@contextmanager
-def _connection(visitor: Visitor) -> Iterator[socket.socket | None]:
-    """The visitor's connection, if its descriptor is still that one."""
-    with _duplicate(visitor.descriptor) as peer:
-        yield peer if _peer_name(peer) == (visitor.host, visitor.port) else None
-
-
-@contextmanager
-def _duplicate(number: int) -> Iterator[socket.socket | None]:
-    # A duplicate stays what it is, whatever becomes of the original meanwhile.
-    try:
-        duplicate = os.dup(number)
-    except OSError:
-        yield None
-        return
-    try:
-        peer = socket.socket(fileno=duplicate)
-    except OSError:
-        # Not a socket any more.
-        os.close(duplicate)
-        yield None
-        return
-    with peer:
-        yield peer
-
-
-def _peer_name(peer: socket.socket | None) -> tuple[str, int] | None:
-    try:
-        name: Any = peer.getpeername() if peer is not None else None
-    except OSError:
-        return None
-    return (name[0], name[1]) if isinstance(name, tuple) else None
-
-
-def _bytes_received(peer: socket.socket) -> int:
-    """Bytes that have come on a TCP connection, read or not."""
-    try:
-        info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
-        received: int = _BYTES_RECEIVED.unpack(info)[0]
-    except (OSError, struct.error):
-        # Where the kernel does not say (before Linux 4.1), nobody is taken for a stranger.
-        return CURVE_HANDSHAKE_BYTES
-    return received
-
-
-def _hang_up(visitor: Visitor) -> bool:
-    """End a visitor's connection; libzmq then finds it closed by its peer."""
-    with _connection(visitor) as peer, contextlib.suppress(OSError):
-        if peer is not None:
-            peer.shutdown(socket.SHUT_RDWR)
-            return True
-    return False

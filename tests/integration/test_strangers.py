@@ -5,7 +5,7 @@ import signal
 import socket
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,17 @@ from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.errors import AgentError, ConfigError, InputError
 from mdp.fleet import new_fleet
-from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, door, new_pair, sockets
+from mdp.transport import (
+    AgentKeys,
+    ClientKeys,
+    Dealers,
+    Router,
+    arrivals,
+    door,
+    new_pair,
+    public_key_of,
+    sockets,
+)
 from mdp.transport.dealers import (
     AGENT_IS_PLAIN,
     ANOTHER_KEY,
@@ -276,8 +286,8 @@ def test_of_too_many_strangers_the_oldest_have_to_go(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(door, "MAX_STRANGERS", 20)
     with (
         Router("tcp://127.0.0.1:0") as router,
-        crowd(router.address, 5, plain_handshake()) as known,
-        crowd(router.address, 50) as visitors,
+        crowd(router.address, 5, plain_handshake(), host="127.0.0.99") as known,
+        crowd(router.address, 50, host="127.0.0.99") as visitors,
     ):
         thinned(router, visitors, left=20)
         assert not any(map(hung_up, known))
@@ -299,10 +309,87 @@ def test_whoever_has_shown_its_key_does_not_have_to_go(monkeypatch: pytest.Monke
                 lambda: any(router.poll(0.005)) or all(map(hung_up, visitors)),
                 "nonsense is cut off",
             )
-        with crowd(router.address, 50, plain_handshake()[:60]) as visitors:
+        # From where the one with the key is: it is the oldest there.
+        half = plain_handshake()[:60]
+        with crowd(router.address, 50, half, host="127.0.0.1") as visitors:
             thinned(router, visitors, left=20)
         peer.send(encode(Ask(request_id=2)))
         until(lambda: any(router.poll(0.005)), "it is still heard")
+
+
+def come(router: Router, host: str, already: int = 0) -> list[socket.socket]:
+    """Connections from `host`, begun and polled for until one does not come about."""
+    visitors: list[socket.socket] = []
+    while router.turned_away().get("host connecting too often", 0) == 0:
+        visitors.append(visit(router, host))
+        assert len(visitors) <= arrivals.AT_ONCE
+        until(lambda: made(visitors[-1]), "it is connected")
+        list(router.poll(0.01))
+    return visitors
+
+
+def visit(router: Router, host: str) -> socket.socket:
+    """A connection that is begun from `host`, which may be kept out."""
+    visitor = socket.socket()
+    visitor.bind((host, 0))
+    visitor.setblocking(False)
+    visitor.connect_ex(host_and_port(router.address))
+    return visitor
+
+
+def made(visitor: socket.socket) -> bool:
+    """Whether a connection has come about."""
+    try:
+        visitor.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_host_that_connects_too_often_has_to_wait_and_nobody_else() -> None:
+    with ExitStack() as stack:
+        router = stack.enter_context(Router("tcp://127.0.0.1:0"))
+        peer = stack.enter_context(StrangePeer(router.address, None))
+        peer.send(encode(Ask(request_id=1)))
+        until(lambda: any(router.poll(0.005)), "somebody is there already")
+        greedy, other = "127.0.0.99", "127.0.0.98"
+        visitors = come(router, greedy)
+        assert len(visitors) == arrivals.AT_ONCE
+        visitors.append(visit(router, greedy))
+        for connection in (*visitors, neighbour := visit(router, other)):
+            stack.callback(connection.close)
+        # What comes after it is there before it.
+        until(lambda: made(neighbour), "others are let in")
+        assert not made(visitors[-1])
+        peer.send(encode(Ask(request_id=2)))
+        until(lambda: any(router.poll(0.005)), "whoever is connected is heard")
+
+        def let_in() -> bool:
+            # Without a limit: this ends when a host's time has come, and when somebody has.
+            list(router.poll(None))
+            return made(visitors[-1])
+
+        until(let_in, "it does not have to wait for good")
+
+
+def test_whoever_knocks_with_a_wrong_key_is_counted_before_it_has_gone() -> None:
+    (agent, agent_secret), (_, allowed) = new_pair(), new_pair()
+    keys = AgentKeys(secret=agent_secret, allowed=frozenset([public_key_of(allowed)]))
+    with Router("tcp://127.0.0.1:0", keys=keys) as router:
+        knocks = 0
+
+        def is_kept_out() -> bool:
+            with StrangePeer(router.address, (*new_pair(), agent)):
+                nonlocal knocks
+                knocks += 1
+                until(
+                    lambda: (list(router.poll(0.01)), router.turned_away())[1] != {},
+                    "it is turned away",
+                )
+                return bool(router._arrivals.kept_out)
+
+        until(is_kept_out, "it is kept out")
+        assert knocks <= arrivals.AT_ONCE + 8 * PATIENCE_S
 
 
 def test_a_crowd_does_not_keep_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:

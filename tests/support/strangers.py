@@ -7,13 +7,14 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count, repeat
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
 from mdp.keys import KeyPair, load_pair, new_keys
-from mdp.transport import new_pair, public_key_of
+from mdp.transport import arrivals, new_pair, public_key_of
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,26 @@ def host_and_port(address: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
+def strange_hosts() -> Iterator[str]:
+    """Addresses of loopback that nobody has used, each so often as a host may connect at once."""
+    for number in count(2):
+        yield from repeat(f"127.0.{number // 250}.{number % 250 + 2}", arrivals.AT_ONCE // 2)
+
+
+#: Shared by all crowds: nobody comes again from where others have come.
+_HOSTS = strange_hosts()
+
+
 @contextmanager
-def crowd(address: str, count: int, words: bytes = b"") -> Iterator[list[socket.socket]]:
-    """`count` connections that say `words` and nothing more."""
+def crowd(
+    address: str, size: int, words: bytes = b"", host: str = ""
+) -> Iterator[list[socket.socket]]:
+    """`size` connections that say `words` and nothing more, from `host`, or as many as it takes."""
     visitors: list[socket.socket] = []
     try:
-        for _ in range(count):
-            visitors.append(socket.create_connection(host_and_port(address), 30.0))
+        for _ in range(size):
+            where = host_and_port(address)
+            visitors.append(socket.create_connection(where, 30.0, (host or next(_HOSTS), 0)))
             with contextlib.suppress(OSError):
                 visitors[-1].sendall(words)
         yield visitors

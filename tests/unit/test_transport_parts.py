@@ -12,7 +12,7 @@ from zmq.utils import z85
 from mdp.transport import zap
 from mdp.transport.door import Door, Visitor
 from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, QUESTION, mechanism_of
-from mdp.transport.router import _visitor
+from mdp.transport.visitors import visitor_at
 
 KEY = bytes(range(32))
 TEXT = z85.encode(KEY).decode()
@@ -158,9 +158,9 @@ def test_a_descriptor_that_is_no_connection_is_nobody() -> None:
     before = psutil.Process().num_fds()
     read, write = os.pipe()
     try:
-        assert _visitor(read) is None
+        assert visitor_at(read) is None
     finally:
         os.close(read)
         os.close(write)
-    assert _visitor(read) is None
+    assert visitor_at(read) is None
     assert psutil.Process().num_fds() == before
