@@ -157,11 +157,12 @@ class Exchange:
         """Begin a call; `done` gets its answer, perhaps before this returns."""
         now_s = self._clock()
         roster = self._roster
-        choice = roster.begin(now_s, self._gone())
+        deadline_s, kept_s = started_s + deadline_ms / 1e3, reserve_s(deadline_ms)
+        choice = roster.begin(now_s, self._gone(), deadline_s - kept_s)
         session = Session(
             choice.members,
-            deadline_s=started_s + deadline_ms / 1e3,
-            reserve_s=reserve_s(deadline_ms),
+            deadline_s=deadline_s,
+            reserve_s=kept_s,
             hedge=roster if roster.hedges else None,
             enough=self._judge.enough if self._early else None,
         )

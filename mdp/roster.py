@@ -14,9 +14,11 @@ from msgspec import Struct
 
 from mdp.health import Health
 from mdp.hedging import DEFAULT_SHARE, Bucket
+from mdp.lateness import Lateness
 from mdp.ranked import Ranked
 from mdp.replica import Replica
-from mdp.session import PROBATION, Send
+from mdp.session import Send
+from mdp.standing import left_out
 
 #: A replica that has sent nothing for so long is asked how it is, and has so long to say it.
 IDLE_S = 2.0
@@ -85,6 +87,7 @@ class Roster:
         self._observes = self.hedges and hedge_after_s is None
         #: Of those only of which there is something to remember.
         self._health: dict[str, Health] = {}
+        self._lateness = Lateness()
         self._pending: dict[int, _Pending] = {}
         self._next_end_s = math.inf
         #: Device on probation -> the call that is its test.
@@ -96,39 +99,25 @@ class Roster:
         self._in_turn = self._round()
         self._looked_at = min(LOOKED_AT, sum(map(len, self._replicated.values())))
 
-    def begin(self, now_s: float, gone: Mapping[str, str]) -> Choice:
-        """Whom a request that begins now may ask; `gone` (device -> reason) are not connected."""
+    def begin(self, now_s: float, gone: Mapping[str, str], until_s: float = math.inf) -> Choice:
+        """Whom a request that begins now may ask; `gone` (device -> reason) are not connected.
+
+        Answers to it are in time until `until_s`.
+        """
         self._expire(now_s)
         unavailable: Mapping[str, str] = gone
         probing: Mapping[str, int] = {}
-        if self._health:
-            unavailable, probing = self._judged(gone)
+        if self._health or self._lateness.suspects:
+            budget_s = until_s - now_s
+            unavailable, probing = left_out(
+                self._k_of, gone, self._health, self._lateness, self._probes, now_s, budget_s
+            )
         members = self._members
         if self._replicated:
             members = dict(members)
             for k, devices in self._replicated.items():
                 members[k] = self._ordered(devices, unavailable, probing, now_s)
         return Choice(members, unavailable, probing)
-
-    def _judged(self, gone: Mapping[str, str]) -> tuple[Mapping[str, str], Mapping[str, int]]:
-        out = {d: h.reason for d, h in self._health.items() if h.cause and d not in gone}
-        proving = [d for d, h in self._health.items() if h.on_probation and d not in gone]
-        if not out and not proving:
-            return gone, {}
-        left = len(self._k_of) - len(gone) - len(out) - len(proving)
-        if not left and proving:
-            # Nobody else is there: they are waited for.
-            return {**gone, **out}, {}
-        if not left:
-            # Even those that are out are a chance; whoever takes it is not kept waiting for others.
-            return gone, {device: self._k_of[device] for device in out}
-        unavailable, probing = {**gone, **out}, dict[str, int]()
-        for device in proving:
-            if device in self._probes or self._k_of[device] in probing.values():
-                unavailable[device] = PROBATION
-            else:
-                probing[device] = self._k_of[device]
-        return unavailable, probing
 
     def _ordered(
         self,
@@ -198,31 +187,44 @@ class Roster:
             known = self._health.get(device)
             if known is not None and known.on_probation:
                 self._probes[device] = call
+        if self._lateness.suspects:
+            late = self._lateness.suspects.get(device)
+            if late is not None and late.is_late_for(until_s - now_s):
+                late.tried(now_s)
+                self._probes[device] = call
 
     def answered(self, call: int, device: str, now_s: float) -> None:
         """The answer of `device` to `call` has come, in time or not."""
         pending = self._pending.get(call)
+        tried = bool(self._probes) and self._probes.get(device) == call
         asked_s = self._settle(call, device)
         self._expire(now_s)
-        if pending is not None and asked_s is not None and now_s <= pending.until_s:
+        if pending is None or asked_s is None:
+            self._late(device, now_s, self._lateness.settle(call, device))
+        elif now_s > pending.until_s:
+            self._late(device, now_s, (asked_s, pending.until_s))
+        else:
             self._took(device, now_s, now_s - asked_s)
+            if self._lateness.suspects:
+                self._lateness.in_time(device, now_s - asked_s, tried=tried)
             if self._health:
                 known = self._health.get(device)
                 if known is not None:
                     known.answered()
                     self._forget_if_well(device, known)
-        else:
-            self._heard(device, now_s)
 
     def failed(self, call: int, device: str, code: str, reason: str, now_s: float) -> None:
         """`device` has answered `call` with a failure of `code`; `reason` says it for people."""
-        pending = self._pending.get(call)
+        pending, tried = self._pending.get(call), self._probes.get(device) == call
         asked_s = self._settle(call, device)
         self._expire(now_s)
+        self._lateness.settle(call, device)
         if code in NO_TIME_THERE:
             if pending is not None and asked_s is not None:
                 # As if it had used all the time it had: others are likely to be sooner.
                 self._took(device, now_s, pending.until_s - asked_s)
+            if tried:
+                self._lateness.refused(device)
             self._heard(device, now_s)
         elif code == NO_FRAME:
             self._heard(device, now_s)
@@ -247,6 +249,7 @@ class Roster:
         known = self._health.get(device)
         if known is not None:
             known.connected(now_s)
+        self._lateness.connected(device)
 
     # Asking how they are.
 
@@ -285,6 +288,7 @@ class Roster:
         """`device` has said how it is; `trouble` is what keeps it from serving, or empty."""
         self._settle(call, device)
         self._expire(now_s)
+        self._lateness.settle(call, device)
         self._saw(device, now_s)
         known = self._of(device) if trouble else self._health.get(device)
         if known is not None:
@@ -341,8 +345,9 @@ class Roster:
             return
         ended = [(call, p) for call, p in self._pending.items() if p.until_s <= now_s]
         for call, pending in ended:
-            for device in list(pending.asked):
+            for device, asked_s in list(pending.asked.items()):
                 self._settle(call, device)
+                self._lateness.overdue(call, device, asked_s, pending.until_s)
                 self._of(device).silent(pending.until_s)
         self._next_end_s = min((p.until_s for p in self._pending.values()), default=math.inf)
 
@@ -351,6 +356,7 @@ class Roster:
         calls = [call for call, pending in self._pending.items() if device in pending.asked]
         for call in calls:
             self._settle(call, device)
+        self._lateness.dropped(device)
         return bool(calls)
 
     def _took(self, device: str, now_s: float, seconds: float) -> None:
@@ -360,6 +366,13 @@ class Roster:
     def _saw(self, device: str, now_s: float) -> None:
         if self._replicas and (replica := self._replicas.get(device)) is not None:
             replica.seen_s = now_s
+
+    def _late(self, device: str, now_s: float, times: tuple[float, float] | None) -> None:
+        """An answer has come to what was asked and to be answered at these times; None: unknown."""
+        if times is not None:
+            asked_s, until_s = times
+            self._lateness.late(device, now_s - asked_s, until_s - asked_s)
+        self._heard(device, now_s)
 
     def _heard(self, device: str, now_s: float) -> None:
         self._saw(device, now_s)

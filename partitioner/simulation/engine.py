@@ -218,10 +218,11 @@ class Simulation:
             return
         client, started_s = begun
         roster = client.roster
-        choice = roster.begin(now_s, self._gone)
+        deadline_s = started_s + self._deadline_s
+        choice = roster.begin(now_s, self._gone, deadline_s - self._reserve_s)
         session = Session(
             choice.members,
-            deadline_s=started_s + self._deadline_s,
+            deadline_s=deadline_s,
             reserve_s=self._reserve_s,
             hedge=roster if client.hedges else None,
         )

@@ -23,14 +23,17 @@ from tests.support.fleet import until
 from tests.support.relay import WELL, Link
 from tests.support.wires import wiring_works
 
-#: A device that does not answer is late, until it is known to be silent or its connection ends.
-SILENCE = ("late", r"silent: .+", "disconnected", "unreachable")
+#: A device that does not answer is late, until it is known to be slow or silent or its connection
+#: ends.
+SILENCE = ("late", r"slow: .+", r"silent: .+", "disconnected", "unreachable")
 KNOWN_SILENCE = SILENCE[1:]
 GONE = ("disconnected", "unreachable")
 #: A device that has failed often enough is left alone for a while, and then tried.
 FAILING = (r"failing: .+", PROBATION)
-#: Requests that may go unanswered before a device is left alone.
+#: Requests that may go unanswered before a device is left alone; and those that may wait for one
+#: that answers too late: until the third such answer has come, others begin.
 WAITS = 3
+WAITS_FOR_LATE = 6
 NOT_FINITE = (r"(failing: )?bad_output: logits that are not finite",)
 SAME = (r"(failing: )?bad_output: the same logits for \d+ different crops in a row",)
 #: More than any deadline of a run.
@@ -192,8 +195,12 @@ def _faketime() -> str:
     return "" if faketime_library() else "needs libfaketime (Debian: apt-get install faketime)"
 
 
-#: Too slow, but alive: that may change with every request.
-_SLOW = Promise(reasons=(*SILENCE, PROBATION, r"too_late: .+"), waits=None)
+#: Too slow, but alive: known from its late answers, and tried again and again.
+_SLOW = Promise(reasons=(*SILENCE, PROBATION, r"too_late: .+"), waits=WAITS_FOR_LATE)
+#: With nobody else to ask, it is waited for all the same.
+_ALONE_AND_SLOW: Mapping[Kind, Promise] = {"alone": replace(_SLOW, waits=None)}
+#: Slow at times: waited for again whenever it has been in time often enough.
+_SLOW_AT_TIMES = replace(_SLOW, used="perhaps", waits=None)
 #: With nobody else to ask, a silent device is asked again and again: it may be well by now.
 _LAST_CHANCE: Mapping[Kind, Promise] = {
     "alone": Promise(reasons=SILENCE, known=GONE, waits=None),
@@ -237,6 +244,7 @@ FAULTS: tuple[Fault, ...] = (
         make=_says(f"slow {SLOW_S}"),
         heal=_says(""),
         promise=_SLOW,
+        instead=_ALONE_AND_SLOW,
         lasts_s=8.0,
     ),
     Fault(
@@ -245,7 +253,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="the limit is taken off",
         make=_starve,
         heal=lambda scene: scene.release(),
-        promise=replace(_SLOW, used="perhaps"),
+        promise=_SLOW_AT_TIMES,
         lasts_s=8.0,
         hindered=lambda: groups_work("cpu"),
     ),
@@ -256,6 +264,7 @@ FAULTS: tuple[Fault, ...] = (
         make=_links(Link(rate_bps=2e5)),
         heal=_links(WELL),
         promise=_SLOW,
+        instead=_ALONE_AND_SLOW,
         where="relay",
         lasts_s=8.0,
     ),
@@ -266,6 +275,7 @@ FAULTS: tuple[Fault, ...] = (
         make=lambda scene: scene.cable.limit(200_000),
         heal=lambda scene: scene.cable.unlimit(),
         promise=_SLOW,
+        instead=_ALONE_AND_SLOW,
         where="wire",
         lasts_s=8.0,
         hindered=wiring_works,
@@ -276,7 +286,7 @@ FAULTS: tuple[Fault, ...] = (
         healed="the relay loses nothing",
         make=_links(Link(loss=0.05)),
         heal=_links(WELL),
-        promise=replace(_SLOW, used="perhaps"),
+        promise=_SLOW_AT_TIMES,
         where="relay",
         lasts_s=8.0,
         proof=_link_was_bad,

@@ -375,17 +375,65 @@ def test_a_silent_device_is_rested_asked_how_it_is_and_taken_back(desk: Desk) ->
     assert not desk.answers, "it is waited for again"
 
 
+def late(desk: Desk, device: str, times: int) -> None:
+    """`device` answers `times` requests after their deadline, the others at once."""
+    for _ in range(times):
+        desk.submit()
+        for other, infer in desk.asked():
+            if other != device:
+                desk.reply(other, infer.request_id)
+        desk.pass_s(0.1)
+        assert desk.prediction().missing == {device: "late"}
+        desk.reply(device, desk.last_id)
+
+
 def test_a_late_reply_is_a_sign_of_life(desk: Desk) -> None:
-    for round_ in range(2 * TOLERATED_STRIKES):
+    late(desk, "gamma", TOLERATED_STRIKES - 1)
+    # Else it would be out after the first of these.
+    silence(desk, "gamma", TOLERATED_STRIKES - 1)
+    assert well(desk, "alpha", "beta") == ["alpha", "beta", "gamma"]
+
+
+def test_who_is_late_again_and_again_is_not_waited_for_until_it_is_in_time(desk: Desk) -> None:
+    late(desk, "gamma", TOLERATED_STRIKES)
+    assert desk.exchange.counters["late"] == TOLERATED_STRIKES
+    # Tried at once, and not waited for.
+    assert well(desk, "alpha", "beta") == ["gamma", "alpha", "beta"]
+    assert desk.prediction().missing == {"gamma": "on probation: asked, not waited for"}
+    tried = desk.last_id
+    reason = "slow: 3 of its last 3 answers took longer than this call can wait"
+    assert well(desk, "alpha", "beta") == ["alpha", "beta"]
+    assert desk.prediction().missing == {"gamma": reason}
+    # Those who have more time wait for it as before.
+    desk.submit(deadline_ms=400.0)
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+    for device in ("alpha", "beta", "gamma"):
+        desk.reply(device, desk.last_id)
+    desk.answers.clear()
+    # What was tried is in time: it is waited for again.
+    desk.pass_s(0.05)
+    desk.reply("gamma", tried)
+    assert well(desk, "alpha", "beta", "gamma") == ["alpha", "beta", "gamma"]
+    assert desk.prediction().missing == {}
+
+
+def test_a_call_that_was_turned_away_at_once_is_no_try(desk: Desk) -> None:
+    late(desk, "gamma", TOLERATED_STRIKES)
+    for _ in range(5):
+        assert well(desk, "alpha", "beta") == ["gamma", "alpha", "beta"]
+        desk.answers.clear()
+        desk.fail("gamma", desk.last_id, code="too_late", text="too late")
+
+
+def test_where_everybody_is_late_all_are_waited_for(desk: Desk) -> None:
+    for _ in range(2 * TOLERATED_STRIKES):
         desk.submit()
         asked = desk.asked()
         assert [device for device, _ in asked] == ["alpha", "beta", "gamma"]
-        for device, infer in asked[:2]:
-            desk.reply(device, infer.request_id)
         desk.pass_s(0.1)
-        assert desk.prediction().missing == {"gamma": "late"}
-        desk.reply("gamma", asked[2][1].request_id)
-        assert desk.exchange.counters["late"] == round_ + 1
+        assert set(desk.error().outcomes.values()) == {"late"}
+        for device, infer in asked:
+            desk.reply(device, infer.request_id)
 
 
 def test_a_reconnection_is_a_sign_of_life(desk: Desk) -> None:

@@ -18,7 +18,7 @@ PAGE = (ROOT / "docs" / "reliability.md").read_text()
 #: The first column of the table of reasons, up to a colon.
 NAMED = {found.partition(":")[0] for found in re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)}
 OWN = (LATE, NO_TIME, NOT_NEEDED, PROBATION, BACKLOGGED, UNREACHABLE, UNSTEADY)
-MORE = ("silent", "failing", "refused", "disconnected", "bad_output", "not in the fleet")
+MORE = ("silent", "slow", "failing", "refused", "disconnected", "bad_output", "not in the fleet")
 
 
 def test_every_reason_is_named_and_no_other() -> None:

@@ -22,7 +22,7 @@ from mdp.early import part_of
 from mdp.exchange import Answer, Exchange, reserve_s
 from mdp.fleet import Fleet, FleetEntry
 from mdp.fusion import Contribution, FusionWeights, fuse
-from mdp.health import TOLERATED_STRIKES
+from mdp.health import SETTLED_AFTER, TOLERATED_STRIKES
 from mdp.hedging import BURST
 from mdp.prediction import Prediction
 from mdp.session import NOT_NEEDED
@@ -126,6 +126,8 @@ class Call:
     dead: frozenset[str]
     suspects: frozenset[str]
     troubled: frozenset[str]
+    #: Those whose last answers all came too late, and took longer than this call can wait.
+    late: frozenset[str]
     answers: list[Answer] = field(default_factory=list)
     ended_s: float = 0.0
 
@@ -150,6 +152,8 @@ class World:
         #: Answers in time until nothing is held against a device: each failure, silence, loss and
         #: question how it is adds more than it takes to forgive them.
         self.troubles = dict.fromkeys(self.ks, 0)
+        #: Round trips of its answers, and whether each came too late for its call.
+        self.trips: dict[str, list[tuple[float, bool]]] = {device: [] for device in self.ks}
         #: Those whose connection was lost while they owed an answer, until it is back.
         self.lost = set[str]()
         self.ordinary = self.hedges = 0
@@ -215,15 +219,20 @@ class World:
         deadline_s = self.now_s + deadline_ms / 1e3
         decide_s = deadline_s - reserve_s(deadline_ms)
         dead = frozenset(d for d in self.ks if self.silences[d] >= TOLERATED_STRIKES)
+        budget_s = decide_s - self.now_s
+        doubtful = {d for d in self.ks if self.is_doubtful(d, budget_s)}
         call = Call(
             request_id,
             deadline_s,
             decide_s,
             dead,
             frozenset(self.suspects),
-            frozenset(self.suspects | {d for d, owed in self.troubles.items() if owed}),
+            frozenset(self.suspects | {d for d, owed in self.troubles.items() if owed} | doubtful),
+            frozenset(d for d in self.ks if self.is_late(d, budget_s)),
         )
         self.calls[request_id] = call
+        if call.late:
+            event("somebody is late all the time")
 
         def done(answer: Answer) -> None:
             call.answers.append(answer)
@@ -244,6 +253,17 @@ class World:
         dead, others = asked & call.dead, asked - call.troubled
         assert not dead or not others, f"asked {dead}, known to be silent, beside {others}"
 
+    def is_late(self, device: str, budget_s: float) -> bool:
+        """Whether its last answers were too late, and would be for a call with so much time."""
+        last = self.trips[device][-TOLERATED_STRIKES:]
+        return len(last) == TOLERATED_STRIKES and all(
+            late and trip_s > budget_s for trip_s, late in last
+        )
+
+    def is_doubtful(self, device: str, budget_s: float) -> bool:
+        """Whether any of its answers of late would be too late for a call with so much time."""
+        return any(trip_s > budget_s for trip_s, _ in self.trips[device][-SETTLED_AFTER:])
+
     def open_requests(self) -> list[Request]:
         return [
             r for r in self.requests
@@ -261,6 +281,9 @@ class World:
         elif self.now_s <= request.until_s:
             self.suspects.discard(request.device)
             self.troubles[request.device] = max(0, self.troubles[request.device] - 1)
+        if kind == 2:
+            late = self.now_s > request.until_s
+            self.trips[request.device].append((self.now_s - request.sent_s, late))
         if kind == 0:
             code = CODES[(request.request_id + request.k) % len(CODES)]
             self.told(request, encode(Failure(request_id=request.request_id, code=code, text="x")))
@@ -412,6 +435,7 @@ class World:
         assert not awaited or awaited - call.dead, f"waited for {awaited}, known to be silent"
         if {r.device for r in mine} - call.troubled:
             assert not awaited or awaited - call.suspects, f"waited for {awaited}, on probation"
+            assert not awaited or awaited - call.late, f"waited for {awaited}, late all the time"
 
 
 def play(world: World, script: bytes) -> None:
@@ -457,7 +481,40 @@ def play(world: World, script: bytes) -> None:
 def test_any_history(
     bundle: Bundle, fleet: tuple[tuple[str, int], ...], options: int, script: bytes
 ) -> None:
+    finish(World(bundle, fleet, options), script)
+
+
+@settings(max_examples=HISTORIES // 4, deadline=None)
+@given(
+    fleet=st.sampled_from(FLEETS),
+    options=st.integers(0, 15),
+    script=SCRIPTS,
+    rounds=st.integers(TOLERATED_STRIKES, 2 * TOLERATED_STRIKES),
+    which=st.integers(0, 5),
+)
+def test_any_history_of_one_that_is_always_late_at_first(
+    bundle: Bundle,
+    fleet: tuple[tuple[str, int], ...],
+    options: int,
+    script: bytes,
+    rounds: int,
+    which: int,
+) -> None:
     world = World(bundle, fleet, options)
+    late = fleet[which % len(fleet)][0]
+    for _ in range(rounds):
+        world.submit(100.0)
+        for request in world.open_requests():
+            if request.device != late:
+                world.reply(request, 2)
+        world.pass_s(0.11)
+        for request in world.open_requests():
+            world.reply(request, 2)
+    finish(world, script)
+
+
+def finish(world: World, script: bytes) -> None:
+    """Play `script` and let all time pass: every call has ended, once."""
     play(world, script)
     world.pass_s(1.0)
     assert world.exchange.next_wake_s() == float("inf")

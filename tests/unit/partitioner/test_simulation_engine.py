@@ -156,8 +156,14 @@ def test_two_devices_arrive_as_independent_ones_do() -> None:
     devices = [by_delay(f"d{k}", k, median_s, sigma) for k, median_s in medians.items()]
     requests = 20_000
     trace = simulate(
-        # No health in the way: one that is not heard of three times is not asked for a while.
-        scenario(*devices, deadline_ms=deadline_ms, requests=requests, rate_per_s=0.01)
+        # No health in the way, nor lateness: of its few requests no client learns whom not to ask.
+        scenario(
+            *devices,
+            deadline_ms=deadline_ms,
+            requests=requests,
+            rate_per_s=0.01,
+            clients=requests,
+        )
     )
     p = {
         k: 0.5 * (1 + math.erf(math.log(decide_s / m) / sigma / 2**0.5)) for k, m in medians.items()
