@@ -218,14 +218,17 @@ class Roster:
         pending, tried = self._pending.get(call), self._probes.get(device) == call
         asked_s = self._settle(call, device)
         self._expire(now_s)
-        self._lateness.settle(call, device)
+        late = self._lateness.settle(call, device)
         if code in NO_TIME_THERE:
             if pending is not None and asked_s is not None:
                 # As if it had used all the time it had: others are likely to be sooner.
                 self._took(device, now_s, pending.until_s - asked_s)
-            if tried:
-                self._lateness.refused(device)
-            self._heard(device, now_s)
+                if now_s > pending.until_s:
+                    late = (asked_s, pending.until_s)
+                elif tried:
+                    self._lateness.refused(device)
+            # To say so after the deadline is no better than to answer then.
+            self._late(device, now_s, late)
         elif code == NO_FRAME:
             self._heard(device, now_s)
         elif code in UNREADY:

@@ -425,6 +425,14 @@ def test_a_call_that_was_turned_away_at_once_is_no_try(desk: Desk) -> None:
         desk.fail("gamma", desk.last_id, code="too_late", text="too late")
 
 
+def test_to_say_after_the_deadline_that_there_was_no_time_is_late(desk: Desk) -> None:
+    for _ in range(TOLERATED_STRIKES):
+        silence(desk, "gamma", 1)
+        desk.fail("gamma", desk.last_id, code="too_late", text="too late")
+    assert well(desk, "alpha", "beta") == ["gamma", "alpha", "beta"]
+    assert desk.prediction().missing == {"gamma": "on probation: asked, not waited for"}
+
+
 def test_where_everybody_is_late_all_are_waited_for(desk: Desk) -> None:
     for _ in range(2 * TOLERATED_STRIKES):
         desk.submit()

@@ -25,6 +25,7 @@ from mdp.fusion import Contribution, FusionWeights, fuse
 from mdp.health import SETTLED_AFTER, TOLERATED_STRIKES
 from mdp.hedging import BURST
 from mdp.prediction import Prediction
+from mdp.roster import NO_TIME_THERE
 from mdp.session import NOT_NEEDED
 from mdp.transport import Connected, Disconnected, Received
 from mdp.views import Cutter, View
@@ -281,11 +282,12 @@ class World:
         elif self.now_s <= request.until_s:
             self.suspects.discard(request.device)
             self.troubles[request.device] = max(0, self.troubles[request.device] - 1)
-        if kind == 2:
-            late = self.now_s > request.until_s
+        code = CODES[(request.request_id + request.k) % len(CODES)]
+        late = self.now_s > request.until_s
+        # To have no time and say so after the deadline is no better than to answer then.
+        if kind == 2 or (kind == 0 and late and code in NO_TIME_THERE):
             self.trips[request.device].append((self.now_s - request.sent_s, late))
         if kind == 0:
-            code = CODES[(request.request_id + request.k) % len(CODES)]
             self.told(request, encode(Failure(request_id=request.request_id, code=code, text="x")))
         else:
             self.told(request, self.result(request, bad=kind == 1))
