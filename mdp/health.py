@@ -4,7 +4,8 @@ A device that lets requests go unanswered, or answers them with failures, collec
 answer in time forgives half of one. With three it is taken out and rested, for a time that doubles
 up to a bound. It comes back on probation: it is asked, but nobody waits for it, until it has
 answered in time as often as it has been taken out lately would suggest. Until then, one strike
-takes it out again. So a dead device costs three calls at most, and a flapping one ever less.
+takes it out again. So a dead device costs three calls at most, and a flapping one ever less. Who
+lives and is late is `mdp.lateness`'s concern.
 """
 
 from dataclasses import dataclass

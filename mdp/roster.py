@@ -88,6 +88,7 @@ class Roster:
         #: Of those only of which there is something to remember.
         self._health: dict[str, Health] = {}
         self._lateness = Lateness()
+        self._suspects = self._lateness.suspects
         self._pending: dict[int, _Pending] = {}
         self._next_end_s = math.inf
         #: Device on probation -> the call that is its test.
@@ -107,7 +108,7 @@ class Roster:
         self._expire(now_s)
         unavailable: Mapping[str, str] = gone
         probing: Mapping[str, int] = {}
-        if self._health or self._lateness.suspects:
+        if self._health or self._suspects:
             budget_s = until_s - now_s
             unavailable, probing = left_out(
                 self._k_of, gone, self._health, self._lateness, self._probes, now_s, budget_s
@@ -187,8 +188,8 @@ class Roster:
             known = self._health.get(device)
             if known is not None and known.on_probation:
                 self._probes[device] = call
-        if self._lateness.suspects:
-            late = self._lateness.suspects.get(device)
+        if self._suspects:
+            late = self._suspects.get(device)
             if late is not None and late.is_late_for(until_s - now_s):
                 late.tried(now_s)
                 self._probes[device] = call
@@ -196,7 +197,7 @@ class Roster:
     def answered(self, call: int, device: str, now_s: float) -> None:
         """The answer of `device` to `call` has come, in time or not."""
         pending = self._pending.get(call)
-        tried = bool(self._probes) and self._probes.get(device) == call
+        tried = self._probes.get(device) == call if self._suspects else False
         asked_s = self._settle(call, device)
         self._expire(now_s)
         if pending is None or asked_s is None:
@@ -205,7 +206,7 @@ class Roster:
             self._late(device, now_s, (asked_s, pending.until_s))
         else:
             self._took(device, now_s, now_s - asked_s)
-            if self._lateness.suspects:
+            if self._suspects:
                 self._lateness.in_time(device, now_s - asked_s, tried=tried)
             if self._health:
                 known = self._health.get(device)
