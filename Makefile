@@ -15,10 +15,16 @@ SEED   ?= 1
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
 
-# Tests with processes and sockets of their own run one after another, the others beside each other.
+# Real processes that promise nothing about time: they may run beside others. The longest come first.
+PATIENT := $(patsubst %,tests/integration/test_%.py,partition_build torchrun quantised_fleet \
+	discovery agent_process command_line full_disk)
+
+# Tests with deadlines of their own run one after another, the others beside each other, a file at a
+# time: what the tests of a file share is then made once.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 tests/unit tests/contract tests/fuzz
-	$(BIN)/pytest tests/integration
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
+		$(PATIENT) tests/unit tests/contract tests/fuzz
+	$(BIN)/pytest tests/integration $(addprefix --ignore=,$(PATIENT))
 
 # The agent under an emulator; fetches 400 MB into runs/arm once. make test-arm KEEP=yes keeps figures.
 test-arm: $(STAMP)

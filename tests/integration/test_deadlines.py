@@ -33,8 +33,9 @@ def slow_fleet(tmp_path: Path) -> Iterator[Fleet]:
     """Alpha computes only once `gate/run` exists; the others are well."""
     (tmp_path / "gate").mkdir()
     with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
-        fleet.start("alpha", "--hold", "run", "--gate", tmp_path / "gate", odd=True)
-        yield fleet.start_all("beta", "gamma")
+        yield fleet.start_all(
+            "beta", "gamma", odd=("alpha", "--hold", "run", "--gate", tmp_path / "gate")
+        )
 
 
 @contextmanager

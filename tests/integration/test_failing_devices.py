@@ -98,9 +98,10 @@ def ask_any(client: mdp.Client) -> Prediction:
     ],
 )
 def test_a_hedge_that_cannot_be(fleet: Fleet, options: dict[str, float], message: str) -> None:
-    fleet.start_all()
+    # Refused before anybody is asked for anything: there need be no agents.
+    nobody = fleet.write(**{d: f"tcp://127.0.0.1:{k + 1}" for k, d in enumerate(DEVICES)})
     with pytest.raises(mdp.InputError, match=f"^{re.escape(message)}$"):
-        mdp.Client.connect(fleet.write(), **options)
+        mdp.Client.connect(nobody, **options)
 
 
 def test_a_killed_device_is_named_and_used_again_after_its_restart(fleet: Fleet) -> None:
@@ -119,8 +120,7 @@ def test_a_killed_device_is_named_and_used_again_after_its_restart(fleet: Fleet)
 
 
 def test_a_device_killed_while_it_computes_is_settled_at_once(fleet: Fleet, gate: Path) -> None:
-    fleet.start("beta", "--hold", "run", "--gate", gate, odd=True)
-    fleet.start_all("alpha", "gamma")
+    fleet.start_all("alpha", "gamma", odd=("beta", "--hold", "run", "--gate", gate))
 
     def kill() -> None:
         until(lambda: (gate / "run-1").exists(), "beta computes")
@@ -135,8 +135,7 @@ def test_a_device_killed_while_it_computes_is_settled_at_once(fleet: Fleet, gate
 
 
 def test_many_calls_under_way_survive_a_kill(fleet: Fleet, gate: Path) -> None:
-    fleet.start("beta", "--hold", "run", "--gate", gate, odd=True)
-    fleet.start_all("alpha", "gamma")
+    fleet.start_all("alpha", "gamma", odd=("beta", "--hold", "run", "--gate", gate))
 
     async def ask_many() -> list[Prediction]:
         async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
@@ -186,8 +185,7 @@ def test_a_device_frozen_for_long_is_unreachable_and_comes_back(fleet: Fleet) ->
 
 
 def test_a_straggler_is_late_and_its_reply_is_counted(fleet: Fleet, gate: Path) -> None:
-    fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
-    fleet.start_all("beta", "gamma")
+    fleet.start_all("beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
     with fleet.client() as client:
         without(ask(client, SHORT_MS), "alpha", "late")
         assert client.counters["late"] == 0
@@ -199,8 +197,9 @@ def test_a_straggler_is_late_and_its_reply_is_counted(fleet: Fleet, gate: Path) 
 
 
 def test_a_full_queue_says_overloaded(fleet: Fleet, gate: Path) -> None:
-    fleet.start("alpha", "--hold", "run", "--gate", gate, "--run-s", 0.02, odd=True)
-    fleet.start_all("beta", "gamma")
+    fleet.start_all(
+        "beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate, "--run-s", 0.02)
+    )
 
     async def ask_many() -> list[Prediction]:
         async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
@@ -230,8 +229,7 @@ def test_a_full_queue_says_overloaded(fleet: Fleet, gate: Path) -> None:
 
 
 def test_a_budget_that_cannot_suffice_says_too_late(fleet: Fleet) -> None:
-    fleet.start("alpha", "--run-s", 1.5, odd=True)
-    fleet.start_all("beta", "gamma")
+    fleet.start_all("beta", "gamma", odd=("alpha", "--run-s", 1.5))
     with fleet.client() as client:
         assert ask(client).missing == {}
         # It now knows that it takes longer than that, and says so at once.
@@ -241,8 +239,7 @@ def test_a_budget_that_cannot_suffice_says_too_late(fleet: Fleet) -> None:
 
 
 def test_what_waited_too_long_in_the_queue_is_sent_back(fleet: Fleet, gate: Path) -> None:
-    fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
-    fleet.start_all("beta", "gamma")
+    fleet.start_all("beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
     with fleet.client() as client:
         without(ask(client, 300.0), "alpha", "late")
         without(ask(client, 300.0), "alpha", "late")
@@ -254,8 +251,7 @@ def test_what_waited_too_long_in_the_queue_is_sent_back(fleet: Fleet, gate: Path
 
 
 def test_three_failures_in_a_row_and_the_agent_says_failed(fleet: Fleet) -> None:
-    fleet.start("alpha", "--raise-first", 99, odd=True)
-    fleet.start_all("beta", "gamma")
+    fleet.start_all("beta", "gamma", odd=("alpha", "--raise-first", 99))
     reason = "RuntimeError: the model is on fire [really]"
     with fleet.client() as client:
         for _ in range(3):
@@ -270,8 +266,7 @@ def test_three_failures_in_a_row_and_the_agent_says_failed(fleet: Fleet) -> None
 
 
 def test_two_failures_are_overcome(fleet: Fleet) -> None:
-    fleet.start("alpha", "--raise-first", 2, odd=True)
-    fleet.start_all("beta", "gamma")
+    fleet.start_all("beta", "gamma", odd=("alpha", "--raise-first", 2))
     with fleet.client() as client:
         for _ in range(2):
             without(ask(client), "alpha", "failed: RuntimeError")
@@ -283,8 +278,7 @@ def test_two_failures_are_overcome(fleet: Fleet) -> None:
 
 
 def test_nan_logits_are_a_bad_output(fleet: Fleet) -> None:
-    fleet.start("alpha", "--nan", odd=True)
-    fleet.start_all("beta", "gamma")
+    fleet.start_all("beta", "gamma", odd=("alpha", "--nan"))
     with fleet.client() as client:
         answer = ask(client)
         without(answer, "alpha", "bad_output: logits that are not finite")
@@ -382,8 +376,7 @@ def test_a_replica_answers_for_a_killed_device_and_nothing_is_missing(fleet: Fle
 
 
 def test_a_replica_takes_over_a_call_under_way(fleet: Fleet, gate: Path) -> None:
-    fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
-    fleet.start_all("alpha/attic", "beta", "gamma")
+    fleet.start_all("alpha/attic", "beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
 
     def kill() -> None:
         until(lambda: (gate / "run-1").exists(), "alpha computes")
@@ -441,8 +434,7 @@ def test_an_async_client_sees_a_death_and_a_return(fleet: Fleet) -> None:
 
 def test_who_cannot_change_the_label_is_not_waited_for(fleet: Fleet, gate: Path) -> None:
     with_early_bounds(fleet.bundle, 0.01)
-    fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
-    fleet.start_all("beta", "gamma")
+    fleet.start_all("beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
     with mdp.Client.connect(fleet.write(), timeout_s=PATIENCE_S, early=True) as client:
         # Alpha never answers, so nothing but its being of no account can end this.
         answer = client.classify(RED, deadline_ms=PLENTY_MS)

@@ -25,7 +25,7 @@ PATIENCE_S = 120.0
 
 TEACHER = ["--teacher", "vit_tiny_patch16_224", "--teacher-arg", *SHARED_ARGS]
 #: Small enough for a test, long enough to be stopped in the middle.
-KNOBS = ["--teacher-epochs", "5", "--epochs", "15", "--batch-size", "16", "--variants", "2"]
+KNOBS = ["--teacher-epochs", "5", "--epochs", "8", "--batch-size", "16", "--variants", "2"]
 NAME = ["--name", "patterns"]
 
 

@@ -143,9 +143,9 @@ class Fleet:
         bind: str = ANY_PORT,
         bundle: Path | None = None,
         odd: bool = False,
-        wait_for: str = "READY",
+        wait_for: str | None = "READY",
     ) -> AgentProcess:
-        """Start `mdp-agent run` or an odd agent, and wait until it is as far as `wait_for`."""
+        """Start `mdp-agent run` or an odd agent, and wait until it is as far as `wait_for` says."""
         program = [sys.executable, "-m", "tests.support.odd_agent"]
         if not odd:
             program = [str(BIN / "mdp-agent"), "run", "--json"]
@@ -156,14 +156,19 @@ class Fleet:
         if name in self.agents:
             self._retired.append(self.agents[name])
         self.agents[name] = agent
-        return agent.wait_for(wait_for)
+        return agent if wait_for is None else agent.wait_for(wait_for)
 
-    def start_all(self, *names: str) -> Self:
-        """Start agents side by side; the colour bundle's three devices if none are named."""
-        for name in names or DEVICES:
-            self.start(name, wait_for="LISTENING")
-        for name in names or DEVICES:
-            self.agents[name].wait_for("READY")
+    def start_all(self, *names: str, odd: tuple[object, ...] = ()) -> Self:
+        """Start agents side by side; the colour bundle's three devices if none are named.
+
+        `odd` is the name of an odd agent to start beside them, and its options.
+        """
+        started = []
+        if odd:
+            started.append(self.start(str(odd[0]), *odd[1:], odd=True, wait_for=None))
+        started += [self.start(name, wait_for=None) for name in names or DEVICES]
+        for agent in started:
+            agent.wait_for("READY")
         return self
 
     def restart(self, name: str, *options: object, odd: bool = False) -> AgentProcess:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -61,7 +63,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
     tree = write_tree(folder / "tree", each=40)
     work = trained(tree, folder / "b.run", epochs=12)
-    errors = export.export_bundle(work, folder / "b", "patterns")
+    errors = steps.export_step(work, folder / "b", "patterns")
+    assert errors is not None
     return Built(work, tree, folder / "b", errors)
 
 
@@ -338,7 +341,8 @@ def test_a_bundle_of_this_very_run_is_not_exported_again(built: Built):
 
 def test_a_damaged_bundle_is_exported_again(built: Built, tmp_path: Path):
     out = tmp_path / "b"
-    assert steps.export_step(built.work, out, "patterns") is not None
+    shutil.copytree(built.bundle, out)
+    assert steps.export_step(built.work, out, "patterns") is None
     (out / "fusion.json").write_text("{}")
     assert steps.export_step(built.work, out, "patterns") is not None
     Bundle.open(out).fusion_weights()
@@ -354,29 +358,35 @@ def test_something_else_is_not_replaced(built: Built, tmp_path: Path):
     assert (tmp_path / "mine").read_text() == "keep"
 
 
-def test_a_run_is_reopened_only_with_the_same_pictures(tmp_path: Path):
-    tree = write_tree(tmp_path / "tree", each=8)
-    work = trained(tree, tmp_path / "run", epochs=1)
+@contextmanager
+def one_picture_more(tree: Path) -> Iterator[None]:
+    """The tree as somebody adds to it, until the end of the block."""
+    picture = tree / "ring" / "new.png"
+    picture.write_bytes((tree / "ring" / "000.png").read_bytes())
+    try:
+        yield
+    finally:
+        picture.unlink()
+
+
+def test_a_run_is_reopened_only_with_the_same_pictures(built: Built):
+    work = built.work
     assert steps.reopen(work.run, QUIET).data.train.digest == work.data.train.digest
-    (tree / "ring" / "new.png").write_bytes((tree / "ring" / "000.png").read_bytes())
-    with pytest.raises(InputError, match="split changed since"):
+    with one_picture_more(built.tree), pytest.raises(InputError, match="split changed since"):
         steps.reopen(work.run, QUIET)
 
 
-def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(tmp_path: Path):
-    tree = write_tree(tmp_path / "tree", each=8)
-    work = trained(tree, tmp_path / "b.run", epochs=1)
-    export.export_bundle(work, tmp_path / "b", "b")
-    bundle = Bundle.open(tmp_path / "b")
-    steps.data_for(bundle, work.run, None, None)
-    (tree / "ring" / "new.png").write_bytes((tree / "ring" / "000.png").read_bytes())
-    with pytest.raises(InputError, match=r"train split changed since .*b\.run was made"):
-        steps.data_for(bundle, work.run, None, None)
+def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Built):
+    bundle, run = Bundle.open(built.bundle), built.work.run
+    steps.data_for(bundle, run, None, None)
+    expected = r"train split changed since .*b\.run was made"
+    with one_picture_more(built.tree), pytest.raises(InputError, match=expected):
+        steps.data_for(bundle, run, None, None)
 
 
 def test_another_runs_teacher_is_left_out(built: Built, tmp_path: Path):
     work = trained(built.tree, tmp_path / "other.run", epochs=1)
-    export.export_bundle(work, tmp_path / "other", "b")
+    shutil.copy(built.work.run.teacher_onnx, work.run.teacher_onnx)
     report = steps.evaluate_step(Bundle.open(built.bundle), built.data, work.run, QUIET)
     assert report.evaluation.teacher is None
     report = steps.evaluate_step(Bundle.open(built.bundle), built.data, built.work.run, QUIET)

@@ -20,7 +20,7 @@ from partitioner.deadline import CLIENT_MS_PER_MEMBER
 from partitioner.explain import cautions, explain, seats_of
 from partitioner.grid import PARTS, where
 from partitioner.latency import Way, fit_latency, relative_errors
-from partitioner.pareto import pareto, plan_with_accuracy
+from partitioner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.plan_plot import draw_plan
 from partitioner.plan_tables import print_planned
 from partitioner.planning import Planned, PlanOptions, make_planned, precisions_of
@@ -41,6 +41,12 @@ def problem() -> Problem:
     return make_problem(BASE, [read_profile(name) for name in NAMES])
 
 
+@pytest.fixture(scope="module")
+def points(problem: Problem) -> list[ParetoPoint]:
+    """The Pareto list up to 50 ms, which takes seconds to find."""
+    return pareto(problem, 50.0)
+
+
 def with_points(name: str, **changes: object) -> DeviceProfile:
     """A shipped profile with every point once more, run in another way, in half the time."""
     profile = read_profile(name)
@@ -51,8 +57,9 @@ def with_points(name: str, **changes: object) -> DeviceProfile:
     return msgspec.structs.replace(profile, latency=[*profile.latency, *more])
 
 
-def test_the_pareto_list_rises_and_ends_at_the_plan(problem: Problem) -> None:
-    points = pareto(problem, 50.0)
+def test_the_pareto_list_rises_and_ends_at_the_plan(
+    problem: Problem, points: list[ParetoPoint]
+) -> None:
     assert len(points) >= 5
     latencies = [point.latency_ms for point in points]
     accuracies = [point.accuracy.expected for point in points]
@@ -312,8 +319,10 @@ def test_what_is_left_out_and_what_replicates_is_explained_too() -> None:
 
 
 @pytest.mark.parametrize("kind", ["svg", "png"])
-def test_the_picture_is_the_same_every_time(problem: Problem, kind: str) -> None:
-    plan, points = plan_within(problem, 50.0), pareto(problem, 50.0)
+def test_the_picture_is_the_same_every_time(
+    problem: Problem, points: list[ParetoPoint], kind: str
+) -> None:
+    plan = plan_within(problem, 50.0)
     drawn = draw_plan(plan, points, kind)
     assert drawn == draw_plan(plan, points, kind)
     assert drawn.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
