@@ -17,7 +17,7 @@ demo: $(STAMP)
 
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
 PATIENT := $(patsubst %,tests/integration/test_%.py,partition_build torchrun quantised_fleet \
-	discovery agent_process command_line full_disk)
+	discovery agent_process full_disk)
 
 # Tests with deadlines of their own run one after another, the others beside each other, a file at a
 # time: what the tests of a file share is then made once.
