@@ -219,6 +219,7 @@ def reality(requests: int, blocks: int) -> tuple[list[dict[str, Any]], list[dict
         served(bundle, Path(name), "--threads", 1) as running,
     ):
         fleet = running.path
+        running.client().close()  # now all of them are READY
         for load_name, load in loads.items():
             first = asyncio.run(measure(fleet, replace(load, requests=200), [PLENTY_MS], 1))
             usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [CALIBRATED, *COMPARED])
