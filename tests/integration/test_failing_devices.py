@@ -201,6 +201,10 @@ def test_a_full_queue_says_overloaded(fleet: Fleet, gate: Path) -> None:
         "beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate, "--run-s", 0.02)
     )
 
+    async def least_answered(client: mdp.AsyncClient) -> int:
+        statuses = await client.status(timeout_s=PATIENCE_S)
+        return min(status.counts["answered"] for status in statuses if status.device != "alpha")
+
     async def ask_many() -> list[Prediction]:
         async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
             (gate / "run").touch()
@@ -210,9 +214,14 @@ def test_a_full_queue_says_overloaded(fleet: Fleet, gate: Path) -> None:
             # All at once, a burst would have to wait for the first to be taken out of the queue.
             while not (gate / "run-2").exists():
                 await asyncio.wait(calls, timeout=0.005)
-            calls += [
-                asyncio.create_task(client.classify(RED, deadline_ms=PLENTY_MS)) for _ in range(24)
-            ]
+            for _ in range(3):
+                calls += [
+                    asyncio.create_task(client.classify(RED, deadline_ms=PLENTY_MS))
+                    for _ in range(8)
+                ]
+                # Nor shall those fill the queues of the others, on a busy machine.
+                while await least_answered(client) < 1 + len(calls):
+                    await asyncio.sleep(0.005)
             # One runs, sixteen wait, and eight are turned away, which lets those calls end.
             done: set[asyncio.Task[Prediction]] = set()
             while len(done) < 8:
