@@ -188,10 +188,11 @@ class Router:
     def _await(self, timeout_s: float | None) -> bool:
         """Wait; whether to look for messages."""
         with self._lock:
+            # First: a socket that is never quiet shall not keep anybody out for longer.
+            if self._arrivals.due_s != math.inf:
+                timeout_s = self._let_in(timeout_s)
             if self._unsure and self._has_more():
                 timeout_s = 0.0
-            elif self._arrivals.due_s != math.inf:
-                timeout_s = self._let_in(timeout_s)
             self._waiting = True
         told = self._epoll.poll(timeout_s)
         with self._lock:
