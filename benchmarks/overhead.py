@@ -1,12 +1,18 @@
 """What a call costs beyond computing, against a bare ZeroMQ exchange of the same bytes.
 
-    python -m benchmarks.overhead            # about 3 minutes
+    python -m benchmarks.overhead            # about 5 minutes
 
-Agents on loopback, each a process of its own, serve 224x224 crops. Beside them as many processes
-with nothing but a ROUTER answer the same frames with frames of the same size. Both are asked in
-turns, a block each, so that drift of the machine meets both. Reported are a call's latency less its
-slowest member's own computing, the bare round trip to all, and the ratio of both with the interval
-in which it lies when the rounds are drawn anew.
+Agents on loopback, each a process of its own, serve 224x224 crops. They are asked in turns, a block
+each, so that drift of the machine meets all:
+
+    ours      by this project's client
+    client    the same agents, by a bare DEALER each and a poller that sends them ready frames and
+              decodes nothing: what is over it, the client costs
+    both      as many processes with nothing but a ROUTER, which answer with frames of the same
+              size, by the same bare client: what is over it, client and agents cost
+
+Reported are a call's latency less its slowest member's own computing, the bare round trips to all,
+and the ratios with the interval in which each lies when the rounds are drawn anew.
 
     stub           real agents whose model does nothing, so that the processor is all for the call
     stub, keys     the same in CurveZMQ, on both sides
@@ -23,21 +29,30 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from benchmarks.resampling import ratio_interval
-from benchmarks.serving_fleet import bare_exchange, colour_bundle, served, stub_fleet
+from benchmarks.serving_fleet import (
+    asked_bare,
+    bare_exchange,
+    colour_bundle,
+    served,
+    stub_fleet,
+)
 from mdp.bench import noise_picture, overhead_ms, percentiles
 
 NAME = "overhead"
 RESULTS = Path(__file__).parent / "results" / "overhead.json"
 SIDE = 224
 POINTS = (50, 99)
+NAMES = tuple(f"p{point}" for point in POINTS)
+OURS, CLIENT, BOTH = "ours", "client", "both"
+#: Against what ours is held.
+OVER = (CLIENT, BOTH)
 STUB, STUB_KEYS, ONNX = "stub", "stub, keys", "onnxruntime"
 
 
 def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, object]:
-    """Both exchanges in turns; milliseconds at p50 and p99, and their ratios."""
-    ours: list[list[float]] = []
-    bare: list[list[float]] = []
+    """All three in turns; milliseconds at p50 and p99, and their ratios."""
     keys, partial = kind == STUB_KEYS, 0
+    blocks: dict[str, list[list[float]]] = {OURS: [], **{over: [] for over in OVER}}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         if kind == ONNX:
@@ -47,46 +62,53 @@ def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, ob
         else:
             fleet = stack.enter_context(stub_fleet(folder, agents, side=SIDE, keys=keys))
         client = stack.enter_context(fleet.client())
-        bare_client = stack.enter_context(bare_exchange(agents, side=SIDE, keys=keys))
+        same_agents = stack.enter_context(asked_bare(fleet, side=SIDE))
+        routers = stack.enter_context(bare_exchange(agents, side=SIDE, keys=keys))
         picture = noise_picture(SIDE)
         for number in range(rounds + 1):
             predictions = [client.classify(picture) for _ in range(per_round)]
-            trips = [bare_client.round_trip_ms() for _ in range(per_round)]
+            taken = {
+                OURS: [overhead_ms(prediction) for prediction in predictions],
+                CLIENT: [same_agents.overhead_ms() for _ in range(per_round)],
+                BOTH: [routers.round_trip_ms() for _ in range(per_round)],
+            }
             if number:  # the first one warms up
                 partial += sum(prediction.partial for prediction in predictions)
-                ours.append([overhead_ms(prediction) for prediction in predictions])
-                bare.append(trips)
-    all_ours, all_bare = (percentiles([*chain(*blocks)], POINTS) for blocks in (ours, bare))
+                for what, block in taken.items():
+                    blocks[what].append(block)
+    ms = {what: percentiles([*chain(*taken)], POINTS) for what, taken in blocks.items()}
     return {
         "kind": kind,
         "agents": agents,
         "requests": rounds * per_round,
         "partial": partial,
-        "overhead_ms": all_ours,
-        "bare_ms": all_bare,
-        "ratio": {point: all_ours[point] / all_bare[point] for point in all_ours},
-        "ratio_95": {f"p{point}": ratio_interval(ours, bare, point) for point in POINTS},
+        "ms": ms,
+        "ratio": {over: {p: ms[OURS][p] / ms[over][p] for p in ms[over]} for over in OVER},
+        "ratio_95": {
+            over: {f"p{p}": ratio_interval(blocks[OURS], blocks[over], p) for p in POINTS}
+            for over in OVER
+        },
     }
+
+
+def spread(row: dict[str, object], over: str, point: str) -> str:
+    """A ratio and where it lies."""
+    ratio, (low, high) = row["ratio"][over][point], row["ratio_95"][over][point]
+    return f"{ratio:.2f} ({low:.2f}-{high:.2f})"
 
 
 def line_of(row: dict[str, object]) -> str:
     """One row of the table, for people."""
-    ours, theirs, ratio, sure = (
-        row[key] for key in ("overhead_ms", "bare_ms", "ratio", "ratio_95")
-    )
-    spread = "  ".join(
-        f"{ratio[p]:5.2f} ({sure[p][0]:.2f}-{sure[p][1]:.2f})" for p in ("p50", "p99")
-    )
-    return (
-        f"{row['kind']:<12} {row['agents']:>6} {ours['p50']:>8.2f} {ours['p99']:>7.2f} "
-        f"{theirs['p50']:>8.2f} {theirs['p99']:>7.2f}   {spread}"
-    )
+    times = "  ".join(f"{row['ms'][what][p]:5.2f}" for p in NAMES for what in (OURS, *OVER))
+    ratios = "  ".join(spread(row, over, p) for over in OVER for p in NAMES)
+    return f"{row['kind']:<12} {row['agents']:>6}  {times}  {ratios}"
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, object]]:
     """Every kind with every number of agents."""
-    say(f"{'':12} {'agents':>6} {'ours p50':>8} {'p99':>7} {'bare p50':>8} {'p99':>7}   "
-        f"{'ratio p50':<19}  ratio p99")  # fmt: skip
+    times = "  ".join(f"{what:>5}" for _ in NAMES for what in ("ours", "agent", "bare"))
+    ratios = "  ".join(f"{over + ' ' + p:<16}" for over in OVER for p in NAMES)
+    say(f"{'':12} agents  {times}  {ratios}")
     rows = []
     for kind in options.kinds:
         for count in options.agents:
@@ -98,21 +120,14 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[st
 def table(rows: list[dict[str, object]]) -> str:
     """The page's table."""
     lines = [
-        "| agents | how many | overhead p50 ms | p99 | bare p50 ms | p99 | ratio p50 (95 %) "
-        "| ratio p99 (95 %) |",
-        "|---|---|---|---|---|---|---|---|",
+        "| agents | how many | a call, p50 ms | p99 | same agents asked bare, p50 | p99 "
+        "| bare ROUTERs, p50 | p99 | client: ratio p50 (95 %) | p99 | both: ratio p50 (95 %) | p99 |",
+        "|---" * 12 + "|",
     ]
     for row in rows:
-        ours, theirs, ratio, sure = (
-            row[key] for key in ("overhead_ms", "bare_ms", "ratio", "ratio_95")
-        )
-        spread = " | ".join(
-            f"{ratio[p]:.2f} ({sure[p][0]:.2f}-{sure[p][1]:.2f})" for p in ("p50", "p99")
-        )
-        lines.append(
-            f"| {row['kind']} | {row['agents']} | {ours['p50']:.2f} | {ours['p99']:.2f} "
-            f"| {theirs['p50']:.2f} | {theirs['p99']:.2f} | {spread} |"
-        )
+        cells = [f"{row['ms'][what][p]:.2f}" for what in (OURS, *OVER) for p in NAMES]
+        cells += [spread(row, over, p) for over in OVER for p in NAMES]
+        lines.append(f"| {row['kind']} | {row['agents']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Self
 
 import zmq
 
@@ -15,9 +17,9 @@ from mdp.bench import noise_picture
 from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.fleet import new_fleet
-from mdp.keys import new_keys
-from mdp.transport import new_pair
-from mdp.wire import Infer, Result, encode
+from mdp.keys import KeyPair, load_pair, new_keys
+from mdp.transport import new_pair, public_key_of
+from mdp.wire import Infer, Result, decode, encode
 from tests.support.bundles import LABELS, write_bundle
 
 #: Agents that are not there after so long are not coming.
@@ -54,6 +56,10 @@ class ServedFleet:
     """Running agents: their fleet file, where each listens and the process that serves it."""
 
     path: Path
+    bundle: Bundle
+    #: The clients' secret key file, if connections are encrypted, and each device's public key.
+    key: Path | None
+    public_keys: Mapping[str, str]
     addresses: dict[str, str]
     processes: dict[str, "subprocess.Popen[str]"]
     #: How to start a device's process again.
@@ -83,10 +89,13 @@ class ServedFleet:
 
 @contextmanager
 def running(bundle: Bundle, folder: Path, commands: Mapping[Sequence[str], list[str]],
-            public_key: Callable[[str], str | None] = lambda device: None,
+            public_keys: Mapping[str, str] = MappingProxyType({}),
             key: Path | None = None) -> Iterator[ServedFleet]:  # fmt: skip
     """A process per command, of which each says in JSON where its devices listen."""
-    fleet = ServedFleet(path=folder / "fleet.toml", addresses={}, processes={}, commands={})
+    fleet = ServedFleet(
+        path=folder / "fleet.toml", bundle=bundle, key=key, public_keys=public_keys,
+        addresses={}, processes={}, commands={},
+    )  # fmt: skip
     try:
         for devices, command in commands.items():
             process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -95,10 +104,10 @@ def running(bundle: Bundle, folder: Path, commands: Mapping[Sequence[str], list[
         for device, process in fleet.processes.items():
             fleet.addresses[device] = json.loads(_line(process))["address"]
         entries = [f"{device}={address}" for device, address in fleet.addresses.items()]
-        new_fleet(bundle, entries, fleet.path, public_key=public_key, key=key)
+        new_fleet(bundle, entries, fleet.path, public_key=public_keys.get, key=key)
         yield fleet
     finally:
-        for process in fleet.processes.values():
+        for process in {*fleet.processes.values()}:
             process.kill()
             process.communicate()
 
@@ -125,7 +134,7 @@ def stub_fleet(
     groups = [tuple(names[first : first + per_process]) for first in range(0, count, per_process)]
     commands = {group: [*module, "--device", *group] for group in groups}
     key = folder / "client.secret" if keys else None
-    with running(bundle, folder, commands, known.get, key) as fleet:
+    with running(bundle, folder, commands, known, key) as fleet:
         yield fleet
 
 
@@ -163,15 +172,28 @@ def _line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline()
 
 
-def message_sizes(side: int) -> tuple[list[bytes], list[int]]:
-    """The frames of a request, and the sizes of a reply's, as this protocol has them."""
+def request_to(digest: str, k: int, side: int) -> list[bytes]:
+    """The frames that ask sub-model `k` for a crop of `side` pixels."""
     infer = Infer(
-        request_id=1, digest="0" * 64, k=0, budget_ms=987.654, image_size=side, encoding="raw"
+        request_id=1, digest=digest, k=k, budget_ms=9876.543, image_size=side, encoding="raw"
     )
-    request = [bytes(frame) for frame in encode(infer, bytes(side * side * 3))]
+    return [bytes(frame) for frame in encode(infer, bytes(side * side * 3))]
+
+
+def reply_sizes() -> list[int]:
+    """How many bytes each frame of an agent's reply has."""
     classes = len(LABELS)
     result = Result(request_id=1, num_classes=classes, queue_ms=0.123, compute_ms=0.456)
-    return request, [len(frame) for frame in encode(result, bytes(8 * classes))]
+    return [len(frame) for frame in encode(result, bytes(8 * classes))]
+
+
+@dataclass(frozen=True, slots=True)
+class BarePeer:
+    """Whom a bare client asks, and with what."""
+
+    address: str
+    request: list[bytes]
+    public_key: str | None = None
 
 
 @contextmanager
@@ -179,68 +201,91 @@ def bare_exchange(
     count: int, *, side: int, keys: bool = False, per_process: int = 1
 ) -> Iterator["BareClient"]:
     """A bare client of `count` ROUTERs that answer anything with as many bytes as an agent does."""
-    request, sizes = message_sizes(side)
-    public, secret = new_pair() if keys else ("", "")
+    public, secret = new_pair() if keys else (None, "")
+    request = request_to("0" * 64, 0, side)
     with ExitStack() as stack:
-        ports: list[int] = []
+        peers: list[BarePeer] = []
         shares = [min(per_process, count - first) for first in range(0, count, per_process)]
         for share in shares:
-            command = [sys.executable, "-c", ECHO, secret, str(share), *map(str, sizes)]
+            command = [sys.executable, "-c", ECHO, secret, str(share), *map(str, reply_sizes())]
             process = stack.enter_context(_process(command))
-            ports += [int(_line(process)) for _ in range(share)]
-        client = BareClient(ports, request, public)
-        stack.callback(client.close)
-        yield client
+            for _ in range(share):
+                address = f"tcp://127.0.0.1:{int(_line(process))}"
+                peers.append(BarePeer(address, request, public))
+        pair = KeyPair(*new_pair()) if keys else None
+        yield stack.enter_context(BareClient(peers, pair))
+
+
+def asked_bare(fleet: ServedFleet, *, side: int) -> "BareClient":
+    """A bare client of the agents of `fleet`, which asks them what this project's client asks."""
+    digest = fleet.bundle.digest
+    peers = [
+        BarePeer(address, request_to(digest, fleet.bundle.assignment(device).k, side),
+                 fleet.public_keys.get(device))
+        for device, address in fleet.addresses.items()
+    ]  # fmt: skip
+    return BareClient(peers, load_pair(fleet.key, public_key_of) if fleet.key else None)
 
 
 class BareClient:
     """A DEALER per peer, no more: what a careful user of pyzmq would write."""
 
-    def __init__(self, ports: Sequence[int], frames: Sequence[bytes], server_key: str = "") -> None:
+    def __init__(self, peers: Sequence[BarePeer], pair: KeyPair | None) -> None:
         self._context = zmq.Context()
-        self._frames = frames
         self._poller = zmq.Poller()
-        self._dealers = []
-        for port in ports:
+        self._requests: list[tuple[zmq.Socket[bytes], list[bytes]]] = []
+        for peer in peers:
             dealer = self._context.socket(zmq.DEALER)
             dealer.linger = 0
-            if server_key:
-                public, secret = zmq.curve_keypair()
-                dealer.curve_publickey, dealer.curve_secretkey = public, secret
-                dealer.curve_serverkey = server_key.encode()
-            dealer.connect(f"tcp://127.0.0.1:{port}")
-            self._dealers.append(dealer)
+            if pair is not None and peer.public_key is not None:
+                dealer.curve_publickey, dealer.curve_secretkey = (
+                    pair.public.encode(), pair.secret.encode()
+                )  # fmt: skip
+                dealer.curve_serverkey = peer.public_key.encode()
+            dealer.connect(peer.address)
+            self._requests.append((dealer, peer.request))
             self._poller.register(dealer, zmq.POLLIN)
 
     def round_trip_ms(self) -> float:
         """Send to all, wait for all."""
+        return self._exchanged()[0]
+
+    def overhead_ms(self) -> float:
+        """A round trip to agents, less the slowest one's computing."""
+        took_ms, replies = self._exchanged()
+        results = [decode(reply).message for reply in replies]
+        assert all(isinstance(result, Result) for result in results), results
+        return took_ms - max(result.compute_ms for result in results)
+
+    def _exchanged(self) -> tuple[float, list[list[bytes]]]:
         started_s = time.perf_counter()
-        for dealer in self._dealers:
-            dealer.send_multipart(self._frames)
-        waiting = len(self._dealers)
-        while waiting:
+        for dealer, request in self._requests:
+            dealer.send_multipart(request)
+        replies: list[list[bytes]] = []
+        while len(replies) < len(self._requests):
             for dealer, _ in self._poller.poll():
-                dealer.recv_multipart()
-                waiting -= 1
-        return (time.perf_counter() - started_s) * 1e3
+                replies.append(dealer.recv_multipart())
+        return (time.perf_counter() - started_s) * 1e3, replies
 
     def many(self, count: int, depth: int) -> None:
         """`count` exchanges with all, with up to `depth` of them under way."""
         sent = 0
-        owed = dict.fromkeys(self._dealers, 0)
+        owed = {dealer: 0 for dealer, _ in self._requests}
         while sent < count or any(owed.values()):
             # The next one goes out as soon as the slowest peer has answered enough.
             while sent < count and max(owed.values()) < depth:
-                for dealer in self._dealers:
-                    dealer.send_multipart(self._frames)
+                for dealer, request in self._requests:
+                    dealer.send_multipart(request)
                     owed[dealer] += 1
                 sent += 1
             for dealer, _ in self._poller.poll():
                 dealer.recv_multipart()
                 owed[dealer] -= 1
 
-    def close(self) -> None:
-        """Close the sockets."""
-        for dealer in self._dealers:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for dealer, _request in self._requests:
             dealer.close()
         self._context.term()

@@ -169,12 +169,14 @@ class Scene:
         """Leave what was entered for the fault."""
         self._held.close()
 
-    def fleet_file(self) -> Path:
-        """A fleet file in which the faulty device is reached as `where` says."""
+    def fleet_file(self, *, alone: bool = False) -> Path:
+        """A fleet file in which the faulty device is reached as `where` says, and `alone` is."""
         addresses = {name: agent.address for name, agent in self.agents.items()}
         if self.where == "relay":
             addresses[self.faulty] = self.relay.address
-        path = self.folder / f"fleet-{self.where}.toml"
+        if alone:
+            addresses = {self.faulty: addresses[self.faulty]}
+        path = self.folder / f"fleet-{self.where}{'-alone' if alone else ''}.toml"
         public, key = {}, None
         if self.wire is not None:
             device = load_public(self.folder / "device.public")
