@@ -10,6 +10,7 @@ pictures and three members. Writes benchmarks/results/early.json and the figures
 
 import argparse
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -46,7 +47,7 @@ def play(judge: Judge, parts: Parts, order: Sequence[int], times_ms: Sequence[fl
         )
         for action in session.handle(came):
             assert isinstance(action, Finish)
-            answer = judge.conclude(action, latency_ms=at_ms, deadline_ms=1e9)
+            answer = judge.conclude(action, latency_ms=partial(float, at_ms), deadline_ms=1e9)
             assert isinstance(answer, Prediction)
             return answer
     raise AssertionError("every member has arrived")

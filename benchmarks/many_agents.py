@@ -2,9 +2,10 @@
 
     python -m benchmarks.serving --only many-agents      # about 4 minutes
 
-64 stub agents, each with a ROUTER, a thread and a queue of its own, take crops of 32x32 pixels, and
-every answer is fused from all 64 of them. Beside them 64 bare ROUTERs answer the same frames with as
-many bytes. Both are asked in turns, a block each: one after the other, and with several under way.
+64 stub agents, each with a ROUTER, a queue and threads of its own, take crops of 32x32 pixels, and
+every answer is fused from all 64 of them. Beside them 64 bare ROUTERs answer the same frames with
+as many bytes. Both are asked in turns, a block each: one after the other, and with several under
+way.
 
 Agents and ROUTERs are processes of their own, or several share one: 64 processes on two cores find
 the caches empty at each request, which says more about the machine than about a fan-out.
@@ -90,14 +91,16 @@ def line_of(row: dict[str, object]) -> str:
 def table(rows: list[dict[str, object]]) -> str:
     """The page's table."""
     lines = [
-        "| agents | of a process | under way | answers a second | bare fan-outs a second | ratio | 95 % |",
+        "| agents | of a process | under way | answers a second | bare fan-outs a second "
+        "| ratio | 95 % |",
         "|---" * 7 + "|",
     ]
     for row in rows:
         low, high = row["ratio_95"]
         lines.append(
-            f"| {row['agents']} | {row['agents_per_process']} | {row['in_flight']} | {row['answers_per_s']:.0f} "
-            f"| {row['bare_per_s']:.0f} | {row['ratio']:.2f} | {low:.2f}-{high:.2f} |"
+            f"| {row['agents']} | {row['agents_per_process']} | {row['in_flight']} "
+            f"| {row['answers_per_s']:.0f} | {row['bare_per_s']:.0f} | {row['ratio']:.2f} "
+            f"| {low:.2f}-{high:.2f} |"
         )
     return "\n".join(lines)
 

@@ -365,12 +365,12 @@ class Exchange:
         call = self._calls.pop(request_id)
         if self._not_in_fleet:
             finish = replace(finish, missing={**finish.missing, **self._not_in_fleet})
-        now_s, frames = self._clock(), None
+        frames = None
         if isinstance(call.asked, Glance):
-            frames = frames_of(call.sights, finish.arrived, now_s)
+            frames = frames_of(call.sights, finish.arrived, self._clock())
         answer = self._judge.conclude(
             finish,
-            latency_ms=(now_s - call.started_s) * 1e3,
+            latency_ms=lambda: (self._clock() - call.started_s) * 1e3,
             deadline_ms=call.deadline_ms,
             frames=frames,
         )

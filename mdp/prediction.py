@@ -1,7 +1,7 @@
 """What a call returns: one labelled answer, made from whatever a session collected. Pure."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 
 import msgspec
@@ -59,7 +59,7 @@ class Prediction:
     #: Accuracy that this combination was measured to have; None for a bundle never evaluated. Of
     #: an answer that ended early, that of the combination whose label it has.
     expected_accuracy: float | None
-    #: From the call to the answer, decoding and cropping included.
+    #: From the call to the answer, decoding, cropping and fusing included.
     latency_ms: float
     deadline_ms: float
     members: tuple[MemberTiming, ...]
@@ -110,13 +110,14 @@ class Judge:
         self,
         finish: Finish,
         *,
-        latency_ms: float,
+        latency_ms: Callable[[], float],
         deadline_ms: float,
         frames: Mapping[str, tuple[int, float]] | None = None,
     ) -> Prediction | InferenceError:
         """The answer from `finish`, or the error that says why there is none.
 
-        `frames` are the number and the age in ms, by device, of what was looked at.
+        `latency_ms` is asked once all is fused, so that fusing counts. `frames` are the number and
+        the age in ms, by device, of what was looked at.
         """
         if not finish.arrived:
             return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
@@ -133,7 +134,7 @@ class Judge:
             used=tuple(arrival.device for arrival in finish.arrived.values()),
             missing=dict(finish.missing),
             expected_accuracy=worth.expected_accuracy,
-            latency_ms=latency_ms,
+            latency_ms=latency_ms(),
             deadline_ms=deadline_ms,
             members=tuple(_timing(k, arrival, frames) for k, arrival in finish.arrived.items()),
             bundle=self._bundle.digest,

@@ -52,9 +52,9 @@ def conclude(folder: Path, members: tuple[int, ...], fusion: Fusion = "stacked")
         timed_out=len(members) < 3,
     )
     judge = Judge(Bundle.open(folder), fusion)
-    answer = judge.conclude(finish, latency_ms=12.0, deadline_ms=80.0)
+    answer = judge.conclude(finish, latency_ms=lambda: 12.0, deadline_ms=80.0)
     # The same again: what was worked out for a subset is kept.
-    assert judge.conclude(finish, latency_ms=12.0, deadline_ms=80.0) == answer
+    assert judge.conclude(finish, latency_ms=lambda: 12.0, deadline_ms=80.0) == answer
     assert isinstance(answer, Prediction)
     return answer
 
@@ -150,7 +150,7 @@ def test_many_members_are_stacked_with_the_weights_and_the_mean_of_their_size(
         timed_out=True,
     )
     answer = Judge(Bundle.open(folder), "stacked").conclude(
-        finish, latency_ms=12.0, deadline_ms=80.0
+        finish, latency_ms=lambda: 12.0, deadline_ms=80.0
     )
     assert isinstance(answer, Prediction)
     assert (answer.mode, answer.label) == ("stacked", "green")
@@ -193,7 +193,8 @@ def test_at_most_five_labels_best_first(tmp_path: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
     logits = tuple(float(n) for n in (0, 8, 1, 7, 2, 6, 3, 5, 4))
     finish = Finish(arrived={0: arrival(0, logits, logits)}, missing={}, timed_out=False)
-    answer = Judge(Bundle.open(folder), "bagged").conclude(finish, latency_ms=1.0, deadline_ms=2.0)
+    judge = Judge(Bundle.open(folder), "bagged")
+    answer = judge.conclude(finish, latency_ms=lambda: 1.0, deadline_ms=2.0)
     assert isinstance(answer, Prediction)
     best = ["class 1", "class 3", "class 5", "class 7", "class 8"]
     assert [label for label, _ in answer.top] == best
