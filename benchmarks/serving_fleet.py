@@ -212,8 +212,12 @@ def bare_exchange(
             for _ in range(share):
                 address = f"tcp://127.0.0.1:{int(_line(process))}"
                 peers.append(BarePeer(address, request, public))
-        pair = KeyPair(*new_pair()) if keys else None
-        yield stack.enter_context(BareClient(peers, pair))
+        yield stack.enter_context(BareClient(peers, _some_pair() if keys else None))
+
+
+def _some_pair() -> KeyPair:
+    public, secret = new_pair()
+    return KeyPair(public=public, secret=secret)
 
 
 def asked_bare(fleet: ServedFleet, *, side: int) -> "BareClient":
