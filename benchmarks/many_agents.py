@@ -108,7 +108,7 @@ def table(rows: list[dict[str, object]]) -> str:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How many, and how long to measure."""
     parser.add_argument("--many", type=int, default=64)
-    parser.add_argument("--many-per-process", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--many-per-process", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--many-in-flight", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--many-rounds", type=int, default=12)
     parser.add_argument("--many-per-round", type=int, default=100)
