@@ -103,7 +103,11 @@ class Client(Connection):
             hedge_share=hedge_share,
             early=early,
         )
-        client._wait(client._link, timeout_s, client._link.settled)
+        try:
+            client._wait(client._link, timeout_s, client._link.settled)
+        except BaseException:  # Ctrl-C while it waits
+            client.close()
+            raise
         return client
 
     def classify(self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS) -> Prediction:

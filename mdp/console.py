@@ -8,7 +8,9 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 import msgspec
@@ -20,6 +22,8 @@ from mdp.errors import InputError, MDPError
 #: Why something cannot be written although it could before.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 INTERRUPTED = 128 + signal.SIGINT
+#: After so long, a Ctrl-C that Python has swallowed is raised again.
+_AGAIN_S = 0.01
 
 
 class Interrupted(MDPError):
@@ -46,7 +50,8 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
     A full disk becomes one too, under what it prints as well.
     """
     try:
-        _flushed(app)
+        with interrupts_heeded():
+            _flushed(app)
     except MDPError as error:
         print(f"{name}: {one_line(error)}", file=sys.stderr)
         sys.exit(error.exit_code)
@@ -65,6 +70,30 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
         print(f"{name}: interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
     sys.exit(0)
+
+
+@contextmanager
+def interrupts_heeded() -> Iterator[None]:
+    """Have a Ctrl-C interrupt what runs even where Python swallows it.
+
+    That is in a destructor and in a weak reference's callback, as each import has one: what is
+    raised there is printed, and all goes on.
+    """
+    shown = sys.unraisablehook
+
+    def once_more(unraisable: "sys.UnraisableHookArgs") -> None:
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+            timer.daemon = True
+            timer.start()
+        else:
+            shown(unraisable)
+
+    sys.unraisablehook = once_more
+    try:
+        yield
+    finally:
+        sys.unraisablehook = shown
 
 
 def _flushed(app: Callable[[], object]) -> None:

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
 import mdp
 from mdp.prediction import Prediction
+from mdp.transport import Dealers
 from tests.support.bundles import (
     DEVICES,
     colour_picture,
@@ -407,6 +409,22 @@ def test_a_device_that_was_never_there_may_come_later(fleet: Fleet) -> None:
         without(ask(client), "gamma", "unreachable")
         fleet.restart("gamma")
         answers_until(client, RED, lambda a: not a.missing, PLENTY_MS)
+
+
+def test_connecting_that_is_interrupted_leaves_nothing_behind(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet.start_all()
+    made: list[Dealers] = []
+
+    def interrupted(self: Dealers, timeout_s: float | None) -> NoReturn:
+        made.append(self)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Dealers, "poll", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        mdp.Client.connect(fleet.write())
+    assert [dealers._context.closed for dealers in made] == [True]
 
 
 def test_a_stream_goes_on_through_a_death(fleet: Fleet) -> None:

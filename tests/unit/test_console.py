@@ -1,6 +1,9 @@
 """Exit codes, one line on stderr, lists of values."""
 
 import json
+import signal
+import sys
+import threading
 from typing import Annotated
 
 import pytest
@@ -51,6 +54,47 @@ def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[st
 def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(capsys, None) == (0, "", "")
     assert ended(capsys, KeyboardInterrupt()) == (130, "", "mdp: interrupted\n")
+
+
+def test_a_ctrl_c_during_a_destructor_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    class Odd:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    went_on = False
+
+    def app() -> None:
+        nonlocal went_on
+        odd = Odd()
+        del odd
+        went_on = True
+        assert not threading.Event().wait(60.0), "nobody was interrupted"
+
+    before = sys.unraisablehook
+    with pytest.raises(SystemExit) as end:
+        console.run(app, "mdp")
+    assert went_on
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "mdp: interrupted\n"
+    assert sys.unraisablehook is before
+
+
+def test_what_else_is_raised_in_a_destructor_is_shown() -> None:
+    shown: list[object] = []
+
+    class Odd:
+        def __del__(self) -> None:
+            raise ZeroDivisionError
+
+    def app() -> None:
+        odd = Odd()
+        del odd
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "unraisablehook", lambda unraisable: shown.append(unraisable.exc_type))
+        with pytest.raises(SystemExit):
+            console.run(app, "mdp")
+    assert shown == [ZeroDivisionError]
 
 
 def test_a_mistake_of_ours_keeps_its_traceback() -> None:
