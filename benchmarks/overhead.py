@@ -147,9 +147,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """What to measure, and for how long."""
     parser.add_argument("--agents", type=int, nargs="+", default=[1, 3, 8])
     parser.add_argument("--kinds", nargs="+", default=[STUB, STUB_KEYS, ONNX])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=10)
     # The first calls of a block find the caches full of what the others did.
-    parser.add_argument("--per-round", type=int, default=200)
+    parser.add_argument("--per-round", type=int, default=500)
 
 
 def main() -> None:
