@@ -13,6 +13,8 @@ one agent's door, and comes again as soon as one of them is cut off:
 
 Reported are a call's latency alone and beside the crowd, the ratio of both with the interval in
 which it lies when the blocks are drawn anew, and how many connections the crowd made in a second.
+Of p99 also the median of all blocks' own: the crowd comes anew in each, and what else happens on
+the machine is mostly in few of them.
 The crowd computes where nobody else wants the processor (SCHED_IDLE), as it has machines of its
 own; what the kernel does for its packets is on the same cores, and a part of the ratio.
 """
@@ -211,6 +213,11 @@ def calls(client: Client, seconds: float) -> list[float]:
     return latencies
 
 
+def typical(blocks: list[list[float]], point: float) -> float:
+    """The median of the blocks' own percentiles."""
+    return float(np.median([np.percentile(block, point) for block in blocks]))
+
+
 def measure(options: argparse.Namespace, *, keys: bool, kind: str) -> dict[str, object]:
     """Calls alone and beside a crowd, in turns."""
     alone: list[list[float]] = []
@@ -240,6 +247,11 @@ def measure(options: argparse.Namespace, *, keys: bool, kind: str) -> dict[str, 
         "beside_ms": busy,
         "ratio": {point: busy[point] / quiet[point] for point in quiet},
         "ratio_95": {f"p{point}": ratio_interval(beside, alone, point) for point in POINTS},
+        "typical_p99": {
+            "alone_ms": typical(alone, 99),
+            "beside_ms": typical(beside, 99),
+            "ratio": typical(beside, 99) / typical(alone, 99),
+        },
         "connections_per_s": float(np.median(rates)),
     }
 
@@ -258,7 +270,7 @@ def main() -> None:
     cases = [(False, SILENT), (True, SILENT), (True, GREETING), (True, KNOCKING)]
     rows = [measure(options, keys=keys, kind=kind) for keys, kind in cases]
     print(f"{'':5} {'crowd':9} {'alone p50':>9} {'p99':>7} {'beside p50':>10} {'p99':>7} "
-          f"{'ratio p50':>9} {'p99':>6} {'(95 %)':>13} {'made/s':>7}")  # fmt: skip
+          f"{'ratio p50':>9} {'p99':>6} {'(95 %)':>13} {'typical':>7} {'made/s':>7}")  # fmt: skip
     for row in rows:
         alone, beside, ratio = row["alone_ms"], row["beside_ms"], row["ratio"]
         low, high = row["ratio_95"]["p99"]
@@ -267,6 +279,7 @@ def main() -> None:
             f"{'keys' if row['keys'] else 'plain':5} {row['crowd']:9} {alone['p50']:>9.2f} "
             f"{alone['p99']:>7.2f} {beside['p50']:>10.2f} {beside['p99']:>7.2f} "
             f"{ratio['p50']:>9.2f} {ratio['p99']:>6.2f} {sure:>13} "
+            f"{row['typical_p99']['ratio']:>7.2f} "
             f"{row['connections_per_s']:>7.0f}"
         )
     options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")

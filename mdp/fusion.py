@@ -213,8 +213,7 @@ def fuse(contributions: Mapping[int, Contribution], weights: SubsetWeights) -> L
     scalars = weights.a + weights.b
     if heads[0].ndim == 1:
         # One picture, while somebody waits: a single product instead of two steps per member.
-        stacked = np.concatenate(heads).reshape(len(heads), -1)
-        fused = np.array(scalars, dtype=np.float32) @ stacked
+        fused: Logits = np.array(scalars, dtype=np.float32).dot(np.array(heads))
     else:
         fused = np.zeros_like(heads[0], dtype=np.float32)
         for scalar, head in zip(scalars, heads, strict=True):

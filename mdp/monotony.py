@@ -19,11 +19,13 @@ CONSTANT = f"the same logits for {DIFFERENT_CROPS} different crops in a row"
 class Monotony:
     """What one device has said last, and of how many different crops."""
 
-    __slots__ = ("_crops", "_logits")
+    __slots__ = ("_crops", "_last", "_logits")
 
     def __init__(self) -> None:
         self._logits = b""
+        #: Of the crops in question, sums of their middles, and the last one's middle.
         self._crops: set[int] = set()
+        self._last = b""
 
     def is_constant(self, logits: Buffer, crop: Buffer) -> bool:
         """Whether `logits` are those of many different crops in a row, of which `crop` is the last.
@@ -36,5 +38,9 @@ class Monotony:
             return False
         if len(self._crops) < DIFFERENT_CROPS:
             middle = len(crop) // 2
-            self._crops.add(zlib.crc32(crop[middle : middle + SAMPLE_BYTES]))
+            sample = bytes(crop[middle : middle + SAMPLE_BYTES])
+            # Mostly the same picture is shown again, which is seen at once.
+            if sample != self._last or not self._crops:
+                self._crops.add(zlib.crc32(sample))
+                self._last = sample
         return len(self._crops) >= DIFFERENT_CROPS

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from mdp.bundle import Bundle
 from mdp.early import EarlyRule
@@ -43,8 +43,7 @@ class MemberTiming(Struct, frozen=True, kw_only=True):
     frame_age_ms: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Struct, frozen=True, kw_only=True):
     """One picture's answer, and what it is made of."""
 
     label: str
@@ -77,7 +76,7 @@ class Prediction:
 
     def to_json(self, path: str | None = None) -> dict[str, object]:
         """The keys that `mdp classify --json` prints."""
-        members = tuple(msgspec.structs.asdict(member) for member in self.members)
+        members = tuple(asdict(member) for member in self.members)
         content = asdict(self) | {"members": members}
         return {"path": path, **content} if path is not None else content
 

@@ -67,9 +67,9 @@ def test_an_answer_in_words() -> None:
 
 
 def test_an_answer_of_a_bundle_that_was_never_evaluated() -> None:
-    import dataclasses
+    import msgspec
 
-    never = dataclasses.replace(PREDICTION, expected_accuracy=None, missing={})
+    never = msgspec.structs.replace(PREDICTION, expected_accuracy=None, missing={})
     assert describe("cat.jpg", never) == (
         "cat.jpg: red (93%), stacked from alpha + gamma, accuracy never measured, 12.3 ms"
     )

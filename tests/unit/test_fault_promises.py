@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace as changed
 
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
 from mdp.prediction import Prediction
@@ -94,15 +95,15 @@ def test_what_is_kept(kind: Kind, made: Call, promise: Promise) -> None:
             GONE,
             "another device is not in the answer: {'gamma': 'late'}",
         ),
-        (call(replace(LESS, label="blue")), GONE, "says blue of a red picture"),
+        (call(changed(LESS, label="blue")), GONE, "says blue of a red picture"),
         (
-            call(replace(LESS, mode="bagged")),
+            call(changed(LESS, mode="bagged")),
             GONE,
             "mode bagged from alpha, gamma, expected stacked",
         ),
-        (call(replace(LESS, expected_accuracy=0.3)), GONE, "expected_accuracy 0.3, measured 0.2"),
+        (call(changed(LESS, expected_accuracy=0.3)), GONE, "expected_accuracy 0.3, measured 0.2"),
         (
-            call(replace(WHOLE, missing={"beta": "late"}), "after"),
+            call(changed(WHOLE, missing={"beta": "late"}), "after"),
             GONE,
             "complete, but lists as missing: {'beta': 'late'}",
         ),
@@ -149,20 +150,20 @@ def test_what_is_known_is_not_waited_for() -> None:
 
 
 def test_the_same_devices_give_the_same_answer() -> None:
-    other = call(replace(LESS, probability=0.8))
+    other = call(changed(LESS, probability=0.8))
     assert broken_together([call(LESS), other], GONE, fleet()) == ["picture 2 had 0.9 and 0.8"]
     # What the faulty device itself says may be anything.
-    odd = call(replace(WHOLE, probability=0.1))
+    odd = call(changed(WHOLE, probability=0.1))
     assert broken_together([call(WHOLE, "before"), odd], Promise(used="perhaps"), fleet()) == []
 
 
 def test_wrong_labels_are_counted_where_nobody_can_know() -> None:
     constant = Promise(used="perhaps", wrong_labels=1)
-    odd = call(replace(WHOLE, label="blue"))
+    odd = call(changed(WHOLE, label="blue"))
     assert broken(odd, constant, fleet()) == []
     assert broken_together([odd], constant, fleet()) == []
     assert broken_together([odd, odd], constant, fleet()) == ["2 wrong labels, at most 1 may be"]
-    without = call(replace(LESS, label="blue"))
+    without = call(changed(LESS, label="blue"))
     assert "says blue of a red picture" in broken(without, constant, fleet())
 
 
