@@ -1,6 +1,6 @@
 """What a call costs beyond computing, against a bare ZeroMQ exchange of the same bytes.
 
-    python -m benchmarks.overhead            # about 5 minutes
+    python -m benchmarks.overhead            # about 2 minutes
 
 Agents on loopback, each a process of its own, serve 224x224 crops. They are asked in turns, a block
 each, so that drift of the machine meets all:

@@ -1,11 +1,11 @@
 """Every benchmark of serving: what a call costs, and what becomes of it in bad company.
 
-    python -m benchmarks.serving                         # all of them, about 12 minutes
+    python -m benchmarks.serving                         # all of them, about 9 minutes
     python -m benchmarks.serving --only overshoot stream
 
-    overhead      4 min  a call against a bare ZeroMQ exchange of the same bytes
+    overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
     dead-device   1 min  calls of a fleet that has lost a device, beside a healthy one
-    overshoot     2 min  by how much calls end after their deadline
+    overshoot     1 min  by how much calls end after their deadline
     stream        3 min  `stream` beside the slowest member's model run in a loop
     many-agents   2 min  one client and 64 agents, beside a bare fan-out
 
