@@ -4,6 +4,9 @@ from collections.abc import Mapping
 
 #: Weight of the newest computation in the running estimate.
 _NEWEST = 0.2
+#: A computation counts for so many times what was expected at most, so that the estimate at most
+#: doubles: one during which the process was stopped for seconds would shut the door for long.
+_LONGEST = 6.0
 #: Each refusal lowers the estimates, so that one slow spell cannot shut the door for good.
 _FORGET = 0.95
 #: A batch pays if it takes at most this share of the time of its pictures one by one. What is
@@ -54,6 +57,8 @@ class Durations:
 
     def learn(self, pictures: int, took_s: float) -> None:
         """A computation of so many has taken so long."""
+        if expected_s := self.of(pictures):
+            took_s = min(took_s, _LONGEST * expected_s)
         known = self._seconds.get(pictures)
         self._seconds[pictures] = took_s if not known else known + _NEWEST * (took_s - known)
 

@@ -8,6 +8,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 CAPACITY = 16
 _NEWEST = 0.2
+_LONGEST = 6.0
 _FORGET = 0.95
 
 Refusal = Literal["overloaded", "too_late"]
@@ -64,8 +65,13 @@ class AgentQueue(Generic[J]):
         """The job taken last has ended."""
         self.running = False
         self.busy_until_s = float("-inf")
-        weight = _NEWEST if self.estimate_s else 1.0
-        self.estimate_s += weight * (took_s - self.estimate_s)
+        known_s = self.estimate_s
+        if not known_s:
+            self.estimate_s = took_s
+            return
+        if took_s > _LONGEST * known_s:
+            took_s = _LONGEST * known_s
+        self.estimate_s = known_s + _NEWEST * (took_s - known_s)
 
     def clear(self) -> None:
         """Forget everything, as a process that ends does."""

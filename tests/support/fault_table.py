@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from mdp.client import Client
 from mdp.monotony import DIFFERENT_CROPS
 from tests.support.confined import (
     faketime_library,
@@ -17,9 +18,9 @@ from tests.support.confined import (
     small_disk,
 )
 from tests.support.fault_promises import PROBATION, STARTING, Kind, Promise
-from tests.support.fault_scene import Scene, Where
+from tests.support.fault_scene import Scene, Where, picture
 from tests.support.faulty_agent import MIB
-from tests.support.fleet import until
+from tests.support.fleet import PATIENCE_S, until
 from tests.support.relay import WELL, Link
 from tests.support.wires import wiring_works
 
@@ -184,6 +185,9 @@ def _link_was_bad(scene: Scene) -> str:
 
 def _clock_differs(least_s: float) -> Callable[[Scene], str]:
     def differs(scene: Scene) -> str:
+        # It may have been passed over for its replica, and then has written nothing lately.
+        with Client.connect(scene.fleet_file(alone=True), timeout_s=PATIENCE_S) as client:
+            client.classify(picture(0)[0], deadline_ms=PATIENCE_S * 1e3)
         seen_s = float(scene.word.with_suffix(".clock").read_text())
         ahead_s = seen_s - time.time()
         return "" if abs(ahead_s) >= least_s else f"its clock is only {ahead_s:.0f} s ahead"

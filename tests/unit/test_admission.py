@@ -121,6 +121,17 @@ def test_the_estimate_follows_what_runs_took() -> None:
     assert admission.estimate_s == pytest.approx(0.12)
 
 
+def test_a_run_that_was_stopped_on_the_way_hardly_counts() -> None:
+    admission = Admission()
+    ran(admission, took_s=0.001)
+    ran(admission, took_s=8.0)
+    assert admission.estimate_s == pytest.approx(0.002)
+    # A device that has become slow is known to be soon.
+    for _ in range(20):
+        ran(admission, took_s=0.1)
+    assert admission.estimate_s == pytest.approx(0.1, rel=0.05)
+
+
 def test_a_failed_run_teaches_nothing() -> None:
     admission = Admission()
     ran(admission, took_s=0.1)
