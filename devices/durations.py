@@ -4,8 +4,9 @@ from collections.abc import Mapping
 
 #: Weight of the newest computation in the running estimate.
 _NEWEST = 0.2
-#: A computation counts for so many times what was expected at most, so that the estimate at most
-#: doubles: one during which the process was stopped for seconds would shut the door for long.
+#: A computation that takes more than so many times what was expected counts for that, and the
+#: estimate doubles: one during which the process was stopped would shut the door for long. If the
+#: next one is long as well, this device has become slow, and that counts in full.
 _LONGEST = 6.0
 #: Each refusal lowers the estimates, so that one slow spell cannot shut the door for good.
 _FORGET = 0.95
@@ -23,6 +24,8 @@ class Durations:
     def __init__(self, most: int = 1) -> None:
         self.most = most
         self._seconds: dict[int, float] = {}
+        #: Whether the last computation took much longer than expected.
+        self._was_long = False
 
     def of(self, pictures: int) -> float:
         """Seconds of so many at once; 0 as long as nothing is known."""
@@ -57,8 +60,11 @@ class Durations:
 
     def learn(self, pictures: int, took_s: float) -> None:
         """A computation of so many has taken so long."""
-        if expected_s := self.of(pictures):
-            took_s = min(took_s, _LONGEST * expected_s)
+        longest_s = _LONGEST * self.of(pictures)
+        is_long = 0 < longest_s < took_s
+        if is_long and not self._was_long:
+            took_s = longest_s
+        self._was_long = is_long
         known = self._seconds.get(pictures)
         self._seconds[pictures] = took_s if not known else known + _NEWEST * (took_s - known)
 
@@ -69,5 +75,5 @@ class Durations:
 
     def renew(self, most: int, seconds: Mapping[int, float]) -> None:
         """From now on another model is computed, of which this has been measured."""
-        self.most = most
+        self.most, self._was_long = most, False
         self._seconds = dict(seconds)

@@ -26,7 +26,7 @@ J = TypeVar("J", bound=Timed)
 class AgentQueue(Generic[J]):
     """Bounded, first come first served; refuses and drops what cannot be on time."""
 
-    __slots__ = ("busy_until_s", "capacity", "estimate_s", "running", "waiting")
+    __slots__ = ("_was_long", "busy_until_s", "capacity", "estimate_s", "running", "waiting")
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity = capacity
@@ -36,6 +36,7 @@ class AgentQueue(Generic[J]):
         self.waiting: list[J] = []
         self.running = False
         self.busy_until_s = float("-inf")
+        self._was_long = False
 
     def offer(self, job: J, now_s: float) -> Refusal | None:
         """Queue `job`, or say why not."""
@@ -69,8 +70,10 @@ class AgentQueue(Generic[J]):
         if not known_s:
             self.estimate_s = took_s
             return
-        if took_s > _LONGEST * known_s:
+        is_long = took_s > _LONGEST * known_s
+        if is_long and not self._was_long:
             took_s = _LONGEST * known_s
+        self._was_long = is_long
         self.estimate_s = known_s + _NEWEST * (took_s - known_s)
 
     def clear(self) -> None:
@@ -79,3 +82,4 @@ class AgentQueue(Generic[J]):
         self.running = False
         self.busy_until_s = float("-inf")
         self.estimate_s = 0.0
+        self._was_long = False

@@ -126,10 +126,20 @@ def test_a_run_that_was_stopped_on_the_way_hardly_counts() -> None:
     ran(admission, took_s=0.001)
     ran(admission, took_s=8.0)
     assert admission.estimate_s == pytest.approx(0.002)
-    # A device that has become slow is known to be soon.
-    for _ in range(20):
-        ran(admission, took_s=0.1)
-    assert admission.estimate_s == pytest.approx(0.1, rel=0.05)
+    ran(admission, took_s=0.002)
+    ran(admission, took_s=8.0)
+    assert admission.estimate_s == pytest.approx(0.004)
+
+
+def test_a_device_that_has_become_slow_is_known_to_be_soon() -> None:
+    admission = Admission()
+    ran(admission, took_s=0.001)
+    ran(admission, took_s=1.0)
+    assert admission.estimate_s == pytest.approx(0.002)
+    ran(admission, took_s=1.0)
+    assert admission.estimate_s == pytest.approx(0.2016)
+    ran(admission, took_s=1.0)
+    assert admission.estimate_s == pytest.approx(0.36128)
 
 
 def test_a_failed_run_teaches_nothing() -> None:
