@@ -13,8 +13,9 @@ from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_netw
 from mdp.transport.syn_filter import Network
 
 #: Connections a second from one host, in the long run, and at once after a quiet time: enough for
-#: some dozens of clients there that all begin together, or look for an agent that is gone.
-PER_S, AT_ONCE = 8.0, 64
+#: thirty clients there that all begin together, or a few that look for an agent that is gone. Twice
+#: as many would make one call in fifty wait for a handshake, beside one who knocks without end.
+PER_S, AT_ONCE = 4.0, 32
 #: The longest that a host is kept out, however many came before that could take effect.
 LONGEST_S = 10.0
 #: Hosts that are remembered before those are forgotten that have their whole allowance.

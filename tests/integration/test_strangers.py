@@ -389,7 +389,7 @@ def test_whoever_knocks_with_a_wrong_key_is_counted_before_it_has_gone() -> None
                 return bool(router._arrivals.kept_out)
 
         until(is_kept_out, "it is kept out")
-        assert knocks <= arrivals.AT_ONCE + 8 * PATIENCE_S
+        assert knocks <= arrivals.AT_ONCE + arrivals.PER_S * PATIENCE_S
 
 
 def test_a_crowd_does_not_keep_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
