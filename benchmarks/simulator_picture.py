@@ -7,6 +7,9 @@ from typing import Any
 
 from benchmarks.page import write_figures
 
+#: What kinds of agents are called, in order.
+AGENTS = {"computing": "Agents that compute", "waiting": "Agents that wait"}
+MARKERS = {"apart": "o", "together": "x"}
 HEADER = (
     "| load | deadline ms | drawn | p50 real | simulated | p99 real | simulated | complete real "
     "| simulated |\n|---|---|---|---|---|---|---|---|---|\n"
@@ -28,71 +31,105 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     return "".join(lines)
 
 
-def put_table(
-    page: Path,
-    rows: Sequence[Mapping[str, Any]],
-    late: Sequence[Mapping[str, Any]],
-    rates: Sequence[Mapping[str, Any]],
-    machine: Mapping[str, Any],
-) -> None:
-    """Write what was measured between the marks of `page`."""
-    text = (
+def put_table(page: Path, found: Mapping[str, Any]) -> None:
+    """Write what was measured between the marks of `page`, those parts that there are."""
+    machines = found["machines"]
+    text = "![simulated against measured latency](simulation.svg)\n\n"
+    for agents, said in AGENTS.items():
+        rows = [row for row in found["reality"] if row["agents"] == agents]
+        late = [row for row in found["woken_late"] if row["agents"] == agents]
+        if rows:
+            text += f"**{said}** ({measured_on(machines[agents])})\n\n{HEADER}{markdown(rows)}\n"
+            text += woken_late(late) + "\n"
+    if "speed" in found:
+        text += f"**Speed** ({measured_on(machines['speed'])})\n\n{speeds(found['speed'])}"
+    write_figures(page, "benchmarks.simulator", text)
+
+
+def measured_on(machine: Mapping[str, Any]) -> str:
+    """The machine and the moment of a part's run."""
+    return (
         f"{machine['cores']} virtual cores, {machine['processor']}, load {machine['load_before']} "
-        f"before the run, {machine['date']}.\n\n"
-        f"![simulated against measured latency](simulation.svg)\n\n{HEADER}{markdown(rows)}\n"
+        f"before the run, {machine['date']}"
+    )
+
+
+def woken_late(late: Sequence[Mapping[str, Any]]) -> str:
+    """The table of how late a client was woken, with its header."""
+    text = (
         "| load | deadline ms | calls that it cut | woken late, ms: p50 | p90 | p99 |\n"
         "|---|---|---|---|---|---|\n"
     )
-    text += "".join(
+    return text + "".join(
         f"| {r['load']} | {r['deadline_ms']:g} | {r['cut']:,} "
         f"| {r['p50']:.2f} | {r['p90']:.2f} | {r['p99']:.2f} |\n"
         for r in late
     )
-    text += "\n| fleet | member-requests | a second of one core |\n|---|---|---|\n"
-    text += "".join(
+
+
+def speeds(rates: Sequence[Mapping[str, Any]]) -> str:
+    """The table of how fast the simulator is, with its header."""
+    text = "| fleet | member-requests | a second of one core |\n|---|---|---|\n"
+    return text + "".join(
         f"| {r['fleet']} | {r['member_requests']:,} | {r['per_s']:,} |\n" for r in rates
     )
-    write_figures(page, "benchmarks.simulator", text)
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """An SVG: simulated against measured, one panel for latency and one for complete answers."""
+    """An SVG: simulated against measured; latency and complete answers, for each kind of agents."""
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
+    kinds = [agents for agents in AGENTS if any(row["agents"] == agents for row in rows)]
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "mdp", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(9.0, 4.2), layout="constrained")
+        figure = Figure(figsize=(9.0, 4.2 * len(kinds)), layout="constrained")
         FigureCanvasSVG(figure)
-        latency, complete = figure.subplots(1, 2)
-        for drawn, marker in (("apart", "o"), ("together", "x")):
-            for point, colour in (("p50", "tab:blue"), ("p99", "tab:red")):
-                chosen = [row[point] for row in rows if row["drawn"] == drawn]
-                latency.loglog(
-                    [value["measured"] for value in chosen],
-                    [value["simulated"] for value in chosen],
-                    marker,
-                    color=colour,
-                    label=f"{point}, drawn {drawn}",
-                )
-        values = [row[point][how] for row in rows for point in ("p50", "p99")
-                  for how in ("measured", "simulated")]  # fmt: skip
-        ends = [0.8 * min(values), 1.25 * max(values)]
-        latency.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], alpha=0.15)
-        latency.plot(ends, ends, color="black", linewidth=0.8)
-        latency.set_xlabel("measured, ms")
-        latency.set_ylabel("simulated, ms")
-        latency.set_title("latency; the band is 15 %")
-        latency.legend()
-        complete.plot(
-            [row["complete"]["measured"] for row in rows],
-            [row["complete"]["simulated"] for row in rows],
-            "o",
-        )
-        complete.plot([0, 1], [0, 1], color="black", linewidth=0.8)
-        complete.set_xlabel("measured")
-        complete.set_ylabel("simulated")
-        complete.set_title("share of complete answers")
+        for panels, agents in zip(
+            figure.subplots(len(kinds), 2, squeeze=False), kinds, strict=True
+        ):
+            chosen = [row for row in rows if row["agents"] == agents]
+            _latencies(panels[0], chosen)
+            panels[0].set_title(f"{AGENTS[agents]}: latency; the band is 15 %")
+            _shares(panels[1], chosen)
+            panels[1].set_title(f"{AGENTS[agents]}: complete answers")
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
+
+
+def _latencies(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    for drawn, marker in MARKERS.items():
+        for point, colour in (("p50", "tab:blue"), ("p99", "tab:red")):
+            chosen = [row[point] for row in rows if row["drawn"] == drawn]
+            axes.loglog(
+                [value["measured"] for value in chosen],
+                [value["simulated"] for value in chosen],
+                marker,
+                color=colour,
+                label=f"{point}, drawn {drawn}",
+            )
+    values = [row[point][how] for row in rows for point in ("p50", "p99")
+              for how in ("measured", "simulated")]  # fmt: skip
+    ends = [0.8 * min(values), 1.25 * max(values)]
+    axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], alpha=0.15)
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.set_xlabel("measured, ms")
+    axes.set_ylabel("simulated, ms")
+    axes.legend()
+
+
+def _shares(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    for drawn, marker in MARKERS.items():
+        chosen = [row["complete"] for row in rows if row["drawn"] == drawn]
+        axes.plot(
+            [value["measured"] for value in chosen],
+            [value["simulated"] for value in chosen],
+            marker,
+            color="tab:blue",
+            label=f"drawn {drawn}",
+        )
+    axes.plot([0, 1], [0, 1], color="black", linewidth=0.8)
+    axes.set_xlabel("measured")
+    axes.set_ylabel("simulated")
+    axes.legend()

@@ -6,14 +6,22 @@ Real agents serve ViT sub-models of untrained weights, one thread each. In turns
 slowest member's model runs in a loop in this process, with the same runtime and threads, and a
 client streams pictures through the fleet. With `--batch`, an agent that computes several pictures
 at once is held against onnxruntime's own rate at that batch size.
+
+A stream is held against two loops. `alone` nothing else runs on the machine: what a device with a
+processor of its own would give. `beside the other members' computing` each other member's model
+runs in a process of its own, once for each time that the slowest one does, and there are no agents
+and no client: what members on cores of one machine leave each other of its memory's and its caches'
+speed, which no client can give back. With one member there is only the first.
 """
 
 import argparse
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -35,6 +43,8 @@ from partitioner.submodel import SubModel
 from tests.support.bundles import LABELS, write_bundle
 
 NAME = "stream"
+#: A model that is not ready to be run after so long is not coming.
+READY_S = 60.0
 DEADLINE_MS = 10_000.0
 #: With more partial answers than this share, the rate would be another fleet's.
 MOST_PARTIAL = 0.01
@@ -81,13 +91,66 @@ def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
     return Bundle.open(folder)
 
 
-def loop_rate(runtime: Runtime, pixels: Pixels, seconds: float) -> float:
-    """Pictures a second of the model alone, `pixels[N, ...]` at a time."""
-    done, started_s = 0, time.perf_counter()
+def runtime_of(bundle: Bundle, k: int) -> OrtRuntime:
+    """Member `k`'s model as its agent runs it."""
+    assignment = bundle.manifest.plan.assignments[k]
+    return OrtRuntime(
+        bundle.verified(model_path(k)), assignment, num_classes=len(LABELS), threads=1
+    )
+
+
+def pixels_for(spec: SubModelSpec, batch: int) -> Pixels:
+    """The same picture `batch` times, as `spec` takes it."""
+    return np.repeat(noise_picture(spec.image_size)[None], batch, axis=0)
+
+
+def loop_rate(
+    runtime: Runtime, pixels: Pixels, seconds: float, others: Sequence[Connection] = ()
+) -> float:
+    """Pictures a second of the model alone, `pixels[N, ...]` at a time; `others` keep its pace."""
+    runs, started_s = 0, time.perf_counter()
     while (took_s := time.perf_counter() - started_s) < seconds:
+        for other in others:
+            other.send(True)
         runtime.run(pixels)
-        done += len(pixels)
-    return done / took_s
+        runs += 1
+    # What they still compute shall not be beside what is measured next.
+    for other in others:
+        for _ in range(runs):
+            other.recv()
+    return runs * len(pixels) / took_s
+
+
+def keep_pace(folder: Path, k: int, batch: int, pace: Connection) -> None:
+    """Run member `k`'s model once for each message, and answer it, until `pace` is closed."""
+    bundle = Bundle.open(folder)
+    runtime = runtime_of(bundle, k)
+    pixels = pixels_for(bundle.manifest.plan.assignments[k].submodel, batch)
+    runtime.run(pixels)
+    pace.send(True)
+    try:
+        while pace.recv():
+            runtime.run(pixels)
+            pace.send(True)
+    except EOFError:
+        pass
+
+
+@contextmanager
+def computing_beside(bundle: Bundle, k: int, batch: int) -> Iterator[Connection]:
+    """A process with member `k`'s model; each message to it is one computation."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    process = spawn.Process(target=keep_pace, args=(bundle.path, k, batch, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(READY_S), f"member {k} is not ready"
+        ours.recv()
+        yield ours
+    finally:
+        ours.close()
+        process.join()
 
 
 def stream_rate(client: Client, picture: Picture, in_flight: int, seconds: float) -> float:
@@ -109,45 +172,60 @@ def stream_rate(client: Client, picture: Picture, in_flight: int, seconds: float
     return (len(steady) - 1) / (steady[-1] - steady[0])
 
 
+@dataclass(slots=True)
+class Rates:
+    """Pictures a second, of each round: `[[rate], ...]`."""
+
+    alone: list[list[float]] = field(default_factory=list)
+    #: Nothing where there are no other members.
+    beside: list[list[float]] = field(default_factory=list)
+    #: By how many were under way.
+    streams: dict[int, list[list[float]]] = field(default_factory=dict)
+
+
 def measure(case: Case, options: argparse.Namespace) -> list[dict[str, object]]:
-    """The loop and the streams in turns; a row for each number of pictures under way."""
-    loops: list[list[float]] = []
-    streams: dict[int, list[list[float]]] = {number: [] for number in case.in_flight}
+    """The loops and the streams in turns; a row for each number of pictures under way."""
+    rates = Rates(streams={number: [] for number in case.in_flight})
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         bundle = vit_bundle(Path(name) / "bundle", case.members)
-        spec, slowest = case.members[0], bundle.manifest.plan.assignments[0]
-        runtime = OrtRuntime(
-            bundle.verified(model_path(0)), slowest, num_classes=len(LABELS), threads=1
-        )
+        runtime, pixels = runtime_of(bundle, 0), pixels_for(case.members[0], case.batch)
         more = ("--batch", case.batch) if case.batch > 1 else ()
         fleet = stack.enter_context(served(bundle, Path(name), "--threads", 1, *more))
         client = stack.enter_context(fleet.client())
-        picture = noise_picture(spec.image_size)
-        pixels = np.repeat(picture[None], case.batch, axis=0)
+        others = [
+            stack.enter_context(computing_beside(bundle, k, case.batch))
+            for k in range(1, len(case.members))
+        ]
         for number in range(options.stream_rounds + 1):
-            loop = loop_rate(runtime, pixels, options.stream_s)
-            rates = {n: stream_rate(client, picture, n, options.stream_s) for n in streams}
+            alone = loop_rate(runtime, pixels, options.stream_s)
+            beside = loop_rate(runtime, pixels, options.stream_s, others) if others else None
+            streamed = {
+                n: stream_rate(client, pixels[0], n, options.stream_s) for n in rates.streams
+            }
             if number:  # the first one warms up
-                loops.append([loop])
-                for n, rate in rates.items():
-                    streams[n].append([rate])
-    return [row_of(case, in_flight, streams[in_flight], loops) for in_flight in streams]
+                rates.alone.append([alone])
+                if beside is not None:
+                    rates.beside.append([beside])
+                for n, rate in streamed.items():
+                    rates.streams[n].append([rate])
+    return [row_of(case, in_flight, rates) for in_flight in case.in_flight]
 
 
-def row_of(
-    case: Case, in_flight: int, streams: list[list[float]], loops: list[list[float]]
-) -> dict[str, object]:
-    """What one number of pictures under way came to."""
-    alone, streamed = float(np.median(loops)), float(np.median(streams))
-    return {
+def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, object]:
+    """What one number of pictures under way came to, beside the loops."""
+    streams = rates.streams[in_flight]
+    row: dict[str, object] = {
         "members": len(case.members),
         "in_flight": in_flight,
         "batch": case.batch,
-        "loop_per_s": alone,
-        "stream_per_s": streamed,
-        "ratio": streamed / alone,
-        "ratio_95": ratio_interval(streams, loops, 50),
+        "stream_per_s": float(np.median(streams)),
     }
+    for name, loops in (("alone", rates.alone), ("beside", rates.beside)):
+        per_s = float(np.median(loops)) if loops else None
+        row[f"loop_{name}_per_s"] = per_s
+        row[f"ratio_{name}"] = row["stream_per_s"] / per_s if per_s else None
+        row[f"ratio_{name}_95"] = ratio_interval(streams, loops, 50) if loops else None
+    return row
 
 
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, object]]:
@@ -160,28 +238,35 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[st
     return rows
 
 
+def against(row: dict[str, object], name: str) -> tuple[str, str]:
+    """A loop's rate, and the stream's ratio to it with its interval, for people."""
+    if row[f"loop_{name}_per_s"] is None:
+        return "-", "-"
+    low, high = row[f"ratio_{name}_95"]
+    return f"{row[f'loop_{name}_per_s']:.1f}", f"{row[f'ratio_{name}']:.3f} ({low:.3f}-{high:.3f})"
+
+
 def line_of(row: dict[str, object]) -> str:
     """One row, for people."""
+    (alone, ratio_alone), (beside, ratio_beside) = against(row, "alone"), against(row, "beside")
     return (
         f"{row['members']} member(s), {row['in_flight']} under way, batch {row['batch']}: "
-        f"{row['stream_per_s']:.1f}/s streamed, {row['loop_per_s']:.1f}/s in a loop, "
-        f"ratio {row['ratio']:.3f} ({row['ratio_95'][0]:.3f}-{row['ratio_95'][1]:.3f})"
+        f"{row['stream_per_s']:.1f}/s streamed; in a loop alone {alone}/s, ratio {ratio_alone}; "
+        f"beside the other members' computing {beside}/s, ratio {ratio_beside}"
     )
 
 
 def table(rows: list[dict[str, object]]) -> str:
     """The page's table."""
     lines = [
-        "| members | under way | batch | streamed, pictures a second | model in a loop "
-        "| ratio | 95 % |",
-        "|---|---|---|---|---|---|---|",
+        "| members | under way | batch | streamed, pictures a second | model in a loop, alone "
+        "| ratio (95 %) | beside the other members' computing | ratio (95 %) |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        low, high = row["ratio_95"]
-        lines.append(
-            f"| {row['members']} | {row['in_flight']} | {row['batch']} | {row['stream_per_s']:.1f} "
-            f"| {row['loop_per_s']:.1f} | {row['ratio']:.3f} | {low:.3f}-{high:.3f} |"
-        )
+        cells = [row["members"], row["in_flight"], row["batch"], f"{row['stream_per_s']:.1f}"]
+        cells += [*against(row, "alone"), *against(row, "beside")]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
 

@@ -8,6 +8,7 @@ the runtime is another. One line of JSON per device says where it listens. Ends 
 
 import argparse
 import json
+import math
 import signal
 import threading
 import time
@@ -50,11 +51,21 @@ class StubRuntime:
 
 
 def durations(options: argparse.Namespace, device: str) -> Callable[[], float]:
-    """Seconds of one computation after the other: now and then one is late."""
-    draw = Random(device).random
+    """Seconds of one computation after the other, of each device others: now and then one is late.
+
+    With a `sigma` they are log-normal around the usual ones.
+    """
+    random = Random(device)
     usual_s, late_s = options.compute_ms / 1e3, options.late_ms / 1e3
     share = options.late_share if device in options.late else 0.0
-    return lambda: late_s if share and draw() < share else usual_s
+    sigma = options.sigma
+
+    def take_s() -> float:
+        if share and random.random() < share:
+            return late_s
+        return usual_s * math.exp(random.gauss(0.0, sigma)) if sigma else usual_s
+
+    return take_s
 
 
 def main() -> None:
@@ -65,6 +76,7 @@ def main() -> None:
     parser.add_argument("--bind", default="tcp://127.0.0.1:0")
     parser.add_argument("--keys", type=Path, help="Folder with DEVICE.secret and client.public.")
     parser.add_argument("--compute-ms", type=float, default=0.0)
+    parser.add_argument("--sigma", type=float, default=0.0, help="Of the logarithm of that time.")
     parser.add_argument("--late", nargs="*", default=[], help="Devices that are late at times.")
     parser.add_argument("--late-share", type=float, default=0.0)
     parser.add_argument("--late-ms", type=float, default=0.0)
