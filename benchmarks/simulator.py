@@ -1,14 +1,14 @@
 """How fast the simulator is, and how near to real fleets of three agents.
 
-    python -m benchmarks.simulator                    # all of it, about ... minutes
+    python -m benchmarks.simulator                    # all of it, about 27 minutes
     python -m benchmarks.simulator --only waiting     # a part; what was kept of the others stays
     python -m benchmarks.simulator --only             # nothing: the page from what was kept
 
-    computing   . min  three `mdp-agent` on loopback that serve examples/bundles/cifar10, one thread
+    computing   5 min  three `mdp-agent` on loopback that serve examples/bundles/cifar10, one thread
                        each: they and the client take the machine's cores from each other
-    waiting     . min  three real agents on loopback which wait for log-normal times instead of
+    waiting    21 min  three real agents on loopback which wait for log-normal times instead of
                        computing, as devices with processors of their own
-    speed       . min  requests to devices per second of the processor, in one process
+    speed       1 min  requests to devices per second of the processor, in one process
 
 Each load of a fleet is run without a deadline that matters and with tight ones, block by block in
 turns. What the simulator is told are the computing times and round trips of the answers of the

@@ -9,6 +9,8 @@ from benchmarks.page import write_figures
 
 #: What kinds of agents are called, in order.
 AGENTS = {"computing": "Agents that compute", "waiting": "Agents that wait"}
+#: Where there are any, these milliseconds are written at the axes.
+TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 MARKERS = {"apart": "o", "together": "x"}
 HEADER = (
     "| load | deadline ms | drawn | p50 real | simulated | p99 real | simulated | complete real "
@@ -114,6 +116,10 @@ def _latencies(axes: Any, rows: Sequence[Mapping[str, Any]]) -> None:
     ends = [0.8 * min(values), 1.25 * max(values)]
     axes.fill_between(ends, [0.85 * x for x in ends], [1.15 * x for x in ends], alpha=0.15)
     axes.plot(ends, ends, color="black", linewidth=0.8)
+    ticks = [ms for ms in TICKS_MS if ends[0] <= ms <= ends[1]]
+    for set_ticks in (axes.set_xticks, axes.set_yticks):
+        set_ticks(ticks, [f"{ms:g}" for ms in ticks])
+        set_ticks([], minor=True)
     axes.set_xlabel("measured, ms")
     axes.set_ylabel("simulated, ms")
     axes.legend()
