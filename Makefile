@@ -10,7 +10,8 @@ SECONDS ?= 86400
 MINUTES ?= 2
 SEED   ?= 1
 
-.PHONY: demo test invariants test-arm fuzz soak check bench accuracy faults format clean
+.PHONY: demo test invariants test-arm test-compiled compiled interpreted fuzz soak check bench accuracy \
+	faults format clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
@@ -19,9 +20,9 @@ demo: $(STAMP)
 PATIENT := $(patsubst %,tests/integration/test_%.py,partition_build torchrun quantised_fleet \
 	discovery agent_process full_disk)
 
-# Tests with deadlines of their own run one after another, the others beside each other, a file at a
+# What is tested are the sources. Tests with deadlines of their own run one after another, the others beside each other, a file at a
 # time: what the tests of a file share is then made once.
-test: $(STAMP)
+test: $(STAMP) interpreted
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PATIENT) tests/unit tests/contract tests/fuzz
 	$(BIN)/pytest tests/integration $(addprefix --ignore=,$(PATIENT))
@@ -30,6 +31,25 @@ test: $(STAMP)
 test-arm: $(STAMP)
 	$(BIN)/python -m tests.arm.prepare
 	$(if $(KEEP),MDP_KEEP=1) $(BIN)/pytest tests/arm/emulated.py
+
+# The simulator's loop compiled, half as quick again or more; Python takes what is compiled until it is
+# removed, so compile again after every change (docs/simulation.md).
+compiled: $(STAMP) interpreted
+	$(BIN)/python tools/compiled.py
+
+interpreted:
+	rm -f *.so mdp/*.so partitioner/simulation/*.so
+
+# Both builds do the same. The checkout is interpreted again afterwards, also where something fails.
+USES_COMPILED := tests/unit/partitioner/test_simula* $(patsubst %,tests/unit/test_%.py,session session_invariants \
+	roster replica health hedging lateness exchange exchange_looks early prediction status) \
+	$(patsubst %,tests/integration/test_%.py,healthy_fleet failing_devices deadlines rolling_change)
+test-compiled: $(STAMP) interpreted
+	mkdir -p runs
+	$(BIN)/python -m tests.compiled.traces keep runs/traces.json
+	trap '$(MAKE) interpreted' EXIT INT TERM; set -e; $(MAKE) compiled; \
+	$(BIN)/python -m tests.compiled.traces compare runs/traces.json; \
+	$(BIN)/pytest $(USES_COMPILED)
 
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)
@@ -75,5 +95,5 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[agent,partition,dev]'
 	touch $(STAMP)
 
-clean:
+clean: interpreted
 	rm -rf $(VENV) demo runs

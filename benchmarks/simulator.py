@@ -8,7 +8,8 @@
                        each: they and the client take the machine's cores from each other
     waiting    21 min  three real agents on loopback which wait for log-normal times instead of
                        computing, as devices with processors of their own
-    speed       1 min  requests to devices per second of the processor, in one process
+    speed       1 min  requests to devices per second of the processor, in one process; kept
+                       beside that of the other build, interpreted or compiled (make compiled)
 
 Each load of a fleet is run without a deadline that matters and with tight ones, block by block in
 turns. What the simulator is told are the computing times and round trips of the answers of the
@@ -26,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
+from benchmarks.machine import compiled, describe_machine
 from benchmarks.simulator_fleets import COMPUTING, WAITING
 from benchmarks.simulator_picture import draw, put_table
 from benchmarks.simulator_reality import reality
@@ -44,7 +45,8 @@ from partitioner.simulation.models import (
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "simulator.json"
 PAGE, PICTURE = ROOT / "docs" / "simulation.md", ROOT / "docs" / "simulation.svg"
-SPEED = "speed"
+#: The compiled build's speed is a part of its own.
+SPEED, COMPILED = "speed", "speed_compiled"
 PARTS = (COMPUTING, WAITING, SPEED)
 
 
@@ -143,7 +145,7 @@ def merged(kept: Mapping[str, Any], part: str, new: Mapping[str, Any]) -> dict[s
         if name in new:
             others = [row for row in kept.get(name, ()) if row["agents"] != part]
             found[name] = sorted(others + new[name], key=lambda row: PARTS.index(row["agents"]))
-    return found | {name: new[name] for name in (SPEED,) if name in new}
+    return found | {name: new[name] for name in (SPEED, COMPILED) if name in new}
 
 
 def main() -> None:
@@ -162,7 +164,8 @@ def main() -> None:
     for part in options.only:
         new: dict[str, Any] = {"machine": describe_machine()}
         if part == SPEED:
-            new[SPEED] = speed(options.scale)
+            part = COMPILED if compiled() else SPEED
+            new[part] = speed(options.scale)
         else:
             new["reality"], new["woken_late"] = reality(part, options.requests, options.blocks)
         found = merged(found, part, new)

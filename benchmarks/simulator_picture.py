@@ -9,6 +9,8 @@ from benchmarks.page import write_figures
 
 #: What kinds of agents are called, in order.
 AGENTS = {"computing": "Agents that compute", "waiting": "Agents that wait"}
+#: Parts of a result, the same of each build.
+SPEEDS = ("speed", "speed_compiled")
 #: Where there are any, these milliseconds are written at the axes.
 TICKS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 MARKERS = {"apart": "o", "together": "x"}
@@ -43,16 +45,19 @@ def put_table(page: Path, found: Mapping[str, Any]) -> None:
         if rows:
             text += f"**{said}** ({measured_on(machines[agents])})\n\n{HEADER}{markdown(rows)}\n"
             text += woken_late(late) + "\n"
-    if "speed" in found:
-        text += f"**Speed** ({measured_on(machines['speed'])})\n\n{speeds(found['speed'])}"
+    if builds := [name for name in SPEEDS if name in found]:
+        each = "; ".join(measured_on(machines[name]) for name in builds)
+        text += f"**Speed** ({each})\n\n{speeds([found[name] for name in builds])}"
     write_figures(page, "benchmarks.simulator", text)
 
 
 def measured_on(machine: Mapping[str, Any]) -> str:
-    """The machine and the moment of a part's run."""
+    """The machine, the moment and the build of a part's run."""
+    # Until there were compiled ones, results did not say.
+    build = "compiled" if machine.get("compiled") else "interpreted"
     return (
         f"{machine['cores']} virtual cores, {machine['processor']}, load {machine['load_before']} "
-        f"before the run, {machine['date']}"
+        f"before the run, {machine['date']}, {build}"
     )
 
 
@@ -69,12 +74,16 @@ def woken_late(late: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def speeds(rates: Sequence[Mapping[str, Any]]) -> str:
-    """The table of how fast the simulator is, with its header."""
-    text = "| fleet | member-requests | a second of one core |\n|---|---|---|\n"
-    return text + "".join(
-        f"| {r['fleet']} | {r['member_requests']:,} | {r['per_s']:,} |\n" for r in rates
+def speeds(builds: Sequence[Sequence[Mapping[str, Any]]]) -> str:
+    """The table of how fast the simulator is, in each build, with its header."""
+    text = (
+        f"| fleet | member-requests | a second of one core |{' compiled |' * (len(builds) - 1)}\n"
     )
+    text += f"|---|---|{'---|' * len(builds)}\n"
+    for same in zip(*builds, strict=True):
+        rates = " | ".join(f"{row['per_s']:,}" for row in same)
+        text += f"| {same[0]['fleet']} | {same[0]['member_requests']:,} | {rates} |\n"
+    return text
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from mdp.fusion import Contribution
 
@@ -132,9 +132,9 @@ class _Member(Struct):
     #: How many of the candidates have been asked or passed over.
     passed: int = 0
     #: Device -> when it was asked: one, or two where one was hedged.
-    asked: dict[str, float] = field(default_factory=dict)
+    asked: dict[str, float] = {}
     hedge_s: float = math.inf
-    reasons: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, str] = {}
 
 
 class Session:

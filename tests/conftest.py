@@ -12,6 +12,8 @@ import pytest
 from hypothesis import settings
 from zmq.utils.garbage import gc as uncopied
 
+from benchmarks.machine import compiled
+
 # Reproducible by default; HYPOTHESIS_PROFILE=explore looks for new cases, and nightly for many.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.register_profile("explore", deadline=None, max_examples=1000)
@@ -22,6 +24,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 # Ctrl-C, which some of them are about.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str:
+    """What is tested: a compiled module is taken for its source, also where that is newer."""
+    return f"mdp.session: {'compiled' if compiled() else 'interpreted'}"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.page import END, begin
-from benchmarks.simulator import COMPUTING, SPEED, WAITING, merged
+from benchmarks.simulator import COMPILED, COMPUTING, SPEED, WAITING, merged
 from benchmarks.simulator_fleets import MEDIANS_MS, SIGMA, loads
 from benchmarks.simulator_picture import draw, put_table
 from benchmarks.simulator_reality import SIMULATED, gaps, played
@@ -145,3 +145,20 @@ def test_the_page_and_the_picture_show_both_kinds_of_agents(tmp_path: Path) -> N
     picture = draw(found["reality"]).decode()
     assert "Agents that wait: latency" in picture
     assert "Agents that compute: complete answers" in picture
+
+
+def test_the_page_shows_the_speed_of_one_build_or_of_both(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{begin('benchmarks.simulator')}\n{END}\n")
+    fleet = {"fleet": "one device", "member_requests": 3000, "per_s": 1000}
+    found = merged({}, WAITING, fleet_part(WAITING, "today"))
+    found = merged(found, SPEED, {"machine": machine("today"), SPEED: [fleet]})
+    put_table(page, found)
+    assert "before the run, today, interpreted)\n\n| fleet |" in page.read_text()
+    assert "| one device | 3,000 | 1,000 |\n" in page.read_text()
+    compiled = {**machine("later"), "compiled": True}
+    new = {"machine": compiled, COMPILED: [fleet | {"per_s": 2500}]}
+    put_table(page, merged(found, COMPILED, new))
+    assert "before the run, later, compiled)\n\n| fleet |" in page.read_text()
+    assert "| a second of one core | compiled |\n|---|---|---|---|\n" in page.read_text()
+    assert "| one device | 3,000 | 1,000 | 2,500 |\n" in page.read_text()
