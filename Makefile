@@ -20,8 +20,9 @@ demo: $(STAMP)
 PATIENT := $(patsubst %,tests/integration/test_%.py,partition_build torchrun quantised_fleet \
 	discovery agent_process full_disk)
 
-# What is tested are the sources. Tests with deadlines of their own run one after another, the others beside each other, a file at a
-# time: what the tests of a file share is then made once.
+# What is tested are the sources, so compiled modules go. Tests with deadlines of their own run one
+# after another, the others beside each other, a file at a time: what the tests of a file share is then
+# made once.
 test: $(STAMP) interpreted
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PATIENT) tests/unit tests/contract tests/fuzz
@@ -32,8 +33,8 @@ test-arm: $(STAMP)
 	$(BIN)/python -m tests.arm.prepare
 	$(if $(KEEP),MDP_KEEP=1) $(BIN)/pytest tests/arm/emulated.py
 
-# The simulator's loop compiled, half as quick again or more; Python takes what is compiled until it is
-# removed, so compile again after every change (docs/simulation.md).
+# The simulator's loop compiled, 1.3 to 1.9 times as fast with ten thousand devices. Python takes what is
+# compiled until it is removed, so compile again after every change (docs/simulation.md).
 compiled: $(STAMP) interpreted
 	$(BIN)/python tools/compiled.py
 
