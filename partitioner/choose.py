@@ -161,13 +161,11 @@ class _Search:
         among: Container[int] | None = None,
     ) -> None:
         self.devices, self.limits, self.port = devices, limits, port
+        max_energy_j = limits.max_energy_j
+        self._most_j = np.inf if max_energy_j is None else max_energy_j * (1 + 1e-12)
         self.options = [
             device.within(
-                limits.target_ms,
-                limits.max_energy_j,
-                pace=limits.pace,
-                port=port,
-                per_view=PER_VIEW,
+                limits.target_ms, max_energy_j, pace=limits.pace, port=port, per_view=PER_VIEW
             )
             if among is None or index in among
             else []
@@ -287,12 +285,15 @@ class _Search:
         unseen = next((part for part in parts if part not in seen), None)
         offered = [0, *parts] if unseen is None else [0, unseen]
         spent_j, sent = energy_of(seats), bytes_of(seats)
+        most_bytes, most_j = self.port.most_bytes, self._most_j
+        # Half a million times in a plan for eight devices, so not by `_affordable`.
         return [
             c
             for part in offered
             for c in self._seeing(index, part)
             if c.identity not in taken
-            and self._affordable(spent_j + (c.energy_j or 0.0), sent + c.request_bytes)
+            and sent + c.request_bytes <= most_bytes
+            and spent_j + (c.energy_j or 0.0) <= most_j
         ]
 
     def _seeing(self, index: int, part: int) -> list[Candidate]:
@@ -350,10 +351,7 @@ class _Search:
         return self.objective.sums([(s.candidate, s.devices) for s in seats])
 
     def _affordable(self, energy_j: float, sent_bytes: float) -> bool:
-        limit = self.limits.max_energy_j
-        return sent_bytes <= self.port.most_bytes and (
-            limit is None or energy_j <= limit * (1 + 1e-12)
-        )
+        return sent_bytes <= self.port.most_bytes and energy_j <= self._most_j
 
     def _again(self, seats: Seats, index: int) -> _Valued | None:
         """A device's own part chosen again, in the light of all others'."""

@@ -20,6 +20,10 @@ MAX_EXACT = 10
 #: How many patterns are drawn for more devices.
 PATTERNS = 1024
 _SEED = 0
+_ALL = slice(None)
+
+#: Indices of patterns.
+Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,22 +100,29 @@ class Objective:
         combined = self._combined(sums)
         if at_most_top:
             combined = np.minimum(combined, 1.0)
-        return float(self._values(combined[:, None])[0])
+        return float(self._values(combined))
 
     def with_one_more(
         self, sums: Sums, candidates: Sequence[Candidate], devices: Sequence[int]
     ) -> Array:
         """Expected accuracy `[candidates]` when these devices serve one of the candidates too."""
         parts = np.array([self.part(c.capability) for c in candidates])
-        zero = np.zeros(len(self.arrived.weights))
-        more = self.law.own * parts
+        there, base = self.present(devices), self._combined(sums)
+        # Of all that differs between candidates: where none of these devices is there, nothing
+        # does, often in half of the patterns; and where nobody shares anything, patterns do not.
+        rows = np.flatnonzero(there)
+        alone, more = self.law.own * parts, np.zeros((len(candidates), len(rows)))
         keys = zip(*map(_keys, candidates), strict=True)
         for share, known, wanted in zip(self._shares, sums.most, keys, strict=True):
-            if share:
-                best = np.stack([known.get(key, zero) for key in wanted], axis=1)
-                more = more + share * np.maximum(parts - best, 0)
-        base = self._combined(sums)[:, None]
-        return self._values(base + self.present(devices)[:, None] * more)
+            shared = (
+                np.array([key in known for key in wanted]) if share else np.zeros(0, dtype=bool)
+            )
+            alone += share * parts
+            if shared.any():
+                most = np.array([known[key] for key in wanted if key in known])[:, rows]
+                more[shared] -= share * np.minimum(parts[shared, None], most)
+        grown = self._values(base[rows] + alone[:, None] + more, rows)
+        return grown + self._values(base[~there], np.flatnonzero(~there))
 
     def _combined(self, sums: Sums) -> Array:
         combined = self.law.own * sums.total
@@ -120,9 +131,10 @@ class Objective:
                 combined = combined + share * part
         return combined
 
-    def _values(self, combined: Array) -> Array:
+    def _values(self, combined: Array, rows: Rows | slice = _ALL) -> Array:
+        """What patterns `[..., rows]` contribute to expected accuracy; `[...]`."""
         right = -np.expm1(-self.top * combined ** (1 / self.law.sharpness))
-        values: Array = self.arrived.weights @ right
+        values: Array = right @ self.arrived.weights[rows]
         return values
 
 
