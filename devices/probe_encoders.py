@@ -93,7 +93,9 @@ def read_index(where: Path | None = None) -> Index:
 def extract(into: Path, where: Path | None = None) -> None:
     """Unpack all graphs, and beside each the list of what it lacks."""
     with tarfile.open((where or folder()) / GRAPHS, "r:xz") as archive:
-        archive.extractall(into, filter="data")
+        # Debian 12's Python, 3.11.2, knows no filters yet; the archive comes along with its hash.
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(into)
 
 
 def tensors_file(graph: Path) -> Path:

@@ -58,7 +58,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if "/test/" in member.name or (member.isfile() and member.name.endswith("/0001.jpg"))
             or member.name.endswith(("/0002.jpg", "/0003.jpg"))
         )  # fmt: skip
-        archive.extractall(folder, members=few, filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
+        archive.extractall(folder, members=few)
     return folder / "cifar10"
 
 

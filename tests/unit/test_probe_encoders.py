@@ -1,6 +1,7 @@
 """The encoders that come along: what they span, and that they become whole models."""
 
 import shutil
+import tarfile
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,19 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("graphs")
     extract(path)
     return path
+
+
+def test_a_python_without_filters_unpacks_them_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As 3.11.2 is, Debian 12's: `extractall` takes no `filter` there.
+    unpack = tarfile.TarFile.extractall
+    monkeypatch.delattr(tarfile, "data_filter")
+    monkeypatch.setattr(
+        tarfile.TarFile, "extractall", lambda archive, into: unpack(archive, into, filter="data")
+    )
+    extract(tmp_path)
+    assert all((tmp_path / encoder.file).is_file() for encoder in ENCODERS)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int8-static", "fp16"])
