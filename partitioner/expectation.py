@@ -114,11 +114,9 @@ class Objective:
         alone, more = self.law.own * parts, np.zeros((len(candidates), len(rows)))
         keys = zip(*map(_keys, candidates), strict=True)
         for share, known, wanted in zip(self._shares, sums.most, keys, strict=True):
-            shared = (
-                np.array([key in known for key in wanted]) if share else np.zeros(0, dtype=bool)
-            )
             alone += share * parts
-            if shared.any():
+            shared = np.array([key in known for key in wanted])
+            if share and shared.any():
                 most = np.array([known[key] for key in wanted if key in known])[:, rows]
                 more[shared] -= share * np.minimum(parts[shared, None], most)
         grown = self._values(base[rows] + alone[:, None] + more, rows)
