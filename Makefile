@@ -10,7 +10,7 @@ SECONDS ?= 86400
 MINUTES ?= 2
 SEED   ?= 1
 
-.PHONY: demo test invariants test-arm test-compiled compiled interpreted fuzz soak check bench accuracy \
+.PHONY: demo test invariants test-arm test-gpu test-compiled compiled interpreted fuzz soak check bench accuracy \
 	faults format clean
 
 demo: $(STAMP)
@@ -32,6 +32,12 @@ test: $(STAMP) interpreted
 test-arm: $(STAMP)
 	$(BIN)/python -m tests.arm.prepare
 	$(if $(KEEP),MDP_KEEP=1) $(BIN)/pytest tests/arm/emulated.py
+
+# The agent on an NVIDIA GPU; fetches onnxruntime for it and CUDA's libraries, 1.5 GB, into runs/gpu once.
+GPU_ONNXRUNTIME := onnxruntime-gpu[cuda,cudnn]==$(shell sed -n 's/^onnxruntime==//p' constraints.txt)
+test-gpu: $(STAMP)
+	test -d runs/gpu || $(BIN)/pip install --quiet --constraint constraints.txt --target runs/gpu '$(GPU_ONNXRUNTIME)'
+	PYTHONPATH=runs/gpu $(if $(KEEP),MDP_KEEP=1) $(BIN)/pytest tests/gpu/served.py
 
 # The simulator's loop compiled, 1.3 to 1.9 times as fast with ten thousand devices. Python takes what is
 # compiled until it is removed, so compile again after every change (docs/simulation.md).

@@ -16,10 +16,13 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from devices.cuda import ON_CUDA, load_libraries
 from devices.openvino_runtime import core_of, import_openvino
-from devices.probe_machine import Machine
+from devices.probe_machine import Machine, NvidiaMachine
 from devices.probe_point import Load, Measured, Run, Surroundings, assignment_of, measure, sustain
+from devices.runtime import import_onnxruntime
 from devices.runtimes import open_runtime
+from mdp.errors import AgentError
 from mdp.files import Record
 
 _PACKAGES = ("mdp-edge", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy")
@@ -79,13 +82,13 @@ def answer(line: bytes, say: Say) -> None:
             case Look():
                 say(look())
             case MeasureRun(run=run, model=model, seconds=seconds):
-                say(measure(run, _opening(run, model), seconds, _around()))
+                say(measure(run, _opening(run, model), seconds, _around(run)))
             case SustainRun(run=run, model=model, seconds=seconds):
 
                 def passed(passed_s: float) -> None:
                     say(Passed(seconds=passed_s))
 
-                say(sustain(run, _opening(run, model), seconds, _around(), passed))
+                say(sustain(run, _opening(run, model), seconds, _around(run), passed))
     except Exception as error:  # runtimes raise types of their own, without a common base
         say(Failed(reason=" ".join(f"{error}".split())[:500] or type(error).__name__))
 
@@ -93,10 +96,8 @@ def answer(line: bytes, say: Say) -> None:
 def look() -> Here:
     """What this interpreter can run models with."""
     providers: list[str] = []
-    with contextlib.suppress(ImportError):
-        import onnxruntime
-
-        providers = list(onnxruntime.get_available_providers())
+    with contextlib.suppress(AgentError):
+        providers = list(import_onnxruntime().get_available_providers())
     able: list[str] | None = None
     with contextlib.suppress(ImportError, RuntimeError):
         core = core_of(import_openvino())
@@ -115,8 +116,8 @@ def _opening(run: Run, model: str) -> Callable[[], Any]:
     return lambda: open_runtime(Path(model), assignment, num_classes=run.num_classes)
 
 
-def _around() -> Surroundings:
-    return Surroundings(system=Machine())
+def _around(run: Run) -> Surroundings:
+    return Surroundings(system=NvidiaMachine() if run.provider in ON_CUDA else Machine())
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
@@ -151,8 +152,8 @@ def _ending(status: int) -> str:
 
 def _import_runtimes() -> None:
     """Before the first fork, so that no point pays for it."""
-    with contextlib.suppress(ImportError):
-        import onnxruntime  # noqa: F401
+    with contextlib.suppress(AgentError):
+        load_libraries(import_onnxruntime())
     with contextlib.suppress(ImportError):
         import_openvino()
 

@@ -7,6 +7,8 @@ without it and says so.
 import os
 import platform
 import shutil
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,6 +90,47 @@ class Machine:
         try:
             return (self.root / name).read_text()
         except (OSError, UnicodeDecodeError):
+            return None
+
+
+#: What NVIDIA's tool is asked, of the GPU that onnxruntime takes: degrees Celsius, watts.
+_NVIDIA = ("nvidia-smi", "--id=0", "--query-gpu=temperature.gpu,power.draw",
+           "--format=csv,noheader,nounits")  # fmt: skip
+_NVIDIA_S = 5.0
+
+
+def ask_nvidia() -> str:
+    """Temperature and power of the first NVIDIA GPU in its tool's words; empty without one."""
+    try:
+        done = subprocess.run(
+            _NVIDIA, capture_output=True, text=True, timeout=_NVIDIA_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class NvidiaMachine(Machine):
+    """Temperature and power are the first NVIDIA GPU's, and else the machine's."""
+
+    ask: Callable[[], str] = ask_nvidia
+
+    def temperature_c(self) -> float | None:
+        """Degrees Celsius of the GPU."""
+        told = self._told(0)
+        return Machine.temperature_c(self) if told is None else told
+
+    def power_w(self) -> float | None:
+        """Watts of the GPU's board at this moment."""
+        told = self._told(1)
+        return Machine.power_w(self) if told is None else told
+
+    def _told(self, place: int) -> float | None:
+        """A number of those that the tool tells; None where it has none, as `[N/A]`."""
+        try:
+            return float(self.ask().split(",")[place])
+        except (ValueError, IndexError):
             return None
 
 

@@ -1,11 +1,21 @@
 """Runtime: what executes a sub-model. OrtRuntime is the only place that serves with onnxruntime."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from devices.cuda import (
+    CUDA,
+    ON_CUDA,
+    RecordedRuns,
+    load_libraries,
+    new_session,
+    open_session,
+)
 from mdp.crop import Pixels
 from mdp.errors import AgentError
 from mdp.fusion import Contribution
@@ -16,6 +26,11 @@ CPU = "CPUExecutionProvider"
 INPUT, BOOST, BAG = "images", "boost", "bag"
 #: The file's own word on how it was quantised, in its metadata; absent in bundles of 0.1.0.
 PRECISION_KEY = "mdp_precision"
+#: Why a provider that onnxruntime's build holds may give a session on the processor.
+_NOT_STARTED = (
+    "no such device, or its driver or libraries are missing (CUDA's come with "
+    "pip install 'mdp-edge[agent-gpu]')"
+)
 #: Runs before READY: the first ones allocate memory and choose kernels.
 WARM_UP_RUNS = 3
 
@@ -62,8 +77,10 @@ class OrtRuntime:
         allow_fallback: bool = False,
     ) -> None:
         """Load `model`; raises AgentError if it is another model, or what is planned not there."""
-        ort = _onnxruntime()
+        ort = import_onnxruntime()
         wanted = _choose_provider(ort, assignment.provider, allow_fallback)
+        if wanted in ON_CUDA:
+            load_libraries(ort)
         elsewhere = _planned_elsewhere(assignment)
         if elsewhere and not allow_fallback:
             raise NotHereError(elsewhere, "this is onnxruntime")
@@ -74,16 +91,19 @@ class OrtRuntime:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3
         try:
-            self._session = ort.InferenceSession(str(model), options, providers=[wanted])
+            opened = _open(ort, str(model), options, wanted)
         except Exception as error:  # onnxruntime raises types of its own, without a common base
             raise AgentError(f"{model}: onnxruntime cannot load it: {error}") from error
-        self._session.disable_fallback()
+        self._session = opened.session
         self.provider: str = self._session.get_providers()[0]
         self.fallback = self.provider != assignment.provider or bool(elsewhere)
         if self.fallback and not allow_fallback:
-            raise _provider_missing(assignment.provider, [self.provider])
+            raise NotHereError(
+                assignment.provider, f"onnxruntime lists it here but cannot start it: {opened.why}"
+            )
         self._image_size = assignment.submodel.image_size
         self._check(model, assignment, num_classes)
+        self._logits = opened.recorded.run if opened.recorded else self._plain_logits
 
     def _check(self, model: Path, assignment: Assignment, num_classes: int) -> None:
         session = self._session
@@ -99,11 +119,16 @@ class OrtRuntime:
 
     def run(self, pixels: Pixels) -> Contribution:
         """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
-        boost, bag = self._session.run([BOOST, BAG], {INPUT: pixels})
+        boost, bag = self._logits(pixels)
         return Contribution(boost, bag)
 
+    def _plain_logits(self, pixels: Pixels) -> Sequence[NDArray[np.float32]]:
+        logits: Sequence[NDArray[np.float32]] = self._session.run([BOOST, BAG], {INPUT: pixels})
+        return logits
 
-def _onnxruntime() -> Any:
+
+def import_onnxruntime() -> Any:
+    """onnxruntime; raises AgentError if it is not installed."""
     try:
         import onnxruntime
     except ImportError as error:
@@ -113,17 +138,39 @@ def _onnxruntime() -> Any:
     return onnxruntime
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A session, its runs recorded where that is of use, and why it is not where it should be."""
+
+    session: Any
+    recorded: RecordedRuns | None = None
+    why: str = _NOT_STARTED
+
+
+def _open(ort: Any, model: str, options: Any, provider: str) -> _Opened:
+    """Open a model; where the provider cannot start, on the processor.
+
+    Some providers then give a session on the processor by themselves, others an error, as for a
+    file that is no model: the processor has to tell which it is.
+    """
+    try:
+        if provider == CUDA:
+            return _Opened(*open_session(ort, model, options, (BOOST, BAG), INPUT))
+        return _Opened(new_session(ort, model, options, provider))
+    except Exception as error:  # onnxruntime raises types of its own, without a common base
+        if provider == CPU:
+            raise
+        why = " ".join(str(error).split())
+        return _Opened(new_session(ort, model, options, CPU), why=why)
+
+
 def _choose_provider(ort: Any, planned: str, allow_fallback: bool) -> str:
     available = ort.get_available_providers()
     if planned in available:
         return planned
     if not allow_fallback:
-        raise _provider_missing(planned, available)
+        raise NotHereError(planned, f"this device has {', '.join(available)}")
     return CPU
-
-
-def _provider_missing(planned: str, available: list[str]) -> NotHereError:
-    return NotHereError(planned, f"this device has {', '.join(available)}")
 
 
 def _planned_elsewhere(assignment: Assignment) -> str:

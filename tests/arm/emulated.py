@@ -10,36 +10,35 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
 from benchmarks.machine import describe_machine
 from benchmarks.page import write_figures
-from mdp.bundle import MANIFEST, Bundle, model_path
+from mdp.bundle import Bundle
 from mdp.client import Client
-from mdp.crop import Pixels, crop
 from mdp.files import write_json
-from mdp.fleet import new_fleet
-from mdp.fusion import Contribution
-from mdp.keys import load_pair, new_keys
-from mdp.transport import new_pair, public_key_of
+from mdp.keys import new_keys
+from mdp.transport import new_pair
 from mdp.transport.dealers import NOT_ACCEPTED
-from mdp.wire import Ask, Failure, Infer, Result, Status, contribution_of, encode
-from partitioner.quantize import quantised
+from mdp.wire import Ask, Failure, Status, encode
 from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
 from tests.support import fleet
-from tests.support.bundles import colour_picture
-from tests.support.fakes import StrangePeer
-from tests.support.fleet import ANY_PORT, BIN, PLENTY_MS, ROOT, AgentProcess, until
-from tests.support.quantised import put_models
+from tests.support.fleet import BIN, PLENTY_MS, ROOT, AgentProcess, until
+from tests.support.two_agents import (
+    DEVICES,
+    PICTURES,
+    REFERENCE,
+    Pair,
+    likeness,
+    pictures,
+    reference_bundle,
+)
 
-REFERENCE = ROOT / "examples/bundles/cifar10"
-PICTURES = 16
 #: Largest difference of a logit that different instructions may make; int8 activations may fall to
 #: the other side of a step where fp32 rounds differently, once a layer.
 TOLERANCE = {"fp32": 1e-4, "int8": 0.1}
@@ -50,76 +49,6 @@ pytestmark = pytest.mark.timeout(2 * PATIENT_S)
 _EM_AARCH64, _E_MACHINE = 183, slice(18, 20)
 RESULTS = ROOT / "benchmarks" / "results" / "arm.json"
 PAGE = ROOT / "docs" / "platforms.md"
-
-
-@dataclass
-class Pair:
-    """The agent of this machine and the emulated one, with the same sub-model."""
-
-    bundle: Bundle
-    device: str
-    folder: Path
-    agents: dict[str, AgentProcess] = field(default_factory=dict)
-    start_s: dict[str, float] = field(default_factory=dict)
-
-    def crops(self) -> list[Pixels]:
-        """The device's crops of some pictures."""
-        assignment = self.bundle.assignment(self.device)
-        return [
-            crop(picture, assignment.region, assignment.submodel.image_size)
-            for picture in pictures()
-        ]
-
-    def peer(self, where: str) -> StrangePeer:
-        """A connection to one of the agents, with the client's key."""
-        own = load_pair(self.folder / "client.secret", public_key_of)
-        server = load_pair(self.folder / f"{where}.secret", public_key_of).public
-        return StrangePeer(self.agents[where].address, (own.public, own.secret, server))
-
-    def infer(self, number: int) -> Infer:
-        """A request for this sub-model."""
-        assignment = self.bundle.assignment(self.device)
-        return Infer(
-            request_id=number,
-            digest=self.bundle.digest,
-            k=assignment.k,
-            budget_ms=PLENTY_MS,
-            image_size=assignment.submodel.image_size,
-            encoding="raw",
-        )
-
-    def logits(self, where: str) -> list[Contribution]:
-        """Both heads' logits of every crop."""
-        answers = []
-        with self.peer(where) as peer:
-            for number, pixels in enumerate(self.crops()):
-                peer.send(encode(self.infer(number), pixels.tobytes()))
-                reply = peer.receive(PATIENT_S)
-                assert isinstance(reply.message, Result), reply.message
-                assert reply.message.request_id == number
-                answers.append(contribution_of(reply.buffers[0]))
-        return answers
-
-    def fleet(self, where: str) -> Path:
-        """A fleet file of one of the agents alone."""
-        path = self.folder / f"{where}.toml"
-        key = load_pair(self.folder / f"{where}.secret", public_key_of).public
-        new_fleet(
-            self.bundle,
-            [f"{self.device}={self.agents[where].address}"],
-            path,
-            public_key=lambda name: key,
-            key=self.folder / "client.secret",
-        )
-        return path
-
-
-def pictures() -> list[Pixels]:
-    """Noise of every colour and of none."""
-    random = np.random.default_rng(7)
-    plain = [colour_picture(label) for label in ("red", "green", "blue")]
-    noise = [random.integers(0, 256, (40, 40, 3), dtype=np.uint8) for _ in range(PICTURES - 3)]
-    return [*plain, *noise]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -164,36 +93,6 @@ def markdown(rows: Sequence[dict[str, Any]], machine: dict[str, object]) -> str:
     return "\n".join(lines)
 
 
-def in_int8(folder: Path) -> Path:
-    """The reference bundle with all sub-models in dynamic int8."""
-    reference = Bundle.open(REFERENCE)
-    for file in REFERENCE.rglob("*"):
-        if file.is_file():
-            copy = folder / file.relative_to(REFERENCE)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
-    plan = reference.manifest.plan
-    assignments = [
-        msgspec.structs.replace(a, submodel=msgspec.structs.replace(a.submodel, precision="int8"))
-        for a in plan.assignments
-    ]
-    manifest = msgspec.structs.replace(
-        reference.manifest,
-        plan=msgspec.structs.replace(plan, assignments=assignments),
-        evaluation=None,
-    )
-    write_json(folder / MANIFEST, manifest)
-    import onnx
-
-    models = {
-        a.k: onnx.load_from_string(quantised((REFERENCE / model_path(a.k)).read_bytes(), "int8"))
-        for a in assignments
-    }
-    put_models(folder, models)
-    return folder
-
-
-DEVICES = [a.device for a in Bundle.open(REFERENCE).manifest.plan.assignments]
 CASES = [(device, precision) for precision in TOLERANCE for device in DEVICES]
 
 
@@ -203,22 +102,20 @@ def pair(
 ) -> Iterator[tuple[Pair, str]]:
     device, precision = request.param
     folder = tmp_path_factory.mktemp("arm")
-    where = REFERENCE if precision == "fp32" else in_int8(folder / "bundle")
-    made = Pair(Bundle.open(where), device, folder)
-    new_keys(folder, "client", new_pair)
-    run = ["--json", "--bundle", str(where), "--device", device, "--bind", ANY_PORT,
-           "--threads", "1", "--clients", str(folder / "client.public")]  # fmt: skip
-    program = "from devices.cli import main; main()"
+    bundle = (
+        Bundle.open(REFERENCE)
+        if precision == "fp32"
+        else reference_bundle(folder / "bundle", precision)
+    )
+    made = Pair(bundle, device, folder, PATIENT_S)
     commands = {
-        "here": [str(BIN / "mdp-agent"), "run", *run],
-        "arm": [*arm.command("-c", program), "run", *run],
+        "here": [str(BIN / "mdp-agent")],
+        "arm": arm.command("-c", "from devices.cli import main; main()"),
     }
     with ExitStack() as stack:
         for name, command in commands.items():
-            new_keys(folder, name, new_pair)
-            key = ["--key", str(folder / f"{name}.secret")]
             began_s = time.monotonic()
-            agent = AgentProcess(device, [*command, *key], folder / f"{name}.log")
+            agent = AgentProcess(device, [*command, *made.options(name)], folder / f"{name}.log")
             stack.callback(agent.close)
             made.agents[name] = agent.wait_for("READY")
             made.start_s[name] = time.monotonic() - began_s
@@ -244,25 +141,20 @@ def test_its_logits_are_those_of_this_machine(
     made, precision = pair
     here, there = made.logits("here"), made.logits("arm")
     assert len(here) == PICTURES
-    heads = [(getattr(a, h), getattr(b, h)) for a, b in zip(here, there, strict=True)
-             for h in ("boost", "bag")]  # fmt: skip
-    difference = max(float(np.abs(a - b).max()) for a, b in heads)
-    same = sum(int(a.bag.argmax() == b.bag.argmax()) for a, b in zip(here, there, strict=True))
+    alike = likeness(here, there)
     row = {
         "device": made.device,
         "precision": precision,
         "pictures": len(here),
-        "largest_logit": max(float(np.abs(a).max()) for a, _ in heads),
-        "largest_difference": difference,
-        "same_label": same,
+        **asdict(alike),
         "start_s": dict(made.start_s),
     }
     figures.append(row)
-    assert difference <= TOLERANCE[precision]
+    assert alike.largest_difference <= TOLERANCE[precision]
     if precision == "fp32":
-        assert same == len(here)
+        assert alike.same_label == len(here)
     # Pictures that all look alike to the model would prove nothing.
-    assert row["largest_logit"] > 10 * TOLERANCE["fp32"]
+    assert alike.largest_logit > 10 * TOLERANCE["fp32"]
     assert any(not np.array_equal(here[0].bag, other.bag) for other in here[1:])
 
 

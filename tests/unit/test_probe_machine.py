@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from devices.probe_machine import Machine, free_disk_bytes, usable_cores
+from devices.probe_machine import (
+    Machine,
+    NvidiaMachine,
+    ask_nvidia,
+    free_disk_bytes,
+    usable_cores,
+)
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -99,3 +105,33 @@ def test_a_counter_that_may_not_be_read_is_as_if_it_were_not_there(tmp_path: Pat
 def test_this_machine_has_cores_and_room(tmp_path: Path) -> None:
     assert 1 <= usable_cores() <= (os.cpu_count() or 1)
     assert free_disk_bytes(tmp_path) > 0
+
+
+@pytest.mark.parametrize(
+    ("told", "temperature_c", "power_w"),
+    [("31, 68.71\n", 31.0, 68.71), ("47, [N/A]\n", 47.0, 9.0), ("", 55.0, 9.0)],
+)
+def test_a_gpu_s_tool_comes_before_the_machine_s_sensors(
+    tmp_path: Path, told: str, temperature_c: float, power_w: float
+) -> None:
+    machine(
+        tmp_path,
+        sys__class__thermal__thermal_zone0__temp="55000\n",
+        sys__class__hwmon__hwmon0__power1_input="9000000\n",
+    )
+    found = NvidiaMachine(tmp_path, lambda: told)
+    assert found.temperature_c() == temperature_c
+    assert found.power_w() == power_w
+
+
+def test_a_gpu_s_tool_that_is_not_there_tells_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ask_nvidia() == ""
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    tool.chmod(0o755)
+    assert ask_nvidia() == ""
+    tool.write_text("#!/bin/sh\necho 31, 68.71\n")
+    assert NvidiaMachine(tmp_path).power_w() == 68.71

@@ -1,0 +1,229 @@
+"""The real agent on an NVIDIA GPU: `make test-gpu`. Not collected by `make test`.
+
+It serves the reference bundle, planned for CUDA, beside an agent that sees no GPU and was allowed
+to fall back to the processor; the same crops go to both through keys and TCP, and their logits are
+compared.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.latency_gpu import gpu_name
+from benchmarks.machine import describe_machine
+from benchmarks.page import write_figures
+from devices.cuda import CUDA
+from mdp.bundle import Bundle
+from mdp.client import Client
+from mdp.files import write_json
+from mdp.fleet import new_fleet
+from mdp.profile import Precision, read_profile
+from mdp.status import DeviceStatus
+from tests.support.fleet import ANY_PORT, BIN, PATIENCE_S, PLENTY_MS, ROOT, AgentProcess
+from tests.support.two_agents import (
+    DEVICES,
+    PICTURES,
+    Pair,
+    likeness,
+    pictures,
+    reference_bundle,
+)
+
+CPU = "CPUExecutionProvider"
+#: Largest difference of a logit: sums in another order; in fp16, numbers of 11 bits.
+TOLERANCE = {"fp32": 1e-4, "fp16": 0.05}
+RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+PAGE = ROOT / "docs" / "platforms.md"
+#: A command begun with this sees no GPU.
+NO_GPU = ["env", "CUDA_VISIBLE_DEVICES="]
+AGENT = str(BIN / "mdp-agent")
+HERE, GPU = "here", "gpu"
+
+pytestmark = pytest.mark.timeout(5 * PATIENCE_S)
+
+
+@pytest.fixture(scope="session")
+def figures() -> Iterator[list[dict[str, Any]]]:
+    """What was measured; kept if MDP_KEEP says so."""
+    rows: list[dict[str, Any]] = []
+    yield rows
+    print(json.dumps(rows, indent=1))
+    if os.environ.get("MDP_KEEP"):
+        found = {"machine": describe_machine(), "gpu": gpu_name(), "rows": rows}
+        write_json(RESULTS, found)
+        write_figures(PAGE, "tests.gpu.served", markdown(rows, found))
+
+
+def markdown(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> str:
+    """The figures as a table."""
+    machine = found["machine"]
+    lines = [
+        f"{PICTURES} pictures, {found['gpu']}, beside one thread of {machine['processor']}, "
+        f"{machine['date']}.\n",
+        "| sub-model | precision | largest logit | largest difference | same label "
+        "| computing, median ms, GPU | processor |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {row['device']} | {row['precision']} | {row['largest_logit']:.2f} "
+        f"| {row['largest_difference']:.2g} | {row['same_label']}/{row['pictures']} "
+        f"| {row['compute_ms'][GPU]:.2f} | {row['compute_ms'][HERE]:.2f} |"
+        for row in rows
+    ]
+    return "\n".join(lines)
+
+
+CASES: list[tuple[str, Precision]] = [
+    (device, precision) for precision in TOLERANCE for device in DEVICES
+]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Pair, str]]:
+    device, precision = request.param
+    folder = tmp_path_factory.mktemp("gpu")
+    made = Pair(planned(folder / "bundle", precision), device, folder, PATIENCE_S)
+    commands = {
+        HERE: [*NO_GPU, AGENT, *made.options(HERE), "--allow-fallback"],
+        GPU: [AGENT, *made.options(GPU)],
+    }
+    with ExitStack() as stack:
+        for name, command in commands.items():
+            agent = AgentProcess(device, command, folder / f"{name}.log")
+            stack.callback(agent.close)
+            made.agents[name] = agent.wait_for("READY")
+        yield made, precision
+
+
+def planned(folder: Path, precision: Precision) -> Bundle:
+    """The reference bundle, planned for a GPU."""
+    return reference_bundle(folder, precision, provider=CUDA)
+
+
+def status(made: Pair, where: str) -> DeviceStatus:
+    with Client.connect(made.fleet(where), timeout_s=PATIENCE_S) as client:
+        return client.status(timeout_s=PATIENCE_S)[0]
+
+
+def test_one_computes_on_the_gpu_and_the_other_says_that_it_does_not(
+    pair: tuple[Pair, str],
+) -> None:
+    made, _ = pair
+    there = status(made, GPU)
+    assert (there.state, there.provider, there.fallback) == ("READY", CUDA, False)
+    maps = Path(f"/proc/{made.agents[GPU].process.pid}/maps").read_text()
+    assert "libonnxruntime_providers_cuda" in maps
+    assert "/dev/nvidia" in maps
+    here = status(made, HERE)
+    assert (here.state, here.provider, here.fallback) == ("READY", CPU, True)
+
+
+def test_its_logits_are_those_of_the_processor(
+    pair: tuple[Pair, str], figures: list[dict[str, Any]]
+) -> None:
+    made, precision = pair
+    here, there = made.logits(HERE), made.logits(GPU)
+    assert len(here) == PICTURES
+    alike = likeness(here, there)
+    compute_ms = {}
+    for where in (HERE, GPU):
+        with Client.connect(made.fleet(where), timeout_s=PATIENCE_S) as client:
+            answers = [client.classify(p, deadline_ms=PLENTY_MS) for p in pictures() * 10]
+        compute_ms[where] = statistics.median(a.members[0].compute_ms for a in answers)
+    row = {
+        "device": made.device,
+        "precision": precision,
+        "pictures": len(here),
+        **asdict(alike),
+        "compute_ms": compute_ms,
+    }
+    figures.append(row)
+    assert alike.largest_difference <= TOLERANCE[precision]
+    assert alike.same_label == len(here)
+    # Pictures that all look alike to the model would prove nothing.
+    assert alike.largest_logit > 10 * TOLERANCE[precision]
+    # Nor would logits of one and the same program.
+    assert alike.largest_difference > 0
+
+
+def test_pictures_computed_together_come_out_the_same(pair: tuple[Pair, str]) -> None:
+    made, precision = pair
+    with ExitStack() as stack:
+        command = [AGENT, *made.options("batches"), "--batch", "4"]
+        agent = AgentProcess(made.device, command, made.folder / "batches.log")
+        stack.callback(agent.close)
+        made.agents["batches"] = agent.wait_for("READY")
+        alone = stack.enter_context(Client.connect(made.fleet(GPU), timeout_s=PATIENCE_S))
+        together = stack.enter_context(Client.connect(made.fleet("batches"), timeout_s=PATIENCE_S))
+        shown = pictures()
+        wanted = [alone.classify(picture, deadline_ms=PLENTY_MS) for picture in shown]
+        got = list(together.stream(shown * 4, in_flight=16, deadline_ms=PLENTY_MS))
+    for number, answer in enumerate(got):
+        expected = wanted[number % len(shown)]
+        assert answer.used == (made.device,)
+        assert answer.label == expected.label
+        assert answer.probability == pytest.approx(expected.probability, abs=TOLERANCE[precision])
+
+
+def test_another_bundle_is_recorded_while_the_first_is_asked(tmp_path: Path) -> None:
+    device = DEVICES[0]
+    bundles = {precision: planned(tmp_path / precision, precision) for precision in TOLERANCE}
+    (tmp_path / "live").symlink_to("fp32")
+    command = [AGENT, "run", "--json", "--bundle", str(tmp_path / "live"), "--device", device,
+               "--bind", ANY_PORT, "--threads", "1"]  # fmt: skip
+    with ExitStack() as stack:
+        agent = AgentProcess(device, command, tmp_path / "log")
+        stack.callback(agent.close)
+        agent.wait_for("READY")
+        fleet = tmp_path / "fleet.toml"
+        new_fleet(bundles["fp32"], [f"{device}={agent.address}"], fleet)
+        client = stack.enter_context(Client.connect(fleet, timeout_s=PATIENCE_S))
+        shown = pictures()
+        before = [client.classify(picture, deadline_ms=PLENTY_MS) for picture in shown]
+        (tmp_path / "link").symlink_to("fp16")
+        (tmp_path / "link").replace(tmp_path / "live")
+        agent.signal(signal.SIGHUP)
+        asked = 0
+        while client.status(timeout_s=PATIENCE_S)[0].counts.get("renewed", 0) == 0:
+            for picture, expected in zip(shown, before, strict=True):
+                answer = client.classify(picture, deadline_ms=PLENTY_MS)
+                assert answer.used == (device,)
+                assert answer.probability == expected.probability
+                asked += 1
+        assert asked > 0
+        newer = tmp_path / "newer.toml"
+        new_fleet(bundles["fp16"], [f"{device}={agent.address}"], newer)
+        later = stack.enter_context(Client.connect(newer, timeout_s=PATIENCE_S))
+        for picture, expected in zip(shown, before, strict=True):
+            assert later.classify(picture, deadline_ms=PLENTY_MS).label == expected.label
+
+
+def test_an_agent_that_sees_no_gpu_refuses(tmp_path: Path) -> None:
+    bundle = planned(tmp_path / "bundle", "fp32")
+    command = [*NO_GPU, AGENT, "run", "--bundle", str(bundle.path), "--device", DEVICES[0],
+               "--bind", ANY_PORT]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 2
+    assert f"the plan asks for {CUDA}" in done.stderr
+    assert "cannot start it" in done.stderr
+
+
+def test_a_probe_measures_the_gpu(tmp_path: Path) -> None:
+    out = tmp_path / "gpu.toml"
+    command = [AGENT, "probe", "--out", str(out), "--shapes", "1", "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    profile = read_profile(out)
+    ways = {(p.provider or profile.provider, p.precision) for p in profile.latency}
+    assert ways >= {(CUDA, "fp32"), (CUDA, "fp16"), (CPU, "fp32")}
