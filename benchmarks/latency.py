@@ -67,10 +67,10 @@ def run_plans(options: argparse.Namespace) -> None:
     """Serve random plans and ask them."""
     profiles = [read_profile(path) for path in options.profiles]
     machine = describe_machine()
-    link, idle_link, rows = measure_plans(
+    links, idle_link, rows = measure_plans(
         options.work, profiles, rounds=options.rounds, seconds=options.seconds, note=_note
     )
-    write_json(options.out, PlanRows(machine=machine, link=link, idle_link=idle_link, rows=rows))
+    write_json(options.out, PlanRows(machine=machine, links=links, idle_link=idle_link, rows=rows))
     _note(f"wrote {options.out}")
 
 

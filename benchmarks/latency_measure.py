@@ -12,15 +12,12 @@ import onnxruntime
 from benchmarks.latency_models import PRECISIONS, model_file
 from benchmarks.latency_shapes import Case, file_stem
 from benchmarks.measure_encoders import others_cpu_s
-from mdp.crop import Pixels
 from mdp.files import Record
 from mdp.profile import LatencyPoint, NonNegativeFloat, PositiveFloat, PositiveInt, Precision
 
 THREADS = (1, 2)
 #: One burst: runs that are not counted, then as many as fit, but not fewer than `_LEAST_RUNS`.
 _WARM_UP_RUNS, _LEAST_RUNS, _MOST_RUNS = 2, 5, 200
-#: Opens a model file for a case, a precision and a number of threads, and says how to run it.
-Opening = Callable[[Path, Case, Precision, int], Callable[[Pixels], object]]
 
 
 class Row(Record, frozen=True):
@@ -52,34 +49,30 @@ class Rows(Record, frozen=True):
 
 
 class _Bursts:
-    """A model and the medians of its bursts so far."""
+    """A session and the medians of its bursts so far."""
 
-    def __init__(
-        self, path: Path, case: Case, precision: Precision, threads: int, opening: Opening
-    ) -> None:
+    def __init__(self, path: Path, case: Case, precision: Precision, threads: int) -> None:
         self.case, self.precision, self.threads = case, precision, threads
-        self._path, self._opening = path, opening
-        self._run: Callable[[Pixels], object] | None = None
+        self._path, self._session = path, None
         shape = (1, case.spec.image_size, case.spec.image_size, 3)
-        self._pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        self._feed = {"images": pixels}
         self.medians_ms: list[float] = []
         self.times_ms: list[float] = []
         self.others_cores: list[float] = []
 
     def burst(self, seconds: float) -> None:
         """Warm up, then run for `seconds`."""
-        run = self._run = self._run or self._opening(
-            self._path, self.case, self.precision, self.threads
-        )
+        session = self._session = self._session or open_session(self._path, self.threads)
         for _ in range(_WARM_UP_RUNS):
-            run(self._pixels)
+            session.run(None, self._feed)
         times_ms: list[float] = []
         others_s, begin = others_cpu_s(), time.perf_counter()
         while len(times_ms) < _LEAST_RUNS or (
             time.perf_counter() - begin < seconds and len(times_ms) < _MOST_RUNS
         ):
             start = time.perf_counter()
-            run(self._pixels)
+            session.run(None, self._feed)
             times_ms.append((time.perf_counter() - start) * 1e3)
         others_s = others_cpu_s() - others_s
         # Clock ticks are coarse: over a short burst the difference can be slightly negative.
@@ -113,14 +106,6 @@ def open_session(path: Path, threads: int) -> Any:
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
 
-def on_processor(
-    path: Path, case: Case, precision: Precision, threads: int
-) -> Callable[[Pixels], object]:
-    """Open a model in onnxruntime on the processor."""
-    session = open_session(path, threads)
-    return lambda pixels: session.run(None, {"images": pixels})
-
-
 def measure(
     folder: Path,
     cases: Sequence[Case],
@@ -128,19 +113,16 @@ def measure(
     rounds: int,
     seconds: float,
     note: Callable[[str], None],
-    precisions: Sequence[Precision] = PRECISIONS,
-    threads: Sequence[int] = THREADS,
-    opening: Opening = on_processor,
 ) -> list[Row]:
     """Run every case in every precision with every number of threads, `rounds` bursts each.
 
     Every round takes all of them, in an order of its own.
     """
     bursts = [
-        _Bursts(model_file(folder, case, precision), case, precision, count, opening)
+        _Bursts(model_file(folder, case, precision), case, precision, threads)
         for case in cases
-        for precision in precisions
-        for count in threads
+        for precision in PRECISIONS
+        for threads in THREADS
     ]
     rng = np.random.default_rng(0)
     for number in range(rounds):

@@ -44,18 +44,12 @@ def profile_of(rows: Sequence[Row]) -> DeviceProfile:
     )
 
 
-def compare(
-    profile: DeviceProfile, rows: Sequence[Row], provider: str | None = None
-) -> list[Compared]:
-    """Predict every row from the profile's points of its way; raises InputError.
-
-    `provider` is where the rows were run; the profile's own if not given.
-    """
-    provider = provider or profile.provider
+def compare(profile: DeviceProfile, rows: Sequence[Row]) -> list[Compared]:
+    """Predict every row from the profile's points of its way; raises InputError."""
     found = []
     models = {}
     for row in rows:
-        way = Way(precision=row.precision, provider=provider, threads=row.threads)
+        way = Way(precision=row.precision, provider=profile.provider, threads=row.threads)
         if way not in models:
             models[way] = fit_latency(profile, way)
         spec = with_precision(row.case, row.precision)

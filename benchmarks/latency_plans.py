@@ -3,9 +3,13 @@
 Two devices are what two cores can be: each agent computes on a core of its own, and each core has
 a profile that a probe measured while another one measured the other core. Plans are what the
 planner makes of the two for several teachers and targets. What the link and the client cost is
-measured in the same run and goes into the profiles: what a byte costs with models that take next
-to no time, the rest with another plan's members, since a client that shares the two cores with
-agents at work gets its turn later than beside idle ones.
+measured in the same run and goes into the predictions: what a byte costs with models that take next
+to no time, the rest with other plans' members. The longer those compute, the more a call costs
+beside it, as their weights push everything else out of the caches.
+
+A client would be on a machine of its own. Here it has the agents' cores, which they leave to it
+whenever it wants them (SCHED_IDLE): else it waits for an agent's turn to end, 3 ms, in as many of
+its calls as the scheduler pleases.
 """
 
 import dataclasses
@@ -48,14 +52,26 @@ TARGETS_MS = {
     "vit_small_patch16_224": (5.0, 8.0, 12.0, 18.0, 27.0, 40.0, 60.0),
     "vit_tiny_patch16_224": (2.5, 4.0, 6.0, 9.0, 13.0, 20.0),
 }
-#: The plan from whose answers the link is known; its target is none of the others.
-LINK_PLAN = ("vit_small_patch16_224", 10.0)
+#: The plans from whose answers the link is known, the quickest first; their targets are none of
+#: the others. The planner is told the link of the one in the middle.
+LINK_PLANS = (
+    ("vit_tiny_patch16_224", 3.0),
+    ("vit_small_patch16_224", 10.0),
+    ("vit_small_patch16_224", 33.0),
+)
 #: Each alone and both, as an agent may be asked to serve either.
 PRECISIONS: tuple[tuple[Precision, ...], ...] = (("fp32",), ("fp32", "int8"))
 NUM_CLASSES = 100
 #: Picture sizes whose difference in time tells the link's bandwidth.
 _SMALL, _LARGE = 16, 224
 _DEADLINE_MS = 10_000.0
+#: What an agent's command begins with: the rest of it is run where nobody else wants the core.
+_ASIDE = """
+import os, sys
+if hasattr(os, "SCHED_IDLE"):
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 class MemberRow(Record, frozen=True):
@@ -83,13 +99,20 @@ class PlanRow(Record, frozen=True):
     others_cores: float
 
 
+class LinkAtWork(Record, frozen=True):
+    """The link beside agents of which the slower one computes so long."""
+
+    compute_ms: float
+    link: Link
+
+
 class PlanRows(Record, frozen=True):
     """The content of benchmarks/results/latency-plans.json."""
 
     machine: dict[str, Any]
-    #: With agents at work, as it went into the predictions, and with agents that have next to
-    #: nothing to compute.
-    link: Link
+    #: As they went into the predictions, in ascending order of computing.
+    links: list[LinkAtWork]
+    #: With agents that have next to nothing to compute.
     idle_link: Link
     rows: list[PlanRow]
 
@@ -165,7 +188,8 @@ def _agents(bundle: Bundle, folder: Path, cores: dict[str, int]) -> Iterator[Pat
 def _agent(bundle: Bundle, device: str, core: int) -> Iterator[str]:
     program = str(Path(sys.executable).parent / "mdp-agent")
     where = ["--bind", "tcp://127.0.0.1:0", "--threads", "1", "--cpus", str(core), "--json"]
-    command = [program, "run", "--bundle", str(bundle.path), "--device", device, *where]
+    command = [sys.executable, "-c", _ASIDE]
+    command += [program, "run", "--bundle", str(bundle.path), "--device", device, *where]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -201,11 +225,9 @@ def measure_idle_link(folder: Path, cores: dict[str, int], requests: int) -> Lin
 
 
 def measure_link(
-    folder: Path, models: Path, profiles: Sequence[DeviceProfile], idle: Link, requests: int
-) -> Link:
-    """The link with what it costs beyond computing while the agents are at work."""
-    cores = {profile.name: core for core, profile in enumerate(profiles)}
-    plan = make_plan(*LINK_PLAN, PRECISIONS[0], _written(folder, profiles, idle))
+    folder: Path, models: Path, plan: Plan, cores: dict[str, int], idle: Link, requests: int
+) -> LinkAtWork:
+    """The link with what it costs beyond computing while the agents are at work on `plan`."""
     export_all(models, _cases(plan), lambda text: None)
     bundle = write_plan_bundle(folder / "bundle", models, plan)
     picture = noise_picture(max(a.submodel.image_size for a in plan.assignments))
@@ -215,7 +237,25 @@ def measure_link(
     bytes_ms = 8e3 * (sent + reply_bytes(NUM_CLASSES)) / idle.bandwidth_bps
     cost_ms = np.percentile([overhead_ms(answer) for answer in answers[10:]], (50, 90))
     fixed_ms, late_ms = np.maximum(0.0, cost_ms - bytes_ms).tolist()
-    return structs.replace(idle, round_trip_s=fixed_ms / 1e3, round_trip_p90_s=late_ms / 1e3)
+    slower_ms = [max(member.compute_ms for member in answer.members) for answer in answers[10:]]
+    return LinkAtWork(
+        compute_ms=statistics.median(slower_ms),
+        link=structs.replace(idle, round_trip_s=fixed_ms / 1e3, round_trip_p90_s=late_ms / 1e3),
+    )
+
+
+def link_beside(compute_ms: float, links: Sequence[LinkAtWork]) -> Link:
+    """The link beside agents that compute so long, between those that were measured."""
+    known_ms = [at_work.compute_ms for at_work in links]
+
+    def between(values_s: Sequence[float]) -> float:
+        return float(np.interp(compute_ms, known_ms, values_s))
+
+    return structs.replace(
+        links[0].link,
+        round_trip_s=between([at_work.link.round_trip_s for at_work in links]),
+        round_trip_p90_s=between([at_work.link.round_trip_p90_s or 0.0 for at_work in links]),
+    )
 
 
 def _written(folder: Path, profiles: Sequence[DeviceProfile], link: Link) -> list[str]:
@@ -263,7 +303,7 @@ class _Served:
         others_s = others_cpu_s() - others_s - own_ms / 1e3
         self.others_cores.append(max(0.0, others_s / (time.perf_counter() - begin)))
 
-    def row(self, profiles: Sequence[DeviceProfile]) -> PlanRow:
+    def row(self, profiles: Sequence[DeviceProfile], links: Sequence[LinkAtWork]) -> PlanRow:
         """What the bursts came to, and what was predicted."""
         low, middle, high = np.percentile(self.latency_ms, (10, 50, 90))
         return PlanRow(
@@ -279,7 +319,7 @@ class _Served:
                 )
                 for k, assignment in enumerate(self._plan.assignments)
             ],
-            predicted_ms=round(predicted_ms(self._plan, profiles), 4),
+            predicted_ms=round(predicted_ms(self._plan, profiles, links), 4),
             measured_ms=round(float(middle), 4),
             p10_ms=round(float(low), 4),
             p90_ms=round(float(high), 4),
@@ -288,12 +328,16 @@ class _Served:
         )
 
 
-def predicted_ms(plan: Plan, profiles: Sequence[DeviceProfile]) -> float:
+def predicted_ms(
+    plan: Plan, profiles: Sequence[DeviceProfile], links: Sequence[LinkAtWork]
+) -> float:
     """What a client is predicted to wait for all members in the median.
 
     Of several members the slower one counts, so each has to be in time in more than half of the
-    requests. The client's own work is in the link that was measured.
+    requests. The client's own work is in the `links` that were measured; `profiles` have the one
+    that the planner was told.
     """
+    link = link_beside(max(a.predicted_ms.compute for a in plan.assignments), links)
     pace = dataclasses.replace(pace_for(50, len(plan.assignments)), client_ms=0.0)
     by_name = {profile.name: profile for profile in profiles}
     latest_ms = 0.0
@@ -307,8 +351,9 @@ def predicted_ms(plan: Plan, profiles: Sequence[DeviceProfile]) -> float:
         )
         compute_ms = np.array([a.predicted_ms.compute])
         sigma = spread_of(matching_points(profile, way)).sigma(compute_ms)
-        network_ms = np.array([a.predicted_ms.network])
-        by_ms = pace.by_ms(compute_ms, network_ms, sigma, jitter_of(profile.link))
+        more_s = link.round_trip_s - profile.link.round_trip_s
+        network_ms = np.array([a.predicted_ms.network + more_s * 1e3])
+        by_ms = pace.by_ms(compute_ms, network_ms, sigma, jitter_of(link))
         latest_ms = max(latest_ms, float(by_ms[0]))
     return latest_ms
 
@@ -320,18 +365,23 @@ def measure_plans(
     rounds: int,
     seconds: float,
     note: Callable[[str], None],
-) -> tuple[Link, Link, list[PlanRow]]:
+) -> tuple[list[LinkAtWork], Link, list[PlanRow]]:
     """Serve every plan of `profiles`, one per core, and ask them in turns, `rounds` bursts each.
 
-    Returns the link at work and the idle one as well.
+    Returns the links at work and the idle one as well.
     """
     cores = {profile.name: core for core, profile in enumerate(profiles)}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
         note("measuring the link")
         idle = measure_idle_link(folder, cores, requests=400)
-        link = measure_link(folder / "link", models, profiles, idle, requests=400)
-        plans = make_plans(_written(folder, profiles, link), note)
+        links = []
+        for number, (teacher, target_ms) in enumerate(LINK_PLANS):
+            where = folder / f"link-plan-{number}"
+            plan = make_plan(teacher, target_ms, PRECISIONS[0], _written(where, profiles, idle))
+            links.append(measure_link(where, models, plan, cores, idle, requests=400))
+        told = links[len(links) // 2].link
+        plans = make_plans(_written(folder / "profiles", profiles, told), note)
         export_all(models, [case for plan in plans for case in _cases(plan)], note)
         served = []
         for number, plan in enumerate(plans):
@@ -343,8 +393,8 @@ def measure_plans(
             note(f"round {number + 1} of {rounds}")
             for one in served:
                 one.burst(seconds)
-        linked = [structs.replace(profile, link=link) for profile in profiles]
-        return link, idle, [one.row(linked) for one in served]
+        linked = [structs.replace(profile, link=told) for profile in profiles]
+        return links, idle, [one.row(linked, links) for one in served]
 
 
 def plan_sheet(plans: PlanRows) -> Sheet:

@@ -145,18 +145,14 @@ def colour_bundle(folder: Path, count: int, side: int) -> Bundle:
 
 
 @contextmanager
-def served(
-    bundle: Bundle, folder: Path, *options: object, cores: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[ServedFleet]:
-    """`mdp-agent run` for every assignment of `bundle`, on such `cores` of its own if given."""
+def served(bundle: Bundle, folder: Path, *options: object) -> Iterator[ServedFleet]:
+    """`mdp-agent run` for every assignment of `bundle`."""
     program = str(Path(sys.executable).parent / "mdp-agent")
     shared = [program, "run", "--json", "--bundle", str(bundle.path), *map(str, options)]
     commands = {
         (a.device,): [*shared, "--bind", "tcp://127.0.0.1:0", "--device", a.device]
         for a in bundle.manifest.plan.assignments
     }
-    for (device,), command in commands.items():
-        command += ["--cpus", cores[device]] if device in cores else []
     with running(bundle, folder, commands) as fleet:
         yield fleet
 

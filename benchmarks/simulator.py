@@ -1,6 +1,6 @@
 """How fast the simulator is, and how near to real fleets of three agents.
 
-    python -m benchmarks.simulator                    # about 27 minutes
+    python -m benchmarks.simulator                    # all of it, about 27 minutes
     python -m benchmarks.simulator --only waiting     # a part; what was kept of the others stays
     python -m benchmarks.simulator --only             # nothing: the page from what was kept
 
@@ -8,8 +8,6 @@
                        each: they and the client take the machine's cores from each other
     waiting    21 min  three real agents on loopback which wait for log-normal times instead of
                        computing, as devices with processors of their own
-    own-cores   7 min  three `mdp-agent` with sub-models of 4 to 7 ms on cores of their own: only if
-                       asked for, on a machine of eight cores at least
     speed       1 min  requests to devices per second of the processor, in one process; kept
                        beside that of the other build, interpreted or compiled (make compiled)
 
@@ -30,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import compiled, describe_machine
-from benchmarks.simulator_fleets import COMPUTING, OWN_CORES, WAITING
+from benchmarks.simulator_fleets import COMPUTING, WAITING
 from benchmarks.simulator_picture import draw, put_table
 from benchmarks.simulator_reality import reality
 from mdp.files import write_bytes, write_json
@@ -49,9 +47,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "simulator.json"
 PAGE, PICTURE = ROOT / "docs" / "simulation.md", ROOT / "docs" / "simulation.svg"
 #: The compiled build's speed is a part of its own.
 SPEED, COMPILED = "speed", "speed_compiled"
-PARTS = (COMPUTING, WAITING, OWN_CORES, SPEED)
-#: What every machine can run.
-ANYWHERE = (COMPUTING, WAITING, SPEED)
+PARTS = (COMPUTING, WAITING, SPEED)
 
 
 def fleets() -> Iterator[tuple[str, Scenario]]:
@@ -157,7 +153,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=ANYWHERE, metavar="PART")
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, metavar="PART")
     parser.add_argument("--requests", type=int, default=2000, help="per load and deadline")
     parser.add_argument("--blocks", type=int, default=6)
     parser.add_argument("--scale", type=float, default=1.0, help="of the requests for speed")

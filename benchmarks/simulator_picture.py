@@ -8,11 +8,7 @@ from typing import Any
 from benchmarks.page import write_figures
 
 #: What kinds of agents are called, in order.
-AGENTS = {
-    "computing": "Agents that compute",
-    "waiting": "Agents that wait",
-    "own-cores": "Agents that compute on cores of their own",
-}
+AGENTS = {"computing": "Agents that compute", "waiting": "Agents that wait"}
 #: Parts of a result, the same of each build.
 SPEEDS = ("speed", "speed_compiled")
 #: Where there are any, these milliseconds are written at the axes.

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulator_fleets import fleet_of, loads, picture_of
+from benchmarks.simulator_fleets import fleet_of, loads
 from benchmarks.simulator_late import End, woken_late_s
 from benchmarks.simulator_picture import markdown
 from mdp import AsyncClient
+from mdp.bench import noise_picture
 from mdp.bundle import Bundle
-from mdp.crop import Picture
 from mdp.errors import InferenceError
 from mdp.prediction import Prediction
 from mdp.session import LATE
@@ -85,17 +85,10 @@ def gaps(seed: int) -> Draws:
 
 
 async def at_random(
-    client: AsyncClient,
-    picture: Picture,
-    *,
-    rate_per_s: float,
-    requests: int,
-    deadline_ms: float,
-    seed: int,
-    seen: Seen,
+    client: AsyncClient, rate_per_s: float, requests: int, deadline_ms: float, seed: int, seen: Seen
 ) -> None:
     """Requests as a Poisson process, whether or not those before have been answered."""
-    gap = gaps(seed)
+    picture, gap = noise_picture(64), gaps(seed)
     calls, due_s = set(), time.monotonic()
     for _ in range(requests):
         due_s += gap.next() / rate_per_s
@@ -107,15 +100,10 @@ async def at_random(
 
 
 async def one_by_one(
-    client: AsyncClient,
-    picture: Picture,
-    *,
-    requests: int,
-    deadline_ms: float,
-    clients: int,
-    seen: Seen,
+    client: AsyncClient, requests: int, deadline_ms: float, clients: int, seen: Seen
 ) -> None:
     """Callers that each wait for an answer before they ask again."""
+    picture = noise_picture(64)
     left = iter(range(requests))
 
     async def caller() -> None:
@@ -126,7 +114,7 @@ async def one_by_one(
 
 
 async def measure(
-    fleet: Path, picture: Picture, load: Load, deadlines_ms: Sequence[float], blocks: int
+    fleet: Path, load: Load, deadlines_ms: Sequence[float], blocks: int
 ) -> dict[float, Seen]:
     """One load under each deadline, in turns; the first block warms up."""
     seen: dict[float, Seen] = defaultdict(Seen)
@@ -137,15 +125,10 @@ async def measure(
                 into = seen[deadline_ms] if block else Seen()
                 count = per_block if block else min(50, per_block)
                 if load.rate_per_s is None:
-                    await one_by_one(
-                        client, picture, requests=count, deadline_ms=deadline_ms,
-                        clients=load.clients, seen=into,
-                    )  # fmt: skip
+                    await one_by_one(client, count, deadline_ms, load.clients, into)
                 else:
-                    await at_random(
-                        client, picture, rate_per_s=load.rate_per_s, requests=count,
-                        deadline_ms=deadline_ms, seed=block, seen=into,
-                    )  # fmt: skip
+                    rate = load.rate_per_s
+                    await at_random(client, rate, count, deadline_ms, block, into)
     return dict(seen)
 
 
@@ -248,18 +231,16 @@ def reality(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Every load of such a fleet under every deadline, beside the simulator; and by how much each
     load's client was woken late."""
-    rows, late, picture = [], [], picture_of(agents)
+    rows, late = [], []
     with tempfile.TemporaryDirectory() as name, fleet_of(agents, Path(name)) as fleet:
         fleet.client().close()  # now all of them are READY
         for load_name, load in loads(agents, requests).items():
             of = {"agents": agents, "load": load_name}
-            first = asyncio.run(
-                measure(fleet.path, picture, replace(load, requests=200), [PLENTY_MS], 1)
-            )
+            first = asyncio.run(measure(fleet.path, replace(load, requests=200), [PLENTY_MS], 1))
             usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [CALIBRATED, *COMPARED])
             # Deciding comes 2 ms before a short deadline, or after half of a very short one.
             tight = [float(round(ms + min(2.0, ms), 2)) for ms in usual_ms]
-            seen = asyncio.run(measure(fleet.path, picture, load, [PLENTY_MS, *tight], blocks))
+            seen = asyncio.run(measure(fleet.path, load, [PLENTY_MS, *tight], blocks))
             ends = seen.pop(tight[0]).ends
             late_s = woken_late_s(ends, tight[0]) or (Assumptions().late_ms / 1e3,)
             cut = sum(end.cut for end in ends)

@@ -1,21 +1,12 @@
 """Runtime: what executes a sub-model. OrtRuntime is the only place that serves with onnxruntime."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from devices.cuda import (
-    CUDA,
-    ON_CUDA,
-    RecordedRuns,
-    load_libraries,
-    new_session,
-    open_session,
-)
+from devices.cuda import ON_CUDA, OPTIONS, load_libraries
 from mdp.crop import Pixels
 from mdp.errors import AgentError
 from mdp.fusion import Contribution
@@ -91,19 +82,18 @@ class OrtRuntime:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3
         try:
-            opened = _open(ort, str(model), options, wanted)
+            self._session, why = _open(ort, str(model), options, wanted)
         except Exception as error:  # onnxruntime raises types of its own, without a common base
             raise AgentError(f"{model}: onnxruntime cannot load it: {error}") from error
-        self._session = opened.session
+        self._session.disable_fallback()
         self.provider: str = self._session.get_providers()[0]
         self.fallback = self.provider != assignment.provider or bool(elsewhere)
         if self.fallback and not allow_fallback:
             raise NotHereError(
-                assignment.provider, f"onnxruntime lists it here but cannot start it: {opened.why}"
+                assignment.provider, f"onnxruntime lists it here but cannot start it: {why}"
             )
         self._image_size = assignment.submodel.image_size
         self._check(model, assignment, num_classes)
-        self._logits = opened.recorded.run if opened.recorded else self._plain_logits
 
     def _check(self, model: Path, assignment: Assignment, num_classes: int) -> None:
         session = self._session
@@ -119,12 +109,8 @@ class OrtRuntime:
 
     def run(self, pixels: Pixels) -> Contribution:
         """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
-        boost, bag = self._logits(pixels)
+        boost, bag = self._session.run([BOOST, BAG], {INPUT: pixels})
         return Contribution(boost, bag)
-
-    def _plain_logits(self, pixels: Pixels) -> Sequence[NDArray[np.float32]]:
-        logits: Sequence[NDArray[np.float32]] = self._session.run([BOOST, BAG], {INPUT: pixels})
-        return logits
 
 
 def import_onnxruntime() -> Any:
@@ -138,30 +124,24 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    """A session, its runs recorded where that is of use, and why it is not where it should be."""
+def _open(ort: Any, model: str, options: Any, provider: str) -> tuple[Any, str]:
+    """A session, and why it is on the processor instead of where it should be, if it is.
 
-    session: Any
-    recorded: RecordedRuns | None = None
-    why: str = _NOT_STARTED
-
-
-def _open(ort: Any, model: str, options: Any, provider: str) -> _Opened:
-    """Open a model; where the provider cannot start, on the processor.
-
-    Some providers then give a session on the processor by themselves, others an error, as for a
-    file that is no model: the processor has to tell which it is.
+    Providers that cannot start give a session on the processor by themselves, or an error as for a
+    file that is no model: then the processor has to tell which it is.
     """
     try:
-        if provider == CUDA:
-            return _Opened(*open_session(ort, model, options, (BOOST, BAG), INPUT))
-        return _Opened(new_session(ort, model, options, provider))
+        return _session(ort, model, options, provider), _NOT_STARTED
     except Exception as error:  # onnxruntime raises types of its own, without a common base
         if provider == CPU:
             raise
-        why = " ".join(str(error).split())
-        return _Opened(new_session(ort, model, options, CPU), why=why)
+        return _session(ort, model, options, CPU), " ".join(str(error).split())
+
+
+def _session(ort: Any, model: str, options: Any, provider: str) -> Any:
+    chosen = (provider, dict(OPTIONS.get(provider, {})))
+    # By itself it would print an error to standard output and try again without the options.
+    return ort.InferenceSession(model, options, providers=[chosen], enable_fallback=0)
 
 
 def _choose_provider(ort: Any, planned: str, allow_fallback: bool) -> str:

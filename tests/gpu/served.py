@@ -10,7 +10,7 @@ import os
 import signal
 import statistics
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -18,9 +18,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.latency_gpu import gpu_name
 from benchmarks.machine import describe_machine
-from benchmarks.page import write_figures
 from devices.cuda import CUDA
 from mdp.bundle import Bundle
 from mdp.client import Client
@@ -42,7 +40,6 @@ CPU = "CPUExecutionProvider"
 #: Largest difference of a logit: sums in another order; in fp16, numbers of 11 bits.
 TOLERANCE = {"fp32": 1e-4, "fp16": 0.05}
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
-PAGE = ROOT / "docs" / "platforms.md"
 #: A command begun with this sees no GPU.
 NO_GPU = ["env", "CUDA_VISIBLE_DEVICES="]
 AGENT = str(BIN / "mdp-agent")
@@ -58,28 +55,7 @@ def figures() -> Iterator[list[dict[str, Any]]]:
     yield rows
     print(json.dumps(rows, indent=1))
     if os.environ.get("MDP_KEEP"):
-        found = {"machine": describe_machine(), "gpu": gpu_name(), "rows": rows}
-        write_json(RESULTS, found)
-        write_figures(PAGE, "tests.gpu.served", markdown(rows, found))
-
-
-def markdown(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> str:
-    """The figures as a table."""
-    machine = found["machine"]
-    lines = [
-        f"{PICTURES} pictures, {found['gpu']}, beside one thread of {machine['processor']}, "
-        f"{machine['date']}.\n",
-        "| sub-model | precision | largest logit | largest difference | same label "
-        "| computing, median ms, GPU | processor |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['device']} | {row['precision']} | {row['largest_logit']:.2f} "
-        f"| {row['largest_difference']:.2g} | {row['same_label']}/{row['pictures']} "
-        f"| {row['compute_ms'][GPU]:.2f} | {row['compute_ms'][HERE]:.2f} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+        write_json(RESULTS, {"machine": describe_machine(), "gpu": gpu_name(), "rows": rows})
 
 
 CASES: list[tuple[str, Precision]] = [
@@ -104,6 +80,12 @@ def pair(
             stack.callback(agent.close)
             made.agents[name] = agent.wait_for("READY")
         yield made, precision
+
+
+def gpu_name() -> str:
+    """The GPU and its driver."""
+    asked = ["nvidia-smi", "--id=0", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    return subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def planned(folder: Path, precision: Precision) -> Bundle:
@@ -176,7 +158,7 @@ def test_pictures_computed_together_come_out_the_same(pair: tuple[Pair, str]) ->
         assert answer.probability == pytest.approx(expected.probability, abs=TOLERANCE[precision])
 
 
-def test_another_bundle_is_recorded_while_the_first_is_asked(tmp_path: Path) -> None:
+def test_another_bundle_takes_over_while_the_first_is_asked(tmp_path: Path) -> None:
     device = DEVICES[0]
     bundles = {precision: planned(tmp_path / precision, precision) for precision in TOLERANCE}
     (tmp_path / "live").symlink_to("fp32")

@@ -12,6 +12,7 @@ from benchmarks.latency_measure import Row
 from mdp.errors import InputError
 from mdp.files import write_toml
 from mdp.plan import SubModelSpec
+from mdp.profile import Link
 from partitioner.grid import sub_model_grid
 from tests.support.latencies import Formula
 
@@ -91,10 +92,31 @@ def test_plans_are_of_two_devices_and_predicted_as_their_slowest_member(tmp_path
     for plan in plans:
         assert {a.device for a in plan.assignments} == {"core-0", "core-1"}
         totals = [assignment.predicted_ms.total for assignment in plan.assignments]
-        both = latency_plans.predicted_ms(plan, profiles)
+        told = latency_plans.LinkAtWork(compute_ms=10.0, link=profile.link)
+        both = latency_plans.predicted_ms(plan, profiles, [told])
         # The later of two is later than either is typically.
         assert max(totals) < both < 1.3 * max(totals)
+        slower = msgspec.structs.replace(
+            profile.link, round_trip_s=profile.link.round_trip_s + 0.002
+        )
+        more = latency_plans.LinkAtWork(compute_ms=10.0, link=slower)
+        assert latency_plans.predicted_ms(plan, profiles, [more]) == pytest.approx(both + 2.0)
     assert said == []
+
+
+def test_the_link_lies_between_those_that_were_measured() -> None:
+    links = [
+        latency_plans.LinkAtWork(
+            compute_ms=compute_ms,
+            link=Link(bandwidth_bps=1e9, round_trip_s=cost_s, round_trip_p90_s=2 * cost_s),
+        )
+        for compute_ms, cost_s in ((1.0, 0.001), (11.0, 0.002), (31.0, 0.003))
+    ]
+    for compute_ms, cost_s in ((0.1, 0.001), (6.0, 0.0015), (11.0, 0.002), (99.0, 0.003)):
+        link = latency_plans.link_beside(compute_ms, links)
+        assert link.bandwidth_bps == 1e9
+        assert link.round_trip_s == pytest.approx(cost_s)
+        assert link.round_trip_p90_s == pytest.approx(2 * cost_s)
 
 
 @pytest.mark.usefixtures("few_targets")
