@@ -6,16 +6,18 @@ import signal
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from devices.cuda import ON_CUDA
 from devices.probe import Models, Probe, Taken, Wishes
 from devices.probe_encoders import extract, read_index
 from devices.probe_link import measure_link, peer_keys
-from devices.probe_machine import Machine, free_disk_bytes, usable_cores
+from devices.probe_machine import Machine, NvidiaMachine, free_disk_bytes, usable_cores
 from devices.probe_plan import fitting, thread_counts
 from devices.probe_profile import MIN_POINTS, Device, profile_of
 from devices.probe_report import report, warnings
@@ -156,6 +158,8 @@ def _measure(name: str, wishes: Wishes) -> tuple[Taken, Device, bool]:
             interrupted = True
         finally:
             _clear()
+    if any(point.provider in ON_CUDA for point in run.taken.points):
+        device = replace(device, processor=NvidiaMachine().processor())
     return run.taken, device, interrupted
 
 

@@ -93,14 +93,14 @@ class Machine:
             return None
 
 
-#: What NVIDIA's tool is asked, of the GPU that onnxruntime takes: degrees Celsius, watts.
-_NVIDIA = ("nvidia-smi", "--id=0", "--query-gpu=temperature.gpu,power.draw",
+#: What NVIDIA's tool is asked, of the GPU that onnxruntime takes: degrees Celsius, watts, its name.
+_NVIDIA = ("nvidia-smi", "--id=0", "--query-gpu=temperature.gpu,power.draw,name",
            "--format=csv,noheader,nounits")  # fmt: skip
 _NVIDIA_S = 5.0
 
 
 def ask_nvidia() -> str:
-    """Temperature and power of the first NVIDIA GPU in its tool's words; empty without one."""
+    """Temperature, power and name of the first NVIDIA GPU by its tool; empty without one."""
     try:
         done = subprocess.run(
             _NVIDIA, capture_output=True, text=True, timeout=_NVIDIA_S, check=True
@@ -115,6 +115,11 @@ class NvidiaMachine(Machine):
     """Temperature and power are the first NVIDIA GPU's, and else the machine's."""
 
     ask: Callable[[], str] = ask_nvidia
+
+    def processor(self) -> str:
+        """The processor's or board's name, and the GPU's."""
+        *_, name = self.ask().strip().split(", ", 2)
+        return f"{Machine.processor(self)}, {name}" if name else Machine.processor(self)
 
     def temperature_c(self) -> float | None:
         """Degrees Celsius of the GPU."""

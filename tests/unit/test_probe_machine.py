@@ -109,7 +109,11 @@ def test_this_machine_has_cores_and_room(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("told", "temperature_c", "power_w"),
-    [("31, 68.71\n", 31.0, 68.71), ("47, [N/A]\n", 47.0, 9.0), ("", 55.0, 9.0)],
+    [
+        ("31, 68.71, NVIDIA H100\n", 31.0, 68.71),
+        ("47, [N/A], NVIDIA T4\n", 47.0, 9.0),
+        ("", 55.0, 9.0),
+    ],
 )
 def test_a_gpu_s_tool_comes_before_the_machine_s_sensors(
     tmp_path: Path, told: str, temperature_c: float, power_w: float
@@ -133,5 +137,13 @@ def test_a_gpu_s_tool_that_is_not_there_tells_nothing(
     tool.write_text("#!/bin/sh\nexit 9\n")
     tool.chmod(0o755)
     assert ask_nvidia() == ""
-    tool.write_text("#!/bin/sh\necho 31, 68.71\n")
+    tool.write_text("#!/bin/sh\necho 31, 68.71, NVIDIA RTX A2000, 12GB\n")
     assert NvidiaMachine(tmp_path).power_w() == 68.71
+
+
+def test_a_gpu_s_name_stands_beside_the_processor_s(tmp_path: Path) -> None:
+    machine(tmp_path, proc__cpuinfo="model name\t: Intel(R) N100\n")
+    assert NvidiaMachine(tmp_path, lambda: "31, 68.71, NVIDIA H100\n").processor() == (
+        "Intel(R) N100, NVIDIA H100"
+    )
+    assert NvidiaMachine(tmp_path, lambda: "").processor() == "Intel(R) N100"
