@@ -28,7 +28,7 @@ _REPORTING = ("openvino_telemetry", "openvino.tools.ovc")
 def open_session(model: Path, *, threads: int = 1, provider: str = CPU) -> Any:
     """An onnxruntime session, on the processor if nothing else is said.
 
-    Raises InputError if the file is no model or the provider is not here.
+    Raises InputError if the file is no model, or the provider is not here or cannot be started.
     """
     import onnxruntime
 
@@ -42,9 +42,16 @@ def open_session(model: Path, *, threads: int = 1, provider: str = CPU) -> Any:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.log_severity_level = 3
     try:
-        return onnxruntime.InferenceSession(str(model), options, providers=[provider])
+        # By itself it would print an error and try again with the processor.
+        session = onnxruntime.InferenceSession(
+            str(model), options, providers=[provider], enable_fallback=0
+        )
     except Exception as error:  # onnxruntime's exceptions share no base
         raise InputError(f"{model}: onnxruntime cannot load it: {error}") from error
+    started = session.get_providers()[0]
+    if started != provider:
+        raise InputError(f"onnxruntime lists {provider} on this machine, but started {started}")
+    return session
 
 
 class OpenVinoSession:
