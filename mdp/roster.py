@@ -7,7 +7,6 @@ fewer requests under way times the usual round trip. Clock and chance are argume
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 
 from msgspec import Struct
@@ -51,8 +50,7 @@ class Choice(Struct, frozen=True):
     probing: Mapping[str, int]
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Pending(Struct):
     """A call's requests that have not been answered."""
 
     until_s: float
@@ -79,7 +77,9 @@ class Roster:
     ) -> None:
         self.bucket = Bucket(hedge_share)
         self._members, self._k_of, self._chance = members, k_of, chance
-        self._replicated = {k: devices for k, devices in members.items() if len(devices) > 1}
+        #: Devices of every member that has several, and how many: for a simulated client's, telling
+        #: is a call.
+        self._replicated = {k: (d, len(d)) for k, d in members.items() if len(d) > 1}
         self._hedge_after_s = hedge_after_s
         #: Whether there is anything to hedge with.
         self.hedges = bool(self._replicated) and hedge_share > 0
@@ -98,14 +98,15 @@ class Roster:
         self._turn = 0
         self._next_look_s = -math.inf
         self._in_turn = self._round()
-        self._looked_at = min(LOOKED_AT, sum(map(len, self._replicated.values())))
+        self._looked_at = min(LOOKED_AT, sum(count for _, count in self._replicated.values()))
 
     def begin(self, now_s: float, gone: Mapping[str, str], until_s: float = math.inf) -> Choice:
         """Whom a request that begins now may ask; `gone` (device -> reason) are not connected.
 
         Answers to it are in time until `until_s`.
         """
-        self._expire(now_s)
+        if now_s >= self._next_end_s:
+            self._expire(now_s)
         unavailable: Mapping[str, str] = gone
         probing: Mapping[str, int] = {}
         if self._health or self._suspects:
@@ -116,43 +117,51 @@ class Roster:
         members = self._members
         if self._replicated:
             members = dict(members)
-            for k, devices in self._replicated.items():
-                members[k] = self._ordered(devices, unavailable, probing, now_s)
+            for k, (devices, count) in self._replicated.items():
+                members[k] = self._ordered(devices, count, unavailable, probing, now_s)
         return Choice(members, unavailable, probing)
 
     def _ordered(
         self,
         devices: Sequence[str],
+        count: int,
         unavailable: Mapping[str, str],
         probing: Mapping[str, int],
         now_s: float,
     ) -> Sequence[str]:
-        """`devices` with the better of two that are there first, and the other one second."""
+        """`count` devices with the better of two that are there first, and the other one second."""
         there: Sequence[str] = devices
         if unavailable or probing:
-            if len(devices) > _FEW and (drawn := self._drawn(devices, unavailable, probing)):
+            if count > _FEW and (drawn := self._drawn(devices, count, unavailable, probing)):
                 return self._ranked(*drawn, devices, now_s)
             there = [d for d in devices if d not in unavailable and d not in probing]
-        if len(there) < 2:
+            count = len(there)
+        if count < 2:
             return devices
         first = second = 0
-        if len(there) > 2:
-            first = int(self._chance() * len(there))
-            second = int(self._chance() * (len(there) - 1))
+        if count > 2:
+            first = int(self._chance() * count)
+            second = int(self._chance() * (count - 1))
         second += second >= first
         return self._ranked(there[first], there[second], devices, now_s)
 
     def _ranked(self, one: str, other: str, devices: Sequence[str], now_s: float) -> Sequence[str]:
         """`devices` with the better of two first, and the other one second."""
-        if self._cost(other, now_s) < self._cost(one, now_s):
+        known = self._replicas.get(one)
+        # Nobody is better than one of which nothing is known.
+        if known is not None and self._cost(other, now_s) < self._cost(one, now_s):
             one, other = other, one
         return Ranked((one, other), devices)
 
     def _drawn(
-        self, devices: Sequence[str], unavailable: Mapping[str, str], probing: Mapping[str, int]
+        self,
+        devices: Sequence[str],
+        count: int,
+        unavailable: Mapping[str, str],
+        probing: Mapping[str, int],
     ) -> tuple[str, str] | None:
-        """Two of many `devices` that are there; None where most of them are not."""
-        found, chance, count = "", self._chance, len(devices)
+        """Two of `count` devices that are there; None where most of them are not."""
+        found, chance = "", self._chance
         for _ in range(_DRAWS):
             device = devices[int(chance() * count)]
             if device not in unavailable and device not in probing and device != found:
@@ -199,7 +208,8 @@ class Roster:
         pending = self._pending.get(call)
         tried = self._probes.get(device) == call if self._suspects else False
         asked_s = self._settle(call, device)
-        self._expire(now_s)
+        if now_s >= self._next_end_s:
+            self._expire(now_s)
         if pending is None or asked_s is None:
             self._late(device, now_s, self._lateness.settle(call, device))
         elif now_s > pending.until_s:
@@ -253,7 +263,8 @@ class Roster:
         known = self._health.get(device)
         if known is not None:
             known.connected(now_s)
-        self._lateness.connected(device)
+        if self._suspects:
+            self._lateness.connected(device)
 
     # Asking how they are.
 
@@ -277,7 +288,7 @@ class Roster:
     def _round(self) -> Iterator[str]:
         """All replicas, again and again."""
         while True:
-            for devices in self._replicated.values():
+            for devices, _ in self._replicated.values():
                 yield from devices
 
     def asked(self, call: int, device: str, now_s: float) -> None:
@@ -322,9 +333,11 @@ class Roster:
     def _ask(self, call: int, device: str, now_s: float, until_s: float) -> None:
         pending = self._pending.get(call)
         if pending is None:
-            pending = self._pending[call] = _Pending(until_s, {})
-            self._next_end_s = min(self._next_end_s, until_s)
-        pending.asked[device] = now_s
+            self._pending[call] = _Pending(until_s, {device: now_s})
+            if until_s < self._next_end_s:
+                self._next_end_s = until_s
+        else:
+            pending.asked[device] = now_s
 
     def _settle(self, call: int, device: str) -> float | None:
         """When `device` was asked by `call`, which is no longer under way; None if it was not."""

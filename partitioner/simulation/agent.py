@@ -11,6 +11,9 @@ _NEWEST = 0.2
 _LONGEST = 6.0
 _FORGET = 0.95
 
+#: When nothing runs: one object for all queues, as there may be thousands.
+_IDLE = float("-inf")
+
 Refusal = Literal["overloaded", "too_late"]
 
 
@@ -35,7 +38,7 @@ class AgentQueue(Generic[J]):
         #: At most `capacity`, for which a list does, and thousands of queues are mostly empty.
         self.waiting: list[J] = []
         self.running = False
-        self.busy_until_s = float("-inf")
+        self.busy_until_s = _IDLE
         self._was_long = False
 
     def offer(self, job: J, now_s: float) -> Refusal | None:
@@ -49,6 +52,14 @@ class AgentQueue(Generic[J]):
             return "too_late"
         self.waiting.append(job)
         return None
+
+    def takes_at_once(self, job: J, now_s: float) -> bool:
+        """Whether `job` has been taken past the queue, as `offer` and `take` would have."""
+        if self.running or self.waiting or now_s + self.estimate_s > job.deadline_s:
+            return False
+        self.running = True
+        self.busy_until_s = now_s + self.estimate_s
+        return True
 
     def take(self, now_s: float, dropped: list[J]) -> J | None:
         """The next job that can still be on time; those that cannot are put into `dropped`."""
@@ -65,7 +76,7 @@ class AgentQueue(Generic[J]):
     def done(self, took_s: float) -> None:
         """The job taken last has ended."""
         self.running = False
-        self.busy_until_s = float("-inf")
+        self.busy_until_s = _IDLE
         known_s = self.estimate_s
         if not known_s:
             self.estimate_s = took_s
@@ -80,6 +91,6 @@ class AgentQueue(Generic[J]):
         """Forget everything, as a process that ends does."""
         self.waiting.clear()
         self.running = False
-        self.busy_until_s = float("-inf")
+        self.busy_until_s = _IDLE
         self.estimate_s = 0.0
         self._was_long = False

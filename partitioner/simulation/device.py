@@ -27,6 +27,9 @@ from partitioner.simulation.models import (
 #: What may become of a request.
 FATES = ("asked", "used", "late", "too_late", "overloaded")
 
+#: A moment that has passed. One object for all devices, and so one that is at hand.
+_PAST = -math.inf
+
 #: So many requests' costs are drawn at a time: with thousands of devices most are asked seldom.
 _COSTS = 16
 
@@ -96,11 +99,11 @@ class SimulatedDevice:
         )
         #: Draws, of each request in turns, what `_costs` says.
         self._cost_s = chain.from_iterable(_costs(model, dice, client_bps)).__next__
-        self._link_free_s = -math.inf
+        self._link_free_s = _PAST
         self._turnaround_s = model.turnaround_s
         #: What it computes, until when, and until when it sends that reply: -inf, it is idle.
         self._running: Job | None = None
-        self._done_s = self._free_s = -math.inf
+        self._done_s = self._free_s = _PAST
         self._spells = Spells(model.slow, dice, model.name) if model.slow else None
 
     @property
@@ -153,6 +156,9 @@ class SimulatedDevice:
         if now_s >= self._free_s and not queue.waiting:
             queue.running = False
         job.arrived_s, job.deadline_s = now_s, now_s + job.budget_s
+        if queue.takes_at_once(job, now_s):
+            self._begin(now_s, job)
+            return
         refusal = queue.offer(job, now_s)
         if refusal is not None:
             self._send_back(now_s, job, refusal)
@@ -166,8 +172,10 @@ class SimulatedDevice:
         job = self._queue.take(now_s, dropped)
         for late in dropped:
             self._send_back(now_s, late, "too_late")
-        if job is None:
-            return
+        if job is not None:
+            self._begin(now_s, job)
+
+    def _begin(self, now_s: float, job: Job) -> None:
         if self._spells is not None:
             job.took_s *= self._spells.factor(now_s)
         job.queue_s = now_s - job.arrived_s
@@ -186,8 +194,17 @@ class SimulatedDevice:
             self._push(self._free_s, self._freed, epoch)
 
     def _deliver(self, now_s: float, job: Job) -> None:
-        if not job.is_lost:
-            self._reply(now_s, job)
+        if job.is_lost:
+            return
+        if job is self._running:
+            # What is known by now is put away while it is at hand: with thousands of devices the
+            # next request comes when nothing of it is in a cache any more.
+            self.settle(now_s)
+            if now_s >= self._free_s:
+                self._free_s = self._done_s = _PAST
+                if now_s >= self._link_free_s:
+                    self._link_free_s = _PAST
+        self._reply(now_s, job)
 
     def _send_back(self, now_s: float, job: Job, refusal: str) -> None:
         if refusal == "too_late":
@@ -204,7 +221,7 @@ def _costs(model: DeviceModel, dice: Dice, client_bps: float) -> Iterator["array
     What a request touches of one of thousands of devices has to be fetched from memory: numbers of
     three kinds that lie apart are ten places more.
     """
-    way_s = _ways(model, dice).__next__
+    way_s = _ways(model, dice)
     late_s = chain.from_iterable(_delays(model.loss, dice, model.name)).__next__
     compute_s = seconds(model.compute, dice, model.name, "compute").next
     reply_s = model.reply_bytes * 8 / min(model.bandwidth_bps, client_bps)
@@ -217,22 +234,27 @@ def _costs(model: DeviceModel, dice: Dice, client_bps: float) -> Iterator["array
         yield costs
 
 
-def _ways(model: DeviceModel, dice: Dice) -> Iterator[float]:
+def _ways(model: DeviceModel, dice: Dice) -> Callable[[], float]:
     """Seconds that each message is under way, there and back in turns, beyond what bytes take."""
     delay = model.delay
     if isinstance(delay, Measured):
-        trip_s = seconds(delay, dice, model.name, "ways").next
-        while True:
-            # What was measured is split evenly.
-            half_s = trip_s() / 2
-            yield half_s
-            yield half_s
+        return _halves(seconds(delay, dice, model.name, "ways").next).__next__
     half_s, jitter_s = delay.round_trip_s / 2, delay.jitter_s
     if not jitter_s:
-        yield from repeat(half_s)
-    jitter = Draws(dice, model.name, "ways", exponential).next
+        return repeat(half_s).__next__
+
+    def drawn_s(random: Generator, size: int) -> NDArray[np.float64]:
+        return half_s + jitter_s * exponential(random, size)
+
+    return Draws(dice, model.name, "ways", drawn_s).next
+
+
+def _halves(trip_s: Callable[[], float]) -> Iterator[float]:
+    """What was measured is split evenly."""
     while True:
-        yield half_s + jitter_s * jitter()
+        half_s = trip_s() / 2
+        yield half_s
+        yield half_s
 
 
 def _delays(loss: float, dice: Dice, name: str) -> Iterator[Iterable[float]]:

@@ -136,7 +136,7 @@ class Simulation:
         #: the others would have to sort along.
         self._turns: list[Event] = []
         # The running number keeps events of one moment in order, and the rest uncompared.
-        number = count().__next__
+        self._number = number = count().__next__
         self._push, self._turn = _pusher(self._events, number), _pusher(self._turns, number)
         self._devices = {
             model.name: SimulatedDevice(model, dice, self._push, self._replied, scenario.client_bps)
@@ -146,7 +146,11 @@ class Simulation:
         self._gone = dict.fromkeys(sorted(scenario.lost), UNREACHABLE)
         self._clients = self._make_clients()
         self._open: dict[_Call, None] = {}
-        self._submitted = 0
+        #: When calls want to be told the time. Most have ended by then, and one event stands for
+        #: all: that of the first which has not, at `_rings_s`.
+        self._alarms: list[tuple[float, int, _Call]] = []
+        self._rings_s = math.inf
+        self._arrived = self._submitted = 0
 
     def _make_clients(self) -> list[_Client]:
         scenario, members = self.scenario, self.scenario.members()
@@ -198,16 +202,25 @@ class Simulation:
     def _begin_load(self) -> None:
         load = self.scenario.load
         if load.rate_per_s is not None:
-            self._next_arrival(0.0, load.rate_per_s)
+            self._await_arrival(0.0, load.rate_per_s)
             return
         for client in self._clients[: load.requests]:
             self._prepare(0.0, client)
 
-    def _next_arrival(self, now_s: float, rate_per_s: float) -> None:
-        at_s = now_s + self._gaps.next() / rate_per_s
-        self._prepare(at_s, self._clients[int(self._choices.next() * len(self._clients))])
-        if self._submitted + 1 < self.scenario.load.requests:
-            self._push(at_s, self._next_arrival, rate_per_s)
+    def _await_arrival(self, now_s: float, rate_per_s: float) -> None:
+        self._push(now_s + self._gaps.next() / rate_per_s, self._arrive, rate_per_s)
+
+    def _arrive(self, now_s: float, rate_per_s: float) -> None:
+        """A request of whichever client."""
+        self._arrived += 1
+        if self._arrived < self.scenario.load.requests:
+            self._await_arrival(now_s, rate_per_s)
+        client = self._clients[int(self._choices.next() * len(self._clients))]
+        before_s = self._before.next()
+        if before_s:
+            self._push(now_s + before_s, self._submit, (client, now_s))
+        else:
+            self._submit(now_s, (client, now_s))
 
     def _prepare(self, started_s: float, client: _Client) -> None:
         """The call begins, and its request is on the way once the picture is cut."""
@@ -232,7 +245,7 @@ class Simulation:
         actions = session.start(now_s=now_s, unavailable=choice.unavailable, probing=choice.probing)
         self._act(call, actions, now_s)
         if not session.finished:
-            self._push(session.decide_s + self._late_s(), self._wake, call)
+            self._wake_at(session.decide_s + self._late_s(), call)
         for name in roster.due(now_s):
             if name not in self._gone:
                 roster.asked(-1, name, now_s)
@@ -271,7 +284,26 @@ class Simulation:
         # Once for all members that were asked at the same moment.
         if call.woken_s != session.wake_s < session.decide_s:
             call.woken_s = session.wake_s
-            self._push(call.woken_s, self._wake, call)
+            self._wake_at(call.woken_s, call)
+
+    def _wake_at(self, at_s: float, call: _Call) -> None:
+        heappush(self._alarms, (at_s, self._number(), call))
+        if at_s < self._rings_s:
+            self._rings_s = at_s
+            self._push(at_s, self._ring, None)
+
+    def _ring(self, now_s: float, _: None) -> None:
+        """Wake every call whose time has come, and forget those that have ended before it."""
+        if now_s != self._rings_s:
+            # Others are waited for since this was put in, and they have events of their own.
+            return
+        alarms = self._alarms
+        while alarms and (alarms[0][0] <= now_s or alarms[0][2].session.finished):
+            self._wake(now_s, heappop(alarms)[2])
+        self._rings_s = math.inf
+        if alarms:
+            self._rings_s = alarms[0][0]
+            self._push(self._rings_s, self._ring, None)
 
     def _wake(self, now_s: float, call: _Call) -> None:
         if call.session.finished:
@@ -307,7 +339,7 @@ class Simulation:
 
     def _finish(self, call: _Call, finish: Finish, now_s: float) -> None:
         del self._open[call]
-        # Until its deadline there is an event for it; a session until then would keep thousands in
+        # Until its deadline there is an alarm for it; a session until then would keep thousands in
         # memory, instead of what the processor has at hand.
         call.session = _OVER
         trace = self.trace

@@ -6,6 +6,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec.structs import replace
 
 from devices import admission, durations
 from devices.admission import Admission, Job
@@ -14,6 +15,7 @@ from partitioner.simulation import agent
 from partitioner.simulation.agent import AgentQueue
 
 INFER = Infer(request_id=1, digest="0" * 64, k=0, budget_ms=1.0, image_size=4, encoding="raw")
+JOB = Job(peer=b"", client="", infer=INFER, pixels=b"", arrived_s=0.0, deadline_s=0.0)
 
 
 @dataclass
@@ -41,17 +43,25 @@ class SideBySide(RuleBasedStateMachine):
     def offer(self, budget_s: float, step_s: float) -> None:
         self.now_s += step_s
         deadline_s = self.now_s + budget_s
-        job = Job(
-            peer=b"",
-            client="",
-            infer=INFER,
-            pixels=b"",
-            arrived_s=self.now_s,
-            deadline_s=deadline_s,
-        )
+        job = replace(JOB, arrived_s=self.now_s, deadline_s=deadline_s)
         sent_back = self.real.offer(job, now_s=self.now_s)
         said = self.simulated.offer(Plain(deadline_s), self.now_s)
         assert sent_back == ([] if said is None else [(job, said)])
+
+    @rule(budget_s=st.floats(0, 2), step_s=st.floats(0, 1))
+    def take_at_once(self, budget_s: float, step_s: float) -> None:
+        """What is taken past the queue is what the real one would have queued and taken."""
+        self.now_s += step_s
+        deadline_s = self.now_s + budget_s
+        waiting = self.real.waiting
+        if self.simulated.takes_at_once(Plain(deadline_s), self.now_s):
+            job = replace(JOB, arrived_s=self.now_s, deadline_s=deadline_s)
+            assert self.real.offer(job, now_s=self.now_s) == []
+            assert self.real.take(now_s=self.now_s) == ([job], [])
+            self.running = True
+        else:
+            late = self.now_s + self.real.estimate_s > deadline_s
+            assert waiting or self.running or late
 
     @rule(step_s=st.floats(0, 1))
     def take(self, step_s: float) -> None:
