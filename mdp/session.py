@@ -277,8 +277,12 @@ class Session:
 
     def _next(self, member: _Member) -> str | None:
         """The next candidate that is there and not on probation, or None."""
-        while member.passed < len(member.candidates):
-            device = member.candidates[member.passed]
+        while True:
+            # How many there are is not asked each time: telling may take a simulated one a while.
+            try:
+                device = member.candidates[member.passed]
+            except IndexError:
+                return None
             member.passed += 1
             if device in self._probing:
                 member.reasons.setdefault(device, PROBATION)
@@ -287,7 +291,6 @@ class Session:
             if reason is None:
                 return device
             member.reasons[device] = reason
-        return None
 
     def _send(self, member: _Member, device: str, now_s: float, *, hedged: bool = False) -> Send:
         member.asked[device] = now_s
@@ -298,7 +301,8 @@ class Session:
     def _decide(self, now_s: float) -> list[Action]:
         timed_out = bool(self._open) and now_s >= self.decide_s
         stands_for: tuple[int, ...] = ()
-        if self._open and not timed_out and self._somebody_is_waited_for():
+        # Without anybody on probation, every open member has somebody who is waited for.
+        if self._open and not timed_out and (not self._probing or self._somebody_is_waited_for()):
             if self._enough is None or not self._is_enough(self._enough):
                 return []
             stands_for = tuple(sorted({*self._arrived, *self._open}))
@@ -315,9 +319,7 @@ class Session:
         ]
 
     def _somebody_is_waited_for(self) -> bool:
-        if not self._probing or not self._arrived:
-            return True
-        return any(self._waited_for(member) for member in self._open.values())
+        return not self._arrived or any(self._waited_for(member) for member in self._open.values())
 
     def _is_enough(self, enough: Enough) -> bool:
         counts = (len(self._arrived), len(self._open))
@@ -331,6 +333,6 @@ class Session:
         """Note why an open member's devices are missing, those that were never asked too."""
         self._missing |= member.reasons
         self._missing |= dict.fromkeys(member.asked, reason)
-        for device in member.candidates[member.passed :]:
-            if device in self._unavailable:
-                self._missing[device] = self._unavailable[device]
+        unavailable = self._unavailable
+        for device in filter(unavailable.__contains__, member.candidates[member.passed :]):
+            self._missing[device] = unavailable[device]

@@ -8,6 +8,7 @@ from itertools import chain, repeat
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.random import Generator
 from numpy.typing import NDArray
 
@@ -43,25 +44,21 @@ class Asker(Protocol):
     session: Session
 
 
-class Job:
+class Job(Struct, eq=False):
     """One request as its agent sees it."""
 
-    __slots__ = ("arrived_s", "back_s", "budget_s", "call", "deadline_s", "device", "is_lost",
-                 "queue_s", "refusal", "took_s")  # fmt: skip
-
-    def __init__(
-        self, call: Any, device: "SimulatedDevice", budget_s: float, back_s: float, took_s: float
-    ) -> None:
-        self.call = call
-        self.device = device
-        self.budget_s = budget_s
-        #: How long its reply will be under way.
-        self.back_s = back_s
-        self.took_s = took_s
-        self.arrived_s = self.deadline_s = self.queue_s = 0.0
-        self.refusal: str | None = None
-        #: Whether its device fell while computing it.
-        self.is_lost = False
+    call: Any
+    device: "SimulatedDevice"
+    budget_s: float
+    #: How long its reply will be under way.
+    back_s: float
+    took_s: float
+    arrived_s: float = 0.0
+    deadline_s: float = 0.0
+    queue_s: float = 0.0
+    refusal: str | None = None
+    #: Whether its device fell while computing it.
+    is_lost: bool = False
 
 
 class SimulatedDevice:
@@ -151,7 +148,8 @@ class SimulatedDevice:
     def _arrive(self, now_s: float, job: Job) -> None:
         if not self.up:
             return
-        self.settle(now_s)
+        if self._running is not None:
+            self.settle(now_s)
         queue = self._queue
         if now_s >= self._free_s and not queue.waiting:
             queue.running = False

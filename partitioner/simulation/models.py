@@ -10,7 +10,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, count
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -240,6 +240,10 @@ class Rotated(Sequence[str]):
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[str]:
+        first = self._count - self._shift
+        return chain(islice(self._names, first, None), islice(self._names, first))
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]
         if isinstance(index, slice):
