@@ -39,7 +39,7 @@ test-gpu: $(STAMP)
 	test -d runs/gpu || $(BIN)/pip install --quiet --constraint constraints.txt --target runs/gpu '$(GPU_ONNXRUNTIME)'
 	PYTHONPATH=runs/gpu $(if $(KEEP),MDP_KEEP=1) $(BIN)/pytest tests/gpu/served.py
 
-# The simulator's loop compiled, 1.3 to 1.9 times as fast with ten thousand devices. Python takes what is
+# The simulator's loop compiled, 1.6 times as fast with ten thousand devices. Python takes what is
 # compiled until it is removed, so compile again after every change (docs/simulation.md).
 compiled: $(STAMP) interpreted
 	$(BIN)/python tools/compiled.py
