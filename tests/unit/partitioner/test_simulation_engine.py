@@ -20,6 +20,7 @@ from partitioner.simulation.models import (
     Load,
     LogNormal,
     Measured,
+    Rotated,
     Scenario,
     SlowSpells,
 )
@@ -212,11 +213,16 @@ def test_a_reply_counts_that_comes_before_the_client_notices_the_deadline() -> N
     assert shares(simulate(replace(base, late_s=0.001))) == {(0,): 1.0}
 
 
-def test_every_call_is_woken_as_late_as_is_drawn() -> None:
+@pytest.mark.parametrize(
+    "load",
+    [{"think_s": 1.0}, {"rate_per_s": 500.0, "clients": 40}],
+    ids=["one after another", "many at once, later ones woken before earlier ones"],
+)
+def test_every_call_is_woken_as_late_as_is_drawn(load: dict[str, float]) -> None:
     # Every other time in time, so that its client goes on asking it.
     moody = device("moody", compute_s=1e-6, delay=Measured(values_s=(0.001, 600.0)))
     woken_s = (0.0002, 0.001, 0.005)
-    base = scenario(moody, deadline_ms=20.0, requests=300, think_s=1.0, after_s=0.0001)
+    base = scenario(moody, deadline_ms=20.0, requests=300, after_s=0.0001, **load)
 
     def beyond_s(late_s: float | Measured | LogNormal) -> set[float]:
         took_s = np.array(simulate(replace(base, late_s=late_s)).latencies_s)
@@ -234,6 +240,18 @@ def test_a_client_that_is_woken_too_late_answers_too_late() -> None:
     never = device("never", delay=Jittered(round_trip_s=600.0))
     trace = simulate(scenario(never, deadline_ms=20.0, requests=1, late_s=0.005, after_s=0.0001))
     assert list(trace.latencies_s) == pytest.approx([0.018 + 0.005 + 0.0001])
+
+
+@pytest.mark.parametrize("offset", [0, 2, 7])
+def test_a_client_s_own_order_of_replicas_goes_round(offset: int) -> None:
+    names = [f"r{number}" for number in range(5)]
+    own = Rotated(names, offset)
+    begin = offset % 5
+    expected = names[begin:] + names[:begin]
+    assert [*own] == [own[place] for place in range(len(own))] == own[:] == expected
+    assert own[1:3] == expected[1:3]
+    with pytest.raises(IndexError):
+        own[5]
 
 
 def test_a_lost_packet_comes_later() -> None:
