@@ -13,9 +13,9 @@ from devices.probe_plan import (
     best_provider,
     is_busy,
     point_of,
+    quicker,
     quieter,
     tasks,
-    typical,
 )
 from devices.probe_point import Load, Measured, Run
 from mdp.errors import AgentError
@@ -42,9 +42,8 @@ class Wishes:
     shapes: int | None = None
     #: Seconds of running per point.
     point_s: float = 0.35
-    #: How often every point is measured, and how many times more one of several threads.
+    #: How often every point is measured, the quickest counting.
     rounds: int = 1
-    more_rounds: int = 0
     #: Seconds of sustained load.
     load_s: float = 5.0
     #: Seconds that may be spent on measuring disturbed points anew.
@@ -113,8 +112,6 @@ class Probe:
         self._clock = clock
         self._progress = progress
         self._tasks: dict[Run, Task] = {}
-        #: Every measurement of what was measured more than once.
-        self._found: dict[Run, list[Measured]] = {}
         #: What is still planned or was measured, less what turned out to be impossible.
         self._possible: list[Task] = []
 
@@ -136,10 +133,8 @@ class Probe:
         if not self.taken.measured:
             reasons = "; ".join(f"{what}: {why}" for what, why in self.taken.dropped.items())
             raise AgentError(f"nothing could be measured on this device: {reasons}")
-        rounds = wishes.rounds + wishes.more_rounds
-        for number in range(2, rounds + 1):
-            fewest = 1 if number <= wishes.rounds else 2
-            self._repeat(wishes.point_s, fewest, f"round {number} of {rounds}")
+        for number in range(2, wishes.rounds + 1):
+            self._repeat(wishes.point_s, f"round {number} of {wishes.rounds}")
         if not wishes.shared:
             self._again(wishes)
         self._sustain(wishes.load_s)
@@ -205,15 +200,17 @@ class Probe:
         for run in [run for run in self.taken.measured if self._tasks[run].backend == backend]:
             del self.taken.measured[run]
 
-    def _repeat(self, seconds: float, fewest_threads: int, words: str) -> None:
-        """Measure every point of so many threads once more, some minutes later."""
-        for run in [run for run in self.taken.measured if run.threads >= fewest_threads]:
+    def _repeat(self, seconds: float, words: str) -> None:
+        """Measure every point once more, some minutes later, and keep the quicker.
+
+        What else a processor does, on a virtual machine also for others, only ever slows a run
+        down, and mostly for a while.
+        """
+        for run in list(self.taken.measured):
             self._say(f"{_words(self._tasks[run])}, {words}")
             reply = self._measure(self._tasks[run], seconds)
             if isinstance(reply, Measured):
-                found = self._found.setdefault(run, [self.taken.measured[run]])
-                found.append(reply)
-                self.taken.measured[run] = typical(found, run.threads)
+                self.taken.measured[run] = quicker(self.taken.measured[run], reply)
 
     def _again(self, wishes: Wishes) -> None:
         """Measure disturbed points once more, and keep the quieter of the two."""

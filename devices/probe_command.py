@@ -28,9 +28,8 @@ from mdp.errors import InputError
 from mdp.files import write_toml
 from mdp.profile import DeviceName
 
-#: Seconds of running per point, rounds, rounds more for several threads, seconds of sustained load
-#: and for measuring anew.
-THOROUGH, QUICK = (0.35, 2, 3, 5.0, 60.0), (0.1, 1, 0, 2.0, 5.0)
+#: Seconds of running per point, rounds, seconds of sustained load and for measuring anew.
+THOROUGH, QUICK = (0.2, 4, 5.0, 60.0), (0.1, 1, 2.0, 5.0)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -82,14 +81,13 @@ def probe(
     is kept and marked incomplete), 1 unforeseen.
     """
     name = _checked_name(name, out)
-    point_s, rounds, more_rounds, load_s, again_s = QUICK if quick or shapes else THOROUGH
+    point_s, rounds, load_s, again_s = QUICK if quick or shapes else THOROUGH
     wishes = Wishes(
         threads=sorted(set(threads or thread_counts(usable_cores()))),
         quick=quick,
         shapes=shapes,
         point_s=point_s,
         rounds=rounds,
-        more_rounds=more_rounds,
         load_s=load_s if minutes is None else 60 * minutes,
         again_s=again_s,
         shared=shared,

@@ -182,16 +182,9 @@ def quieter(one: Measured, other: Measured) -> Measured:
     return min(one, other, key=lambda m: (m.others_cores or 0.0, m.latency_ms))
 
 
-def typical(found: Sequence[Measured], threads: int) -> Measured:
-    """Which of a point's measurements stands for it; a disturbed one only for want of another.
-
-    Of one thread the quickest: what else a processor does only ever slows a run down, and mostly
-    for a while. Of several threads the middle one, the quicker of two: whether all cores are free
-    at once changes from minute to minute, up to 1.4 times and for agents as well.
-    """
-    ranked = sorted(found, key=lambda m: (is_busy(m), m.latency_ms))
-    undisturbed = sum(not is_busy(m) for m in ranked) or len(ranked)
-    return ranked[(undisturbed - 1) // 2 if threads > 1 else 0]
+def quicker(one: Measured, other: Measured) -> Measured:
+    """The quicker of two measurements of a point; a disturbed one only for want of another."""
+    return min(one, other, key=lambda m: (is_busy(m), m.latency_ms))
 
 
 def point_of(run: Run, measured: Measured) -> LatencyPoint:

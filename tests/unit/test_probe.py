@@ -5,19 +5,10 @@ import pytest
 from devices.probe import Probe, Wishes
 from devices.probe_child import Failed, Look, MeasureRun, SustainRun
 from devices.probe_encoders import Encoder
-from devices.probe_plan import best_provider, typical
+from devices.probe_plan import best_provider
 from devices.probe_point import Run
 from mdp.errors import AgentError
-from tests.support.probes import (
-    CPU,
-    CUDA,
-    ENCODERS,
-    Clock,
-    FakeDevice,
-    FakeModels,
-    latency_of,
-    measured,
-)
+from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, latency_of
 
 THOROUGH = Wishes(threads=[1, 2])
 
@@ -149,9 +140,9 @@ def test_disturbed_points_are_measured_again_and_the_quieter_is_kept() -> None:
     assert taken.busy == 0
 
 
-def test_of_several_rounds_one_thread_s_quickest_counts() -> None:
+def test_of_several_rounds_each_point_s_quickest_counts() -> None:
     device = FakeDevice()
-    once = {p.latency_ms for p in run(device, Wishes(threads=[1])).taken.points}
+    once = {p.latency_ms for p in run(device).taken.points}
     device = FakeDevice()
 
     def slow_at_first(asked: Run) -> float:
@@ -159,26 +150,9 @@ def test_of_several_rounds_one_thread_s_quickest_counts() -> None:
         return latency_of(asked) * (1 if device.runs.count(asked) == 2 else 3)
 
     device.latency_ms = slow_at_first
-    taken = run(device, Wishes(threads=[1], rounds=3)).taken
+    taken = run(device, Wishes(threads=[1, 2], rounds=3)).taken
     assert len(device.runs) == 3 * taken.planned == 3 * len(taken.points)
     assert {p.latency_ms for p in taken.points} == once
-
-
-def test_several_threads_have_more_rounds_of_which_the_middle_one_counts() -> None:
-    device = FakeDevice()
-    device.latency_ms = lambda asked: 100.0 + (3, 9, 1, 7, 5)[device.runs.count(asked) - 1]
-    taken = run(device, Wishes(threads=[1, 2], rounds=2, more_rounds=3)).taken
-    assert {p.latency_ms for p in taken.points if p.threads == 2} == {105.0}
-    assert {p.latency_ms for p in taken.points if p.threads == 1} == {103.0}
-    assert {device.runs.count(asked) for asked in device.runs if asked.threads == 1} == {2}
-
-
-def test_a_disturbed_measurement_stands_for_a_point_only_for_want_of_another() -> None:
-    disturbed = [measured(ms, others_cores=1.5) for ms in (1.0, 2.0, 3.0)]
-    found = [*disturbed, measured(6.0), measured(4.0)]
-    assert typical(found, 1) == typical(found, 2) == measured(4.0)
-    assert typical(disturbed, 1) == disturbed[0]
-    assert typical(disturbed, 2) == disturbed[1]
 
 
 def test_a_point_that_fails_in_a_later_round_keeps_its_first_measurement() -> None:
