@@ -104,10 +104,11 @@ class Computing:
                     self._compute([(job, pixels)], now_s)
             return
         self.reason = as_line(f"{type(error).__name__}: {error}")
-        self._replies.fail_job(ready[0][0], "failed", self.reason)
         service.failures += 1
+        # Before the reply: who has it may ask at once how this agent is, of another thread.
         if service.failures == TOLERATED_FAILURES:
             self._give_up(service)
+        self._replies.fail_job(ready[0][0], "failed", self.reason)
 
 
 def _result(job: Job, *, num_classes: int, queue_ms: float, compute_ms: float) -> Result | Seen:

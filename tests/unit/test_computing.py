@@ -220,6 +220,16 @@ def test_a_model_that_runs_out_of_memory_fails_that_request(desk: Desk, error: E
     assert desk.computing.reason == ""
 
 
+def test_it_is_given_up_before_its_last_failure_is_told(desk: Desk) -> None:
+    desk.runtime.raises = lambda pixels: RuntimeError("on fire")
+    told_by_then: list[int] = []
+    desk.computing._give_up = lambda service: told_by_then.append(len(desk.router.sent))
+    for number in range(1, TOLERATED_FAILURES + 1):
+        desk.computing.run([desk.job(number)])
+    assert told_by_then == [TOLERATED_FAILURES - 1]
+    assert len(desk.router.sent) == TOLERATED_FAILURES
+
+
 def test_a_bundle_that_fails_in_a_row_is_given_up_once(desk: Desk) -> None:
     desk.runtime.raises = lambda pixels: RuntimeError("broken")
     for number in range(1, TOLERATED_FAILURES + 2):
