@@ -13,7 +13,7 @@ from partitioner.grid import KERNEL_MULTIPLE, sub_model_grid
 from partitioner.probe_encoders import DESIGN, NUM_CLASSES, design_specs
 
 #: Other shapes than those on which the formula was developed.
-SEED = 11
+SEED = 23
 UNSEEN = 38
 #: More than this takes over 0.1 s a picture on one core, and the whole run too long.
 MAX_MACS = 3_000_000_000

@@ -13,9 +13,9 @@ from devices.probe_plan import (
     best_provider,
     is_busy,
     point_of,
-    quicker,
     quieter,
     tasks,
+    typical,
 )
 from devices.probe_point import Load, Measured, Run
 from mdp.errors import AgentError
@@ -42,7 +42,7 @@ class Wishes:
     shapes: int | None = None
     #: Seconds of running per point.
     point_s: float = 0.35
-    #: How often every point is measured, the quickest counting.
+    #: How often every point is measured, the middle one counting, of two middle ones the quicker.
     rounds: int = 1
     #: Seconds of sustained load.
     load_s: float = 5.0
@@ -133,8 +133,7 @@ class Probe:
         if not self.taken.measured:
             reasons = "; ".join(f"{what}: {why}" for what, why in self.taken.dropped.items())
             raise AgentError(f"nothing could be measured on this device: {reasons}")
-        for number in range(2, wishes.rounds + 1):
-            self._repeat(wishes.point_s, f"round {number} of {wishes.rounds}")
+        self._repeat(wishes)
         if not wishes.shared:
             self._again(wishes)
         self._sustain(wishes.load_s)
@@ -200,17 +199,20 @@ class Probe:
         for run in [run for run in self.taken.measured if self._tasks[run].backend == backend]:
             del self.taken.measured[run]
 
-    def _repeat(self, seconds: float, words: str) -> None:
-        """Measure every point once more, some minutes later, and keep the quicker.
+    def _repeat(self, wishes: Wishes) -> None:
+        """Measure every point in further rounds, some minutes apart.
 
-        What else a processor does, on a virtual machine also for others, only ever slows a run
-        down, and mostly for a while.
+        What else a processor does, on a virtual machine also for others, slows runs down for a
+        while: no single look tells what is typical.
         """
-        for run in list(self.taken.measured):
-            self._say(f"{_words(self._tasks[run])}, {words}")
-            reply = self._measure(self._tasks[run], seconds)
-            if isinstance(reply, Measured):
-                self.taken.measured[run] = quicker(self.taken.measured[run], reply)
+        looks = {run: [measured] for run, measured in self.taken.measured.items()}
+        for number in range(2, wishes.rounds + 1):
+            for run in looks:
+                self._say(f"{_words(self._tasks[run])}, round {number} of {wishes.rounds}")
+                reply = self._measure(self._tasks[run], wishes.point_s)
+                if isinstance(reply, Measured):
+                    looks[run].append(reply)
+                    self.taken.measured[run] = typical(looks[run])
 
     def _again(self, wishes: Wishes) -> None:
         """Measure disturbed points once more, and keep the quieter of the two."""

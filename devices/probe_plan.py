@@ -182,9 +182,13 @@ def quieter(one: Measured, other: Measured) -> Measured:
     return min(one, other, key=lambda m: (m.others_cores or 0.0, m.latency_ms))
 
 
-def quicker(one: Measured, other: Measured) -> Measured:
-    """The quicker of two measurements of a point; a disturbed one only for want of another."""
-    return min(one, other, key=lambda m: (is_busy(m), m.latency_ms))
+def typical(looks: Sequence[Measured]) -> Measured:
+    """The middle one of several measurements of a point, of two middle ones the quicker.
+
+    Disturbed ones count only for want of others.
+    """
+    quiet = [look for look in looks if not is_busy(look)] or looks
+    return sorted(quiet, key=lambda look: look.latency_ms)[(len(quiet) - 1) // 2]
 
 
 def point_of(run: Run, measured: Measured) -> LatencyPoint:

@@ -5,16 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from partitioner.latency_terms import COLUMN, NAMES, Array
+from partitioner.latency_terms import COLUMN, NAMES, PASSES, Array
 
-#: What a coarse formula is made of, each with the weight of its terms. The values are weighted by
-#: how often the exported graph reads or writes them: 32 times the width for norms, biases, sums,
-#: splitting and turning, 13 the hidden layer for the GELU, and so on.
+#: What a coarse formula is made of, each with the weight of its terms.
 _GROUPS: tuple[dict[str, float], ...] = (
     {"call": 1},
     {"layers": 1},
     {"embedding_macs": 1, "layer_macs": 1, "attention_macs": 1},
-    {"width_values": 32, "hidden_values": 13, "map_values": 4, "pixels": 8},
+    {**PASSES, "head_rows": 16, "values_within": 1},
     {"weights": 1},
 )
 #: With fewer points only the first three groups are told apart, and no term apart from its group.

@@ -17,10 +17,15 @@ Array = NDArray[np.float64]
 _HEADS, _CHANNELS = 2, 3
 #: Weights that some cache may hold. Those beyond come from farther away with every picture, which
 #: costs most where few tokens share them.
-_CACHES = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
+_CACHES = (2_000_000, 8_000_000)
 #: Multiply-accumulates up to which a matrix product may cost extra: a small one is no work for
 #: several threads, and edges and set-up weigh more in it.
-_SMALL = (100_000, 1_000_000)
+_SMALL = (100_000, 10_000_000)
+#: Values up to which an operator that only reads and writes may cost extra, for the same reasons.
+_FEW_VALUES = 64_000
+#: How often the exported graph reads or writes its values: the width for norms, biases, sums,
+#: splitting and turning, the hidden layer for the GELU, and so on.
+PASSES = {"width_values": 32, "hidden_values": 13, "map_values": 4, "pixels": 8}
 #: Rows that a product with one row, as the heads have, is counted as: it reads all its weights for
 #: one row's work. With 1,000 classes 8 fitted better than 1, 4 and 16.
 _HEAD_ROWS = 8
@@ -37,6 +42,8 @@ NAMES = (
     "hidden_values",
     "width_values",
     "pixels",
+    "head_rows",
+    "values_within",
     *(f"weights_beyond_{size}" for size in _CACHES),
     *(f"macs_within_{size}" for size in _SMALL),
 )
@@ -66,10 +73,17 @@ def terms(specs: Sequence[SubModelSpec], num_classes: int, batch: int | Array = 
     d = dimensions(specs)
     length, width, hidden, depth = d["tokens"], d["embed_dim"], d["hidden_dim"], d["depth"]
     heads, rows = d["num_heads"], batch * length
-    pixels = batch * _CHANNELS * d["image_size"] ** 2
+    maps, pixels = heads * rows * length, batch * _CHANNELS * d["image_size"] ** 2
     head_weights = _HEADS * width * num_classes
     weights = depth * width * (4 * width + 2 * hidden) + head_weights
     products = (rows * 3 * width * width, rows * width * width, *2 * [rows * width * hidden])
+    # What is read and written, and how many times: pixels once, the others in every layer.
+    passes = (
+        (rows * width, PASSES["width_values"] * depth),
+        (rows * hidden, PASSES["hidden_values"] * depth),
+        (maps, PASSES["map_values"] * depth),
+        (pixels, PASSES["pixels"]),
+    )
     counts = (
         np.ones_like(width),
         depth,
@@ -77,10 +91,12 @@ def terms(specs: Sequence[SubModelSpec], num_classes: int, batch: int | Array = 
         depth * sum(products) + np.maximum(batch, _HEAD_ROWS) * head_weights,
         depth * 2 * rows * length * width,
         weights,
-        depth * heads * rows * length,
+        depth * maps,
         depth * rows * hidden,
         depth * rows * width,
         pixels,
+        depth * heads * rows,
+        sum(times * np.minimum(values, _FEW_VALUES) for values, times in passes),
         *(np.maximum(0.0, weights - size) for size in _CACHES),
         *(depth * sum(np.minimum(macs, size) for macs in products) for size in _SMALL),
     )

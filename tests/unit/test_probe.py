@@ -1,12 +1,13 @@
 """The course of a probe: what fails, vanishes, is disturbed or interrupted. A fake device."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from devices.probe import Probe, Wishes
 from devices.probe_child import Failed, Look, MeasureRun, SustainRun
 from devices.probe_encoders import Encoder
 from devices.probe_plan import best_provider
-from devices.probe_point import Run
 from mdp.errors import AgentError
 from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, latency_of
 
@@ -140,18 +141,16 @@ def test_disturbed_points_are_measured_again_and_the_quieter_is_kept() -> None:
     assert taken.busy == 0
 
 
-def test_of_several_rounds_each_point_s_quickest_counts() -> None:
+@pytest.mark.parametrize("factors", [(3, 1), (1, 3, 0.5), (3, 1, 0.5, 3), (3, 1, 3, 1)])
+def test_of_several_rounds_each_point_s_middle_one_counts(factors: Sequence[float]) -> None:
     device = FakeDevice()
     once = {p.latency_ms for p in run(device).taken.points}
     device = FakeDevice()
-
-    def slow_at_first(asked: Run) -> float:
-        # Every point's first measurement falls into a slow spell, and every third one.
-        return latency_of(asked) * (1 if device.runs.count(asked) == 2 else 3)
-
-    device.latency_ms = slow_at_first
-    taken = run(device, Wishes(threads=[1, 2], rounds=3)).taken
-    assert len(device.runs) == 3 * taken.planned == 3 * len(taken.points)
+    # Some of every point's measurements fall into a slow spell.
+    device.latency_ms = lambda asked: latency_of(asked) * factors[device.runs.count(asked) - 1]
+    rounds = len(factors)
+    taken = run(device, Wishes(threads=[1, 2], rounds=rounds)).taken
+    assert len(device.runs) == rounds * taken.planned == rounds * len(taken.points)
     assert {p.latency_ms for p in taken.points} == once
 
 

@@ -16,6 +16,7 @@ from devices.probe_plan import (
     quieter,
     tasks,
     thread_counts,
+    typical,
 )
 from tests.support.probes import CPU, CUDA, ENCODERS, a_run, encoder, measured
 
@@ -141,6 +142,17 @@ def test_of_two_measurements_the_quieter_is_kept() -> None:
     loud, quiet = measured(8.0, others_cores=1.0), measured(9.0, others_cores=0.0)
     assert quieter(loud, quiet) is quiet
     assert quieter(quiet, loud) is quiet
+
+
+def test_of_several_looks_the_middle_one_counts_and_disturbed_ones_do_not() -> None:
+    looks = [measured(ms, others_cores=0.0) for ms in (9.0, 12.0, 8.0, 10.0)]
+    assert typical(looks[:1]) is looks[0]
+    assert typical(looks[:2]) is looks[0]
+    assert typical(looks[:3]) is looks[0]
+    assert typical(looks) is looks[0]
+    loud = [measured(ms, others_cores=1.0) for ms in (5.0, 6.0, 7.0)]
+    assert typical([*loud, *looks]) is looks[0]
+    assert typical(loud) is loud[1]
 
 
 def test_of_points_that_exclude_each_other_the_disturbed_one_goes() -> None:

@@ -86,7 +86,7 @@ def test_shapes_are_counted_together_as_apart() -> None:
     assert terms([], 10).shape == (0, len(NAMES))
 
 
-@pytest.mark.parametrize("weights", [1_000_000, 8_000_000])
+@pytest.mark.parametrize("weights", [2_000_000, 8_000_000])
 def test_weights_count_as_far_away_only_beyond_a_cache(weights: int) -> None:
     name = COLUMN[f"weights_beyond_{weights}"]
     # One layer of width 96 has 110,592 weights.
@@ -94,3 +94,15 @@ def test_weights_count_as_far_away_only_beyond_a_cache(weights: int) -> None:
     assert terms([fitting], 0)[0, name] == 0
     large = msgspec.structs.replace(fitting, embed_dim=768, depth=12)
     assert terms([large], 0)[0, name] == 12 * 12 * 768**2 - weights
+
+
+def test_an_operator_on_many_values_counts_as_small_only_up_to_64_000() -> None:
+    name = COLUMN["values_within"]
+    # 5 tokens, 96 wide, 384 hidden, 3 heads, one layer; then twice the values in all but pixels.
+    few = spec_from(2, 8, 32, 3, 1, 4.0)
+    values = 5 * 96 * 32 + 5 * 384 * 13 + 3 * 5 * 5 * 4
+    assert terms([few], 0)[0, name] == values + 3 * 16 * 16 * 8
+    deep = msgspec.structs.replace(few, depth=2)
+    assert terms([deep], 0)[0, name] == 2 * values + 3 * 16 * 16 * 8
+    many = spec_from(20, 16, 64, 12, 1, 4.0)
+    assert terms([many], 0)[0, name] == 64_000 * (32 + 13 + 4 + 8)
