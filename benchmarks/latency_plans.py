@@ -52,9 +52,10 @@ TARGETS_MS = {
     "vit_small_patch16_224": (5.0, 8.0, 12.0, 18.0, 27.0, 40.0, 60.0),
     "vit_tiny_patch16_224": (2.5, 4.0, 6.0, 9.0, 13.0, 20.0),
 }
-#: The plans from whose answers the link is known, the quickest first; their targets are none of
-#: the others. The planner is told the link of the one in the middle.
-LINK_PLANS = (
+#: The plans from whose answers the link is known, the quickest first, asked in turns with the
+#: others; their targets are none of those. The planner is told what the one in the middle has
+#: cost before.
+LINK_PLANS: tuple[tuple[str, float], ...] = (
     ("vit_tiny_patch16_224", 3.0),
     ("vit_small_patch16_224", 10.0),
     ("vit_small_patch16_224", 33.0),
@@ -229,26 +230,6 @@ def measure_idle_link(folder: Path, cores: dict[str, int], requests: int) -> Lin
     )
 
 
-def measure_link(
-    folder: Path, models: Path, plan: Plan, cores: dict[str, int], idle: Link, requests: int
-) -> LinkAtWork:
-    """The link with what it costs beyond computing while the agents are at work on `plan`."""
-    export_all(models, _cases(plan), lambda text: None)
-    bundle = write_plan_bundle(folder / "bundle", models, plan)
-    picture = noise_picture(max(a.submodel.image_size for a in plan.assignments))
-    with _agents(bundle, folder, cores) as fleet, Client.connect(fleet) as client:
-        answers = [client.classify(picture, deadline_ms=_DEADLINE_MS) for _ in range(requests)]
-    sent = max(request_bytes(a.submodel.image_size, "raw") for a in plan.assignments)
-    bytes_ms = 8e3 * (sent + reply_bytes(NUM_CLASSES)) / idle.bandwidth_bps
-    cost_ms = np.percentile([overhead_ms(answer) for answer in answers[10:]], (50, 90))
-    fixed_ms, late_ms = np.maximum(0.0, cost_ms - bytes_ms).tolist()
-    slower_ms = [max(member.compute_ms for member in answer.members) for answer in answers[10:]]
-    return LinkAtWork(
-        compute_ms=statistics.median(slower_ms),
-        link=structs.replace(idle, round_trip_s=fixed_ms / 1e3, round_trip_p90_s=late_ms / 1e3),
-    )
-
-
 def link_beside(compute_ms: float, links: Sequence[LinkAtWork]) -> Link:
     """The link beside agents that compute so long, between those that were measured."""
     known_ms = [at_work.compute_ms for at_work in links]
@@ -289,6 +270,8 @@ class _Served:
         largest = max(a.submodel.image_size for a in self._plan.assignments)
         self._picture = noise_picture(largest)
         self.latency_ms: list[float] = []
+        #: What each request took beyond its members' computing.
+        self.cost_ms: list[float] = []
         self.compute_ms: list[list[float]] = [[] for _ in self._plan.assignments]
         self.others_cores: list[float] = []
 
@@ -301,12 +284,25 @@ class _Served:
             answer = self._client.classify(self._picture, deadline_ms=_DEADLINE_MS)
             assert not answer.partial, answer.missing
             self.latency_ms.append(answer.latency_ms)
+            self.cost_ms.append(overhead_ms(answer))
             for member in answer.members:
                 self.compute_ms[member.k].append(member.compute_ms)
                 own_ms += member.compute_ms
         # The agents are other processes too: what they computed is taken off.
         others_s = others_cpu_s() - others_s - own_ms / 1e3
         self.others_cores.append(max(0.0, others_s / (time.perf_counter() - begin)))
+
+    def link(self, idle: Link) -> LinkAtWork:
+        """The link with what it cost beyond computing while these agents were at work."""
+        largest = max(a.submodel.image_size for a in self._plan.assignments)
+        sent_bytes = request_bytes(largest, "raw") + reply_bytes(NUM_CLASSES)
+        bytes_ms = 8e3 * sent_bytes / idle.bandwidth_bps
+        costs_ms = np.percentile(self.cost_ms, (50, 90)) - bytes_ms
+        fixed_ms, late_ms = np.maximum(0.0, costs_ms).tolist()
+        return LinkAtWork(
+            compute_ms=statistics.median(map(max, zip(*self.compute_ms, strict=True))),
+            link=structs.replace(idle, round_trip_s=fixed_ms / 1e3, round_trip_p90_s=late_ms / 1e3),
+        )
 
     def row(self, profiles: Sequence[DeviceProfile], links: Sequence[LinkAtWork]) -> PlanRow:
         """What the bursts came to, and what was predicted."""
@@ -378,26 +374,30 @@ def measure_plans(
     cores = {profile.name: core for core, profile in enumerate(profiles)}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder = Path(name)
+
+        def serve(plans: Sequence[Plan], what: str) -> list[_Served]:
+            export_all(models, [case for plan in plans for case in _cases(plan)], note)
+            served = []
+            for number, plan in enumerate(plans):
+                note(f"starting the agents of {what} {number + 1} of {len(plans)}")
+                where = folder / f"{what}-{number}"
+                bundle = write_plan_bundle(where / "bundle", models, plan)
+                served.append(_Served(stack, where, bundle, cores))
+            return served
+
         note("measuring the link")
         idle = measure_idle_link(folder, cores, requests=400)
-        links = []
-        for number, (teacher, target_ms) in enumerate(LINK_PLANS):
-            where = folder / f"link-plan-{number}"
-            plan = make_plan(teacher, target_ms, PRECISIONS[0], _written(where, profiles, idle))
-            links.append(measure_link(where, models, plan, cores, idle, requests=400))
-        told = links[len(links) // 2].link
-        plans = make_plans(_written(folder / "profiles", profiles, told), note)
-        export_all(models, [case for plan in plans for case in _cases(plan)], note)
-        served = []
-        for number, plan in enumerate(plans):
-            note(f"starting the agents of plan {number + 1} of {len(plans)}")
-            where = folder / f"plan-{number}"
-            bundle = write_plan_bundle(where / "bundle", models, plan)
-            served.append(_Served(stack, where, bundle, cores))
+        files = _written(folder / "idle", profiles, idle)
+        linking = serve([make_plan(*asked, PRECISIONS[0], files) for asked in LINK_PLANS], "link")
+        teller = linking[len(linking) // 2]
+        teller.burst(seconds)
+        told = teller.link(idle).link
+        served = serve(make_plans(_written(folder / "told", profiles, told), note), "plan")
         for number in range(rounds):
             note(f"round {number + 1} of {rounds}")
-            for one in served:
+            for one in (*linking, *served):
                 one.burst(seconds)
+        links = [one.link(idle) for one in linking]
         linked = [structs.replace(profile, link=told) for profile in profiles]
         return links, idle, [one.row(linked, links) for one in served]
 
