@@ -1,6 +1,6 @@
 """Do predictions come true: latency of sub-models that no fit saw, and of whole plans.
 
-    python -m benchmarks.latency measure [--grid]
+    python -m benchmarks.latency measure [--grid] [--spin]
     python -m benchmarks.latency plans --profiles CORE-0 CORE-1
     python -m benchmarks.latency report --profile FILE
 
@@ -46,7 +46,12 @@ def run_measure(options: argparse.Namespace) -> None:
     export_all(options.work, cases, _note)
     machine = describe_machine()
     measured = measure(
-        options.work, cases, rounds=options.rounds, seconds=options.seconds, note=_note
+        options.work,
+        cases,
+        rounds=options.rounds,
+        seconds=options.seconds,
+        spin=options.spin,
+        note=_note,
     )
 
     def rows_of(wanted: list[Case]) -> list[Row]:
@@ -58,6 +63,7 @@ def run_measure(options: argparse.Namespace) -> None:
         grid=rows_of(to_fit) if options.grid else old_grid,
         unseen=rows_of(unseen()),
         plannable=rows_of(plannable()),
+        spin=options.spin,
     )
     write_json(options.out, rows)
     _note(f"wrote {options.out}")
@@ -77,6 +83,8 @@ def run_plans(options: argparse.Namespace) -> None:
 def run_report(options: argparse.Namespace) -> None:
     """Compare, print, and put tables and picture into docs/."""
     profile, rows = _profile(options), read_json(options.rows, Rows)
+    if profile.spin != rows.spin:
+        raise InputError(f"{options.rows}: expected `spin` {profile.spin}, as in the profile")
     plannable_ones, random_ones = compare(profile, rows.plannable), compare(profile, rows.unseen)
     compared = [*plannable_ones, *random_ones]
     plans = read_json(options.plans, PlanRows) if options.plans.is_file() else None
@@ -125,6 +133,7 @@ def main() -> None:
         step.add_argument("--seconds", type=float, default=seconds, help="of one burst")
         if name == "measure":
             step.add_argument("--grid", action="store_true", help="measure what a probe would, too")
+            step.add_argument("--spin", action="store_true", help="threads wait awake")
         else:
             step.add_argument("--profiles", nargs=2, required=True, help="one per core")
     report = steps.add_parser("report", help=run_report.__doc__)

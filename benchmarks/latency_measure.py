@@ -46,13 +46,17 @@ class Rows(Record, frozen=True):
     unseen: list[Row]
     #: Shapes that no fit sees and a plan may hold.
     plannable: list[Row]
+    #: Whether threads waited for each other awake.
+    spin: bool = False
 
 
 class _Bursts:
     """A session and the medians of its bursts so far."""
 
-    def __init__(self, path: Path, case: Case, precision: Precision, threads: int) -> None:
-        self.case, self.precision, self.threads = case, precision, threads
+    def __init__(
+        self, path: Path, case: Case, precision: Precision, threads: int, spin: bool
+    ) -> None:
+        self.case, self.precision, self.threads, self.spin = case, precision, threads, spin
         self._path, self._session = path, None
         shape = (1, case.spec.image_size, case.spec.image_size, 3)
         pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
@@ -63,7 +67,9 @@ class _Bursts:
 
     def burst(self, seconds: float) -> None:
         """Warm up, then run for `seconds`."""
-        session = self._session = self._session or open_session(self._path, self.threads)
+        if self._session is None:
+            self._session = open_session(self._path, self.threads, self.spin)
+        session = self._session
         for _ in range(_WARM_UP_RUNS):
             session.run(None, self._feed)
         times_ms: list[float] = []
@@ -96,12 +102,14 @@ class _Bursts:
         )
 
 
-def open_session(path: Path, threads: int) -> Any:
-    """A session as the agent opens it: no spinning, one operator at a time."""
+def open_session(path: Path, threads: int, spin: bool) -> Any:
+    """A session as the agent opens it: spinning if planned so, one operator at a time."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    if spin:
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
@@ -112,6 +120,7 @@ def measure(
     *,
     rounds: int,
     seconds: float,
+    spin: bool,
     note: Callable[[str], None],
 ) -> list[Row]:
     """Run every case in every precision with every number of threads, `rounds` bursts each.
@@ -119,7 +128,7 @@ def measure(
     Every round takes all of them, in an order of its own.
     """
     bursts = [
-        _Bursts(model_file(folder, case, precision), case, precision, threads)
+        _Bursts(model_file(folder, case, precision), case, precision, threads, spin)
         for case in cases
         for precision in PRECISIONS
         for threads in THREADS

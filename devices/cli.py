@@ -49,6 +49,13 @@ def run_agent(
     threads: Annotated[
         int | None, typer.Option(min=1, max=1024, help="Instead of the plan's number of threads.")
     ] = None,
+    spin: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether threads wait for each other awake while they compute, instead of the "
+            "plan's word: for cores that nobody else wants."
+        ),
+    ] = None,
     cpus: Annotated[
         str | None,
         typer.Option(help="Run on these cores only, as in 0,2-3, and on no more threads."),
@@ -104,7 +111,12 @@ def run_agent(
     # Before any thread is started: those to come inherit it.
     cores = None if cpus is None else stay_on(cpus)
     options = Serving(
-        device=device, threads=threads, cores=cores, batch=batch, allow_fallback=allow_fallback
+        device=device,
+        threads=threads,
+        spin=spin,
+        cores=cores,
+        batch=batch,
+        allow_fallback=allow_fallback,
     )
     first = options.candidate(bundle)
     eyes = None if source is None else open_eyes(source, source_fps)

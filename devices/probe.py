@@ -50,6 +50,8 @@ class Wishes:
     again_s: float = 60.0
     #: Others are meant to be busy meanwhile, as agents on the same machine will be.
     shared: bool = False
+    #: Threads of one run wait for each other awake.
+    spin: bool = False
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class Taken:
     load_run: Run | None = None
     complete: bool = False
     shared: bool = False
+    spin: bool = False
 
     @property
     def points(self) -> list[LatencyPoint]:
@@ -117,13 +120,19 @@ class Probe:
 
     def run(self, encoders: Sequence[Encoder], num_classes: int, wishes: Wishes) -> None:
         """Measure everything; raises AgentError when nothing can be measured at all."""
-        self.taken.shared = wishes.shared
+        self.taken.shared, self.taken.spin = wishes.shared, wishes.spin
         here = self._look()
         ways, skipped = backends(here.providers, here.openvino)
         self.taken.versions = here.versions
         self.taken.dropped |= skipped
         planned = tasks(
-            encoders, ways, wishes.threads, num_classes, quick=wishes.quick, shapes=wishes.shapes
+            encoders,
+            ways,
+            wishes.threads,
+            num_classes,
+            quick=wishes.quick,
+            shapes=wishes.shapes,
+            spin=wishes.spin,
         )
         self._plan(planned)
         for task in planned:

@@ -70,6 +70,13 @@ def probe(
         bool,
         typer.Option("--shared", help="Others on this machine are meant to be busy meanwhile."),
     ] = False,
+    spin: Annotated[
+        bool,
+        typer.Option(
+            "--spin",
+            help="Threads wait for each other awake: for cores that nobody else will want.",
+        ),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="The profile as JSON on stdout.")] = False,
 ) -> None:
     """Measure this device and write its profile, for mdp-partition plan.
@@ -91,6 +98,7 @@ def probe(
         load_s=load_s if minutes is None else 60 * minutes,
         again_s=again_s,
         shared=shared,
+        spin=spin,
     )
     keys = peer_keys(key, peer_key)
     link = None if peer is None else measure_link(peer, keys, insecure=insecure)

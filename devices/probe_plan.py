@@ -111,11 +111,12 @@ def tasks(
     *,
     quick: bool = False,
     shapes: int | None = None,
+    spin: bool = False,
 ) -> list[Task]:
     """Every point, tier by tier, so that each prefix of the list spans all shapes and backends.
 
     Only the processor's onnxruntime and its fewest and most threads get the last tier; `shapes`
-    takes only so many shapes of the first one.
+    takes only so many shapes of the first one. With `spin` threads wait awake.
     """
     tiers: tuple[Tier, ...] = (
         ("quick",) if quick or shapes is not None else ("quick", "core", "full")
@@ -128,7 +129,7 @@ def tasks(
                 for way in ways:
                     if file_precision(way.precision) == encoder.spec.precision:
                         batch = tier == "quick" and place % BATCH_EVERY == 0
-                        planned += _runs(encoder, way, threads, num_classes, batch=batch)
+                        planned += _runs(encoder, way, threads, num_classes, batch=batch, spin=spin)
     return planned
 
 
@@ -144,7 +145,13 @@ def _shape(encoder: Encoder) -> tuple[object, ...]:
 
 
 def _runs(
-    encoder: Encoder, way: Backend, threads: Sequence[int], num_classes: int, *, batch: bool
+    encoder: Encoder,
+    way: Backend,
+    threads: Sequence[int],
+    num_classes: int,
+    *,
+    batch: bool,
+    spin: bool,
 ) -> list[Task]:
     counts = list(threads) if way.provider in ON_PROCESSOR else [1]
     main = way.runtime == "onnxruntime" and way.provider == CPU
@@ -165,6 +172,7 @@ def _runs(
                 threads=count,
                 batch=pictures,
                 num_classes=num_classes,
+                spin=spin,
             ),
             way,
         )

@@ -45,6 +45,8 @@ class Run(Record, frozen=True):
     threads: int
     batch: int
     num_classes: int
+    #: Whether threads wait for each other awake.
+    spin: bool = False
 
 
 class Measured(Record, frozen=True, tag=True):
@@ -109,6 +111,7 @@ def assignment_of(run: Run) -> Assignment:
         provider=run.provider,
         threads=run.threads,
         runtime=run.runtime,
+        spin=run.spin,
         why="measured by mdp-agent probe",
     )
 

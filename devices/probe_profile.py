@@ -77,6 +77,7 @@ def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> Devic
         provenance=provenance,
         power_w=power_w or None,
         availability=DEFAULT_AVAILABILITY,
+        spin=taken.spin,
         probe=_record(taken, device, dropped, len(points)),
     )
 

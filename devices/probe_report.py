@@ -29,6 +29,8 @@ def report(profile: DeviceProfile) -> Iterator[str]:
     yield ""
     for sentence in meaning(profile):
         yield f"- {sentence}"
+    if profile.spin:
+        yield "- threads of one run wait awake: it is fast as long as nobody else wants its cores"
     record = profile.probe
     if record is not None and record.sustained is not None:
         yield f"- {throttling(record.sustained)}"

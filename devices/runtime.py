@@ -78,8 +78,11 @@ class OrtRuntime:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads or assignment.threads
         options.inter_op_num_threads = 1
-        # Spinning would keep a small board's cores busy long after each answer.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        spin = "1" if assignment.spin else "0"
+        options.add_session_config_entry("session.intra_op.allow_spinning", spin)
+        if assignment.spin:
+            # By itself it would go on, and keep a board's cores busy long after each answer.
+            options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
         try:
             self._session, why = _open(ort, str(model), options, wanted)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from devices.runtime import Runtime
 from devices.runtimes import open_runtime
 from devices.service import Candidate
@@ -17,6 +19,8 @@ class Serving:
 
     device: str
     threads: int | None = None
+    #: Whether threads wait for each other awake.
+    spin: bool | None = None
     #: How many cores this process may use; None for all.
     cores: int | None = None
     batch: int | None = None
@@ -40,10 +44,12 @@ class Serving:
         if threads is None and self.cores is not None:
             threads = min(assignment.threads, self.cores)
 
+        spin = assignment.spin if self.spin is None else self.spin
+
         def load() -> Runtime:
             return open_runtime(
                 bundle.verified(model_path(assignment.k)),
-                assignment,
+                replace(assignment, spin=spin),
                 num_classes=len(bundle.manifest.labels),
                 threads=threads,
                 allow_fallback=self.allow_fallback,

@@ -99,6 +99,8 @@ class Assignment(Record, frozen=True):
     accuracy: Fraction | None = None
     #: Most pictures that the device computes at once, when several wait.
     batch: BatchSize = 1
+    #: Whether the threads of one run wait for each other awake.
+    spin: bool = False
 
 
 class Replica(Record, frozen=True):
@@ -115,6 +117,7 @@ class Replica(Record, frozen=True):
     runtime: RuntimeName = "onnxruntime"
     energy_j: NonNegativeFloat | None = None
     batch: BatchSize = 1
+    spin: bool = False
 
 
 class PredictedAccuracy(Record, frozen=True):

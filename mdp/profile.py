@@ -144,6 +144,9 @@ class DeviceProfile(Record, frozen=True):
     power_w: PositiveFloat | None = None
     #: Share of the time in which the device answers.
     availability: Fraction = 1.0
+    #: Whether its cores are the agent's alone, so that the threads of one run wait for each other
+    #: awake. Points of several threads in onnxruntime were measured so.
+    spin: bool = False
     probe: ProbeRecord | None = None
 
     def __post_init__(self) -> None:

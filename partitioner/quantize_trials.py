@@ -142,7 +142,9 @@ class Member:
         """Time fp32 and every candidate together, as one device runs them."""
 
         def session(model: Path, way: Way) -> Any:
-            return open_way(model, *way, threads=served.threads, provider=served.provider)
+            return open_way(
+                model, *way, threads=served.threads, provider=served.provider, spin=served.spin
+            )
 
         sessions = [session(self._path, self._planned)]
         sessions += [session(one.path, one.candidate.way) for one in made]

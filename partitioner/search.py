@@ -174,6 +174,7 @@ def _assignment(problem: Problem, k: int, seat: Seat, why: str) -> Assignment:
         runtime=c.way.runtime,
         energy_j=c.energy_j,
         accuracy=problem.predictor.accuracy(c.capability),
+        spin=problem.devices[seat.device].profile.spin,
     )
 
 
@@ -189,6 +190,7 @@ def _replica(problem: Problem, k: int, device: int, run: Candidate, why: str) ->
         encoding=run.encoding,
         runtime=run.way.runtime,
         energy_j=run.energy_j,
+        spin=problem.devices[device].profile.spin,
     )
 
 

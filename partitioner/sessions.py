@@ -25,9 +25,10 @@ _HINTS = {"fp32": "f32", "bf16": "bf16", "int8-static": "f32"}
 _REPORTING = ("openvino_telemetry", "openvino.tools.ovc")
 
 
-def open_session(model: Path, *, threads: int = 1, provider: str = CPU) -> Any:
+def open_session(model: Path, *, threads: int = 1, provider: str = CPU, spin: bool = False) -> Any:
     """An onnxruntime session, on the processor if nothing else is said.
 
+    With `spin` its threads wait for each other awake, but only while it runs.
     Raises InputError if the file is no model, or the provider is not here or cannot be started.
     """
     import onnxruntime
@@ -38,8 +39,10 @@ def open_session(model: Path, *, threads: int = 1, provider: str = CPU) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    # Spinning threads would take the core away from whoever else is measured on this machine.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    if spin:
+        # Going on would take the core away from whoever else is measured on this machine.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     try:
         # By itself it would print an error and try again with the processor.
@@ -133,13 +136,14 @@ def open_way(
     *,
     threads: int = 1,
     provider: str = CPU,
+    spin: bool = False,
 ) -> Any:
     """A session of `model` in one way of running; raises InputError where it cannot be had here."""
     if runtime == "openvino":
         if provider != CPU:
             raise InputError(f"openvino is served on {CPU} only, not on {provider}")
         return OpenVinoSession(model, precision=precision, threads=threads)
-    return open_session(model, threads=threads, provider=provider)
+    return open_session(model, threads=threads, provider=provider, spin=spin)
 
 
 def open_member(model: Path, assignment: Assignment, *, threads: int = 1) -> Any:

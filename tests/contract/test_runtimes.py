@@ -101,7 +101,18 @@ def test_threads_are_the_plan_s_unless_the_operator_says_otherwise(
     options = runtime._session.get_session_options()
     assert options.intra_op_num_threads == given
     assert options.inter_op_num_threads == 1
-    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
+def test_threads_wait_awake_only_if_planned_and_only_while_they_compute(
+    model: Path, planned: Assignment
+) -> None:
+    def entry(spin: bool, name: str) -> object:
+        runtime = OrtRuntime(model, changed(planned, threads=2, spin=spin), num_classes=3)
+        return runtime._session.get_session_options().get_session_config_entry(name)
+
+    assert entry(False, "session.intra_op.allow_spinning") == "0"
+    assert entry(True, "session.intra_op.allow_spinning") == "1"
+    assert entry(True, "session.force_spinning_stop") == "1"
 
 
 # It takes no more threads than there are cores.

@@ -132,6 +132,14 @@ def test_some_encoders_are_measured_in_batches_too_but_not_in_openvino() -> None
     assert {task.run.threads for task in batched} == {2}
 
 
+def test_threads_wait_awake_in_every_run_or_in_none() -> None:
+    ways = [ORT_FP32, BF16]
+    asleep, awake = (tasks(ENCODERS, ways, [1, 2], 10, spin=spin) for spin in (False, True))
+    assert {task.run.spin for task in asleep} == {False}
+    assert {task.run.spin for task in awake} == {True}
+    assert len(asleep) == len(awake)
+
+
 def test_a_point_is_busy_when_others_were() -> None:
     assert is_busy(measured(others_cores=0.5))
     assert not is_busy(measured(others_cores=0.1))

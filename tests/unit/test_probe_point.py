@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from devices.probe_point import (
     MIN_RUNS,
@@ -109,6 +110,8 @@ def test_a_run_is_served_like_a_planned_sub_model() -> None:
     assert assignment.threads == 3
     assert assignment.provider == CPU
     assert assignment.submodel.embed_dim == 64
+    assert not assignment.spin
+    assert assignment_of(replace(a_run(), spin=True)).spin
 
 
 def test_a_device_that_throttles_is_slower_in_the_last_minute() -> None:

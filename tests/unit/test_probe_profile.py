@@ -74,6 +74,15 @@ def test_a_profile_says_what_was_measured_and_what_was_judged(profile: DevicePro
     assert profile.power_w == 5.0
 
 
+@pytest.mark.parametrize("spin", [True, False])
+def test_a_profile_says_how_its_threads_waited(spin: bool) -> None:
+    device = FakeDevice()
+    profile = profile_of(taken_on(device, spin=spin), DEVICE, None)
+    assert {run.spin for run in device.runs} == {spin}
+    assert profile.spin == spin
+    assert any("wait awake" in line for line in report(profile)) == spin
+
+
 def test_a_shared_machine_s_points_are_said_to_be_measured_beside_others() -> None:
     device = FakeDevice()
     device.others_cores = lambda asked: 1.0

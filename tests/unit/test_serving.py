@@ -9,6 +9,7 @@ from devices import serving
 from devices.serving import Serving
 from mdp.bundle import Bundle
 from mdp.errors import AgentError, ConfigError
+from mdp.plan import Assignment
 from tests.support.bundles import change_assignment, write_bundle
 
 
@@ -36,6 +37,20 @@ def test_threads_are_no_more_than_the_cores_unless_they_are_asked_for(
     options = Serving(device="alpha", threads=threads, cores=cores, allow_fallback=True)
     options.candidate(folder).load()
     assert opened == {"num_classes": 3, "threads": given, "allow_fallback": True}
+
+
+@pytest.mark.parametrize("planned", [True, False])
+@pytest.mark.parametrize("asked", [None, True, False])
+def test_threads_wait_as_the_plan_says_unless_the_operator_says_otherwise(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, planned: bool, asked: bool | None
+) -> None:
+    change_assignment(folder, spin=planned)
+    opened: list[Assignment] = []
+    monkeypatch.setattr(serving, "open_runtime", lambda _, served, **options: opened.append(served))
+    candidate = Serving(device="alpha", spin=asked).candidate(folder)
+    candidate.load()
+    assert opened[0].spin == (planned if asked is None else asked)
+    assert candidate.assignment.spin == planned
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 3), (1, 1), (8, 8)])

@@ -223,8 +223,10 @@ def test_here_is_measured_with_the_planned_threads(
 ):
     opened: list[tuple[object, ...]] = []
 
-    def session(model: Path, *way: str, threads: int = 1, provider: str = "") -> Any:
-        opened.append((*way, threads, provider))
+    def session(
+        model: Path, *way: str, threads: int = 1, provider: str = "", spin: bool = False
+    ) -> Any:
+        opened.append((*way, threads, provider, spin))
         return open_way(model, *way, threads=threads)
 
     def in_turns(sessions: Sequence[object], pixels: object) -> list[list[float]]:
@@ -234,15 +236,15 @@ def test_here_is_measured_with_the_planned_threads(
     open_way = quantize_trials.open_way
     monkeypatch.setattr(quantize_trials, "open_way", session)
     monkeypatch.setattr(quantize_trials, "in_turns", in_turns)
-    alpha = msgspec.structs.replace(bundle.manifest.plan.assignments[0], threads=3)
+    alpha = msgspec.structs.replace(bundle.manifest.plan.assignments[0], threads=3, spin=True)
     plan = msgspec.structs.replace(
         bundle.manifest.plan, assignments=[alpha, *bundle.manifest.plan.assignments[1:]]
     )
     changed = Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, plan=plan))
     run(changed, here=["alpha"], ways=[INT8])
     cpu = "CPUExecutionProvider"
-    assert (*INT8, 3, cpu) in opened
-    assert ("fp32", "onnxruntime", 3, cpu) in opened
+    assert (*INT8, 3, cpu, True) in opened
+    assert ("fp32", "onnxruntime", 3, cpu, True) in opened
     found = tried(tmp_path / "out", 0, INT8)
     assert (found.kept, found.compute_ms, found.fp32_ms) == (True, 0.25, 0.5)
     assert record_of(tmp_path / "out").members[0].measured == "here, on the machine that quantised"

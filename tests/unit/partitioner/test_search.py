@@ -55,6 +55,7 @@ def device(
     round_trip_ms: float = 1.0,
     memory_bytes: int = 10**9,
     availability: float = 1.0,
+    spin: bool = False,
 ) -> DeviceProfile:
     """A profile whose latency points follow a plain formula."""
     formula = Formula(fixed_ms=fixed_ms, layer_ms=layer_ms, mac_ms=1e-6 / gmacs_per_s)
@@ -69,6 +70,7 @@ def device(
         link=link,
         memory_bytes=memory_bytes,
         availability=availability,
+        spin=spin,
     )
 
 
@@ -123,6 +125,7 @@ def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> No
         assert assignment.memory_bytes == cost.memory_bytes(assignment.submodel, num_classes)
         assert assignment.memory_bytes <= profile.memory_bytes
         assert assignment.submodel.precision == "fp32"
+        assert assignment.spin == profile.spin
         assert assignment.why
     assert plan.refused == bool(plan.reason)
     assert plan.single_device is not None
@@ -143,6 +146,7 @@ devices = st.builds(
     round_trip_ms=st.floats(0, 5),
     memory_bytes=st.integers(5 * 10**6, 10**8),
     availability=st.floats(0.5, 1),
+    spin=st.booleans(),
 )
 
 
@@ -180,6 +184,15 @@ def test_the_nearest_target_that_a_refusal_names_can_be_met(
         nearest_ms = float(str(refusal).split("could be met is ")[1].split(" ms")[0])
         assert nearest_ms > target_ms
         check(make_plan(DIGITS, [profile], target_ms=nearest_ms, num_classes=10), [profile], 10)
+
+
+def test_a_replica_s_threads_wait_as_its_own_device_was_probed() -> None:
+    away = [device(name, availability=0.1, spin=name in "ac") for name in "abcd"]
+    plan = make_plan(DIGITS, away, target_ms=2, num_classes=10)
+    assert len(plan.replicas) == 3
+    assert {part.device: part.spin for part in (*plan.assignments, *plan.replicas)} == {
+        "a": True, "b": False, "c": True, "d": False,
+    }  # fmt: skip
 
 
 def test_the_digits_demo_gets_three_different_members() -> None:
