@@ -236,8 +236,8 @@ class BareClient:
 
     def __init__(self, peers: Sequence[BarePeer], pair: KeyPair | None) -> None:
         self._context = zmq.Context()
-        self._poller = zmq.Poller()
-        self._requests: list[tuple[zmq.Socket[bytes], list[bytes]]] = []
+        self.poller = zmq.Poller()
+        self.requests: list[tuple[zmq.Socket[bytes], list[bytes]]] = []
         for peer in peers:
             dealer = self._context.socket(zmq.DEALER)
             dealer.linger = 0
@@ -247,8 +247,8 @@ class BareClient:
                 )  # fmt: skip
                 dealer.curve_serverkey = peer.public_key.encode()
             dealer.connect(peer.address)
-            self._requests.append((dealer, peer.request))
-            self._poller.register(dealer, zmq.POLLIN)
+            self.requests.append((dealer, peer.request))
+            self.poller.register(dealer, zmq.POLLIN)
 
     def round_trip_ms(self) -> float:
         """Send to all, wait for all."""
@@ -263,26 +263,26 @@ class BareClient:
 
     def _exchanged(self) -> tuple[float, list[list[bytes]]]:
         started_s = time.perf_counter()
-        for dealer, request in self._requests:
+        for dealer, request in self.requests:
             dealer.send_multipart(request)
         replies: list[list[bytes]] = []
-        while len(replies) < len(self._requests):
-            for dealer, _ in self._poller.poll():
+        while len(replies) < len(self.requests):
+            for dealer, _ in self.poller.poll():
                 replies.append(dealer.recv_multipart())
         return (time.perf_counter() - started_s) * 1e3, replies
 
     def many(self, count: int, depth: int) -> None:
         """`count` exchanges with all, with up to `depth` of them under way."""
         sent = 0
-        owed = {dealer: 0 for dealer, _ in self._requests}
+        owed = {dealer: 0 for dealer, _ in self.requests}
         while sent < count or any(owed.values()):
             # The next one goes out as soon as the slowest peer has answered enough.
             while sent < count and max(owed.values()) < depth:
-                for dealer, request in self._requests:
+                for dealer, request in self.requests:
                     dealer.send_multipart(request)
                     owed[dealer] += 1
                 sent += 1
-            for dealer, _ in self._poller.poll():
+            for dealer, _ in self.poller.poll():
                 dealer.recv_multipart()
                 owed[dealer] -= 1
 
@@ -290,6 +290,6 @@ class BareClient:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for dealer, _request in self._requests:
+        for dealer, _request in self.requests:
             dealer.close()
         self._context.term()
