@@ -230,9 +230,9 @@ def bundle_digest(manifest: Manifest) -> str:
 
 
 def _identity(assignment: Assignment) -> dict[str, object]:
-    """What of an assignment tells bundles apart: not how many pictures are computed at once."""
+    """What of an assignment tells bundles apart: not what changes no answer and came later."""
     content: dict[str, object] = msgspec.to_builtins(assignment)
-    del content["batch"]
+    del content["batch"], content["spin"]
     return content
 
 

@@ -12,7 +12,13 @@ from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
 from mdp.errors import ConfigError
 from mdp.files import write_json
 from mdp.fusion import weights_for
-from tests.support.bundles import LABELS, size_accuracy, subset_accuracy, write_bundle
+from tests.support.bundles import (
+    LABELS,
+    change_assignment,
+    size_accuracy,
+    subset_accuracy,
+    write_bundle,
+)
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -183,6 +189,22 @@ def test_the_digest_tells_models_labels_and_plans_apart(folder: Path, tmp_path: 
     assert Bundle.open(write_bundle(tmp_path / "plan", devices=("a", "b", "c"))).digest != digest
     change_manifest(folder, lambda m: m.update(labels=["blue", "green", "rouge"]))
     assert Bundle.open(folder).digest != digest
+
+
+def test_the_digest_does_not_depend_on_what_changes_no_answer(folder: Path) -> None:
+    digest = Bundle.open(folder).digest
+    change_assignment(folder, batch=3)
+    change_assignment(folder, spin=True)
+    assert Bundle.open(folder).manifest.plan.assignments[0].spin
+    assert Bundle.open(folder).digest == digest
+
+
+def test_a_bundle_keeps_its_digest_from_one_version_to_the_next() -> None:
+    example = Path(__file__).parents[2] / "examples/bundles/cifar10"
+    # Agents that serve it would refuse clients of a version that takes it for another one.
+    assert Bundle.open(example).digest == (
+        "143a2f3da63bbca1390a0a883d6a7d19f44b2c742af5e1bdc747a86397015eba"
+    )
 
 
 def test_the_digest_does_not_depend_on_what_was_measured(folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner.sessions import open_session  # noqa: E402
+from tests.support.bundles import colour_model  # noqa: E402
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -42,6 +43,21 @@ def test_the_processor_does_not_step_in_unseen(monkeypatch: pytest.MonkeyPatch) 
 def test_a_provider_that_is_not_here_is_named() -> None:
     with pytest.raises(InputError, match=f"expected {CUDA} on this machine, found .*{CPU}"):
         open_session(Path("model.onnx"), provider=CUDA)
+
+
+def test_threads_wait_awake_only_where_asked_and_only_while_they_run(
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "model.onnx"
+    model.write_bytes(colour_model(8, 1.0, 1.0).SerializeToString())
+
+    def entry(spin: bool, name: str) -> str:
+        options = open_session(model, threads=2, spin=spin).get_session_options()
+        return str(options.get_session_config_entry(name))
+
+    assert entry(False, "session.intra_op.allow_spinning") == "0"
+    assert entry(True, "session.intra_op.allow_spinning") == "1"
+    assert entry(True, "session.force_spinning_stop") == "1"
 
 
 def test_a_file_that_is_no_model_is_said_to_be_none(tmp_path: Path) -> None:
