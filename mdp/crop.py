@@ -52,7 +52,9 @@ LARGE_PIXELS = 16_000_000
 _REDUCED_OVERSAMPLING = 3
 _BAND_PIXELS = 1_000_000
 #: Pillow's pictures have 1 to 4 bytes a pixel; readers that hold copies while they decode, more.
-_PIXEL_BYTES = {"AVIF": 16, "JPEG2000": 16, "WEBP": 16}
+_PIXEL_BYTES = {"AVIF": 10, "JPEG2000": 20, "WEBP": 16}
+#: A picture that takes more memory is refused: 42 to 85 MP in these formats.
+MAX_DECODED_BYTES = 850_000_000
 #: By Exif orientation, as `ImageOps.exif_transpose` turns, which copies what needs no turning.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -138,9 +140,15 @@ def _usable(
 ) -> Image.Image:
     """`picture` decoded, upright and RGB."""
     _check_size(picture, name)
-    pixels_bytes = picture.width * picture.height * _PIXEL_BYTES.get(picture.format or "", 4)
+    needed_bytes = passes_bytes
+    needed_bytes += picture.width * picture.height * _PIXEL_BYTES.get(picture.format or "", 4)
+    if needed_bytes > MAX_DECODED_BYTES:
+        raise PictureError(
+            f"{name}: expected at most {MAX_DECODED_BYTES // 10**6} MB while it is decoded, got "
+            f"{needed_bytes // 10**6} MB for {picture.width}x{picture.height} {picture.format}"
+        )
     try:
-        with memory_for(pixels_bytes + passes_bytes):
+        with memory_for(needed_bytes):
             return _upright_rgb(picture, smallest_side)
     except Exception as error:  # as above; files are decoded here
         raise _broken(name, error) from error
