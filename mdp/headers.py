@@ -32,8 +32,8 @@ MAX_CROP_SEGMENTS = 16
 _JPEG = b"\xff\xd8\xff"
 _PNG = b"\x89PNG\r\n\x1a\n"
 _START_OF_SCAN, _APP0, _APP1 = 0xDA, 0xE0, 0xE1
-#: Baseline, extended and progressive, Huffman coded.
-_FRAMES = (0xC0, 0xC1, 0xC2)
+#: Baseline and extended, Huffman coded.
+_FRAMES = (0xC0, 0xC1)
 _TABLES = (0xC4, 0xDB, 0xDD)
 #: What has no length: restart markers, start and end of image, and what Pillow takes for such.
 _BARE = frozenset((*range(0xD0, 0xDA), *range(0xF0, 0xFE)))
