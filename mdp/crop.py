@@ -8,6 +8,7 @@ import io
 import math
 import os
 import struct
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import BinaryIO
@@ -65,6 +66,10 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+
+# Pillow warns of every broken tag of a file, on the application's standard error, which may wait
+# for a reader. The application's own filters come first, and its limit of pixels still warns.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.", append=True)
 
 
 def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pixels:

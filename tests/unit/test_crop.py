@@ -275,6 +275,13 @@ def test_a_header_that_takes_long_keeps_no_other_picture_waiting(
     assert len(seen) == 2, "the other one is read meanwhile"
 
 
+def test_broken_tags_are_not_told_on_the_application_s_stderr(tmp_path: Path) -> None:
+    path = file(tmp_path, with_segments(JPEG, exif_that_warns(100)))
+    code = "import sys, mdp.crop; mdp.crop.load_picture(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(path)]
+    assert subprocess.run(command, check=True, capture_output=True).stderr == b""
+
+
 _PEAK = """
 import pathlib, sys
 from mdp.crop import load_picture
