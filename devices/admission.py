@@ -21,7 +21,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from devices.clients import Clients
+from devices.clients import Client, Clients
 from devices.durations import Durations
 from devices.source import Sighting
 from mdp.wire import Buffer, Infer, Look
@@ -64,6 +64,8 @@ class Admission:
         #: How many wait.
         self.waiting = 0
         self._running: Sequence[Job] = ()
+        #: The accounts of their clients.
+        self._charged: Sequence[Client] = ()
         #: When what runs is expected to end.
         self._busy_until_s = float("-inf")
 
@@ -89,9 +91,8 @@ class Admission:
     def takes_s(self, jobs: Sequence[Job]) -> float:
         """Seconds of computing `jobs` at once, as the least trusting of their clients judges."""
         accounts = [self._clients.of(job.client) for job in jobs]
-        trust = min(account.trust for account in accounts)
-        decoding_s = sum(account.decoding_s for account in accounts)
-        return trust * self.durations.of(len(jobs)) + decoding_s
+        trust = min([account.trust for account in accounts])
+        return trust * self.durations.of(len(jobs)) + sum([each.decoding_s for each in accounts])
 
     def is_quick(self, longest_s: float) -> bool:
         """Whether the next inference is known to take at most so long; not as long as none ran."""
@@ -106,13 +107,12 @@ class Admission:
         takes_s = self.durations.of(1)
         if self.waiting or self._running or not 0 < takes_s <= longest_s:
             return False
-        account = self._clients.of(job.client)
-        if takes_s + account.decoding_s > longest_s:
+        account = self._clients.enter(job.client, (), idle=True)
+        expected_s = account.trust * takes_s + account.decoding_s
+        if takes_s + account.decoding_s > longest_s or now_s + expected_s > job.deadline_s:
             return False
-        if now_s + account.trust * takes_s + account.decoding_s > job.deadline_s:
-            return False
-        self._clients.enter(job.client, ())
-        self._begin([job], now_s)
+        self._running, self._charged = (job,), (account,)
+        self._busy_until_s = now_s + expected_s
         return True
 
     def offer(self, job: Job, *, now_s: float) -> SentBack:
@@ -122,13 +122,14 @@ class Admission:
             crowd = self._crowd(than=job.client)
             if crowd is None:
                 return [(job, "overloaded")]
-        running = [each.client for each in self._running]
-        self._clients.enter(job.client, {*self._queues, *running})
+        idle = job.client not in self._queues and not self._runs(job.client)
+        self._clients.enter(job.client, self._queues, idle=idle)
         self._queues.setdefault(job.client, deque()).append(job)
         self.waiting += 1
         order = self._in_order()
         place = order.index(job)
-        if self._ends_s(order[: place + 1], now_s) > job.deadline_s:
+        decoding_s = self._decoding_s(order[: place + 1])
+        if self._ends_s(job, place, decoding_s, now_s) > job.deadline_s:
             self._remove(job)
             self._clients.refused(job.client)
             return [(job, "too_late")]
@@ -139,13 +140,14 @@ class Admission:
             order.remove(newest)
             self._remove(newest)
             sent_back.append((newest, "overloaded"))
-        ahead = order[: place + 1]
-        for waiting in order[place + 1 :]:
-            if self._ends_s([*ahead, waiting], now_s) > waiting.deadline_s:
+        ahead = place + 1
+        for waiting in order[ahead:]:
+            own_s = self._clients.of(waiting.client).decoding_s
+            if self._ends_s(waiting, ahead, decoding_s + own_s, now_s) > waiting.deadline_s:
                 self._remove(waiting)
                 sent_back.append((waiting, "too_late"))
             else:
-                ahead.append(waiting)
+                ahead, decoding_s = ahead + 1, decoding_s + own_s
         return sent_back
 
     def take(self, *, now_s: float) -> tuple[list[Job], list[Job]]:
@@ -185,20 +187,24 @@ class Admission:
         Computing so many `pictures` took `took_s` seconds; None if it failed. Each job's client is
         charged for its own `decoding_s`, and for its part of what computing took, failed or not.
         """
-        jobs, self._running = self._running, ()
+        jobs, accounts = self._running, self._charged
+        self._running, self._charged, self._busy_until_s = (), (), float("-inf")
         if took_s is not None:
-            trust = min((self._clients.of(job.client).trust for job in jobs), default=1.0)
+            trust = 1.0
+            for account in accounts:
+                trust, account.trust = min(trust, account.trust), 1.0
             self.durations.learn(pictures, took_s, trust)
         elapsed_s = elapsed_s or took_s or 0.0
-        decoding_s = decoding_s or (0.0,) * len(jobs)
-        for job, own_s in zip(jobs, decoding_s, strict=True):
-            self._clients.charge(job.client, elapsed_s / len(jobs), own_s)
-            if took_s is not None:
-                self._clients.of(job.client).trust = 1.0
-        competing = len({*self._queues, *(job.client for job in jobs)})
+        competing = len(self._queues)
+        for number, account in enumerate(accounts):
+            own_s = decoding_s[number] if decoding_s else 0.0
+            self._clients.charge(account, elapsed_s / len(jobs), own_s)
+            # Each client once.
+            competing += (
+                jobs[number].client not in self._queues and account not in accounts[:number]
+            )
         if competing:
             self._clients.advance(elapsed_s + sum(decoding_s), competing)
-        self._busy_until_s = float("-inf")
 
     def clear(self) -> list[Job]:
         """Everything that waits, which will not be run."""
@@ -208,7 +214,11 @@ class Admission:
         return waiting
 
     def _begin(self, jobs: Sequence[Job], now_s: float) -> None:
-        self._running, self._busy_until_s = jobs, now_s + self.takes_s(jobs)
+        self._busy_until_s = now_s + self.takes_s(jobs)
+        self._running, self._charged = jobs, [self._clients.of(job.client) for job in jobs]
+
+    def _runs(self, client: str) -> bool:
+        return any(job.client == client for job in self._running)
 
     def _in_order(self) -> list[Job]:
         """What waits in the order in which it would run if each took as long as estimated."""
@@ -219,19 +229,21 @@ class Admission:
         order = []
         for place, (name, queue) in enumerate(self._queues.items()):
             account = self._clients.of(name)
-            each_s, ahead = takes_s + account.decoding_s, running.count(name)
-            for number, job in enumerate(queue, start=ahead):
-                order.append((account.used_s + number * each_s, number, place, job))
-        order.sort(key=lambda entry: entry[:3])
-        return [job for *_, job in order]
+            used_s, each_s = account.used_s, takes_s + account.decoding_s
+            for number, job in enumerate(queue, start=running.count(name)):
+                order.append((used_s + number * each_s, number, place, job))
+        # Jobs are not compared: no two have the same number and place.
+        order.sort()
+        return [job for _, _, _, job in order]
 
-    def _ends_s(self, jobs: Sequence[Job], now_s: float) -> float:
-        """When the last of `jobs` is expected to end, if these come first."""
-        trust = self._clients.of(jobs[-1].client).trust
-        decoding_s = sum(self._clients.of(job.client).decoding_s for job in jobs)
-        return (
-            max(now_s, self._busy_until_s) + trust * self.durations.of_queue(len(jobs)) + decoding_s
-        )
+    def _decoding_s(self, jobs: Sequence[Job]) -> float:
+        return sum(self._clients.of(job.client).decoding_s for job in jobs)
+
+    def _ends_s(self, job: Job, ahead: int, decoding_s: float, now_s: float) -> float:
+        """When `job` is expected to end, so many others before it, and all of them decoded."""
+        trust = self._clients.of(job.client).trust
+        begins_s = max(now_s, self._busy_until_s)
+        return begins_s + trust * self.durations.of_queue(ahead + 1) + decoding_s
 
     def _crowd(self, *, than: str) -> str | None:
         """The client with most requests waiting, if `than` would hold no more with one of its."""

@@ -21,7 +21,7 @@ LEAD_S = 5.0
 _NEWEST = 0.2
 
 
-class Client(Struct):
+class Client(Struct, eq=False):
     """One client's account."""
 
     #: Computing seconds used, on the scale of the virtual time.
@@ -48,22 +48,25 @@ class Clients:
         """The account of `name`, which may be a stranger's."""
         return self._accounts.get(name) or Client(used_s=self._virtual_s)
 
-    def enter(self, name: str, waiting: Container[str]) -> Client:
-        """The account of a client that has something to compute; those of `waiting` are kept."""
-        account = self._accounts.pop(name, None) or Client()
-        if name not in waiting:
-            account.used_s = max(account.used_s, self._virtual_s)
-        if len(self._accounts) >= REMEMBERED:
-            oldest = next(other for other in self._accounts if other not in waiting)
-            del self._accounts[oldest]
+    def enter(self, name: str, kept: Container[str], *, idle: bool) -> Client:
+        """The account of a client that has something to compute; those of `kept` are remembered.
+
+        It was `idle` if nothing of it waited or ran.
+        """
+        account = self._accounts.pop(name, None)
+        if account is None:
+            account = Client(used_s=self._virtual_s)
+            if len(self._accounts) >= REMEMBERED:
+                del self._accounts[next(other for other in self._accounts if other not in kept)]
+        elif idle and account.used_s < self._virtual_s:
+            account.used_s = self._virtual_s
         self._accounts[name] = account
         return account
 
-    def charge(self, name: str, computing_s: float, decoding_s: float) -> None:
+    def charge(self, account: Client, computing_s: float, decoding_s: float) -> None:
         """Charge a client for one computed picture."""
-        account = self.of(name)
-        most_s = self._virtual_s + LEAD_S
-        account.used_s = min(account.used_s + computing_s + decoding_s, most_s)
+        used_s, most_s = account.used_s + computing_s + decoding_s, self._virtual_s + LEAD_S
+        account.used_s = used_s if used_s < most_s else most_s
         account.decoding_s += _NEWEST * (decoding_s - account.decoding_s)
 
     def advance(self, computing_s: float, competing: int) -> None:

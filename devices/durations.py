@@ -65,11 +65,10 @@ class Durations:
         It was admitted by `trust` times the estimates, which are lowered as far as it confirms.
         """
         known = self._seconds.get(pictures)
-        if known:
-            share = max(trust, min(1.0, took_s / known))
-            if share < 1.0 > trust:
-                self._seconds = {size: share * each for size, each in self._seconds.items()}
-                known *= share
+        if known and trust < 1.0 and took_s < known:
+            share = max(trust, took_s / known)
+            self._seconds = {size: share * each for size, each in self._seconds.items()}
+            known *= share
         longest_s = _LONGEST * self.of(pictures)
         is_long = 0 < longest_s < took_s
         if is_long and not self._was_long:
