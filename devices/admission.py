@@ -127,6 +127,10 @@ class Admission:
         self._queues.setdefault(job.client, deque()).append(job)
         self.waiting += 1
         order = self._in_order()
+        newest = None if crowd is None else self._queues[crowd][-1]
+        if newest is not None:
+            # Its place is free then, be it before or behind the new one.
+            order.remove(newest)
         place = order.index(job)
         decoding_s = self._decoding_s(order[: place + 1])
         if self._ends_s(job, place, decoding_s, now_s) > job.deadline_s:
@@ -134,10 +138,7 @@ class Admission:
             self._clients.refused(job.client)
             return [(job, "too_late")]
         sent_back: SentBack = []
-        if crowd is not None:
-            # Behind the new one in any case, as its client has more.
-            newest = self._queues[crowd][-1]
-            order.remove(newest)
+        if newest is not None:
             self._remove(newest)
             sent_back.append((newest, "overloaded"))
         ahead = place + 1

@@ -372,6 +372,22 @@ def test_computing_time_decides_who_is_next_and_not_turns() -> None:
     assert used_s["hog"] == pytest.approx(2.0, rel=0.1)
 
 
+def test_a_place_that_is_given_up_ahead_of_the_newcomer_makes_it_earlier() -> None:
+    admission = Admission(capacity=2)
+    ran(admission, took_s=0.1)
+    assert says(admission, job(client="spent")) is None
+    take(admission)
+    first, second = job(client="greedy"), job(client="greedy")
+    assert says(admission, first) is None
+    # One of two that compete has used 1.1 s, of which half is ahead of its share.
+    admission.done(took_s=0.1, decoding_s=[1.0])
+    assert says(admission, second) is None
+    late = job(0.45, client="spent")
+    # It is expected to be decoded in 0.2 s, behind one of the other client's.
+    assert admission.offer(late, now_s=0.0) == [(second, "overloaded")]
+    assert take(admission) == (first, [])
+
+
 def test_newcomers_without_end_keep_nobody_waiting_and_are_not_remembered() -> None:
     admission = Admission()
     ran(admission, took_s=0.1)
