@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from devices.admission import Admission, Job
-from devices.computing import Computing
+from devices.computing import Computing, Run
 from devices.ledger import Ledger
 from devices.renewal import Found, Refused, Renewal
 from devices.replies import Refusal, Replies
@@ -372,12 +372,12 @@ class Agent:
         return jobs
 
     def _run(self, jobs: list[Job]) -> None:
-        pictures, took_s = 0, None
+        run = Run()
         try:
-            pictures, took_s = self._computing.run(jobs)
+            run = self._computing.run(jobs)
         finally:
             with self._lock:
-                self._admission.done(took_s=took_s, pictures=pictures)
+                self._admission.done(**run._asdict())
         if self._state == "DRAINING":
             self._router.wake()
 

@@ -16,7 +16,7 @@ from devices.announcing import announced
 from devices.cameras import DEFAULT_FPS, open_eyes
 from devices.cores import stay_on
 from devices.door import agent_keys, allow_anew, make_room, warn_of_plain_text
-from devices.events import Events
+from devices.events import Events, quiet_libraries
 from devices.probe_command import add_to
 from devices.renewal import Renewal
 from devices.service import GRACE_S
@@ -107,6 +107,7 @@ def run_agent(
     Exit codes: 0 stopped as asked, 2 bad input (bundle, device, provider, address, key, cores),
     1 unforeseen.
     """
+    quiet_libraries()
     keys = agent_keys(bind, key, clients, insecure=insecure)
     # Before any thread is started: those to come inherit it.
     cores = None if cpus is None else stay_on(cpus)

@@ -1,6 +1,7 @@
 """Answers admitted requests by the model that they ask for, one or several at a time."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,13 +12,25 @@ from devices.service import Service, Shelf, wrong_bundle
 from mdp.crop import Pixels, decode_jpeg
 from mdp.errors import AgentError, PictureError
 from mdp.fusion import Contribution
-from mdp.wire import Look, Result, Seen, as_line, logits_buffer, pixels_of
+from mdp.wire import Infer, Look, Result, Seen, as_line, logits_buffer, pixels_of
 
 #: Inferences that may fail in a row before a bundle is given up.
 TOLERATED_FAILURES = 3
 
 #: A request and its crop.
 Ready = tuple[Job, Pixels]
+
+
+class Run(NamedTuple):
+    """What running some jobs came to."""
+
+    #: How many were computed at once, in how many seconds without decoding; None if that failed.
+    pictures: int = 0
+    took_s: float | None = None
+    #: Of each job, also of those that were refused.
+    decoding_s: Sequence[float] = ()
+    #: As `took_s`, failed or not.
+    elapsed_s: float = 0.0
 
 
 class Computing:
@@ -41,19 +54,23 @@ class Computing:
         self._clock = clock
         self._give_up = give_up
 
-    def run(self, jobs: Sequence[Job]) -> tuple[int, float | None]:
-        """Answer `jobs`, all for one bundle.
-
-        Returns how many pictures were computed at once and the seconds it took; None if that
-        failed.
-        """
+    def run(self, jobs: Sequence[Job]) -> Run:
+        """Answer `jobs`, all for one bundle."""
         started_s = self._clock()
-        ready = []
+        ready, decoding_s = [], []
         for job in jobs:
+            is_jpeg = isinstance(job.infer, Infer) and job.infer.encoding == "jpeg"
+            begun_s = self._clock() if is_jpeg else 0.0
             pixels = self._pixels(job)
+            decoding_s.append(self._clock() - begun_s if is_jpeg else 0.0)
             if pixels is not None:
                 ready.append((job, pixels))
-        return len(ready), self._compute(ready, started_s) if ready else None
+        if not ready:
+            return Run(decoding_s=decoding_s)
+        took_s = self._compute(ready, started_s)
+        elapsed_s = took_s if took_s is not None else self._clock() - started_s
+        elapsed_s = max(0.0, elapsed_s - sum(decoding_s))
+        return Run(len(ready), None if took_s is None else elapsed_s, decoding_s, elapsed_s)
 
     def _pixels(self, job: Job) -> Pixels | None:
         """The crop of a request `[image_size, image_size, 3]`; None if that has been refused."""

@@ -8,8 +8,9 @@ _NEWEST = 0.2
 #: estimate doubles: one during which the process was stopped would shut the door for long. If the
 #: next one is long as well, this device has become slow, and that counts in full.
 _LONGEST = 6.0
-#: Each refusal lowers the estimates, so that one slow spell cannot shut the door for good.
-_FORGET = 0.95
+#: Each refusal lowers what its client is judged by, so that one slow spell cannot shut the door for
+#: good. What is computed then shows whether the estimates were too high.
+FORGET = 0.95
 #: A batch pays if it takes at most this share of the time of its pictures one by one. What is
 #: gained has to be worth more than that the first of them waits for the last.
 PAYS = 0.95
@@ -58,20 +59,22 @@ class Durations:
                 self._seconds[size] *= _DOUBT
         return chosen
 
-    def learn(self, pictures: int, took_s: float) -> None:
-        """A computation of so many has taken so long."""
+    def learn(self, pictures: int, took_s: float, trust: float = 1.0) -> None:
+        """A computation of so many has taken so long.
+
+        It was admitted by `trust` times the estimates, which are lowered as far as it confirms.
+        """
+        known = self._seconds.get(pictures)
+        if known and trust < 1.0 and took_s < known:
+            share = max(trust, took_s / known)
+            self._seconds = {size: share * each for size, each in self._seconds.items()}
+            known *= share
         longest_s = _LONGEST * self.of(pictures)
         is_long = 0 < longest_s < took_s
         if is_long and not self._was_long:
             took_s = longest_s
         self._was_long = is_long
-        known = self._seconds.get(pictures)
         self._seconds[pictures] = took_s if not known else known + _NEWEST * (took_s - known)
-
-    def doubt(self) -> None:
-        """A request was refused because of these estimates."""
-        for pictures in self._seconds:
-            self._seconds[pictures] *= _FORGET
 
     def renew(self, most: int, seconds: Mapping[int, float]) -> None:
         """From now on another model is computed, of which this has been measured."""

@@ -1,13 +1,39 @@
 """Tells people, or a program, what an agent does; whoever listens cannot hold it up."""
 
+import logging
 import os
 import select
+import stat
+import warnings
 from typing import IO
 
 import msgspec
 
 #: A pipe that can be written takes as much at once (POSIX's least PIPE_BUF is 512).
 _AT_ONCE_BYTES = select.PIPE_BUF
+
+
+def quiet_libraries(stderr: int = 2) -> None:
+    """Have no warning or log line of a library block its thread, however little stderr is read.
+
+    Python's warnings, which a picture can cause by the hundred, are not shown. What native code
+    writes to a pipe or terminal without room is lost: it is opened anew for that, as its other
+    users may rely on writes that wait.
+    """
+    warnings.simplefilter("ignore")
+    logging.lastResort = logging.NullHandler()
+    try:
+        mode = os.fstat(stderr).st_mode
+        if stat.S_ISSOCK(mode):
+            os.set_blocking(stderr, False)
+        elif stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
+            flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
+            anew = os.open(f"/proc/self/fd/{stderr}", flags)
+            os.dup2(anew, stderr)
+            os.close(anew)
+    except OSError:
+        # Closed, without a reader, or not to be opened: it stays as it is.
+        return
 
 
 class Events:

@@ -9,7 +9,7 @@ from devices.runtime import Runtime
 from devices.source import Eyes, NoFrameError, Sighting, view_of
 from mdp.bundle import Bundle
 from mdp.errors import AgentError
-from mdp.plan import Assignment
+from mdp.plan import Assignment, Encoding
 from mdp.wire import FailureCode, Infer, Look
 
 #: How long a bundle is served on after the last request for it, once another has taken its place.
@@ -50,12 +50,14 @@ class Service:
     digest: str = field(init=False)
     k: int = field(init=False)
     image_size: int = field(init=False)
+    encoding: Encoding = field(init=False)
     num_classes: int = field(init=False)
 
     def __post_init__(self) -> None:
         bundle, assignment = self.candidate.bundle, self.candidate.assignment
         self.digest, self.num_classes = bundle.digest, len(bundle.manifest.labels)
         self.k, self.image_size = assignment.k, assignment.submodel.image_size
+        self.encoding = assignment.encoding
 
     @property
     def speeds(self) -> str:
@@ -73,6 +75,8 @@ class Service:
             return "bad_message", (
                 f"expected a crop of {self.image_size} pixels, got {infer.image_size}"
             )
+        if isinstance(infer, Infer) and infer.encoding == "jpeg" != self.encoding:
+            return "bad_message", "expected raw pixels, as planned, got a JPEG"
         return None
 
 

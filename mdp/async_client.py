@@ -5,7 +5,7 @@ import math
 import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal, Self
 
 from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
@@ -24,7 +24,7 @@ from mdp.looking import (
 )
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
-from mdp.views import View
+from mdp.views import View, is_quick
 
 #: How often somebody who waits for devices looks after those that are not there.
 _LOOK_S = 0.1
@@ -96,7 +96,7 @@ class AsyncClient(Connection):
     async def classify(
         self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS
     ) -> Prediction:
-        """The fleet's answer; see `Client.classify`. Decoding happens in a thread."""
+        """The fleet's answer; see `Client.classify`. Files are decoded in threads."""
         started_s = self._clock()
         return await self._answered(picture, started_s, checked_deadline_ms(deadline_ms))
 
@@ -147,15 +147,7 @@ class AsyncClient(Connection):
     async def _answer(
         self, link: Link, asked: Picture | Glance, started_s: float, deadline_ms: float
     ) -> Answer:
-        views: Mapping[int, View] | Glance
-        if isinstance(asked, Glance):
-            views = asked
-        else:
-            cutting = asyncio.to_thread(link.views, asked)
-            try:
-                views = await asyncio.wait_for(cutting, self._left_s(started_s, deadline_ms))
-            except TimeoutError:
-                raise self._too_late(deadline_ms, "the picture was not decoded by then") from None
+        views = await self._views(link, asked, started_s, deadline_ms)
         loop, exchange = asyncio.get_running_loop(), link.exchange
         answer: asyncio.Future[Answer] = loop.create_future()
 
@@ -174,6 +166,30 @@ class AsyncClient(Connection):
             self._drain(link)
             exchange.tick()
         return answer.result()
+
+    async def _views(
+        self, link: Link, asked: Picture | Glance, started_s: float, deadline_ms: float
+    ) -> Mapping[int, View] | Glance:
+        if isinstance(asked, Glance):
+            return asked
+        if is_quick(asked):
+            return link.views(asked)
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+
+        def done() -> None:
+            # The loop may have been closed since.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(ended.set)
+
+        cutter, waiting = link.start_views(asked, done), asyncio.ensure_future(ended.wait())
+        try:
+            await asyncio.wait([waiting], timeout=self._left_s(started_s, deadline_ms))
+        finally:
+            waiting.cancel()
+            why = cutter.abandon() if cutter.is_alive() else ""
+        if why:
+            raise self._too_late(deadline_ms, why)
+        return cutter.result()
 
     async def stream(
         self,

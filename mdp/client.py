@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Literal, Self
 
-import numpy as np
-
 from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
+from mdp.decoders import Decoding
 from mdp.errors import InferenceError, InputError
 from mdp.exchange import Answer, checked_deadline_ms
 from mdp.fusion import Fusion
@@ -31,10 +30,8 @@ from mdp.looking import (
 )
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
-from mdp.views import View
+from mdp.views import View, is_quick
 
-#: An array up to this many pixels is cut faster than a thread is started to do it.
-QUICK_PIXELS = 1_000_000
 #: How often a thread looks whether another one's turn has also brought its own answer.
 _LOOK_S = 0.005
 
@@ -306,26 +303,19 @@ class Client(Connection):
         link = self._link
         if isinstance(picture, Glance):
             return link, picture
-        if isinstance(picture, np.ndarray) and picture.size <= 3 * QUICK_PIXELS:
+        if is_quick(picture):
             return link, link.views(picture)
-        done: list[dict[int, View] | BaseException] = []
+        cutter = link.start_views(picture)
+        try:
+            until_s = self._clock() + self._left_s(started_s, deadline_ms)
+            self._join(cutter, until_s, tending=tending)
+        finally:
+            why = cutter.abandon() if cutter.is_alive() else ""
+        if why:
+            raise self._too_late(deadline_ms, why)
+        return link, cutter.result()
 
-        def cut() -> None:
-            try:
-                done.append(link.views(picture))
-            except BaseException as error:  # raised again in the caller's thread
-                done.append(error)
-
-        cutter = threading.Thread(target=cut, name="cut", daemon=True)
-        cutter.start()
-        self._join(cutter, self._clock() + self._left_s(started_s, deadline_ms), tending=tending)
-        if not done:
-            raise self._too_late(deadline_ms, "the picture was not decoded by then")
-        if isinstance(done[0], BaseException):
-            raise done[0]
-        return link, done[0]
-
-    def _join(self, cutter: threading.Thread, until_s: float, *, tending: bool) -> None:
+    def _join(self, cutter: Decoding[dict[int, View]], until_s: float, *, tending: bool) -> None:
         """Wait for `cutter` until `until_s`; calls under way are decided in time meanwhile."""
         while cutter.is_alive() and (left_s := until_s - self._clock()) > 0:
             cutter.join(min(left_s, self._tend()) if tending else left_s)

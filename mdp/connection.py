@@ -4,11 +4,15 @@ import math
 import os
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from mdp.bundle import Bundle
 from mdp.crop import Picture
+from mdp.decoders import CUTTERS, DECODERS, Decoding
 from mdp.errors import (
     DeadlineExceeded,
     InferenceError,
@@ -85,6 +89,13 @@ class Link:
     def views(self, picture: Picture) -> dict[int, View]:
         """Every member's view of a picture; raises PictureError."""
         return self._cutter.views(picture)
+
+    def start_views(
+        self, picture: Picture, done: Callable[[], None] = lambda: None
+    ) -> Decoding[dict[int, View]]:
+        """Begin to decode and cut `picture` beside the call; `done` is called in that thread."""
+        decoders = CUTTERS if isinstance(picture, np.ndarray) else DECODERS
+        return decoders.start(lambda: self._cutter.views(picture), done)
 
     def settled(self) -> bool:
         """Whether every device is connected, or has said that it will not be."""

@@ -7,15 +7,19 @@ its centred square; a device's region is a box inside that square, resized to it
 import io
 import math
 import os
-import threading
-from pathlib import Path
+import struct
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
+from mdp.decoders import memory_for
 from mdp.errors import PictureError
+from mdp.headers import HeaderReader, check_crop, check_header
 from mdp.plan import Region
 
 Pixels = NDArray[np.uint8]
@@ -38,67 +42,119 @@ OTHER_FORMATS = (
 #: a preview in its header counts as well.
 MAX_SCANS = 100
 _START_OF_SCAN = b"\xff\xda"
+#: A pass takes as long as the picture is large; of large pictures fewer are read, down to so many.
+MAX_SCANNED_PIXELS = 2_000_000_000
+MAX_SCANS_OF_LARGE = 20
 _CHUNK_BYTES = 1 << 20
-#: Held while Pillow's process-wide limit is lifted; pictures are opened in several threads at once.
-_LIMIT_LIFTED = threading.Lock()
+#: What Pillow's readers recognise a format by.
+_MAGIC_BYTES = 16
+#: A larger picture is reduced before it is resized, by whole factors.
+LARGE_PIXELS = 16_000_000
+_REDUCED_OVERSAMPLING = 3
+_BAND_PIXELS = 1_000_000
+#: Pillow's pictures have 1 to 4 bytes a pixel; readers that hold copies while they decode, more.
+_PIXEL_BYTES = {"AVIF": 10, "JPEG2000": 20, "WEBP": 16}
+#: A picture that takes more memory is refused: 42 to 85 MP in these formats.
+MAX_DECODED_BYTES = 850_000_000
+#: By Exif orientation, as `ImageOps.exif_transpose` turns, which copies what needs no turning.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+# Pillow warns of every broken tag of a file, on the application's standard error, which may wait
+# for a reader. The application's own filters come first, and its limit of pixels still warns.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.", append=True)
 
 
 def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pixels:
     """An upright RGB picture: Pillow's for files and Pillow images, the array itself for arrays.
 
     `smallest_side` lets a JPEG be decoded at a reduced scale that still has at least twice that
-    many pixels on its shorter side; 0 decodes it whole. Raises PictureError.
+    many pixels on its shorter side, and a picture above 16 MP be reduced to at least three times
+    as many; 0 keeps it whole. Raises PictureError.
     """
     if isinstance(source, np.ndarray):
         return _checked_array(source)
     if isinstance(source, Image.Image):
-        return _usable(source, "the given picture", 0)
+        return _usable(source, "the given picture", smallest_side)
     try:
-        with Path(source).open("rb") as file:
-            # Waiting for slow storage is done here, not under the lock that follows.
-            file.peek(1)
-            with _open(file, str(source)) as picture:
-                if picture.format in ("JPEG", "MPO"):
-                    _check_scans(file, str(source))
-                return _usable(picture, str(source), smallest_side)
+        with (
+            HeaderReader(io.FileIO(os.fspath(source))) as file,
+            _open(file, str(source)) as picture,
+        ):
+            file.release()
+            passes_bytes = 0
+            if picture.format in ("JPEG", "MPO"):
+                _check_scans(file, str(source), picture.width * picture.height)
+                passes_bytes = _draft(picture, smallest_side)
+            return _usable(picture, str(source), smallest_side, passes_bytes)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise PictureError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _open(file: BinaryIO, name: str) -> Image.Image:
+def _open(file: HeaderReader, name: str) -> Image.Image:
     """The picture in `file`, its header read only."""
-    with _LIMIT_LIFTED:
-        # Pillow's own limit warns below ours, which is checked next.
-        limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
-        try:
-            return _of_known_format(file)
-        except UnidentifiedImageError as error:
-            raise PictureError(
-                f"{name}: expected a picture, found no format that is read"
-            ) from error
-        except Exception as error:  # Pillow's readers raise what they like on broken files
-            raise _broken(name, error) from error
-        finally:
-            Image.MAX_IMAGE_PIXELS = limit
-
-
-def _of_known_format(file: BinaryIO) -> Image.Image:
     try:
-        return Image.open(file, formats=COMMON_FORMATS)
-    except UnidentifiedImageError:
-        Image.init()
-        file.seek(0)
-        return Image.open(file, formats=[name for name in OTHER_FORMATS if name in Image.OPEN])
+        check_header(file)
+        return _of_known_format(file)
+    except PictureError as error:
+        raise PictureError(f"{name}: {error}") from error
+    except UnidentifiedImageError as error:
+        raise PictureError(f"{name}: expected a picture, found no format that is read") from error
+    except Exception as error:  # Pillow's readers raise what they like on broken files
+        raise _broken(name, error) from error
 
 
-def _usable(picture: Image.Image, name: str, smallest_side: int) -> Image.Image:
+def _of_known_format(file: HeaderReader) -> Image.Image:
+    """As `Image.open`, without the check of its process-wide limit, which warns below ours."""
+    start = file.peek(_MAGIC_BYTES)[:_MAGIC_BYTES]
+    Image.preinit()
+    for name in (*COMMON_FORMATS, None, *OTHER_FORMATS):
+        if name is None:
+            Image.init()
+        elif name in Image.OPEN:
+            factory, accepts = Image.OPEN[name]
+            # What a format's reader raises here says that the file is of another one.
+            with suppress(SyntaxError, IndexError, TypeError, struct.error):
+                if accepts is None or accepts(start) is True:
+                    file.seek(0)
+                    return factory(file, "")
+    raise UnidentifiedImageError
+
+
+def _draft(picture: Image.Image, smallest_side: int) -> int:
+    """Have a JPEG decoded at a reduced scale; bytes that its decoder keeps all the same.
+
+    That is a progressive JPEG's coefficients.
+    """
+    width, height = picture.size
+    if smallest_side and width * height <= MAX_PIXELS:
+        side = smallest_side * _OVERSAMPLING
+        picture.draft(None, (side, side))
+    return width * height * len(picture.getbands()) * 2 if "progressive" in picture.info else 0
+
+
+def _usable(
+    picture: Image.Image, name: str, smallest_side: int, passes_bytes: int = 0
+) -> Image.Image:
     """`picture` decoded, upright and RGB."""
     _check_size(picture, name)
+    needed_bytes = passes_bytes
+    needed_bytes += picture.width * picture.height * _PIXEL_BYTES.get(picture.format or "", 4)
+    if needed_bytes > MAX_DECODED_BYTES:
+        raise PictureError(
+            f"{name}: expected at most {MAX_DECODED_BYTES // 10**6} MB while it is decoded, got "
+            f"{needed_bytes // 10**6} MB for {picture.width}x{picture.height} {picture.format}"
+        )
     try:
-        if smallest_side:
-            side = smallest_side * _OVERSAMPLING
-            picture.draft(None, (side, side))
-        return _upright_rgb(picture)
+        with memory_for(needed_bytes):
+            return _upright_rgb(picture, smallest_side)
     except Exception as error:  # as above; files are decoded here
         raise _broken(name, error) from error
 
@@ -116,37 +172,76 @@ def _check_size(picture: Image.Image, name: str) -> None:
         raise PictureError(f"{name}: expected at most {MAX_PIXELS:,} pixels, got {width}x{height}")
 
 
-def _check_scans(file: BinaryIO, name: str) -> None:
-    """Raise PictureError for a JPEG with more than MAX_SCANS passes; the file stays where it is."""
+def _check_scans(file: BinaryIO, name: str, pixels: int) -> None:
+    """Raise PictureError for a JPEG with too many passes; the file stays where it is."""
+    most = min(MAX_SCANS, max(MAX_SCANS_OF_LARGE, MAX_SCANNED_PIXELS // max(1, pixels)))
     place = file.tell()
     file.seek(0)
     scans, last = 0, b""
-    while scans <= MAX_SCANS and (chunk := file.read(_CHUNK_BYTES)):
+    while scans <= most and (chunk := file.read(_CHUNK_BYTES)):
         scans += (last + chunk).count(_START_OF_SCAN)
         last = chunk[-1:] if chunk[-1:] == b"\xff" else b""
     file.seek(place)
-    if scans > MAX_SCANS:
-        raise PictureError(f"{name}: expected a JPEG of at most {MAX_SCANS} scans")
+    if scans > most:
+        raise PictureError(f"{name}: expected a JPEG of at most {most} scans")
 
 
-def _upright_rgb(picture: Image.Image) -> Image.Image:
-    picture = ImageOps.exif_transpose(picture)
+def _upright_rgb(picture: Image.Image, smallest_side: int) -> Image.Image:
+    picture.load()
+    turn = _TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+    factor = 1
+    if smallest_side and picture.width * picture.height > LARGE_PIXELS:
+        factor = max(1, min(picture.size) // (smallest_side * _REDUCED_OVERSAMPLING))
+    picture = _reduced_rgb(picture, factor) if factor > 1 else _rgb(picture, _top(picture))
+    if turn is not None:
+        picture = picture.transpose(turn)
+        # Nor is it to be turned once more.
+        picture.info = {}
+    return picture
+
+
+def _reduced_rgb(picture: Image.Image, factor: int) -> Image.Image:
+    """`picture` in RGB, a `factor`-th as wide and high; converted band by band to save memory."""
+    width, height = picture.size
+    top = _top(picture)
+    reduced = Image.new("RGB", (-(-width // factor), -(-height // factor)))
+    for band, place in _bands(picture, factor):
+        reduced.paste(_rgb(band, top).reduce(factor), (0, place // factor))
+    return reduced
+
+
+def _bands(picture: Image.Image, factor: int) -> Iterator[tuple[Image.Image, int]]:
+    """Bands of `picture`, each a multiple of `factor` high, and where they begin."""
+    width, height = picture.size
+    rows = max(1, _BAND_PIXELS // (width * factor)) * factor
+    for place in range(0, height, rows):
+        yield picture.crop((0, place, width, min(height, place + rows))), place
+
+
+def _top(picture: Image.Image) -> float:
+    """The value of white in 16-bit or float greyscale."""
+    if not picture.mode.startswith("F"):
+        return 65535.0
+    return max(
+        1.0, *(float(np.nan_to_num(np.asarray(band)).max()) for band, _ in _bands(picture, 1))
+    )
+
+
+def _rgb(picture: Image.Image, top: float) -> Image.Image:
     if picture.mode == "RGB":
-        picture.load()
         return picture
     if picture.mode.startswith(("I", "F")):
         # 16-bit and float greyscale would be clipped, not scaled, by convert().
-        return Image.fromarray(_to_8_bit(np.asarray(picture))).convert("RGB")
+        return Image.fromarray(_to_8_bit(np.asarray(picture), top)).convert("RGB")
     if picture.has_transparency_data:
         upper = picture.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", upper.size, "white"), upper).convert("RGB")
     return picture.convert("RGB")
 
 
-def _to_8_bit(values: NDArray[np.generic]) -> Pixels:
-    """Scale 16-bit or float greyscale `[H, W]` to uint8 by its own type's or data's range."""
+def _to_8_bit(values: NDArray[np.generic], top: float) -> Pixels:
+    """Greyscale `[H, W]` of up to `top` as uint8."""
     wide = np.nan_to_num(values.astype(np.float64))
-    top = 65535.0 if np.issubdtype(values.dtype, np.integer) else max(float(wide.max()), 1.0)
     return np.asarray(np.clip(wide / top, 0, 1) * 255, dtype=np.uint8)
 
 
@@ -206,19 +301,17 @@ def encode_jpeg(view: Pixels) -> bytes:
 
 
 def decode_jpeg(data: bytes | memoryview, image_size: int) -> Pixels:
-    """A view `[image_size, image_size, 3]` from a JPEG of one scan; raises PictureError."""
+    """A view `[image_size, image_size, 3]` from a JPEG of one scan; raises PictureError.
+
+    Segments that a crop does not need are refused, as Pillow parses them in its own time.
+    """
     data = bytes(data)
     scans = data.count(_START_OF_SCAN)
     if scans > 1:
         raise PictureError(f"expected a JPEG of one scan, got {scans}")
+    check_crop(data, image_size)
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as picture:
-            if picture.size != (image_size, image_size):
-                raise PictureError(
-                    f"expected a JPEG of {image_size}x{image_size}, got {picture.size}"
-                )
             return np.asarray(picture.convert("RGB"), dtype=np.uint8)
-    except PictureError:
-        raise
     except Exception as error:  # Pillow's readers raise what they like on broken files
         raise PictureError(f"not a complete JPEG: {error}") from error

@@ -2,11 +2,20 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 from msgspec import Struct
 
 from mdp.crop import Picture, crop, encode_jpeg, load_picture, side_for
 from mdp.plan import Assignment, Encoding, Region
 from mdp.wire import Buffer
+
+#: An array up to this many pixels is cut faster than a thread is started to do it.
+QUICK_PIXELS = 1_000_000
+
+
+def is_quick(picture: Picture) -> bool:
+    """Whether a picture's views are cut in the calling thread."""
+    return isinstance(picture, np.ndarray) and picture.size <= 3 * QUICK_PIXELS
 
 
 class View(Struct, frozen=True):

@@ -82,7 +82,9 @@ class Served:
         folder = scratch("agent") / "bundle"
         self.bundle = Bundle.open(folder if folder.exists() else write_bundle(folder))
         self.desk: Any = Desk()
-        assignment = self.bundle.assignment(DEVICES[0])
+        # Where raw pixels are planned, no JPEG is decoded.
+        planned = self.bundle.assignment(DEVICES[0])
+        assignment = msgspec.structs.replace(planned, encoding="jpeg")
         self._agent = Agent(self.bundle, assignment, Brightness, self.desk)
         self._thread = threading.Thread(target=self._agent.serve, name="agent", daemon=True)
         self._thread.start()

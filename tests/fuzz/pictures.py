@@ -11,7 +11,16 @@ from mdp.crop import COMMON_FORMATS, OTHER_FORMATS, crop, decode_jpeg, load_pict
 from mdp.errors import PictureError
 from mdp.plan import Region
 from tests.fuzz.target import Target, refused, scratch
-from tests.support.pictures import encoded, four_corners, png_that_claims, with_orientation
+from tests.support.pictures import (
+    chunk,
+    encoded,
+    exif_segment,
+    four_corners,
+    png_that_claims,
+    segment,
+    with_orientation,
+    with_segments,
+)
 
 #: Instead of the product's 100,000,000: a picture of that size takes a second and 800 MB, whoever
 #: made it; here it is about those that take more than their size allows.
@@ -52,6 +61,13 @@ def _pictures() -> Mapping[str, bytes]:
         "float": encoded(Image.fromarray(np.full((4, 4), 0.5, dtype=np.float32)), "TIFF"),
         "cmyk": encoded(picture.convert("CMYK"), "JPEG"),
         "progressive": encoded(picture, "JPEG", progressive=True),
+        "segments": with_segments(
+            encoded(picture, "JPEG"),
+            exif_segment(b"II*\0\x08" + bytes(9)),
+            segment(0xE2, b"ICC_PROFILE\0\1\1"),
+            b"\xff",
+        ),
+        "chunks": encoded(picture, "PNG")[:-12] + chunk(b"tEXt", b"k\0v") * 3 + chunk(b"IEND"),
     }
     for name in (*COMMON_FORMATS, *OTHER_FORMATS):
         stream = io.BytesIO()
@@ -83,7 +99,7 @@ def _jpegs() -> Mapping[str, bytes]:
     seeds = {
         "colour": encoded(view, "JPEG"),
         "grey": encoded(view.convert("L"), "JPEG"),
-        "cmyk": encoded(view.convert("CMYK"), "JPEG"),
+        "optimised": encoded(view, "JPEG", optimize=True),
         "fine": encoded(view, "JPEG", quality=100, subsampling=0),
         "restarts": encoded(view, "JPEG", restart_marker_blocks=1),
     }

@@ -3,14 +3,17 @@
 import asyncio
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import mdp
 from mdp.prediction import Prediction
+from mdp.views import QUICK_PIXELS
 from tests.support.bundles import DEVICES, colour_picture, write_bundle
 from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, until
 
@@ -19,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 RED = colour_picture("red")
 NOT_ASKED = dict.fromkeys(DEVICES, "not asked: no time left")
 NOT_DECODED = "no answer within 100 ms: the picture was not decoded by then"
+ALL_ABANDONED = "4 others are being decoded, 4 of them for calls that have ended"
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +67,8 @@ def test_a_picture_that_takes_too_long_to_decode(fleet: Fleet, tmp_path: Path) -
         assert client.classify(RED, deadline_ms=PLENTY_MS).used == DEVICES
         answers = list(client.stream([endless, RED], deadline_ms=100.0, errors="yield"))
         assert isinstance(answers[0], mdp.DeadlineExceeded)
-        assert str(answers[0]) == NOT_DECODED
+        # Each of the four goes on, and there are threads for no more.
+        assert str(answers[0]) == f"{NOT_DECODED}: {ALL_ABANDONED}"
         assert len(answers) == 2
         with pytest.raises(mdp.DeadlineExceeded, match=NOT_DECODED):
             list(client.stream([endless], deadline_ms=100.0))
@@ -79,6 +84,27 @@ def test_the_same_for_an_async_client(fleet: Fleet, tmp_path: Path) -> None:
                 assert (await client.classify(RED, deadline_ms=PLENTY_MS)).used == DEVICES
 
     asyncio.run(ask())
+
+
+@pytest.mark.timeout(60)
+def test_pictures_that_are_never_decoded_keep_no_array_waiting(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    large = np.repeat(np.repeat(RED, 100, axis=0), 100, axis=1)
+    assert large.size > 3 * QUICK_PIXELS
+
+    async def ask(endless: Path) -> None:
+        async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
+            calls = [client.classify(endless, deadline_ms=100.0) for _ in range(40)]
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+            told = Counter(map(str, errors))
+            assert told == {NOT_DECODED: 4, f"{NOT_DECODED}: {ALL_ABANDONED}": 36}
+            for picture in (RED, large):
+                assert (await client.classify(picture, deadline_ms=PLENTY_MS)).used == DEVICES
+
+    with endless_picture(tmp_path) as endless:
+        # Ends though the decoders do not.
+        asyncio.run(ask(endless))
 
 
 def in_thread(work: object) -> threading.Thread:

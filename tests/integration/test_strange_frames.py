@@ -1,8 +1,12 @@
 """Garbage, on both sides of the wire: answered or counted, and everybody goes on."""
 
+import json
 import random
+import re
 import socket
+import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,10 +25,30 @@ from mdp.wire import (
     Status,
     encode,
 )
-from tests.support.bundles import DEVICES, SIZES, colour_picture, write_bundle
+from tests.support.bundles import (
+    DEVICES,
+    SIZES,
+    change_assignment,
+    colour_picture,
+    write_bundle,
+)
 from tests.support.fakes import FakeAgent, Handler, StrangePeer, other_program, red_result
-from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, answers_until, until
-from tests.support.pictures import encoded, four_corners, jpeg_that_claims
+from tests.support.fleet import (
+    ANY_PORT,
+    BIN,
+    PATIENCE_S,
+    PLENTY_MS,
+    Fleet,
+    answers_until,
+    until,
+)
+from tests.support.pictures import (
+    encoded,
+    exif_that_warns,
+    four_corners,
+    jpeg_that_claims,
+    with_segments,
+)
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -36,6 +60,7 @@ SIZE = SIZES[0]
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("strange")
     with Fleet(folder, write_bundle(folder / "bundle")) as fleet:
+        change_assignment(fleet.bundle, encoding="jpeg")
         yield fleet.start_all("alpha", "beta")
 
 
@@ -143,6 +168,56 @@ def test_broken_jpegs_do_not_count_as_failures_of_the_model(fleet: Fleet, infer:
         assert is_well(peer).counts["failed"] == 0
         peer.send(encode(jpeg, encoded(four_corners(SIZE, SIZE), "JPEG")))
         assert isinstance(peer.receive().message, Result)
+
+
+def test_a_jpeg_is_not_decoded_where_raw_pixels_are_planned(fleet: Fleet, infer: Infer) -> None:
+    with StrangePeer(fleet.agents["beta"].address) as peer:
+        jpeg = replaced(infer, k=1, image_size=SIZES[1], encoding="jpeg")
+        peer.send(encode(jpeg, encoded(four_corners(SIZES[1], SIZES[1]), "JPEG")))
+        failure = peer.receive().message
+        assert isinstance(failure, Failure)
+        assert failure.text == "expected raw pixels, as planned, got a JPEG"
+
+
+def test_an_agent_whose_stderr_is_not_read_is_stopped_by_no_picture(
+    fleet: Fleet, infer: Infer, tmp_path: Path
+) -> None:
+    """Pillow warns a hundred times of each of these, once for each text."""
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for number in range(20):
+        jpeg = with_segments(encoded(RED, "JPEG"), exif_that_warns(100 + number))
+        (folder / f"{number}.jpg").write_bytes(jpeg)
+    command = [str(BIN / "mdp-agent"), "run", "--bundle", str(fleet.bundle), "--device", "alpha"]
+    own = ["--bind", ANY_PORT, "--json", "--source", f"folder:{folder}", "--source-fps", "200"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen([*command, *own], stdout=pipe, stderr=pipe) as process:
+        try:
+            assert process.stdout is not None
+            address = json.loads(process.stdout.readline())["address"]
+            while b"READY" not in process.stdout.readline():
+                assert process.poll() is None
+            with StrangePeer(address) as peer:
+                hostile = replaced(infer, encoding="jpeg")
+                for number in range(20):
+                    view = encoded(four_corners(SIZE, SIZE), "JPEG")
+                    peer.send(encode(hostile, with_segments(view, exif_that_warns(80 + number))))
+                    failure = peer.receive().message
+                    assert isinstance(failure, Failure)
+                    assert failure.text.endswith("got one of 0xFFE1")
+                until(lambda: frames_of(is_well(peer)) > 60, "every picture was read thrice")
+            process.terminate()
+            assert process.wait(PATIENCE_S) == 0
+            assert process.stderr is not None
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+
+
+def frames_of(status: Status) -> int:
+    """How many pictures the agent's own source has given."""
+    found = re.search(r"frame (\d+)", status.source)
+    return int(found[1]) if found else 0
 
 
 def test_an_agent_survives_whatever_comes(fleet: Fleet, infer: Infer) -> None:

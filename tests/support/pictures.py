@@ -53,16 +53,38 @@ def with_orientation(orientation: int) -> bytes:
     return encoded(stored, "PNG", exif=exif)
 
 
+def chunk(kind: bytes, data: bytes = b"") -> bytes:
+    """A chunk of a PNG."""
+    checksum = struct.pack(">I", zlib.crc32(kind + data))
+    return struct.pack(">I", len(data)) + kind + data + checksum
+
+
 def png_that_claims(width: int, height: int) -> bytes:
     """A PNG of a hundred bytes whose header promises `width` x `height` pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        checksum = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + checksum
-
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND")
     return b"\x89PNG\r\n\x1a\n" + body
+
+
+def segment(marker: int, data: bytes) -> bytes:
+    """A segment of a JPEG, 0xFF`marker`."""
+    return struct.pack(">BBH", 0xFF, marker, 2 + len(data)) + data
+
+
+def exif_segment(data: bytes) -> bytes:
+    """A piece of a JPEG's Exif data; all pieces together are one."""
+    return segment(0xE1, b"Exif\0\0" + data)
+
+
+def with_segments(jpeg: bytes, *segments: bytes) -> bytes:
+    """A JPEG with more segments before its pixels."""
+    return jpeg[:2] + b"".join(segments) + jpeg[2:]
+
+
+def exif_that_warns(tags: int) -> bytes:
+    """Exif data of which Pillow warns once for each of `tags`, whose sizes are impossible."""
+    entries = b"".join(struct.pack("<HHII", 256 + tag, 5, 99 + tag, 0xFFFF) for tag in range(tags))
+    return exif_segment(b"II*\0\x08\0\0\0" + struct.pack("<H", tags) + entries + b"\0" * 4)
 
 
 def jpeg_that_claims(width: int, height: int) -> bytes:

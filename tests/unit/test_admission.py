@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from devices.admission import CAPACITY, Admission, Job
+from devices.clients import REMEMBERED
 from mdp.wire import Infer
 
 INFER = Infer(request_id=1, digest="0" * 64, k=0, budget_ms=1.0, image_size=4, encoding="raw")
@@ -194,7 +195,7 @@ def served(admission: Admission) -> list[Job]:
         admission.done(took_s=0.001)
 
 
-def test_clients_take_turns() -> None:
+def test_clients_that_use_the_same_time_take_turns() -> None:
     admission = Admission()
     jobs = filled(admission, greedy=4, second=2, third=1)
     a, b, c = jobs.values()
@@ -313,7 +314,7 @@ class Sharing(RuleBasedStateMachine):
             self.waiting.remove(each)
         if taken is not None:
             assert self.running is None
-            assert taken.deadline_s - self.now_s >= self.admission.estimate_s - 1e-9
+            assert taken.deadline_s - self.now_s >= self.admission.takes_s([taken]) - 1e-9
             self.running = taken
         elif self.running is None:
             assert not self.waiting
@@ -353,6 +354,79 @@ def test_under_any_flood_a_modest_client_is_served_every_other_time() -> None:
         modest += taken.client == "modest"
         admission.done(took_s=0.001)
     assert modest >= 49
+
+
+def test_computing_time_decides_who_is_next_and_not_turns() -> None:
+    """Both always have requests waiting; one picture of the hog's takes ten times as long."""
+    admission, used_s = Admission(), Counter[str]()
+    for _ in range(220):
+        for client in ("hog", "modest"):
+            while admission.offer(job(client=client), now_s=0.0) == [] and admission.waiting < 6:
+                pass
+        taken, _ = take(admission)
+        assert taken is not None
+        decoding_s = 0.09 if taken.client == "hog" else 0.0
+        admission.done(took_s=0.01, decoding_s=[decoding_s])
+        used_s[taken.client] += 0.01 + decoding_s
+        assert abs(used_s["hog"] - used_s["modest"]) <= 0.11
+    assert used_s["hog"] == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_place_that_is_given_up_ahead_of_the_newcomer_makes_it_earlier() -> None:
+    admission = Admission(capacity=2)
+    ran(admission, took_s=0.1)
+    assert says(admission, job(client="spent")) is None
+    take(admission)
+    first, second = job(client="greedy"), job(client="greedy")
+    assert says(admission, first) is None
+    # One of two that compete has used 1.1 s, of which half is ahead of its share.
+    admission.done(took_s=0.1, decoding_s=[1.0])
+    assert says(admission, second) is None
+    late = job(0.45, client="spent")
+    # It is expected to be decoded in 0.2 s, behind one of the other client's.
+    assert admission.offer(late, now_s=0.0) == [(second, "overloaded")]
+    assert take(admission) == (first, [])
+
+
+def test_newcomers_without_end_keep_nobody_waiting_and_are_not_remembered() -> None:
+    admission = Admission()
+    ran(admission, took_s=0.1)
+    for number in range(2 * REMEMBERED):
+        for _ in range(2):
+            admission.offer(job(client=f"new {number} {_}"), now_s=0.0)
+        if number == 9:
+            admission.offer(job(), now_s=0.0)
+        take(admission)
+        admission.done(took_s=0.1)
+        assert number < 20 or "one" not in {each.client for each in admission._in_order()}
+    assert len(admission._clients) <= REMEMBERED
+
+
+def test_decoding_is_its_client_s_own_and_no_part_of_the_estimate() -> None:
+    admission = Admission()
+    ran(admission, took_s=0.1)
+    for _ in range(50):
+        assert says(admission, job(client="hog")) is None
+        take(admission)
+        admission.done(took_s=0.1, decoding_s=[3.0])
+    assert admission.estimate_s == pytest.approx(0.1)
+    assert says(admission, job(0.15, client="modest")) is None
+    admission.clear()
+    assert says(admission, job(2.0, client="hog")) == "too_late"
+    assert says(admission, job(4.0, client="hog")) is None
+    assert not admission.is_quick(1.0)
+
+
+def test_one_client_s_tiny_budgets_change_nothing_for_others() -> None:
+    admission = Admission()
+    ran(admission, took_s=0.1)
+    for _ in range(1000):
+        if admission.offer(job(1e-6, client="hasty"), now_s=0.0) == []:
+            take(admission)
+            admission.done(took_s=0.1)
+    assert admission.estimate_s == pytest.approx(0.1)
+    assert not admission.is_quick(0.001)
+    assert says(admission, job(0.09, client="other")) == "too_late"
 
 
 def at_once(admission: Admission, new: Job, now_s: float = 0.0, longest_s: float = 1.0) -> bool:
@@ -500,7 +574,7 @@ def test_whatever_is_taken_together_is_predicted_to_be_on_time(
     waiting = admission.waiting
     jobs, dropped = admission.take(now_s=now_s)
     assert len(jobs) + len(dropped) + admission.waiting == waiting
-    took_s = admission.durations.of(len(jobs))
+    took_s = admission.takes_s(jobs) if jobs else 0.0
     assert all(now_s + took_s <= each.deadline_s for each in jobs)
     assert len(jobs) <= 4
     assert bool(jobs) == (len(dropped) < waiting)

@@ -1,10 +1,14 @@
 """Events reach whoever listens, and nobody who listens badly can hold an agent up."""
 
 import json
+import logging
 import os
+import warnings
 from pathlib import Path
 
-from devices.events import Events
+import pytest
+
+from devices.events import Events, quiet_libraries
 
 
 def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
@@ -61,3 +65,37 @@ def test_a_line_too_long_to_be_written_at_once_is_left_out(tmp_path: Path) -> No
         events.tell("x" * 100_000)
         events.tell("short")
     assert path.read_text() == "mdp-agent n100: short\n"
+
+
+def fill(pipe: int) -> None:
+    while True:
+        os.write(pipe, b"x" * 4096)
+
+
+def test_native_log_lines_do_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    reader, writer = os.pipe()
+    other = os.dup(writer)
+    try:
+        quiet_libraries(writer)
+        with pytest.raises(BlockingIOError):
+            fill(writer)
+        assert os.get_blocking(other), "other processes' writes wait as before"
+        assert os.read(reader, 1) == b"x"
+    finally:
+        for descriptor in (reader, writer, other):
+            os.close(descriptor)
+
+
+def test_a_stderr_that_is_no_pipe_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        quiet_libraries(log)
+        assert os.get_blocking(log)
+        warnings.warn("of a picture", UserWarning, stacklevel=1)
+    finally:
+        os.close(log)
+    quiet_libraries(log)

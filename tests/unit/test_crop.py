@@ -1,6 +1,11 @@
 """Every picture becomes the same upright RGB square, or a PictureError."""
 
+import subprocess
+import sys
+import threading
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,14 +25,20 @@ from mdp.crop import (
 )
 from mdp.errors import PictureError
 from mdp.plan import MIN_REGION, Region
+from tests.support.fleet import PATIENCE_S
 from tests.support.pictures import (
+    chunk,
     encoded,
+    exif_segment,
+    exif_that_warns,
     four_corners,
     icon_with,
     jpeg_that_claims,
     png_that_claims,
+    segment,
     with_more_scans,
     with_orientation,
+    with_segments,
 )
 
 WHOLE = Region()
@@ -198,6 +209,139 @@ def test_a_picture_of_the_largest_size_is_not_refused_for_its_size(tmp_path: Pat
     path = file(tmp_path, png_that_claims(10_000, 10_000))
     with pytest.raises(PictureError, match="cannot be decoded"):
         load_picture(path)
+
+
+JPEG, PNG = encoded(four_corners(), "JPEG"), encoded(four_corners(), "PNG")
+TEXT, PROFILE = chunk(b"tEXt", b"k\0v"), chunk(b"iCCP", b"n\0\0" + zlib.compress(bytes(999)))
+#: After the signature and the size.
+PNG_START = 8 + 25
+
+
+@pytest.mark.parametrize(
+    ("data", "most"),
+    [
+        # Pillow joins these pieces one by one, and copies the first, large one each time.
+        (with_segments(JPEG, exif_segment(bytes(60_000)), *[exif_segment(b"x")] * 16), "16 Exif"),
+        (with_segments(JPEG, *[segment(0xEF, b"")] * 260), "256 segments before its pixels"),
+        (
+            with_segments(JPEG, segment(0xFE, b""), b"\0" * ((1 << 20) + 1)),
+            "1 MiB between its segments",
+        ),
+        (PNG[:PNG_START] + TEXT * 260 + PNG[PNG_START:], "256 chunks besides its pixels"),
+        # Those that follow the pixels are read as well.
+        (PNG[:-12] + TEXT * 260 + PNG[-12:], "256 chunks besides its pixels"),
+        (PNG[:PNG_START] + PROFILE * 2 + PNG[PNG_START:], "1 colour profile"),
+        (PNG[:-12] + chunk(b"prVt", bytes(1 << 24)) + PNG[-12:], "16 MiB besides the pixels"),
+        (PNG[:-12] + chunk(b"IDAT") * 200_001 + PNG[-12:], "200,000 chunks of pixels"),
+        (b"P6 #" + b" " * 9000 + b"\n1 1 255\nxyz", "8,192 parts"),
+        (
+            b"GIF89a\1\0\1\0\0\0\0!\xfe" + (b"\xff" + b"c" * 255) * 9000 + b"\0;",
+            "8,192 parts",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_headers_that_take_long_to_read_are_refused(tmp_path: Path, data: bytes, most: str) -> None:
+    with pytest.raises(PictureError, match=f"/picture: expected .*at most .*{most}"):
+        load_picture(file(tmp_path, data))
+
+
+def test_usual_headers_are_read(tmp_path: Path) -> None:
+    extra = [exif_segment(b"x"), segment(0xEE, b""), *[segment(0xE2, bytes(60_000))] * 200]
+    picture = pixels_of(load_picture(file(tmp_path, with_segments(JPEG, *extra))))
+    np.testing.assert_array_equal(picture, pixels_of(load_picture(file(tmp_path, JPEG))))
+    many = PNG[:PNG_START] + PROFILE + TEXT * 100 + PNG[PNG_START:]
+    np.testing.assert_array_equal(pixels_of(load_picture(file(tmp_path, many))), four_corners())
+
+
+def test_a_header_that_takes_long_keeps_no_other_picture_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, limit = file(tmp_path, PNG, "good.png"), Image.MAX_IMAGE_PIXELS
+    Image.preinit()
+    read_bmp, is_bmp = Image.OPEN["BMP"]
+    seen: list[object] = []
+
+    def takes_long(*args: Any) -> Any:
+        seen.append(Image.MAX_IMAGE_PIXELS)
+        other = threading.Thread(target=lambda: seen.append(load_picture(good)), daemon=True)
+        other.start()
+        other.join(PATIENCE_S)
+        return read_bmp(*args)
+
+    monkeypatch.setitem(Image.OPEN, "BMP", (takes_long, is_bmp))
+    load_picture(file(tmp_path, encoded(NOISE, "BMP")))
+    assert seen[0] == limit, "the process keeps its protection"
+    assert len(seen) == 2, "the other one is read meanwhile"
+
+
+def test_broken_tags_are_not_told_on_the_application_s_stderr(tmp_path: Path) -> None:
+    path = file(tmp_path, with_segments(JPEG, exif_that_warns(100)))
+    code = "import sys, mdp.crop; mdp.crop.load_picture(sys.argv[1])"
+    command = [sys.executable, "-c", code, str(path)]
+    assert subprocess.run(command, check=True, capture_output=True).stderr == b""
+
+
+_PEAK = """
+import pathlib, sys
+from mdp.crop import load_picture
+# Not the maximum of getrusage, which begins with the parent's.
+def peak():
+    return int(pathlib.Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
+load_picture(sys.argv[1], smallest_side=32)
+before = peak()
+load_picture(sys.argv[2], smallest_side=32)
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize(("mode", "most"), [("RGBA", 6), ("LA", 6), ("I;16", 4), ("RGB", 6)])
+def test_memory_is_that_of_the_pixels_once(tmp_path: Path, mode: str, most: int) -> None:
+    side = 4200
+    small, large = (
+        file(tmp_path, encoded(Image.new(mode, (n, n)), "PNG", compress_level=1), f"{n}.png")
+        for n in (100, side)
+    )
+    command = [sys.executable, "-c", _PEAK, small, large]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert int(printed) < most * side**2
+
+
+@pytest.mark.parametrize(
+    ("format_", "options"), [("WEBP", {}), ("JPEG", {"progressive": True, "subsampling": 0})]
+)
+def test_a_picture_whose_decoder_takes_much_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str, options: dict[str, object]
+) -> None:
+    path = file(tmp_path, encoded(NOISE, format_, **options))
+    load_picture(path, smallest_side=8)
+    monkeypatch.setattr("mdp.crop.MAX_DECODED_BYTES", 64 * 64 * 5)
+    with pytest.raises(PictureError, match=f"at most 0 MB while it is decoded, got .*{format_}"):
+        load_picture(path, smallest_side=8)
+
+
+def test_a_large_picture_is_reduced_to_the_same_view(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mdp.crop.LARGE_PIXELS", 99_999)
+    monkeypatch.setattr("mdp.crop._BAND_PIXELS", 10_000)
+    pixels = four_corners(420, 430)
+    clear = Image.fromarray(pixels).convert("RGBA")
+    clear.putalpha(Image.new("L", clear.size, 128))
+    grey = Image.fromarray(pixels[..., 1].astype(np.uint16) * 257)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for picture in (clear, grey, Image.fromarray(pixels[..., 1] / np.float32(99))):
+        turned = {"exif": exif} if picture.mode == "RGBA" else {}
+        format_ = "TIFF" if picture.mode == "F" else "PNG"
+        path = file(tmp_path, encoded(picture, format_, **turned))
+        whole, reduced = load_picture(path), load_picture(path, smallest_side=30)
+        assert isinstance(reduced, Image.Image)
+        assert min(reduced.size) == 105
+        difference = crop(whole, WHOLE, 30).astype(int) - crop(reduced, WHOLE, 30)
+        # Only where two colours meet does it show.
+        assert abs(difference).mean() < 2
+        assert pixels_of(load_picture(reduced)).shape == pixels_of(reduced).shape
 
 
 def test_pillow_keeps_its_limit(tmp_path: Path) -> None:
@@ -442,6 +586,30 @@ def test_a_jpeg_that_passes_over_its_pixels_too_often(tmp_path: Path, preamble: 
     bomb = header + preamble + with_more_scans(rest, MAX_SCANS - scans + 1)
     with pytest.raises(PictureError, match=r"bomb\.jpg: expected a JPEG of at most 100 scans"):
         load_picture(file(tmp_path, bomb, "bomb.jpg"))
+
+
+CROP = encode_jpeg(NOISE[:32, :32])
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (with_segments(CROP, exif_segment(b"x")), "got one of 0xFFE1"),
+        (with_segments(CROP, exif_that_warns(100)), "got one of 0xFFE1"),
+        (with_segments(CROP, segment(0xFE, b"comment")), "got one of 0xFFFE"),
+        (with_segments(CROP, segment(0xE2, b"ICC_PROFILE")), "got one of 0xFFE2"),
+        (with_segments(CROP, *[segment(0xE0, b"")] * 8), "at most 16 segments"),
+        (with_segments(CROP, b"\xff" * 99), "got one of 0xFFFF"),
+        (
+            with_segments(CROP, segment(0xE0, b""), b"\0" * 99),
+            "its header is truncated or has gaps",
+        ),
+        (CROP[:2] + CROP[CROP.index(b"\xff\xda") :], "a scan before its frame"),
+    ],
+)
+def test_a_jpeg_crop_has_what_it_needs_and_nothing_else(data: bytes, expected: str) -> None:
+    with pytest.raises(PictureError, match=expected):
+        decode_jpeg(data, 32)
 
 
 def test_a_jpeg_crop_has_one_scan() -> None:

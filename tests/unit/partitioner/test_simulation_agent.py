@@ -26,7 +26,7 @@ class Plain:
 def test_the_numbers_are_the_real_ones() -> None:
     assert agent.CAPACITY == admission.CAPACITY == AgentQueue().capacity
     assert agent._NEWEST == durations._NEWEST
-    assert agent._FORGET == durations._FORGET
+    assert agent._FORGET == durations.FORGET
 
 
 class SideBySide(RuleBasedStateMachine):

@@ -1,0 +1,188 @@
+"""Decodes pictures beside the calls that wait for them: a bounded number at a time.
+
+A decoder cannot be stopped. What a call no longer waits for runs on and keeps its slot, is counted,
+and is named as the reason when other pictures do not get a slot in time.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+from mdp.errors import PictureError
+
+T = TypeVar("T")
+
+#: Pictures decoded at a time in one process.
+SLOTS = 4
+#: Pictures that take more memory than this are decoded one at a time.
+LARGE_BYTES = 64_000_000
+#: How often a decoder that waits for memory checks whether its call has given up.
+_CHECK_S = 0.05
+
+NOT_DECODED = "the picture was not decoded by then"
+
+
+class Decoding(Generic[T]):
+    """One picture's decoding; waits like a thread."""
+
+    def __init__(self, decoders: "Decoders", work: Callable[[], T], done: Callable[[], None]):
+        self._decoders = decoders
+        self._work = work
+        self._done = done
+        self._ended = threading.Event()
+        self._value: T
+        self._error: BaseException | None = None
+        self.started = False
+        #: Whether its call has ended.
+        self.abandoned = False
+
+    def is_alive(self) -> bool:
+        """Whether there is no result yet."""
+        return not self._ended.is_set()
+
+    def join(self, timeout: float) -> None:
+        """Wait for the result for at most `timeout` seconds."""
+        self._ended.wait(timeout)
+
+    def result(self) -> T:
+        """What was decoded; raises what decoding raised."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def abandon(self) -> str:
+        """Give up waiting; returns why there is no result."""
+        return self._decoders.abandon(self)
+
+    def run(self) -> None:
+        """Decode, in a thread of `decoders`."""
+        _CURRENT.decoding = self
+        try:
+            self._value = self._work()
+        except BaseException as error:  # raised again in the caller's thread
+            self._error = error
+        finally:
+            _CURRENT.decoding = None
+
+    def end(self) -> None:
+        """Hand the result over."""
+        del self._work
+        self._ended.set()
+        self._done()
+
+
+class Decoders:
+    """At most `slots` threads, each of which ends when nothing waits to be decoded."""
+
+    def __init__(self, slots: int = SLOTS) -> None:
+        self._slots = slots
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: a forked child has none of its parent's threads."""
+        self._lock = threading.Lock()
+        self._running: set[Decoding[Any]] = set()
+        self._waiting: deque[Decoding[Any]] = deque()
+
+    @property
+    def abandoned(self) -> int:
+        """How many decoders run for calls that have ended."""
+        with self._lock:
+            return sum(each.abandoned for each in self._running)
+
+    def start(self, work: Callable[[], T], done: Callable[[], None] = lambda: None) -> Decoding[T]:
+        """Decode by `work` as soon as a slot is free; `done` is called in the decoder's thread."""
+        decoding = Decoding(self, work, done)
+        with self._lock:
+            if len(self._running) >= self._slots:
+                self._waiting.append(decoding)
+                return decoding
+            self._begin(decoding)
+        try:
+            threading.Thread(target=self._run, args=(decoding,), name="cut", daemon=True).start()
+        except BaseException:  # the system has no thread to give
+            self._next_after(decoding)
+            raise
+        return decoding
+
+    def abandon(self, decoding: Decoding[Any]) -> str:
+        """Count `decoding` as abandoned, or let it wait no longer; returns why it has no result."""
+        with self._lock:
+            decoding.abandoned = True
+            if decoding.started:
+                return NOT_DECODED
+            if decoding in self._waiting:
+                self._waiting.remove(decoding)
+            abandoned = sum(each.abandoned for each in self._running)
+            return (
+                f"{NOT_DECODED}: {len(self._running)} others are being decoded, "
+                f"{abandoned} of them for calls that have ended"
+            )
+
+    def _begin(self, decoding: Decoding[Any]) -> None:
+        decoding.started = True
+        self._running.add(decoding)
+
+    def _run(self, decoding: Decoding[Any]) -> None:
+        following: Decoding[Any] | None = decoding
+        while following is not None:
+            decoding = following
+            decoding.run()
+            following = self._next_after(decoding)
+            decoding.end()
+
+    def _next_after(self, decoding: Decoding[Any]) -> Decoding[Any] | None:
+        with self._lock:
+            self._running.discard(decoding)
+            if not self._waiting or len(self._running) >= self._slots:
+                return None
+            following = self._waiting.popleft()
+            self._begin(following)
+            return following
+
+
+#: Of files and Pillow's pictures, whose decoding may take any time.
+DECODERS = Decoders()
+#: Of arrays, which are only cut: they wait for no decoder.
+CUTTERS = Decoders()
+
+
+class _Current(threading.local):
+    decoding: Decoding[Any] | None = None
+
+
+_CURRENT = _Current()
+_LARGE = threading.Lock()
+
+
+def _forget() -> None:
+    """A forked child has no decoders, and nobody in it holds memory."""
+    global _LARGE
+    _LARGE = threading.Lock()
+    DECODERS.reset()
+    CUTTERS.reset()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+@contextmanager
+def memory_for(needed_bytes: int) -> Iterator[None]:
+    """Hold the memory that a picture takes while it is decoded; raises PictureError.
+
+    In sum these are one large picture's and `SLOTS` small ones'.
+    """
+    if needed_bytes <= LARGE_BYTES:
+        yield
+        return
+    current, large = _CURRENT.decoding, _LARGE
+    while not large.acquire(timeout=_CHECK_S):
+        if current is not None and current.abandoned:
+            raise PictureError("its call has ended before there was memory to decode it")
+    try:
+        yield
+    finally:
+        large.release()

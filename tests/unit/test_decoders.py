@@ -1,0 +1,120 @@
+"""Decoders beside calls: bounded in number and memory, abandoned ones counted. No clocks."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from mdp import decoders
+from mdp.decoders import LARGE_BYTES, NOT_DECODED, Decoders, Decoding, memory_for
+from mdp.errors import PictureError
+from tests.support.fleet import PATIENCE_S, until
+
+
+@contextmanager
+def held() -> Iterator[Callable[[], str]]:
+    """Work that lasts until the end of the block."""
+    free = threading.Event()
+
+    def work() -> str:
+        assert free.wait(PATIENCE_S)
+        return "decoded"
+
+    try:
+        yield work
+    finally:
+        free.set()
+
+
+def result_of(decoding: Decoding[str]) -> str:
+    decoding.join(PATIENCE_S)
+    assert not decoding.is_alive()
+    return decoding.result()
+
+
+def test_those_beyond_the_slots_wait_for_one_and_leave_no_thread() -> None:
+    pool, before = Decoders(slots=2), threading.active_count()
+    with held() as work:
+        running = [pool.start(work) for _ in range(2)]
+        waiting = [pool.start(lambda name=name: name) for name in "ab"]  # type: ignore[misc]
+        assert [each.started for each in running + waiting] == [True, True, False, False]
+        assert threading.active_count() == before + 2
+    assert [result_of(each) for each in running + waiting] == ["decoded", "decoded", "a", "b"]
+    until(lambda: threading.active_count() == before, "the threads have ended")
+
+
+def test_abandoned_ones_are_counted_and_named_as_the_reason() -> None:
+    pool = Decoders(slots=2)
+    with held() as work:
+        first, second, third, fourth = (pool.start(work) for _ in range(4))
+        assert first.abandon() == NOT_DECODED
+        assert pool.abandoned == 1
+        expected = "2 others are being decoded, 1 of them for calls that have ended"
+        assert third.abandon() == f"{NOT_DECODED}: {expected}"
+        assert third.abandon() == f"{NOT_DECODED}: {expected}", "twice is once"
+    assert [result_of(each) for each in (first, second, fourth)] == ["decoded"] * 3
+    assert third.is_alive(), "it was never begun"
+    until(lambda: pool.abandoned == 0, "none runs any more")
+
+
+def test_what_decoding_raises_is_raised_where_it_is_waited_for() -> None:
+    def broken() -> str:
+        raise PictureError("half a picture")
+
+    pool = Decoders(slots=1)
+    with pytest.raises(PictureError, match="half a picture"):
+        result_of(pool.start(broken))
+    assert result_of(pool.start(lambda: "the next")) == "the next"
+
+
+def test_a_system_without_threads_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool = Decoders(slots=1)
+    with monkeypatch.context() as context:
+        context.setattr(threading.Thread, "start", no_thread)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.start(lambda: "")
+    assert result_of(pool.start(lambda: "the next")) == "the next"
+
+
+def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_beside_them() -> None:
+    pool, inside = Decoders(), threading.Event()
+
+    def large() -> str:
+        with memory_for(LARGE_BYTES + 1):
+            inside.set()
+            return work()
+
+    def small() -> str:
+        with memory_for(LARGE_BYTES):
+            return "small"
+
+    with held() as work:
+        first = pool.start(large)
+        assert inside.wait(PATIENCE_S)
+        second = pool.start(large)
+        assert result_of(pool.start(small)) == "small"
+        assert second.is_alive()
+        # Its slot is free again though the first one goes on.
+        second.abandon()
+        with pytest.raises(PictureError, match="its call has ended"):
+            result_of(second)
+        assert first.is_alive()
+    assert result_of(first) == "decoded"
+    assert result_of(pool.start(large)) == "decoded"
+
+
+def test_a_forked_child_begins_with_free_slots() -> None:
+    with held() as work:
+        running = [decoders.DECODERS.start(work) for _ in range(decoders.SLOTS)]
+        child = os.fork()
+        if child == 0:
+            done = decoders.DECODERS.start(lambda: "")
+            done.join(PATIENCE_S)
+            os._exit(done.is_alive())
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert [result_of(each) for each in running] == ["decoded"] * decoders.SLOTS
