@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mdp import console, discover_command, keys_command
+from mdp import bundle_command, console, discover_command, keys_command
 from mdp.bench import noise_picture, run_bench
 from mdp.bundle import Bundle
 from mdp.client import Client
@@ -34,6 +34,7 @@ NOT_ANSWERED = InferenceError.exit_code
 
 app = console.new_app("Classify pictures with several unequal devices at once.")
 keys_command.add_to(app)
+bundle_command.add_to(app)
 fleet_app = console.new_app("Make fleet files.")
 app.add_typer(fleet_app, name="fleet")
 discover_command.add_to(fleet_app)
