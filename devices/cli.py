@@ -22,6 +22,7 @@ from devices.renewal import Renewal
 from devices.service import GRACE_S
 from devices.serving import Serving
 from mdp import console
+from mdp.profile import MAX_THREADS
 from mdp.signing import load_bundle_key
 from mdp.transport import Router, public_key_of
 from mdp.wire import request_frame_bytes
@@ -52,7 +53,8 @@ def run_agent(
         bool, typer.Option("--insecure", help="Speak plain text to other machines.")
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Instead of the plan's number of threads.")
+        int | None,
+        typer.Option(min=1, max=MAX_THREADS, help="Instead of the plan's number of threads."),
     ] = None,
     spin: Annotated[
         bool | None,

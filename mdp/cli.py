@@ -107,15 +107,15 @@ def classify(
             try:
                 prediction = client.classify(path, deadline_ms=deadline_ms)
             except MDPError as error:
-                text = console.one_line(error)
-                named = text if text.startswith(str(path)) else f"{path}: {text}"
-                print(f"mdp: {named}", file=sys.stderr)
+                text, name = str(error), str(path)
+                named = text if text.startswith(name) else f"{name}: {text}"
+                print(f"mdp: {console.one_line(MDPError(named))}", file=sys.stderr)
                 exit_code = exit_code or error.exit_code
                 continue
             if json:
                 console.print_json(prediction.to_json(shown(path)))
             else:
-                print(describe(shown(path), prediction))
+                print(describe(console.printable(shown(path)), prediction))
     raise typer.Exit(exit_code)
 
 
