@@ -2,8 +2,8 @@
 
     python tools/lock.py        (make lock)
 
-Hashes are those that the package index of this machine publishes, asked by uv, which knows all files
-of a version, for every system and every Python; pip only sees those for the machine it runs on.
+Hashes are those that the package index of this machine publishes, asked by uv, which knows all
+files of a version, for every system and every Python; pip only sees those for its own machine.
 Where pip is set up for another index than the usual one, say so to uv with UV_DEFAULT_INDEX.
 """
 
@@ -20,11 +20,11 @@ WITHOUT_HASHES = ("torch", "torchvision")
 #: Not of the gate: what `make fuzz` adds, and what `make lock` itself needs.
 NOT_INSTALLED = ("atheris", "uv")
 HEADER = f"""\
-# Written by tools/lock.py (make lock) from constraints.txt: what the gate installs, and nothing else.
+# Written by tools/lock.py (make lock) from constraints.txt: what the gate installs, nothing else.
 # WITHOUT HASHES: {", ".join(WITHOUT_HASHES)}. Their builds for the processor alone, for CUDA and
 # for a vendor's boards have one version number and different files, partly on indexes of their own,
-# so no list of hashes holds on every machine. They are installed at the versions in constraints.txt,
-# and the CUDA libraries that some builds of torch require at the versions that torch names.
+# so no list of hashes holds on every machine. They are installed at their versions in
+# constraints.txt, and CUDA's libraries, where a build of torch requires them, at those it names.
 --only-binary :all:
 """
 
