@@ -11,7 +11,7 @@ MINUTES ?= 2
 SEED   ?= 1
 
 .PHONY: demo test invariants test-arm test-gpu test-compiled compiled interpreted fuzz soak check bench accuracy \
-	faults format clean
+	faults lock sbom format clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
@@ -60,7 +60,7 @@ test-compiled: $(STAMP) interpreted
 
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[fuzz]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --only-binary :all: atheris
 	$(BIN)/python -m tests.fuzz.run --runs $(RUNS) --seconds $(SECONDS) $(if $(TARGETS),--targets $(TARGETS)) $(if $(KEEP),--keep)
 
 # So many minutes of load among kills, and half a minute: make soak MINUTES=30 KEEP=yes.
@@ -96,11 +96,26 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# constraints.txt holds the versions this was tested with; it also keeps pip from a second torch.
-$(STAMP): pyproject.toml constraints.txt
+# Only files whose hashes are in constraints.lock, then torch at its version: one that is there already
+# stays, so that a CPU build can be put there first. The project itself is built by what was installed.
+$(STAMP): pyproject.toml constraints.txt constraints.lock
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[agent,partition,dev]'
+	$(BIN)/pip install --quiet --require-hashes --no-deps --requirement constraints.lock
+	$(BIN)/pip install --quiet --only-binary :all: --constraint constraints.txt torch torchvision
+	$(BIN)/pip install --quiet --no-index --no-deps --no-build-isolation --editable .
+	$(BIN)/pip check
 	touch $(STAMP)
+
+# After a change of constraints.txt.
+lock:
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --only-binary :all: uv
+	$(BIN)/python tools/lock.py
+
+# What is installed, with versions, licences, hashes and what requires what, as CycloneDX JSON.
+sbom: $(STAMP)
+	mkdir -p runs
+	$(BIN)/python tools/sbom.py runs/sbom.cdx.json
 
 clean: interpreted
 	rm -rf $(VENV) demo runs

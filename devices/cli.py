@@ -22,6 +22,8 @@ from devices.renewal import Renewal
 from devices.service import GRACE_S
 from devices.serving import Serving
 from mdp import console
+from mdp.profile import MAX_THREADS
+from mdp.signing import load_bundle_key
 from mdp.transport import Router, public_key_of
 from mdp.wire import request_frame_bytes
 
@@ -33,6 +35,10 @@ add_to(app)
 def run_agent(
     bundle: Annotated[Path, typer.Option(help="Bundle folder made by mdp-partition.")],
     device: Annotated[str, typer.Option(help="This device's name in the bundle's plan.")],
+    bundle_key: Annotated[
+        Path | None,
+        typer.Option(help="Serve only bundles signed with this public key (`mdp bundle sign`)."),
+    ] = None,
     bind: Annotated[
         str, typer.Option(help="Address to listen on; port 0 takes any free one.")
     ] = "tcp://127.0.0.1:7500",
@@ -47,7 +53,8 @@ def run_agent(
         bool, typer.Option("--insecure", help="Speak plain text to other machines.")
     ] = False,
     threads: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Instead of the plan's number of threads.")
+        int | None,
+        typer.Option(min=1, max=MAX_THREADS, help="Instead of the plan's number of threads."),
     ] = None,
     spin: Annotated[
         bool | None,
@@ -118,6 +125,7 @@ def run_agent(
         cores=cores,
         batch=batch,
         allow_fallback=allow_fallback,
+        bundle_key=None if bundle_key is None else load_bundle_key(bundle_key),
     )
     first = options.candidate(bundle)
     eyes = None if source is None else open_eyes(source, source_fps)

@@ -5,6 +5,7 @@ converts models and that nobody serving one needs. That part is left out here, s
 """
 
 import functools
+import io
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mdp.crop import Pixels
 from mdp.errors import AgentError
 from mdp.fusion import Contribution
 from mdp.imports import without
+from mdp.model_file import ModelFile
 from mdp.plan import Assignment
 
 #: What a status calls it.
@@ -43,7 +45,12 @@ class OpenVinoRuntime:
     fallback = False
 
     def __init__(
-        self, model: Path, assignment: Assignment, *, num_classes: int, threads: int | None = None
+        self,
+        model: ModelFile,
+        assignment: Assignment,
+        *,
+        num_classes: int,
+        threads: int | None = None,
     ) -> None:
         """Load `model`; raises AgentError if it is another model, or what is planned not there."""
         precision, size = assignment.submodel.precision, assignment.submodel.image_size
@@ -59,15 +66,15 @@ class OpenVinoRuntime:
         try:
             graph = _read(openvino, model)
         except Exception as error:  # OpenVINO raises types of its own, without a common base
-            raise AgentError(f"{model}: openvino cannot load it: {_line(error)}") from error
-        _check(graph, model, assignment, num_classes)
+            raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
+        _check(graph, model.path, assignment, num_classes)
         try:
             # Agents compute one picture at a time. Knowing that made ViTs 3 to 5 % faster.
             graph.reshape({INPUT: [1, size, size, 3]})
             self._compiled = core.compile_model(graph, "CPU", _wishes(assignment, threads))
             self._request = self._compiled.create_infer_request()
         except Exception as error:  # OpenVINO raises types of its own, without a common base
-            raise AgentError(f"{model}: openvino cannot load it: {_line(error)}") from error
+            raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
         self.provider = OPENVINO_CPU
         self._image_size = size
 
@@ -135,10 +142,10 @@ def _wishes(assignment: Assignment, threads: int | None) -> dict[str, object]:
     }
 
 
-def _read(openvino: Any, model: Path) -> Any:
+def _read(openvino: Any, model: ModelFile) -> Any:
     # By its own frontend: the package's general reader tries six formats on a file that is none.
     onnx = openvino.frontend.FrontEndManager().load_by_framework("onnx")
-    return onnx.convert(onnx.load(str(model)))
+    return onnx.convert(onnx.load(io.BytesIO(model.content)))
 
 
 def _check(graph: Any, model: Path, assignment: Assignment, num_classes: int) -> None:

@@ -171,8 +171,9 @@ class Probe:
         except OSError as error:
             return Failed(reason=f"the model cannot be written: {error.strerror or error}")
         reply = self._ask(MeasureRun(run=task.run, model=model, seconds=seconds), LIMIT_S)
-        assert isinstance(reply, Measured | Failed)
-        return reply
+        if isinstance(reply, Measured | Failed):
+            return reply
+        return Failed(reason="the measuring process answered another question")
 
     def _take(self, task: Task, seconds: float) -> None:
         reply = self._measure(task, seconds)

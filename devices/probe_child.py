@@ -24,6 +24,7 @@ from devices.runtime import import_onnxruntime
 from devices.runtimes import open_runtime
 from mdp.errors import AgentError
 from mdp.files import Record
+from mdp.model_file import ModelFile
 
 _PACKAGES = ("mdp-edge", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy")
 
@@ -113,7 +114,9 @@ def look() -> Here:
 
 def _opening(run: Run, model: str) -> Callable[[], Any]:
     assignment = assignment_of(run)
-    return lambda: open_runtime(Path(model), assignment, num_classes=run.num_classes)
+    return lambda: open_runtime(
+        ModelFile.read(Path(model)), assignment, num_classes=run.num_classes
+    )
 
 
 def _around(run: Run) -> Surroundings:

@@ -10,6 +10,7 @@ from devices.cuda import ON_CUDA, OPTIONS, load_libraries
 from mdp.crop import Pixels
 from mdp.errors import AgentError
 from mdp.fusion import Contribution
+from mdp.model_file import ModelFile
 from mdp.plan import Assignment
 
 CPU = "CPUExecutionProvider"
@@ -60,7 +61,7 @@ class OrtRuntime:
 
     def __init__(
         self,
-        model: Path,
+        model: ModelFile,
         assignment: Assignment,
         *,
         num_classes: int,
@@ -85,9 +86,9 @@ class OrtRuntime:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
         try:
-            self._session, why = _open(ort, str(model), options, wanted)
+            self._session, why = _open(ort, model.content, options, wanted)
         except Exception as error:  # onnxruntime raises types of its own, without a common base
-            raise AgentError(f"{model}: onnxruntime cannot load it: {error}") from error
+            raise AgentError(f"{model.path}: onnxruntime cannot load it: {error}") from error
         self._session.disable_fallback()
         self.provider: str = self._session.get_providers()[0]
         self.fallback = self.provider != assignment.provider or bool(elsewhere)
@@ -96,7 +97,7 @@ class OrtRuntime:
                 assignment.provider, f"onnxruntime lists it here but cannot start it: {why}"
             )
         self._image_size = assignment.submodel.image_size
-        self._check(model, assignment, num_classes)
+        self._check(model.path, assignment, num_classes)
 
     def _check(self, model: Path, assignment: Assignment, num_classes: int) -> None:
         session = self._session
@@ -127,7 +128,7 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def _open(ort: Any, model: str, options: Any, provider: str) -> tuple[Any, str]:
+def _open(ort: Any, model: bytes, options: Any, provider: str) -> tuple[Any, str]:
     """A session, and why it is on the processor instead of where it should be, if it is.
 
     Providers that cannot start give a session on the processor by themselves, or an error as for a
@@ -141,7 +142,7 @@ def _open(ort: Any, model: str, options: Any, provider: str) -> tuple[Any, str]:
         return _session(ort, model, options, CPU), " ".join(str(error).split())
 
 
-def _session(ort: Any, model: str, options: Any, provider: str) -> Any:
+def _session(ort: Any, model: bytes, options: Any, provider: str) -> Any:
     chosen = (provider, dict(OPTIONS.get(provider, {})))
     # By itself it would print an error to standard output and try again without the options.
     return ort.InferenceSession(model, options, providers=[chosen], enable_fallback=0)

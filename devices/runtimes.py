@@ -1,14 +1,13 @@
 """Choose the runtime that a plan names, or refuse."""
 
-from pathlib import Path
-
 from devices.openvino_runtime import OpenVinoRuntime
 from devices.runtime import NotHereError, OrtRuntime, Runtime
+from mdp.model_file import ModelFile
 from mdp.plan import Assignment
 
 
 def open_runtime(
-    model: Path,
+    model: ModelFile,
     assignment: Assignment,
     *,
     num_classes: int,

@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from devices.runtime import Runtime
 from devices.runtimes import open_runtime
 from devices.service import Candidate
-from mdp.bundle import Bundle, model_path
+from mdp.bundle import Bundle
 from mdp.errors import AgentError
+from mdp.signing import BundleKey
 from mdp.wire import request_frame_bytes
 
 
@@ -25,6 +26,8 @@ class Serving:
     cores: int | None = None
     batch: int | None = None
     allow_fallback: bool = False
+    #: Bundles have to be signed with it; None accepts any.
+    bundle_key: BundleKey | None = None
 
     def candidate(self, folder: Path, max_frame_bytes: int | None = None) -> Candidate:
         """The bundle at `folder`, a folder or a link to one, ready to be loaded.
@@ -32,7 +35,7 @@ class Serving:
         Raises ConfigError, or AgentError if its crops are larger than `max_frame_bytes`.
         """
         # What a link leads to now is what is loaded, wherever it leads by then.
-        bundle = Bundle.open(folder.resolve())
+        bundle = Bundle.open(folder.resolve(), signed_by=self.bundle_key)
         assignment = bundle.assignment(self.device)
         needed = request_frame_bytes(assignment.submodel.image_size)
         if max_frame_bytes is not None and needed > max_frame_bytes:
@@ -48,7 +51,7 @@ class Serving:
 
         def load() -> Runtime:
             return open_runtime(
-                bundle.verified(model_path(assignment.k)),
+                bundle.model(assignment.k),
                 replace(assignment, spin=spin),
                 num_classes=len(bundle.manifest.labels),
                 threads=threads,

@@ -10,10 +10,12 @@ from msgspec import Meta
 
 from mdp.early import EarlyBounds
 from mdp.errors import ConfigError
-from mdp.files import Record, read_json
+from mdp.files import MAX_JSON_BYTES, Record, decoded, read_regular
 from mdp.fusion import Fusion, FusionWeights, listed_subsets, unlisted_sizes
+from mdp.model_file import ModelFile
 from mdp.plan import Assignment, Plan
 from mdp.profile import Fraction, NonNegativeFloat, Precision, RuntimeName
+from mdp.signing import BundleKey, check_signature
 
 MANIFEST = "manifest.json"
 FUSION = "fusion.json"
@@ -236,12 +238,32 @@ def _identity(assignment: Assignment) -> dict[str, object]:
     return content
 
 
+def _read_inside(folder: Path, name: str, most_bytes: int, size_bytes: int | None = None) -> bytes:
+    """Content of the file `name` of a bundle folder; raises ConfigError."""
+    path = folder / name
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{path}: leads out of the bundle")
+        if name != MANIFEST and not path.is_file():
+            raise ConfigError(f"{path}: missing, but listed in {MANIFEST}")
+        found = path.stat().st_size
+    except (OSError, RuntimeError) as error:  # pathlib's word for links that lead in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    if size_bytes is not None and found != size_bytes:
+        raise ConfigError(f"{path}: expected {size_bytes} bytes, found {found}")
+    content, _ = read_regular(path, most_bytes)
+    return content
+
+
 class Bundle:
     """A bundle folder whose manifest has been read; files are verified when they are asked for."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: Manifest, manifest_content: bytes = b"") -> None:
         self.path = path
         self.manifest = manifest
+        #: What was parsed, which is also what is signed.
+        self.manifest_content = manifest_content
         self.digest = bundle_digest(manifest)
         self._accuracy: dict[tuple[int, ...], SubsetAccuracy] = {}
         self._mean_accuracy: dict[int, PerRule] = {}
@@ -250,8 +272,11 @@ class Bundle:
             self._mean_accuracy = {entry.size: entry.mean for entry in manifest.evaluation.sizes}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> "Bundle":
-        """Read the manifest of the bundle folder `path`; raises ConfigError."""
+    def open(cls, path: str | os.PathLike[str], *, signed_by: BundleKey | None = None) -> "Bundle":
+        """Read the manifest of the bundle folder `path`; raises ConfigError.
+
+        With `signed_by`, the signature of the manifest is checked before anything of it is parsed.
+        """
         path = Path(path)
         try:
             found = path.is_dir()
@@ -259,7 +284,11 @@ class Bundle:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
         if not found:
             raise ConfigError(f"{path}: expected a bundle folder with a {MANIFEST}")
-        return cls(path, read_json(path / MANIFEST, Manifest))
+        content = _read_inside(path, MANIFEST, MAX_JSON_BYTES)
+        if signed_by is not None:
+            check_signature(path / MANIFEST, content, signed_by)
+        manifest = decoded(path / MANIFEST, content, Manifest, msgspec.json.decode)
+        return cls(path, manifest, content)
 
     def assignment(self, device: str) -> Assignment:
         """The part of `device`; raises ConfigError naming the devices there are."""
@@ -271,33 +300,28 @@ class Bundle:
             )
         return found
 
+    def content(self, name: str) -> bytes:
+        """One listed file after its size and hash were checked; raises ConfigError."""
+        entry = self.manifest.files[name]
+        content = _read_inside(self.path, name, entry.size_bytes, entry.size_bytes)
+        found = hashlib.sha256(content).hexdigest()
+        if found != entry.sha256:
+            raise ConfigError(f"{self.path / name}: expected sha256 {entry.sha256}, found {found}")
+        return content
+
     def verified(self, name: str) -> Path:
         """Path of one listed file after its size and hash were checked; raises ConfigError."""
-        path = self.path / name
-        try:
-            self._verify(path, self.manifest.files[name])
-        except (OSError, RuntimeError) as error:  # pathlib's word for links that lead in a circle
-            reason = getattr(error, "strerror", None) or error
-            raise ConfigError(f"{path}: cannot be read: {reason}") from error
-        return path
+        self.content(name)
+        return self.path / name
 
-    def _verify(self, path: Path, entry: FileEntry) -> None:
-        root = self.path.resolve()
-        if not path.resolve().is_relative_to(root):
-            raise ConfigError(f"{path}: leads out of the bundle")
-        if not path.is_file():
-            raise ConfigError(f"{path}: missing, but listed in {MANIFEST}")
-        size_bytes = path.stat().st_size
-        if size_bytes != entry.size_bytes:
-            raise ConfigError(f"{path}: expected {entry.size_bytes} bytes, found {size_bytes}")
-        found = sha256_of(path)
-        if found != entry.sha256:
-            raise ConfigError(f"{path}: expected sha256 {entry.sha256}, found {found}")
+    def model(self, k: int) -> ModelFile:
+        """Sub-model `k`, to be loaded from the very bytes that were checked; raises ConfigError."""
+        return ModelFile(self.path / model_path(k), self.content(model_path(k)))
 
     def fusion_weights(self) -> FusionWeights:
         """The verified stacking weights; raises ConfigError."""
-        path = self.verified(FUSION)
-        weights = read_json(path, FusionWeights)
+        path = self.path / FUSION
+        weights = decoded(path, self.content(FUSION), FusionWeights, msgspec.json.decode)
         if weights.num_classes != len(self.manifest.labels):
             raise ConfigError(
                 f"{path}: key `num_classes`: expected {len(self.manifest.labels)}, "

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mdp import console, discover_command, keys_command
+from mdp import bundle_command, console, discover_command, keys_command
 from mdp.bench import noise_picture, run_bench
 from mdp.bundle import Bundle
 from mdp.client import Client
@@ -34,6 +34,7 @@ NOT_ANSWERED = InferenceError.exit_code
 
 app = console.new_app("Classify pictures with several unequal devices at once.")
 keys_command.add_to(app)
+bundle_command.add_to(app)
 fleet_app = console.new_app("Make fleet files.")
 app.add_typer(fleet_app, name="fleet")
 discover_command.add_to(fleet_app)
@@ -106,15 +107,15 @@ def classify(
             try:
                 prediction = client.classify(path, deadline_ms=deadline_ms)
             except MDPError as error:
-                text = console.one_line(error)
-                named = text if text.startswith(str(path)) else f"{path}: {text}"
-                print(f"mdp: {named}", file=sys.stderr)
+                text, name = str(error), str(path)
+                named = text if text.startswith(name) else f"{name}: {text}"
+                print(f"mdp: {console.one_line(MDPError(named))}", file=sys.stderr)
                 exit_code = exit_code or error.exit_code
                 continue
             if json:
                 console.print_json(prediction.to_json(shown(path)))
             else:
-                print(describe(shown(path), prediction))
+                print(describe(console.printable(shown(path)), prediction))
     raise typer.Exit(exit_code)
 
 

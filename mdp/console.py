@@ -5,6 +5,7 @@ Exit codes: 0 fine, 2 usage or bad input, 3 the fleet could not answer, 4 the pl
 """
 
 import errno
+import json
 import os
 import signal
 import sys
@@ -107,13 +108,24 @@ def _flushed(app: Callable[[], object]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message without line breaks."""
-    return " ".join(str(error).split())
+    """An error's message without line breaks and without what a terminal would obey."""
+    return printable(" ".join(str(error).split()))
+
+
+def printable(text: str) -> str:
+    """`text` with a question mark for each character that a terminal would not show."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def print_json(value: object) -> None:
-    """Print one machine-readable line on stdout."""
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    """Print one machine-readable line on stdout, without control characters.
+
+    Those in texts are escaped, as JSON allows for every character.
+    """
+    text = msgspec.json.encode(value).decode()
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 

@@ -2,8 +2,10 @@
 
 import errno
 import os
+import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,31 +17,103 @@ from mdp.errors import ConfigError, InputError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+#: The largest files of ours have 130 kB and 600 kB.
+MAX_TOML_BYTES = 2**20
+MAX_JSON_BYTES = 2**26
+#: Characters of a text that a message shows.
+_SHOWN = 40
+#: Parts of a dotted key. Python's parser keeps a table for each beginning of each key: 40 kB of
+#: dots would take 1.6 GB. Four parts are the most in a file of ours.
+_KEY_PARTS = 8
+#: What holds dots beside keys: texts and comments, in the order in which TOML tries them. Each ends
+#: with the content where it is not closed, so that none is scanned twice.
+_TOML_TEXT = re.compile(
+    rb'"""(?:[^\\"]|\\.|"(?!""))*+(?:"""|\Z)?'
+    rb"|'''(?:[^']|'(?!''))*+(?:'''|\Z)?"
+    rb'|"(?:[^"\\\n]|\\[^\n])*+"?'
+    rb"|'[^'\n]*+'?"
+    rb"|\#[^\n]*+",
+    re.DOTALL,
+)
+_BETWEEN_KEYS = re.compile(rb"[\n=,\[\]{}]")
+
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of everything read from a file: immutable, and an unknown key is an error."""
 
 
-def _read(path: Path, kind: type[T], decode: Callable[..., T]) -> T:
+def read_regular(path: str | os.PathLike[str], most_bytes: int) -> tuple[bytes, os.stat_result]:
+    """Content and status of one and the same regular file; raises ConfigError.
+
+    A pipe, a device or a file of more than `most_bytes` is refused before anything is read.
+    """
+    path = Path(path)
     try:
-        return decode(path.read_bytes(), type=kind)
+        # O_NONBLOCK: opening a pipe does not wait for its writer.
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as file:
+            found = os.fstat(handle)
+            if stat.S_ISDIR(found.st_mode):
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{path}: expected a regular file, found a pipe or a device")
+            content = file.read(most_bytes + 1)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    except ValueError as error:  # a NUL in the path
+        raise ConfigError(f"{path}: {error}") from error
+    if len(content) > most_bytes:
+        raise ConfigError(f"{path}: expected at most {most_bytes:,} bytes, found more")
+    return content, found
+
+
+def decoded(
+    path: str | os.PathLike[str], content: bytes, kind: type[T], decode: Callable[..., T]
+) -> T:
+    """The content of `path` as a `kind`; raises ConfigError naming file, key and expectation.
+
+    Every text in it is printable, so that none can control the terminal that shows it.
+    """
+    try:
+        record = decode(content, type=kind)
     except ValueError as error:  # malformed, not UTF-8, a number of thousands of digits
         raise ConfigError(f"{path}: {error}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
+    for where, text in _texts(msgspec.to_builtins(record), "$"):
+        if not text.isprintable():
+            shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+            raise ConfigError(f"{path}: expected printable text, got {shown!r} - at `{where}`")
+    return record
+
+
+def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:
+    """Every text in `value` with the path to it, the keys of tables included."""
+    if isinstance(value, str):
+        yield where, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield where, str(key)
+            yield from _texts(item, f"{where}.{key}")
+    elif isinstance(value, list):
+        for position, item in enumerate(value):
+            yield from _texts(item, f"{where}[{position}]")
 
 
 def read_toml(path: str | os.PathLike[str], kind: type[T]) -> T:
     """Read `path` as a `kind`; raises ConfigError naming file, key and expectation."""
-    return _read(Path(path), kind, msgspec.toml.decode)
+    content, _ = read_regular(path, MAX_TOML_BYTES)
+    keys = _BETWEEN_KEYS.split(_TOML_TEXT.sub(b"_", content))
+    if max(key.count(b".") for key in keys) >= _KEY_PARTS:
+        raise ConfigError(f"{path}: expected keys of at most {_KEY_PARTS} parts, found one of more")
+    return decoded(path, content, kind, msgspec.toml.decode)
 
 
 def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
     """Read `path` as a `kind`; raises ConfigError naming file, key and expectation."""
-    return _read(Path(path), kind, msgspec.json.decode)
+    content, _ = read_regular(path, MAX_JSON_BYTES)
+    return decoded(path, content, kind, msgspec.json.decode)
 
 
 def write_toml(path: str | os.PathLike[str], record: msgspec.Struct) -> None:
@@ -87,6 +161,32 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
             temporary.write_bytes(data)
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def write_new(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that is not there yet, whole or not at all; raises InputError if it exists.
+
+    From the first byte on it has the permissions `mode`.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(handle)
+        # Unlike a rename, a link does not replace a file that has come to exist meanwhile.
+        os.link(temporary, path)
+        _sync(path.parent)
+    except FileExistsError as error:
+        raise InputError(
+            f"{path}: exists already: expected another name, or remove it first"
+        ) from error
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _unwritable(path: str | os.PathLike[str], error: OSError) -> InputError:

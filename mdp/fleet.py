@@ -1,6 +1,7 @@
 """fleet.toml: which bundle is served, where each of its devices listens, and who it then is."""
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -59,7 +60,7 @@ class Fleet(Record, frozen=True):
     def __post_init__(self) -> None:
         for what in ("device", "address"):
             values = [getattr(entry, what) for entry in self.devices]
-            twice = sorted({value for value in values if values.count(value) > 1})
+            twice = sorted(value for value, count in Counter(values).items() if count > 1)
             if twice:
                 raise ValueError(f"`devices` list the {what} {', '.join(twice)} twice")
 

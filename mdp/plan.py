@@ -15,6 +15,7 @@ from mdp.profile import (
     PositiveInt,
     Precision,
     RuntimeName,
+    Threads,
 )
 
 #: What a plan may hold and a client may ask at once.
@@ -88,7 +89,7 @@ class Assignment(Record, frozen=True):
     predicted_ms: PredictedMs
     memory_bytes: PositiveInt
     provider: str
-    threads: PositiveInt
+    threads: Threads
     why: str
     region: Region = Region()
     encoding: Encoding = "raw"
@@ -111,7 +112,7 @@ class Replica(Record, frozen=True):
     predicted_ms: PredictedMs
     memory_bytes: PositiveInt
     provider: str
-    threads: PositiveInt
+    threads: Threads
     why: str
     encoding: Encoding = "raw"
     runtime: RuntimeName = "onnxruntime"

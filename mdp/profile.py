@@ -18,6 +18,9 @@ DeviceName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
 #: onnxruntime's name of an execution provider, for instance `CPUExecutionProvider`.
 ProviderName = Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider\Z")]
 PositiveInt = Annotated[int, Meta(gt=0, le=2**48)]
+#: What `--threads` takes too; runtimes start as many as they are told.
+MAX_THREADS = 1024
+Threads = Annotated[int, Meta(ge=1, le=MAX_THREADS)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e15)]
 NonNegativeFloat = Annotated[float, Meta(ge=0, le=1e15)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -55,7 +58,7 @@ class LatencyPoint(Record, frozen=True):
     depth: PositiveInt
     num_heads: PositiveInt
     mlp_ratio: PositiveFloat
-    threads: PositiveInt
+    threads: Threads
     #: Median milliseconds of one run, of all pictures of the batch together.
     latency_ms: PositiveFloat
     precision: Precision = "fp32"
@@ -134,7 +137,7 @@ class DeviceProfile(Record, frozen=True):
     kind: Literal["cpu", "gpu", "arm"]
     provider: ProviderName
     #: Threads one inference may use.
-    threads: PositiveInt
+    threads: Threads
     #: Memory a sub-model may take, in bytes.
     memory_bytes: PositiveInt
     link: Link

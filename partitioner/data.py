@@ -147,6 +147,8 @@ def _read_tree(root: Path, below: str) -> tuple[list[str], list[_Sample]]:
         raise InputError(f"{root / below}: expected at least 2 class folders, found {found}")
     samples = []
     for target, label in enumerate(labels):
+        if not label.isprintable():
+            raise InputError(f"{root / below}: class folder {label!r}: expected a printable name")
         folder = root / below / label
         files = _files(folder)
         if not files:
@@ -165,8 +167,15 @@ def _files(folder: Path) -> list[Path]:
     def stop(error: OSError) -> None:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
+    walked: set[tuple[int, int]] = set()
     for here, folders, files in os.walk(folder, onerror=stop, followlinks=True):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        place = Path(here).stat()
+        if (place.st_dev, place.st_ino) in walked:
+            # Links may lead back: each folder is read once.
+            folders.clear()
+            continue
+        walked.add((place.st_dev, place.st_ino))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(here, name) for name in files if not name.startswith(".")]
     return sorted(found, key=lambda path: path.as_posix())
 

@@ -23,7 +23,6 @@ from mdp.bundle import (
     SizeAccuracy,
     SubsetAccuracy,
     TeacherAccuracy,
-    model_path,
 )
 from mdp.early import EarlyBounds
 from mdp.errors import InputError
@@ -209,7 +208,7 @@ def run_on(
     contributions, latencies_ms = {}, []
     with progress.task(f"running the members on the {split} split", len(assignments)) as advance:
         for assignment, pixels in zip(assignments, views, strict=True):
-            session = open_member(bundle.verified(model_path(assignment.k)), assignment)
+            session = open_member(bundle.model(assignment.k), assignment)
             contributions[assignment.k] = member_contribution(session, pixels, assignment)
             latencies_ms.append(latency_ms(session, pixels))
             advance(1, "")

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from mdp.bundle import Bundle, model_path
+from mdp.bundle import Bundle
 from mdp.crop import Pixels
 from mdp.errors import InputError
 from mdp.files import write_bytes
 from mdp.fusion import Contribution, fuse
+from mdp.model_file import ModelFile
 from mdp.plan import Assignment
 from mdp.profile import DeviceProfile
 from partitioner.data import Dataset
@@ -65,7 +66,7 @@ class Member:
     def __init__(
         self, bundle: Bundle, assignment: Assignment, pixels: Pixels, asked: Asked
     ) -> None:
-        self._path = bundle.verified(model_path(assignment.k))
+        self._bundle = bundle
         self._pixels, self._asked, self._assignment = pixels, asked, assignment
         plan = bundle.manifest.plan
         #: Everyone who runs this file: the assigned device first, then its replicas.
@@ -76,7 +77,7 @@ class Member:
                 self._served.append(serving)
         #: The way that is planned: fp32, in one runtime or the other.
         self._planned: Way = (assignment.submodel.precision, assignment.runtime)
-        self.plain = self._outputs(self._path, self._planned)
+        self.plain = self._outputs(self._model(), self._planned)
 
     def trials(self) -> list[Trial]:
         """Every way that was asked for."""
@@ -99,7 +100,7 @@ class Member:
             return Trial(candidate=replace(candidate, reason=unproven))
         path = folder / f"{way[0]}-{way[1]}.onnx"
         try:
-            write_bytes(path, quantised(self._path.read_bytes(), way[0], self._pixels))
+            write_bytes(path, quantised(self._model().content, way[0], self._pixels))
             outputs = self._outputs(path, way, self._assignment.provider)
         except (QuantisationError, InputError) as error:
             return Trial(candidate=replace(candidate, reason=str(error)))
@@ -134,19 +135,23 @@ class Member:
         model = b"" if candidate.reason else made.path.read_bytes()
         return Trial(candidate=candidate, model=model, calibration=made.outputs)
 
-    def _outputs(self, path: Path, way: Way, provider: str = CPU) -> Contribution:
-        session = open_way(path, *way, provider=provider)
+    def _model(self) -> ModelFile:
+        """The file as it is; read anew each time, as those of all members may not fit in memory."""
+        return self._bundle.model(self._assignment.k)
+
+    def _outputs(self, model: Path | ModelFile, way: Way, provider: str = CPU) -> Contribution:
+        session = open_way(model, *way, provider=provider)
         return contribution(session, self._pixels, batch_for(way[0]))
 
     def _time_here(self, made: Sequence[_Made], served: Assignment) -> None:
         """Time fp32 and every candidate together, as one device runs them."""
 
-        def session(model: Path, way: Way) -> Any:
+        def session(model: Path | ModelFile, way: Way) -> Any:
             return open_way(
                 model, *way, threads=served.threads, provider=served.provider, spin=served.spin
             )
 
-        sessions = [session(self._path, self._planned)]
+        sessions = [session(self._model(), self._planned)]
         sessions += [session(one.path, one.candidate.way) for one in made]
         plain, *rounds = in_turns(sessions, self._pixels[:1])
         for one, ours in zip(made, rounds, strict=True):

@@ -1,6 +1,7 @@
 """Run exported models here as devices do: in the planned runtime and precision."""
 
 import functools
+import io
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from mdp.crop import Pixels
 from mdp.errors import InputError
 from mdp.fusion import Contribution, Logits
 from mdp.imports import without
+from mdp.model_file import ModelFile
 from mdp.plan import Assignment
 from mdp.profile import Precision, RuntimeName
 
@@ -25,9 +27,16 @@ _HINTS = {"fp32": "f32", "bf16": "bf16", "int8-static": "f32"}
 _REPORTING = ("openvino_telemetry", "openvino.tools.ovc")
 
 
-def open_session(model: Path, *, threads: int = 1, provider: str = CPU, spin: bool = False) -> Any:
+def _path(model: Path | ModelFile) -> Path:
+    return model.path if isinstance(model, ModelFile) else model
+
+
+def open_session(
+    model: Path | ModelFile, *, threads: int = 1, provider: str = CPU, spin: bool = False
+) -> Any:
     """An onnxruntime session, on the processor if nothing else is said.
 
+    A bundle's model comes as the bytes that were checked; a path is that of a file just made.
     With `spin` its threads wait for each other awake, but only while it runs.
     Raises InputError if the file is no model, or the provider is not here or cannot be started.
     """
@@ -47,10 +56,13 @@ def open_session(model: Path, *, threads: int = 1, provider: str = CPU, spin: bo
     try:
         # By itself it would print an error and try again with the processor.
         session = onnxruntime.InferenceSession(
-            str(model), options, providers=[provider], enable_fallback=0
+            model.content if isinstance(model, ModelFile) else str(model),
+            options,
+            providers=[provider],
+            enable_fallback=0,
         )
     except Exception as error:  # onnxruntime's exceptions share no base
-        raise InputError(f"{model}: onnxruntime cannot load it: {error}") from error
+        raise InputError(f"{_path(model)}: onnxruntime cannot load it: {error}") from error
     started = session.get_providers()[0]
     if started != provider:
         raise InputError(f"onnxruntime lists {provider} on this machine, but started {started}")
@@ -60,12 +72,14 @@ def open_session(model: Path, *, threads: int = 1, provider: str = CPU, spin: bo
 class OpenVinoSession:
     """A model in OpenVINO, one picture at a time; as much of onnxruntime's manners as we use."""
 
-    def __init__(self, model: Path, *, precision: Precision, threads: int = 1) -> None:
+    def __init__(self, model: Path | ModelFile, *, precision: Precision, threads: int = 1) -> None:
         """Raises InputError if the file is no model, or OpenVINO or the precision not here."""
         openvino, core = _core(precision)
         try:
             onnx = openvino.frontend.FrontEndManager().load_by_framework("onnx")
-            graph = onnx.convert(onnx.load(str(model)))
+            graph = onnx.convert(
+                onnx.load(io.BytesIO(model.content) if isinstance(model, ModelFile) else str(model))
+            )
             self._names = [output.any_name for output in graph.outputs]
             size = graph.input().partial_shape[1]
             graph.reshape({"images": [1, size, size, 3]})
@@ -79,7 +93,7 @@ class OpenVinoSession:
             self._request = core.compile_model(graph, "CPU", wishes).create_infer_request()
         except Exception as error:  # OpenVINO raises types of its own, without a common base
             text = " ".join(str(error).split())
-            raise InputError(f"{model}: openvino cannot load it: {text}") from error
+            raise InputError(f"{_path(model)}: openvino cannot load it: {text}") from error
 
     def run(self, outputs: list[str] | None, feed: dict[str, Pixels]) -> list[Logits]:
         """Each of `outputs`, or all there are, `[N, C]`."""
@@ -130,7 +144,7 @@ def check_way(precision: Precision, runtime: RuntimeName) -> None:
 
 
 def open_way(
-    model: Path,
+    model: Path | ModelFile,
     precision: Precision,
     runtime: RuntimeName,
     *,
@@ -146,7 +160,7 @@ def open_way(
     return open_session(model, threads=threads, provider=provider, spin=spin)
 
 
-def open_member(model: Path, assignment: Assignment, *, threads: int = 1) -> Any:
+def open_member(model: Path | ModelFile, assignment: Assignment, *, threads: int = 1) -> Any:
     """A session of one member as it is planned, but on the processor; raises InputError."""
     return open_way(model, assignment.submodel.precision, assignment.runtime, threads=threads)
 

@@ -2,7 +2,6 @@
 
 import difflib
 import logging
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -140,7 +139,12 @@ def load_checkpoint(teacher: Teacher, path: Path) -> None:
                 f"{path}: {key!r} has shape {list(state[key].shape)}, this teacher needs "
                 f"{list(value.shape)}"
             )
-    teacher.network.load_state_dict(state)
+    try:
+        teacher.network.load_state_dict(state)
+    except Exception as error:
+        # A tensor of the right shape may still be of a kind that cannot be copied.
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{path}: not a readable checkpoint: {reason}") from error
 
 
 def _check_head(network: Any, state: dict[str, Tensor], path: Path) -> None:
@@ -161,7 +165,6 @@ def _check_head(network: Any, state: dict[str, Tensor], path: Path) -> None:
 
 
 def _read_checkpoint(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if not path.is_file():
@@ -170,21 +173,16 @@ def _read_checkpoint(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        SafetensorError,
-        pickle.UnpicklingError,
-        RuntimeError,
-        ValueError,
-        KeyError,
-        EOFError,
-        OSError,
-    ) as error:
-        reason = str(error).partition("\n")[0]
+    except Exception as error:
+        # Reading a damaged file raises nearly anything; all of it means the same here.
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise InputError(f"{path}: not a readable checkpoint: {reason}") from error
     for key in ("state_dict", "model", "model_state"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]
-    if not isinstance(content, dict) or not all(isinstance(v, Tensor) for v in content.values()):
+    if not isinstance(content, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
+    ):
         raise InputError(f"{path}: expected a state dict, a mapping from names to tensors")
     return content
 

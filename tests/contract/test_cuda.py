@@ -11,8 +11,9 @@ import pytest
 
 from devices.cuda import CUDA, load_libraries
 from devices.runtime import CPU, NotHereError, OrtRuntime
-from mdp.bundle import Bundle, model_path
+from mdp.bundle import Bundle
 from mdp.errors import AgentError
+from mdp.model_file import ModelFile
 from mdp.plan import Assignment
 from tests.support.bundles import DEVICES, SIZES, write_bundle
 
@@ -47,7 +48,7 @@ class BuildForCuda:
 
     # Named as onnxruntime's.
     def InferenceSession(  # noqa: N802
-        self, model: str, options: Any, *, providers: list[Any], enable_fallback: int
+        self, model: bytes, options: Any, *, providers: list[Any], enable_fallback: int
     ) -> Any:
         assert enable_fallback == 0
         ((provider, wishes),) = providers
@@ -65,8 +66,8 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture
-def model(bundle: Bundle) -> Path:
-    return bundle.verified(model_path(0))
+def model(bundle: Bundle) -> ModelFile:
+    return bundle.model(0)
 
 
 @pytest.fixture
@@ -80,7 +81,7 @@ def with_build(monkeypatch: pytest.MonkeyPatch, build: BuildForCuda) -> BuildFor
 
 
 def test_fp32_is_computed_in_fp32(
-    monkeypatch: pytest.MonkeyPatch, model: Path, planned: Assignment
+    monkeypatch: pytest.MonkeyPatch, model: ModelFile, planned: Assignment
 ) -> None:
     build = with_build(monkeypatch, BuildForCuda())
     runtime = OrtRuntime(model, planned, num_classes=3)
@@ -99,7 +100,7 @@ def test_fp32_is_computed_in_fp32(
 )
 def test_a_provider_that_cannot_start_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
-    model: Path,
+    model: ModelFile,
     planned: Assignment,
     build: BuildForCuda,
     reason: str,
@@ -117,16 +118,15 @@ def test_a_file_that_is_no_model_is_said_to_be_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planned: Assignment
 ) -> None:
     with_build(monkeypatch, BuildForCuda(raises="protobuf parsing failed"))
-    (tmp_path / "model.onnx").write_bytes(b"no model")
     with pytest.raises(AgentError, match="cannot load it") as caught:
-        OrtRuntime(tmp_path / "model.onnx", planned, num_classes=3)
+        OrtRuntime(ModelFile(tmp_path / "model.onnx", b""), planned, num_classes=3)
     assert not isinstance(caught.value, NotHereError)
 
 
 def test_libraries_are_loaded_once_and_only_for_who_needs_them(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    model: Path,
+    model: ModelFile,
     planned: Assignment,
 ) -> None:
     build = with_build(monkeypatch, BuildForCuda())

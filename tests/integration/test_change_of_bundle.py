@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from tests.support.bundles import (
     colour_picture,
     write_bundle,
 )
-from tests.support.fleet import PATIENCE_S, PLENTY_MS, AgentProcess, Fleet, until
+from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, AgentProcess, Fleet, until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -223,3 +224,36 @@ def test_there_and_back_needs_no_loading_and_a_third_has_to_wait(fleet: Fleet) -
         look_again(agent, f"serves {named(fleet, 'old')}")
         assert (ask(old).used, ask(new).used) == (("alpha",), ("alpha",))
         assert status(old).reason == ""
+
+
+def bundle_command(*args: object) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "mdp"), "bundle", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+
+
+def test_an_agent_with_a_bundle_key_serves_what_is_signed_and_nothing_else(fleet: Fleet) -> None:
+    keys = fleet.folder / "keys"
+    assert bundle_command("key", "--out", keys, "--name", "release").returncode == 0
+    given = ["--bundle-key", keys / "release.public"]
+    with pytest.raises(AssertionError, match=r"old: not signed: expected signature\.json"):
+        fleet.start("alpha", *given)
+    signing = ["sign", "--key", keys / "release.secret", "--bundle"]
+    assert bundle_command(*signing, fleet.folder / "old").returncode == 0
+    agent = fleet.start("alpha", *given)
+    with client_of(fleet, "old") as old:
+        assert ask(old).used == ("alpha",)
+        point(fleet, "new")
+        agent.signal(signal.SIGHUP)
+        until(lambda: status(old).counts["not_renewed"] == 1, "it is refused")
+        assert "new: not signed: expected signature.json" in status(old).reason
+        assert ask(old).used == ("alpha",)
+    assert bundle_command(*signing, fleet.folder / "new").returncode == 0
+    look_again(agent, f"serves {named(fleet, 'new')}")
+    verifying = ["verify", "--key", keys / "release.public", "--bundle"]
+    verified = bundle_command(*verifying, fleet.folder / "new")
+    assert (verified.returncode, verified.stderr) == (0, "")
+    assert "signed with key release (" in verified.stdout
+    altered(fleet.folder / "new")
+    verified = bundle_command(*verifying, fleet.folder / "new")
+    assert verified.returncode == 2
+    assert "model.onnx: expected sha256 " in verified.stderr

@@ -78,6 +78,19 @@ def pictures(tmp_path: Path) -> Path:
     return folder
 
 
+def test_names_of_pictures_cannot_control_the_terminal(toml: Path, tmp_path: Path) -> None:
+    good, bad = tmp_path / "a\x1b]0;owned\x07.png", tmp_path / "b\x9b31m\u202e.png"
+    good.write_bytes(encoded(Image.fromarray(colour_picture("red")), "PNG"))
+    bad.write_bytes(b"no picture")
+    done = mdp("classify", "--fleet", toml, tmp_path, *PLENTY)
+    assert done.returncode == 2
+    assert "a?]0;owned?.png: red" in done.stdout
+    assert "b?31m?.png: " in done.stderr
+    assert all(line.isprintable() for line in (done.stdout + done.stderr).splitlines())
+    (line,) = lines(mdp("classify", "--fleet", toml, good, "--json", *PLENTY))
+    assert line["path"] == str(good)
+
+
 def test_classify_says_what_is_documented(toml: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", toml, *PLENTY, pictures, pictures / "red/0.png", "--json")
     assert (done.returncode, done.stderr) == (0, "")

@@ -192,6 +192,14 @@ def change_assignment(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(content))
 
 
+def listed(folder: Path, name: str) -> None:
+    """Put the hash and size that a file has now into its bundle's manifest."""
+    path = folder / MANIFEST
+    content = json.loads(path.read_text())
+    content["files"][name] = msgspec.to_builtins(file_entry(folder / name))
+    path.write_text(json.dumps(content))
+
+
 def colour_picture(label: str, height: int = 40, width: int = 60) -> np.ndarray:
     """A noisy uint8 `[H, W, 3]` picture whose answer is `label`."""
     noise = np.random.default_rng(0).integers(0, 80, size=(height, width, 3), dtype=np.uint8)

@@ -1,6 +1,7 @@
 """The manifest, and the files that it answers for."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
 from mdp.errors import ConfigError
-from mdp.files import write_json
+from mdp.files import MAX_JSON_BYTES, write_json
 from mdp.fusion import weights_for
 from tests.support.bundles import (
     LABELS,
@@ -142,6 +143,16 @@ def _first(manifest: dict[str, Any]) -> dict[str, Any]:
         (lambda m: m.update(labels="red"), r"Expected `array`, got `str` - at `\$\.labels`"),
         (lambda m: m.update(name="no name"), r"matching regex .* - at `\$\.name`"),
         (lambda m: m.update(name="line\n"), r"matching regex .* - at `\$\.name`"),
+        (
+            lambda m: m.update(labels=["a\x1b]0;b", "c"]),
+            r"printable text, got .* - at `\$\.labels\[0",
+        ),
+        (
+            lambda m: m.update(labels=["a", "b\nc"]),
+            r"printable text, got .* - at `\$\.labels\[1\]`",
+        ),
+        (lambda m: m.update(provenance={"by\u202e": "x"}), r"printable .* - at `\$\.provenance`"),
+        (lambda m: m["plan"].update(reason="\x9b31m"), r"printable .* - at `\$\.plan\.reason`"),
         (lambda m: m.update(format_version=2), r"Invalid enum value 2 - at `\$\.format_version`"),
         (lambda m: m["files"].pop(model_path(1)), "`files` lacks submodels/1/model.onnx"),
         (lambda m: m["files"].pop(FUSION), "`files` lacks fusion.json"),
@@ -154,6 +165,7 @@ def _first(manifest: dict[str, Any]) -> dict[str, Any]:
         ),
         (lambda m: _first(m).update(members=[7]), "have to list every arrival subset once"),
         (lambda m: _first(m).update(stacked=1.5), r"`float` <= 1"),
+        (lambda m: m["plan"]["assignments"][0].update(threads=1025), "`int` <= 1024"),
         (lambda m: m["plan"]["assignments"][0].update(k=1), "listed by `k`, from 0 without gaps"),
     ],
 )
@@ -167,6 +179,43 @@ def test_a_corrupt_manifest_is_named(folder: Path) -> None:
     path = folder / MANIFEST
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ConfigError, match=r"manifest\.json: Input data was truncated"):
+        Bundle.open(folder)
+
+
+def pipe(folder: Path) -> None:
+    os.mkfifo(folder / MANIFEST)
+
+
+def device(folder: Path) -> None:
+    (folder / MANIFEST).symlink_to("/dev/zero")
+
+
+def outside(folder: Path) -> None:
+    write_bundle(folder.parent / "other")
+    (folder / MANIFEST).symlink_to(folder.parent / "other" / MANIFEST)
+
+
+def endless(folder: Path) -> None:
+    with (folder / MANIFEST).open("wb") as file:
+        file.truncate(MAX_JSON_BYTES + 1)  # a hole: it takes no room on the disk
+
+
+@pytest.mark.timeout(20)  # a pipe that is waited for never ends
+@pytest.mark.parametrize(
+    ("replace", "expected"),
+    [
+        (pipe, "expected a regular file, found a pipe or a device"),
+        (device, "leads out of the bundle"),
+        (outside, "leads out of the bundle"),
+        (endless, "expected at most 67,108,864 bytes, found more"),
+    ],
+)
+def test_a_manifest_that_is_no_ordinary_file_is_refused(
+    folder: Path, replace: Callable[[Path], None], expected: str
+) -> None:
+    (folder / MANIFEST).unlink()
+    replace(folder)
+    with pytest.raises(ConfigError, match=rf"manifest\.json: {expected}"):
         Bundle.open(folder)
 
 

@@ -103,11 +103,12 @@ def test_every_command_has_an_example_and_its_exit_codes(command_line: typer.Typ
     commands = [
         [name]
         for name in group.list_commands(None)
-        if name not in ("fleet", "keys")  # type: ignore[attr-defined,arg-type]
+        if name not in ("bundle", "fleet", "keys")  # type: ignore[attr-defined,arg-type]
     ]
     if command_line is app:
         commands += [["fleet", "new"], ["fleet", "discover"], ["keys", "new"]]
-        assert len(commands) == 9
+        commands += [["bundle", name] for name in ("key", "sign", "verify")]
+        assert len(commands) == 12
     for command in commands:
         result = runner.invoke(command_line, [*command, "--help"])
         assert result.exit_code == 0

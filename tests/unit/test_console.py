@@ -51,6 +51,22 @@ def test_a_message_of_several_lines_becomes_one(capsys: pytest.CaptureFixture[st
     assert ended(capsys, error) == (2, "", "mdp: line 1 line 2 line 3\n")
 
 
+HOSTILE = "a\x1b]0;owned\x07b\x9b31mc\u202ed\x7f"
+
+
+def test_a_message_has_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    error = errors.PictureError(f"{HOSTILE}.png: no picture")
+    assert ended(capsys, error) == (2, "", "mdp: a?]0;owned?b?31mc?d?.png: no picture\n")
+
+
+def test_json_has_nothing_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    console.print_json({"path": HOSTILE, "label": "\N{FIRE} blå"})
+    line = capsys.readouterr().out
+    assert line.removesuffix("\n").isprintable()
+    assert json.loads(line) == {"path": HOSTILE, "label": "\N{FIRE} blå"}
+    assert "\N{FIRE} blå" in line
+
+
 def test_other_ends(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(capsys, None) == (0, "", "")
     assert ended(capsys, KeyboardInterrupt()) == (130, "", "mdp: interrupted\n")

@@ -28,7 +28,9 @@ def loaded_by(statement: str) -> set[str]:
 def test_the_client_needs_neither_torch_nor_onnxruntime_nor_a_command_line() -> None:
     loaded = loaded_by("import mdp")
     assert "zmq" in loaded
-    assert not loaded & (HEAVY | {"onnxruntime", "typer", "rich", "click", "devices"})
+    assert not loaded & (
+        HEAVY | {"onnxruntime", "cryptography", "typer", "rich", "click", "devices"}
+    )
 
 
 @pytest.mark.parametrize(

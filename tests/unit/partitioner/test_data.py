@@ -77,6 +77,22 @@ def test_hidden_files_and_nested_folders(tmp_path: Path):
     assert "ring/images/000.png" in every
 
 
+def test_links_that_lead_back_are_followed_once(tmp_path: Path):
+    """Two of them make 2^40 paths, which is how many links a system follows."""
+    root = write_tree(tmp_path / "tree", each=20)
+    before = names(open_dataset(str(root)))
+    for link in ("one", "two"):
+        (root / CLASSES[0] / link).symlink_to(".")
+    assert names(open_dataset(str(root))) == before
+
+
+def test_a_class_s_name_is_printable(tmp_path: Path):
+    root = write_tree(tmp_path / "tree", each=20)
+    (root / CLASSES[0]).rename(root / "cl\x1b]0;ass")
+    with pytest.raises(InputError, match=r"tree: class folder 'cl\\x1b\]0;ass': expected a print"):
+        open_dataset(str(root))
+
+
 def test_limits_take_the_same_share_of_every_class(tmp_path: Path):
     data = open_dataset("digits", limit_train=200, limit_test=30)
     assert len(data.train) + len(data.calibration) == 200
