@@ -141,7 +141,9 @@ def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], s
     """
     evaluation = bundle.manifest.evaluation
     if evaluation is None:
-        raise InputError(f"{bundle.path}: never evaluated; run mdp-partition evaluate first")
+        raise InputError(
+            f"{bundle.path}: never evaluated; run mdp-partition evaluate --write first"
+        )
     devices = {a.k: a.device for a in bundle.manifest.plan.assignments}
     table = Table(
         "arrived", "boosted", "stacked", "bagged", "ms",

@@ -121,24 +121,32 @@ def evaluate(
         str | None, typer.Option(help="Pictures, as for train; default: the run's own.")
     ] = None,
     limit_test: LimitTestOption = None,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Put the outcome into the bundle's manifest."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Measure the teacher, each sub-model and every arrival subset on the test split.
 
-    The outcome is written into the bundle's manifest.
+    The bundle stays as it is, unless --write puts the outcome into its manifest: the expected
+    accuracy of every answer. What cannot be measured anew, such as the accuracy of a teacher that
+    is not at hand, is kept. The bundle's digest does not change.
 
-    Example: mdp-partition evaluate --bundle bundle/ --data photos/
+    Example: mdp-partition evaluate --bundle bundle/ --data photos/ --write
     """
     with interruptible(f"{bundle} is as it was"):
         from partitioner.steps import data_for, evaluate_step, run_of
 
         opened, folder = Bundle.open(bundle), run_of(bundle, run)
         pictures = data_for(opened, folder, data, limit_test)
-        report = evaluate_step(opened, pictures, folder, Progress())
+        report = evaluate_step(opened, pictures, folder, Progress(), write=write)
     if json:
-        console.print_json(report.as_json(opened))
+        value = {"digest": opened.digest, "written": write}
+        console.print_json({**value, **report.as_json(opened)})
     else:
         _tables().print_report(report, opened.manifest.plan)
+    Progress().note(_tables().what_became_of(opened, report, write=write))
 
 
 @app.command(cls=console.list_options(*plan_command.LISTS))
@@ -199,7 +207,7 @@ def build(
             if not is_first():
                 return
             steps.export_step(work, out, named)
-            report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress)
+            report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress, write=True)
     if json:
         value = {"bundle": str(out), "run": str(folder.path)}
         console.print_json({**value, **report.as_json(Bundle.open(out))})

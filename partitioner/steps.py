@@ -262,13 +262,19 @@ def data_for(
 
 
 def evaluate_step(
-    bundle: Bundle, data: Dataset, run: RunFolder | None, progress: Progress
+    bundle: Bundle,
+    data: Dataset,
+    run: RunFolder | None,
+    progress: Progress,
+    *,
+    write: bool = False,
 ) -> Report:
-    """Measure the bundle and write the outcome into its manifest."""
+    """Measure the bundle; with `write` put the outcome into its manifest."""
     if run is not None:
         report = evaluate(bundle, data, run, run.cache, progress)
     else:
         with TemporaryDirectory(prefix="mdp-views-") as cache:
             report = evaluate(bundle, data, None, Path(cache), progress)
-    write_report(bundle, report)
+    if write:
+        write_report(bundle, report)
     return report

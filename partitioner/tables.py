@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mdp.bundle import Bundle, Evaluation
+from mdp.bundle import MANIFEST, Bundle, Evaluation
 from mdp.plan import Plan, SubModelSpec
 from partitioner.data import SPLITS, Dataset, SplitName
 from partitioner.evaluate import Report
@@ -25,9 +25,11 @@ def print_report(report: Report, plan: Plan) -> None:
         title=f"{evaluation.pictures:,} test pictures of {evaluation.data}",
     )  # fmt: skip
     if evaluation.teacher is not None:
+        teacher, took_ms = evaluation.teacher, report.teacher_latency_ms
+        elsewhere = f" on {teacher.pictures:,} of {teacher.data}" if teacher.pictures else ""
         alone.add_row(
             f"teacher {plan.teacher.name}", words(plan.teacher.shape),
-            f"{evaluation.teacher.accuracy:.2%}", f"{report.teacher_latency_ms or 0:.2f}",
+            f"{teacher.accuracy:.2%}{elsewhere}", "" if took_ms is None else f"{took_ms:.2f}",
             end_section=True,
         )  # fmt: skip
     for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
@@ -39,6 +41,24 @@ def print_report(report: Report, plan: Plan) -> None:
     console.print(_together(evaluation, plan))
     if evaluation.early:
         console.print(_early(evaluation, plan))
+
+
+def what_became_of(bundle: Bundle, report: Report, *, write: bool) -> str:
+    """One line: whether the manifest of `bundle`, as it was before, holds the report now."""
+    known, manifest = bundle.manifest.evaluation, bundle.path / MANIFEST
+    before = "never evaluated" if known is None else f"evaluated on {_pictures(known)}"
+    if not write:
+        return f"{bundle.path}: as it was, {before}; --write puts these figures into its manifest"
+    was = "had none" if known is None else f"was of {_pictures(known)}"
+    return (
+        f"{manifest}: its evaluation is now of {_pictures(report.evaluation)}, {was}; the digest "
+        f"stays {bundle.digest[:12]}, so agents need nothing new, and clients say the new "
+        "accuracies with a copy of this manifest"
+    )
+
+
+def _pictures(evaluation: Evaluation) -> str:
+    return f"{evaluation.pictures:,} pictures of {evaluation.data}"
 
 
 def _early(evaluation: Evaluation, plan: Plan) -> Table:

@@ -69,7 +69,7 @@ def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: 
     ("case", "expected"),
     [
         ("no bundle", "nowhere: expected a bundle folder with a manifest.json"),
-        ("never evaluated", "bundle: never evaluated; run mdp-partition evaluate first"),
+        ("never evaluated", "bundle: never evaluated; run mdp-partition evaluate --write first"),
         ("other classes", "expected folders named after classes of"),
         ("no pictures", "w: expected a folder per class with pictures"),
         ("work is a file", "file: cannot be made: File exists"),

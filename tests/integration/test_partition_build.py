@@ -102,7 +102,7 @@ def whole(folder: Path) -> Whole:
         ["plan", *plan_arguments(folder), "--out", plan],
         ["train", "--plan", plan, *data, "--run", kept, *KNOBS],
         ["export", "--run", kept, "--out", out, *NAME],
-        ["evaluate", "--bundle", out],
+        ["evaluate", "--bundle", out, "--write"],
     )
     printed = []
     for command in commands:

@@ -268,6 +268,36 @@ def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Pat
     assert "give --data, or --run with the folder it was trained in" in err
 
 
+def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path):
+    write_bundle(tmp_path / "bundle")
+    write_colours(tmp_path / "pictures")
+    manifest, bundle = tmp_path / "bundle/manifest.json", Bundle.open(tmp_path / "bundle")
+    before, known = manifest.read_bytes(), bundle.manifest.evaluation
+    assert known is not None and known.teacher is not None
+    args = ["evaluate", "--bundle", "bundle", "--data", "pictures", "--json"]
+
+    code, out, err = run(*args)
+    assert code == 0, err
+    measured = json.loads(out)
+    assert (measured["written"], measured["digest"]) == (False, bundle.digest)
+    assert manifest.read_bytes() == before
+    assert "bundle: as it was, evaluated on 100 pictures of colours; --write puts" in err
+
+    code, out, err = run(*args, "--write")
+    assert code == 0, err
+    assert json.loads(out)["written"] is True
+    now = Bundle.open(tmp_path / "bundle")
+    assert now.manifest.evaluation is not None
+    assert now.manifest.evaluation.pictures == measured["pictures"] != known.pictures
+    # The teacher is not at hand: its accuracy stays, and says which pictures it is of.
+    assert msgspec.to_builtins(now.manifest.evaluation.teacher) == {
+        "accuracy": known.teacher.accuracy, "data": "colours", "pictures": 100,
+    }  # fmt: skip
+    assert now.digest == bundle.digest
+    assert "was of 100 pictures of colours" in err
+    assert f"the digest stays {bundle.digest[:12]}" in err
+
+
 PLANNED = ["export", "--untrained", "--plan", "plan.toml", "--out", "b"]
 
 
