@@ -24,6 +24,7 @@ from devices.runtime import (
 )
 from mdp.crop import Pixels
 from mdp.errors import AgentError
+from mdp.extras import install
 from mdp.fusion import Contribution
 from mdp.imports import without
 from mdp.plan import Assignment
@@ -111,7 +112,7 @@ def _openvino(precision: str) -> Any:
     except ImportError as error:
         raise NotHereError(
             f"openvino in {precision}",
-            "which is not installed (pip install 'mdp-edge[agent,openvino]')",
+            f"which is not installed ({install('agent,openvino')})",
         ) from error
 
 

@@ -26,6 +26,7 @@ from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.crop import Picture
 from mdp.errors import InputError, MDPError
+from mdp.extras import PARTITION, install, missing
 from mdp.files import write_json
 from mdp.prediction import Prediction
 
@@ -61,6 +62,11 @@ class _Seen:
 
 def run_demo(work: Path, *, bundle: Path | None, pictures: Path | None, json: Path | None) -> bool:
     """Run every step, print as it goes; returns whether all that was promised was seen."""
+    if bundle is None and (module := missing(PARTITION)):
+        raise InputError(
+            f"{module} is not installed; building a bundle needs it: {install('partition')}; "
+            "or serve one that is there: --bundle examples/bundles/cifar10"
+        )
     started_s = time.monotonic()
     out, seen = Console(), _Seen()
     try:

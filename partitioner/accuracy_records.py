@@ -90,7 +90,8 @@ def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
     if evaluation.teacher is None or evaluation.teacher.data is not None:
         raise ConfigError(
             f"{path / MANIFEST}: key `evaluation.teacher`: expected the teacher's accuracy on "
-            "the evaluation's pictures, which evaluate --write measures where the run folder is at hand"
+            "the evaluation's pictures, which evaluate --write measures where "
+            "the run folder is at hand"
         )
     subsets = [
         RecordedSubset(members=subset.members, accuracy=subset.stacked)

@@ -11,6 +11,7 @@ import typer
 from mdp import console
 from mdp.bundle import Bundle
 from mdp.errors import InputError
+from mdp.extras import PARTITION, install
 from mdp.files import Record
 from mdp.plan import TeacherSpec, read_plan
 from partitioner import export_command, plan_command, quantize_command
@@ -256,7 +257,20 @@ add_simulate(app)
 
 def main() -> NoReturn:
     """Entry point of `mdp-partition`."""
-    console.run(app, "mdp-partition")
+    console.run(_with_extra, "mdp-partition")
+
+
+def _with_extra() -> None:
+    """Run a command; raises InputError naming the extra where a part of it is not installed."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in PARTITION:
+            raise
+        raise InputError(
+            f"{module} is not installed; this command needs it: {install('partition')}"
+        ) from error
 
 
 def _kept_in(run: Path) -> str:

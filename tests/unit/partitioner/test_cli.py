@@ -61,6 +61,39 @@ def test_help_needs_no_torch():
 
 
 @pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("partitioner", ["plan", *TEACHER, "--profiles", "n100", "--latency-ms", "4"]),
+        ("partitioner", ["build", *TEACHER, "--profiles", "n100", "--latency-ms", "4",
+                         "--data", "digits", "--out", "b"]),
+        ("partitioner", ["evaluate", "--bundle", "bundle", "--data", "digits"]),
+        ("mdp", ["demo", "--work", "demo"]),
+    ],
+)  # fmt: skip
+def test_without_the_partition_extra_one_line_says_what_to_install(
+    tmp_path: Path, program: str, arguments: list[str]
+):
+    write_bundle(tmp_path / "bundle")
+    code = (
+        "import importlib.util, sys\n"
+        "hidden = ['torch', 'timm', 'onnx', 'onnxruntime', 'sklearn', 'scipy', 'safetensors']\n"
+        "sys.modules.update(dict.fromkeys(hidden))\n"
+        f"from {program}.cli import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert " is not installed" in line
+    assert "pip install '.[partition]' in a checkout" in line
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle"}
+
+
+@pytest.mark.parametrize(
     "command",
     ["plan", "train", "export", "evaluate", "quantize", "build", "data", "simulate"],
 )
@@ -253,7 +286,7 @@ def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
     assert code == 2
     assert err.splitlines()[-1].endswith(
         "could not be measured here: openvino in fp32: openvino is not installed here: "
-        "pip install 'mdp-edge[partition,openvino]'"
+        "pip install '.[partition,openvino]' in a checkout of MDP"
     )
     assert "training" not in err
     assert not (tmp_path / "b.run").exists()
@@ -273,7 +306,8 @@ def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path):
     write_colours(tmp_path / "pictures")
     manifest, bundle = tmp_path / "bundle/manifest.json", Bundle.open(tmp_path / "bundle")
     before, known = manifest.read_bytes(), bundle.manifest.evaluation
-    assert known is not None and known.teacher is not None
+    assert known is not None
+    assert known.teacher is not None
     args = ["evaluate", "--bundle", "bundle", "--data", "pictures", "--json"]
 
     code, out, err = run(*args)
