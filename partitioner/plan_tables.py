@@ -25,8 +25,6 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
     for device in planned.problem.devices:
         for caution in cautions(device.profile):
             console.print(f"{device.name}: {caution}", soft_wrap=True, highlight=False)
-    if planned.plan.refused:
-        console.print(f"refused: {planned.plan.reason}", soft_wrap=True, highlight=False)
     for told in planned.explanations:
         _print_explanation(console, told)
     if planned.pareto:
