@@ -141,6 +141,8 @@ def evaluate(
 
         opened, folder = Bundle.open(bundle), run_of(bundle, run)
         pictures = data_for(opened, folder, data, limit_test)
+        if pictures.remark:
+            Progress().note(pictures.remark)
         report = evaluate_step(opened, pictures, folder, Progress(), write=write)
     if json:
         value = {"digest": opened.digest, "written": write}

@@ -96,6 +96,7 @@ def data_as_json(data: Dataset) -> dict[str, Any]:
     return {
         "source": data.source,
         "labels": data.labels,
+        "left_out": dict(data.left_out),
         "splits": {
             name: {
                 "pictures": len(data.split(name)),
@@ -116,6 +117,8 @@ def print_data(data: Dataset) -> None:
     table.add_section()
     table.add_row("all", *(f"{len(data.split(name)):,}" for name in SPLITS))
     Console().print(table)
+    if data.remark:
+        Console().print(data.remark, soft_wrap=True, highlight=False, markup=False)
 
 
 def _counts(data: Dataset, name: SplitName) -> list[int]:

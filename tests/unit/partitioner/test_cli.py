@@ -16,6 +16,7 @@ from mdp.files import write_toml
 from mdp.plan import read_plan
 from mdp.profile import read_profile
 from partitioner import cli
+from partitioner.data import open_dataset
 from partitioner.sessions import contribution, open_member
 from tests.support.bundles import write_bundle
 from tests.support.quantised import profile_of, write_colours
@@ -124,6 +125,37 @@ def test_data_as_json(run: Run):
     assert value["labels"] == list("0123456789")
     assert value["splits"]["test"]["pictures"] == 20
     assert set(value["splits"]["test"]["classes"].values()) <= {1, 2, 3}
+
+
+@pytest.mark.torch
+def test_what_is_no_picture_is_left_out_and_broken_pictures_are_named_together(
+    run: Run, tmp_path: Path
+):
+    tree = write_tree(tmp_path / "tree", each=10)
+    for path in ("ring/Thumbs.db", "ring/desktop.ini", "cross/notes.txt", "__MACOSX/ring/000.png"):
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(b"not a picture")
+    (tree / "ring/000.png").rename(tree / "ring/renamed")  # its content says what it is
+    code, out, err = run("data", "--data", "tree", "--json")
+    assert code == 0, err
+    counted = json.loads(out)
+    assert sum(split["pictures"] for split in counted["splits"].values()) == 30
+    assert counted["left_out"] == {".db": 1, ".ini": 1, ".txt": 1, "__MACOSX": 1}
+
+    data = open_dataset("tree")
+    broken = [Path(data.split(split).sources[0]) for split in ("train", "calibration", "test")]
+    for path in broken:
+        path.write_bytes(b"not a picture")
+    write_toml(tmp_path / "plan.toml", tiny_plan())
+    code, _, err = run("train", "--plan", "plan.toml", "--data", "tree", "--run", "r",
+                       "--teacher-epochs", 1)  # fmt: skip
+    assert code == 2
+    said = "left out 4 files that are no pictures: 1 .db, 1 .ini, 1 .txt, 1 __MACOSX"
+    assert err.count(said) == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("mdp-partition: 3 pictures cannot be read: ")
+    assert all(str(path) in last for path in broken)
+    assert "training" not in err
 
 
 @pytest.mark.torch
