@@ -60,7 +60,9 @@ class _Seen:
     claims: dict[str, bool] = field(default_factory=dict)
 
 
-def run_demo(work: Path, *, bundle: Path | None, pictures: Path | None, json: Path | None) -> bool:
+def run_demo(
+    work: Path, *, bundle: Path | None, pictures: Path | None, report: Path | None
+) -> bool:
     """Run every step, print as it goes; returns whether all that was promised was seen."""
     if bundle is None and (module := missing(PARTITION)):
         raise InputError(
@@ -94,8 +96,8 @@ def run_demo(work: Path, *, bundle: Path | None, pictures: Path | None, json: Pa
             _kill_and_restart(out, client, agents, labelled, seen)
     seen.facts["seconds"] = time.monotonic() - started_s
     _print_claims(out, seen)
-    if json is not None:
-        write_json(json, {**seen.facts, "claims": seen.claims, "ok": all(seen.claims.values())})
+    if report is not None:
+        write_json(report, {**seen.facts, "claims": seen.claims, "ok": all(seen.claims.values())})
     return all(seen.claims.values())
 
 

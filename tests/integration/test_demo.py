@@ -45,7 +45,7 @@ def agents_of(bundle: Path) -> list[list[str]]:
 def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: Path) -> None:
     seen = tmp_path / "seen.json"
     work = tmp_path / "work"
-    done = demo("--work", work, "--bundle", bundle, "--pictures", pictures, "--json", seen)
+    done = demo("--work", work, "--bundle", bundle, "--pictures", pictures, "--report", seen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert agents_of(bundle) == []
     content = json.loads(seen.read_text())

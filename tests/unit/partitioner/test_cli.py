@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import onnx
 import pytest
+import typer
 
+import mdp.cli
 from mdp.bundle import Bundle, model_path
 from mdp.files import write_toml
 from mdp.plan import read_plan
@@ -103,6 +106,17 @@ def test_every_command_has_help_with_an_example(run: Run, command: str):
     assert code == 0
     assert f"Example: mdp-partition {command}" in out
     assert "--json" in out
+
+
+@pytest.mark.parametrize("app", [cli.app, mdp.cli.app], ids=["mdp-partition", "mdp"])
+def test_every_option_says_what_it_is(app: typer.Typer):
+    def options(command: Any, path: str) -> Iterator[tuple[str, str | None]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from options(inner, f"{path} {name}")
+        yield from ((f"{path} {p.opts[0]}", p.help) for p in command.params if p.opts[0][0] == "-")
+
+    silent = [what for what, text in options(typer.main.get_command(app), "") if not text]
+    assert silent == []
 
 
 def test_exit_codes_are_documented(run: Run):
