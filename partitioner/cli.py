@@ -202,7 +202,7 @@ def build(
             made = planned.plan
             if is_first() and (not json or made.refused):
                 plan_command.show(planned, json)
-            plan_command.refuse(made)
+            plan_command.refuse(planned)
             steps.check_target(out)
             steps.check_ways(made, pictures)
         with _owned(folder):

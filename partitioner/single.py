@@ -52,7 +52,8 @@ def reason_to_refuse(
     floor: float,
 ) -> str:
     """Why one device does at least as well, or an empty text."""
-    if single is None or single.accuracy is None:
+    if single is None or single.accuracy is None or len(problem.devices) == 1:
+        # A fleet of one device was asked for, and a plan of one member is what can be served.
         return ""
     there = next(d for d in problem.devices if d.name == single.device).profile.availability
     alone = there * single.accuracy
