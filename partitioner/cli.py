@@ -211,11 +211,13 @@ def build(
                 return
             steps.export_step(work, out, named)
             report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress, write=True)
+    built = Bundle.open(out)
     if json:
-        value = {"bundle": str(out), "run": str(folder.path)}
-        console.print_json({**value, **report.as_json(Bundle.open(out))})
+        value = {"bundle": str(out), "digest": built.digest, "run": str(folder.path)}
+        console.print_json({**value, **report.as_json(built)})
     else:
         _tables().print_report(report, made)
+        _tables().print_written(built, folder.path)
 
 
 quantize_command.add_to(app)

@@ -81,8 +81,8 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
 
     # Half a name tells nobody which device is meant.
     table = Table(
-        "k", Column("device", overflow="fold"), "sub-model", "compute ms", "network ms", "total ms",
-        "memory MB",
+        "k", Column("device", overflow="fold"), "sub-model, width x depth", "compute ms",
+        "network ms", "total ms", "memory MB",
         title=f"plan for {plan.teacher.name} ({words(plan.teacher.shape)}), "
         f"target {plan.target_ms:g} ms",
         caption=caption,

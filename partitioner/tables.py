@@ -1,6 +1,7 @@
 """What the commands print for people: rich tables on stdout."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -41,6 +42,37 @@ def print_report(report: Report, plan: Plan) -> None:
     console.print(_together(evaluation, plan))
     if evaluation.early:
         console.print(_early(evaluation, plan))
+    if remark := one_does_as_well(evaluation):
+        console.print(remark, soft_wrap=True, highlight=False)
+
+
+def one_does_as_well(evaluation: Evaluation) -> str:
+    """Which member alone is measured to do as well as all of them together; else an empty text."""
+    every = tuple(member.k for member in evaluation.members)
+    together = next(s.stacked for s in evaluation.subsets if s.members == every)
+    best = max(evaluation.members, key=lambda member: member.accuracy)
+    if len(every) < 2 or best.accuracy < together:
+        return ""
+    return (
+        f"{best.device} alone is right on {best.accuracy:.2%} of these {evaluation.pictures:,} "
+        f"pictures, all {len(every)} members together on {together:.2%}: on these pictures the "
+        "others add availability, not accuracy"
+    )
+
+
+def print_written(bundle: Bundle, run: Path) -> None:
+    """What a build has left behind, and what to do with it."""
+    size_mb = sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) / 1e6
+    assignments = bundle.manifest.plan.assignments
+    members = "1 sub-model" if len(assignments) == 1 else f"{len(assignments)} sub-models"
+    device = assignments[0].device
+    for line in (
+        f"{bundle.path}: {members}, digest {bundle.digest}",
+        f"next: copy it to every device and serve it there, mdp-agent run --bundle {bundle.path} "
+        f"--device {device} --bind tcp://0.0.0.0:7500 --key {device}.secret --clients clients/",
+        f"{run} ({size_mb:,.0f} MB) lets the same command go on or measure anew; it may be removed",
+    ):
+        print(line)
 
 
 def what_became_of(bundle: Bundle, report: Report, *, write: bool) -> str:
