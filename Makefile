@@ -14,7 +14,7 @@ SEED   ?= 1
 	faults lock sbom format clean
 
 demo: $(STAMP)
-	$(BIN)/mdp demo --work $(WORK) --json $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
+	$(BIN)/mdp demo --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
 
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
 PATIENT := $(patsubst %,tests/integration/test_%.py,partition_build torchrun quantised_fleet \

@@ -1,6 +1,6 @@
 """Folders, video files and cameras, opened. The only module that imports OpenCV.
 
-A folder is read with Pillow alone. OpenCV is an optional extra: `pip install 'mdp-edge[camera]'`.
+A folder is read with Pillow alone. OpenCV is the optional extra `camera`.
 """
 
 import math
@@ -14,6 +14,7 @@ from PIL import Image
 from devices.source import Camera, Eyes, Source, SourceError, parse_source
 from mdp.crop import MAX_PIXELS, Pixels, load_picture
 from mdp.errors import AgentError, InputError, PictureError
+from mdp.extras import install
 
 #: Frames that are taken a second, unless the operator says otherwise.
 DEFAULT_FPS = 10.0
@@ -158,8 +159,7 @@ def _opencv() -> Any:
         import cv2
     except ImportError as error:
         raise AgentError(
-            "OpenCV is not installed; every --source but a folder needs it: "
-            "pip install 'mdp-edge[camera]'"
+            "OpenCV is not installed; every --source but a folder needs it: " + install("camera")
         ) from error
     # The sub-model's threads shall have the cores.
     cv2.setNumThreads(1)

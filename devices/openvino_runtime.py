@@ -25,6 +25,7 @@ from devices.runtime import (
 )
 from mdp.crop import Pixels
 from mdp.errors import AgentError
+from mdp.extras import install
 from mdp.fusion import Contribution
 from mdp.imports import without
 from mdp.model_file import ModelFile
@@ -118,7 +119,7 @@ def _openvino(precision: str) -> Any:
     except ImportError as error:
         raise NotHereError(
             f"openvino in {precision}",
-            "which is not installed (pip install 'mdp-edge[agent,openvino]')",
+            f"which is not installed ({install('agent,openvino')})",
         ) from error
 
 

@@ -19,6 +19,7 @@ from devices.probe_plan import (
 )
 from devices.probe_point import Load, Measured, Run
 from mdp.errors import AgentError
+from mdp.extras import install
 from mdp.profile import LatencyPoint
 
 #: Longer than any point takes, also on a slow board; a process silent for so long hangs.
@@ -162,7 +163,7 @@ class Probe:
         reason = f": {here.reason}" if isinstance(here, Failed) else ""
         raise AgentError(
             "neither onnxruntime nor openvino can be used here"
-            f"{reason}; pip install 'mdp-edge[agent]' brings onnxruntime"
+            f"{reason}; {install('agent')} brings onnxruntime"
         )
 
     def _measure(self, task: Task, seconds: float) -> Measured | Failed:

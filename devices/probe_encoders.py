@@ -86,7 +86,7 @@ def read_index(where: Path | None = None) -> Index:
         raise AgentError(f"{path}: the encoders that come with mdp-agent: {error}") from error
     graphs = path.with_name(GRAPHS)
     if not graphs.is_file() or hashlib.sha256(graphs.read_bytes()).hexdigest() != index.sha256:
-        raise AgentError(f"{graphs}: is not the file that {INDEX} describes; install mdp-edge anew")
+        raise AgentError(f"{graphs}: is not the file that {INDEX} describes; install MDP anew")
     return index
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from devices.cuda import ON_CUDA, OPTIONS, load_libraries
 from mdp.crop import Pixels
 from mdp.errors import AgentError
+from mdp.extras import install
 from mdp.fusion import Contribution
 from mdp.model_file import ModelFile
 from mdp.plan import Assignment
@@ -21,7 +22,7 @@ PRECISION_KEY = "mdp_precision"
 #: Why a provider that onnxruntime's build holds may give a session on the processor.
 _NOT_STARTED = (
     "no such device, or its driver or libraries are missing (CUDA's come with "
-    "pip install 'mdp-edge[agent-gpu]')"
+    f"{install('agent-gpu')})"
 )
 #: Runs before READY: the first ones allocate memory and choose kernels.
 WARM_UP_RUNS = 3
@@ -123,7 +124,7 @@ def import_onnxruntime() -> Any:
         import onnxruntime
     except ImportError as error:
         raise AgentError(
-            "onnxruntime is not installed; an agent needs it: pip install 'mdp-edge[agent]'"
+            f"onnxruntime is not installed; an agent needs it: {install('agent')}"
         ) from error
     return onnxruntime
 

@@ -81,10 +81,13 @@ class EarlyShare(Record, frozen=True):
     changed: Fraction
 
 
-class TeacherAccuracy(Record, frozen=True):
-    """The teacher on the same pictures."""
+class TeacherAccuracy(Record, frozen=True, omit_defaults=True):
+    """The teacher, on the evaluation's pictures unless others are named."""
 
     accuracy: Fraction
+    #: Of an earlier evaluation that this one could not repeat: its pictures' name and number.
+    data: str | None = None
+    pictures: Annotated[int, Meta(ge=1)] | None = None
 
 
 class Evaluation(Record, frozen=True):

@@ -273,7 +273,7 @@ def doctor(
 def bench(
     fleet: FleetFile,
     pictures: Annotated[list[Path] | None, typer.Argument(help="Noise if none is given.")] = None,
-    requests: Annotated[int, typer.Option(min=1, max=1_000_000)] = 200,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Calls to measure.")] = 200,
     in_flight: Annotated[int, typer.Option(min=1, max=64, help="Pictures under way.")] = 1,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
@@ -379,16 +379,18 @@ def demo(
     pictures: Annotated[
         Path | None, typer.Option(help="With --bundle: a folder per class to classify, else noise.")
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Also write what was seen as JSON.")] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="File to write what was seen to, as JSON.")
+    ] = None,
 ) -> None:
     """Build, serve, classify, kill one agent, bring it back: everything, on this machine.
 
-    Example: mdp demo --json demo/seen.json
+    Example: mdp demo --report demo/seen.json
 
     Exit codes: 0 all of that was seen to happen, 2 bad input, 3 something was not seen.
     """
     raise typer.Exit(
-        0 if run_demo(work, bundle=bundle, pictures=pictures, json=json) else NOT_ANSWERED
+        0 if run_demo(work, bundle=bundle, pictures=pictures, report=report) else NOT_ANSWERED
     )
 
 

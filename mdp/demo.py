@@ -26,6 +26,7 @@ from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.crop import Picture
 from mdp.errors import InputError, MDPError
+from mdp.extras import PARTITION, install, missing
 from mdp.files import write_json
 from mdp.prediction import Prediction
 
@@ -59,8 +60,15 @@ class _Seen:
     claims: dict[str, bool] = field(default_factory=dict)
 
 
-def run_demo(work: Path, *, bundle: Path | None, pictures: Path | None, json: Path | None) -> bool:
+def run_demo(
+    work: Path, *, bundle: Path | None, pictures: Path | None, report: Path | None
+) -> bool:
     """Run every step, print as it goes; returns whether all that was promised was seen."""
+    if bundle is None and (module := missing(PARTITION)):
+        raise InputError(
+            f"{module} is not installed; building a bundle needs it: {install('partition')}; "
+            "or serve one that is there: --bundle examples/bundles/cifar10"
+        )
     started_s = time.monotonic()
     out, seen = Console(), _Seen()
     try:
@@ -88,8 +96,8 @@ def run_demo(work: Path, *, bundle: Path | None, pictures: Path | None, json: Pa
             _kill_and_restart(out, client, agents, labelled, seen)
     seen.facts["seconds"] = time.monotonic() - started_s
     _print_claims(out, seen)
-    if json is not None:
-        write_json(json, {**seen.facts, "claims": seen.claims, "ok": all(seen.claims.values())})
+    if report is not None:
+        write_json(report, {**seen.facts, "claims": seen.claims, "ok": all(seen.claims.values())})
     return all(seen.claims.values())
 
 
@@ -141,7 +149,9 @@ def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], s
     """
     evaluation = bundle.manifest.evaluation
     if evaluation is None:
-        raise InputError(f"{bundle.path}: never evaluated; run mdp-partition evaluate first")
+        raise InputError(
+            f"{bundle.path}: never evaluated; run mdp-partition evaluate --write first"
+        )
     devices = {a.k: a.device for a in bundle.manifest.plan.assignments}
     table = Table(
         "arrived", "boosted", "stacked", "bagged", "ms",

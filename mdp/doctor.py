@@ -48,7 +48,7 @@ def _bundle_findings(bundle: Bundle) -> Iterator[Finding]:
         except ConfigError as error:
             yield Finding(name, False, str(error))
     if bundle.manifest.evaluation is None:
-        yield Finding("manifest.json", False, "never evaluated: run mdp-partition evaluate")
+        yield Finding("manifest.json", False, "never evaluated: run mdp-partition evaluate --write")
 
 
 def _device_finding(status: DeviceStatus) -> Finding:

@@ -1,6 +1,6 @@
 """Multicast DNS: announce an agent, and listen for announcements. The only user of zeroconf.
 
-zeroconf is an optional extra: `pip install 'mdp-edge[discover]'`. RFC 6762 and RFC 6763.
+zeroconf is the optional extra `discover`. RFC 6762 and RFC 6763.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from mdp.discovery import Found
 from mdp.errors import AgentError, InputError, MDPError
+from mdp.extras import install
 
 SERVICE = "_mdp._tcp.local."
 #: Announcements that are looked at; on a network of honest agents there are no more than this.
@@ -28,7 +29,7 @@ def zeroconf_module(error: type[MDPError], wanted_by: str) -> ModuleType:
         import zeroconf.asyncio
     except ImportError as missing:
         raise error(
-            f"zeroconf is not installed; {wanted_by} needs it: pip install 'mdp-edge[discover]'"
+            f"zeroconf is not installed; {wanted_by} needs it: {install('discover')}"
         ) from missing
     return zeroconf
 

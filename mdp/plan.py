@@ -166,7 +166,8 @@ class Plan(Record, frozen=True):
     replicas: list[Replica] = field(default_factory=list)
     accuracy: PredictedAccuracy | None = None
     #: With this deadline a client hears all members, where latencies are as predicted; a target is
-    #: about the typical answer only. With a percentile: that share of its answers is complete.
+    #: about the typical answer only. With a percentile: that share of its answers is complete. It
+    #: includes what the client is estimated to take for decoding a picture.
     deadline_ms: PositiveFloat | None = None
     #: What percentage of the answers is to be complete within the target, the client's own work
     #: included; None: each member's typical answer is within it.

@@ -2,18 +2,22 @@
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta, field
+from msgspec.structs import replace
 
 from mdp.errors import ConfigError
 from mdp.files import Record, read_toml
 
 #: A device's name is also its profile's file stem, a TOML key and part of a fleet entry's name.
+MAX_NAME = 64
+#: Boards of one kind that `NAME*N` may stand for.
+MAX_BOARDS = 64
 DeviceName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
 #: onnxruntime's name of an execution provider, for instance `CPUExecutionProvider`.
 ProviderName = Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider\Z")]
@@ -226,6 +230,25 @@ def shipped_profiles() -> dict[str, Path]:
     checkout = Path(__file__).resolve().parent.parent / "profiles"
     folder = installed if installed.is_dir() else checkout
     return {file.stem: file for file in sorted(folder.glob("*.toml"))}
+
+
+def read_profiles(named: Iterable[str]) -> list[DeviceProfile]:
+    """Read profiles; `NAME*3` stands for three boards called NAME-1, NAME-2 and NAME-3."""
+    profiles: list[DeviceProfile] = []
+    for name in named:
+        path, star, number = name.rpartition("*")
+        if not star:
+            profiles.append(read_profile(name))
+            continue
+        if not (number.isdecimal() and 1 <= int(number) <= MAX_BOARDS):
+            raise ConfigError(f"{name}: expected a number of boards from 1 to {MAX_BOARDS} after *")
+        profile = read_profile(path)
+        for board in range(1, int(number) + 1):
+            numbered = f"{profile.name}-{board}"
+            if len(numbered) > MAX_NAME:
+                raise ConfigError(f"{name}: expected a name of at most {MAX_NAME} characters")
+            profiles.append(replace(profile, name=numbered))
+    return profiles
 
 
 def read_profile(path: str | os.PathLike[str]) -> DeviceProfile:

@@ -85,12 +85,13 @@ def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
     if evaluation is None:
         raise ConfigError(
             f"{path / MANIFEST}: key `evaluation`: expected a measured bundle; run "
-            "mdp-partition evaluate first"
+            "mdp-partition evaluate --write first"
         )
-    if evaluation.teacher is None:
+    if evaluation.teacher is None or evaluation.teacher.data is not None:
         raise ConfigError(
-            f"{path / MANIFEST}: key `evaluation.teacher`: expected the teacher's accuracy, which "
-            "evaluate measures where the run folder is at hand"
+            f"{path / MANIFEST}: key `evaluation.teacher`: expected the teacher's accuracy on "
+            "the evaluation's pictures, which evaluate --write measures where "
+            "the run folder is at hand"
         )
     subsets = [
         RecordedSubset(members=subset.members, accuracy=subset.stacked)

@@ -11,6 +11,7 @@ import typer
 from mdp import console
 from mdp.bundle import Bundle
 from mdp.errors import InputError
+from mdp.extras import PARTITION, install
 from mdp.files import Record
 from mdp.plan import TeacherSpec, read_plan
 from partitioner import export_command, plan_command, quantize_command
@@ -121,24 +122,34 @@ def evaluate(
         str | None, typer.Option(help="Pictures, as for train; default: the run's own.")
     ] = None,
     limit_test: LimitTestOption = None,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Put the outcome into the bundle's manifest."),
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Measure the teacher, each sub-model and every arrival subset on the test split.
 
-    The outcome is written into the bundle's manifest.
+    The bundle stays as it is, unless --write puts the outcome into its manifest: the expected
+    accuracy of every answer. What cannot be measured anew, such as the accuracy of a teacher that
+    is not at hand, is kept. The bundle's digest does not change.
 
-    Example: mdp-partition evaluate --bundle bundle/ --data photos/
+    Example: mdp-partition evaluate --bundle bundle/ --data photos/ --write
     """
     with interruptible(f"{bundle} is as it was"):
         from partitioner.steps import data_for, evaluate_step, run_of
 
         opened, folder = Bundle.open(bundle), run_of(bundle, run)
         pictures = data_for(opened, folder, data, limit_test)
-        report = evaluate_step(opened, pictures, folder, Progress())
+        if pictures.remark:
+            Progress().note(pictures.remark)
+        report = evaluate_step(opened, pictures, folder, Progress(), write=write)
     if json:
-        console.print_json(report.as_json(opened))
+        value = {"digest": opened.digest, "written": write}
+        console.print_json({**value, **report.as_json(opened)})
     else:
         _tables().print_report(report, opened.manifest.plan)
+    Progress().note(_tables().what_became_of(opened, report, write=write))
 
 
 @app.command(cls=console.list_options(*plan_command.LISTS))
@@ -191,7 +202,7 @@ def build(
             made = planned.plan
             if is_first() and (not json or made.refused):
                 plan_command.show(planned, json)
-            plan_command.refuse(made)
+            plan_command.refuse(planned)
             steps.check_target(out)
             steps.check_ways(made, pictures)
         with _owned(folder):
@@ -199,12 +210,14 @@ def build(
             if not is_first():
                 return
             steps.export_step(work, out, named)
-            report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress)
+            report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress, write=True)
+    built = Bundle.open(out)
     if json:
-        value = {"bundle": str(out), "run": str(folder.path)}
-        console.print_json({**value, **report.as_json(Bundle.open(out))})
+        value = {"bundle": str(out), "digest": built.digest, "run": str(folder.path)}
+        console.print_json({**value, **report.as_json(built)})
     else:
         _tables().print_report(report, made)
+        _tables().print_written(built, folder.path)
 
 
 quantize_command.add_to(app)
@@ -248,7 +261,20 @@ add_simulate(app)
 
 def main() -> NoReturn:
     """Entry point of `mdp-partition`."""
-    console.run(app, "mdp-partition")
+    console.run(_with_extra, "mdp-partition")
+
+
+def _with_extra() -> None:
+    """Run a command; raises InputError naming the extra where a part of it is not installed."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in PARTITION:
+            raise
+        raise InputError(
+            f"{module} is not installed; this command needs it: {install('partition')}"
+        ) from error
 
 
 def _kept_in(run: Path) -> str:

@@ -6,8 +6,9 @@ their seed are trained and measured on the same pictures.
 
 import hashlib
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +23,19 @@ DIGITS = "digits"
 TEST_SHARE, CALIBRATION_SHARE = 0.2, 0.1
 #: Folders that hold the test split beside `train`; the first that exists is taken.
 TEST_FOLDERS = ("test", "val")
+
+#: Folders that file systems and archivers leave beside pictures.
+STRAY_FOLDERS = frozenset(
+    {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
+)
+#: Endings of the formats that are read, and what the most common ones begin with: a file of another
+#: ending is a picture if its content says so.
+ENDINGS = frozenset({
+    ".avif", ".bmp", ".dds", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg",
+    ".jpx", ".mpo", ".pbm", ".pcx", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".sgi", ".tga", ".tif",
+    ".tiff", ".webp",
+})  # fmt: skip
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
 
 SplitName = Literal["train", "calibration", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "calibration", "test")
@@ -55,6 +69,18 @@ class Dataset:
     train: PictureSet
     calibration: PictureSet
     test: PictureSet
+    #: Files that lie among the pictures and are none: ending, or stray folder -> how many.
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def remark(self) -> str:
+        """One line about the files that were left out; empty where there are none."""
+        if not self.left_out:
+            return ""
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.left_out.items()))
+        count = sum(self.left_out.values())
+        files = "file that is no picture" if count == 1 else "files that are no pictures"
+        return f"{self.source}: left out {count:,} {files}: {kinds}"
 
     def split(self, name: SplitName) -> PictureSet:
         """The split called `name`."""
@@ -76,11 +102,12 @@ def open_dataset(
     `limit_train` bounds train and calibration together, `limit_test` the test split; both take
     the same share of every class. Raises InputError naming what was found and what was expected.
     """
+    left_out: Counter[str] = Counter()
     if source == DIGITS:
         labels, pool = _digits()
         kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=source)
     else:
-        labels, kept, test = _read_folder(Path(source))
+        labels, kept, test = _read_folder(Path(source), left_out)
     kept = _limited(labels, kept, limit_train, "--limit-train", least=2)
     test = _limited(labels, test, limit_test, "--limit-test", least=1)
     train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=2, where=source)
@@ -90,6 +117,7 @@ def open_dataset(
         train=_picture_set(train),
         calibration=_picture_set(calibration),
         test=_picture_set(test),
+        left_out=dict(left_out),
     )
 
 
@@ -107,13 +135,18 @@ def _digits() -> tuple[list[str], list[_Sample]]:
     return [str(digit) for digit in range(10)], samples
 
 
-def _read_folder(root: Path) -> tuple[list[str], list[_Sample], list[_Sample]]:
-    """Labels, and the samples to train on and to test with, of a class-per-folder tree."""
-    inside = _folders(root, "a folder of pictures, one sub-folder per class")
+def _read_folder(
+    root: Path, left_out: Counter[str]
+) -> tuple[list[str], list[_Sample], list[_Sample]]:
+    """Labels, and the samples to train on and to test with, of a class-per-folder tree.
+
+    Files that are no pictures are counted in `left_out`.
+    """
+    inside = _folders(root, "a folder of pictures, one sub-folder per class", left_out)
     tests = [name for name in TEST_FOLDERS if name in inside]
     if "train" in inside and tests:
-        labels, kept = _read_tree(root, "train")
-        test_labels, test = _read_tree(root, tests[0])
+        labels, kept = _read_tree(root, "train", left_out)
+        test_labels, test = _read_tree(root, tests[0], left_out)
         if labels != test_labels:
             odd = sorted(set(labels) ^ set(test_labels))
             raise InputError(
@@ -125,23 +158,31 @@ def _read_folder(root: Path) -> tuple[list[str], list[_Sample], list[_Sample]]:
         return labels, kept, test
     if inside == ["train"]:
         raise InputError(f"{root}: expected val/ or test/ beside train/, found neither")
-    labels, pool = _read_tree(root, "")
+    labels, pool = _read_tree(root, "", left_out)
     kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=str(root))
     return labels, kept, test
 
 
-def _folders(folder: Path, expected: str) -> list[str]:
-    """Names of the visible folders inside `folder`, sorted."""
+def _folders(folder: Path, expected: str, left_out: Counter[str]) -> list[str]:
+    """Names of the visible folders inside `folder` that may hold pictures, sorted."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+            found = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
     except OSError as error:
         raise InputError(f"{folder}: expected {expected}: {error.strerror}") from error
+    _count_strays(folder, found, left_out)
+    return [name for name in found if name not in STRAY_FOLDERS]
 
 
-def _read_tree(root: Path, below: str) -> tuple[list[str], list[_Sample]]:
+def _count_strays(folder: Path, names: list[str], left_out: Counter[str]) -> None:
+    for name in STRAY_FOLDERS & set(names):
+        left_out[name] += sum(len(files) for _, _, files in os.walk(folder / name))
+
+
+def _read_tree(root: Path, below: str, left_out: Counter[str]) -> tuple[list[str], list[_Sample]]:
     """Labels and samples of the tree `root/below`, named by their path below it."""
-    labels = _folders(root / below, "one folder per class")
+    # Strays at the root were counted as it was read.
+    labels = _folders(root / below, "one folder per class", left_out if below else Counter())
     if len(labels) < 2:
         found = f"only {labels[0]!r}" if labels else "none"
         raise InputError(f"{root / below}: expected at least 2 class folders, found {found}")
@@ -150,9 +191,11 @@ def _read_tree(root: Path, below: str) -> tuple[list[str], list[_Sample]]:
         if not label.isprintable():
             raise InputError(f"{root / below}: class folder {label!r}: expected a printable name")
         folder = root / below / label
-        files = _files(folder)
+        files, others = _files(folder)
         if not files:
-            raise InputError(f"{folder}: expected pictures of class {label!r}, found no file")
+            found = f"only {sum(others.values())} other files" if others else "no file"
+            raise InputError(f"{folder}: expected pictures of class {label!r}, found {found}")
+        left_out.update(others)
         samples += [
             _Sample(file, f"{label}/{file.relative_to(folder).as_posix()}", target)
             for file in files
@@ -160,9 +203,10 @@ def _read_tree(root: Path, below: str) -> tuple[list[str], list[_Sample]]:
     return labels, samples
 
 
-def _files(folder: Path) -> list[Path]:
-    """Every visible file below `folder`, sorted by path."""
+def _files(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """Every visible picture below `folder`, sorted by path, and how many other files by kind."""
     found: list[Path] = []
+    others: Counter[str] = Counter()
 
     def stop(error: OSError) -> None:
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
@@ -175,9 +219,27 @@ def _files(folder: Path) -> list[Path]:
             folders.clear()
             continue
         walked.add((place.st_dev, place.st_ino))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        found += [Path(here, name) for name in files if not name.startswith(".")]
-    return sorted(found, key=lambda path: path.as_posix())
+        _count_strays(Path(here), folders, others)
+        kept = (n for n in folders if not n.startswith(".") and n not in STRAY_FOLDERS)
+        folders[:] = sorted(kept)
+        for path in (Path(here, name) for name in files if not name.startswith(".")):
+            if _is_picture(path):
+                found.append(path)
+            else:
+                others[path.suffix.lower() or "without an ending"] += 1
+    return sorted(found, key=lambda path: path.as_posix()), others
+
+
+def _is_picture(path: Path) -> bool:
+    """By its ending, or else by how it begins. Whether it can be decoded shows later."""
+    if path.suffix.lower() in ENDINGS:
+        return True
+    try:
+        with path.open("rb") as file:
+            begin = file.read(12)
+    except OSError:
+        return False
+    return begin.startswith(_BEGINNINGS) or (begin[:4] == b"RIFF" and begin[8:] == b"WEBP")
 
 
 def _check_counts(labels: list[str], samples: list[_Sample], *, least: int, where: str) -> None:
@@ -238,12 +300,19 @@ def _limited(
     return [s for members, quota in zip(classes, quotas, strict=True) for s in members[:quota]]
 
 
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # a link to nothing: named with the other broken pictures
+        return -1
+
+
 def _picture_set(samples: list[_Sample]) -> PictureSet:
     samples = sorted(samples, key=lambda sample: (sample.target, sample.name))
     digest = hashlib.sha256()
     for sample in samples:
         if isinstance(sample.source, Path):
-            content = str(sample.source.stat().st_size)
+            content = str(_size_bytes(sample.source))
         else:
             content = hashlib.sha256(sample.source.tobytes()).hexdigest()
         digest.update(f"{sample.name}\0{content}\0{sample.target}\n".encode())

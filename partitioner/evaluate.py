@@ -230,18 +230,20 @@ def evaluate(
 ) -> Report:
     """Measure `bundle` on the test split of `data`; raises InputError if its classes differ.
 
-    The teacher is measured where a `run` has it. `cache` keeps the pictures' views.
+    The teacher is measured where a `run` has it; else the accuracy that `bundle` holds is kept.
+    `cache` keeps the pictures' views.
     """
     contributions, latencies_ms = run_members(bundle, data, cache, progress)
     assignments, targets = bundle.manifest.plan.assignments, data.test.targets
     teacher = _teacher(bundle, data, run, cache, progress)
     fusion = bundle.fusion_weights()
     early = _early(bundle, data, fusion, cache, progress)
+    measured = TeacherAccuracy(accuracy=teacher[0]) if teacher else None
     evaluation = Evaluation(
         data=Path(data.source).name,
         data_digest=data.test.digest,
         pictures=len(targets),
-        teacher=TeacherAccuracy(accuracy=teacher[0]) if teacher else None,
+        teacher=measured or known_teacher(bundle.manifest.evaluation, data),
         members=[
             MemberAccuracy(
                 k=a.k, device=a.device, accuracy=accuracy(contributions[a.k].bag, targets)
@@ -269,6 +271,15 @@ def _early(
         return None
     contributions, _ = run_on(bundle, data.calibration, "calibration", cache, progress)
     return measure_bounds(contributions, fusion)
+
+
+def known_teacher(before: Evaluation | None, data: Dataset) -> TeacherAccuracy | None:
+    """The teacher's accuracy of an earlier evaluation, with its pictures where they differ."""
+    if before is None or before.teacher is None or before.data_digest == data.test.digest:
+        return None if before is None else before.teacher
+    if before.teacher.data is not None:
+        return before.teacher
+    return msgspec.structs.replace(before.teacher, data=before.data, pictures=before.pictures)
 
 
 def _teacher(

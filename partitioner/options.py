@@ -75,6 +75,8 @@ def _plain(hint: Any) -> Any:
 
 def _help(hint: Any) -> str:
     """The last description that an annotation carries, or nothing."""
+    if get_origin(hint) in (Union, UnionType):
+        return next((text for part in get_args(hint) if (text := _help(part))), "")
     metas = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     texts = [meta.description for meta in metas if meta.description]
     return texts[-1] + "." if texts else ""

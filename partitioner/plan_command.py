@@ -8,7 +8,6 @@ import typer
 from mdp import console
 from mdp.errors import InputError, PlanRefused
 from mdp.files import write_bytes, write_toml
-from mdp.plan import Plan
 from partitioner.command import JsonOption, interruptible, prepare
 from partitioner.options import takes
 from partitioner.plan_plot import FORMATS
@@ -25,7 +24,10 @@ ArgumentsOption = Annotated[
     typer.Option("--teacher-arg", help="Constructor arguments key=value, one or more."),
 ]
 ProfilesOption = Annotated[
-    list[str], typer.Option(help="Device profiles: files, or names of shipped ones.")
+    list[str],
+    typer.Option(
+        help="Device profiles: files, or names of shipped ones; 'NAME*3' is three boards of a kind."
+    ),
 ]
 PrecisionOption = Annotated[
     list[str] | None,
@@ -72,7 +74,8 @@ def plan(
 ) -> None:
     """Decide which device runs which sub-model, and predict latency and accuracy.
 
-    A plan that would not beat the best single device is refused with exit code 4.
+    A plan that would not beat the best single device is refused with exit code 4, unless --anyway
+    keeps it. One profile alone gets a plan of one sub-model.
 
     Example: mdp-partition plan --teacher vit_base_patch16_224 --profiles n100 raspberry-pi-5
     --latency-ms 60 --explain --out plan.toml
@@ -89,7 +92,7 @@ def plan(
         from partitioner.plan_plot import draw_plan
 
         write_bytes(plot, draw_plan(planned.plan, planned.pareto, kind))
-    refuse(planned.plan)
+    refuse(planned)
     write_toml(out, planned.plan)
 
 
@@ -146,13 +149,16 @@ def show(planned: "Planned", json: bool, *, front: bool = True) -> None:
         print_planned(shown)
 
 
-def refuse(plan: Plan) -> None:
+def refuse(planned: "Planned") -> None:
     """Raise PlanRefused, with what to do instead, if the search marked the plan so."""
+    plan = planned.plan
     if not plan.refused:
         return
-    offer = ""
+    text = f"plan refused: {plan.reason}"
+    if planned.nearest_ms is not None:
+        text += f"; the nearest target with a plan is {planned.nearest_ms:g} ms"
+    text += "; --anyway makes this plan all the same"
     if plan.single_device is not None:
-        one = plan.single_device
-        what = "the teacher" if one.is_teacher else "one sub-model"
-        offer = f"; run {what} on {one.device} alone ({one.predicted_ms.total:.1f} ms)"
-    raise PlanRefused(f"plan refused: {plan.reason}{offer}")
+        device = plan.single_device.device
+        text += f"; the profile of {device} alone gets a plan of one sub-model for it"
+    raise PlanRefused(text)

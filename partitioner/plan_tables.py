@@ -1,10 +1,13 @@
 """What `mdp-partition plan` prints for people."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Column, Table
 
-from mdp.plan import Assignment, Plan, PredictedAccuracy, Replica
+from mdp.plan import Assignment, Plan, PredictedAccuracy, PredictedMs, Replica
 from partitioner.accuracy_law import WHOLE
+from partitioner.deadline import DECODED, DECODING_MS
 from partitioner.explain import Explanation, cautions
 from partitioner.grid import where
 from partitioner.pareto import ParetoPoint
@@ -16,7 +19,9 @@ from partitioner.tables import words
 def print_planned(planned: Planned, console: Console | None = None) -> None:
     """The plan, then what was asked for beside it."""
     console = console or Console()
-    console.print(_plan_table(planned.plan))
+    console.print(_plan_table(planned.plan, estimated(planned)))
+    if planned.plan.reason and not planned.plan.refused:
+        console.print(planned.plan.reason, soft_wrap=True, highlight=False)
     _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
     if planned.plan.deadline_ms is not None and not planned.plan.refused:
         console.print(_deadline(planned.plan), soft_wrap=True, highlight=False)
@@ -25,8 +30,6 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
     for device in planned.problem.devices:
         for caution in cautions(device.profile):
             console.print(f"{device.name}: {caution}", soft_wrap=True, highlight=False)
-    if planned.plan.refused:
-        console.print(f"refused: {planned.plan.reason}", soft_wrap=True, highlight=False)
     for told in planned.explanations:
         _print_explanation(console, told)
     if planned.pareto:
@@ -35,7 +38,10 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
 
 def _deadline(plan: Plan) -> str:
     """Which deadline goes with the target, and what it promises."""
-    text = f"ask with a deadline of {plan.deadline_ms:g} ms or more: "
+    text = (
+        f"ask with a deadline of {plan.deadline_ms:g} ms or more, {DECODING_MS:g} of them for "
+        f"decoding a picture of {DECODED} (estimated; larger ones take longer, arrays nothing): "
+    )
     if plan.percentile is None or plan.on_time is None:
         return text + "the target is about the typical answer"
     return (
@@ -44,31 +50,57 @@ def _deadline(plan: Plan) -> str:
     )
 
 
-def _plan_table(plan: Plan) -> Table:
-    """One row per device, replicas below their member, and what one device could do alone."""
+def estimated(planned: Planned) -> list[str]:
+    """The plan's devices whose latencies nobody has measured."""
+    plan = planned.plan
+    named = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
+    if plan.single_device is not None:
+        named.add(plan.single_device.device)
+    profiles = [device.profile for device in planned.problem.devices]
+    return [
+        p.name
+        for p in profiles
+        if p.name in named and p.provenance["latency"].method == "estimated"
+    ]
+
+
+def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
+    """One row per device, replicas below their member, and what one device could do alone.
+
+    Milliseconds of `guessed` devices carry a `~`.
+    """
+    caption = (
+        f"~ estimated, not measured on {', '.join(guessed)}: mdp-agent probe measures a device"
+        if guessed
+        else None
+    )
+
+    def shown(ms: PredictedMs, device: str) -> list[str]:
+        form = "~{:.3g}" if device in guessed else "{:.2f}"
+        return [form.format(value) for value in (ms.compute, ms.network, ms.total)]
+
     # Half a name tells nobody which device is meant.
     table = Table(
-        "k", Column("device", overflow="fold"), "sub-model", "compute ms", "network ms", "total ms",
-        "memory MB",
+        "k", Column("device", overflow="fold"), "sub-model, width x depth", "compute ms",
+        "network ms", "total ms", "memory MB",
         title=f"plan for {plan.teacher.name} ({words(plan.teacher.shape)}), "
         f"target {plan.target_ms:g} ms",
+        caption=caption,
     )  # fmt: skip
     for a in plan.assignments:
         parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
         for part in parts:
-            ms = part.predicted_ms
             what = _seen(a) if part is a else "the same"
             table.add_row(
-                str(a.k), part.device, what, f"{ms.compute:.2f}", f"{ms.network:.2f}",
-                f"{ms.total:.2f}", f"{part.memory_bytes / 1e6:.0f}",
+                str(a.k), part.device, what, *shown(part.predicted_ms, part.device),
+                f"{part.memory_bytes / 1e6:.0f}",
             )  # fmt: skip
     if plan.single_device is not None:
-        one, ms = plan.single_device, plan.single_device.predicted_ms
+        one = plan.single_device
         what = "the teacher itself" if one.is_teacher else words(one.submodel)
         table.add_section()
         table.add_row(
-            "", f"{one.device} alone", what, f"{ms.compute:.2f}", f"{ms.network:.2f}",
-            f"{ms.total:.2f}", "",
+            "", f"{one.device} alone", what, *shown(one.predicted_ms, one.device), "",
         )  # fmt: skip
     return table
 

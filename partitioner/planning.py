@@ -12,13 +12,14 @@ from msgspec import Meta
 from mdp.errors import InputError
 from mdp.files import Record
 from mdp.plan import Plan, TeacherSpec
-from mdp.profile import Precision, read_profile
+from mdp.profile import Precision, read_profiles
 from partitioner.accuracy_law import WHOLE
 from partitioner.accuracy_records import read_runs, shipped_records
 from partitioner.batching import with_batches
-from partitioner.deadline import deadline_ms
+from partitioner.deadline import DECODING_MS, deadline_ms
 from partitioner.explain import Explanation, explain
 from partitioner.grid import REGIONS
+from partitioner.nearest import nearest_target_ms
 from partitioner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.predictor import FittedLaw, fit, predictor_for, shipped_law
 from partitioner.problem import FP32, Problem, make_problem
@@ -71,6 +72,9 @@ class PlanOptions(Record, frozen=True):
     any_precision: Annotated[
         bool, Meta(description="Plan with every precision that a profile has measured")
     ] = False
+    anyway: Annotated[
+        bool, Meta(description="Keep a plan that would be refused; it says what speaks against it")
+    ] = False
 
     def check(self) -> None:
         """Raise InputError for a value out of range, or without anything to aim at."""
@@ -110,6 +114,8 @@ class Planned:
     plan: Plan
     problem: Problem
     law: FittedLaw
+    #: Of a refused plan: the nearest target for which there is a plan, where one was found.
+    nearest_ms: float | None = None
     pareto: list[ParetoPoint] = field(default_factory=list)
     explanations: list[Explanation] = field(default_factory=list)
 
@@ -122,6 +128,9 @@ class Planned:
             "assumed": predictor.assumed,
             "typical_error": predictor.typical_error,
         }
+        value["decoding_ms"] = DECODING_MS
+        if self.nearest_ms is not None:
+            value["nearest_target_ms"] = self.nearest_ms
         if self.pareto:
             value["pareto"] = msgspec.to_builtins(self.pareto)
         if self.explanations:
@@ -153,7 +162,7 @@ def make_planned(
     """Read profiles and runs, and search; raises ConfigError, InputError and PlanRefused."""
     own = read_runs(runs)
     law = fit([*shipped_records(), *own]) if own else shipped_law()
-    devices = [read_profile(profile) for profile in profiles]
+    devices = read_profiles(profiles)
     problem = make_problem(
         teacher,
         devices,
@@ -172,7 +181,15 @@ def make_planned(
         client_bps=None if options.client_mbit is None else 1e6 * options.client_mbit,
     )
     plan = with_batches(_searched(problem, options), devices)
+    nearest_ms = None
+    if plan.refused and options.anyway:
+        plan = msgspec.structs.replace(
+            plan, refused=False, reason=f"made against advice: {plan.reason}"
+        )
+    elif plan.refused and options.min_accuracy is None:
+        nearest_ms = nearest_target_ms(problem, plan)
     return Planned(
+        nearest_ms=nearest_ms,
         plan=msgspec.structs.replace(plan, deadline_ms=deadline_ms(problem, plan)),
         problem=problem,
         law=law,

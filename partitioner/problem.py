@@ -107,7 +107,10 @@ def _check(profiles: Sequence[DeviceProfile], num_classes: int, max_energy_j: fl
         raise InputError("expected at least 1 profile, got 0")
     repeated = [name for name, n in Counter(p.name for p in profiles).items() if n > 1]
     if repeated:
-        raise InputError(f"expected every profile once, got {', '.join(repeated)} repeatedly")
+        raise InputError(
+            f"expected every profile once, got {', '.join(repeated)} repeatedly "
+            f"({repeated[0]}*2 for several boards of a kind)"
+        )
     if max_energy_j is not None and not (math.isfinite(max_energy_j) and max_energy_j > 0):
         raise InputError(f"expected an energy limit above 0 J, got {max_energy_j:g}")
 

@@ -1,7 +1,6 @@
 """Quantise a bundle: try every way of running every member, keep what earns its place."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -88,9 +87,8 @@ def quantise(
             files = {name: file_entry(folder / name) for name in manifest.files}
             early = measure_bounds(contributions, fusion)
             manifest = msgspec.structs.replace(manifest, files=files, early=early)
-            report = _with_teacher(
-                evaluate(Bundle(folder, manifest), data, run, cache, progress), before
-            )
+            manifest = msgspec.structs.replace(manifest, evaluation=before)
+            report = evaluate(Bundle(folder, manifest), data, run, cache, progress)
             manifest = msgspec.structs.replace(manifest, evaluation=report.evaluation)
         after = before if report is None else report.evaluation
         record = _record(bundle, data, asked, candidates, judge, (before, after))
@@ -107,7 +105,7 @@ def _check(bundle: Bundle, data: Dataset, asked: Asked) -> None:
             f"{path}: is untrained, so it has no accuracy to lose; plan the precision instead"
         )
     if manifest.evaluation is None:
-        raise InputError(f"{path}: was never evaluated: run mdp-partition evaluate first")
+        raise InputError(f"{path}: was never evaluated: run mdp-partition evaluate --write first")
     for assignment in manifest.plan.assignments:
         precision = assignment.submodel.precision
         if precision != "fp32":
@@ -186,14 +184,6 @@ def _evaluation(bundle: Bundle, data: Dataset, cache: Path, progress: Progress) 
     if known is not None and known.data_digest == data.test.digest:
         return known
     return evaluate(bundle, data, None, cache, progress).evaluation
-
-
-def _with_teacher(report: Report, before: Evaluation) -> Report:
-    """The teacher's accuracy on the same pictures does not change with the sub-models."""
-    if report.evaluation.teacher is not None:
-        return report
-    evaluation = msgspec.structs.replace(report.evaluation, teacher=before.teacher)
-    return replace(report, evaluation=evaluation)
 
 
 def _copy(bundle: Bundle, folder: Path, models: Mapping[int, bytes]) -> None:

@@ -12,7 +12,7 @@ import typer
 from mdp import console
 from mdp.bundle import Bundle
 from mdp.errors import InputError
-from mdp.profile import Precision, read_profile
+from mdp.profile import Precision, read_profiles
 from partitioner.command import JsonOption, OwnRunOption, interruptible
 from partitioner.data import Dataset, open_dataset
 from partitioner.progress import Progress
@@ -78,7 +78,7 @@ def quantize(
         check_target(target)
         asked = Asked(
             max_loss=max_loss / 100,
-            profiles=[read_profile(profile) for profile in profiles or []],
+            profiles=read_profiles(profiles or []),
             here=here or [],
             ways=[way for way in WAYS[1:] if way[0] in _precisions(precision)],
         )

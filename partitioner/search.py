@@ -245,7 +245,7 @@ def why_left_out(device: Device, limits: Limits) -> str:
 
 def nothing_fits(problem: Problem, target_ms: float) -> str:
     """One line that names the nearest targets which could be met."""
-    alone, pair = problem.limits(target_ms, 1), problem.limits(target_ms, 2)
+    alone = problem.limits(target_ms, 1)
     able = [
         (min(c.by_ms(alone.pace) for c in options), device.name, options)
         for device in problem.devices
@@ -257,18 +257,26 @@ def nothing_fits(problem: Problem, target_ms: float) -> str:
             return f"no device can answer with {alone.max_energy_j:g} J ({reasons})"
         return f"no device has the memory for a sub-model ({reasons})"
     able.sort(key=lambda entry: entry[:2])
+    both_ms = two_by_ms(problem)
     text = (
         f"no device can answer within {target_ms:g} ms; the nearest target that could be "
         f"met is {rounded_up(able[0][0]):g} ms, by {able[0][1]}"
     )
-    if len(able) > 1:
-        both_ms = _two_by_ms([options for *_, options in able], pair)
+    if both_ms is not None:
         text += f", and two devices can take part from {rounded_up(both_ms):g} ms on"
     return text
 
 
-def _two_by_ms(able: Sequence[Sequence[Candidate]], limits: Limits) -> float:
-    """When two of these devices can both have answered, each crop waiting for the other one."""
+def two_by_ms(problem: Problem) -> float | None:
+    """When two devices can both have answered, each crop waiting for the other one.
+
+    None where fewer than two can answer at all.
+    """
+    limits = problem.limits(math.inf, 2)
+    every = [device.within(math.inf, limits.max_energy_j) for device in problem.devices]
+    able = [options for options in every if options]
+    if len(able) < 2:
+        return None
     by_size: dict[float, dict[int, Candidate]] = {}
     for index, options in enumerate(able):
         for c in options:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mdp.crop import Pixels
 from mdp.errors import InputError
+from mdp.extras import install
 from mdp.fusion import Contribution, Logits
 from mdp.imports import without
 from mdp.model_file import ModelFile
@@ -114,7 +115,7 @@ def _openvino(precision: Precision) -> Any:
     except ImportError as error:
         raise InputError(
             f"openvino in {precision}: openvino is not installed here: "
-            "pip install 'mdp-edge[partition,openvino]'"
+            + install("partition,openvino")
         ) from error
     return openvino
 

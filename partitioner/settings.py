@@ -1,5 +1,6 @@
 """Every knob of a run, with its unit and range: what `settings.json` holds."""
 
+import re
 from typing import Annotated, Literal
 
 import msgspec
@@ -195,7 +196,12 @@ class RunOptions(Record, frozen=True):
         Meta(description="Arithmetic of training; auto is bf16 where it is quicker"),
     ] = "auto"
     threads: Annotated[
-        int, Meta(ge=0, le=1024, description="Threads to train with; 0 is all cores")
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="Threads to train with; 0 is this process's share of the cores",
+        ),
     ] = 0
 
 
@@ -247,15 +253,38 @@ class Settings(Record, frozen=True):
     format_version: Literal[1] = 1
 
 
+#: Keys of a plan that follow from others: they are named only where nothing else differs.
+_FOLLOWING = re.compile(
+    r"accuracy\b|deadline_ms|energy_j|left_out|memory_bytes|on_time|predicted_ms|reason|single_device|why"
+)
+_HASH = re.compile(r"[0-9a-f]{32,64}")
+_SPLITS = {"train": "training", "calibration": "calibration", "test": "test"}
+
+
 def differences(there: object, here: object) -> str:
-    """The first five keys in which two records differ, in words; empty if they are equal."""
+    """The first five keys in which two records differ, in words; empty if they are equal.
+
+    What a user sets comes first, then parts of lists; what follows from these is left out.
+    """
     old, new = _flat(msgspec.to_builtins(there)), _flat(msgspec.to_builtins(here))
+    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    set_by_hand = [key for key in keys if not _FOLLOWING.search(key)]
+    whole = [key for key in set_by_hand if not re.search(r"\.\d+\b", key)]
     found = [
-        f"{key} was {old.get(key, 'absent')}, is now {new.get(key, 'absent')}"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key)
+        _difference(key, old.get(key, "absent"), new.get(key, "absent"))
+        for key in whole or set_by_hand or keys
     ]
     return "; ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+
+
+def _difference(key: str, old: object, new: object) -> str:
+    """One key that differs; a hash tells nobody anything, so none is named."""
+    part, _, split = key.rpartition(".")
+    if part in ("", "data") and split in _SPLITS:
+        return f"the {_SPLITS[split]} pictures differ"
+    if any(isinstance(value, str) and _HASH.fullmatch(value) for value in (old, new)):
+        return f"{key} differs"
+    return f"{key} was {old}, is now {new}"
 
 
 def _flat(value: object, prefix: str = "") -> dict[str, object]:

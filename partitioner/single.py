@@ -52,14 +52,15 @@ def reason_to_refuse(
     floor: float,
 ) -> str:
     """Why one device does at least as well, or an empty text."""
-    if single is None or single.accuracy is None:
+    if single is None or single.accuracy is None or len(problem.devices) == 1:
+        # A fleet of one device was asked for, and a plan of one member is what can be served.
         return ""
     there = next(d for d in problem.devices if d.name == single.device).profile.availability
     alone = there * single.accuracy
     if single.is_teacher and alone >= floor:
         lead = _expected_at_most(problem, seats) - alone
         if lead <= accuracy.typical_error:
-            return _teacher_instead(single, there, alone + lead, lead, limits)
+            return _teacher_instead(single, there, alone + lead, accuracy.expected, limits)
     able = [
         d
         for d in problem.devices
@@ -81,19 +82,27 @@ def reason_to_refuse(
 
 
 def _teacher_instead(
-    single: SingleDevice, there: float, plan: float, lead: float, limits: Limits
+    single: SingleDevice, there: float, counted: float, expected: float, limits: Limits
 ) -> str:
-    """That one device runs the teacher, and what speaks for the plan where anything does."""
+    """That one device runs the teacher, and what speaks for the plan where anything does.
+
+    The plan's expected accuracy is `expected`; no answer counted for more than the teacher's, it is
+    `counted`.
+    """
     quantised = "" if single.submodel.precision == "fp32" else f" in {single.submodel.precision}"
     text = (
         f"{single.device} runs the teacher itself{quantised} in "
         f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
     )
-    if lead <= 0:
+    alone = there * (single.accuracy or 0.0)
+    if counted <= alone:
         return text
+    members = f"{counted:.1%}"
+    if f"{expected:.1%}" != members:
+        members += f" ({expected:.1%} predicted, but no answer counts for more than the teacher's)"
     return (
-        f"{text}; as it is there {there:.0%} of the time it is right on {plan - lead:.1%}, the "
-        f"members on {plan:.1%} as devices come and go, and such a prediction is not that sure"
+        f"{text}; as it is there {there:.0%} of the time it is right on {alone:.1%}, the members "
+        f"on {members} as devices come and go, and such a prediction is not that sure"
     )
 
 

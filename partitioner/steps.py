@@ -9,7 +9,7 @@ from mdp.bundle import MANIFEST, Bundle, Manifest, sha256_of
 from mdp.errors import ConfigError, InputError, MDPError, PlanRefused
 from mdp.files import read_json
 from mdp.plan import Plan, TeacherSpec
-from partitioner.data import DIGITS, Dataset, open_dataset
+from partitioner.data import DIGITS, SPLITS, Dataset, open_dataset
 from partitioner.distributed import first_then_others, is_first, together
 from partitioner.evaluate import Report, evaluate, write_report
 from partitioner.progress import Progress
@@ -96,17 +96,35 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
 
     settings = _settled(run, plan, data, asked)
     work = Work(run, settings, plan, data, progress)
-    # A picture that cannot be read has to show up now and not after hours of training.
+    if data.remark:
+        progress.note(data.remark)
+    # Pictures that cannot be read have to show up now, all at once, not after hours of training.
     with first_then_others():
-        for split in ("train", "calibration", "test"):
-            work.teacher_pixels(split)
-            work.member_pixels(plan.assignments[0], split)
+        _cut_views(work)
     teacher = ensure_teacher(work, _checkpoint(asked))
     with first_then_others():
         targets = ensure_targets(work, teacher)
     train_members(work, teacher, targets)
     train_jointly(work, targets)
     return work
+
+
+def _cut_views(work: Work) -> None:
+    """Cut every split for the teacher and the first member; raises UnreadablePictures."""
+    from partitioner.views import NAMED, UnreadablePictures
+
+    broken: list[str] = []
+    for split in SPLITS:
+        try:
+            work.teacher_pixels(split)
+            work.member_pixels(work.plan.assignments[0], split)
+        except UnreadablePictures as error:
+            broken += error.reasons
+    if len(broken) > NAMED:
+        for reason in broken:
+            work.progress.note(reason)
+    if broken:
+        raise UnreadablePictures(broken)
 
 
 def _settled(run: RunFolder, plan: Plan, data: Dataset, asked: Asked) -> Settings:
@@ -262,13 +280,19 @@ def data_for(
 
 
 def evaluate_step(
-    bundle: Bundle, data: Dataset, run: RunFolder | None, progress: Progress
+    bundle: Bundle,
+    data: Dataset,
+    run: RunFolder | None,
+    progress: Progress,
+    *,
+    write: bool = False,
 ) -> Report:
-    """Measure the bundle and write the outcome into its manifest."""
+    """Measure the bundle; with `write` put the outcome into its manifest."""
     if run is not None:
         report = evaluate(bundle, data, run, run.cache, progress)
     else:
         with TemporaryDirectory(prefix="mdp-views-") as cache:
             report = evaluate(bundle, data, None, Path(cache), progress)
-    write_report(bundle, report)
+    if write:
+        write_report(bundle, report)
     return report

@@ -1,12 +1,13 @@
 """What the commands print for people: rich tables on stdout."""
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from mdp.bundle import Bundle, Evaluation
+from mdp.bundle import MANIFEST, Bundle, Evaluation
 from mdp.plan import Plan, SubModelSpec
 from partitioner.data import SPLITS, Dataset, SplitName
 from partitioner.evaluate import Report
@@ -25,9 +26,11 @@ def print_report(report: Report, plan: Plan) -> None:
         title=f"{evaluation.pictures:,} test pictures of {evaluation.data}",
     )  # fmt: skip
     if evaluation.teacher is not None:
+        teacher, took_ms = evaluation.teacher, report.teacher_latency_ms
+        elsewhere = f" on {teacher.pictures:,} of {teacher.data}" if teacher.pictures else ""
         alone.add_row(
             f"teacher {plan.teacher.name}", words(plan.teacher.shape),
-            f"{evaluation.teacher.accuracy:.2%}", f"{report.teacher_latency_ms or 0:.2f}",
+            f"{teacher.accuracy:.2%}{elsewhere}", "" if took_ms is None else f"{took_ms:.2f}",
             end_section=True,
         )  # fmt: skip
     for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
@@ -39,6 +42,55 @@ def print_report(report: Report, plan: Plan) -> None:
     console.print(_together(evaluation, plan))
     if evaluation.early:
         console.print(_early(evaluation, plan))
+    if remark := one_does_as_well(evaluation):
+        console.print(remark, soft_wrap=True, highlight=False)
+
+
+def one_does_as_well(evaluation: Evaluation) -> str:
+    """Which member alone is measured to do as well as all of them together; else an empty text."""
+    every = tuple(member.k for member in evaluation.members)
+    together = next(s.stacked for s in evaluation.subsets if s.members == every)
+    best = max(evaluation.members, key=lambda member: member.accuracy)
+    if len(every) < 2 or best.accuracy < together:
+        return ""
+    return (
+        f"{best.device} alone is right on {best.accuracy:.2%} of these {evaluation.pictures:,} "
+        f"pictures, all {len(every)} members together on {together:.2%}: on these pictures the "
+        "others add availability, not accuracy"
+    )
+
+
+def print_written(bundle: Bundle, run: Path) -> None:
+    """What a build has left behind, and what to do with it."""
+    size_mb = sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) / 1e6
+    assignments = bundle.manifest.plan.assignments
+    members = "1 sub-model" if len(assignments) == 1 else f"{len(assignments)} sub-models"
+    device = assignments[0].device
+    for line in (
+        f"{bundle.path}: {members}, digest {bundle.digest}",
+        f"next: copy it to every device and serve it there, mdp-agent run --bundle {bundle.path} "
+        f"--device {device} --bind tcp://0.0.0.0:7500 --key {device}.secret --clients clients/",
+        f"{run} ({size_mb:,.0f} MB) lets the same command go on or measure anew; it may be removed",
+    ):
+        print(line)
+
+
+def what_became_of(bundle: Bundle, report: Report, *, write: bool) -> str:
+    """One line: whether the manifest of `bundle`, as it was before, holds the report now."""
+    known, manifest = bundle.manifest.evaluation, bundle.path / MANIFEST
+    before = "never evaluated" if known is None else f"evaluated on {_pictures(known)}"
+    if not write:
+        return f"{bundle.path}: as it was, {before}; --write puts these figures into its manifest"
+    was = "had none" if known is None else f"was of {_pictures(known)}"
+    return (
+        f"{manifest}: its evaluation is now of {_pictures(report.evaluation)}, {was}; the digest "
+        f"stays {bundle.digest[:12]}, so agents need nothing new, and clients say the new "
+        "accuracies with a copy of this manifest"
+    )
+
+
+def _pictures(evaluation: Evaluation) -> str:
+    return f"{evaluation.pictures:,} pictures of {evaluation.data}"
 
 
 def _early(evaluation: Evaluation, plan: Plan) -> Table:
@@ -76,6 +128,7 @@ def data_as_json(data: Dataset) -> dict[str, Any]:
     return {
         "source": data.source,
         "labels": data.labels,
+        "left_out": dict(data.left_out),
         "splits": {
             name: {
                 "pictures": len(data.split(name)),
@@ -96,6 +149,8 @@ def print_data(data: Dataset) -> None:
     table.add_section()
     table.add_row("all", *(f"{len(data.split(name)):,}" for name in SPLITS))
     Console().print(table)
+    if data.remark:
+        Console().print(data.remark, soft_wrap=True, highlight=False, markup=False)
 
 
 def _counts(data: Dataset, name: SplitName) -> list[int]:

@@ -206,10 +206,14 @@ def _create(
     except Exception as error:
         # timm hands arguments through to many constructors and weights through to a download.
         reason = str(error).partition("\n")[0] or type(error).__name__
-        where = "with timm's weights " if pretrained else ""
-        raise InputError(
-            f"--teacher: {name!r} cannot be built {where}({args}): {reason}"
-        ) from error
+        given = "".join(f" {key}={value}" for key, value in args.items())
+        if pretrained:
+            raise InputError(
+                f"--pretrained: timm's weights of {name!r}{given} cannot be had: {reason}; "
+                "where there is no network, give them as a file: --teacher-checkpoint FILE"
+            ) from error
+        with_given = f" with --teacher-arg{given}" if args else ""
+        raise InputError(f"--teacher: {name!r} cannot be built{with_given}: {reason}") from error
     _check_plain(name, network)
     return network
 

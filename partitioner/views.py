@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mdp.crop import Pixels, crop, decode_jpeg, encode_jpeg, load_picture, side_for
-from mdp.errors import InputError
+from mdp.errors import InputError, PictureError
 from mdp.files import replacing_folder
 from mdp.plan import Assignment, Encoding, Region
 from partitioner.arrays import new_array
@@ -23,6 +23,19 @@ from partitioner.progress import Progress
 WHOLE = Region()
 #: Pictures handed to the threads at a time; Ctrl-C is noticed in between.
 _CHUNK = 256
+#: So many broken pictures an error names; `UnreadablePictures.reasons` has them all.
+NAMED = 20
+
+
+class UnreadablePictures(PictureError):
+    """Pictures of a data set that cannot be decoded: `reasons` names each, and why."""
+
+    def __init__(self, reasons: Sequence[str]) -> None:
+        self.reasons = tuple(reasons)
+        more = "" if len(reasons) <= NAMED else f"; and {len(reasons) - NAMED:,} more"
+        listed = "; ".join(self.reasons[:NAMED]) + more
+        count = f"{len(reasons):,} pictures cannot be read: " if len(reasons) > 1 else ""
+        super().__init__(f"{count}{listed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +73,7 @@ def load_views(
     """Arrays `[N, S, S, 3]`, memory-mapped, one per view; missing ones are cut first.
 
     Views that one client cuts from one decoded picture are given together: a JPEG is decoded as
-    coarsely as the finest of them allows. Raises PictureError naming the file that is none.
+    coarsely as the finest of them allows. Raises UnreadablePictures naming every file that is none.
     """
     smallest_side = max(side_for(view.region, view.image_size) for view in views)
     paths = {view: folder / _file_name(pictures, view, smallest_side) for view in views}
@@ -79,6 +92,7 @@ def _cut_all(
 ) -> None:
     """Decode every picture once and write every view of it; files appear when all is done."""
     count = len(pictures)
+    broken: dict[int, str] = {}
     with ExitStack() as stack:
         arrays = {}
         for view, path in paths.items():
@@ -88,7 +102,11 @@ def _cut_all(
         advance = stack.enter_context(progress.task(f"cutting {count:,} pictures, {what}", count))
 
         def work(index: int) -> None:
-            picture = load_picture(pictures.sources[index], smallest_side=smallest_side)
+            try:
+                picture = load_picture(pictures.sources[index], smallest_side=smallest_side)
+            except PictureError as error:
+                broken[index] = str(error)
+                return
             for view, array in arrays.items():
                 array[index] = cut(picture, view)
 
@@ -96,6 +114,8 @@ def _cut_all(
             for _ in pool.map(work, chunk):
                 pass
             advance(len(chunk), "")
+        if broken:
+            raise UnreadablePictures([broken[index] for index in sorted(broken)])
 
 
 def _chunks(count: int) -> Iterator[range]:

@@ -15,7 +15,7 @@ from mdp.exchange import checked_deadline_ms
 from mdp.files import write_bytes
 from mdp.fusion import Fusion
 from mdp.plan import Plan, read_plan
-from mdp.profile import DeviceProfile, read_profile, shipped_profiles
+from mdp.profile import DeviceProfile, read_profile, read_profiles, shipped_profiles
 from partitioner.options import takes
 from partitioner.planning import checked_client_mbit
 from partitioner.predictor import shipped_law
@@ -234,7 +234,7 @@ def _subject(
 
 def _profiles(plan: Plan, given: Sequence[str] | None) -> dict[str, DeviceProfile]:
     """The named profiles, and shipped ones for devices of the plan that none was named for."""
-    found = by_name([read_profile(path) for path in given or []])
+    found = by_name(read_profiles(given or []))
     shipped = shipped_profiles()
     for part in parts_of(plan):
         if part.device not in found and part.device in shipped:

@@ -188,7 +188,7 @@ def test_openvino_that_is_not_installed_is_refused_or_replaced(
     asked = changed(planned, runtime="openvino")
     expected = (
         r"^the plan asks for openvino in fp32, which is not installed "
-        rf"\(pip install 'mdp-edge\[agent,openvino\]'\); {NOT_HERE}$"
+        rf"\(pip install '\.\[agent,openvino\]' in a checkout of MDP\); {NOT_HERE}$"
     )
     with pytest.raises(NotHereError, match=expected):
         open_runtime(model, asked, num_classes=3)

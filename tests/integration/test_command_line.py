@@ -353,7 +353,7 @@ def test_doctor_names_what_is_wrong(
     assert subjects == ["submodels/1/model.onnx", "manifest.json", "gamma", *DEVICES]
     texts = dict(said)
     assert "bytes, found" in texts["submodels/1/model.onnx"]
-    assert texts["manifest.json"] == "never evaluated: run mdp-partition evaluate"
+    assert texts["manifest.json"] == "never evaluated: run mdp-partition evaluate --write"
     assert texts["alpha"].startswith("READY on CPUExecutionProvider: wrong bundle: serves colours")
     assert "x.example:7500" in texts["gamma"]
 

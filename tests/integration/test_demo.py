@@ -45,7 +45,7 @@ def agents_of(bundle: Path) -> list[list[str]]:
 def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: Path) -> None:
     seen = tmp_path / "seen.json"
     work = tmp_path / "work"
-    done = demo("--work", work, "--bundle", bundle, "--pictures", pictures, "--json", seen)
+    done = demo("--work", work, "--bundle", bundle, "--pictures", pictures, "--report", seen)
     assert done.returncode == 0, done.stdout + done.stderr
     assert agents_of(bundle) == []
     content = json.loads(seen.read_text())
@@ -69,7 +69,7 @@ def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: 
     ("case", "expected"),
     [
         ("no bundle", "nowhere: expected a bundle folder with a manifest.json"),
-        ("never evaluated", "bundle: never evaluated; run mdp-partition evaluate first"),
+        ("never evaluated", "bundle: never evaluated; run mdp-partition evaluate --write first"),
         ("other classes", "expected folders named after classes of"),
         ("no pictures", "w: expected a folder per class with pictures"),
         ("work is a file", "file: cannot be made: File exists"),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from mdp.bundle import Bundle
+from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.runs import SHARED_ARGS, SHARED_MS, write_profiles
 from tests.support.trees import CLASSES, write_tree
 
@@ -102,7 +103,7 @@ def whole(folder: Path) -> Whole:
         ["plan", *plan_arguments(folder), "--out", plan],
         ["train", "--plan", plan, *data, "--run", kept, *KNOBS],
         ["export", "--run", kept, "--out", out, *NAME],
-        ["evaluate", "--bundle", out],
+        ["evaluate", "--bundle", out, "--write"],
     )
     printed = []
     for command in commands:
@@ -129,6 +130,28 @@ def test_four_commands_make_an_evaluated_bundle(whole: Whole):
     assert [m["accuracy"] for m in printed["members"]] == [m.accuracy for m in evaluation.members]
     assert [s["members"] for s in printed["subsets"]] == [[0], [1], [0, 1]]
     assert bundle.expected_accuracy((0, 1), "stacked") > 0.6
+
+
+def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path):
+    out, tree = tmp_path / "one", folder / "tree"
+    done = run([
+        COMMAND, "build", *TEACHER, "--profiles", str(folder / "alpha.toml"), "--data", str(tree),
+        "--latency-ms", str(SHARED_MS), "--teacher-epochs", "2", "--epochs", "2",
+        "--batch-size", "16", "--variants", "2", "--out", str(out),
+    ])  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    bundle = Bundle.open(out)
+    assert [a.device for a in bundle.manifest.plan.assignments] == ["alpha"]
+    written, after, run_folder = done.stdout.splitlines()[-3:]
+    assert written == f"{out}: 1 sub-model, digest {bundle.digest}"
+    assert f"mdp-agent run --bundle {out} --device alpha" in after
+    assert run_folder.startswith(f"{out}.run (")
+    assert "may be removed" in run_folder
+
+    with Fleet(tmp_path, out).start_all("alpha") as fleet, fleet.client() as client:
+        answer = client.classify(tree / "ring" / "000.png", deadline_ms=PLENTY_MS)
+    assert (answer.used, answer.partial) == (("alpha",), False)
+    assert answer.expected_accuracy == bundle.expected_accuracy((0,), "stacked")
 
 
 def test_a_build_stopped_twice_ends_with_the_same_bundle(folder: Path, whole: Whole):

@@ -33,7 +33,7 @@ def test_the_demo_serves_it_without_training(tmp_path: Path) -> None:
     work, seen = tmp_path / "work", tmp_path / "seen.json"
     command = [str(BIN / "mdp"), "demo", "--bundle", str(BUNDLE), "--work", str(work)]
     done = subprocess.run(
-        [*command, "--json", str(seen)],
+        [*command, "--report", str(seen)],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -80,7 +80,7 @@ def test_without_opencv_folders_work_and_cameras_say_what_to_install(
         check_source(Source(kind="camera", place="0"))
     assert str(raised.value) == (
         "OpenCV is not installed; every --source but a folder needs it: "
-        "pip install 'mdp-edge[camera]'"
+        "pip install '.[camera]' in a checkout of MDP"
     )
 
 

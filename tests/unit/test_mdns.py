@@ -40,7 +40,8 @@ def test_without_zeroconf_both_sides_say_what_to_install(monkeypatch: pytest.Mon
     with pytest.raises(AgentError) as raised:
         Announcer("tcp://127.0.0.1:7500", {"device": "n100"})
     assert str(raised.value) == (
-        "zeroconf is not installed; --announce needs it: pip install 'mdp-edge[discover]'"
+        "zeroconf is not installed; --announce needs it: "
+        "pip install '.[discover]' in a checkout of MDP"
     )
     with pytest.raises(InputError, match=r"^zeroconf is not installed; mdp fleet discover needs"):
         listen("127.0.0.1", seconds=0.1)

@@ -1,5 +1,7 @@
 """What an arrival subset is worth: its accuracy and how well its probabilities can be trusted."""
 
+import dataclasses
+
 import msgspec
 import numpy as np
 import pytest
@@ -154,6 +156,22 @@ def test_the_table_shows_calibration_errors(capsys: pytest.CaptureFixture[str]):
     assert "stacked ECE" in printed
     row = next(line for line in printed.splitlines() if "alpha + beta" in line)
     assert [w for w in row.split() if w.endswith("%")] == ["79.00%", "89.00%", "84.00%", "10.00%"]
+
+
+def test_a_member_that_does_as_well_alone_is_pointed_out(capsys: pytest.CaptureFixture[str]):
+    plan = colour_plan(("alpha", "beta"), (8, 8))
+    print_report(report(2), plan)
+    assert "alone" not in capsys.readouterr().out
+    plain = report(2)
+    better = msgspec.structs.replace(plain.evaluation.members[1], device="beta", accuracy=0.9)
+    evaluation = msgspec.structs.replace(
+        plain.evaluation, members=[plain.evaluation.members[0], better]
+    )
+    print_report(dataclasses.replace(plain, evaluation=evaluation), plan)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "beta alone is right on 90.00% of these 100 pictures, all 2 members together on 89.00%"
+    ) in said
 
 
 def test_the_table_shows_sizes_with_mean_and_lowest(capsys: pytest.CaptureFixture[str]):

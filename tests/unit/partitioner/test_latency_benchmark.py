@@ -122,9 +122,10 @@ def test_the_link_lies_between_those_that_were_measured() -> None:
 @pytest.mark.usefixtures("few_targets")
 def test_plans_that_are_refused_are_said_and_left_out(tmp_path: Path) -> None:
     points = [row(case, factor=0.01) for case in latency_shapes.grid()]
-    path = tmp_path / "core-0.toml"
-    profile = msgspec.structs.replace(latency_numbers.profile_of(points), name="core-0")
-    write_toml(path, profile)
+    paths = [tmp_path / f"core-{core}.toml" for core in (0, 1)]
+    for path in paths:
+        profile = msgspec.structs.replace(latency_numbers.profile_of(points), name=path.stem)
+        write_toml(path, profile)
     said: list[str] = []
-    assert latency_plans.make_plans([str(path)], said.append) == []
+    assert latency_plans.make_plans([str(path) for path in paths], said.append) == []
     assert said[0].startswith("vit_small_patch16_224 within 8 ms: refused: core-0 runs the teacher")

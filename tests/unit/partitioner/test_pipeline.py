@@ -272,7 +272,7 @@ def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_pat
 
 def test_evaluation_is_what_fusion_of_the_files_gives(built: Built):
     bundle = Bundle.open(built.bundle)
-    report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET)
+    report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET, write=True)
     evaluation = Bundle.open(built.bundle).manifest.evaluation
     assert evaluation == report.evaluation
     assert evaluation.pictures == 24
@@ -304,8 +304,12 @@ def test_the_printed_json_has_the_promised_keys(built: Built):
     assert {"boosted", "stacked", "bagged"} <= value["subsets"][0].keys()
 
 
+def never_evaluated(path: Path) -> Bundle:
+    return Bundle(path, msgspec.structs.replace(Bundle.open(path).manifest, evaluation=None))
+
+
 def test_without_the_run_the_teacher_is_left_out(built: Built):
-    bundle = Bundle.open(built.bundle)
+    bundle = never_evaluated(built.bundle)
     with_run = steps.evaluate_step(bundle, built.data, built.work.run, QUIET).evaluation
     without = steps.evaluate_step(bundle, built.data, None, QUIET).evaluation
     assert without.teacher is None
@@ -387,9 +391,10 @@ def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Bu
 def test_another_runs_teacher_is_left_out(built: Built, tmp_path: Path):
     work = trained(built.tree, tmp_path / "other.run", epochs=1)
     shutil.copy(built.work.run.teacher_onnx, work.run.teacher_onnx)
-    report = steps.evaluate_step(Bundle.open(built.bundle), built.data, work.run, QUIET)
+    bundle = never_evaluated(built.bundle)
+    report = steps.evaluate_step(bundle, built.data, work.run, QUIET)
     assert report.evaluation.teacher is None
-    report = steps.evaluate_step(Bundle.open(built.bundle), built.data, built.work.run, QUIET)
+    report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET)
     assert report.evaluation.teacher is not None
 
 

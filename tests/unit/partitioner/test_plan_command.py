@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ from mdp.plan import Region, SubModelSpec, TeacherSpec, read_plan
 from mdp.profile import DeviceProfile, ProbeRecord, Sustained, read_profile
 from partitioner import cli
 from partitioner.accuracy_law import WHOLE
-from partitioner.deadline import CLIENT_MS_PER_MEMBER
+from partitioner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
 from partitioner.explain import cautions, explain, seats_of
 from partitioner.grid import PARTS, where
 from partitioner.latency import Way, fit_latency, relative_errors
@@ -273,7 +274,8 @@ def test_the_deadline_leaves_room_for_slow_answers_the_client_and_its_reserve() 
     for assignment in plan.assignments:
         model = fit_latency(read_profile(assignment.device), Way(threads=assignment.threads))
         slow_ms = model.estimate(assignment.submodel, 10).high_ms
-        needed.append(slow_ms + assignment.predicted_ms.network + 2 * CLIENT_MS_PER_MEMBER)
+        own_ms = 2 * CLIENT_MS_PER_MEMBER + DECODING_MS
+        needed.append(slow_ms + assignment.predicted_ms.network + own_ms)
     assert plan.deadline_ms is not None
     kept_ms = 1e3 * reserve_s(plan.deadline_ms)
     assert plan.deadline_ms - kept_ms == pytest.approx(max(needed), abs=0.1)
@@ -412,6 +414,60 @@ def test_everything_at_once_on_the_command_line(run: Run, tmp_path: Path) -> Non
     assert plan.accuracy is not None
     assert plan.single_device is not None
     assert plan.single_device.accuracy is not None
+
+
+@pytest.mark.torch
+def test_the_table_says_which_latencies_are_estimated(run: Run) -> None:
+    code, out, err = run(*PLAN, "--latency-ms", 40)
+    assert (code, err) == (0, "")
+    rows = [line for line in out.splitlines() if "n100" in line and line.startswith("│")]
+    assert all("~" in row for row in rows)
+    said = " ".join(out.split())
+    assert "~ estimated, not measured on laptop-cpu, n100, raspberry-pi-5" in said
+    assert re.search(r"deadline of [\d.]+ ms or more, 8 of them for decoding a picture of", said)
+
+
+@pytest.mark.torch
+def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
+    run: Run, tmp_path: Path
+) -> None:
+    refused = ["--teacher", "vit_base_patch16_224", "--latency-ms", 60, "--out", "p.toml",
+               "--profiles", "jetson-orin-nano", "n100"]  # fmt: skip
+    code, out, err = run(*refused)
+    assert code == 4
+    assert not (tmp_path / "p.toml").exists()
+    works = re.search(r"the nearest target with a plan is ([\d.]+) ms", err)
+    assert works is not None
+    code, out, err = run(*refused[:3], works[1], *refused[4:])
+    assert (code, err) == (0, "")
+
+    code, out, err = run(*refused, "--anyway")
+    assert (code, err) == (0, "")
+    plan = read_plan(tmp_path / "p.toml")
+    assert (plan.refused, len(plan.assignments)) == (False, 2)
+    assert plan.reason.startswith("made against advice: jetson-orin-nano runs the teacher itself")
+    assert plan.reason in " ".join(out.split())
+
+
+@pytest.mark.torch
+def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_path: Path) -> None:
+    teacher = ["--teacher", "vit_base_patch16_224", "--out", "p.toml", "--latency-ms"]
+    code, _, err = run(*teacher, 100, "--profiles", "n100")
+    assert (code, err) == (0, "")
+    assert [a.device for a in read_plan(tmp_path / "p.toml").assignments] == ["n100"]
+
+    code, _, err = run(*teacher, 60, "--profiles", "n100*2", "laptop-cpu")
+    assert (code, err) == (0, "")
+    plan = read_plan(tmp_path / "p.toml")
+    served = {part.device for part in (*plan.assignments, *plan.replicas)} | set(plan.left_out)
+    assert served == {"n100-1", "n100-2", "laptop-cpu"}
+
+    code, _, err = run(*teacher, 60, "--profiles", "n100", "n100")
+    assert code == 2
+    assert "n100*2 for several boards of a kind" in err
+    code, _, err = run(*teacher, 60, "--profiles", "n100*0")
+    assert code == 2
+    assert "n100*0: expected a number of boards from 1 to 64" in err
 
 
 @pytest.mark.torch

@@ -204,7 +204,7 @@ def test_a_runtime_that_is_not_here_is_a_reason(
     assert run(bundle, profile_of("alpha", {OPENVINO: 0.5}), ways=[OPENVINO]) is None
     assert tried(tmp_path / "out", 0, OPENVINO).reason == (
         "openvino in fp32: openvino is not installed here: "
-        "pip install 'mdp-edge[partition,openvino]'"
+        "pip install '.[partition,openvino]' in a checkout of MDP"
     )
 
 

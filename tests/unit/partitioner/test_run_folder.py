@@ -79,6 +79,22 @@ def test_another_plan_is_refused(tmp_path: Path):
         run.start_or_continue(settings(), other)
 
 
+def test_a_difference_is_said_in_words_first_what_was_asked_for(tmp_path: Path):
+    run = begun(tmp_path / "run")
+    plan = tiny_plan()
+    first = msgspec.structs.replace(plan.assignments[0], why="other", memory_bytes=9)
+    other = msgspec.structs.replace(
+        plan, target_ms=9, deadline_ms=12.5, assignments=[first, plan.assignments[1]]
+    )
+    pictures = msgspec.structs.replace(settings().data, calibration="ab" * 16)
+    with pytest.raises(InputError, match=r"other settings: target_ms was 5\.0, is now 9 \(give"):
+        run.start_or_continue(settings(), other)
+    with pytest.raises(
+        InputError, match=r"other settings: the calibration pictures differ \(give the"
+    ):
+        run.start_or_continue(settings(data=pictures), plan)
+
+
 def test_pictures_may_move_as_long_as_they_are_the_same(tmp_path: Path):
     run = RunFolder(tmp_path / "run")
     run.start_or_continue(settings("/old/place"), tiny_plan())

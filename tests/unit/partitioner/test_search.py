@@ -238,6 +238,9 @@ def test_a_teacher_that_is_rarely_away_is_kept_where_the_prediction_is_not_that_
     assert plan.reason.startswith("jetson-orin-nano runs the teacher itself in 48.2 ms, within ")
     assert "as it is there 98% of the time it is right on 78.8%, the members on " in plan.reason
     assert plan.reason.endswith(" as devices come and go, and such a prediction is not that sure")
+    # Not another number for the same words than the line above it prints.
+    assert plan.accuracy is not None
+    assert f"({plan.accuracy.expected:.1%} predicted, but no answer counts for " in plan.reason
 
 
 def test_members_that_outdo_the_teacher_are_no_reason_to_give_it_up() -> None:

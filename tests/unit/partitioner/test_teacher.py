@@ -29,6 +29,20 @@ ARGS = {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads
 NAME = "vit_tiny_patch16_224"
 
 
+def test_weights_that_cannot_be_fetched_say_what_else_there_is(monkeypatch: pytest.MonkeyPatch):
+    def offline(*_: object, **__: object) -> None:
+        raise OSError("no route to host")
+
+    spec = teacher_spec(NAME, {})
+    monkeypatch.setattr(import_timm(), "create_model", offline)
+    with pytest.raises(InputError) as raised:
+        build_teacher(spec, 3, pretrained=True)
+    assert str(raised.value) == (
+        f"--pretrained: timm's weights of {NAME!r} cannot be had: no route to host; "
+        "where there is no network, give them as a file: --teacher-checkpoint FILE"
+    )
+
+
 def test_arguments_are_typed():
     pairs = ["img_size=24", "mlp_ratio=2.5", "qkv_bias=False", "global_pool=avg"]
     parsed = parse_arguments(pairs)
