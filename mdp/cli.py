@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mdp import console, discover_command, keys_command
+from mdp.answers import describe, failure, named, picture_files, shown
 from mdp.bench import noise_picture, run_bench
 from mdp.bundle import Bundle
 from mdp.client import Client
@@ -26,7 +27,6 @@ from mdp.fleet import PLAIN_TEXT, exposed, new_fleet
 from mdp.fusion import Fusion
 from mdp.keys import PUBLIC, load_pair, load_public
 from mdp.looking import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
-from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
 from mdp.transport import public_key_of
 
@@ -83,7 +83,10 @@ def connected(
 
 @app.command()
 def classify(
-    pictures: Annotated[list[Path], typer.Argument(help="Picture files, or folders of them.")],
+    # Readable is not asked for: a file that is not would end the command before the others.
+    pictures: Annotated[
+        list[Path], typer.Argument(readable=False, help="Picture files, or folders of them.")
+    ],
     fleet: FleetFile,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
@@ -99,20 +102,23 @@ def classify(
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
     checked_deadline_ms(deadline_ms)
-    files = picture_files(pictures)
     exit_code = 0
     with connected(fleet, key, insecure, fusion, early) as client:
-        for path in files:
+        for path, unusable in picture_files(pictures):
             try:
+                if unusable is not None:
+                    raise unusable
                 prediction = client.classify(path, deadline_ms=deadline_ms)
             except MDPError as error:
                 text = console.one_line(error)
-                named = text if text.startswith(str(path)) else f"{path}: {text}"
-                print(f"mdp: {named}", file=sys.stderr)
+                about = text if text.startswith(str(path)) else f"{path}: {text}"
+                print(f"mdp: {about}", file=sys.stderr)
+                if json:
+                    console.print_json({**named(path), **failure(error)})
                 exit_code = exit_code or error.exit_code
                 continue
             if json:
-                console.print_json(prediction.to_json(shown(path)))
+                console.print_json({**named(path), **prediction.to_json()})
             else:
                 print(describe(shown(path), prediction))
     raise typer.Exit(exit_code)
@@ -154,6 +160,8 @@ def look(
                 prediction = client.look(deadline_ms=deadline_ms, at=at, within_ms=within_ms)
             except InferenceError as error:
                 print(f"mdp: {console.one_line(error)}", file=sys.stderr)
+                if json:
+                    console.print_json({"path": None, **failure(error)})
                 exit_code = exit_code or error.exit_code
             else:
                 if json:
@@ -163,47 +171,6 @@ def look(
             if number + 1 < count:
                 time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
     raise typer.Exit(exit_code)
-
-
-def picture_files(paths: Sequence[Path]) -> list[Path]:
-    """`paths` with every folder replaced by the files in it; raises InputError."""
-    files: list[Path] = []
-    for path in paths:
-        try:
-            if path.is_dir():
-                inside = sorted(file for file in path.rglob("*") if file.is_file())
-                if not inside:
-                    raise InputError(f"{path}: expected a folder with pictures, it holds no file")
-                files += inside
-            elif path.exists():
-                files.append(path)
-            else:
-                raise InputError(f"{path}: no such file")
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror or error}") from error
-    return files
-
-
-def shown(path: Path) -> str:
-    """A path as text that can be printed: bytes of its name that are no UTF-8 become `?`."""
-    return str(path).encode(errors="replace").decode()
-
-
-def describe(name: str, prediction: Prediction) -> str:
-    """One picture's answer for people."""
-    expected = prediction.expected_accuracy
-    worth = "accuracy never measured" if expected is None else f"{expected:.1%} accurate in tests"
-    lines = [
-        f"{name}: {prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
-        f"{' + '.join(prediction.used)}, {worth}, {prediction.latency_ms:.1f} ms"
-    ]
-    if prediction.frame_spread_ms is not None:
-        seen = ", ".join(
-            f"{m.device} {m.frame} ({m.frame_age_ms:.0f} ms old)" for m in prediction.members
-        )
-        lines.append(f"  frames {seen}; {prediction.frame_spread_ms:.0f} ms apart")
-    lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
-    return "\n".join(lines)
 
 
 @app.command()
@@ -290,7 +257,11 @@ def bench(
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
     checked_deadline_ms(deadline_ms)
-    files = picture_files(pictures or [])
+    files = []
+    for path, unusable in picture_files(pictures or []):
+        if unusable is not None:
+            raise unusable
+        files.append(path)
     with connected(fleet, key, insecure, fusion, early) as client:
         side = client.bundle.manifest.plan.teacher.shape.image_size
         chosen: list[Picture] = list(files) or [noise_picture(side)]

@@ -23,6 +23,8 @@ Picture = str | os.PathLike[str] | Image.Image | Pixels
 
 #: A larger picture is refused before its pixels are decoded.
 MAX_PIXELS = 100_000_000
+#: A pipe is read whole before it is decoded; so much holds MAX_PIXELS uncompressed.
+MAX_PIPE_BYTES = 4 * MAX_PIXELS
 #: Decoding a JPEG at a reduced scale keeps at least this many times the pixels asked for.
 _OVERSAMPLING = 2
 _JPEG_QUALITY = 92
@@ -53,16 +55,28 @@ def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pi
         return _checked_array(source)
     if isinstance(source, Image.Image):
         return _usable(source, "the given picture", 0)
+    if not isinstance(source, str | os.PathLike):
+        kind = type(source).__name__
+        raise PictureError(f"expected a path, a Pillow image or a uint8 array, got {kind}")
     try:
-        with Path(source).open("rb") as file:
+        with Path(source).open("rb") as opened:
             # Waiting for slow storage is done here, not under the lock that follows.
-            file.peek(1)
+            opened.peek(1)
+            file = opened if opened.seekable() else _read_whole(opened, str(source))
             with _open(file, str(source)) as picture:
                 if picture.format in ("JPEG", "MPO"):
                     _check_scans(file, str(source))
                 return _usable(picture, str(source), smallest_side)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise PictureError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _read_whole(pipe: BinaryIO, name: str) -> BinaryIO:
+    """The content of a pipe, which readers of pictures may go back in."""
+    content = pipe.read(MAX_PIPE_BYTES + 1)
+    if len(content) > MAX_PIPE_BYTES:
+        raise PictureError(f"{name}: expected at most {MAX_PIPE_BYTES:,} bytes from a pipe")
+    return io.BytesIO(content)
 
 
 def _open(file: BinaryIO, name: str) -> Image.Image:

@@ -1,5 +1,6 @@
 """`mdp` as a user types it: output, exit codes, and one line for whatever is wrong."""
 
+import base64
 import json
 import os
 import re
@@ -120,8 +121,11 @@ def test_one_bad_picture_among_good_ones(toml: Path, tmp_path: Path) -> None:
     (folder / "d.jpg").write_bytes(with_orientation(6))
     done = mdp("classify", "--fleet", toml, *PLENTY, folder, "--json")
     assert done.returncode == 2
-    assert [Path(answer["path"]).name for answer in lines(done)] == ["a.png", "d.jpg"]
+    answers = lines(done)
+    assert [Path(answer["path"]).name for answer in answers] == ["a.png", "b.png", "c.txt", "d.jpg"]
+    assert ["label" in answer for answer in answers] == [True, False, False, True]
     truncated, text = done.stderr.splitlines()
+    assert [f"mdp: {answers[k]['error']}" for k in (1, 2)] == [truncated, text]
     assert truncated.startswith(f"mdp: {folder}/b.png: ")
     assert "cannot be decoded" in truncated
     assert text.endswith("c.txt: expected a picture, found no format that is read")
@@ -136,15 +140,18 @@ def test_a_name_that_is_no_utf_8(toml: Path, tmp_path: Path) -> None:
         done = mdp("classify", "--fleet", toml, *PLENTY, folder, *options)
         assert (done.returncode, done.stderr) == (0, "")
         assert "caf?.png" in done.stdout
+    assert base64.b64decode(lines(done)[0]["path_bytes"]) == name
 
 
 def test_nobody_can_answer(nobody: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", nobody, pictures / "red", "--json")
-    assert (done.returncode, done.stdout) == (3, "")
+    assert done.returncode == 3
+    missing = dict.fromkeys(DEVICES, "unreachable")
     reasons = "alpha: unreachable; beta: unreachable; gamma: unreachable"
-    assert done.stderr.splitlines() == [
-        f"mdp: {pictures}/red/{number}.png: no device can answer ({reasons})" for number in (0, 1)
-    ]
+    paths = [f"{pictures}/red/{number}.png" for number in (0, 1)]
+    text = f"no device can answer ({reasons})"
+    assert lines(done) == [{"path": p, "error": text, "outcomes": missing} for p in paths]
+    assert done.stderr.splitlines() == [f"mdp: {path}: {text}" for path in paths]
 
 
 def here(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -191,6 +198,15 @@ def test_usage_errors(toml: Path, pictures: Path, options: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_missing_picture_among_good_ones(
+    capsys: pytest.CaptureFixture[str], toml: Path, pictures: Path
+) -> None:
+    asked = [pictures / name for name in ("red/0.png", "gone.png", "blue/0.png")]
+    code, out, err = here(capsys, "classify", "--fleet", toml, *PLENTY, *asked)
+    assert (code, err) == (2, f"mdp: {asked[1]}: no such file\n")
+    assert [line.partition(",")[0].split()[1] for line in out.splitlines()] == ["red", "blue"]
+
+
 def test_pictures_that_are_not_there(
     capsys: pytest.CaptureFixture[str], toml: Path, tmp_path: Path
 ) -> None:
@@ -200,7 +216,8 @@ def test_pictures_that_are_not_there(
         (tmp_path / "empty", "empty: expected a folder with pictures, it holds no file"),
         (tmp_path / ("x" * 300), "File name too long"),
     ):
-        refused(here(capsys, "classify", "--fleet", toml, path), expected)
+        for command in ("classify", "bench"):
+            refused(here(capsys, command, "--fleet", toml, path), expected)
 
 
 @pytest.mark.parametrize(
