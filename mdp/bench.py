@@ -10,7 +10,6 @@ import numpy as np
 from mdp.client import Client
 from mdp.connection import DEFAULT_DEADLINE_MS
 from mdp.crop import Picture
-from mdp.errors import InferenceError
 from mdp.prediction import Prediction
 
 WARM_UP_REQUESTS = 10
@@ -65,7 +64,7 @@ def run_bench(
         )
     )
     took_s = time.perf_counter() - started_s
-    given = [answer for answer in answers if not isinstance(answer, InferenceError)]
+    given = [answer for answer in answers if isinstance(answer, Prediction)]
     latencies = [prediction.latency_ms for prediction in given]
     overheads = [overhead_ms(prediction) for prediction in given]
     modes: Counter[str] = Counter(prediction.mode for prediction in given)

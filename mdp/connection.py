@@ -1,24 +1,24 @@
 """What both clients are made of: a fleet, its bundle, the sockets, and the calls in flight."""
 
-import math
 import os
 import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, TypedDict
 
+from mdp.arguments import check_choice, check_number, checked_path
 from mdp.bundle import Bundle
 from mdp.crop import Picture
 from mdp.errors import (
     DeadlineExceeded,
-    InferenceError,
-    InputError,
     InsecureWarning,
     NeverEarlyWarning,
+    PictureError,
 )
 from mdp.exchange import Answer, Clock, Exchange, reserve_s
 from mdp.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
-from mdp.fusion import Fusion
+from mdp.fusion import FUSIONS, Fusion
 from mdp.hedging import DEFAULT_SHARE
 from mdp.keys import load_pair
 from mdp.prediction import Prediction
@@ -29,10 +29,30 @@ from mdp.views import Cutter, View
 from mdp.wire import reply_frame_bytes
 
 DEFAULT_DEADLINE_MS = 1000.0
+#: Whether a stream raises an error or gives it in the place of its picture's answer.
+Errors = Literal["raise", "yield"]
+Raising = Literal["raise"]
+#: What becomes of a picture.
+Outcome = Answer | PictureError
 #: How long `connect` waits for devices that do not answer.
 CONNECT_TIMEOUT_S = 1.0
 #: What is said of a bundle that early termination was asked for in vain.
 NEVER_EARLY = "no answer ends early, as that was never measured: run mdp-partition evaluate"
+
+
+class Watching(TypedDict, total=False):
+    """What else `watch` takes, whatever it does with errors."""
+
+    every_ms: float
+    deadline_ms: float
+    within_ms: float
+
+
+class Streaming(TypedDict, total=False):
+    """What else `stream` takes, whatever it does with errors."""
+
+    deadline_ms: float
+    in_flight: int
 
 
 class Link:
@@ -105,11 +125,10 @@ class Options:
     early: bool = False
 
     def __post_init__(self) -> None:
-        after_ms = self.hedge_after_ms
-        if after_ms is not None and not (math.isfinite(after_ms) and after_ms >= 0):
-            raise InputError(f"hedge_after_ms: expected 0 or more, got {after_ms:g}")
-        if not 0 <= self.hedge_share <= 1:
-            raise InputError(f"hedge_share: expected 0 to 1, got {self.hedge_share:g}")
+        check_choice("fusion", self.fusion, FUSIONS)
+        if self.hedge_after_ms is not None:
+            check_number("hedge_after_ms", self.hedge_after_ms, "0 or more", lambda ms: ms >= 0)
+        check_number("hedge_share", self.hedge_share, "0 to 1", lambda share: 0 <= share <= 1)
 
 
 class Connection:
@@ -128,9 +147,9 @@ class Connection:
         clock: Clock = time.monotonic,
     ) -> None:
         self._options = Options(
-            fleet=Path(fleet),
+            fleet=checked_path("fleet", fleet),
             fusion=fusion,
-            key=None if key is None else Path(key),
+            key=None if key is None else checked_path("key", key),
             insecure=insecure,
             hedge_after_ms=hedge_after_ms,
             hedge_share=hedge_share,
@@ -210,8 +229,8 @@ def _client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:
     return ClientKeys(public=own.public, secret=own.secret, agents=agents)
 
 
-def given(answer: Answer) -> Prediction:
-    """The prediction; raises the InferenceError that takes its place."""
-    if isinstance(answer, InferenceError):
-        raise answer
-    return answer
+def given(answer: Outcome) -> Prediction:
+    """The prediction; raises the error that takes its place."""
+    if isinstance(answer, Prediction):
+        return answer
+    raise answer
