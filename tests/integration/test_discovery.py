@@ -106,7 +106,7 @@ def test_a_fleet_is_proposed_with_the_user_s_own_keys(
         "no file in --keys has",
     ]
     assert lines[4:] == [
-        "  not announced: beta, gamma",
+        "  not in the proposal: beta, gamma",
         f"{out}: proposed, 1 devices; check the addresses",
     ]
     fleet, _ = read_fleet(out)
