@@ -16,6 +16,27 @@ from mdp.errors import ConfigError, InputError
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+#: A name of a device or key, and what it is called in messages.
+NAME = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
+NAME_FORM = "1 to 64 of a-z, 0-9, `.`, `_` and `-`, beginning with a letter or digit"
+#: What msgspec says of text that does not match a pattern -> what is said instead.
+_PATTERNS: dict[str, str] = {}
+
+
+def pattern(regex: str, expected: str) -> msgspec.Meta:
+    """Text that matches `regex`; `expected` names it in messages, which show no regex."""
+    _PATTERNS[f"Expected `str` matching regex {regex!r}"] = f"expected {expected}"
+    return msgspec.Meta(pattern=regex)
+
+
+def reason(error: Exception) -> str:
+    """What msgspec found wrong, without regular expressions."""
+    text = str(error)
+    for said, instead in _PATTERNS.items():
+        text = text.replace(said, instead)
+    return text
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of everything read from a file: immutable, and an unknown key is an error."""
 
@@ -24,10 +45,9 @@ def _read(path: Path, kind: type[T], decode: Callable[..., T]) -> T:
     try:
         return decode(path.read_bytes(), type=kind)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # malformed, not UTF-8, a number of thousands of digits
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {reason(error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
 

@@ -11,10 +11,10 @@ from typing import Annotated, Literal, NamedTuple
 from msgspec import Meta, field
 
 from mdp.errors import ConfigError
-from mdp.files import Record, read_toml
+from mdp.files import NAME, NAME_FORM, Record, pattern, read_toml
 
 #: A device's name is also its profile's file stem, a TOML key and part of a fleet entry's name.
-DeviceName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
+DeviceName = Annotated[str, pattern(NAME, NAME_FORM)]
 #: onnxruntime's name of an execution provider, for instance `CPUExecutionProvider`.
 ProviderName = Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider\Z")]
 PositiveInt = Annotated[int, Meta(gt=0, le=2**48)]
