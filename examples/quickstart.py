@@ -17,7 +17,7 @@ def main(fleet: str, *pictures: str) -> None:
         for picture in pictures:
             try:
                 answer = client.classify(picture, deadline_ms=500)
-            except mdp.InferenceError as error:
+            except (mdp.InferenceError, mdp.PictureError) as error:
                 print(f"{picture}: {error}")
                 continue
             print(f"{picture}: {answer.label} ({answer.probability:.0%}), {answer.mode}")
