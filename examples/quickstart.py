@@ -26,7 +26,8 @@ def main(fleet: str, *pictures: str) -> None:
                 print(f"  missing {device}: {reason}")
             if answer.expected_accuracy is not None:
                 print(
-                    f"  this combination was right on {answer.expected_accuracy:.1%} of its tests"
+                    f"  this combination was right on {answer.expected_accuracy:.1%} of "
+                    f"{answer.expected_accuracy_pictures} test pictures"
                 )
 
 

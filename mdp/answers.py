@@ -55,8 +55,10 @@ def failure(error: MDPError) -> dict[str, object]:
 
 def describe(name: str, prediction: Prediction) -> str:
     """One picture's answer for people."""
-    expected = prediction.expected_accuracy
-    worth = "accuracy never measured" if expected is None else f"{expected:.1%} accurate in tests"
+    expected, pictures = prediction.expected_accuracy, prediction.expected_accuracy_pictures
+    worth = "accuracy never measured"
+    if expected is not None:
+        worth = f"{expected:.1%} accurate on {pictures} test pictures"
     lines = [
         f"{name}: {prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
         f"{' + '.join(prediction.used)}, {worth}, {prediction.latency_ms:.1f} ms"

@@ -93,6 +93,7 @@ def test_classify_says_what_is_documented(toml: Path, pictures: Path) -> None:
         assert answer["used"] == list(DEVICES)
         assert answer["missing"] == {}
         assert answer["expected_accuracy"] == 1.0
+        assert answer["expected_accuracy_pictures"] == 100
         assert 0 < answer["latency_ms"] <= answer["deadline_ms"] == 20000
         for member, device in zip(answer["members"], DEVICES, strict=True):
             assert member["device"] == device
@@ -105,8 +106,8 @@ def test_classify_for_people(toml: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", toml, "--fusion", "boosted", path, *PLENTY)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
-        rf"{path}: green \(\d+%\), boosted from alpha \+ beta \+ gamma, 90\.0% accurate in tests, "
-        r"[\d.]+ ms\n",
+        rf"{path}: green \(\d+%\), boosted from alpha \+ beta \+ gamma, "
+        r"90\.0% accurate on 100 test pictures, [\d.]+ ms\n",
         done.stdout,
     )
 

@@ -26,6 +26,7 @@ PREDICTION = Prediction(
     used=("alpha", "gamma"),
     missing={"beta": "late"},
     expected_accuracy=0.912,
+    expected_accuracy_pictures=160,
     latency_ms=12.34,
     deadline_ms=80.0,
     members=(),
@@ -95,7 +96,8 @@ def test_a_name_that_is_no_utf_8_can_be_printed_and_led_back_to_its_file() -> No
 
 def test_an_answer_in_words() -> None:
     assert describe("cat.jpg", PREDICTION).splitlines() == [
-        "cat.jpg: red (93%), stacked from alpha + gamma, 91.2% accurate in tests, 12.3 ms",
+        "cat.jpg: red (93%), stacked from alpha + gamma, "
+        "91.2% accurate on 160 test pictures, 12.3 ms",
         "  without beta: late",
     ]
 
