@@ -23,7 +23,7 @@ from mdp.demo import run_demo
 from mdp.doctor import examine
 from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError, NeverEarlyWarning
 from mdp.exchange import checked_deadline_ms
-from mdp.fleet import PLAIN_TEXT, exposed, new_fleet
+from mdp.fleet import PLAIN_TEXT, absent_devices, exposed, new_fleet
 from mdp.fusion import Fusion
 from mdp.keys import PUBLIC, load_pair, load_public
 from mdp.looking import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
@@ -175,25 +175,37 @@ def look(
 
 @app.command()
 def status(
-    fleet: FleetFile, key: KeyFile = None, insecure: Insecure = False, json: Json = False
+    fleet: FleetFile,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Exit with 0 if any device can answer.")
+    ] = False,
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
 ) -> None:
     """Say how every device of a fleet is.
 
     Example: mdp status --fleet fleet.toml
 
-    Exit codes: 0 at least one device can answer, 2 bad input, 3 none can, 1 unforeseen.
+    Exit codes: 0 every device of the bundle and the fleet can answer, 2 bad input, 3 one cannot
+    (with --allow-partial: none can), 1 unforeseen.
     """
     with connected(fleet, key, insecure) as client:
         statuses = client.status()
+        absent = absent_devices(client.bundle, client.fleet)
     if json:
-        console.print_json({"devices": statuses})
+        console.print_json({"devices": statuses, "absent": absent})
     else:
         # No markup: an address or an agent's own words may hold square brackets.
         Console(markup=False).print(status_table(statuses))
         for status in statuses:
             if status.source:
                 print(f"{status.device} looks at {status.source}")
-    raise typer.Exit(0 if any(status.usable for status in statuses) else NOT_ANSWERED)
+        if absent:
+            print(f"not in {fleet}: {', '.join(absent)}")
+    usable = [status.usable for status in statuses]
+    fine = any(usable) if allow_partial else all(usable) and not absent
+    raise typer.Exit(0 if fine else NOT_ANSWERED)
 
 
 def status_table(statuses: Sequence[DeviceStatus]) -> Table:
@@ -329,8 +341,7 @@ def fleet_new(
     if key is not None:
         load_pair(key, public_key_of)
     fleet = new_fleet(opened, device, out, public_key=public_key, key=key)
-    members = fleet.members()
-    absent = [a.device for a in opened.manifest.plan.assignments if a.k not in members]
+    absent = absent_devices(opened, fleet)
     if json:
         console.print_json({"path": str(out), "devices": fleet.devices, "absent": absent})
         return

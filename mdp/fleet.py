@@ -123,6 +123,12 @@ def exposed(fleet: Fleet) -> list[FleetEntry]:
     return [entry for entry in fleet.devices if entry.exposed]
 
 
+def absent_devices(bundle: Bundle, fleet: Fleet) -> list[str]:
+    """Devices of the bundle's plan of which `fleet` has no entry: every answer lacks them."""
+    members = fleet.members()
+    return [a.device for a in bundle.manifest.plan.assignments if a.k not in members]
+
+
 def new_fleet(
     bundle: Bundle,
     devices: Sequence[str],

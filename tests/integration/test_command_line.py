@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 from mdp import cli
-from mdp.bundle import FUSION, MANIFEST
+from mdp.bundle import FUSION, MANIFEST, Bundle
 from mdp.doctor import tcp_diagnosis
+from mdp.fleet import new_fleet
 from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from tests.support.fakes import other_program
 from tests.support.fleet import BIN, PATIENCE_S, ROOT, Fleet, until
@@ -301,13 +302,26 @@ def test_status_of_devices_that_are_gone(
     some = tmp_path / "some.toml"
     alpha = fleet.agents["alpha"].address
     some.write_text(nobody.read_text().replace('"tcp://127.0.0.1:1"', f'"{alpha}"'))
-    code, out, err = here(capsys, "status", "--fleet", some, "--json")
-    assert (code, err) == (0, "")
-    assert [d["state"] for d in json.loads(out)["devices"]] == [
-        "READY",
-        "UNREACHABLE",
-        "UNREACHABLE",
-    ]
+    states = ["READY", "UNREACHABLE", "UNREACHABLE"]
+    for options, expected in (([], 3), (["--allow-partial"], 0)):
+        code, out, err = here(capsys, "status", "--fleet", some, "--json", *options)
+        assert (code, err) == (expected, "")
+        assert [d["state"] for d in json.loads(out)["devices"]] == states
+    code, _, _ = here(capsys, "status", "--fleet", nobody, "--allow-partial")
+    assert code == 3
+
+
+def test_status_of_a_fleet_file_that_lacks_a_device(
+    capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path
+) -> None:
+    path = tmp_path / "fleet.toml"
+    devices = [f"{device}={fleet.agents[device].address}" for device in ("alpha", "gamma")]
+    new_fleet(Bundle.open(fleet.bundle), devices, path)
+    code, out, _ = here(capsys, "status", "--fleet", path)
+    assert code == 3
+    assert out.splitlines()[-1] == f"not in {path}: beta"
+    code, out, _ = here(capsys, "status", "--fleet", path, "--allow-partial", "--json")
+    assert (code, json.loads(out)["absent"]) == (0, ["beta"])
 
 
 def test_doctor_finds_nothing_wrong(capsys: pytest.CaptureFixture[str], toml: Path) -> None:
