@@ -25,7 +25,7 @@ from mdp import console
 from mdp.transport import Router, public_key_of
 from mdp.wire import request_frame_bytes
 
-app = console.new_app("Run one device's part of a bundle, or measure the device.")
+app = console.new_app("Run one device's part of a bundle, or measure the device.", "mdp-agent")
 add_to(app)
 
 

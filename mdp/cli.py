@@ -32,14 +32,15 @@ from mdp.transport import public_key_of
 
 NOT_ANSWERED = InferenceError.exit_code
 
-app = console.new_app("Classify pictures with several unequal devices at once.")
+app = console.new_app("Classify pictures with several unequal devices at once.", "mdp")
 keys_command.add_to(app)
 fleet_app = console.new_app("Make fleet files.")
 app.add_typer(fleet_app, name="fleet")
 discover_command.add_to(fleet_app)
 
 FleetFile = Annotated[
-    Path, typer.Option("--fleet", help="fleet.toml, as `mdp fleet new` makes it.")
+    Path,
+    typer.Option("--fleet", envvar="MDP_FLEET", help="fleet.toml, as `mdp fleet new` makes it."),
 ]
 KeyFile = Annotated[
     Path | None,
@@ -103,7 +104,7 @@ def classify(
     """
     checked_deadline_ms(deadline_ms)
     exit_code = 0
-    with connected(fleet, key, insecure, fusion, early) as client:
+    with connected(fleet, key, insecure, fusion, early) as client, console.until_reader_leaves():
         for path, unusable in picture_files(pictures):
             try:
                 if unusable is not None:
@@ -120,7 +121,7 @@ def classify(
             if json:
                 console.print_json({**named(path), **prediction.to_json()})
             else:
-                print(describe(shown(path), prediction))
+                print(describe(shown(path), prediction), flush=True)
     raise typer.Exit(exit_code)
 
 
@@ -152,7 +153,7 @@ def look(
     checked_deadline_ms(deadline_ms)
     checked_every_ms(every_ms)
     exit_code = 0
-    with connected(fleet, key, insecure, fusion) as client:
+    with connected(fleet, key, insecure, fusion) as client, console.until_reader_leaves():
         for number in range(count):
             started_s = time.monotonic()
             at: Moment = started_s - ago_ms / 1e3 if ago_ms else "latest"
@@ -167,7 +168,7 @@ def look(
                 if json:
                     console.print_json({"path": None, **prediction.to_json()})
                 else:
-                    print(describe("look", prediction))
+                    print(describe("look", prediction), flush=True)
             if number + 1 < count:
                 time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
     raise typer.Exit(exit_code)

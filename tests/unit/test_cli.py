@@ -169,3 +169,18 @@ def test_early_reaches_the_client(
     result = CliRunner().invoke(app, [*arguments, "--fleet", str(tmp_path / "fleet.toml"), *flag])
     assert isinstance(result.exception, InputError)
     assert seen == [early]
+
+
+@pytest.mark.parametrize("command", ["classify", "look", "status", "doctor", "bench"])
+def test_the_environment_may_name_the_fleet(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    seen: list[Path] = []
+
+    def connect(fleet: Path, **_: object) -> None:
+        seen.append(fleet)
+        raise InputError("seen enough")
+
+    monkeypatch.setattr("mdp.cli.Client.connect", connect)
+    arguments = [command, *(["picture.png"] if command == "classify" else [])]
+    for options in ([], ["--fleet", "other.toml"]):
+        CliRunner().invoke(app, [*arguments, *options], env={"MDP_FLEET": "home.toml"})
+    assert seen == [Path("home.toml"), Path("other.toml")]
