@@ -146,6 +146,7 @@ def run_agent(
         warn_of_plain_text(device, router.address, keys)
         with ExitStack() as stack:
             if eyes is not None:
+                eyes.report_to(report)
                 stack.enter_context(eyes)
             if announce:
                 public = None if keys is None else public_key_of(keys.secret)
