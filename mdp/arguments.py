@@ -5,11 +5,30 @@ import os
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
+from typing import Literal, TypedDict
 
 from mdp.errors import InputError
 
+#: Whether a stream raises an error or gives it in the place of its picture's answer.
+Errors = Literal["raise", "yield"]
+Raising = Literal["raise"]
 #: Longer than anybody waits, and short enough for every clock and lock.
 MAX_TIMEOUT_S = 1e6
+
+
+class Watching(TypedDict, total=False):
+    """What else `watch` takes, whatever it does with errors."""
+
+    every_ms: float
+    deadline_ms: float
+    within_ms: float
+
+
+class Streaming(TypedDict, total=False):
+    """What else `stream` takes, whatever it does with errors."""
+
+    deadline_ms: float
+    in_flight: int
 
 
 def check_number(name: str, value: object, expected: str, allowed: Callable[[float], bool]) -> None:

@@ -8,17 +8,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Self, Unpack, overload
 
-from mdp.arguments import check_errors, check_stream, check_timeout_s
-from mdp.connection import (
-    CONNECT_TIMEOUT_S,
-    DEFAULT_DEADLINE_MS,
-    Connection,
-    Errors,
-    Link,
-    Raising,
-    Watching,
-    given,
-)
+from mdp import arguments
+from mdp.arguments import Errors, Raising, Watching
+from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
 from mdp.errors import InferenceError
 from mdp.exchange import Answer, checked_deadline_ms
@@ -62,7 +54,7 @@ class AsyncClient(Connection):
         early: bool = False,
     ) -> AsyncIterator[Self]:
         """Connect to the agents of fleet.toml, as `Client.connect` does, for an `async with`."""
-        check_timeout_s(timeout_s)
+        arguments.check_timeout_s(timeout_s)
         client = cls(
             fleet,
             fusion=fusion,
@@ -143,7 +135,7 @@ class AsyncClient(Connection):
         errors: Errors = "raise",
     ) -> AsyncIterator[Prediction | InferenceError]:
         """One look every `every_ms`; see `Client.watch`."""
-        check_errors(errors)
+        arguments.check_errors(errors)
         every_ms = checked_every_ms(every_ms)
         while True:
             started_s = self._clock()
@@ -205,7 +197,7 @@ class AsyncClient(Connection):
         in_flight: int = 2,
     ) -> AsyncIterator[Prediction]:
         """Answers for `pictures` in their order, with up to `in_flight` of them under way."""
-        check_stream(pictures, in_flight)
+        arguments.check_stream(pictures, in_flight)
         waiting: deque[asyncio.Task[Prediction]] = deque()
         try:
             for picture in pictures:
@@ -221,7 +213,7 @@ class AsyncClient(Connection):
 
     async def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
-        check_timeout_s(timeout_s)
+        arguments.check_timeout_s(timeout_s)
         asked = self._ask_all()
         self._drain(self._link)
         await self._wait(timeout_s, lambda: self._all_told(asked))
@@ -233,7 +225,7 @@ class AsyncClient(Connection):
         Calls that begin meanwhile do not wait. Returns when the last one that had begun before has
         ended.
         """
-        check_timeout_s(timeout_s)
+        arguments.check_timeout_s(timeout_s)
         link = Link(self._options, self._clock, stacklevel=2)
         self._listen(link)
         try:

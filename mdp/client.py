@@ -15,22 +15,12 @@ from typing import Self, Unpack, overload
 
 import numpy as np
 
-from mdp.arguments import check_errors, check_stream, check_timeout_s
-from mdp.connection import (
-    CONNECT_TIMEOUT_S,
-    DEFAULT_DEADLINE_MS,
-    Connection,
-    Errors,
-    Link,
-    Outcome,
-    Raising,
-    Streaming,
-    Watching,
-    given,
-)
+from mdp import arguments
+from mdp.arguments import Errors, Raising, Streaming, Watching
+from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
 from mdp.errors import InferenceError, PictureError
-from mdp.exchange import Answer, checked_deadline_ms
+from mdp.exchange import Answer, Outcome, checked_deadline_ms
 from mdp.fusion import Fusion
 from mdp.hedging import DEFAULT_SHARE
 from mdp.looking import (
@@ -106,7 +96,7 @@ class Client(Connection):
         NeverEarlyWarning says that the bundle does not tell when. Raises ConfigError if the fleet,
         its bundle or a key is wrong.
         """
-        check_timeout_s(timeout_s)
+        arguments.check_timeout_s(timeout_s)
         client = cls(
             fleet,
             fusion=fusion,
@@ -170,7 +160,7 @@ class Client(Connection):
         One look is under way at a time; a slow one delays the next. With `errors="yield"` an
         InferenceError takes the place of its look's answer.
         """
-        check_errors(errors)
+        arguments.check_errors(errors)
         deadline_ms, every_ms = checked_deadline_ms(deadline_ms), checked_every_ms(every_ms)
         glance_at("latest", within_ms=within_ms, now_s=self._clock())
         return self._watch(every_ms, deadline_ms, within_ms, errors)
@@ -211,7 +201,7 @@ class Client(Connection):
         Each deadline counts from when its picture was taken from `pictures`. With
         `errors="yield"` an InferenceError or PictureError takes the place of its picture's answer.
         """
-        check_stream(pictures, in_flight, errors)
+        arguments.check_stream(pictures, in_flight, errors)
         deadline_ms = checked_deadline_ms(deadline_ms)
         return self._stream(iter(pictures), deadline_ms, in_flight, errors)
 
@@ -256,7 +246,7 @@ class Client(Connection):
 
         Raises DeadlineExceeded if another thread's call is under way for longer than that.
         """
-        check_timeout_s(timeout_s)
+        arguments.check_timeout_s(timeout_s)
         with self._in_turn(self._clock(), timeout_s * 1e3):
             asked = self._ask_all()
             self._wait(self._link, timeout_s, lambda: self._all_told(asked))
@@ -268,7 +258,7 @@ class Client(Connection):
         Connects first, waiting at most `timeout_s`, while other threads go on asking; calls under
         way end as they began. Raises ConfigError if anything is wrong: then nothing changes.
         """
-        check_timeout_s(timeout_s)
+        arguments.check_timeout_s(timeout_s)
         link = Link(self._options, self._clock, stacklevel=2)
         try:
             self._wait(link, timeout_s, link.settled)

@@ -5,7 +5,6 @@ import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypedDict
 
 from mdp.arguments import check_choice, check_number, checked_path
 from mdp.bundle import Bundle
@@ -14,9 +13,8 @@ from mdp.errors import (
     DeadlineExceeded,
     InsecureWarning,
     NeverEarlyWarning,
-    PictureError,
 )
-from mdp.exchange import Answer, Clock, Exchange, reserve_s
+from mdp.exchange import Clock, Exchange, Outcome, reserve_s
 from mdp.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
 from mdp.fusion import FUSIONS, Fusion
 from mdp.hedging import DEFAULT_SHARE
@@ -29,30 +27,10 @@ from mdp.views import Cutter, View
 from mdp.wire import reply_frame_bytes
 
 DEFAULT_DEADLINE_MS = 1000.0
-#: Whether a stream raises an error or gives it in the place of its picture's answer.
-Errors = Literal["raise", "yield"]
-Raising = Literal["raise"]
-#: What becomes of a picture.
-Outcome = Answer | PictureError
 #: How long `connect` waits for devices that do not answer.
 CONNECT_TIMEOUT_S = 1.0
 #: What is said of a bundle that early termination was asked for in vain.
 NEVER_EARLY = "no answer ends early, as that was never measured: run mdp-partition evaluate"
-
-
-class Watching(TypedDict, total=False):
-    """What else `watch` takes, whatever it does with errors."""
-
-    every_ms: float
-    deadline_ms: float
-    within_ms: float
-
-
-class Streaming(TypedDict, total=False):
-    """What else `stream` takes, whatever it does with errors."""
-
-    deadline_ms: float
-    in_flight: int
 
 
 class Link:

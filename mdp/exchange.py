@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from mdp.arguments import check_number
 from mdp.bundle import Bundle
-from mdp.errors import InferenceError, WireError
+from mdp.errors import InferenceError, PictureError, WireError
 from mdp.fleet import Fleet
 from mdp.fusion import Contribution, Fusion
 from mdp.health import UNREACHABLE
@@ -53,6 +53,8 @@ BACKLOGGED = "backlogged: takes no more requests"
 
 Clock = Callable[[], float]
 Answer = Prediction | InferenceError
+#: What becomes of a picture.
+Outcome = Answer | PictureError
 
 
 class Transport(Protocol):
