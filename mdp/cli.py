@@ -252,9 +252,7 @@ def doctor(
 def bench(
     fleet: FleetFile,
     pictures: Annotated[list[Path] | None, typer.Argument(help="Noise if none is given.")] = None,
-    requests: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Pictures to send, one after another.")
-    ] = 200,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Calls to measure.")] = 200,
     in_flight: Annotated[int, typer.Option(min=1, max=64, help="Pictures under way.")] = 1,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",

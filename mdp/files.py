@@ -29,7 +29,7 @@ def pattern(regex: str, expected: str) -> msgspec.Meta:
     return msgspec.Meta(pattern=regex)
 
 
-def reason(error: Exception) -> str:
+def explained(error: Exception) -> str:
     """What msgspec found wrong, without regular expressions."""
     text = str(error)
     for said, instead in _PATTERNS.items():
@@ -47,7 +47,7 @@ def _read(path: Path, kind: type[T], decode: Callable[..., T]) -> T:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # malformed, not UTF-8, a number of thousands of digits
-        raise ConfigError(f"{path}: {reason(error)}") from error
+        raise ConfigError(f"{path}: {explained(error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
 

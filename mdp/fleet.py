@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from mdp.bundle import Bundle
 from mdp.errors import ConfigError, InputError
-from mdp.files import NAME_FORM, Record, pattern, read_toml, reason, write_toml
+from mdp.files import NAME_FORM, Record, explained, pattern, read_toml, write_toml
 from mdp.keys import check_key, is_loopback
 from mdp.plan import MAX_MEMBERS
 
@@ -175,4 +175,4 @@ def _checked(what: str, content: Mapping[str, object], kind: type[R]) -> R:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         # Where in the record it is says nothing of the option.
-        raise InputError(f"{what}: {reason(error).partition(' - at ')[0]}") from error
+        raise InputError(f"{what}: {explained(error).partition(' - at ')[0]}") from error

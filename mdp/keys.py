@@ -17,7 +17,7 @@ from typing import Annotated
 import msgspec
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import NAME, NAME_FORM, Record, pattern, reason, replacing
+from mdp.files import NAME, NAME_FORM, Record, explained, pattern, replacing
 
 KEY_CHARACTERS = 40
 #: Of SHA-256: nobody finds a second key with the same beginning of so many hex digits.
@@ -102,7 +102,7 @@ def new_keys(folder: Path, name: str, make_pair: Callable[[], tuple[str, str]]) 
     try:
         whole = msgspec.convert({"name": name, "public": public, "secret": secret}, KeyFile)
     except msgspec.ValidationError as error:
-        text = reason(error).partition(" - at ")[0]
+        text = explained(error).partition(" - at ")[0]
         raise InputError(f"--name {name}: {text}") from error
     paths = [folder / f"{name}{ending}" for ending in (SECRET, PUBLIC)]
     for path in paths:
@@ -187,7 +187,7 @@ def _read(path: Path) -> tuple[KeyFile, int]:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # a NUL in the path, and what is wrong with the content
-        raise ConfigError(f"{path}: {reason(error)}") from error
+        raise ConfigError(f"{path}: {explained(error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
     return content, stat.S_IMODE(found.st_mode)
