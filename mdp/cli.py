@@ -98,6 +98,8 @@ def classify(
 ) -> None:
     """Say what each picture shows; a picture that cannot be read is named, the others go on.
 
+    With --json a picture that failed has a line too, with `error` instead of `label`.
+
     Example: mdp classify --fleet fleet.toml cat.jpg --deadline-ms 80
 
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.

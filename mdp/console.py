@@ -121,12 +121,18 @@ def interrupts_heeded() -> Iterator[None]:
     shown = sys.unraisablehook
 
     def once_more(unraisable: "sys.UnraisableHookArgs") -> None:
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
-            timer.daemon = True
-            timer.start()
-        else:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             shown(unraisable)
+            return
+        while True:
+            try:
+                timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+                timer.daemon = True
+                timer.start()
+                return
+            except KeyboardInterrupt:
+                # On a busy machine the timer may fire in here, where it would be swallowed too.
+                continue
 
     sys.unraisablehook = once_more
     try:
