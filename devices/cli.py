@@ -27,7 +27,7 @@ from mdp.signing import load_bundle_key
 from mdp.transport import Router, public_key_of
 from mdp.wire import request_frame_bytes
 
-app = console.new_app("Run one device's part of a bundle, or measure the device.")
+app = console.new_app("Run one device's part of a bundle, or measure the device.", "mdp-agent")
 add_to(app)
 
 
@@ -155,6 +155,7 @@ def run_agent(
         warn_of_plain_text(device, router.address, keys)
         with ExitStack() as stack:
             if eyes is not None:
+                eyes.report_to(report)
                 stack.enter_context(eyes)
             if announce:
                 public = None if keys is None else public_key_of(keys.secret)

@@ -25,7 +25,7 @@ from devices.probe_worker import Worker
 from mdp import console
 from mdp.console import Interrupted
 from mdp.errors import InputError
-from mdp.files import write_toml
+from mdp.files import explained, write_toml
 from mdp.profile import DeviceName
 
 #: Seconds of running per point, rounds, seconds of sustained load and for measuring anew.
@@ -129,7 +129,7 @@ def _checked_name(name: str | None, out: Path) -> str:
     try:
         msgspec.convert(name or out.stem, DeviceName)
     except msgspec.ValidationError as error:
-        raise InputError(f"--name {name or out.stem!r}: {error}") from error
+        raise InputError(f"--name {name or out.stem!r}: {explained(error)}") from error
     if name is not None and name != out.stem:
         raise InputError(f"--name: expected {out.stem!r}, the stem of --out, got {name!r}")
     folder = next(parent for parent in out.absolute().parents if parent.exists())

@@ -14,6 +14,7 @@ from mdp.errors import AgentError, InputError
 from mdp.files import Record
 from mdp.keys import is_loopback, load_pair, load_public
 from mdp.transport import ClientKeys, Connected, Dealers, Received, public_key_of
+from mdp.transport.dealers import ANOTHER_KEY, CLIENT_IS_PLAIN
 from mdp.wire import Ask, Buffer, Infer, Message, Status, decode, encode
 
 _PEER = "peer"
@@ -23,6 +24,11 @@ ROUND_TRIPS = 50
 SIDES = (64, 256)
 REPEATED, ENOUGH_S = 5, 0.2
 CONNECT_S, REPLY_S = 5.0, 30.0
+#: A probe has options where a client has a fleet file.
+_IN_A_PROBE = {
+    ANOTHER_KEY: "the agent's key is another one than --peer-key's",
+    CLIENT_IS_PLAIN: "the agent has a key: expected --peer-key, its public key file, and --key",
+}
 #: No bundle has this digest.
 _NOBODY = "0" * 64
 
@@ -122,7 +128,8 @@ def _connect(dealers: Dealers, address: str, clock: Callable[[], float]) -> None
         if any(isinstance(event, Connected) for event in dealers.poll(left_s)):
             return
         if _PEER in dealers.refused:
-            raise InputError(f"--peer {address}: {dealers.refused[_PEER]}")
+            why = dealers.refused[_PEER]
+            raise InputError(f"--peer {address}: {_IN_A_PROBE.get(why, why)}")
     raise InputError(f"--peer {address}: no agent answers there within {CONNECT_S:g} s")
 
 

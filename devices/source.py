@@ -180,6 +180,9 @@ class Eyes:
         self._due_s = float("-inf")
         self._rest_s = FIRST_REST_S
         self._served: Callable[[], Sequence[Assignment]] = tuple
+        self._report: Callable[[str], None] = lambda event: None
+        #: The failure reported last; empty while there are pictures.
+        self._reported = ""
         self._views: tuple[ViewKey, ...] = ()
         #: Guards everything below, which other threads read.
         self._lock = threading.Lock()
@@ -194,6 +197,10 @@ class Eyes:
     def follow(self, served: Callable[[], Sequence[Assignment]]) -> None:
         """Cut every frame for what is `served` by then."""
         self._served = served
+
+    def report_to(self, report: Callable[[str], None]) -> None:
+        """Report when the source fails, and when it gives pictures again."""
+        self._report = report
 
     def see(self, view: ViewKey, *, ago_ms: float, within_ms: float) -> Sighting:
         """The frame nearest to `ago_ms` before now. Any thread; never waits.
@@ -265,6 +272,9 @@ class Eyes:
             self._taken += 1
             self._problem = ""
             self._ring.append(Frame(number=self._taken, taken_s=taken_s, crops=crops))
+        if self._reported:
+            self._reported = ""
+            self._report(f"pictures again: {self.source}")
 
     def _aim(self) -> tuple[ViewKey, ...]:
         """What is to be cut now; frames that fit no more are let go."""
@@ -279,8 +289,13 @@ class Eyes:
         """Close the source, and say how long it is left alone."""
         self._let_go()
         rest_s, self._rest_s = self._rest_s, min(2 * self._rest_s, LONGEST_REST_S)
+        problem = as_line(str(error) or type(error).__name__)
         with self._lock:
-            self._problem = as_line(str(error) or type(error).__name__)
+            self._problem = problem
+        # Once: it is tried again every few seconds.
+        if problem != self._reported:
+            self._reported = problem
+            self._report(f"no pictures: {problem}")
         return rest_s
 
     def _let_go(self) -> None:

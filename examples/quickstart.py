@@ -17,7 +17,7 @@ def main(fleet: str, *pictures: str) -> None:
         for picture in pictures:
             try:
                 answer = client.classify(picture, deadline_ms=500)
-            except mdp.InferenceError as error:
+            except (mdp.InferenceError, mdp.PictureError) as error:
                 print(f"{picture}: {error}")
                 continue
             print(f"{picture}: {answer.label} ({answer.probability:.0%}), {answer.mode}")
@@ -26,7 +26,8 @@ def main(fleet: str, *pictures: str) -> None:
                 print(f"  missing {device}: {reason}")
             if answer.expected_accuracy is not None:
                 print(
-                    f"  this combination was right on {answer.expected_accuracy:.1%} of its tests"
+                    f"  this combination was right on {answer.expected_accuracy:.1%} of "
+                    f"{answer.expected_accuracy_pictures} test pictures"
                 )
 
 

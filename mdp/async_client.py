@@ -6,11 +6,13 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Literal, Self
+from typing import Self, Unpack, overload
 
+from mdp import arguments
+from mdp.arguments import Errors, Raising, Watching
 from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
-from mdp.errors import InferenceError, InputError
+from mdp.errors import InferenceError
 from mdp.exchange import Answer, checked_deadline_ms
 from mdp.fusion import Fusion
 from mdp.hedging import DEFAULT_SHARE
@@ -52,6 +54,7 @@ class AsyncClient(Connection):
         early: bool = False,
     ) -> AsyncIterator[Self]:
         """Connect to the agents of fleet.toml, as `Client.connect` does, for an `async with`."""
+        arguments.check_timeout_s(timeout_s)
         client = cls(
             fleet,
             fusion=fusion,
@@ -113,15 +116,26 @@ class AsyncClient(Connection):
         glance = glance_at(at, within_ms=within_ms, now_s=started_s)
         return await self._answered(glance, started_s, deadline_ms)
 
+    @overload
+    def watch(
+        self, *, errors: Raising = ..., **how: Unpack[Watching]
+    ) -> AsyncIterator[Prediction]: ...
+
+    @overload
+    def watch(
+        self, *, errors: Errors, **how: Unpack[Watching]
+    ) -> AsyncIterator[Prediction | InferenceError]: ...
+
     async def watch(
         self,
         *,
         every_ms: float = DEFAULT_EVERY_MS,
         deadline_ms: float = DEFAULT_DEADLINE_MS,
         within_ms: float = DEFAULT_WITHIN_MS,
-        errors: Literal["raise", "yield"] = "raise",
+        errors: Errors = "raise",
     ) -> AsyncIterator[Prediction | InferenceError]:
         """One look every `every_ms`; see `Client.watch`."""
+        arguments.check_errors(errors)
         every_ms = checked_every_ms(every_ms)
         while True:
             started_s = self._clock()
@@ -199,8 +213,7 @@ class AsyncClient(Connection):
         in_flight: int = 2,
     ) -> AsyncIterator[Prediction]:
         """Answers for `pictures` in their order, with up to `in_flight` of them under way."""
-        if in_flight < 1:
-            raise InputError(f"in_flight: expected at least 1, got {in_flight}")
+        arguments.check_stream(pictures, in_flight)
         waiting: deque[asyncio.Task[Prediction]] = deque()
         try:
             for picture in pictures:
@@ -216,6 +229,7 @@ class AsyncClient(Connection):
 
     async def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
+        arguments.check_timeout_s(timeout_s)
         asked = self._ask_all()
         self._drain(self._link)
         await self._wait(timeout_s, lambda: self._all_told(asked))
@@ -227,6 +241,7 @@ class AsyncClient(Connection):
         Calls that begin meanwhile do not wait. Returns when the last one that had begun before has
         ended.
         """
+        arguments.check_timeout_s(timeout_s)
         link = Link(self._options, self._clock, stacklevel=2)
         self._listen(link)
         try:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mdp import bundle_command, console, discover_command, keys_command
+from mdp.answers import describe, failure, named, picture_files, shown
 from mdp.bench import noise_picture, run_bench
 from mdp.bundle import Bundle
 from mdp.client import Client
@@ -22,17 +23,16 @@ from mdp.demo import run_demo
 from mdp.doctor import examine
 from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError, NeverEarlyWarning
 from mdp.exchange import checked_deadline_ms
-from mdp.fleet import PLAIN_TEXT, exposed, new_fleet
+from mdp.fleet import PLAIN_TEXT, absent_devices, exposed, new_fleet
 from mdp.fusion import Fusion
 from mdp.keys import PUBLIC, load_pair, load_public
 from mdp.looking import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
-from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
 from mdp.transport import public_key_of
 
 NOT_ANSWERED = InferenceError.exit_code
 
-app = console.new_app("Classify pictures with several unequal devices at once.")
+app = console.new_app("Classify pictures with several unequal devices at once.", "mdp")
 keys_command.add_to(app)
 bundle_command.add_to(app)
 fleet_app = console.new_app("Make fleet files.")
@@ -40,7 +40,8 @@ app.add_typer(fleet_app, name="fleet")
 discover_command.add_to(fleet_app)
 
 FleetFile = Annotated[
-    Path, typer.Option("--fleet", help="fleet.toml, as `mdp fleet new` makes it.")
+    Path,
+    typer.Option("--fleet", envvar="MDP_FLEET", help="fleet.toml, as `mdp fleet new` makes it."),
 ]
 KeyFile = Annotated[
     Path | None,
@@ -84,7 +85,10 @@ def connected(
 
 @app.command()
 def classify(
-    pictures: Annotated[list[Path], typer.Argument(help="Picture files, or folders of them.")],
+    # Readable is not asked for: a file that is not would end the command before the others.
+    pictures: Annotated[
+        list[Path], typer.Argument(readable=False, help="Picture files, or folders of them.")
+    ],
     fleet: FleetFile,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
@@ -95,27 +99,32 @@ def classify(
 ) -> None:
     """Say what each picture shows; a picture that cannot be read is named, the others go on.
 
+    With --json a picture that failed has a line too, with `error` instead of `label`.
+
     Example: mdp classify --fleet fleet.toml cat.jpg --deadline-ms 80
 
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
     checked_deadline_ms(deadline_ms)
-    files = picture_files(pictures)
     exit_code = 0
-    with connected(fleet, key, insecure, fusion, early) as client:
-        for path in files:
+    with connected(fleet, key, insecure, fusion, early) as client, console.until_reader_leaves():
+        for path, unusable in picture_files(pictures):
             try:
+                if unusable is not None:
+                    raise unusable
                 prediction = client.classify(path, deadline_ms=deadline_ms)
             except MDPError as error:
-                text, name = str(error), str(path)
-                named = text if text.startswith(name) else f"{name}: {text}"
-                print(f"mdp: {console.one_line(MDPError(named))}", file=sys.stderr)
+                text = console.one_line(error)
+                about = text if text.startswith(str(path)) else f"{path}: {text}"
+                print(f"mdp: {about}", file=sys.stderr)
+                if json:
+                    console.print_json({**named(path), **failure(error)})
                 exit_code = exit_code or error.exit_code
                 continue
             if json:
-                console.print_json(prediction.to_json(shown(path)))
+                console.print_json({**named(path), **prediction.to_json()})
             else:
-                print(describe(console.printable(shown(path)), prediction))
+                print(describe(shown(path), prediction), flush=True)
     raise typer.Exit(exit_code)
 
 
@@ -147,7 +156,7 @@ def look(
     checked_deadline_ms(deadline_ms)
     checked_every_ms(every_ms)
     exit_code = 0
-    with connected(fleet, key, insecure, fusion) as client:
+    with connected(fleet, key, insecure, fusion) as client, console.until_reader_leaves():
         for number in range(count):
             started_s = time.monotonic()
             at: Moment = started_s - ago_ms / 1e3 if ago_ms else "latest"
@@ -155,79 +164,52 @@ def look(
                 prediction = client.look(deadline_ms=deadline_ms, at=at, within_ms=within_ms)
             except InferenceError as error:
                 print(f"mdp: {console.one_line(error)}", file=sys.stderr)
+                if json:
+                    console.print_json({"path": None, **failure(error)})
                 exit_code = exit_code or error.exit_code
             else:
                 if json:
                     console.print_json({"path": None, **prediction.to_json()})
                 else:
-                    print(describe("look", prediction))
+                    print(describe("look", prediction), flush=True)
             if number + 1 < count:
                 time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
     raise typer.Exit(exit_code)
 
 
-def picture_files(paths: Sequence[Path]) -> list[Path]:
-    """`paths` with every folder replaced by the files in it; raises InputError."""
-    files: list[Path] = []
-    for path in paths:
-        try:
-            if path.is_dir():
-                inside = sorted(file for file in path.rglob("*") if file.is_file())
-                if not inside:
-                    raise InputError(f"{path}: expected a folder with pictures, it holds no file")
-                files += inside
-            elif path.exists():
-                files.append(path)
-            else:
-                raise InputError(f"{path}: no such file")
-        except OSError as error:
-            raise InputError(f"{path}: {error.strerror or error}") from error
-    return files
-
-
-def shown(path: Path) -> str:
-    """A path as text that can be printed: bytes of its name that are no UTF-8 become `?`."""
-    return str(path).encode(errors="replace").decode()
-
-
-def describe(name: str, prediction: Prediction) -> str:
-    """One picture's answer for people."""
-    expected = prediction.expected_accuracy
-    worth = "accuracy never measured" if expected is None else f"{expected:.1%} accurate in tests"
-    lines = [
-        f"{name}: {prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
-        f"{' + '.join(prediction.used)}, {worth}, {prediction.latency_ms:.1f} ms"
-    ]
-    if prediction.frame_spread_ms is not None:
-        seen = ", ".join(
-            f"{m.device} {m.frame} ({m.frame_age_ms:.0f} ms old)" for m in prediction.members
-        )
-        lines.append(f"  frames {seen}; {prediction.frame_spread_ms:.0f} ms apart")
-    lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
-    return "\n".join(lines)
-
-
 @app.command()
 def status(
-    fleet: FleetFile, key: KeyFile = None, insecure: Insecure = False, json: Json = False
+    fleet: FleetFile,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Exit with 0 if any device can answer.")
+    ] = False,
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
 ) -> None:
     """Say how every device of a fleet is.
 
     Example: mdp status --fleet fleet.toml
 
-    Exit codes: 0 at least one device can answer, 2 bad input, 3 none can, 1 unforeseen.
+    Exit codes: 0 every device of the bundle and the fleet can answer, 2 bad input, 3 one cannot
+    (with --allow-partial: none can), 1 unforeseen.
     """
     with connected(fleet, key, insecure) as client:
         statuses = client.status()
+        absent = absent_devices(client.bundle, client.fleet)
     if json:
-        console.print_json({"devices": statuses})
+        console.print_json({"devices": statuses, "absent": absent})
     else:
         # No markup: an address or an agent's own words may hold square brackets.
         Console(markup=False).print(status_table(statuses))
         for status in statuses:
             if status.source:
                 print(f"{status.device} looks at {status.source}")
-    raise typer.Exit(0 if any(status.usable for status in statuses) else NOT_ANSWERED)
+        if absent:
+            print(f"not in {fleet}: {', '.join(absent)}")
+    usable = [status.usable for status in statuses]
+    fine = any(usable) if allow_partial else all(usable) and not absent
+    raise typer.Exit(0 if fine else NOT_ANSWERED)
 
 
 def status_table(statuses: Sequence[DeviceStatus]) -> Table:
@@ -289,7 +271,11 @@ def bench(
     Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
     """
     checked_deadline_ms(deadline_ms)
-    files = picture_files(pictures or [])
+    files = []
+    for path, unusable in picture_files(pictures or []):
+        if unusable is not None:
+            raise unusable
+        files.append(path)
     with connected(fleet, key, insecure, fusion, early) as client:
         side = client.bundle.manifest.plan.teacher.shape.image_size
         chosen: list[Picture] = list(files) or [noise_picture(side)]
@@ -301,6 +287,7 @@ def bench(
     else:
         for line in _flat(outcome):
             print(line)
+    raise typer.Exit(0 if outcome["answered"] else NOT_ANSWERED)
 
 
 def _flat(outcome: dict[str, object], prefix: str = "") -> Iterator[str]:
@@ -356,8 +343,7 @@ def fleet_new(
     if key is not None:
         load_pair(key, public_key_of)
     fleet = new_fleet(opened, device, out, public_key=public_key, key=key)
-    members = fleet.members()
-    absent = [a.device for a in opened.manifest.plan.assignments if a.k not in members]
+    absent = absent_devices(opened, fleet)
     if json:
         console.print_json({"path": str(out), "devices": fleet.devices, "absent": absent})
         return

@@ -11,13 +11,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self, Unpack, overload
 
+from mdp import arguments
+from mdp.arguments import Errors, Raising, Streaming, Watching
 from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
 from mdp.decoders import Decoding
-from mdp.errors import InferenceError, InputError
-from mdp.exchange import Answer, checked_deadline_ms
+from mdp.errors import InferenceError, PictureError
+from mdp.exchange import Answer, Outcome, checked_deadline_ms
 from mdp.fusion import Fusion
 from mdp.hedging import DEFAULT_SHARE
 from mdp.looking import (
@@ -91,6 +93,7 @@ class Client(Connection):
         NeverEarlyWarning says that the bundle does not tell when. Raises ConfigError if the fleet,
         its bundle or a key is wrong.
         """
+        arguments.check_timeout_s(timeout_s)
         client = cls(
             fleet,
             fusion=fusion,
@@ -133,29 +136,34 @@ class Client(Connection):
         glance = glance_at(at, within_ms=within_ms, now_s=started_s)
         return self._answered(glance, started_s, deadline_ms)
 
+    @overload
+    def watch(self, *, errors: Raising = ..., **how: Unpack[Watching]) -> Iterator[Prediction]: ...
+
+    @overload
+    def watch(
+        self, *, errors: Errors, **how: Unpack[Watching]
+    ) -> Iterator[Prediction | InferenceError]: ...
+
     def watch(
         self,
         *,
         every_ms: float = DEFAULT_EVERY_MS,
         deadline_ms: float = DEFAULT_DEADLINE_MS,
         within_ms: float = DEFAULT_WITHIN_MS,
-        errors: Literal["raise", "yield"] = "raise",
-    ) -> Iterator[Prediction | InferenceError]:
+        errors: Errors = "raise",
+    ) -> Iterator[Prediction] | Iterator[Prediction | InferenceError]:
         """What the devices' own cameras see, again and again: one look every `every_ms`.
 
         One look is under way at a time; a slow one delays the next. With `errors="yield"` an
         InferenceError takes the place of its look's answer.
         """
+        arguments.check_errors(errors)
         deadline_ms, every_ms = checked_deadline_ms(deadline_ms), checked_every_ms(every_ms)
         glance_at("latest", within_ms=within_ms, now_s=self._clock())
         return self._watch(every_ms, deadline_ms, within_ms, errors)
 
     def _watch(
-        self,
-        every_ms: float,
-        deadline_ms: float,
-        within_ms: float,
-        errors: Literal["raise", "yield"],
+        self, every_ms: float, deadline_ms: float, within_ms: float, errors: Errors
     ) -> Iterator[Prediction | InferenceError]:
         while True:
             started_s = self._clock()
@@ -167,32 +175,37 @@ class Client(Connection):
             yield answer if errors == "yield" else given(answer)
             time.sleep(max(0.0, started_s + every_ms / 1e3 - self._clock()))
 
+    @overload
+    def stream(
+        self, pictures: Iterable[Picture], *, errors: Raising = ..., **how: Unpack[Streaming]
+    ) -> Iterator[Prediction]: ...
+
+    @overload
+    def stream(
+        self, pictures: Iterable[Picture], *, errors: Errors, **how: Unpack[Streaming]
+    ) -> Iterator[Prediction | InferenceError | PictureError]: ...
+
     def stream(
         self,
         pictures: Iterable[Picture],
         *,
         deadline_ms: float = DEFAULT_DEADLINE_MS,
         in_flight: int = 2,
-        errors: Literal["raise", "yield"] = "raise",
-    ) -> Iterator[Prediction | InferenceError]:
+        errors: Errors = "raise",
+    ) -> Iterator[Prediction] | Iterator[Prediction | InferenceError | PictureError]:
         """Answers for `pictures` in their order, with up to `in_flight` of them under way.
 
         Each deadline counts from when its picture was taken from `pictures`. With
-        `errors="yield"` an InferenceError takes the place of its picture's answer.
+        `errors="yield"` an InferenceError or PictureError takes the place of its picture's answer.
         """
+        arguments.check_stream(pictures, in_flight, errors)
         deadline_ms = checked_deadline_ms(deadline_ms)
-        if in_flight < 1:
-            raise InputError(f"in_flight: expected at least 1, got {in_flight}")
         return self._stream(iter(pictures), deadline_ms, in_flight, errors)
 
     def _stream(
-        self,
-        pictures: Iterator[Picture],
-        deadline_ms: float,
-        in_flight: int,
-        errors: Literal["raise", "yield"],
-    ) -> Iterator[Prediction | InferenceError]:
-        waiting: deque[list[Answer]] = deque()
+        self, pictures: Iterator[Picture], deadline_ms: float, in_flight: int, errors: Errors
+    ) -> Iterator[Prediction | InferenceError | PictureError]:
+        waiting: deque[list[Outcome]] = deque()
         exhausted = False
         while waiting or not exhausted:
             while not exhausted and len(waiting) < in_flight:
@@ -207,14 +220,14 @@ class Client(Connection):
                     cut = self._cut_in_time(picture, started_s, deadline_ms, tending=True)
                     with self._in_turn(started_s, deadline_ms):
                         self._submit(picture, cut, started_s, deadline_ms, waiting[-1])
-                except InferenceError as error:
+                except (InferenceError, PictureError) as error:
                     waiting[-1].append(error)
             if not waiting:
                 break
             answer = self._awaited(waiting.popleft())
             yield answer if errors == "yield" else given(answer)
 
-    def _awaited(self, answers: list[Answer]) -> Answer:
+    def _awaited(self, answers: list[Outcome]) -> Outcome:
         """The answer of a call under way, which another thread's turn may bring as well."""
         while not answers:
             if self._turn.acquire(timeout=_LOOK_S):
@@ -230,6 +243,7 @@ class Client(Connection):
 
         Raises DeadlineExceeded if another thread's call is under way for longer than that.
         """
+        arguments.check_timeout_s(timeout_s)
         with self._in_turn(self._clock(), timeout_s * 1e3):
             asked = self._ask_all()
             self._wait(self._link, timeout_s, lambda: self._all_told(asked))
@@ -241,6 +255,7 @@ class Client(Connection):
         Connects first, waiting at most `timeout_s`, while other threads go on asking; calls under
         way end as they began. Raises ConfigError if anything is wrong: then nothing changes.
         """
+        arguments.check_timeout_s(timeout_s)
         link = Link(self._options, self._clock, stacklevel=2)
         try:
             self._wait(link, timeout_s, link.settled)
@@ -271,7 +286,7 @@ class Client(Connection):
     def _answered(
         self, asked: Picture | Glance, started_s: float, deadline_ms: float
     ) -> Prediction:
-        answers: list[Answer] = []
+        answers: list[Outcome] = []
         cut = self._cut_in_time(asked, started_s, deadline_ms)
         with self._in_turn(started_s, deadline_ms):
             self._submit(asked, cut, started_s, deadline_ms, answers)
@@ -338,7 +353,7 @@ class Client(Connection):
         cut: Cut,
         started_s: float,
         deadline_ms: float,
-        answers: list[Answer],
+        answers: list[Outcome],
     ) -> None:
         link, views = cut
         if link is not self._link:

@@ -1,6 +1,5 @@
 """What both clients are made of: a fleet, its bundle, the sockets, and the calls in flight."""
 
-import math
 import os
 import time
 import warnings
@@ -10,19 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
+from mdp.arguments import check_choice, check_number, checked_path
 from mdp.bundle import Bundle
 from mdp.crop import Picture
 from mdp.decoders import CUTTERS, DECODERS, Decoding
 from mdp.errors import (
     DeadlineExceeded,
-    InferenceError,
-    InputError,
     InsecureWarning,
     NeverEarlyWarning,
 )
-from mdp.exchange import Answer, Clock, Exchange, reserve_s
+from mdp.exchange import Clock, Exchange, Outcome, reserve_s
 from mdp.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
-from mdp.fusion import Fusion
+from mdp.fusion import FUSIONS, Fusion
 from mdp.hedging import DEFAULT_SHARE
 from mdp.keys import load_pair
 from mdp.prediction import Prediction
@@ -116,11 +114,10 @@ class Options:
     early: bool = False
 
     def __post_init__(self) -> None:
-        after_ms = self.hedge_after_ms
-        if after_ms is not None and not (math.isfinite(after_ms) and after_ms >= 0):
-            raise InputError(f"hedge_after_ms: expected 0 or more, got {after_ms:g}")
-        if not 0 <= self.hedge_share <= 1:
-            raise InputError(f"hedge_share: expected 0 to 1, got {self.hedge_share:g}")
+        check_choice("fusion", self.fusion, FUSIONS)
+        if self.hedge_after_ms is not None:
+            check_number("hedge_after_ms", self.hedge_after_ms, "0 or more", lambda ms: ms >= 0)
+        check_number("hedge_share", self.hedge_share, "0 to 1", lambda share: 0 <= share <= 1)
 
 
 class Connection:
@@ -139,9 +136,9 @@ class Connection:
         clock: Clock = time.monotonic,
     ) -> None:
         self._options = Options(
-            fleet=Path(fleet),
+            fleet=checked_path("fleet", fleet),
             fusion=fusion,
-            key=None if key is None else Path(key),
+            key=None if key is None else checked_path("key", key),
             insecure=insecure,
             hedge_after_ms=hedge_after_ms,
             hedge_share=hedge_share,
@@ -221,8 +218,8 @@ def _client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:
     return ClientKeys(public=own.public, secret=own.secret, agents=agents)
 
 
-def given(answer: Answer) -> Prediction:
-    """The prediction; raises the InferenceError that takes its place."""
-    if isinstance(answer, InferenceError):
-        raise answer
-    return answer
+def given(answer: Outcome) -> Prediction:
+    """The prediction; raises the error that takes its place."""
+    if isinstance(answer, Prediction):
+        return answer
+    raise answer

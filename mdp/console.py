@@ -12,12 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
 from typer.core import TyperCommand
 
+from mdp import __version__
 from mdp.errors import InputError, MDPError
 
 #: Why something cannot be written although it could before.
@@ -33,16 +34,38 @@ class Interrupted(MDPError):
     exit_code = INTERRUPTED
 
 
-def new_app(summary: str) -> typer.Typer:
-    """A command group with plain help and without tracebacks dressed up for the terminal."""
-    return typer.Typer(
+def new_app(summary: str, command: str | None = None) -> typer.Typer:
+    """A command group with plain help and without tracebacks dressed up for the terminal.
+
+    The group of a whole `command` also has --version and completes what is typed in a shell.
+    """
+    app = typer.Typer(
         help=summary,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=command is not None,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
+    if command is not None:
+        _add_version(app, summary, command)
+    return app
+
+
+def _add_version(app: typer.Typer, summary: str, command: str) -> None:
+    def tell(asked: bool) -> None:
+        if asked:
+            print(f"{command} {__version__}")
+            raise typer.Exit
+
+    @app.callback(help=summary)
+    def _options(
+        version: Annotated[
+            bool,
+            typer.Option("--version", callback=tell, is_eager=True, help="Show the version."),
+        ] = False,
+    ) -> None:
+        """Nothing but options that end the command."""
 
 
 def run(app: Callable[[], object], name: str) -> NoReturn:
@@ -59,8 +82,7 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
     except OSError as error:
         if error.errno not in (*_NO_ROOM, errno.EPIPE):
             raise
-        # What is still buffered must not fail once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         if error.errno == errno.EPIPE:
             # Whoever was reading has seen enough.
             sys.exit(MDPError.exit_code)
@@ -73,6 +95,23 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
     sys.exit(0)
 
 
+def _discard_stdout() -> None:
+    """Have what is still buffered not fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextmanager
+def until_reader_leaves() -> Iterator[None]:
+    """End the block, and nothing else, when nobody reads stdout any more (`mdp ... | head -1`).
+
+    For what only prints. Everything else that is cut off there has failed.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        _discard_stdout()
+
+
 @contextmanager
 def interrupts_heeded() -> Iterator[None]:
     """Have a Ctrl-C interrupt what runs even where Python swallows it.
@@ -83,12 +122,18 @@ def interrupts_heeded() -> Iterator[None]:
     shown = sys.unraisablehook
 
     def once_more(unraisable: "sys.UnraisableHookArgs") -> None:
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
-            timer.daemon = True
-            timer.start()
-        else:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             shown(unraisable)
+            return
+        while True:
+            try:
+                timer = threading.Timer(_AGAIN_S, os.kill, (os.getpid(), signal.SIGINT))
+                timer.daemon = True
+                timer.start()
+                return
+            except KeyboardInterrupt:
+                # On a busy machine the timer may fire in here, where it would be swallowed too.
+                continue
 
     sys.unraisablehook = once_more
     try:

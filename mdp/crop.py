@@ -27,6 +27,8 @@ Picture = str | os.PathLike[str] | Image.Image | Pixels
 
 #: A larger picture is refused before its pixels are decoded.
 MAX_PIXELS = 100_000_000
+#: A pipe is read whole before it is decoded; so much holds MAX_PIXELS uncompressed.
+MAX_PIPE_BYTES = 4 * MAX_PIXELS
 #: Decoding a JPEG at a reduced scale keeps at least this many times the pixels asked for.
 _OVERSAMPLING = 2
 _JPEG_QUALITY = 92
@@ -83,9 +85,12 @@ def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pi
         return _checked_array(source)
     if isinstance(source, Image.Image):
         return _usable(source, "the given picture", smallest_side)
+    if not isinstance(source, str | os.PathLike):
+        kind = type(source).__name__
+        raise PictureError(f"expected a path, a Pillow image or a uint8 array, got {kind}")
     try:
         with (
-            HeaderReader(io.FileIO(os.fspath(source))) as file,
+            _reader(source) as file,
             _open(file, str(source)) as picture,
         ):
             file.release()
@@ -96,6 +101,18 @@ def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pi
             return _usable(picture, str(source), smallest_side, passes_bytes)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         raise PictureError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _reader(source: str | os.PathLike[str]) -> HeaderReader:
+    """The file `source`; the content of a pipe is read whole, as readers of pictures go back."""
+    raw = io.FileIO(os.fspath(source))
+    if raw.seekable():
+        return HeaderReader(raw)
+    with raw:
+        content = io.BufferedReader(raw).read(MAX_PIPE_BYTES + 1)
+    if len(content) > MAX_PIPE_BYTES:
+        raise PictureError(f"{source}: expected at most {MAX_PIPE_BYTES:,} bytes from a pipe")
+    return HeaderReader(io.BytesIO(content))
 
 
 def _open(file: HeaderReader, name: str) -> Image.Image:

@@ -383,11 +383,11 @@ def _kill_and_restart(
 
 def _print_answer(out: Console, prediction: Prediction) -> None:
     missing = "; ".join(f"{device}: {reason}" for device, reason in prediction.missing.items())
-    expected = prediction.expected_accuracy
+    expected, pictures = prediction.expected_accuracy, prediction.expected_accuracy_pictures
+    worth = "" if expected is None else f", expected accuracy {expected:.2%} on {pictures} pictures"
     out.print(
         f"{prediction.label} ({prediction.probability:.0%}) {prediction.mode} from "
-        f"{' + '.join(prediction.used)} in {prediction.latency_ms:.1f} ms"
-        + (f", expected accuracy {expected:.2%}" if expected is not None else "")
+        f"{' + '.join(prediction.used)} in {prediction.latency_ms:.1f} ms{worth}"
         + (f", missing {missing}" if missing else ", complete"),
         highlight=False,
         markup=False,

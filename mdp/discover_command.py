@@ -108,7 +108,7 @@ def _tell(bundle: Bundle, proposal: Proposal, more: int, written: Path | None) -
     if more:
         print(f"  {more} announcements beyond the first {MAX_FOUND} were not looked at")
     if proposal.absent:
-        print(f"  not announced: {', '.join(proposal.absent)}")
+        print(f"  not in the proposal: {', '.join(proposal.absent)}")
     if written is not None:
         print(f"{written}: proposed, {len(proposal.entries)} devices; check the addresses")
 

@@ -13,8 +13,9 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from mdp.arguments import check_number
 from mdp.bundle import Bundle
-from mdp.errors import InferenceError, InputError, WireError
+from mdp.errors import InferenceError, PictureError, WireError
 from mdp.fleet import Fleet
 from mdp.fusion import Contribution, Fusion
 from mdp.health import UNREACHABLE
@@ -52,6 +53,8 @@ BACKLOGGED = "backlogged: takes no more requests"
 
 Clock = Callable[[], float]
 Answer = Prediction | InferenceError
+#: What becomes of a picture.
+Outcome = Answer | PictureError
 
 
 class Transport(Protocol):
@@ -78,11 +81,8 @@ class _Call(Struct):
 
 def checked_deadline_ms(deadline_ms: float) -> float:
     """`deadline_ms` if it is a number of milliseconds one can wait; raises InputError."""
-    if not (math.isfinite(deadline_ms) and 0 < deadline_ms <= MAX_DEADLINE_MS):
-        raise InputError(
-            f"deadline_ms: expected more than 0 and at most {MAX_DEADLINE_MS:g}, "
-            f"got {deadline_ms:g}"
-        )
+    expected = f"more than 0 and at most {MAX_DEADLINE_MS:g}"
+    check_number("deadline_ms", deadline_ms, expected, lambda value: 0 < value <= MAX_DEADLINE_MS)
     return deadline_ms
 
 

@@ -38,6 +38,27 @@ _TOML_TEXT = re.compile(
 _BETWEEN_KEYS = re.compile(rb"[\n=,\[\]{}]")
 
 
+#: A name of a device or key, and what it is called in messages.
+NAME = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
+NAME_FORM = "1 to 64 of a-z, 0-9, `.`, `_` and `-`, beginning with a letter or digit"
+#: What msgspec says of text that does not match a pattern -> what is said instead.
+_PATTERNS: dict[str, str] = {}
+
+
+def pattern(regex: str, expected: str) -> msgspec.Meta:
+    """Text that matches `regex`; `expected` names it in messages, which show no regex."""
+    _PATTERNS[f"Expected `str` matching regex {regex!r}"] = f"expected {expected}"
+    return msgspec.Meta(pattern=regex)
+
+
+def explained(error: Exception) -> str:
+    """What msgspec found wrong, without regular expressions."""
+    text = str(error)
+    for said, instead in _PATTERNS.items():
+        text = text.replace(said, instead)
+    return text
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of everything read from a file: immutable, and an unknown key is an error."""
 
@@ -59,8 +80,7 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int) -> tuple[bytes, 
                 raise ConfigError(f"{path}: expected a regular file, found a pipe or a device")
             content = file.read(most_bytes + 1)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # a NUL in the path
         raise ConfigError(f"{path}: {error}") from error
     if len(content) > most_bytes:
@@ -78,7 +98,7 @@ def decoded(
     try:
         record = decode(content, type=kind)
     except ValueError as error:  # malformed, not UTF-8, a number of thousands of digits
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {explained(error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
     for where, text in _texts(msgspec.to_builtins(record), "$"):

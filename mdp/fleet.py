@@ -2,25 +2,36 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from mdp.bundle import Bundle
 from mdp.errors import ConfigError, InputError
-from mdp.files import Record, read_toml, write_toml
+from mdp.files import NAME_FORM, Record, explained, pattern, read_toml, write_toml
 from mdp.keys import check_key, is_loopback
 from mdp.plan import MAX_MEMBERS
 
 #: A plan's device, or one of its replicas: `n100` or `n100/kitchen`.
 EntryName = Annotated[
-    str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?\Z")
+    str,
+    pattern(
+        r"^[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?\Z",
+        f"NAME or NAME/LABEL, each {NAME_FORM}",
+    ),
 ]
-Address = Annotated[str, Meta(pattern=r"^tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}\Z")]
+Address = Annotated[
+    str,
+    pattern(
+        r"^tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}\Z",
+        "tcp://HOST:PORT, HOST being a name, an IPv4 address or an [IPv6] address",
+    ),
+]
 
+R = TypeVar("R", bound=Record)
 
 #: What is wrong with a connection without keys that leaves this machine.
 PLAIN_TEXT = "plain text: whoever is on the way can read and forge what is sent"
@@ -113,6 +124,12 @@ def exposed(fleet: Fleet) -> list[FleetEntry]:
     return [entry for entry in fleet.devices if entry.exposed]
 
 
+def absent_devices(bundle: Bundle, fleet: Fleet) -> list[str]:
+    """Devices of the bundle's plan of which `fleet` has no entry: every answer lacks them."""
+    members = fleet.members()
+    return [a.device for a in bundle.manifest.plan.assignments if a.k not in members]
+
+
 def new_fleet(
     bundle: Bundle,
     devices: Sequence[str],
@@ -137,15 +154,14 @@ def new_fleet(
             devices = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
             known = ", ".join(devices)
             raise InputError(f"--device {text}: expected one of {known}, got {name!r}")
-        known_key = public_key(name)
-        entries.append({"device": name, "address": address, "k": assignment.k, "key": known_key})
-    fleet = _checked(
-        {
-            "bundle": relative_to(bundle.path, out),
-            "key": None if key is None else relative_to(key, out),
-            "devices": entries,
-        }
-    )
+        entry = {"device": name, "address": address, "k": assignment.k, "key": public_key(name)}
+        entries.append(_checked(f"--device {text}", entry, FleetEntry))
+    content = {
+        "bundle": relative_to(bundle.path, out),
+        "key": None if key is None else relative_to(key, out),
+        "devices": entries,
+    }
+    fleet = _checked("--device", content, Fleet)
     write_toml(out, fleet)
     return fleet
 
@@ -155,8 +171,9 @@ def relative_to(path: Path, out: Path) -> str:
     return Path(os.path.relpath(path.resolve(), out.resolve().parent)).as_posix()
 
 
-def _checked(content: dict[str, object]) -> Fleet:
+def _checked(what: str, content: Mapping[str, object], kind: type[R]) -> R:
     try:
-        return msgspec.convert(content, Fleet)
+        return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        raise InputError(f"--device: {error}") from error
+        # Where in the record it is says nothing of the option.
+        raise InputError(f"{what}: {explained(error).partition(' - at ')[0]}") from error

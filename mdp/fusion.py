@@ -13,7 +13,7 @@ Boosted and bagged logits are divided by a fitted temperature, which leaves ever
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from math import comb
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from msgspec import Meta, Struct
@@ -24,6 +24,7 @@ from mdp.files import Record
 Logits = NDArray[np.float32]
 #: How to combine what arrived; the modes that an answer carries.
 Fusion = Literal["stacked", "boosted", "bagged"]
+FUSIONS: tuple[str, ...] = get_args(Fusion)
 Mode = Literal["boosted", "stacked", "bagged", "single"]
 #: Larger weights would only ever overflow: a fit stays within a few hundred.
 MAX_WEIGHT = 1e6

@@ -44,7 +44,7 @@ _TOO_LARGE = f"expected at most {MAX_HEADER_BYTES >> 20} MiB besides the pixels"
 class HeaderReader(io.BufferedReader):
     """A file whose reads are bounded until `release` is called."""
 
-    def __init__(self, raw: io.FileIO) -> None:
+    def __init__(self, raw: io.FileIO | io.BytesIO) -> None:
         super().__init__(raw)
         self._bounded = True
         self._reads_left, self._bytes_left = MAX_READS, MAX_HEADER_BYTES

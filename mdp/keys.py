@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import Record, replacing
+from mdp.files import NAME, NAME_FORM, Record, explained, pattern, replacing
 
 KEY_CHARACTERS = 40
 #: Of SHA-256: nobody finds a second key with the same beginning of so many hex digits.
@@ -28,7 +27,7 @@ SECRET, PUBLIC = ".secret", ".public"
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _ADDRESS = re.compile(r"tcp://(?P<host>\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
-KeyName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
+KeyName = Annotated[str, pattern(NAME, NAME_FORM)]
 
 
 class KeyFile(Record, frozen=True):
@@ -103,7 +102,8 @@ def new_keys(folder: Path, name: str, make_pair: Callable[[], tuple[str, str]]) 
     try:
         whole = msgspec.convert({"name": name, "public": public, "secret": secret}, KeyFile)
     except msgspec.ValidationError as error:
-        raise InputError(f"--name {name}: {error}") from error
+        text = explained(error).partition(" - at ")[0]
+        raise InputError(f"--name {name}: {text}") from error
     paths = [folder / f"{name}{ending}" for ending in (SECRET, PUBLIC)]
     for path in paths:
         if path.exists() or path.is_symlink():
@@ -117,8 +117,7 @@ def new_keys(folder: Path, name: str, make_pair: Callable[[], tuple[str, str]]) 
     except OSError as error:
         for half in written:
             half.unlink()
-        reason = error.strerror or str(error)
-        raise InputError(f"{path}: cannot be written: {reason}") from error
+        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
     return whole
 
 
@@ -186,10 +185,9 @@ def _read(path: Path) -> tuple[KeyFile, int]:
                 raise ConfigError(f"{path}: expected a key file as `mdp keys new` writes it")
             content = msgspec.toml.decode(file.read(MAX_FILE_BYTES), type=KeyFile)
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # a NUL in the path, and what is wrong with the content
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"{path}: {explained(error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
     return content, stat.S_IMODE(found.st_mode)

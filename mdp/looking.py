@@ -7,8 +7,10 @@ two machines are never compared.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
+from mdp.arguments import check_number
 from mdp.errors import InputError
 from mdp.session import Arrival
 
@@ -68,11 +70,10 @@ def frames_of(
 
 def glance_at(at: Moment, *, within_ms: float, now_s: float) -> Glance:
     """What to ask for; raises InputError for a moment to come, or one that is none."""
-    if not (math.isfinite(within_ms) and 0 <= within_ms <= MAX_AGO_MS):
-        raise InputError(f"within_ms: expected 0 to {MAX_AGO_MS:g}, got {within_ms:g}")
+    _check_age("within_ms", within_ms)
     if at == "latest":
         return Glance(within_ms=within_ms)
-    if isinstance(at, str) or not math.isfinite(at):
+    if not isinstance(at, Real) or not math.isfinite(at):
         raise InputError(f"at: expected 'latest' or a reading of time.monotonic(), got {at!r}")
     ago_ms = (now_s - at) * 1e3
     if not 0 <= ago_ms <= MAX_AGO_MS:
@@ -84,6 +85,10 @@ def glance_at(at: Moment, *, within_ms: float, now_s: float) -> Glance:
 
 def checked_every_ms(every_ms: float) -> float:
     """`every_ms` if one can look so often; raises InputError."""
-    if not (math.isfinite(every_ms) and 0 <= every_ms <= MAX_AGO_MS):
-        raise InputError(f"every_ms: expected 0 to {MAX_AGO_MS:g}, got {every_ms:g}")
+    _check_age("every_ms", every_ms)
     return every_ms
+
+
+def _check_age(name: str, value_ms: float) -> None:
+    expected = f"0 to {MAX_AGO_MS:g}"
+    check_number(name, value_ms, expected, lambda value: 0 <= value <= MAX_AGO_MS)

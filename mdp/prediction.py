@@ -58,6 +58,8 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: Accuracy that this combination was measured to have; None for a bundle never evaluated. Of
     #: an answer that ended early, that of the combination whose label it has.
     expected_accuracy: float | None
+    #: How many pictures that was measured on; None where it was not.
+    expected_accuracy_pictures: int | None = None
     #: From the call to the answer, decoding, cropping and fusing included.
     latency_ms: float
     deadline_ms: float
@@ -98,6 +100,8 @@ class Judge:
         self._labels = bundle.manifest.labels
         self._weights = bundle.fusion_weights()
         self._rules: dict[tuple[int, ...], _Rule] = {}
+        measured = bundle.manifest.evaluation
+        self._pictures = None if measured is None else measured.pictures
         bounds = bundle.manifest.early
         self._early = None if bounds is None else EarlyRule(bounds, self._weights, fusion)
 
@@ -133,6 +137,7 @@ class Judge:
             used=tuple(arrival.device for arrival in finish.arrived.values()),
             missing=dict(finish.missing),
             expected_accuracy=worth.expected_accuracy,
+            expected_accuracy_pictures=self._pictures,
             latency_ms=latency_ms(),
             deadline_ms=deadline_ms,
             members=tuple(_timing(k, arrival, frames) for k, arrival in finish.arrived.items()),

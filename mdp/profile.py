@@ -12,13 +12,13 @@ from msgspec import Meta, field
 from msgspec.structs import replace
 
 from mdp.errors import ConfigError
-from mdp.files import Record, read_toml
+from mdp.files import NAME, NAME_FORM, Record, pattern, read_toml
 
 #: A device's name is also its profile's file stem, a TOML key and part of a fleet entry's name.
 MAX_NAME = 64
 #: Boards of one kind that `NAME*N` may stand for.
 MAX_BOARDS = 64
-DeviceName = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
+DeviceName = Annotated[str, pattern(NAME, NAME_FORM)]
 #: onnxruntime's name of an execution provider, for instance `CPUExecutionProvider`.
 ProviderName = Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider\Z")]
 PositiveInt = Annotated[int, Meta(gt=0, le=2**48)]

@@ -54,7 +54,8 @@ EXIT_CODES = (
     "(the same command goes on from there), 1 anything unforeseen."
 )
 app = console.new_app(
-    "Decompose a vision transformer into sub-models for unequal devices. " + EXIT_CODES
+    "Decompose a vision transformer into sub-models for unequal devices. " + EXIT_CODES,
+    "mdp-partition",
 )
 
 LimitTestOption = Annotated[int | None, typer.Option(help="Use only so many test pictures.", min=1)]

@@ -297,7 +297,7 @@ def test_a_video_plays_the_camera_and_one_that_is_not_there_is_said_to_be_missin
 
     write_film(tmp_path / "film.avi", ["green"] * 5)
     fleet.start("alpha", "--source", f"video:{tmp_path / 'film.avi'}", "--source-fps", 50)
-    fleet.start("beta", "--source", "camera:63")
+    beta = fleet.start("beta", "--source", "camera:63")
     with fleet.client() as client:
         answer = looked_until_all(client, 1)
         assert (answer.label, answer.used) == ("green", ("alpha",))
@@ -308,6 +308,7 @@ def test_a_video_plays_the_camera_and_one_that_is_not_there_is_said_to_be_missin
             ),
             "beta has tried its camera",
         )
+        beta.wait_for("no pictures: camera:63: cannot be opened")
         until(lambda: looked_until_all(client, 1).members[0].frame > 5, "the film begins again")
     for device in ("alpha", "beta"):
         agent = fleet.agents[device]

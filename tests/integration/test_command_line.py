@@ -1,5 +1,6 @@
 """`mdp` as a user types it: output, exit codes, and one line for whatever is wrong."""
 
+import base64
 import json
 import os
 import re
@@ -14,8 +15,9 @@ import pytest
 from PIL import Image
 
 from mdp import cli
-from mdp.bundle import FUSION, MANIFEST
+from mdp.bundle import FUSION, MANIFEST, Bundle
 from mdp.doctor import tcp_diagnosis
+from mdp.fleet import new_fleet
 from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from tests.support.fakes import other_program
 from tests.support.fleet import BIN, PATIENCE_S, ROOT, Fleet, until
@@ -105,6 +107,7 @@ def test_classify_says_what_is_documented(toml: Path, pictures: Path) -> None:
         assert answer["used"] == list(DEVICES)
         assert answer["missing"] == {}
         assert answer["expected_accuracy"] == 1.0
+        assert answer["expected_accuracy_pictures"] == 100
         assert 0 < answer["latency_ms"] <= answer["deadline_ms"] == 20000
         for member, device in zip(answer["members"], DEVICES, strict=True):
             assert member["device"] == device
@@ -117,8 +120,8 @@ def test_classify_for_people(toml: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", toml, "--fusion", "boosted", path, *PLENTY)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(
-        rf"{path}: green \(\d+%\), boosted from alpha \+ beta \+ gamma, 90\.0% accurate in tests, "
-        r"[\d.]+ ms\n",
+        rf"{path}: green \(\d+%\), boosted from alpha \+ beta \+ gamma, "
+        r"90\.0% accurate on 100 test pictures, [\d.]+ ms\n",
         done.stdout,
     )
 
@@ -133,8 +136,11 @@ def test_one_bad_picture_among_good_ones(toml: Path, tmp_path: Path) -> None:
     (folder / "d.jpg").write_bytes(with_orientation(6))
     done = mdp("classify", "--fleet", toml, *PLENTY, folder, "--json")
     assert done.returncode == 2
-    assert [Path(answer["path"]).name for answer in lines(done)] == ["a.png", "d.jpg"]
+    answers = lines(done)
+    assert [Path(answer["path"]).name for answer in answers] == ["a.png", "b.png", "c.txt", "d.jpg"]
+    assert ["label" in answer for answer in answers] == [True, False, False, True]
     truncated, text = done.stderr.splitlines()
+    assert [f"mdp: {answers[k]['error']}" for k in (1, 2)] == [truncated, text]
     assert truncated.startswith(f"mdp: {folder}/b.png: ")
     assert "cannot be decoded" in truncated
     assert text.endswith("c.txt: expected a picture, found no format that is read")
@@ -149,15 +155,18 @@ def test_a_name_that_is_no_utf_8(toml: Path, tmp_path: Path) -> None:
         done = mdp("classify", "--fleet", toml, *PLENTY, folder, *options)
         assert (done.returncode, done.stderr) == (0, "")
         assert "caf?.png" in done.stdout
+    assert base64.b64decode(lines(done)[0]["path_bytes"]) == name
 
 
 def test_nobody_can_answer(nobody: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", nobody, pictures / "red", "--json")
-    assert (done.returncode, done.stdout) == (3, "")
+    assert done.returncode == 3
+    missing = dict.fromkeys(DEVICES, "unreachable")
     reasons = "alpha: unreachable; beta: unreachable; gamma: unreachable"
-    assert done.stderr.splitlines() == [
-        f"mdp: {pictures}/red/{number}.png: no device can answer ({reasons})" for number in (0, 1)
-    ]
+    paths = [f"{pictures}/red/{number}.png" for number in (0, 1)]
+    text = f"no device can answer ({reasons})"
+    assert lines(done) == [{"path": p, "error": text, "outcomes": missing} for p in paths]
+    assert done.stderr.splitlines() == [f"mdp: {path}: {text}" for path in paths]
 
 
 def here(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
@@ -204,6 +213,15 @@ def test_usage_errors(toml: Path, pictures: Path, options: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_missing_picture_among_good_ones(
+    capsys: pytest.CaptureFixture[str], toml: Path, pictures: Path
+) -> None:
+    asked = [pictures / name for name in ("red/0.png", "gone.png", "blue/0.png")]
+    code, out, err = here(capsys, "classify", "--fleet", toml, *PLENTY, *asked)
+    assert (code, err) == (2, f"mdp: {asked[1]}: no such file\n")
+    assert [line.partition(",")[0].split()[1] for line in out.splitlines()] == ["red", "blue"]
+
+
 def test_pictures_that_are_not_there(
     capsys: pytest.CaptureFixture[str], toml: Path, tmp_path: Path
 ) -> None:
@@ -213,7 +231,8 @@ def test_pictures_that_are_not_there(
         (tmp_path / "empty", "empty: expected a folder with pictures, it holds no file"),
         (tmp_path / ("x" * 300), "File name too long"),
     ):
-        refused(here(capsys, "classify", "--fleet", toml, path), expected)
+        for command in ("classify", "bench"):
+            refused(here(capsys, command, "--fleet", toml, path), expected)
 
 
 @pytest.mark.parametrize(
@@ -296,13 +315,26 @@ def test_status_of_devices_that_are_gone(
     some = tmp_path / "some.toml"
     alpha = fleet.agents["alpha"].address
     some.write_text(nobody.read_text().replace('"tcp://127.0.0.1:1"', f'"{alpha}"'))
-    code, out, err = here(capsys, "status", "--fleet", some, "--json")
-    assert (code, err) == (0, "")
-    assert [d["state"] for d in json.loads(out)["devices"]] == [
-        "READY",
-        "UNREACHABLE",
-        "UNREACHABLE",
-    ]
+    states = ["READY", "UNREACHABLE", "UNREACHABLE"]
+    for options, expected in (([], 3), (["--allow-partial"], 0)):
+        code, out, err = here(capsys, "status", "--fleet", some, "--json", *options)
+        assert (code, err) == (expected, "")
+        assert [d["state"] for d in json.loads(out)["devices"]] == states
+    code, _, _ = here(capsys, "status", "--fleet", nobody, "--allow-partial")
+    assert code == 3
+
+
+def test_status_of_a_fleet_file_that_lacks_a_device(
+    capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path
+) -> None:
+    path = tmp_path / "fleet.toml"
+    devices = [f"{device}={fleet.agents[device].address}" for device in ("alpha", "gamma")]
+    new_fleet(Bundle.open(fleet.bundle), devices, path)
+    code, out, _ = here(capsys, "status", "--fleet", path)
+    assert code == 3
+    assert out.splitlines()[-1] == f"not in {path}: beta"
+    code, out, _ = here(capsys, "status", "--fleet", path, "--allow-partial", "--json")
+    assert (code, json.loads(out)["absent"]) == (0, ["beta"])
 
 
 def test_doctor_finds_nothing_wrong(capsys: pytest.CaptureFixture[str], toml: Path) -> None:
@@ -405,14 +437,19 @@ def test_ctrl_c_ends_with_130(toml: Path) -> None:
     assert b"Traceback" not in out + err
 
 
-def test_a_reader_that_leaves_is_no_crash(toml: Path, pictures: Path) -> None:
-    command = f"{BIN}/mdp classify --fleet {toml} {' '.join([str(pictures)] * 50)} --json | head -1"
+@pytest.mark.parametrize("option", ["--json", ""])
+def test_a_reader_that_leaves_is_no_failure(toml: Path, pictures: Path, option: str) -> None:
+    many = " ".join([str(pictures)] * 50)
+    classify = f"{BIN}/mdp classify --fleet {toml} {option} {many}"
     done = subprocess.run(
-        command, shell=True, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        ["bash", "-o", "pipefail", "-c", f"{classify} | head -1"],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
     )
+    assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
-    assert "Traceback" not in done.stderr
-    assert "Exception" not in done.stderr
 
 
 def test_fleet_new(capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path) -> None:

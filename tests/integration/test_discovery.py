@@ -106,7 +106,7 @@ def test_a_fleet_is_proposed_with_the_user_s_own_keys(
         "no file in --keys has",
     ]
     assert lines[4:] == [
-        "  not announced: beta, gamma",
+        "  not in the proposal: beta, gamma",
         f"{out}: proposed, 1 devices; check the addresses",
     ]
     fleet, _ = read_fleet(out)
@@ -228,7 +228,7 @@ def test_an_agent_on_another_machine_is_found_and_spoken_to_with_keys(
     (entry,) = found
     public = load_public(keys / f"alpha{PUBLIC}")
     assert (entry["address"], entry["key"]) == (f"tcp://{OTHER}:7500", public)
-    ask = [str(BIN / "mdp"), "status", "--fleet", str(fleet), "--json"]
+    ask = [str(BIN / "mdp"), "status", "--fleet", str(fleet), "--json", "--allow-partial"]
     said = subprocess.run([*near.inside(), *ask], capture_output=True, check=False)
     assert said.returncode == 0, said.stderr
     (status,) = json.loads(said.stdout)["devices"]

@@ -74,9 +74,10 @@ def test_quickstart(tmp_path: Path, bundle: Path, red: Path) -> None:
     with agent(bundle, "beta") as only:
         fleet = tmp_path / "fleet.toml"
         new_fleet(Bundle.open(bundle), [f"beta={only.address}"], fleet)
-        done = run_example("quickstart.py", fleet, red)
+        done = run_example("quickstart.py", fleet, tmp_path / "gone.png", red)
     assert done.returncode == 0, done.stderr
-    first, *rest = done.stdout.splitlines()
+    gone, first, *rest = done.stdout.splitlines()
+    assert gone.endswith("gone.png: No such file or directory")
     assert first.startswith(f"{red}: red")
     assert first.endswith("single")
     assert "  missing alpha: not in the fleet" in rest

@@ -83,6 +83,25 @@ def test_pictures_that_cannot_be_used_raise_and_the_client_goes_on(
         assert complete(answer, "red")
 
 
+@pytest.mark.parametrize("in_flight", [1, 4])
+def test_a_broken_picture_takes_its_own_place_in_a_stream(
+    fleet: Fleet, tmp_path: Path, in_flight: int
+) -> None:
+    text = tmp_path / "text.jpg"
+    text.write_text("I am not a picture")
+    pictures = [colour_picture("red"), text, tmp_path / "gone.jpg", colour_picture("blue")]
+    with fleet.client() as client:
+        outcomes = list(
+            client.stream(pictures, deadline_ms=PLENTY_MS, in_flight=in_flight, errors="yield")
+        )
+        said = [o.label if isinstance(o, Prediction) else type(o).__name__ for o in outcomes]
+        assert said == ["red", "PictureError", "PictureError", "blue"]
+        stream = client.stream(pictures, deadline_ms=PLENTY_MS, in_flight=in_flight)
+        assert next(stream).label == "red"
+        with pytest.raises(mdp.PictureError, match=r"text\.jpg: expected a picture"):
+            next(stream)
+
+
 @pytest.mark.parametrize("in_flight", [1, 2, 7, 40])
 def test_a_stream_answers_in_order(fleet: Fleet, in_flight: int) -> None:
     labels = LABELS * 5
@@ -133,7 +152,7 @@ def test_an_empty_stream_and_one_that_is_left(fleet: Fleet) -> None:
 
 def test_bad_arguments_of_a_stream_are_said_at_once(fleet: Fleet) -> None:
     with fleet.client() as client:
-        with pytest.raises(mdp.InputError, match="in_flight: expected at least 1, got 0"):
+        with pytest.raises(mdp.InputError, match="in_flight: expected a whole number"):
             client.stream([], in_flight=0)
         with pytest.raises(mdp.InputError, match="deadline_ms"):
             client.stream([], deadline_ms=0)

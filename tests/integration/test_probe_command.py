@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 def test_bad_input_ends_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
     done = run("--out", tmp_path / "x" / "Here.toml")
     assert done.returncode == 2
-    assert done.stderr.startswith("mdp-agent: --name 'Here': Expected `str` matching regex")
+    assert done.stderr.startswith("mdp-agent: --name 'Here': expected 1 to 64 of a-z")
     assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mdp.bench import WARM_UP_REQUESTS, noise_picture, overhead_ms, percentiles, run_bench
-from mdp.errors import DeadlineExceeded, InferenceError
+from mdp.errors import DeadlineExceeded, MDPError
 from mdp.prediction import MemberTiming, Prediction
 
 
@@ -29,20 +29,23 @@ def prediction(latency_ms: float, *compute_ms: float, mode: Any = "stacked") -> 
 
 
 class FakeClient:
-    """Answers in a fixed order, and counts."""
+    """Answers in a fixed order, and counts; its first call takes `first_ms`."""
 
-    def __init__(self, answers: list[Prediction | InferenceError]) -> None:
+    def __init__(self, answers: list[Prediction | MDPError], first_ms: float = 1.0) -> None:
         self.answers = answers
+        self.first_ms = first_ms
         self.warmed_up = 0
         self.in_flight = 0
 
     def classify(self, picture: object, *, deadline_ms: float) -> Prediction:
+        if not self.warmed_up and deadline_ms < self.first_ms:
+            raise DeadlineExceeded("late", {"d0": "late"})
         self.warmed_up += 1
         return prediction(1.0, 1.0)
 
     def stream(
         self, pictures: Iterable[object], *, deadline_ms: float, in_flight: int, errors: str
-    ) -> Iterator[Prediction | InferenceError]:
+    ) -> Iterator[Prediction | MDPError]:
         assert errors == "yield"
         self.in_flight = in_flight
         for _, answer in zip(list(pictures), self.answers, strict=True):
@@ -98,3 +101,9 @@ def test_a_run_without_any_answer_is_summed_up_too() -> None:
     assert outcome["scenario"] == "stream-3"
     assert (outcome["answered"], outcome["throughput_per_s"]) == (0, 0.0)
     assert outcome["latency_ms"] == {"p50": 0.0, "p90": 0.0, "p99": 0.0, "max": 0.0}
+
+
+def test_a_first_call_that_would_miss_the_deadline_does_not_end_the_run() -> None:
+    client = FakeClient([prediction(10.0, 4.0, 6.0)] * 2, first_ms=500.0)
+    outcome = run(client, requests=2)
+    assert (client.warmed_up, outcome["answered"]) == (WARM_UP_REQUESTS, 2)

@@ -1,15 +1,19 @@
 """The plain parts of the command lines, and their help."""
 
+import base64
+import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
 from devices.cli import app as agent_app
-from mdp.cli import _flat, app, describe, picture_files, shown, status_table
+from mdp.answers import describe, failure, named, picture_files, shown
+from mdp.cli import _flat, app, status_table
 from mdp.errors import InputError
 from mdp.prediction import Prediction
 from mdp.status import DeviceStatus
@@ -22,6 +26,7 @@ PREDICTION = Prediction(
     used=("alpha", "gamma"),
     missing={"beta": "late"},
     expected_accuracy=0.912,
+    expected_accuracy_pictures=160,
     latency_ms=12.34,
     deadline_ms=80.0,
     members=(),
@@ -35,40 +40,69 @@ def test_files_and_folders_of_pictures(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     found = picture_files([tmp_path / "single.png", tmp_path / "folder"])
     wanted = ["single.png", "folder/a.png", "folder/b.png", "folder/deep/c.png"]
-    assert [str(path.relative_to(tmp_path)) for path in found] == wanted
+    assert [(str(path.relative_to(tmp_path)), error) for path, error in found] == [
+        (name, None) for name in wanted
+    ]
 
 
-def test_paths_without_pictures(tmp_path: Path) -> None:
+def test_paths_without_pictures_are_named_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "empty" / "below").mkdir(parents=True)
-    with pytest.raises(InputError, match="empty: expected a folder with pictures, it holds no"):
-        picture_files([tmp_path / "empty"])
-    with pytest.raises(InputError, match=r"gone\.png: no such file"):
-        picture_files([tmp_path / "gone.png"])
-    with pytest.raises(InputError, match="File name too long"):
-        picture_files([tmp_path / ("x" * 300)])
-    loop = tmp_path / "loop"
-    loop.symlink_to(loop)
-    with pytest.raises(InputError, match="loop: no such file"):
-        picture_files([loop])
+    (tmp_path / "last.png").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "inside" / "dangling").symlink_to("nothing")
+    os.mkfifo(tmp_path / "inside" / "pipe")
+    long = "x" * 300
+    asked = ["empty", "gone.png", long, "loop", "inside", "last.png"]
+    found = list(picture_files([tmp_path / name for name in asked]))
+    said = [(str(path.relative_to(tmp_path)), error and str(error)) for path, error in found]
+    assert said == [
+        ("empty", f"{tmp_path}/empty: expected a folder with pictures, it holds no file"),
+        ("gone.png", f"{tmp_path}/gone.png: no such file"),
+        (long, f"{tmp_path}/{long}: File name too long"),
+        ("loop", f"{tmp_path}/loop: no such file"),
+        ("inside/dangling", f"{tmp_path}/inside/dangling: no such file"),
+        ("inside/pipe", f"{tmp_path}/inside/pipe: expected a file"),
+        ("last.png", None),
+    ]
 
 
-def test_a_name_that_is_no_utf_8_can_be_printed() -> None:
+def test_a_file_without_permission_is_left_to_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reached = InputError("reached")
+
+    def connect(*_: object, **__: object) -> None:
+        raise reached
+
+    (tmp_path / "picture.png").touch()
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    monkeypatch.setattr("mdp.cli.Client.connect", connect)
+    result = CliRunner().invoke(app, ["classify", str(tmp_path / "picture.png"), "--fleet", "f"])
+    assert result.exception is reached, result.output
+
+
+def test_a_name_that_is_no_utf_8_can_be_printed_and_led_back_to_its_file() -> None:
     path = Path(os.fsdecode(b"caf\xe9.png"))
     assert shown(path) == "caf?.png"
     assert shown(Path("café.png")) == "café.png"
     assert describe(shown(path), PREDICTION).startswith("caf?.png: red")
+    line = json.loads(msgspec.json.encode(named(path)))
+    assert line["path"] == "caf?.png"
+    assert base64.b64decode(line["path_bytes"]) == b"caf\xe9.png"
+    assert named(Path("café.png")) == {"path": "café.png"}
+    assert failure(InputError(f"{path}: gone")) == {"error": "caf?.png: gone"}
 
 
 def test_an_answer_in_words() -> None:
     assert describe("cat.jpg", PREDICTION).splitlines() == [
-        "cat.jpg: red (93%), stacked from alpha + gamma, 91.2% accurate in tests, 12.3 ms",
+        "cat.jpg: red (93%), stacked from alpha + gamma, "
+        "91.2% accurate on 160 test pictures, 12.3 ms",
         "  without beta: late",
     ]
 
 
 def test_an_answer_of_a_bundle_that_was_never_evaluated() -> None:
-    import msgspec
-
     never = msgspec.structs.replace(PREDICTION, expected_accuracy=None, missing={})
     assert describe("cat.jpg", never) == (
         "cat.jpg: red (93%), stacked from alpha + gamma, accuracy never measured, 12.3 ms"
@@ -136,3 +170,18 @@ def test_early_reaches_the_client(
     result = CliRunner().invoke(app, [*arguments, "--fleet", str(tmp_path / "fleet.toml"), *flag])
     assert isinstance(result.exception, InputError)
     assert seen == [early]
+
+
+@pytest.mark.parametrize("command", ["classify", "look", "status", "doctor", "bench"])
+def test_the_environment_may_name_the_fleet(monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    seen: list[Path] = []
+
+    def connect(fleet: Path, **_: object) -> None:
+        seen.append(fleet)
+        raise InputError("seen enough")
+
+    monkeypatch.setattr("mdp.cli.Client.connect", connect)
+    arguments = [command, *(["picture.png"] if command == "classify" else [])]
+    for options in ([], ["--fleet", "other.toml"]):
+        CliRunner().invoke(app, [*arguments, *options], env={"MDP_FLEET": "home.toml"})
+    assert seen == [Path("home.toml"), Path("other.toml")]

@@ -95,6 +95,35 @@ def test_a_ctrl_c_during_a_destructor_is_not_lost(capsys: pytest.CaptureFixture[
     assert sys.unraisablehook is before
 
 
+def test_a_timer_that_fires_before_it_is_started_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    early = [True]
+
+    class Timer(threading.Timer):
+        """The first fires while it is still being started, as on a busy machine."""
+
+        def start(self) -> None:
+            if early:
+                early.clear()
+                signal.raise_signal(signal.SIGINT)
+            super().start()
+
+    class Odd:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+    def app() -> None:
+        odd = Odd()
+        del odd
+        assert not threading.Event().wait(10.0), "nobody was interrupted"
+
+    monkeypatch.setattr(threading, "Timer", Timer)
+    with pytest.raises(SystemExit) as end:
+        console.run(app, "mdp")
+    assert (end.value.code, capsys.readouterr().err) == (130, "mdp: interrupted\n")
+
+
 def test_what_else_is_raised_in_a_destructor_is_shown() -> None:
     shown: list[object] = []
 

@@ -1,5 +1,6 @@
 """Every picture becomes the same upright RGB square, or a PictureError."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -62,6 +63,33 @@ def test_every_exif_orientation_is_turned_upright(tmp_path: Path, orientation: i
     np.testing.assert_array_equal(pixels_of(upright), four_corners())
     with Image.open(path) as picture:
         np.testing.assert_array_equal(pixels_of(load_picture(picture)), four_corners())
+
+
+def piped(data: bytes) -> Image.Image | Pixels:
+    """What is loaded from a pipe that holds `data`."""
+    reader, writer = os.pipe()
+    try:
+        # Few enough bytes for the pipe's own buffer.
+        os.write(writer, data)
+        os.close(writer)
+        return load_picture(f"/dev/fd/{reader}")
+    finally:
+        os.close(reader)
+
+
+def test_a_jpeg_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encode_jpeg(four_corners())
+    same = load_picture(file(tmp_path, data))
+    np.testing.assert_array_equal(pixels_of(piped(data)), pixels_of(same))
+    monkeypatch.setattr("mdp.crop.MAX_PIPE_BYTES", len(data) - 1)
+    with pytest.raises(PictureError, match=r"/dev/fd/\d+: expected at most \d+ bytes from a pipe"):
+        piped(data)
+
+
+def test_what_is_no_picture_at_all() -> None:
+    for given_, kind in ((b"\xff\xd8", "bytes"), (7, "int"), (["cat.jpg"], "list")):
+        with pytest.raises(PictureError, match=f"expected a path, .* got {kind}$"):
+            load_picture(given_)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [0, 9, 65535])

@@ -105,7 +105,7 @@ def test_half_a_pair_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("name", ["", "Box", "../box", "a/b", "x" * 65, "b\x00"])
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match=r"--name .*regex"):
+    with pytest.raises(InputError, match=r"--name .*: expected 1 to 64 of a-z"):
         new_keys(tmp_path, name, new_pair)
     assert list(tmp_path.iterdir()) == []
 

@@ -57,7 +57,7 @@ def test_assignment_of_a_device() -> None:
         ({"assignments__1__device": "alpha"}, "name a device twice: alpha, alpha, gamma"),
         (
             {"assignments__1__device": "No Name"},
-            r"matching regex .* `\$\.assignments\[1\]\.device`",
+            r"expected 1 to 64 of a-z.* `\$\.assignments\[1\]\.device`",
         ),
         ({"assignments": []}, r"`array` of length >= 1 - at `\$\.assignments`"),
         (

@@ -80,6 +80,7 @@ def test_mode_and_the_accuracy_that_was_measured_for_just_that(
     answer = conclude(folder, members, fusion)
     assert answer.mode == mode
     assert answer.expected_accuracy == getattr(subset_accuracy(members), rule)
+    assert answer.expected_accuracy_pictures == 100
     assert answer.used == tuple(DEVICES[k] for k in members)
     assert set(answer.used) | set(answer.missing) == set(DEVICES)
     assert answer.partial == (len(members) < 3)

@@ -13,9 +13,9 @@ from mdp.errors import InputError
     ("arguments", "expected"),
     [
         (("--out", "here.json"), r"^--out: expected a file NAME\.toml, got 'here\.json'$"),
-        (("--out", "x/Here.toml"), r"^--name 'Here': Expected `str` matching regex"),
+        (("--out", "x/Here.toml"), r"^--name 'Here': expected 1 to 64 of a-z"),
         (("--out", "a.toml", "--name", "b"), "^--name: expected 'a', the stem of --out, got 'b'$"),
-        (("--out", "a.toml", "--name", "-b-"), "^--name '-b-': Expected `str` matching regex"),
+        (("--out", "a.toml", "--name", "-b-"), "^--name '-b-': expected 1 to 64 of a-z"),
         (("--out", "a.toml", "--peer", "nas:1"), "^--peer: expected tcp://HOST:PORT of a running"),
         (("--out", "/dev/null/a.toml"), "^--out /dev/null/a.toml: /dev/null is no folder that can"),
     ],

@@ -268,6 +268,27 @@ def test_a_camera_that_is_gone_is_opened_again_after_ever_longer_rests(camera: T
     assert camera.opened == 2
 
 
+def test_the_agent_s_log_says_that_a_camera_is_gone_and_that_it_is_back(
+    camera: ToyCamera,
+) -> None:
+    told: list[str] = []
+    camera.waits_s = 0.2
+    camera.refusals = [SourceError("camera:0: cannot be opened")] * 3
+    eyes = eyes_on(camera, LIVE)
+    eyes.report_to(told.append)
+    for _ in range(5):
+        eyes.step()
+    assert told == ["no pictures: camera:0: cannot be opened", "pictures again: camera:0"]
+    camera.grabs += [SourceError("camera:0: gives no picture"), RuntimeError()]
+    for _ in range(4):
+        eyes.step()
+    assert told[2:] == [
+        "no pictures: camera:0: gives no picture",
+        "no pictures: RuntimeError",
+        "pictures again: camera:0",
+    ]
+
+
 def test_a_picture_that_cannot_be_read_costs_its_turn_only(camera: ToyCamera) -> None:
     camera.pictures = [
         PictureError("door/a.jpg: cannot be decoded: no"),

@@ -1,0 +1,83 @@
+"""Arguments of callers, checked: a wrong one is an InputError that says what was expected."""
+
+import math
+import os
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from mdp.errors import InputError
+
+#: Whether a stream raises an error or gives it in the place of its picture's answer.
+Errors = Literal["raise", "yield"]
+Raising = Literal["raise"]
+#: Longer than anybody waits, and short enough for every clock and lock.
+MAX_TIMEOUT_S = 1e6
+
+
+class Watching(TypedDict, total=False):
+    """What else `watch` takes, whatever it does with errors."""
+
+    every_ms: float
+    deadline_ms: float
+    within_ms: float
+
+
+class Streaming(TypedDict, total=False):
+    """What else `stream` takes, whatever it does with errors."""
+
+    deadline_ms: float
+    in_flight: int
+
+
+def check_number(name: str, value: object, expected: str, allowed: Callable[[float], bool]) -> None:
+    """Raise InputError unless `value` is a finite number that is `allowed`."""
+    if not isinstance(value, Real):
+        raise InputError(f"{name}: expected {expected}, got {value!r}")
+    number = float(value)
+    if not (math.isfinite(number) and allowed(number)):
+        raise InputError(f"{name}: expected {expected}, got {number:g}")
+
+
+def check_timeout_s(timeout_s: object) -> None:
+    """Raise InputError unless one can wait so long."""
+    expected = f"0 to {MAX_TIMEOUT_S:g}"
+    check_number("timeout_s", timeout_s, expected, lambda value: 0 <= value <= MAX_TIMEOUT_S)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise InputError unless `value` is one of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        expected = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise InputError(f"{name}: expected {expected}, got {value!r}")
+
+
+def checked_path(name: str, value: str | os.PathLike[str]) -> Path:
+    """`value` as a path; raises InputError."""
+    try:
+        return Path(value)
+    except TypeError as error:
+        kind = type(value).__name__
+        raise InputError(f"{name}: expected a path, got {kind}") from error
+
+
+def check_errors(errors: object) -> None:
+    """Raise InputError unless `errors` says what a stream does with them."""
+    check_choice("errors", errors, ("raise", "yield"))
+
+
+def check_stream(pictures: object, in_flight: object, errors: object = "raise") -> None:
+    """Raise InputError for a single picture where several are expected, and for wrong options."""
+    check_errors(errors)
+    expected = "expected several pictures, as in a list"
+    kind = type(pictures).__name__
+    single = isinstance(pictures, str | bytes | os.PathLike)
+    if single or not isinstance(pictures, Iterable | AsyncIterable):
+        raise InputError(f"pictures: {expected}, got a {kind}")
+    # An array is iterable too, row by row.
+    shape = getattr(pictures, "shape", None)
+    if shape is not None and len(shape) != 4:
+        raise InputError(f"pictures: {expected}, got one array {list(shape)}")
+    if not isinstance(in_flight, Integral) or in_flight < 1:
+        raise InputError(f"in_flight: expected a whole number of at least 1, got {in_flight!r}")
