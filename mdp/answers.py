@@ -57,7 +57,8 @@ def describe(name: str, prediction: Prediction) -> str:
         worth = f"{expected:.1%} accurate on {pictures} test pictures"
     lines = [
         f"{console.printable(name)}: {prediction.label} ({prediction.probability:.0%}), "
-        f"{prediction.mode} from {' + '.join(prediction.used)}, {worth}, {prediction.latency_ms:.1f} ms"
+        f"{prediction.mode} from {' + '.join(prediction.used)}, {worth}, "
+        f"{prediction.latency_ms:.1f} ms"
     ]
     if prediction.frame_spread_ms is not None:
         seen = ", ".join(
