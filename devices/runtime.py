@@ -146,7 +146,10 @@ def _open(ort: Any, model: bytes, options: Any, provider: str) -> tuple[Any, str
 def _session(ort: Any, model: bytes, options: Any, provider: str) -> Any:
     chosen = (provider, dict(OPTIONS.get(provider, {})))
     # By itself it would print an error to standard output and try again without the options.
-    return ort.InferenceSession(model, options, providers=[chosen], enable_fallback=0)
+    session = ort.InferenceSession(model, options, providers=[chosen], enable_fallback=0)
+    # It keeps them to start anew with other providers, which nothing here asks of it.
+    session._model_bytes = None
+    return session
 
 
 def _choose_provider(ort: Any, planned: str, allow_fallback: bool) -> str:

@@ -64,6 +64,8 @@ def open_session(
         )
     except Exception as error:  # onnxruntime's exceptions share no base
         raise InputError(f"{_path(model)}: onnxruntime cannot load it: {error}") from error
+    # It keeps a model's bytes to start anew with other providers, which nothing asks of it.
+    session._model_bytes = None
     started = session.get_providers()[0]
     if started != provider:
         raise InputError(f"onnxruntime lists {provider} on this machine, but started {started}")

@@ -310,6 +310,15 @@ def test_a_corrupt_file_is_refused(
         open_runtime(ModelFile(tmp_path / "model.onnx", content), assignment, num_classes=3)
 
 
+def test_the_file_is_not_kept_in_memory(model: ModelFile, assignment: Assignment) -> None:
+    """Beside the weights that were made of it."""
+    before = sys.getrefcount(model.content)
+    runtime = open_runtime(model, assignment, num_classes=3)
+    runtime.warm_up()
+    after = sys.getrefcount(model.content)  # in an assertion, pytest would keep one itself
+    assert after == before
+
+
 def test_weights_in_another_file_are_not_loaded(tmp_path: Path, name: str) -> None:
     """No hash covers that file: changed after the export, it would change the answers."""
     folder = write_bundle(tmp_path / "bundle")

@@ -222,4 +222,4 @@ def test_a_file_that_is_no_model_is_a_point_that_failed(worker: Worker, tmp_path
         MeasureRun(run=a_run(), model=str(tmp_path / "model.onnx"), seconds=0.01), PATIENCE_S
     )
     assert isinstance(reply, Failed)
-    assert "onnxruntime cannot load it" in reply.reason
+    assert "model.onnx: expected an ONNX model" in reply.reason
