@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import mdp
 from mdp import views
 from mdp.transport import dealers
 from tests.support.bundles import LABELS, colour_picture, write_bundle
-from tests.support.fakes import raw_agent
+from tests.support.fakes import FakeAgent, raw_agent
 from tests.support.fleet import PATIENCE_S, PLENTY_MS, ROOT, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -112,22 +113,28 @@ def test_a_cancelled_call_is_cancelled(
 
     monkeypatch.setattr(views.Cutter, "views", signalled)
 
-    async def cancelled() -> int:
+    async def cancelled(path: Path) -> int:
         count = 0
-        async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
-            for _ in range(30):
+        async with mdp.AsyncClient.connect(path, timeout_s=PATIENCE_S) as client:
+            for number in range(30):
                 decoded.clear()
-                call = asyncio.create_task(client.classify(tmp_path / "red.png"))
+                picture = tmp_path / "red.png"
+                call = asyncio.create_task(client.classify(picture, deadline_ms=PLENTY_MS))
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 # The decoder ends while the loop stands still, and the call is cancelled then.
                 assert decoded.wait(PATIENCE_S)
+                for _ in range(number % 5):
+                    await asyncio.sleep(0)
                 call.cancel()
-                await asyncio.wait([call])
+                await asyncio.wait([call], timeout=1.0)
                 count += call.cancelled()
         return count
 
-    assert asyncio.run(cancelled()) == 30
+    with ExitStack() as stack:
+        silent = {name: stack.enter_context(FakeAgent(lambda _: [])) for name in fleet.agents}
+        path = fleet.write(**{name: agent.address for name, agent in silent.items()})
+        assert asyncio.run(cancelled(path)) == 30
 
 
 def test_an_async_client_lives_as_the_other_one_does(fleet: Fleet, tmp_path: Path) -> None:
