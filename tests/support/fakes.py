@@ -144,13 +144,13 @@ class StrangePeer:
 
 
 @contextmanager
-def raw_agent(after: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A peer that makes ZMTP's handshake in plain text on any port, and then does `after`.
+def raw_agent(after: Callable[[socket.socket], None], port: int = 0) -> Iterator[str]:
+    """A peer that makes ZMTP's handshake in plain text on `port` or any, and then does `after`.
 
     One connection at a time, which is closed in the end; yields the address.
     """
     over = threading.Event()
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     listener.settimeout(0.02)
 
     def serve() -> None:

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from mdp import early, prediction
 from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry
+from mdp.early import EarlyBounds, EarlyRule
 from mdp.errors import DeadlineExceeded, QuorumNotMet
 from mdp.fusion import Contribution, Fusion, probabilities
 from mdp.prediction import TOP_K, Judge, Prediction, likeliest, no_answer
