@@ -1,7 +1,6 @@
 """The client's connections as they come and go."""
 
 import gc
-import os
 import resource
 import socket
 import threading
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mdp.errors import ConfigError, InputError
+from mdp.errors import ConfigError
 from mdp.transport import Connected, Dealers, Disconnected, Received, Router, TransportEvent, names
 from mdp.transport import dealer as dealer_settings
 from tests.support.fakes import raw_agent
@@ -177,18 +176,3 @@ def test_an_agent_that_sends_without_being_asked_is_cut_off() -> None:
         events = events_until(made, Disconnected("alpha"))
         assert sum(isinstance(event, Received) for event in events) < 1_000
         assert made.refused == {"alpha": "the agent sends messages that nobody asks for"}
-
-
-def test_a_client_of_another_process_says_so() -> None:
-    with dealing(alpha=NOBODY) as made:
-        child = os.fork()
-        if child == 0:
-            try:
-                made.poll(1.0)
-            except InputError:
-                made.close()
-                os._exit(7)
-            finally:
-                os._exit(8)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) == 7
