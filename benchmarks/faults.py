@@ -76,7 +76,8 @@ def run_kind(kind: Kind, faults: Sequence[Fault], folder: Path, pace: Pace) -> l
     rows, scenes = [], dict[Where, Scene]()
     with ExitStack() as stack:
         for fault in faults:
-            where: Where = "loopback" if fault.where == "relay" else fault.where
+            shared = fault.where in ("relay", "name")
+            where: Where = "loopback" if shared else fault.where
             if where not in scenes:
                 scene = Scene(folder / f"{kind}-{where}", kind, where)
                 scenes[where] = stack.enter_context(scene)

@@ -14,7 +14,7 @@ from mdp.errors import AgentError, InputError
 from mdp.files import Record
 from mdp.keys import is_loopback, load_pair, load_public
 from mdp.transport import ClientKeys, Connected, Dealers, Received, public_key_of
-from mdp.transport.dealers import ANOTHER_KEY, CLIENT_IS_PLAIN
+from mdp.transport.absence import ANOTHER_KEY, CLIENT_IS_PLAIN
 from mdp.wire import Ask, Buffer, Infer, Message, Status, decode, encode
 
 _PEER = "peer"

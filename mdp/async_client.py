@@ -4,15 +4,16 @@ import asyncio
 import math
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
-from typing import Self, Unpack, overload
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self, Unpack, overload
 
 from mdp import arguments
-from mdp.arguments import Errors, Raising, Watching
+from mdp.arguments import Errors, Raising, Streaming, Watching
 from mdp.connection import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
 from mdp.crop import Picture
-from mdp.errors import InferenceError
+from mdp.errors import InferenceError, PictureError
 from mdp.exchange import Answer, checked_deadline_ms
 from mdp.fusion import Fusion
 from mdp.hedging import DEFAULT_SHARE
@@ -32,16 +33,22 @@ from mdp.views import View, is_quick
 _LOOK_S = 0.1
 
 
+#: Pictures of a stream, in their order.
+Pictures = Iterable[Picture] | AsyncIterable[Picture]
+
+
 class AsyncClient(Connection):
     """The same for asyncio: many calls may be under way at once.
 
     async with mdp.AsyncClient.connect("fleet.toml") as client:
         prediction = await client.classify("cat.jpg", deadline_ms=80)
+
+    Or `client = await mdp.AsyncClient.connect("fleet.toml")`, and in the end
+    `await client.aclose()`.
     """
 
     @classmethod
-    @asynccontextmanager
-    async def connect(
+    def connect(
         cls,
         fleet: str | os.PathLike[str],
         *,
@@ -52,25 +59,21 @@ class AsyncClient(Connection):
         hedge_after_ms: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
         early: bool = False,
-    ) -> AsyncIterator[Self]:
-        """Connect to the agents of fleet.toml, as `Client.connect` does, for an `async with`."""
-        arguments.check_timeout_s(timeout_s)
-        client = cls(
+    ) -> Self:
+        """Connect to the agents of fleet.toml, as `Client.connect` does.
+
+        To be awaited, or used in an `async with`. Otherwise the first call waits for the agents.
+        """
+        return cls(
             fleet,
             fusion=fusion,
             key=key,
             insecure=insecure,
+            timeout_s=timeout_s,
             hedge_after_ms=hedge_after_ms,
             hedge_share=hedge_share,
             early=early,
         )
-        client._listen(client._link)
-        try:
-            await client._wait(timeout_s, client._link.settled)
-            yield client
-        finally:
-            for link in list(client._links):
-                client._leave(link)
 
     def __init__(
         self,
@@ -79,10 +82,13 @@ class AsyncClient(Connection):
         fusion: Fusion = "stacked",
         key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
         early: bool = False,
     ) -> None:
+        """See `connect`, which does the same."""
+        arguments.check_timeout_s(timeout_s)
         super().__init__(
             fleet,
             fusion=fusion,
@@ -95,6 +101,60 @@ class AsyncClient(Connection):
         self._something_happened = asyncio.Event()
         #: The link for new calls, and those whose calls have not ended.
         self._links: list[Link] = []
+        #: How long to wait for agents until the first call; 0 once that is done.
+        self._connect_s = timeout_s
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._answers: set[asyncio.Future[Answer]] = set()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self._connected().__await__()
+
+    async def __aenter__(self) -> Self:
+        return await self._connected()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def _connected(self) -> Self:
+        """This client, with the agents connected or waited for once."""
+        self._check_usable()
+        try:
+            await self._first_wait(math.inf)
+        except BaseException:  # cancelled, before anybody has the client
+            self.close()
+            raise
+        return self
+
+    async def _first_wait(self, left_s: float) -> None:
+        """Wait for the agents, as long as nobody has; for `left_s` at most."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._listen(self._link)
+        if self._connect_s:
+            await self._wait(min(self._connect_s, left_s), self._link.settled)
+            self._connect_s = 0.0
+
+    def close(self) -> None:
+        """Close the connections; calls under way and later ones raise InputError."""
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        for link in list(self._links):
+            self._leave(link)
+        self._link.transport.close()
+        if self._loop is not None and not self._loop.is_closed():
+            for answer in self._answers:
+                answer.cancel()
+            self._something_happened.set()
+
+    async def aclose(self) -> None:
+        """Close the connections; see `close`."""
+        self.close()
 
     async def classify(
         self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS
@@ -126,17 +186,23 @@ class AsyncClient(Connection):
         self, *, errors: Errors, **how: Unpack[Watching]
     ) -> AsyncIterator[Prediction | InferenceError]: ...
 
-    async def watch(
+    def watch(
         self,
         *,
         every_ms: float = DEFAULT_EVERY_MS,
         deadline_ms: float = DEFAULT_DEADLINE_MS,
         within_ms: float = DEFAULT_WITHIN_MS,
         errors: Errors = "raise",
-    ) -> AsyncIterator[Prediction | InferenceError]:
+    ) -> AsyncIterator[Any]:
         """One look every `every_ms`; see `Client.watch`."""
         arguments.check_errors(errors)
-        every_ms = checked_every_ms(every_ms)
+        deadline_ms, every_ms = checked_deadline_ms(deadline_ms), checked_every_ms(every_ms)
+        glance_at("latest", within_ms=within_ms, now_s=self._clock())
+        return self._watch(every_ms, deadline_ms, within_ms, errors)
+
+    async def _watch(
+        self, every_ms: float, deadline_ms: float, within_ms: float, errors: Errors
+    ) -> AsyncIterator[Prediction | InferenceError]:
         while True:
             started_s = self._clock()
             answer: Answer
@@ -150,6 +216,9 @@ class AsyncClient(Connection):
     async def _answered(
         self, asked: Picture | Glance, started_s: float, deadline_ms: float
     ) -> Prediction:
+        self._check_usable()
+        if self._connect_s or self._loop is None:
+            await self._first_wait(self._left_s(started_s, deadline_ms))
         link = self._link
         link.users += 1
         try:
@@ -162,8 +231,11 @@ class AsyncClient(Connection):
         self, link: Link, asked: Picture | Glance, started_s: float, deadline_ms: float
     ) -> Answer:
         views = await self._views(link, asked, started_s, deadline_ms)
+        self._check_usable()
         loop, exchange = asyncio.get_running_loop(), link.exchange
         answer: asyncio.Future[Answer] = loop.create_future()
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
 
         def done(came: Answer) -> None:
             if not answer.done():
@@ -205,23 +277,52 @@ class AsyncClient(Connection):
             raise self._too_late(deadline_ms, why)
         return cutter.result()
 
-    async def stream(
+    @overload
+    def stream(
+        self, pictures: Pictures, *, errors: Raising = ..., **how: Unpack[Streaming]
+    ) -> AsyncIterator[Prediction]: ...
+
+    @overload
+    def stream(
+        self, pictures: Pictures, *, errors: Errors, **how: Unpack[Streaming]
+    ) -> AsyncIterator[Prediction | InferenceError | PictureError]: ...
+
+    def stream(
         self,
-        pictures: Iterable[Picture],
+        pictures: Pictures,
         *,
         deadline_ms: float = DEFAULT_DEADLINE_MS,
         in_flight: int = 2,
-    ) -> AsyncIterator[Prediction]:
-        """Answers for `pictures` in their order, with up to `in_flight` of them under way."""
-        arguments.check_stream(pictures, in_flight)
+        errors: Errors = "raise",
+    ) -> AsyncIterator[Any]:
+        """Answers for `pictures` in their order, as `Client.stream` gives them.
+
+        While the next one of an asynchronous iterable is awaited, answers wait too.
+        """
+        arguments.check_stream(pictures, in_flight, errors)
+        deadline_ms = checked_deadline_ms(deadline_ms)
+        return self._stream(pictures, deadline_ms, in_flight, errors)
+
+    async def _stream(
+        self, pictures: Pictures, deadline_ms: float, in_flight: int, errors: Errors
+    ) -> AsyncIterator[Prediction | InferenceError | PictureError]:
         waiting: deque[asyncio.Task[Prediction]] = deque()
+
+        async def first() -> Prediction | InferenceError | PictureError:
+            try:
+                return await waiting.popleft()
+            except (InferenceError, PictureError) as error:
+                if errors == "yield":
+                    return error
+                raise
+
         try:
-            for picture in pictures:
+            async for picture in _each(pictures):
                 waiting.append(asyncio.create_task(self.classify(picture, deadline_ms=deadline_ms)))
                 if len(waiting) >= in_flight:
-                    yield await waiting.popleft()
+                    yield await first()
             while waiting:
-                yield await waiting.popleft()
+                yield await first()
         finally:
             for task in waiting:
                 task.cancel()
@@ -230,6 +331,8 @@ class AsyncClient(Connection):
     async def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
         arguments.check_timeout_s(timeout_s)
+        self._check_usable()
+        await self._first_wait(timeout_s)
         asked = self._ask_all()
         self._drain(self._link)
         await self._wait(timeout_s, lambda: self._all_told(asked))
@@ -242,6 +345,8 @@ class AsyncClient(Connection):
         ended.
         """
         arguments.check_timeout_s(timeout_s)
+        self._check_usable()
+        await self._first_wait(timeout_s)
         link = Link(self._options, self._clock, stacklevel=2)
         self._listen(link)
         try:
@@ -260,23 +365,44 @@ class AsyncClient(Connection):
         asyncio.get_running_loop().add_reader(link.transport.fileno(), self._drain, link)
 
     def _leave(self, link: Link) -> None:
-        self._links.remove(link)
-        asyncio.get_running_loop().remove_reader(link.transport.fileno())
-        link.transport.close()
+        if link in self._links:
+            self._links.remove(link)
+            if self._loop is not None and not self._loop.is_closed():
+                self._loop.remove_reader(link.transport.fileno())
+            link.transport.close()
 
     def _drain(self, link: Link) -> None:
-        """Take in everything that is there; also what a send has taken off the descriptor."""
-        while events := link.transport.poll(0):
+        """Take in what is there, of each device as much as for one turn of the loop."""
+        if events := link.transport.poll(0):
             link.exchange.handle(events)
             self._something_happened.set()
+        if link.transport.unfinished and not link.goes_on:
+            link.goes_on = True
+            asyncio.get_running_loop().call_soon(self._go_on, link)
+
+    def _go_on(self, link: Link) -> None:
+        link.goes_on = False
+        if link in self._links:
+            self._drain(link)
 
     async def _wait(self, timeout_s: float, reached: Callable[[], bool]) -> None:
         until_s = self._clock() + timeout_s
         while not reached() and (left_s := until_s - self._clock()) > 0:
             self._something_happened.clear()
             try:
-                await asyncio.wait_for(self._something_happened.wait(), min(left_s, _LOOK_S))
+                async with asyncio.timeout(min(left_s, _LOOK_S)):
+                    await self._something_happened.wait()
             except TimeoutError:
                 # Those that are not there may have to be dialled again, which no event tells.
                 for link in self._links:
                     self._drain(link)
+            self._check_usable()
+
+
+async def _each(pictures: Pictures) -> AsyncIterator[Picture]:
+    if isinstance(pictures, AsyncIterable):
+        async for picture in pictures:
+            yield picture
+    else:
+        for picture in pictures:
+            yield picture

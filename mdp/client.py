@@ -55,10 +55,13 @@ class Client(Connection):
         fusion: Fusion = "stacked",
         key: str | os.PathLike[str] | None = None,
         insecure: bool = False,
+        timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
         early: bool = False,
     ) -> None:
+        """See `connect`, which does the same."""
+        arguments.check_timeout_s(timeout_s)
         super().__init__(
             fleet,
             fusion=fusion,
@@ -69,6 +72,13 @@ class Client(Connection):
             early=early,
         )
         self._turn = threading.Lock()
+        #: The thread whose turn it is.
+        self._holder: int | None = None
+        try:
+            self._wait(self._link, timeout_s, self._link.settled)
+        except BaseException:  # Ctrl-C while it waits
+            self.close()
+            raise
 
     @classmethod
     def connect(
@@ -93,22 +103,16 @@ class Client(Connection):
         NeverEarlyWarning says that the bundle does not tell when. Raises ConfigError if the fleet,
         its bundle or a key is wrong.
         """
-        arguments.check_timeout_s(timeout_s)
-        client = cls(
+        return cls(
             fleet,
             fusion=fusion,
             key=key,
             insecure=insecure,
+            timeout_s=timeout_s,
             hedge_after_ms=hedge_after_ms,
             hedge_share=hedge_share,
             early=early,
         )
-        try:
-            client._wait(client._link, timeout_s, client._link.settled)
-        except BaseException:  # Ctrl-C while it waits
-            client.close()
-            raise
-        return client
 
     def classify(self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS) -> Prediction:
         """The fleet's answer for a path, a Pillow image or a uint8 array `[H, W, 3]`.
@@ -230,12 +234,11 @@ class Client(Connection):
     def _awaited(self, answers: list[Outcome]) -> Outcome:
         """The answer of a call under way, which another thread's turn may bring as well."""
         while not answers:
+            self._check_usable()
             if self._turn.acquire(timeout=_LOOK_S):
-                try:
+                with self._holding():
                     while not answers:
                         self._step()
-                finally:
-                    self._turn.release()
         return answers[0]
 
     def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
@@ -255,11 +258,13 @@ class Client(Connection):
         Connects first, waiting at most `timeout_s`, while other threads go on asking; calls under
         way end as they began. Raises ConfigError if anything is wrong: then nothing changes.
         """
+        self._check_usable()
         arguments.check_timeout_s(timeout_s)
         link = Link(self._options, self._clock, stacklevel=2)
         try:
             self._wait(link, timeout_s, link.settled)
-            with self._turn:
+            self._turn.acquire()
+            with self._holding():
                 # Each ends by its deadline.
                 while self._exchange.busy:
                     self._step()
@@ -269,10 +274,18 @@ class Client(Connection):
             link.transport.close()
 
     def close(self) -> None:
-        """Close the connections; the client cannot be used afterwards."""
-        self._transport.close()
+        """Close the connections; the client cannot be used afterwards.
+
+        Another thread's call that is under way ends first, by its deadline; in the middle of this
+        thread's own one, in a signal handler, that call closes at its end.
+        """
+        self._closed = True
+        if self._pid == os.getpid() and self._holder != threading.get_ident():
+            with self._turn:
+                self._transport.close()
 
     def __enter__(self) -> Self:
+        self._check_usable()
         return self
 
     def __exit__(
@@ -296,11 +309,23 @@ class Client(Connection):
 
     @contextmanager
     def _in_turn(self, started_s: float, deadline_ms: float) -> Iterator[None]:
+        self._check_usable()
         if not self._turn.acquire(timeout=self._left_s(started_s, deadline_ms)):
             raise self._too_late(deadline_ms, "another thread's call is under way")
+        with self._holding():
+            yield
+
+    @contextmanager
+    def _holding(self) -> Iterator[None]:
+        """This thread's turn, which it has got, until the end."""
+        self._holder = threading.get_ident()
         try:
+            self._check_usable()
             yield
         finally:
+            if self._closed:
+                self._transport.close()
+            self._holder = None
             self._turn.release()
 
     def _cut_in_time(
@@ -315,6 +340,7 @@ class Client(Connection):
 
         With `tending`, calls under way are not kept waiting for it.
         """
+        self._check_usable()
         link = self._link
         if isinstance(picture, Glance):
             return link, picture
@@ -340,12 +366,10 @@ class Client(Connection):
         if not self._turn.acquire(blocking=False):
             # The thread whose turn it is sees to all calls.
             return _LOOK_S
-        try:
+        with self._holding():
             self._exchange.handle(self._transport.poll(0))
             self._exchange.tick()
             return max(0.0, self._exchange.next_wake_s() - self._clock())
-        finally:
-            self._turn.release()
 
     def _submit(
         self,

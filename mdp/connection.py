@@ -13,11 +13,7 @@ from mdp.arguments import check_choice, check_number, checked_path
 from mdp.bundle import Bundle
 from mdp.crop import Picture
 from mdp.decoders import CUTTERS, DECODERS, Decoding
-from mdp.errors import (
-    DeadlineExceeded,
-    InsecureWarning,
-    NeverEarlyWarning,
-)
+from mdp.errors import DeadlineExceeded, InputError, InsecureWarning, NeverEarlyWarning
 from mdp.exchange import Clock, Exchange, Outcome, reserve_s
 from mdp.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
 from mdp.fusion import FUSIONS, Fusion
@@ -26,7 +22,7 @@ from mdp.keys import load_pair
 from mdp.prediction import Prediction
 from mdp.session import NO_TIME
 from mdp.status import DeviceStatus, device_status
-from mdp.transport import ClientKeys, Dealers, public_key_of
+from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of
 from mdp.views import Cutter, View
 from mdp.wire import reply_frame_bytes
 
@@ -53,6 +49,8 @@ class Link:
         self.fleet, self.bundle = read_fleet(options.fleet)
         #: Calls that have begun on this link and have not ended.
         self.users = 0
+        #: Whether an event loop goes on taking in what has come in its next turn.
+        self.goes_on = False
         for entry in exposed(self.fleet) if options.insecure else ():
             warnings.warn(
                 f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}",
@@ -145,6 +143,8 @@ class Connection:
             early=early,
         )
         self._clock = clock
+        self._closed = False
+        self._pid = os.getpid()
         self._link = Link(self._options, clock, stacklevel=4)
 
     @property
@@ -161,6 +161,16 @@ class Connection:
     def counters(self) -> dict[str, int]:
         """Replies that were ignored: `late`, `duplicate` and `malformed`."""
         return dict(self._exchange.counters)
+
+    def _check_usable(self) -> None:
+        """Raise InputError after `close`, and in a process that was forked off.
+
+        The forked process has neither libzmq's thread nor a lock's holder: a call would never end.
+        """
+        if self._pid != os.getpid():
+            raise InputError(FORKED)
+        if self._closed:
+            raise InputError(CLOSED)
 
     @property
     def _exchange(self) -> Exchange:

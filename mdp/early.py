@@ -97,6 +97,10 @@ def lead(scores: Logits) -> tuple[NDArray[np.intp], Logits]:
     return leaders, np.asarray(two[..., -1] - two[..., -2])
 
 
+#: Pairs of sets of members whose weights are kept.
+KEPT_PAIRS = 1024
+
+
 class EarlyRule:
     """Decides for one bundle and one fusion whether an answer may end early."""
 
@@ -122,6 +126,8 @@ class EarlyRule:
         """
         pair = tuple(sorted({*arrived, *awaited})), tuple(sorted(arrived))
         if pair not in self._known:
+            if len(self._known) >= KEPT_PAIRS:
+                del self._known[next(iter(self._known))]
             self._known[pair] = self._look_up(*pair)
         known = self._known[pair]
         if known is None:

@@ -83,6 +83,10 @@ class Prediction(Struct, frozen=True, kw_only=True):
         return {"path": path, **content} if path is not None else content
 
 
+#: Sets of members whose weights are kept: of n members, there are 2^n sets.
+KEPT_RULES = 1024
+
+
 @dataclass(frozen=True, slots=True)
 class _Rule:
     mode: Mode
@@ -150,6 +154,8 @@ class Judge:
         """How ascending `members` are combined and what that is worth; worked out once."""
         known = self._rules.get(members)
         if known is None:
+            if len(self._rules) >= KEPT_RULES:
+                del self._rules[next(iter(self._rules))]
             fitted = self._weights.fitted(members) is not None
             rule = rule_for(members, self._fusion, fitted=fitted)
             known = self._rules[members] = _Rule(

@@ -77,8 +77,7 @@ class Roster:
     ) -> None:
         self.bucket = Bucket(hedge_share)
         self._members, self._k_of, self._chance = members, k_of, chance
-        #: Devices of every member that has several, and how many: for a simulated client's, telling
-        #: is a call.
+        #: Devices of every member that has several, and how many: `len` costs the simulator a call.
         self._replicated = {k: (d, len(d)) for k, d in members.items() if len(d) > 1}
         self._hedge_after_s = hedge_after_s
         #: Whether there is anything to hedge with.
@@ -211,7 +210,9 @@ class Roster:
         if now_s >= self._next_end_s:
             self._expire(now_s)
         if pending is None or asked_s is None:
-            self._late(device, now_s, self._lateness.settle(call, device))
+            # Else: no sign of life. A device that sends only such would be waited for every time.
+            if times := self._lateness.settle(call, device):
+                self._late(device, now_s, times)
         elif now_s > pending.until_s:
             self._late(device, now_s, (asked_s, pending.until_s))
         else:
@@ -230,6 +231,8 @@ class Roster:
         asked_s = self._settle(call, device)
         self._expire(now_s)
         late = self._lateness.settle(call, device)
+        if code in (*NO_TIME_THERE, NO_FRAME) and asked_s is None and late is None:
+            return
         if code in NO_TIME_THERE:
             if pending is not None and asked_s is not None:
                 # As if it had used all the time it had: others are likely to be sooner.
@@ -277,11 +280,9 @@ class Roster:
                 replica = self._replicas.get(device)
                 if replica is None:
                     self._replicas[device] = Replica(seen_s=now_s)
-                elif (
-                    now_s >= replica.seen_s + IDLE_S
-                    and not replica.load
-                    and not self._is_out(device)
-                ):
+                    continue
+                idle = now_s >= replica.seen_s + IDLE_S and not replica.load
+                if idle and not self._is_out(device):
                     due.append(device)
         return due
 
@@ -387,8 +388,7 @@ class Roster:
     def _late(self, device: str, now_s: float, times: tuple[float, float] | None) -> None:
         """An answer has come to what was asked and to be answered at these times; None: unknown."""
         if times is not None:
-            asked_s, until_s = times
-            self._lateness.late(device, now_s - asked_s, until_s - asked_s)
+            self._lateness.late(device, now_s - times[0], times[1] - times[0])
         self._heard(device, now_s)
 
     def _heard(self, device: str, now_s: float) -> None:

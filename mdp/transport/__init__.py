@@ -4,18 +4,14 @@ A client keeps one DEALER per agent, so that one slow peer never blocks another.
 connection is encrypted and both sides prove who they are (CurveZMQ, rfc.zeromq.org/spec/26).
 """
 
-from mdp.transport.dealers import (
-    ClientKeys,
-    Connected,
-    Dealers,
-    Disconnected,
-    Received,
-    TransportEvent,
-)
+from mdp.transport.dealers import CLOSED, FORKED, Dealers
+from mdp.transport.events import ClientKeys, Connected, Disconnected, Received, TransportEvent
 from mdp.transport.router import AgentKeys, Peer, Router
 from mdp.transport.sockets import new_pair, public_key_of
 
 __all__ = [
+    "CLOSED",
+    "FORKED",
     "AgentKeys",
     "ClientKeys",
     "Connected",

@@ -1,111 +1,62 @@
 """The client's DEALERs, one per agent, and what is known of agents that are not there.
 
-ZeroMQ reconnects by itself after a loss; a socket monitor tells when a connection is really up (its
-handshake has succeeded) or gone, and nothing is queued for a peer that is not there. After a failed
-handshake it is told to stop, and `poll` dials again: a monitor that nobody reads would otherwise
-fill up and hold libzmq's only thread.
+A socket monitor tells when a connection is really up (its handshake has succeeded) or gone, and
+requests are handed over only while it is up. While nobody polls, ZeroMQ reconnects by itself.
+`poll` replaces the socket of a connection that has ended, once what it had received is read, so
+that requests left in it are not sent to an agent that comes back. ZMQ_IMMEDIATE would drop these
+too, but also every reply that was received and not yet read. After a failed handshake only `poll`
+dials.
 """
 
 import contextlib
 import math
+import os
 import select
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import zmq
-from msgspec import Struct
 from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import ConfigError, InputError
+from mdp.transport.absence import NOT_ACCEPTED, REASONS, UNASKED, Absence
+from mdp.transport.dealer import FAILED, RECONNECT_MAX_MS, RECONNECT_MS, Dealer, open_dealer
+from mdp.transport.events import ClientKeys, Connected, Disconnected, Received, TransportEvent
 from mdp.transport.greeting import QUESTION, mechanism_of
+from mdp.transport.names import Names, has_address
 from mdp.transport.sockets import (
     HIGH_WATER_MARK,
-    configure,
     descriptor,
+    end,
     readable,
     receive,
+    require_descriptors,
     send,
     told_within,
 )
 from mdp.wire import MAX_BUFFER_BYTES, Buffer
 
-RECONNECT_MS = 100
-RECONNECT_MAX_MS = 1000
-#: An attempt to connect that nobody answers is given up and made anew. TCP itself tries ever more
-#: seldom: after 45 s without a network, a device was found again only 29 s after it was back.
-CONNECT_MS = 2000
+#: A connection that ended sooner is dialled again after RECONNECT_MAX_MS: an agent that hangs up
+#: each time would be dialled ten times a second.
+BRIEF_S = 1.0
+#: A monitor with more events than that is not read to its end: the connection has come and gone
+#: while the client was idle, and is made anew.
+MOST_EVENTS = 256
+#: A connection that brought so many messages more than were asked for is ended, for so long.
+MOST_UNASKED, UNASKED_S = 256, 10.0
+#: How soon to look again whether a name that had no address has been resolved.
+LOOKUP_S = 0.02
+#: Descriptors of a context and this client's epoll; those of a device: its DEALER, both ends of the
+#: monitor, the connection.
+CONTEXT_DESCRIPTORS, DEVICE_DESCRIPTORS = 6, 4
 #: Failed handshakes in a row until a reason is given: one may be an agent that was just stopped.
 CERTAIN_FAILURES = 2
 #: A reason that is not seen again for so long after dialling is dropped.
 DOUBT_S = 3.0
-#: ZMQ_RECONNECT_STOP_HANDSHAKE_FAILED (zmq.h)
-_STOP_AFTER_FAILED_HANDSHAKE = 2
-_FAILED = (
-    zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
-    | zmq.Event.HANDSHAKE_FAILED_AUTH
-)
-_WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | _FAILED
 
-#: Why an agent is there, but not for this client.
-NOT_ACCEPTED = "the agent does not accept this client's key"
-ANOTHER_KEY = "the agent's key is another one than the fleet file's"
-AGENT_IS_PLAIN = "one side is encrypted, the other plain: the agent has no key"
-CLIENT_IS_PLAIN = "one side is encrypted, the other plain: the fleet file has no key of the agent"
-#: By what the agent speaks, and whether this client speaks encrypted to it.
-_REASONS = {
-    ("CURVE", True): ANOTHER_KEY,
-    ("CURVE", False): CLIENT_IS_PLAIN,
-    ("NULL", True): AGENT_IS_PLAIN,
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientKeys:
-    """This client's key pair, and the public key of every agent that has one, by device."""
-
-    public: str
-    secret: str = field(repr=False)
-    agents: Mapping[str, str]
-
-
-class Received(Struct, frozen=True):
-    """A device sent a message."""
-
-    device: str
-    frames: Sequence[Buffer]
-
-
-class Connected(Struct, frozen=True):
-    """The connection to a device is up."""
-
-    device: str
-
-
-class Disconnected(Struct, frozen=True):
-    """The connection to a device is gone; what was on its way is lost."""
-
-    device: str
-
-
-TransportEvent = Received | Connected | Disconnected
-
-
-@dataclass(slots=True)
-class _Absence:
-    """What is known of an agent to which there is no connection."""
-
-    #: Handshakes that failed in a row.
-    failures: int = 0
-    #: When to dial again. ZeroMQ does so by itself after a loss, but not after a failed handshake
-    #: or bytes that no ZeroMQ peer would send.
-    redial_s: float = math.inf
-    #: When to drop the reason, unless it is seen again before.
-    doubt_s: float = math.inf
-    #: Open while the agent is asked how it wants to be spoken to, and what it has said so far.
-    question: "zmq.Socket[bytes] | None" = None
-    heard: bytes = b""
+CLOSED = "this client is closed"
+FORKED = "this client was made in another process: expected one that is made after the fork"
 
 
 class Dealers:
@@ -125,168 +76,241 @@ class Dealers:
         self._addresses = dict(addresses)
         self._keys = keys
         self._max_frame_bytes = max_frame_bytes
-        self._absences: dict[str, _Absence] = {}
-        self._context = zmq.Context()
-        self._dealers: dict[str, zmq.Socket[bytes]] = {}
-        self._monitors: dict[str, zmq.Socket[bytes]] = {}
-        #: Waits on the sockets' descriptors, which costs the same for one device and for many.
-        self._epoll = select.epoll()
+        self._names = Names()
+        self._absences: dict[str, Absence] = {}
+        self._dealers: dict[str, Dealer] = {}
         #: By descriptor: the device and its dealer, its monitor or the question to it.
         self._owned: dict[int, tuple[str, zmq.Socket[bytes]]] = {}
+        self._sockets: set[zmq.Socket[bytes]] = set()
         #: Sockets whose descriptor may stay quiet although something has come, and their devices.
         self._unsure: dict[zmq.Socket[bytes], str] = {}
         #: What a send in vain has found out, to be reported by the next `poll`.
         self._early: list[TransportEvent] = []
+        self._pid = os.getpid()
+        # libzmq ends the process where there are too few.
+        require_descriptors(CONTEXT_DESCRIPTORS + DEVICE_DESCRIPTORS * len(addresses))
+        #: Waits on the sockets' descriptors, which costs the same for one device and for many.
+        self._epoll = select.epoll()
+        self._context = zmq.Context()
+        #: For a client that is dropped without `close`: pyzmq's own destructor of a context waits
+        #: for ever for sockets that the garbage collector has taken before it.
+        self._end = weakref.finalize(self, end, self._context, self._sockets, self._pid)
+        self._end.atexit = False
         try:
-            for device, address in addresses.items():
-                self._open(device, address)
+            for device in addresses:
+                self._dial(device)
+        except zmq.ZMQError as error:
+            self.close()
+            text = f"device {device!r}: cannot connect to {addresses[device]}: {error}"
+            raise ConfigError(text) from error
         except BaseException:
             self.close()
             raise
 
+    def _dial(self, device: str) -> None:
+        """Connect with a new socket, unless the host's name has no address; raises ZMQError."""
+        self._shut(device)
+        named = self._addresses[device]
+        address = self._names.resolved(named)
+        if not has_address(named):
+            # Also where it has an address: that may be another one by now.
+            absence = self._absences.setdefault(device, Absence())
+            wait_s = LOOKUP_S if address is None else RECONNECT_MAX_MS / 1e3
+            absence.lookup_s = time.monotonic() + wait_s
+        if address is not None:
+            self._open(device, address)
+
     def _open(self, device: str, address: str) -> None:
-        dealer = self._context.socket(zmq.DEALER)
+        dealer = open_dealer(self._context, device, address, self._keys, self._max_frame_bytes)
         self._dealers[device] = dealer
-        configure(dealer, address, self._max_frame_bytes)
-        dealer.immediate = True
-        dealer.reconnect_ivl = RECONNECT_MS
-        dealer.reconnect_ivl_max = RECONNECT_MAX_MS
-        dealer.connect_timeout = CONNECT_MS
-        dealer.setsockopt(zmq.RECONNECT_STOP, _STOP_AFTER_FAILED_HANDSHAKE)
-        if self._keys is not None and device in self._keys.agents:
-            dealer.curve_publickey = self._keys.public.encode()
-            dealer.curve_secretkey = self._keys.secret.encode()
-            dealer.curve_serverkey = self._keys.agents[device].encode()
-        monitor = dealer.get_monitor_socket(_WATCHED)
-        monitor.linger = 0
-        self._monitors[device] = monitor
-        self._listen(device, dealer)
-        self._listen(device, monitor)
-        try:
-            dealer.connect(address)
-        except zmq.ZMQError as error:
-            raise ConfigError(f"device {device!r}: cannot connect to {address}: {error}") from error
+        self._listen(device, dealer.socket)
+        self._listen(device, dealer.monitor)
+        dealer.socket.connect(address)
+
+    def _shut(self, device: str) -> None:
+        """Close the sockets of `device`, with what they hold."""
+        dealer = self._dealers.pop(device, None)
+        if dealer is not None:
+            # Before its reader goes: libzmq's thread would wait for one.
+            dealer.socket.disable_monitor()
+            self._close(dealer.socket)
+            self._close(dealer.monitor)
 
     def _listen(self, device: str, owned: "zmq.Socket[bytes]") -> None:
         number = descriptor(owned)
         self._epoll.register(number, select.EPOLLIN)
         self._owned[number] = device, owned
+        self._sockets.add(owned)
         self._unsure[owned] = device
+
+    def _close(self, owned: "zmq.Socket[bytes]") -> None:
+        number = descriptor(owned)
+        if self._owned.pop(number, None) is not None:
+            self._epoll.unregister(number)
+        self._unsure.pop(owned, None)
+        self._sockets.discard(owned)
+        owned.close(linger=0)
 
     def fileno(self) -> int:
         """A descriptor that is readable when `poll` has something to do, for event loops."""
         return self._epoll.fileno()
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether `poll` may have more of which the descriptor does not tell."""
+        return bool(self._unsure or self._early)
+
     def send(self, device: str, frames: Sequence[Buffer]) -> bool:
         """Hand `frames` over for `device`; False if it is not connected or its queue is full."""
+        if device not in self.connected:
+            self._look(device)
+            if device not in self.connected:
+                return False
         dealer = self._dealers[device]
         # Sending takes in what ZeroMQ has to tell, and with it perhaps a message's arrival.
-        self._unsure[dealer] = device
+        self._unsure[dealer.socket] = device
         try:
-            send(dealer, frames)
+            send(dealer.socket, frames)
         except zmq.Again:
-            return self._send_now_or_never(device, frames)
+            # Its queue is full, perhaps of a connection that has gone.
+            self._look(device)
+            return False
+        dealer.unasked -= 1
         return True
 
-    def _send_now_or_never(self, device: str, frames: Sequence[Buffer]) -> bool:
-        """Send once more, now that all is taken in: the connection may just have come or gone."""
-        self._early += self._collect([(device, self._monitors[device])])
-        if device in self.connected:
-            with contextlib.suppress(zmq.Again):
-                send(self._dealers[device], frames)
-                return True
-        return False
+    def _look(self, device: str) -> None:
+        """Take in whether the connection to `device` has just come or gone."""
+        if dealer := self._dealers.get(device):
+            self._early += self._collect([(device, dealer.monitor)])
 
     def poll(self, timeout_s: float | None) -> list[TransportEvent]:
         """What has happened, waiting at most `timeout_s` (None: until something does).
 
         May return early with nothing, when agents that are not there have to be dialled again.
+        Takes in as much of one device as may wait at most; see `unfinished`.
         """
+        if self._pid != os.getpid():
+            raise InputError(FORKED)
         if self._context.closed:
-            raise InputError("this client is closed")
+            raise InputError(CLOSED)
         events, self._early = self._early, []
+        ready: list[tuple[str, zmq.Socket[bytes]]] = []
         if self._unsure:
             unsure, self._unsure = self._unsure, {}
-            if ready := readable(unsure):
-                events += self._collect([(unsure[owned], owned) for owned in ready])
-        if not events:
-            if self._absences:
-                timeout_s = self._until_redial_s(timeout_s)
-            if told := told_within(self._epoll, timeout_s):
-                events = self._collect([self._owned[number] for number, _ in told])
+            ready = [(unsure[owned], owned) for owned in readable(unsure)]
+        if events or ready:
+            timeout_s = 0.0
+        elif self._absences:
+            timeout_s = self._until_redial_s(timeout_s)
+        # Also where something is ready: a device that never stops sending keeps no other one out.
+        ready += [self._owned[number] for number, _ in told_within(self._epoll, timeout_s)]
+        if ready:
+            events += self._collect(ready)
         if self._absences:
             self._redial()
         return events
 
     def _collect(self, ready: Iterable[tuple[str, "zmq.Socket[bytes]"]]) -> list[TransportEvent]:
         changes: list[TransportEvent] = []
-        dealers = {}
+        sockets = {}
         for device, owned in ready:
-            dealer = self._dealers[device]
-            if owned is self._monitors[device]:
-                changes += self._changes(device)
-            elif owned is not dealer:
+            dealer = self._dealers.get(device)
+            if dealer is not None and owned is dealer.monitor:
+                changes += self._changes(device, dealer)
+            elif dealer is None or owned is not dealer.socket:
                 self._hear(device, owned)
-            # Also after its monitor: what a lost connection still delivered counts.
-            dealers[dealer] = device
-        return self._messages(dealers) + changes
+            if dealer is not None:
+                # Also after its monitor: what a lost connection still delivered counts.
+                sockets[dealer.socket] = device
+        events = self._messages(sockets) + changes
+        for device in {change.device for change in changes} - self.connected:
+            self._shut(device)
+        for device in sockets.values():
+            dealer = self._dealers.get(device)
+            if dealer is not None and dealer.unasked >= MOST_UNASKED:
+                events += self._cut(device)
+        return events
 
-    def _messages(self, dealers: dict["zmq.Socket[bytes]", str]) -> list[TransportEvent]:
-        """What has come to `dealers`, of each as much as may wait at most."""
+    def _messages(self, sockets: dict["zmq.Socket[bytes]", str]) -> list[TransportEvent]:
+        """What has come to `sockets`, of each as much as may wait at most."""
         received: list[TransportEvent] = []
-        waiting = list(dealers)
+        waiting = list(sockets)
         for _ in range(HIGH_WATER_MARK):
-            for dealer in waiting:
-                if frames := receive(dealer):
-                    content = [frame.bytes for frame in frames]
-                    received.append(Received(dealers[dealer], content))
+            for owned in waiting:
+                if frames := receive(owned):
+                    device = sockets[owned]
+                    self._dealers[device].unasked += 1
+                    received.append(Received(device, [frame.bytes for frame in frames]))
             waiting = readable(waiting)
             if not waiting:
                 break
-        for dealer in waiting:
-            self._unsure[dealer] = dealers[dealer]
+        for owned in waiting:
+            self._unsure[owned] = sockets[owned]
         return received
 
-    def _changes(self, device: str) -> list[TransportEvent]:
+    def _changes(self, device: str, dealer: Dealer) -> list[TransportEvent]:
         changes: list[TransportEvent] = []
-        while frames := receive(self._monitors[device]):
+        for _ in range(MOST_EVENTS):
+            frames = receive(dealer.monitor)
+            if not frames:
+                return changes
             event = parse_monitor_message([frame.bytes for frame in frames])["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._present(device)
+                dealer.up_s, dealer.unasked = time.monotonic(), 0
                 if device not in self.connected:
                     self.connected.add(device)
                     changes.append(Connected(device))
                 continue
-            self._absent(device, event)
-            if event == zmq.Event.DISCONNECTED and device in self.connected:
-                self.connected.remove(device)
-                changes.append(Disconnected(device))
-        return changes
+            self._absent(device, dealer, event)
+            if event == zmq.Event.DISCONNECTED:
+                changes += self._lost(device)
+        dealer.up_s = time.monotonic()
+        self._absent(device, dealer, zmq.Event.DISCONNECTED)
+        return changes + self._lost(device)
+
+    def _lost(self, device: str) -> list[TransportEvent]:
+        if device not in self.connected:
+            return []
+        self.connected.remove(device)
+        return [Disconnected(device)]
+
+    def _cut(self, device: str) -> list[TransportEvent]:
+        """End the connection of an agent that sends far more than it is asked for."""
+        self._shut(device)
+        absence = self._absences.setdefault(device, Absence())
+        absence.redial_s = time.monotonic() + UNASKED_S
+        self.refused[device] = UNASKED
+        return self._lost(device)
 
     def _present(self, device: str) -> None:
         self.refused.pop(device, None)
         self._end_question(self._absences.pop(device, None))
 
-    def _absent(self, device: str, event: int) -> None:
+    def _absent(self, device: str, dealer: Dealer, event: int) -> None:
         """A connection has ended, or could not be made."""
-        absence = self._absences.setdefault(device, _Absence())
-        absence.failures += bool(event & _FAILED)
+        now_s, absence = time.monotonic(), self._absences.setdefault(device, Absence())
+        absence.failures += bool(event & FAILED)
         sure = absence.failures >= CERTAIN_FAILURES
         wait_ms = RECONNECT_MS if absence.failures and not sure else RECONNECT_MAX_MS
-        absence.redial_s = time.monotonic() + wait_ms / 1e3
-        if event & _FAILED:
+        if dealer.up_s <= now_s - BRIEF_S:
+            wait_ms = 0
+        dealer.up_s = math.inf
+        absence.redial_s = now_s + wait_ms / 1e3
+        if event & FAILED:
             absence.doubt_s = math.inf
         if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             self.refused[device] = NOT_ACCEPTED
-        elif event & _FAILED and sure and absence.question is None:
+        elif event & FAILED and sure and absence.question is None:
             self._ask(device, absence)
 
-    def _ask(self, device: str, absence: _Absence) -> None:
+    def _ask(self, device: str, absence: Absence) -> None:
         """Ask an agent whether it is encrypted: who hangs up often does not say why."""
+        address = self._dealers[device].address
         absence.question, absence.heard = self._context.socket(zmq.STREAM), b""
         absence.question.linger = 0
-        absence.question.ipv6 = "[" in self._addresses[device]
-        absence.question.connect(self._addresses[device])
+        absence.question.ipv6 = "[" in address
+        absence.question.connect(address)
         self._listen(device, absence.question)
 
     def _hear(self, device: str, question: "zmq.Socket[bytes]") -> None:
@@ -299,7 +323,7 @@ class Dealers:
             mechanism = mechanism_of(absence.heard)
             if data and mechanism is not None:
                 encrypted = self._keys is not None and device in self._keys.agents
-                reason = _REASONS.get((mechanism, encrypted))
+                reason = REASONS.get((mechanism, encrypted))
                 if reason is not None:
                     self.refused[device] = reason
                 self._end_question(absence)
@@ -309,16 +333,13 @@ class Dealers:
                 with contextlib.suppress(zmq.ZMQError):
                     question.send_multipart([peer, QUESTION], zmq.NOBLOCK)
 
-    def _end_question(self, absence: _Absence | None) -> None:
+    def _end_question(self, absence: Absence | None) -> None:
         if absence is not None and absence.question is not None:
-            number = descriptor(absence.question)
-            self._epoll.unregister(number)
-            del self._owned[number]
-            absence.question.close(linger=0)
+            self._close(absence.question)
             absence.question = None
 
     def _until_redial_s(self, timeout_s: float | None) -> float | None:
-        due_s = min((min(a.redial_s, a.doubt_s) for a in self._absences.values()), default=math.inf)
+        due_s = min(min(a.redial_s, a.lookup_s, a.doubt_s) for a in self._absences.values())
         if due_s == math.inf:
             return timeout_s
         left_s = max(0.0, due_s - time.monotonic())
@@ -330,27 +351,33 @@ class Dealers:
             if absence.doubt_s <= now_s:
                 self.refused.pop(device, None)
                 absence.doubt_s = math.inf
+            if absence.lookup_s <= now_s:
+                self._look_up(device, absence, now_s)
             if absence.redial_s > now_s:
                 continue
             absence.redial_s, absence.doubt_s = math.inf, now_s + DOUBT_S
             self._end_question(absence)
-            dealer, address = self._dealers[device], self._addresses[device]
-            # Where ZeroMQ has given up there is nothing left to disconnect.
-            with contextlib.suppress(zmq.ZMQError):
-                dealer.disconnect(address)
-            dealer.connect(address)
-            self._unsure[dealer] = device
+            # Out of descriptors, or of memory: perhaps not for long.
+            try:
+                self._dial(device)
+            except zmq.ZMQError:
+                absence.redial_s = now_s + RECONNECT_MAX_MS / 1e3
+
+    def _look_up(self, device: str, absence: Absence, now_s: float) -> None:
+        """Dial if the name of its host has an address by now, or another one."""
+        dealer = self._dealers.get(device)
+        address = self._names.resolved(self._addresses[device])
+        wait_s = LOOKUP_S if address is None else RECONNECT_MAX_MS / 1e3
+        absence.lookup_s = now_s + wait_s
+        if (
+            address is not None
+            and absence.redial_s == math.inf
+            and (dealer is None or dealer.address != address)
+        ):
+            absence.redial_s = now_s
 
     def close(self) -> None:
         """Close every socket; what was still on its way is dropped."""
-        if self._context.closed:
-            return
-        for absence in self._absences.values():
-            self._end_question(absence)
-        self._epoll.close()
-        for device, dealer in self._dealers.items():
-            if device in self._monitors:
-                dealer.disable_monitor()
-                self._monitors[device].close(linger=0)
-            dealer.close(linger=0)
-        self._context.term()
+        if self._pid == os.getpid() and not self._context.closed:
+            self._epoll.close()
+            self._end()

@@ -1,13 +1,16 @@
 """What both sides' sockets have in common: limits, heartbeats, and how frames are moved."""
 
 import math
+import os
 import select
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import zmq
 
+from mdp.errors import ConfigError
 from mdp.wire import Buffer
 
 #: Messages that may wait in one direction of one connection.
@@ -57,6 +60,59 @@ def configure(zmq_socket: "zmq.Socket[bytes]", address: str, max_frame_bytes: in
     zmq_socket.handshake_ivl = HANDSHAKE_MS
     zmq_socket.heartbeat_ivl = HEARTBEAT_MS
     zmq_socket.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+
+
+#: Names of monitors within this process.
+_MONITORS = count()
+
+
+def monitor_of(zmq_socket: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[bytes]":
+    """A socket that receives `events` of another one, however many wait in it.
+
+    With a bound, libzmq's only I/O thread would wait in the first send beyond it, until somebody
+    reads.
+    """
+    address = f"inproc://monitor-{next(_MONITORS)}"
+    monitor: zmq.Socket[bytes] = zmq_socket.context.socket(zmq.PAIR)
+    monitor.linger = monitor.rcvhwm = 0
+    try:
+        zmq_socket.monitor(address, events)
+    except zmq.ZMQError:
+        monitor.close()
+        raise
+    monitor.connect(address)
+    return monitor
+
+
+def end(
+    context: "zmq.Context[zmq.Socket[bytes]]", sockets: Collection["zmq.Socket[bytes]"], pid: int
+) -> None:
+    """Close `sockets` and their context, in the process `pid` that has made them only."""
+    if os.getpid() != pid or context.closed:
+        return
+    for zmq_socket in sockets:
+        # Before its reader goes: libzmq's thread would wait for one.
+        if zmq_socket.type in (zmq.DEALER, zmq.ROUTER) and not zmq_socket.closed:
+            zmq_socket.disable_monitor()
+    for zmq_socket in sockets:
+        zmq_socket.close(linger=0)
+    context.term()
+
+
+def require_descriptors(number: int) -> None:
+    """Raise ConfigError unless this process can open so many descriptors more."""
+    opened = []
+    try:
+        for _ in range(number):
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise ConfigError(
+            f"{error.strerror}: expected {number} free file descriptors, found {len(opened)} "
+            "(`ulimit -n` allows more)"
+        ) from error
+    finally:
+        for descriptor_number in opened:
+            os.close(descriptor_number)
 
 
 def send(zmq_socket: "zmq.Socket[bytes]", frames: Sequence[Buffer]) -> None:

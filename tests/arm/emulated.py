@@ -24,7 +24,7 @@ from mdp.client import Client
 from mdp.files import write_json
 from mdp.keys import new_keys
 from mdp.transport import new_pair
-from mdp.transport.dealers import NOT_ACCEPTED
+from mdp.transport.absence import NOT_ACCEPTED
 from mdp.wire import Ask, Failure, Status, encode
 from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
 from tests.support import fleet

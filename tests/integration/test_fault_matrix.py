@@ -1,13 +1,19 @@
 """Some cells of the fault matrix, with real agents; `make faults` runs all of it."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support.confined import mounting_works
 from tests.support.fault_promises import Kind, summary
 from tests.support.fault_runs import Pace, run_cell
 from tests.support.fault_scene import Scene
 from tests.support.fault_table import FAULTS
+from tests.support.fleet import ROOT
 
 #: As many calls as a fault needs, with a deadline that a busy machine can keep; how long they took
 #: is for `make faults` to judge.
@@ -18,6 +24,7 @@ CELLS: list[tuple[Kind, str]] = [
     ("stacked", "crash"),
     ("stacked", "constant outputs"),
     ("stacked", "no memory to have"),
+    ("stacked", "idle client, flapping device"),
     ("replicas", "hang"),
     ("replicas", "wrong bundle"),
     ("alone", "restart"),
@@ -51,3 +58,18 @@ def test_what_is_promised_is_what_comes(
         assert all(faulty not in call.used for call in run.of("faulty"))
     assert any(faulty not in call.used for call in under)
     assert [len(call.used) for call in run.of("after")] == [whole] * 6
+
+
+def test_a_name_that_is_not_resolved_is_one_device_s_trouble(tmp_path: Path) -> None:
+    if why := mounting_works():
+        pytest.skip(why)
+    name, out = "host name without an address", tmp_path / "faults.json"
+    command = [
+        sys.executable, "-m", "benchmarks.faults", "--faults", name, "--kinds", "stacked",
+        "--deadline-ms", "2000", "--grace-ms", "5000", "--out", str(out),
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert [fault["not_run"] for fault in result["faults"]] == [""]
+    assert [row["kept"] for row in result["rows"]] == [True]

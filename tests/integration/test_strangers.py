@@ -28,7 +28,7 @@ from mdp.transport import (
     public_key_of,
     sockets,
 )
-from mdp.transport.dealers import (
+from mdp.transport.absence import (
     AGENT_IS_PLAIN,
     ANOTHER_KEY,
     CLIENT_IS_PLAIN,

@@ -3,6 +3,7 @@
 import math
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from typing import Self
 
 from mdp.bundle import Bundle
 from mdp.client import Client
-from mdp.errors import InferenceError
+from mdp.errors import InferenceError, InsecureWarning
 from mdp.fusion import rule_for
 from mdp.prediction import Prediction
 from tests.support.calling_client import ProcessCaller, timed
@@ -235,17 +236,27 @@ def _expected(scene: Scene) -> Callable[[tuple[str, ...]], float | None]:
 @contextmanager
 def caller(scene: Scene) -> Iterator[Caller]:
     """A client of the scene's fleet, in a process of its own where its clock is to jump."""
-    fleet, fusion = scene.fleet_file(), scene.setting.fusion
+    fleet, fusion, named = scene.fleet_file(), scene.setting.fusion, scene.where == "name"
     if scene.where == "clock":
         with ProcessCaller(fleet, fusion, scene.environment) as process:
             yield process.call
         return
-    with Client.connect(fleet, fusion=fusion, timeout_s=PATIENCE_S) as client:
+    with warnings.catch_warnings():
+        # A name may be one of this machine or not.
+        warnings.simplefilter("ignore", InsecureWarning)
+        client = Client.connect(fleet, fusion=fusion, timeout_s=PATIENCE_S, insecure=named)
 
-        def call(number: int, deadline_ms: float) -> tuple[Prediction | InferenceError, float]:
+    def call(number: int, deadline_ms: float) -> tuple[Prediction | InferenceError, float]:
+        with scene.idle:
             return timed(client, number, deadline_ms)
 
+    try:
         yield call
+    finally:
+        closing = threading.Thread(target=client.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive(), "close() does not return"
 
 
 def run_cell(scene: Scene, fault: Fault, kind: Kind, pace: Pace) -> Run:

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -25,7 +27,9 @@ from tests.support.relay import Relay
 from tests.support.wires import Wire
 
 #: How the client reaches the faulty device, or what else is special about everyone's processes.
-Where = Literal["loopback", "relay", "wire", "clock"]
+Where = Literal["loopback", "relay", "wire", "clock", "name"]
+#: What the faulty device is called where it has a name.
+HOST = "pi.fleet.example"
 #: A crop of 27,648 bytes, the same for everyone, so that a slow link is as slow for all of them.
 SIDE = 96
 PICTURES = 12
@@ -54,6 +58,13 @@ class Scene:
         self.clock = folder / "clock"
         self.clock.write_text("+0")
         self.agents: dict[str, AgentProcess] = {}
+        #: Held while the client is to stay idle.
+        self.idle = threading.Lock()
+        #: How often a device that flaps has been connected to; what the client's own pace was.
+        self.rounds, self.dial_ms = 0, 0
+        #: Who is asked for names instead of the machine's name server.
+        self.own_names = ExitStack()
+        self.name_server: socket.socket
         self._undo = ExitStack()
         #: Left again when the fault is healed.
         self._held = ExitStack()
@@ -174,6 +185,8 @@ class Scene:
         addresses = {name: agent.address for name, agent in self.agents.items()}
         if self.where == "relay":
             addresses[self.faulty] = self.relay.address
+        if self.where == "name" and not alone:
+            addresses[self.faulty] = addresses[self.faulty].replace("127.0.0.1", HOST)
         if alone:
             addresses = {self.faulty: addresses[self.faulty]}
         path = self.folder / f"fleet-{self.where}{'-alone' if alone else ''}.toml"
@@ -187,7 +200,7 @@ class Scene:
 
     def close(self) -> None:
         """End every process, link and limit."""
-        with self._undo, contextlib.suppress(OSError):
+        with self._undo, self.own_names, contextlib.suppress(OSError):
             self._held.close()
 
     def __enter__(self) -> Self:

@@ -2,23 +2,28 @@
 
 import resource
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from mdp.client import Client
 from mdp.monotony import DIFFERENT_CROPS
+from mdp.transport import dealer
 from tests.support.confined import (
     faketime_library,
     fill,
     groups_work,
     memory_limit,
     mounting_works,
+    own_names_work,
     processor_limit,
+    silent_name_server,
     small_disk,
 )
+from tests.support.fakes import raw_agent
 from tests.support.fault_promises import PROBATION, STARTING, Kind, Promise
-from tests.support.fault_scene import Scene, Where, picture
+from tests.support.fault_scene import HOST, Scene, Where, picture
 from tests.support.faulty_agent import MIB
 from tests.support.fleet import PATIENCE_S, until
 from tests.support.relay import WELL, Link
@@ -156,6 +161,54 @@ def _old_home(scene: Scene) -> None:
     scene.stop()
     scene.release()
     scene.restart()
+
+
+#: libzmq holds 2,000 events of a monitor that is not read; each round is two.
+ROUNDS = 1_050
+
+
+def _dials_quickly(scene: Scene) -> None:
+    """Have the client dial a thousand times within seconds, as it does within two minutes."""
+    scene.dial_ms, dealer.RECONNECT_MS = dealer.RECONNECT_MS, 1
+
+
+def _dials_as_ever(scene: Scene) -> None:
+    dealer.RECONNECT_MS = scene.dial_ms
+
+
+def _flaps_while_idle(scene: Scene) -> None:
+    scene.rounds, port = 0, int(scene.agent.address.rpartition(":")[2])
+
+    def hang_up(_: socket.socket) -> None:
+        scene.rounds += 1
+
+    with scene.idle:
+        scene.agent.kill()
+        scene.hold(raw_agent(hang_up, port))
+        until(lambda: scene.rounds > ROUNDS, "the client dials again and again")
+
+
+def _flapped(scene: Scene) -> str:
+    return "" if scene.rounds > ROUNDS else f"it was connected to only {scene.rounds} times"
+
+
+def _own_names(scene: Scene) -> None:
+    scene.name_server = scene.own_names.enter_context(silent_name_server(scene.folder, HOST))
+
+
+def _no_name(scene: Scene) -> None:
+    known = (scene.folder / "hosts").read_text()
+    (scene.folder / "hosts").write_text(known.replace(HOST, "another"))
+    scene.agent.kill()
+
+
+def _name_was_asked_for(scene: Scene) -> str:
+    scene.name_server.setblocking(False)
+    try:
+        scene.name_server.recv(512)
+    except BlockingIOError:
+        return "nobody asked the name server"
+    return ""
 
 
 def _clock(text: str) -> Callable[[Scene], None]:
@@ -329,6 +382,32 @@ FAULTS: tuple[Fault, ...] = (
         lasts_s=6.0,
         calls=40,
         proof=_link_was_bad,
+    ),
+    Fault(
+        name="idle client, flapping device",
+        made=f"SIGKILL; in its place, something makes the handshake and hangs up {ROUNDS} times "
+        "while the client does not call",
+        healed="started again",
+        before=_dials_quickly,
+        make=_flaps_while_idle,
+        heal=_restart_what_is_left,
+        after=_dials_as_ever,
+        promise=Promise(reasons=(*GONE, PROBATION, r"unsteady: .+")),
+        proof=_flapped,
+    ),
+    Fault(
+        name="host name without an address",
+        made="SIGKILL; its host's name is in no hosts file any more, and the name server is silent",
+        healed="started again, the name as before",
+        before=_own_names,
+        make=_no_name,
+        heal=_restart,
+        after=lambda scene: scene.own_names.close(),
+        promise=Promise(reasons=GONE, known=GONE),
+        where="name",
+        lasts_s=12.0,
+        hindered=own_names_work,
+        proof=_name_was_asked_for,
     ),
     Fault(
         name="NaN outputs",

@@ -1,6 +1,7 @@
 """A slow decoder in a stream keeps no other call from being decided in time."""
 
 import math
+import os
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ class Bench:
         self.decided: list[tuple[float, float]] = []
         self.client = object.__new__(Client)
         self.client._turn = threading.Lock()
+        self.client._closed, self.client._pid = False, os.getpid()
         self.client._clock = lambda: self.now_s
         link = SimpleNamespace(exchange=self, transport=SimpleNamespace(poll=lambda left_s: []))
         self.client._link = link  # type: ignore[assignment]

@@ -375,6 +375,23 @@ def test_a_silent_device_is_rested_asked_how_it_is_and_taken_back(desk: Desk) ->
     assert not desk.answers, "it is waited for again"
 
 
+@pytest.mark.parametrize("way", ["answers", "says too_late"])
+def test_what_was_never_asked_is_no_sign_of_life(desk: Desk, way: str) -> None:
+    for _ in range(TOLERATED_STRIKES):
+        desk.submit()
+        for other, infer in desk.asked():
+            if other != "gamma":
+                desk.reply(other, infer.request_id)
+            elif way == "answers":
+                desk.reply(other, infer.request_id + 1_000)
+            else:
+                desk.fail(other, infer.request_id + 1_000, code="too_late", text="too late")
+        desk.pass_s(0.1)
+        assert desk.prediction().missing == {"gamma": "late"}
+    assert well(desk, "alpha", "beta") == ["alpha", "beta"]
+    assert desk.prediction().missing == {"gamma": "silent: 3 requests unanswered"}
+
+
 def late(desk: Desk, device: str, times: int) -> None:
     """`device` answers `times` requests after their deadline, the others at once."""
     for _ in range(times):

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from mdp import early, prediction
 from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry
+from mdp.early import EarlyBounds, EarlyRule
 from mdp.errors import DeadlineExceeded, QuorumNotMet
 from mdp.fusion import Contribution, Fusion, probabilities
 from mdp.prediction import TOP_K, Judge, Prediction, likeliest, no_answer
@@ -84,6 +86,22 @@ def test_mode_and_the_accuracy_that_was_measured_for_just_that(
     assert answer.used == tuple(DEVICES[k] for k in members)
     assert set(answer.used) | set(answer.missing) == set(DEVICES)
     assert answer.partial == (len(members) < 3)
+
+
+def test_rules_are_kept_of_a_bounded_number_of_sets(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prediction, "KEPT_RULES", 2)
+    monkeypatch.setattr(early, "KEPT_PAIRS", 2)
+    judge = Judge(Bundle.open(folder), "stacked")
+    judge._early = EarlyRule(EarlyBounds(pictures=1, pulls=()), judge._weights, "stacked")
+    sets = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]
+    first = [judge._rule(members) for members in sets]
+    for members in sets:
+        arrived = {k: arrival(k, (1.0, 0.0, 0.0), (1.0, 0.0, 0.0)).contribution for k in members}
+        assert not judge.enough(arrived, [])
+    assert len(judge._rules) == len(judge._early._known) == 2
+    assert [judge._rule(members).mode for members in sets] == [rule.mode for rule in first]
 
 
 @pytest.mark.parametrize(

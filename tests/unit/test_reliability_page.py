@@ -9,7 +9,7 @@ from mdp.exchange import BACKLOGGED
 from mdp.health import FIRST_REST_S, LONGEST_REST_S, TOLERATED_STRIKES, UNREACHABLE, UNSTEADY
 from mdp.monotony import DIFFERENT_CROPS
 from mdp.session import LATE, NO_TIME, NOT_NEEDED, PROBATION
-from mdp.transport.dealers import CONNECT_MS, RECONNECT_MS
+from mdp.transport.dealer import CONNECT_MS, RECONNECT_MS
 from mdp.wire import FailureCode
 from tests.support.fault_table import FAULTS
 from tests.support.fleet import ROOT

@@ -1,0 +1,39 @@
+"""What the client's connections report, and the keys that they are made with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from mdp.wire import Buffer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientKeys:
+    """This client's key pair, and the public key of every agent that has one, by device."""
+
+    public: str
+    secret: str = field(repr=False)
+    agents: Mapping[str, str]
+
+
+class Received(Struct, frozen=True):
+    """A device sent a message."""
+
+    device: str
+    frames: Sequence[Buffer]
+
+
+class Connected(Struct, frozen=True):
+    """The connection to a device is up."""
+
+    device: str
+
+
+class Disconnected(Struct, frozen=True):
+    """The connection to a device is gone; what was on its way is lost."""
+
+    device: str
+
+
+TransportEvent = Received | Connected | Disconnected

@@ -1,0 +1,201 @@
+"""Both clients from their making to their end, in threads, event loops and processes."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import mdp
+from mdp import views
+from mdp.transport import dealers
+from tests.support.bundles import LABELS, colour_picture, write_bundle
+from tests.support.fakes import FakeAgent, raw_agent
+from tests.support.fleet import PATIENCE_S, PLENTY_MS, ROOT, Fleet
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+RED = colour_picture("red")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    folder = tmp_path_factory.mktemp("fleet")
+    with Fleet(folder, write_bundle(folder / "bundle")) as started:
+        yield started.start_all()
+
+
+def test_a_closed_client_stays_closed(fleet: Fleet) -> None:
+    with fleet.client() as client:
+        pass
+    with pytest.raises(mdp.InputError, match="this client is closed"):
+        client.reload()
+    with pytest.raises(mdp.InputError, match="this client is closed"):
+        client.__enter__()
+    with pytest.raises(mdp.InputError, match="this client is closed"):
+        client.classify(RED)
+
+
+def test_a_client_can_be_closed_while_other_threads_call(fleet: Fleet) -> None:
+    ends: list[BaseException | str] = []
+    for _ in range(5):
+        with fleet.client() as client:
+            calling = threading.Barrier(4)
+
+            def call(client: mdp.Client = client, calling: threading.Barrier = calling) -> None:
+                try:
+                    calling.wait(PATIENCE_S)
+                    while True:
+                        assert client.classify(RED, deadline_ms=PLENTY_MS).label == "red"
+                except mdp.InputError as error:
+                    ends.append(str(error))
+                except BaseException as error:
+                    ends.append(error)
+
+            threads = [threading.Thread(target=call) for _ in range(3)]
+            for thread in threads:
+                thread.start()
+            calling.wait(PATIENCE_S)
+            client.classify(RED, deadline_ms=PLENTY_MS)
+            client.close()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert ends == ["this client is closed"] * 15
+
+
+FORKS = """
+import os, sys
+import numpy as np
+import mdp
+
+picture = np.zeros((8, 8, 3), np.uint8)
+with mdp.Client.connect(sys.argv[1], timeout_s=60) as client:
+    client.classify(picture, deadline_ms=20_000)
+    child = os.fork()
+    if child == 0:
+        for use in (lambda: client.classify(picture), client.status, client.reload):
+            try:
+                use()
+            except mdp.InputError as error:
+                print(error, flush=True)
+        client.close()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    print(len(client.classify(picture, deadline_ms=20_000).used))
+"""
+
+
+def test_a_forked_process_is_told_that_the_client_is_another_ones(fleet: Fleet) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKS, str(fleet.write())]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    said = "this client was made in another process: expected one that is made after the fork"
+    assert done.stdout.splitlines() == [said] * 3 + ["3"], done.stderr
+
+
+def test_a_cancelled_call_is_cancelled(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from PIL import Image
+
+    Image.fromarray(RED).save(tmp_path / "red.png")
+    decoded = threading.Event()
+    decode = views.Cutter.views
+
+    def signalled(self: views.Cutter, picture: object) -> object:
+        try:
+            return decode(self, picture)
+        finally:
+            decoded.set()
+
+    monkeypatch.setattr(views.Cutter, "views", signalled)
+
+    async def cancelled(path: Path) -> int:
+        count = 0
+        async with mdp.AsyncClient.connect(path, timeout_s=PATIENCE_S) as client:
+            for number in range(30):
+                decoded.clear()
+                picture = tmp_path / "red.png"
+                call = asyncio.create_task(client.classify(picture, deadline_ms=PLENTY_MS))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                # The decoder ends while the loop stands still, and the call is cancelled then.
+                assert decoded.wait(PATIENCE_S)
+                for _ in range(number % 5):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait([call], timeout=1.0)
+                count += call.cancelled()
+        return count
+
+    with ExitStack() as stack:
+        silent = {name: stack.enter_context(FakeAgent(lambda _: [])) for name in fleet.agents}
+        path = fleet.write(**{name: agent.address for name, agent in silent.items()})
+        assert asyncio.run(cancelled(path)) == 30
+
+
+def test_an_async_client_lives_as_the_other_one_does(fleet: Fleet, tmp_path: Path) -> None:
+    path = fleet.write()
+
+    async def pictures() -> AsyncIterator[object]:
+        for label in LABELS:
+            yield colour_picture(label)
+
+    async def ask() -> None:
+        client = await mdp.AsyncClient.connect(path, timeout_s=PATIENCE_S)
+        assert len((await client.classify(RED, deadline_ms=PLENTY_MS)).used) == 3
+        stream = client.stream(pictures(), deadline_ms=PLENTY_MS)
+        assert [answer.label async for answer in stream] == list(LABELS)
+        under_way = asyncio.gather(
+            *(client.classify(RED, deadline_ms=PLENTY_MS) for _ in range(3)),
+            return_exceptions=True,
+        )
+        await asyncio.sleep(0)
+        await client.aclose()
+        ended = await under_way
+        assert [str(end) for end in ended] == ["this client is closed"] * 3
+        for use in (client.classify(RED), client.status(), client.reload(), client.__aenter__()):
+            with pytest.raises(mdp.InputError, match="this client is closed"):
+                await use
+        client.close()
+        # Nobody has waited for the agents: the first call does.
+        other = mdp.AsyncClient(path, timeout_s=PATIENCE_S)
+        assert len((await other.classify(RED, deadline_ms=PLENTY_MS)).used) == 3
+        other.close()
+
+    asyncio.run(ask())
+    with mdp.Client(path, timeout_s=PATIENCE_S) as client:
+        assert len(client.classify(RED, deadline_ms=PLENTY_MS).used) == 3
+
+
+def test_an_async_stream_gives_errors_in_their_place(fleet: Fleet) -> None:
+    nobody = {name: f"tcp://127.0.0.1:{port}" for port, name in enumerate(fleet.agents, 1)}
+
+    async def ask() -> list[object]:
+        async with mdp.AsyncClient.connect(fleet.write(**nobody), timeout_s=0.0) as client:
+            return [answer async for answer in client.stream([RED] * 3, errors="yield")]
+
+    assert [type(answer) for answer in asyncio.run(ask())] == [mdp.QuorumNotMet] * 3
+
+
+def test_a_device_that_never_stops_sending_leaves_the_loop_its_turns(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flood(peer: socket.socket) -> None:
+        while True:
+            peer.sendall(b"\x00\x01x" * 10_000)
+
+    # As if it were never cut off.
+    monkeypatch.setattr(dealers, "MOST_UNASKED", 10**9)
+
+    async def ask(path: Path) -> list[tuple[str, ...]]:
+        async with mdp.AsyncClient.connect(path, timeout_s=PATIENCE_S) as client:
+            calls = (client.classify(RED, deadline_ms=PLENTY_MS) for _ in range(3))
+            return [(await call).used for call in calls]
+
+    with raw_agent(flood) as address:
+        used = asyncio.run(ask(fleet.write(alpha=address)))
+    assert used == [("beta", "gamma")] * 3
