@@ -258,8 +258,8 @@ class Client(Connection):
         Connects first, waiting at most `timeout_s`, while other threads go on asking; calls under
         way end as they began. Raises ConfigError if anything is wrong: then nothing changes.
         """
-        self._check_usable()
         arguments.check_timeout_s(timeout_s)
+        self._check_usable()
         link = Link(self._options, self._clock, stacklevel=2)
         try:
             self._wait(link, timeout_s, link.settled)

@@ -108,8 +108,8 @@ def _reader(source: str | os.PathLike[str]) -> HeaderReader:
     raw = io.FileIO(os.fspath(source))
     if raw.seekable():
         return HeaderReader(raw)
-    with raw:
-        content = io.BufferedReader(raw).read(MAX_PIPE_BYTES + 1)
+    with io.BufferedReader(raw) as pipe:
+        content = pipe.read(MAX_PIPE_BYTES + 1)
     if len(content) > MAX_PIPE_BYTES:
         raise PictureError(f"{source}: expected at most {MAX_PIPE_BYTES:,} bytes from a pipe")
     return HeaderReader(io.BytesIO(content))
