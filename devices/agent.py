@@ -235,7 +235,9 @@ class Agent:
         with self._lock:
             if self._clock() > self._drain_until_s:
                 self._over, waiting = True, self._admission.clear()
-            self._over = self._over or self._admission.idle
+            idle = self._admission.idle
+        # Outside of the lock: as long as it takes, requests are refused in words.
+        self._over = self._over or (idle and self._router.delivered())
         self._replies.fail_jobs(waiting, "draining", "this agent had to stop before its turn")
 
     def _change(self, renewal: Renewal) -> None:

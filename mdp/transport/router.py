@@ -9,9 +9,11 @@ import select
 import socket
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -21,6 +23,7 @@ from zmq.utils.monitor import parse_monitor_message
 from mdp.errors import AgentError
 from mdp.transport import door, zap
 from mdp.transport.arrivals import Arrivals
+from mdp.transport.connections import Connections
 from mdp.transport.door import Door, Visitor
 from mdp.transport.sockets import (
     HIGH_WATER_MARK,
@@ -37,7 +40,10 @@ from mdp.transport.visitors import (
     PLAIN_HANDSHAKE_BYTES,
     bytes_received,
     connection_of,
+    duplicate_of,
     hang_up,
+    is_delivered,
+    linger,
     visitor_at,
 )
 from mdp.wire import MAX_BUFFER_BYTES, Buffer
@@ -45,6 +51,10 @@ from mdp.wire import MAX_BUFFER_BYTES, Buffer
 #: Replies that may wait for one client; they are small, and one more would be lost.
 REPLIES_HIGH_WATER_MARK = 1024
 _WATCHED = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
+_MONITOR = "inproc://connections"
+#: How long replies may take to arrive after the end. ZMTP's heartbeats end a connection whose other
+#: end stands still after as long.
+LINGER_S = 3.0
 #: Connections that the kernel may hold until this process takes them.
 BACKLOG = 1024
 #: Frames of fewer bytes are copied.
@@ -113,13 +123,23 @@ class Router:
         self._turned_away: Counter[str] = Counter()
         self._door = Door(_max_strangers())
         self._arrivals = Arrivals()
+        self._connections = Connections()
         #: The socket that libzmq listens on, as soon as it does.
         self._listener: socket.socket | None = None
         configure(self._router, address, max_frame_bytes)
         self._router.router_mandatory = True
         self._router.sndhwm = REPLIES_HIGH_WATER_MARK
         self._router.backlog = BACKLOG
-        self._watch = self._router.get_monitor_socket(_WATCHED)
+        # Without a bound: libzmq's only thread waits for room, and whoever closes for that thread.
+        self._watch: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._watch.rcvhwm = 0
+        self._router.monitor(_MONITOR, _WATCHED)
+        self._watch.connect(_MONITOR)
+        #: Also for a router that is dropped: a context waits for open sockets for ever.
+        self._finalizer = weakref.finalize(
+            self, _release, self._context, [self._router, self._watch, self._keeper],
+            [self._waker, self._wakee, self._epoll],
+        )
         try:
             if keys is not None:
                 self._lock_door(keys)
@@ -244,10 +264,10 @@ class Router:
             if not allowed:
                 self._turned_away[UNKNOWN_KEY] += 1
 
-    def _watch_door(self) -> None:
-        """Take in who has come and gone, as many as for one turn."""
+    def _watch_door(self, at_once: int | None = WATCHED_AT_ONCE) -> None:
+        """Take in who has come and gone, as many as for one turn; all of them for None."""
         self._crowded = False
-        for _ in range(WATCHED_AT_ONCE):
+        for _ in repeat(None) if at_once is None else range(at_once):
             frames = receive(self._watch)
             if not frames:
                 return
@@ -255,6 +275,7 @@ class Router:
             event, number = said["event"], said["value"]
             if event == zmq.Event.DISCONNECTED:
                 self._door.closed(number)
+                self._connections.closed(number)
             elif event == zmq.Event.LISTENING:
                 self._listener = socket.socket(fileno=os.dup(number))
             elif visitor := visitor_at(number):
@@ -264,6 +285,7 @@ class Router:
         self.wake()
 
     def _welcome(self, visitor: Visitor) -> None:
+        self._connections.opened(visitor)
         leaving = self._door.opened(visitor, self._proved)
         if leaving is not None and hang_up(leaving):
             self._turned_away[CROWDED_OUT] += 1
@@ -327,25 +349,27 @@ class Router:
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
-    def close(self) -> None:
-        """Close the socket; replies already handed over have a moment to leave."""
+    def delivered(self) -> bool:
+        """Whether the peers' kernels have all that libzmq has written."""
         with self._lock:
-            # With its monitor's queue full, libzmq's own thread would keep `disable_monitor`
-            # waiting; hence nobody new, and the queue read first.
-            with contextlib.suppress(zmq.ZMQError):
-                self._router.unbind(self.address)
-            while receive(self._watch):
-                pass
+            return all(map(is_delivered, self._connections.all))
+
+    def close(self) -> None:
+        """Close the socket; replies already handed over have `LINGER_S` to arrive."""
+        until_s = time.monotonic() + LINGER_S
+        with self._lock:
+            if not self._finalizer.alive:
+                return
+            self._watch_door(at_once=None)
+            # Not unbound first: that ends connections without what libzmq has not written yet. And
+            # libzmq closes them as soon as it has written, which may be before it has arrived.
+            peers = [peer for v in self._connections.all if (peer := duplicate_of(v)) is not None]
             if self._listener is not None:
                 self._listener.close()
             self._router.disable_monitor()
-            self._watch.close(linger=0)
-            self._router.close(linger=200)
-            self._keeper.close(linger=0)
-        self._epoll.close()
-        self._waker.close()
-        self._wakee.close()
-        self._context.term()
+            self._router.close(linger=int(LINGER_S * 1000))
+            self._finalizer()
+        linger(peers, until_s)
 
     def __enter__(self) -> Self:
         return self
@@ -357,6 +381,18 @@ class Router:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _release(
+    context: zmq.Context[zmq.Socket[bytes]],
+    sockets: Sequence["zmq.Socket[bytes]"],
+    others: Sequence[Any],
+) -> None:
+    for one in sockets:
+        one.close(linger=0)
+    for other in others:
+        other.close()
+    context.term()
 
 
 def _max_strangers() -> int:

@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Sequence
 
+import pytest
+
 from mdp.transport import Peer, Router
 from mdp.wire import Ask, Buffer, Failure, decode, encode
 from tests.support.fakes import StrangePeer
@@ -98,3 +100,25 @@ def test_a_reply_from_another_thread_wakes_whoever_waits_if_something_has_come()
         finally:
             over.set()
             replying.join()
+
+
+def test_what_was_sent_before_the_end_reaches_a_client_that_is_slow_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mdp.transport.router.LINGER_S", PATIENCE_S)
+    router = Router(ANY_PORT)
+    closing = threading.Thread(target=router.close)
+    with StrangePeer(router.address) as peer:
+        peer.send(encode(Ask(request_id=0)))
+        ((sender, _),) = coming(router)
+        # More than the kernel keeps for a connection whose other end does not read.
+        replies, frame = 200, bytes(100_000)
+        for _ in range(replies):
+            assert router.send(sender.route, [b"", frame])
+        closing.start()
+        try:
+            for _ in range(replies):
+                assert peer.dealer.poll(1000 * PATIENCE_S), "no reply"
+                assert peer.dealer.recv_multipart() == [b"", frame]
+        finally:
+            closing.join()
