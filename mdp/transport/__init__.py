@@ -4,6 +4,7 @@ A client keeps one DEALER per agent, so that one slow peer never blocks another.
 connection is encrypted and both sides prove who they are (CurveZMQ, rfc.zeromq.org/spec/26).
 """
 
+from mdp.transport.access import AgentKeys, Audit
 from mdp.transport.dealers import (
     ClientKeys,
     Connected,
@@ -12,11 +13,12 @@ from mdp.transport.dealers import (
     Received,
     TransportEvent,
 )
-from mdp.transport.router import AgentKeys, Peer, Router
+from mdp.transport.router import Peer, Router
 from mdp.transport.sockets import new_pair, public_key_of
 
 __all__ = [
     "AgentKeys",
+    "Audit",
     "ClientKeys",
     "Connected",
     "Dealers",

@@ -12,6 +12,8 @@ from mdp.transport.door import Visitor
 
 #: Connections of one key at a time, as far as descriptors suffice.
 PER_KEY = 64
+#: Descriptors that are kept for keys without any connection.
+KEPT_DESCRIPTORS = 32
 
 
 class Connections:
@@ -39,6 +41,10 @@ class Connections:
         """The connections of `key`, oldest first."""
         return list(self._by_key.get(key, {}).values())
 
+    def key_of(self, visitor: Visitor) -> str:
+        """The key of a connection; empty as long as it has none."""
+        return self._key_of.get(visitor.descriptor, "")
+
     @property
     def keys(self) -> Collection[str]:
         """Keys with at least one connection."""
@@ -50,10 +56,10 @@ class Connections:
         self.closed(visitor.descriptor)
         self._open[visitor.descriptor] = visitor
 
-    def closed(self, descriptor: int) -> str | None:
-        """A connection has ended; returns its key."""
+    def closed(self, descriptor: int) -> None:
+        """A connection has ended."""
         self._open.pop(descriptor, None)
-        return self._release(descriptor)
+        self._release(descriptor)
 
     def let_in(self, key: str, host: str, proved: Callable[[Visitor], bool]) -> Visitor | None:
         """Put `key` down to one of the connections from `host`; returns it, None without any.
@@ -91,11 +97,10 @@ class Connections:
         self._key_of[descriptor] = key
         self._by_key.setdefault(key, {})[descriptor] = self._open[descriptor]
 
-    def _release(self, descriptor: int) -> str | None:
+    def _release(self, descriptor: int) -> None:
         key = self._key_of.pop(descriptor, None)
         if key is not None:
             group = self._by_key[key]
             del group[descriptor]
             if not group:
                 del self._by_key[key]
-        return key
