@@ -2,7 +2,8 @@
 
     python -m benchmarks.drains --runs 500
 
-Each run is a new agent process with a real socket, asked by one client for several pictures at once;
+Each run is a new agent process with a real socket, asked by one client for several pictures at
+once;
 the model waits until all of them have been accepted. Then, beside processes that keep every core
 busy,
 

@@ -100,10 +100,13 @@ class Access:
 
     def heard(self, key: str, descriptor: int) -> bool:
         """A message came with `key` on this connection; whether it is heard."""
+        self.connections.heard(descriptor, key)
         if self.allowed is not None and key in self.allowed:
-            self.connections.heard(descriptor, key)
             return True
         self.turned_away[UNKNOWN_KEY] += 1
+        # It was not known whose connection this is when its key was revoked.
+        for visitor in self.connections.of(key):
+            self._turn_away(visitor, "revoke", REVOKED)
         return False
 
     def opened(self, visitor: Visitor) -> None:

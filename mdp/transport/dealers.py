@@ -68,6 +68,13 @@ class ClientKeys:
     public: str
     secret: str = field(repr=False)
     agents: Mapping[str, str]
+    #: Second keys, of devices whose key is being changed.
+    second: Mapping[str, str] = field(default_factory=dict)
+
+    def of_agent(self, device: str, failures: int) -> bytes:
+        """The key to expect of `device` after so many failed handshakes: each in turn."""
+        first = self.agents[device]
+        return (self.second.get(device, first) if failures % 2 else first).encode()
 
 
 class Received(Struct, frozen=True):
@@ -156,7 +163,7 @@ class Dealers:
         if self._keys is not None and device in self._keys.agents:
             dealer.curve_publickey = self._keys.public.encode()
             dealer.curve_secretkey = self._keys.secret.encode()
-            dealer.curve_serverkey = self._keys.agents[device].encode()
+            dealer.curve_serverkey = self._keys.of_agent(device, 0)
         monitor = dealer.get_monitor_socket(_WATCHED)
         monitor.linger = 0
         self._monitors[device] = monitor
@@ -338,6 +345,8 @@ class Dealers:
             # Where ZeroMQ has given up there is nothing left to disconnect.
             with contextlib.suppress(zmq.ZMQError):
                 dealer.disconnect(address)
+            if self._keys is not None and device in self._keys.second:
+                dealer.curve_serverkey = self._keys.of_agent(device, absence.failures)
             dealer.connect(address)
             self._unsure[dealer] = device
 

@@ -1,5 +1,7 @@
 """The agent's socket by itself: messages one by one, and what else ends a wait for them."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -122,3 +124,21 @@ def test_what_was_sent_before_the_end_reaches_a_client_that_is_slow_to_read(
                 assert peer.dealer.recv_multipart() == [b"", frame]
         finally:
             closing.join()
+
+
+def test_a_router_that_is_dropped_does_not_hang_the_process() -> None:
+    program = (
+        "import gc, socket\n"
+        "from mdp.transport import Router\n"
+        "router = Router('tcp://127.0.0.1:0')\n"
+        "port = int(router.address.rpartition(':')[2])\n"
+        "peer = socket.create_connection(('127.0.0.1', port))\n"
+        "router.itself = router\n"
+        "del router\n"
+        "gc.collect()\n"
+        "print('ended')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "ended\n"

@@ -247,6 +247,25 @@ def test_a_device_that_changes_its_key_is_refused_and_used_again(
             assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
 
 
+def test_a_device_changes_its_key_without_being_missed(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office")
+        old, new = ("--key", keys.secret("alpha")), ("--key", keys.secret("alpha-2"))
+        own.start("alpha", *old, "--clients", clients)
+        path = write(own, tmp_path, {"alpha": keys.pair("alpha").public}, keys.secret("office"))
+        both = f'["{keys.pair("alpha").public}", "{keys.pair("alpha-2").public}"]'
+        path.write_text(path.read_text().replace(f'"{keys.pair("alpha").public}"', both))
+        with Client.connect(path, timeout_s=PATIENCE_S) as client:
+            assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+            for key in (new, old):
+                own.agents["alpha"].terminate()
+                own.restart("alpha", *key, "--clients", clients)
+                until(lambda: client.status(timeout_s=0.1)[0].state == "READY", "its key is good")
+                assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+
+
 def test_a_reason_is_dropped_when_the_device_goes(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
     with Fleet(tmp_path, fleet.bundle) as own:
         clients = keys.allow(tmp_path / "clients", "office")
@@ -603,7 +622,8 @@ def test_a_key_that_has_expired_is_let_out(fleet: Fleet, keys: Keys, tmp_path: P
         (clients / "phone.limits").write_text(f"expires = {soon.isoformat()}")
         agent = own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
         # Its connection is ended when the time has come, and it is not let in again.
-        with peer_of(agent, keys) as office, peer_of(agent, keys, "phone"):
+        with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
+            phone.send(encode(Ask(request_id=1)))
             agent.wait_for(re.compile("not answered: .*unknown key.*"))
             assert is_well(office).state == "READY"
 

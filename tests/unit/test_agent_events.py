@@ -2,9 +2,10 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
-from devices.events import Events
+from devices.events import MOST_WAITING, Events, Reporter
 
 
 def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
@@ -61,3 +62,19 @@ def test_a_line_too_long_to_be_written_at_once_is_left_out(tmp_path: Path) -> No
         events.tell("x" * 100_000)
         events.tell("short")
     assert path.read_text() == "mdp-agent n100: short\n"
+
+
+def test_a_reader_that_holds_up_whoever_writes_does_not_hold_up_whoever_tells() -> None:
+    said: list[str] = []
+    may_write = threading.Event()
+
+    def say(line: str) -> None:
+        assert may_write.wait(60)
+        said.append(line)
+
+    with Reporter(say) as reporter:
+        for number in range(2 * MOST_WAITING):
+            reporter.tell(f"{number}")
+        may_write.set()
+    assert said[:3] == ["0", "1", "2"]
+    assert MOST_WAITING <= len(said) <= MOST_WAITING + 1
