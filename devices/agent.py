@@ -104,8 +104,8 @@ class Agent:
         #: When to keep house though nothing has happened; only whoever has the turn looks at this.
         self._house_s = float("-inf")
         self._over = False
-        self._lookout = Lookout()
-        #: What single clients may use, and what is wrong with the files of clients.
+        self.lookout = Lookout()
+        #: What clients may use, and what is wrong with their files.
         self.quotas, self.trouble = Quotas(), ""
         #: The bundle of what is being computed.
         self._computed = ""
@@ -136,14 +136,10 @@ class Agent:
             self._renewal.ask()
             self._router.wake()
 
-    def look_up(self) -> None:
-        """Have `serve` call its `look` at once. Any thread, and in a signal handler."""
-        self._lookout.ask()
-
     def serve(self, look: Callable[[], None] = lambda: None) -> None:
         """Serve until `stop`; raises what loading or warming up the runtime raised.
 
-        `look` is called now and then, in this thread, and after `look_up`.
+        `look` is called now and then, in this thread, and when `lookout` is asked.
         """
         workers = [
             threading.Thread(target=self._until_over, args=(work,), name=name, daemon=True)
@@ -151,7 +147,7 @@ class Agent:
         ]
         for worker in workers:
             worker.start()
-        self._lookout.wait(look)
+        self.lookout.wait(look)
         if self._fatal is not None:
             raise self._fatal
         # A model that still loads, or a computation that outlasted the draining, is left behind.
@@ -169,7 +165,7 @@ class Agent:
             self._fatal, self._over = error, True
             self._router.wake()
         finally:
-            self._lookout.end()
+            self.lookout.end()
 
     def _load_and_work(self) -> None:
         runtime = self._first.load()
@@ -253,7 +249,6 @@ class Agent:
             if self._clock() > self._drain_until_s:
                 self._over, waiting = True, self._admission.clear()
             idle = self._admission.idle
-        # Outside of the lock: as long as it takes, requests are refused in words.
         self._over = self._over or (idle and self._router.delivered())
         self._replies.fail_jobs(waiting, "draining", "this agent had to stop before its turn")
 

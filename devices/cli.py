@@ -153,7 +153,7 @@ def run_agent(
         watch = None if let_in is None else ClientWatch(let_in, router, agent, report)
         asked = _take_signals(agent)
         # Whoever waits for this may send signals from here on.
-        report("LISTENING" if json else f"listening on {router.address}")
+        events.tell("LISTENING" if json else f"listening on {router.address}")
         warn_of_plain_text(device, router.address, keys)
 
         def look() -> None:
@@ -191,7 +191,7 @@ def _take_signals(agent: Agent) -> list[bool]:
 
     def look_again(*_: object) -> None:
         asked.append(True)
-        agent.look_up()
+        agent.lookout.ask()
 
     signal.signal(signal.SIGHUP, look_again)
     return asked
