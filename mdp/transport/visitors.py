@@ -1,6 +1,7 @@
 """Who is at the other end of a connection that libzmq holds: the operating system knows."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -26,13 +27,8 @@ _BYTES_RECEIVED = struct.Struct("128xQ")
 
 def visitor_at(number: int) -> Visitor | None:
     """Who is at the other end of descriptor `number`, which libzmq may close at any time."""
-    # Without a duplicate: nothing is changed, and this works with no descriptor left.
-    try:
-        peer = socket.socket(fileno=number)
-    except OSError:
-        return None
-    name = _peer_name(peer)
-    peer.detach()
+    with _duplicate(number) as peer:
+        name = _peer_name(peer)
     return Visitor(number, *name) if name else None
 
 
@@ -45,21 +41,31 @@ def connection_of(visitor: Visitor) -> Iterator[socket.socket | None]:
 
 @contextmanager
 def _duplicate(number: int) -> Iterator[socket.socket | None]:
-    # A duplicate stays what it is, whatever becomes of the original meanwhile.
+    # A duplicate stays what it is, whatever becomes of the original meanwhile. With no descriptor
+    # left, the original has to do: connections have to be told apart then as well.
+    borrowed = False
     try:
         duplicate = os.dup(number)
-    except OSError:
-        yield None
-        return
+    except OSError as error:
+        borrowed, duplicate = error.errno == errno.EMFILE, number
+        if not borrowed:
+            yield None
+            return
     try:
         peer = socket.socket(fileno=duplicate)
     except OSError:
         # Not a socket any more.
-        os.close(duplicate)
+        if not borrowed:
+            os.close(duplicate)
         yield None
         return
-    with peer:
+    try:
         yield peer
+    finally:
+        if borrowed:
+            peer.detach()
+        else:
+            peer.close()
 
 
 def _peer_name(peer: socket.socket | None) -> tuple[str, int] | None:
@@ -109,8 +115,9 @@ def is_delivered(visitor: Visitor) -> bool:
 
 def duplicate_of(visitor: Visitor) -> socket.socket | None:
     """The visitor's connection as a socket of its own, which keeps it open; None if it ended."""
-    with connection_of(visitor) as peer:
+    with connection_of(visitor) as peer, contextlib.suppress(OSError):
         return None if peer is None else peer.dup()
+    return None
 
 
 def linger(peers: Sequence[socket.socket], until_s: float) -> None:
