@@ -16,16 +16,27 @@ from collections.abc import Callable, Sequence
 from devices.admission import Admission, Job
 from devices.computing import Computing, Run
 from devices.ledger import Ledger
+from devices.lookout import Lookout
+from devices.quotas import Quotas
 from devices.renewal import Found, Refused, Renewal
-from devices.replies import Refusal, Replies
+from devices.replies import Refusal, Replies, not_serving
 from devices.runtime import Runtime
-from devices.service import GRACE_S, Candidate, Service, Shelf, sighting_for, warmed, wrong_bundle
+from devices.service import (
+    GRACE_S,
+    Candidate,
+    Service,
+    Shelf,
+    sighting_for,
+    status_of,
+    warmed,
+    wrong_bundle,
+)
 from devices.source import Eyes, NoFrameError
 from mdp.bundle import Bundle
 from mdp.errors import WireError
 from mdp.plan import Assignment
 from mdp.transport import Peer, Router
-from mdp.wire import Ask, Buffer, Infer, Look, State, Status, answered_by, as_line, decode
+from mdp.wire import Ask, Buffer, Infer, Look, State, Status, as_line, decode
 
 #: How long a draining agent finishes what it has accepted.
 DRAIN_S = 5.0
@@ -35,8 +46,6 @@ DRAIN_LOOK_S = 0.05
 RETRY_S = 30.0
 #: How long threads that are about to end are waited for.
 LEAVE_S = 1.0
-#: The longest that a signal goes unnoticed.
-LOOK_UP_S = 1.0
 #: A computation as short as this is done without leaving the socket to the other thread: waking it
 #: would cost more than the socket's being unattended for so long.
 UNATTENDED_S = 0.001
@@ -95,7 +104,11 @@ class Agent:
         #: When to keep house though nothing has happened; only whoever has the turn looks at this.
         self._house_s = float("-inf")
         self._over = False
-        self._ended = threading.Event()
+        self.lookout = Lookout()
+        #: What clients may use, and what is wrong with their files.
+        self.quotas, self.trouble = Quotas(), ""
+        #: The bundle of what is being computed.
+        self._computed = ""
         #: Whether a thread still computes or loads after `serve` has returned.
         self.left_behind = False
         if eyes is not None:
@@ -123,18 +136,18 @@ class Agent:
             self._renewal.ask()
             self._router.wake()
 
-    def serve(self) -> None:
-        """Serve until `stop`; raises what loading or warming up the runtime raised."""
+    def serve(self, look: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop`; raises what loading or warming up the runtime raised.
+
+        `look` is called now and then, in this thread, and when `lookout` is asked.
+        """
         workers = [
             threading.Thread(target=self._until_over, args=(work,), name=name, daemon=True)
             for name, work in (("first", self._work), ("second", self._load_and_work))
         ]
         for worker in workers:
             worker.start()
-        # This thread computes nothing, so that it can take signals and leave at any time. It looks
-        # up now and then: a signal that comes just before it waits does not end the wait.
-        while not self._ended.wait(LOOK_UP_S):
-            pass
+        self.lookout.wait(look)
         if self._fatal is not None:
             raise self._fatal
         # A model that still loads, or a computation that outlasted the draining, is left behind.
@@ -152,7 +165,7 @@ class Agent:
             self._fatal, self._over = error, True
             self._router.wake()
         finally:
-            self._ended.set()
+            self.lookout.end()
 
     def _load_and_work(self) -> None:
         runtime = self._first.load()
@@ -235,7 +248,8 @@ class Agent:
         with self._lock:
             if self._clock() > self._drain_until_s:
                 self._over, waiting = True, self._admission.clear()
-            self._over = self._over or self._admission.idle
+            idle = self._admission.idle
+        self._over = self._over or (idle and self._router.delivered())
         self._replies.fail_jobs(waiting, "draining", "this agent had to stop before its turn")
 
     def _change(self, renewal: Renewal) -> None:
@@ -262,7 +276,9 @@ class Agent:
         with self._lock:
             former = self._shelf.former
             # What waits for it is answered first, however long that takes.
-            held = former is not None and self._admission.holds(former.digest)
+            held = former is not None and (
+                former.digest == self._computed or self._admission.holds(former.digest)
+            )
             retired = None if held else self._shelf.retire(now_s=self._clock())
         if retired is not None:
             self._report(f"serves {retired.candidate} no more")
@@ -304,6 +320,8 @@ class Agent:
     def _admit(self, peer: Peer, infer: Infer | Look, pixels: Buffer) -> None:
         now_s = self._clock()
         refusal, sighting = self._refusal(infer, now_s), None
+        if refusal is None and (used_up := self.quotas.refusal(peer.client, len(pixels), now_s)):
+            refusal = "overloaded", used_up
         if refusal is None and isinstance(infer, Look):
             try:
                 sighting = sighting_for(self._eyes, infer, self._shelf)
@@ -334,31 +352,18 @@ class Agent:
             with self._lock:
                 service = self._shelf.find(infer.digest, now_s=now_s)
             return wrong_bundle(self._shelf, infer) if service is None else service.refusal(infer)
-        if self._state == "FAILED":
-            return "failed", self._computing.reason
-        if self._state == "DRAINING":
-            return "draining", "this agent is about to stop"
-        return "not_ready", self._state
+        return not_serving(self._state, self._computing.reason)
 
     def _status(self, request_id: int) -> Status:
         with self._lock:
-            newest, services = self._shelf.newest, self._shelf.services
-            candidate = newest.candidate if newest else self._first
-            answered = {answered_by(s.digest): s.answered for s in services}
-            return Status(
+            return status_of(
+                self._shelf,
+                self._first,
                 request_id=request_id,
-                device=candidate.assignment.device,
                 state=self._state,
-                bundle=as_line(candidate.bundle.manifest.name),
-                digest=candidate.bundle.digest,
-                k=candidate.assignment.k,
-                provider=as_line(newest.runtime.provider) if newest else "",
-                fallback=newest.runtime.fallback if newest else False,
-                reason=as_line(
-                    "; ".join(filter(None, (self._computing.reason, self._not_renewed)))
-                ),
+                reasons=(self._computing.reason, self._not_renewed, self.trouble),
                 queued=self._admission.waiting,
-                counts=self._ledger.counts | answered,
+                counts=self._ledger.counts,
                 source="" if self._eyes is None else self._eyes.describe(),
             )
 
@@ -368,16 +373,19 @@ class Agent:
         """The next jobs that can be on time, unless some are running; late ones are sent back."""
         with self._lock:
             jobs, dropped = self._admission.take(now_s=self._clock())
+            self._computed = jobs[0].infer.digest if jobs else self._computed
         self._replies.fail_jobs(dropped, "too_late", "waited too long in the queue")
         return jobs
 
     def _run(self, jobs: list[Job]) -> None:
-        run = Run()
+        run, started_s = Run(), self._clock()
         try:
             run = self._computing.run(jobs)
         finally:
             with self._lock:
                 self._admission.done(**run._asdict())
+                self._computed = ""
+            self.quotas.computed([job.client for job in jobs], started_s, self._clock())
         if self._state == "DRAINING":
             self._router.wake()
 

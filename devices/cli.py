@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -13,10 +12,11 @@ import typer
 
 from devices.agent import Agent
 from devices.announcing import announced
+from devices.audit import AuditLog
 from devices.cameras import DEFAULT_FPS, open_eyes
 from devices.cores import stay_on
-from devices.door import agent_keys, allow_anew, make_room, warn_of_plain_text
-from devices.events import Events, quiet_libraries
+from devices.door import ClientWatch, agent_keys, make_room, warn_of_plain_text
+from devices.events import Events, Reporter, quiet_libraries
 from devices.probe_command import add_to
 from devices.renewal import Renewal
 from devices.service import GRACE_S
@@ -92,6 +92,10 @@ def run_agent(
     source_fps: Annotated[
         float, typer.Option(min=0.01, max=240, help="Frames a second to take of --source.")
     ] = DEFAULT_FPS,
+    audit: Annotated[
+        Path | None,
+        typer.Option(help="Append who connected, was refused or lost its key: JSON lines."),
+    ] = None,
     announce: Annotated[
         bool,
         typer.Option(
@@ -115,7 +119,8 @@ def run_agent(
     1 unforeseen.
     """
     quiet_libraries()
-    keys = agent_keys(bind, key, clients, insecure=insecure)
+    access = agent_keys(bind, key, clients, insecure=insecure)
+    keys, let_in = access or (None, None)
     # Before any thread is started: those to come inherit it.
     cores = None if cpus is None else stay_on(cpus)
     options = Serving(
@@ -131,9 +136,16 @@ def run_agent(
     eyes = None if source is None else open_eyes(source, source_fps)
     make_room()
     max_frame_bytes = request_frame_bytes(first.assignment.submodel.image_size)
-    with Router(bind, keys=keys, max_frame_bytes=max_frame_bytes) as router:
-        stream = sys.stdout if json else sys.stderr
-        report = Events(stream, device, router.address, json=json).tell
+    with ExitStack() as stack:
+        log = None
+        if audit is not None:
+            log = stack.enter_context(AuditLog(audit, let_in.name if let_in else lambda key: ""))
+        tell = (lambda *_: None) if log is None else log.tell
+        router = stack.enter_context(
+            Router(bind, keys=keys, max_frame_bytes=max_frame_bytes, audit=tell)
+        )
+        events = Events(sys.stdout if json else sys.stderr, device, router.address, json=json)
+        report = stack.enter_context(Reporter(events.tell)).tell
         agent = Agent(
             first.bundle,
             first.assignment,
@@ -147,38 +159,52 @@ def run_agent(
             grace_s=grace_s,
             report=report,
         )
-        _take_signals(
-            agent, lambda: None if clients is None else report(allow_anew(router, clients))
-        )
+        watch = None if let_in is None else ClientWatch(let_in, router, agent, report)
+        asked = _take_signals(agent)
         # Whoever waits for this may send signals from here on.
-        report("LISTENING" if json else f"listening on {router.address}")
+        events.tell("LISTENING" if json else f"listening on {router.address}")
         warn_of_plain_text(device, router.address, keys)
-        with ExitStack() as stack:
+
+        def look() -> None:
+            if asked:
+                asked.clear()
+                if watch is not None:
+                    watch.read_again()
+                agent.renew()
+            if watch is not None:
+                watch.look()
+
+        with ExitStack() as serving:
             if eyes is not None:
                 eyes.report_to(report)
-                stack.enter_context(eyes)
+                serving.enter_context(eyes)
             if announce:
                 public = None if keys is None else public_key_of(keys.secret)
-                stack.enter_context(
+                serving.enter_context(
                     announced(router.address, public, lambda: agent.served[0], report)
                 )
-            agent.serve()
+            agent.serve(look)
     if agent.left_behind:
         # The thread ends with the process: Python's own end would pull it out of the middle of
         # onnxruntime, which then aborts.
         os._exit(0)
 
 
-def _take_signals(agent: Agent, look_at_clients: Callable[[], None]) -> None:
-    """SIGTERM and SIGINT end the agent in order; SIGHUP has it read its files again."""
+def _take_signals(agent: Agent) -> list[bool]:
+    """SIGTERM and SIGINT end the agent in order; SIGHUP is put down in what is returned.
+
+    Handlers do nothing else: they interrupt the main thread wherever it is.
+    """
+    asked: list[bool] = []
     for stop_signal in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop_signal, lambda *_: agent.stop())
 
     def look_again(*_: object) -> None:
-        look_at_clients()
-        agent.renew()
+        asked.append(True)
+        agent.lookout.ask()
 
     signal.signal(signal.SIGHUP, look_again)
+    return asked
 
 
 def main() -> None:

@@ -2,15 +2,21 @@
 
 import logging
 import os
+import queue
 import select
 import stat
+import threading
 import warnings
-from typing import IO
+from collections.abc import Callable
+from types import TracebackType
+from typing import IO, Self
 
 import msgspec
 
 #: A pipe that can be written takes as much at once (POSIX's least PIPE_BUF is 512).
 _AT_ONCE_BYTES = select.PIPE_BUF
+#: Lines that may wait to be written, and how long those are waited for at the end.
+MOST_WAITING, LEAVE_S = 1000, 1.0
 
 
 def quiet_libraries(stderr: int = 2) -> None:
@@ -69,3 +75,35 @@ class Events:
         except (OSError, ValueError):
             # Nobody there, no room, or a descriptor beyond what `select` takes.
             return
+
+
+class Reporter:
+    """Passes lines on in a thread of its own: a regular file on a network that hangs can always be
+    written, says `select`, and then holds up whoever writes."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._pass_on, name="reporter", daemon=True)
+        self._thread.start()
+
+    def tell(self, line: str) -> None:
+        """Say `line` soon; never waits. Any thread."""
+        if self._lines.qsize() < MOST_WAITING:
+            self._lines.put(line)
+
+    def _pass_on(self) -> None:
+        while (line := self._lines.get()) is not None:
+            self._say(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._lines.put(None)
+        self._thread.join(LEAVE_S)

@@ -5,10 +5,19 @@ from collections.abc import Iterable
 from devices.admission import Job, SentBack
 from devices.ledger import Ledger
 from mdp.transport import Router
-from mdp.wire import Buffer, Failure, FailureCode, Message, as_line, encode
+from mdp.wire import Buffer, Failure, FailureCode, Message, State, as_line, encode
 
 #: Why a request is not answered: for programs, and for people.
 Refusal = tuple[FailureCode, str]
+
+
+def not_serving(state: State, reason: str) -> Refusal:
+    """Why an agent that is not READY answers nothing; `reason` is why it FAILED."""
+    if state == "FAILED":
+        return "failed", reason
+    if state == "DRAINING":
+        return "draining", "this agent is about to stop"
+    return "not_ready", state
 
 
 class Replies:

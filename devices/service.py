@@ -1,6 +1,6 @@
 """One bundle as this device serves it, and the two that it may serve at a time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ from devices.source import Eyes, NoFrameError, Sighting, view_of
 from mdp.bundle import Bundle
 from mdp.errors import AgentError
 from mdp.plan import Assignment, Encoding
-from mdp.wire import FailureCode, Infer, Look
+from mdp.wire import FailureCode, Infer, Look, State, Status, answered_by, as_line
 
 #: How long a bundle is served on after the last request for it, once another has taken its place.
 GRACE_S = 30.0
@@ -137,6 +137,37 @@ class Shelf:
     def retires_s(self) -> float:
         """When to look whether the former one's time has come; infinity if there is none."""
         return float("inf") if self.former is None else self.former.asked_s + self._grace_s
+
+
+def status_of(
+    shelf: Shelf,
+    first: Candidate,
+    *,
+    request_id: int,
+    state: State,
+    reasons: Iterable[str],
+    queued: int,
+    counts: Mapping[str, int],
+    source: str,
+) -> Status:
+    """How an agent is that serves what is on the shelf, or `first` as long as nothing is."""
+    newest = shelf.newest
+    candidate = newest.candidate if newest else first
+    answered = {answered_by(service.digest): service.answered for service in shelf.services}
+    return Status(
+        request_id=request_id,
+        device=candidate.assignment.device,
+        state=state,
+        bundle=as_line(candidate.bundle.manifest.name),
+        digest=candidate.bundle.digest,
+        k=candidate.assignment.k,
+        provider=as_line(newest.runtime.provider) if newest else "",
+        fallback=newest.runtime.fallback if newest else False,
+        reason=as_line("; ".join(filter(None, reasons))),
+        queued=queued,
+        counts={**counts, **answered},
+        source=source,
+    )
 
 
 def wrong_bundle(shelf: Shelf, infer: Infer | Look) -> tuple[FailureCode, str]:

@@ -225,7 +225,8 @@ def _client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:
     if path is None:
         return None
     own = load_pair(path, public_key_of)
-    return ClientKeys(public=own.public, secret=own.secret, agents=agents)
+    second = {entry.device: entry.keys[1] for entry in fleet.devices if len(entry.keys) == 2}
+    return ClientKeys(public=own.public, secret=own.secret, agents=agents, second=second)
 
 
 def given(answer: Outcome) -> Prediction:

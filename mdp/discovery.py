@@ -197,6 +197,10 @@ def _entry_name(
         raise ValueError(f"announces sub-model {claim.k}, the bundle gives it {planned.k}")
     if not claim.key:
         if on_loopback and is_loopback(claim.address):
+            if claim.device in keys:
+                raise ValueError(
+                    f"announces no key, --keys has {claim.device}.public: encrypted or not at all"
+                )
             return claim.device
         raise ValueError("announces no key: plain text over a network is never proposed")
     owners = [stem for stem, key in sorted(keys.items()) if fingerprint(key) == claim.key]

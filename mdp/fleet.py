@@ -43,15 +43,23 @@ class FleetEntry(Record, frozen=True):
     device: EntryName
     address: Address
     k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
-    #: The agent's public key; without one, the connection is plain text.
-    key: str | None = None
+    #: The agent's public key; without one, the connection is plain text. Two while it is changed:
+    #: whichever the agent proves is accepted.
+    key: str | Annotated[list[str], Meta(min_length=1, max_length=2)] | None = None
 
     def __post_init__(self) -> None:
-        if self.key is not None:
-            check_key("key", self.key)
+        for key in self.keys:
+            check_key("key", key)
         port = self.address.rpartition(":")[2]
         if not 0 < int(port) < 65536:
             raise ValueError(f"`address` needs a port from 1 to 65535, got {port}")
+
+    @property
+    def keys(self) -> list[str]:
+        """The agent's public keys; none for plain text."""
+        if self.key is None:
+            return []
+        return [self.key] if isinstance(self.key, str) else self.key
 
     @property
     def exposed(self) -> bool:
@@ -116,7 +124,7 @@ def agent_keys(fleet: Fleet, *, has_key: bool, insecure: bool) -> dict[str, str]
                 f"device {entry.device!r}: {entry.address} is not on this machine: expected the "
                 "agent's public key as its `key`, or --insecure for plain text"
             )
-    return {entry.device: entry.key for entry in fleet.devices if entry.key is not None}
+    return {entry.device: entry.keys[0] for entry in fleet.devices if entry.keys}
 
 
 def exposed(fleet: Fleet) -> list[FleetEntry]:

@@ -4,29 +4,33 @@
 copied. Both are TOML; a key is 32 bytes as 40 characters of Z85 (rfc.zeromq.org/spec/32).
 """
 
+import datetime
 import hashlib
 import ipaddress
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import NAME, NAME_FORM, Record, explained, pattern, replacing
+from mdp.files import NAME, NAME_FORM, Record, explained, pattern
 
 KEY_CHARACTERS = 40
 #: Of SHA-256: nobody finds a second key with the same beginning of so many hex digits.
 FINGERPRINT_DIGITS = 32
 MAX_FILE_BYTES = 4096
-SECRET, PUBLIC = ".secret", ".public"
+SECRET, PUBLIC, LIMITS = ".secret", ".public", ".limits"
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _ADDRESS = re.compile(r"tcp://(?P<host>\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
+R = TypeVar("R", bound=Record)
 KeyName = Annotated[str, pattern(NAME, NAME_FORM)]
 
 
@@ -41,6 +45,26 @@ class KeyFile(Record, frozen=True):
         check_key("public", self.public)
         if self.secret is not None:
             check_key("secret", self.secret)
+
+
+class Limits(Record, frozen=True):
+    """The content of NAME.limits: what a client may use of one agent, None for no limit."""
+
+    #: The key is not let in from then on.
+    expires: Annotated[datetime.datetime, Meta(tz=True)] | None = None
+    #: Connections at a time; by default, 64.
+    connections: Annotated[int, Meta(ge=1, le=4096)] | None = None
+    #: Bytes of requests, and the share of the agent's computing time, in the long run.
+    bytes_per_s: Annotated[float, Meta(ge=1, le=1e12)] | None = None
+    computing_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllowedClient:
+    """A client that an agent lets in: the stem of its file's name, and its limits."""
+
+    name: str
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,27 +131,45 @@ def new_keys(folder: Path, name: str, make_pair: Callable[[], tuple[str, str]]) 
     paths = [folder / f"{name}{ending}" for ending in (SECRET, PUBLIC)]
     for path in paths:
         if path.exists() or path.is_symlink():
-            raise InputError(f"{path}: exists already: expected another name, or remove it first")
+            raise _exists(path)
     contents = [whole, msgspec.structs.replace(whole, secret=None)]
     written: list[Path] = []
+    path = paths[0]
     try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path, content, mode in zip(paths, contents, (0o600, 0o644), strict=True):
             _write(path, content, mode)
             written.append(path)
     except OSError as error:
         for half in written:
             half.unlink()
-        raise InputError(f"{path}: cannot be written: {error.strerror or error}") from error
+        # Somebody else wrote the same name meanwhile; the secret comes first, so theirs is whole.
+        if isinstance(error, FileExistsError) and path.exists():
+            raise _exists(path) from error
+        reason = error.strerror or str(error)
+        raise InputError(f"{path}: cannot be written: {reason}") from error
     return whole
 
 
+def _exists(path: Path) -> InputError:
+    return InputError(f"{path}: exists already: expected another name, or remove it first")
+
+
 def _write(path: Path, content: KeyFile, mode: int) -> None:
+    """Write a file that does not exist yet, whole or not at all; raises OSError."""
     known = {key: value for key, value in msgspec.structs.asdict(content).items() if value}
-    with replacing(path) as temporary:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
         # From the first byte on, nobody else can read it.
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(handle, "wb") as file:
             file.write(msgspec.toml.encode(known))
+            file.flush()
+            os.fsync(handle)
+        # Unlike a renaming, this fails where the name has been taken meanwhile.
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def load_pair(path: Path, public_of: Callable[[str], str]) -> KeyPair:
@@ -135,13 +177,16 @@ def load_pair(path: Path, public_of: Callable[[str], str]) -> KeyPair:
 
     `public_of` computes a secret key's public one; raises ValueError if it is none.
     """
-    content, mode = _read(path)
+    content, found = _read(path, KeyFile)
     if content.secret is None:
         raise ConfigError(f"{path}: expected a secret key file, this is a public one")
+    mode = stat.S_IMODE(found.st_mode)
     if mode & 0o077:
         raise ConfigError(
             f"{path}: expected mode 0600, got {mode:04o}: others may read this secret key"
         )
+    _check_owner(path, found)
+    _check_owner(path.parent, path.parent.stat())
     try:
         belongs = public_of(content.secret) == content.public
     except ValueError as error:
@@ -153,7 +198,7 @@ def load_pair(path: Path, public_of: Callable[[str], str]) -> KeyPair:
 
 def load_public(path: Path) -> str:
     """The key in a public file; raises ConfigError, also for a secret one."""
-    content, _ = _read(path)
+    content, _ = _read(path, KeyFile)
     if content.secret is not None:
         raise ConfigError(
             f"{path}: expected a public key file, this is a secret one: it stays with its owner"
@@ -161,21 +206,61 @@ def load_public(path: Path) -> str:
     return content.public
 
 
-def load_allowed(path: Path) -> frozenset[str]:
-    """The public keys in a public file, or in every one in a folder; raises ConfigError."""
+def load_clients(path: Path) -> tuple[dict[str, AllowedClient], list[str]]:
+    """Clients by public key, from one public file or every one in a folder, and what is wrong.
+
+    A client whose files are wrong is left out. `NAME.limits` beside `NAME.public` is optional.
+    """
     try:
+        _check_owner(path, path.stat())
         files = sorted(file for file in path.iterdir() if file.suffix == PUBLIC)
     except NotADirectoryError:
-        return frozenset([load_public(path)])
+        files = [path]
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    if not files:
+        return {}, [f"{path}: cannot be read: {error.strerror or error}"]
+    except ConfigError as error:
+        return {}, [str(error)]
+    clients: dict[str, AllowedClient] = {}
+    problems: list[str] = []
+    for file in files:
+        try:
+            limits = file.with_suffix(LIMITS)
+            content = (
+                _read(limits, Limits)[0] if limits.is_symlink() or limits.exists() else Limits()
+            )
+            clients[load_public(file)] = AllowedClient(name=file.stem, limits=content)
+        except ConfigError as error:
+            problems.append(str(error))
+    return clients, problems
+
+
+def load_allowed(path: Path) -> dict[str, AllowedClient]:
+    """As `load_clients`, at least one and all of them right; raises ConfigError."""
+    clients, problems = load_clients(path)
+    if problems:
+        raise ConfigError(problems[0])
+    if not clients:
         raise ConfigError(f"{path}: expected at least one NAME.public in this folder")
-    return frozenset(load_public(file) for file in files)
+    return clients
 
 
-def _read(path: Path) -> tuple[KeyFile, int]:
-    """A key file and its permissions, of one and the same file."""
+def _check_owner(path: Path, found: os.stat_result) -> None:
+    """Raises ConfigError if another user may exchange what is at `path`."""
+    if found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"{path}: expected owner {os.geteuid()} or root, got {found.st_uid}: "
+            "another user may change it"
+        )
+    # In a sticky folder, as /tmp is, nobody can exchange what another one owns.
+    if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"{path}: expected no right to write for others, got mode "
+            f"{stat.S_IMODE(found.st_mode):04o}: everybody may change it"
+        )
+
+
+def _read(path: Path, kind: type[R]) -> tuple[R, os.stat_result]:
+    """A small file, and what the system knows of that same file; raises ConfigError."""
     try:
         # Not waiting for a pipe's writer.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -183,11 +268,11 @@ def _read(path: Path) -> tuple[KeyFile, int]:
             found = os.fstat(handle)
             if not stat.S_ISREG(found.st_mode) or found.st_size > MAX_FILE_BYTES:
                 raise ConfigError(f"{path}: expected a key file as `mdp keys new` writes it")
-            content = msgspec.toml.decode(file.read(MAX_FILE_BYTES), type=KeyFile)
+            content = msgspec.toml.decode(file.read(MAX_FILE_BYTES), type=kind)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # a NUL in the path, and what is wrong with the content
         raise ConfigError(f"{path}: {explained(error)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
-    return content, stat.S_IMODE(found.st_mode)
+    return content, found

@@ -4,15 +4,17 @@ A client keeps one DEALER per agent, so that one slow peer never blocks another.
 connection is encrypted and both sides prove who they are (CurveZMQ, rfc.zeromq.org/spec/26).
 """
 
+from mdp.transport.access import AgentKeys, Audit
 from mdp.transport.dealers import CLOSED, FORKED, Dealers
 from mdp.transport.events import ClientKeys, Connected, Disconnected, Received, TransportEvent
-from mdp.transport.router import AgentKeys, Peer, Router
+from mdp.transport.router import Peer, Router
 from mdp.transport.sockets import new_pair, public_key_of
 
 __all__ = [
     "CLOSED",
     "FORKED",
     "AgentKeys",
+    "Audit",
     "ClientKeys",
     "Connected",
     "Dealers",

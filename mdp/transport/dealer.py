@@ -42,9 +42,13 @@ def open_dealer(
     device: str,
     address: str,
     keys: ClientKeys | None,
+    failures: int,
     max_frame_bytes: int,
 ) -> Dealer:
-    """The sockets of `device`, to be connected to `address`; raises ZMQError."""
+    """The sockets of `device`, to be connected to `address` after so many failed handshakes.
+
+    Raises ZMQError.
+    """
     socket = context.socket(zmq.DEALER)
     try:
         configure(socket, address, max_frame_bytes)
@@ -55,7 +59,7 @@ def open_dealer(
         if keys is not None and device in keys.agents:
             socket.curve_publickey = keys.public.encode()
             socket.curve_secretkey = keys.secret.encode()
-            socket.curve_serverkey = keys.agents[device].encode()
+            socket.curve_serverkey = keys.of_agent(device, failures)
         return Dealer(socket, monitor_of(socket, WATCHED), address)
     except zmq.ZMQError:
         socket.close(linger=0)

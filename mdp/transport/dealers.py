@@ -121,7 +121,11 @@ class Dealers:
             self._open(device, address)
 
     def _open(self, device: str, address: str) -> None:
-        dealer = open_dealer(self._context, device, address, self._keys, self._max_frame_bytes)
+        absence = self._absences.get(device)
+        failures = 0 if absence is None else absence.failures
+        dealer = open_dealer(
+            self._context, device, address, self._keys, failures, self._max_frame_bytes
+        )
         self._dealers[device] = dealer
         self._listen(device, dealer.socket)
         self._listen(device, dealer.monitor)

@@ -20,6 +20,11 @@ class Visitor:
     host: str
     port: int
 
+    @property
+    def address(self) -> str:
+        """Host and port, for people."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
 
 class Door:
     """Keeps count of connections whose handshake cannot be over."""

@@ -15,6 +15,13 @@ class ClientKeys:
     public: str
     secret: str = field(repr=False)
     agents: Mapping[str, str]
+    #: Second keys, of devices whose key is being changed.
+    second: Mapping[str, str] = field(default_factory=dict)
+
+    def of_agent(self, device: str, failures: int) -> bytes:
+        """The key to expect of `device` after so many failed handshakes: each in turn."""
+        first = self.agents[device]
+        return (self.second.get(device, first) if failures % 2 else first).encode()
 
 
 class Received(Struct, frozen=True):

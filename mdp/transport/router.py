@@ -2,16 +2,15 @@
 
 import contextlib
 import errno
-import math
 import os
-import resource
 import select
 import socket
 import threading
 import time
+import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -19,9 +18,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import AgentError
-from mdp.transport import door, zap
-from mdp.transport.arrivals import Arrivals
-from mdp.transport.door import Door, Visitor
+from mdp.transport import zap
+from mdp.transport.access import Access, AgentKeys, Audit
 from mdp.transport.sockets import (
     HIGH_WATER_MARK,
     NOBLOCK,
@@ -31,13 +29,10 @@ from mdp.transport.sockets import (
     receive,
     send,
 )
-from mdp.transport.syn_filter import keep_out
 from mdp.transport.visitors import (
-    CURVE_HANDSHAKE_BYTES,
-    PLAIN_HANDSHAKE_BYTES,
-    bytes_received,
-    connection_of,
-    hang_up,
+    duplicate_of,
+    is_delivered,
+    linger,
     visitor_at,
 )
 from mdp.wire import MAX_BUFFER_BYTES, Buffer
@@ -45,24 +40,18 @@ from mdp.wire import MAX_BUFFER_BYTES, Buffer
 #: Replies that may wait for one client; they are small, and one more would be lost.
 REPLIES_HIGH_WATER_MARK = 1024
 _WATCHED = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
+#: Of which connection a frame is.
+_SOURCE = int(zmq.SRCFD)
+_MONITOR = "inproc://connections"
+#: How long replies may take to arrive after the end. ZMTP's heartbeats end a connection whose other
+#: end stands still after as long.
+LINGER_S = 3.0
 #: Connections that the kernel may hold until this process takes them.
 BACKLOG = 1024
 #: Frames of fewer bytes are copied.
 _SMALL_BYTES = 1024
 #: Arrivals and departures that are taken in before messages get their turn.
 WATCHED_AT_ONCE = 64
-
-#: Why connections or messages were turned away, as `Router.turned_away` counts them.
-UNKNOWN_KEY, CROWDED_OUT = "unknown key", "handshakes crowded out"
-TOO_OFTEN = "host connecting too often"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentKeys:
-    """The agent's secret key, and the public keys of the clients it lets in."""
-
-    secret: str = field(repr=False)
-    allowed: frozenset[str]
 
 
 class Peer(NamedTuple):
@@ -91,6 +80,7 @@ class Router:
         *,
         keys: AgentKeys | None = None,
         max_frame_bytes: int = MAX_BUFFER_BYTES,
+        audit: Audit = lambda *_: None,
     ) -> None:
         """Listen on `address`, in plain text without `keys`; raises AgentError."""
         self._context = zmq.Context()
@@ -109,17 +99,24 @@ class Router:
         #: What `zmq_poll` is asked about it.
         self._question = [(self._router, POLLIN)]
         self._keeper: zmq.Socket[bytes] = self._context.socket(zmq.REP)
-        self._allowed = keys.allowed if keys else None
-        self._turned_away: Counter[str] = Counter()
-        self._door = Door(_max_strangers())
-        self._arrivals = Arrivals()
-        #: The socket that libzmq listens on, as soon as it does.
-        self._listener: socket.socket | None = None
+        self._access = Access(keys, audit)
         configure(self._router, address, max_frame_bytes)
         self._router.router_mandatory = True
         self._router.sndhwm = REPLIES_HIGH_WATER_MARK
         self._router.backlog = BACKLOG
-        self._watch = self._router.get_monitor_socket(_WATCHED)
+        # Without a bound: libzmq's only thread waits for room, and whoever closes for that thread.
+        self._watch: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._watch.rcvhwm = 0
+        self._router.monitor(_MONITOR, _WATCHED)
+        self._watch.connect(_MONITOR)
+        #: Also for a router that is dropped: a context waits for open sockets for ever.
+        self._finalizer = weakref.finalize(
+            self,
+            _release,
+            self._context,
+            [self._router, self._watch, self._keeper],
+            [self._waker, self._wakee, self._epoll],
+        )
         try:
             if keys is not None:
                 self._lock_door(keys)
@@ -154,16 +151,20 @@ class Router:
         """Where this socket listens, with the port that was really given."""
         return self._router.getsockopt_string(zmq.LAST_ENDPOINT)
 
-    def allow(self, public_keys: frozenset[str]) -> None:
-        """From now on only these clients are heard, on connections that are up as well."""
-        self._allowed = public_keys
+    def allow(self, public_keys: frozenset[str], connections: Mapping[str, int]) -> None:
+        """From now on only these clients are heard; connections of all others are ended.
+
+        `connections` are how many a key may have, where that is not `PER_KEY`.
+        """
+        with self._lock:
+            self._access.allow(public_keys, connections)
 
     def turned_away(self) -> dict[str, int]:
         """How many connections or messages were turned away since the last call, by reason."""
-        if not self._turned_away:
+        if not self._access.turned_away:
             return {}
         with self._lock:
-            counted, self._turned_away = self._turned_away, Counter()
+            counted, self._access.turned_away = self._access.turned_away, Counter()
         return dict(counted)
 
     def poll(self, timeout_s: float | None) -> Iterator[Request]:
@@ -189,8 +190,7 @@ class Router:
         """Wait; whether to look for messages."""
         with self._lock:
             # First: a socket that is never quiet shall not keep anybody out for longer.
-            if self._arrivals.due_s != math.inf:
-                timeout_s = self._let_in(timeout_s)
+            timeout_s = self._access.let_in(timeout_s)
             if self._unsure and self._has_more():
                 timeout_s = 0.0
             self._waiting = True
@@ -222,8 +222,9 @@ class Router:
         # At least one more follows: the ROUTER puts the route before what was sent.
         frames = receive(self._router)
         # Of the last frame: what the ROUTER puts before knows nobody.
-        client = route.hex() if self._allowed is None else self._known(frames[-1])
-        if client is None:
+        last: Any = frames[-1]
+        client: str = route.hex() if self._access.allowed is None else last.get("User-Id")
+        if self._access.allowed is not None and not self._access.heard(client, last.get(_SOURCE)):
             return None
         # Small ones are copied: that is cheaper than keeping the frame.
         return Peer(route, client), [
@@ -238,67 +239,26 @@ class Router:
         # Before whoever is turned away has gone, and nobody can say who it was.
         self._watch_door()
         while frames := receive(self._keeper):
-            request = [frame.bytes for frame in frames]
-            reply, allowed = zap.answer(request, self._allowed or frozenset())
-            self._keeper.send_multipart(reply)
-            if not allowed:
-                self._turned_away[UNKNOWN_KEY] += 1
+            self._keeper.send_multipart(self._access.knocked([frame.bytes for frame in frames]))
 
-    def _watch_door(self) -> None:
-        """Take in who has come and gone, as many as for one turn."""
+    def _watch_door(self, at_once: int | None = WATCHED_AT_ONCE) -> None:
+        """Take in who has come and gone, as many as for one turn; all of them for None."""
         self._crowded = False
-        for _ in range(WATCHED_AT_ONCE):
+        for _ in repeat(None) if at_once is None else range(at_once):
             frames = receive(self._watch)
             if not frames:
                 return
             said = parse_monitor_message([frame.bytes for frame in frames])
             event, number = said["event"], said["value"]
             if event == zmq.Event.DISCONNECTED:
-                self._door.closed(number)
+                self._access.closed(number)
             elif event == zmq.Event.LISTENING:
-                self._listener = socket.socket(fileno=os.dup(number))
+                self._access.listener = socket.socket(fileno=os.dup(number))
             elif visitor := visitor_at(number):
-                self._welcome(visitor)
+                self._access.opened(visitor)
         # There may be more, of which the descriptor does not tell again.
         self._crowded = True
         self.wake()
-
-    def _welcome(self, visitor: Visitor) -> None:
-        leaving = self._door.opened(visitor, self._proved)
-        if leaving is not None and hang_up(leaving):
-            self._turned_away[CROWDED_OUT] += 1
-        if self._arrivals.came(visitor.host, time.monotonic()):
-            self._turned_away[TOO_OFTEN] += 1
-            self._keep_out()
-
-    def _let_in(self, timeout_s: float | None) -> float | None:
-        """Let those connect again whose time has come; how long to wait at most until the next."""
-        now_s = time.monotonic()
-        if self._arrivals.look(now_s):
-            self._keep_out()
-        if self._arrivals.due_s == math.inf:
-            return timeout_s
-        left_s = max(0.0, self._arrivals.due_s - now_s)
-        return left_s if timeout_s is None else min(timeout_s, left_s)
-
-    def _keep_out(self) -> None:
-        # Where the kernel does not filter, they are let in.
-        if self._listener is not None:
-            with contextlib.suppress(OSError):
-                keep_out(self._listener, self._arrivals.kept_out)
-
-    def _proved(self, visitor: Visitor) -> bool:
-        least = PLAIN_HANDSHAKE_BYTES if self._allowed is None else CURVE_HANDSHAKE_BYTES
-        with connection_of(visitor) as peer:
-            return peer is None or bytes_received(peer) >= least
-
-    def _known(self, frame: Any) -> str | None:
-        """Whose key the connection has proved; None if it is nobody's who is let in."""
-        key: str = frame.get("User-Id")
-        if self._allowed is not None and key in self._allowed:
-            return key
-        self._turned_away[UNKNOWN_KEY] += 1
-        return None
 
     def send(self, route: bytes, frames: Sequence[Buffer]) -> bool:
         """Hand a reply over to the peer at `route`; False if it has gone or does not read.
@@ -327,25 +287,27 @@ class Router:
         with contextlib.suppress(OSError):
             self._waker.send(b"\0")
 
-    def close(self) -> None:
-        """Close the socket; replies already handed over have a moment to leave."""
+    def delivered(self) -> bool:
+        """Whether the peers' kernels have all that libzmq has written."""
         with self._lock:
-            # With its monitor's queue full, libzmq's own thread would keep `disable_monitor`
-            # waiting; hence nobody new, and the queue read first.
-            with contextlib.suppress(zmq.ZMQError):
-                self._router.unbind(self.address)
-            while receive(self._watch):
-                pass
-            if self._listener is not None:
-                self._listener.close()
+            return all(map(is_delivered, self._access.connections.all))
+
+    def close(self) -> None:
+        """Close the socket; replies already handed over have `LINGER_S` to arrive."""
+        until_s = time.monotonic() + LINGER_S
+        with self._lock:
+            if not self._finalizer.alive:
+                return
+            self._watch_door(at_once=None)
+            # Not unbound first: that ends connections without what libzmq has not written yet. And
+            # libzmq closes them as soon as it has written, which may be before it has arrived.
+            peers = list(filter(None, map(duplicate_of, self._access.connections.all)))
+            if self._access.listener is not None:
+                self._access.listener.close()
             self._router.disable_monitor()
-            self._watch.close(linger=0)
-            self._router.close(linger=200)
-            self._keeper.close(linger=0)
-        self._epoll.close()
-        self._waker.close()
-        self._wakee.close()
-        self._context.term()
+            self._router.close(linger=int(LINGER_S * 1000))
+            self._finalizer()
+        linger(peers, until_s)
 
     def __enter__(self) -> Self:
         return self
@@ -359,7 +321,13 @@ class Router:
         self.close()
 
 
-def _max_strangers() -> int:
-    # Half of the descriptors are kept for those who are let in, and for the process itself.
-    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(1, min(door.MAX_STRANGERS, descriptors // 2))
+def _release(
+    context: zmq.Context[zmq.Socket[bytes]],
+    sockets: Sequence["zmq.Socket[bytes]"],
+    others: Sequence[Any],
+) -> None:
+    for one in sockets:
+        one.close(linger=0)
+    for other in others:
+        other.close()
+    context.term()

@@ -1,10 +1,15 @@
 """Who is at the other end of a connection that libzmq holds: the operating system knows."""
 
 import contextlib
+import errno
+import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +19,8 @@ from mdp.transport.door import Visitor
 #: greeting, HELLO and INITIATE.
 PLAIN_HANDSHAKE_BYTES = 64 + 2
 CURVE_HANDSHAKE_BYTES = 64 + 202 + 259
+#: How often connections that end are looked at.
+LINGER_LOOK_S = 0.005
 #: Place of tcpi_bytes_received in struct tcp_info (linux/tcp.h).
 _BYTES_RECEIVED = struct.Struct("128xQ")
 
@@ -34,21 +41,31 @@ def connection_of(visitor: Visitor) -> Iterator[socket.socket | None]:
 
 @contextmanager
 def _duplicate(number: int) -> Iterator[socket.socket | None]:
-    # A duplicate stays what it is, whatever becomes of the original meanwhile.
+    # A duplicate stays what it is, whatever becomes of the original meanwhile. With no descriptor
+    # left, the original has to do: connections have to be told apart then as well.
+    borrowed = False
     try:
         duplicate = os.dup(number)
-    except OSError:
-        yield None
-        return
+    except OSError as error:
+        borrowed, duplicate = error.errno == errno.EMFILE, number
+        if not borrowed:
+            yield None
+            return
     try:
         peer = socket.socket(fileno=duplicate)
     except OSError:
         # Not a socket any more.
-        os.close(duplicate)
+        if not borrowed:
+            os.close(duplicate)
         yield None
         return
-    with peer:
+    try:
         yield peer
+    finally:
+        if borrowed:
+            peer.detach()
+        else:
+            peer.close()
 
 
 def _peer_name(peer: socket.socket | None) -> tuple[str, int] | None:
@@ -77,3 +94,48 @@ def hang_up(visitor: Visitor) -> bool:
             peer.shutdown(socket.SHUT_RDWR)
             return True
     return False
+
+
+def unacknowledged_bytes(peer: socket.socket) -> int:
+    """Bytes that were written to a TCP connection and that its other end's kernel lacks."""
+    count = bytearray(4)
+    try:
+        fcntl.ioctl(peer, termios.TIOCOUTQ, count)
+    except OSError:
+        # The connection has ended: nothing more can arrive.
+        return 0
+    return int.from_bytes(count, sys.byteorder)
+
+
+def is_delivered(visitor: Visitor) -> bool:
+    """Whether all that was written to a connection has reached the other end's kernel."""
+    with connection_of(visitor) as peer:
+        return peer is None or unacknowledged_bytes(peer) == 0
+
+
+def duplicate_of(visitor: Visitor) -> socket.socket | None:
+    """The visitor's connection as a socket of its own, which keeps it open; None if it ended."""
+    with connection_of(visitor) as peer, contextlib.suppress(OSError):
+        return None if peer is None else peer.dup()
+    return None
+
+
+def linger(peers: Sequence[socket.socket], until_s: float) -> None:
+    """Close duplicates of connections once all that was written to them has arrived.
+
+    Unread bytes would make the kernel reset the connection and drop what it still has to send.
+    """
+    left = list(peers)
+    while left:
+        unfinished = []
+        for peer in left:
+            with contextlib.suppress(OSError):
+                while peer.recv(65536, socket.MSG_DONTWAIT):
+                    pass
+            if unacknowledged_bytes(peer) and time.monotonic() < until_s:
+                unfinished.append(peer)
+            else:
+                peer.close()
+        left = unfinished
+        if left:
+            time.sleep(LINGER_LOOK_S)

@@ -16,9 +16,19 @@ def answer(request: Sequence[bytes], allowed: frozenset[str]) -> tuple[list[byte
     The client's public key becomes the user id of its connection.
     """
     version, request_id = (*request, b"", b"")[:2]
-    key = b""
-    if len(request) == _FRAMES and request[5] == b"CURVE" and len(request[6]) == 32:
-        key = z85.encode(request[6])
-    if version == b"1.0" and key and key.decode() in allowed:
-        return [b"1.0", request_id, b"200", b"OK", key, b""], True
+    key = key_of(request)
+    if version == b"1.0" and key and key in allowed:
+        return [b"1.0", request_id, b"200", b"OK", key.encode(), b""], True
     return [b"1.0", request_id, b"400", b"key not allowed", b"", b""], False
+
+
+def key_of(request: Sequence[bytes]) -> str:
+    """The client's public key; empty if `request` has none."""
+    if len(request) != _FRAMES or request[5] != b"CURVE" or len(request[6]) != 32:
+        return ""
+    return z85.encode(request[6]).decode()
+
+
+def host_of(request: Sequence[bytes]) -> str:
+    """The client's address, as libzmq writes it."""
+    return request[3].decode("ascii", "replace") if len(request) == _FRAMES else ""

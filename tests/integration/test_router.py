@@ -1,7 +1,11 @@
 """The agent's socket by itself: messages one by one, and what else ends a wait for them."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+
+import pytest
 
 from mdp.transport import Peer, Router
 from mdp.wire import Ask, Buffer, Failure, decode, encode
@@ -98,3 +102,43 @@ def test_a_reply_from_another_thread_wakes_whoever_waits_if_something_has_come()
         finally:
             over.set()
             replying.join()
+
+
+def test_what_was_sent_before_the_end_reaches_a_client_that_is_slow_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mdp.transport.router.LINGER_S", PATIENCE_S)
+    router = Router(ANY_PORT)
+    closing = threading.Thread(target=router.close)
+    with StrangePeer(router.address) as peer:
+        peer.send(encode(Ask(request_id=0)))
+        ((sender, _),) = coming(router)
+        # More than the kernel keeps for a connection whose other end does not read.
+        replies, frame = 200, bytes(100_000)
+        for _ in range(replies):
+            assert router.send(sender.route, [b"", frame])
+        closing.start()
+        try:
+            for _ in range(replies):
+                assert peer.dealer.poll(1000 * PATIENCE_S), "no reply"
+                assert peer.dealer.recv_multipart() == [b"", frame]
+        finally:
+            closing.join()
+
+
+def test_a_router_that_is_dropped_does_not_hang_the_process() -> None:
+    program = (
+        "import gc, socket\n"
+        "from mdp.transport import Router\n"
+        "router = Router('tcp://127.0.0.1:0')\n"
+        "port = int(router.address.rpartition(':')[2])\n"
+        "peer = socket.create_connection(('127.0.0.1', port))\n"
+        "router.itself = router\n"
+        "del router\n"
+        "gc.collect()\n"
+        "print('ended')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "ended\n"

@@ -1,15 +1,19 @@
 """Keys, and whoever comes without: real agents, real connections, on loopback."""
 
+import datetime
 import json
+import re
 import signal
 import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+import zmq
 
 from devices.probe_link import measure_link, peer_keys
 from mdp import AsyncClient
@@ -17,6 +21,7 @@ from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.errors import AgentError, ConfigError, InputError
 from mdp.fleet import new_fleet
+from mdp.keys import fingerprint
 from mdp.transport import (
     AgentKeys,
     ClientKeys,
@@ -39,7 +44,15 @@ from mdp.wire import Ask, Infer, Status, encode, request_frame_bytes
 from tests.integration.test_command_line import here
 from tests.support.bundles import SIZES, colour_picture, write_bundle
 from tests.support.fakes import StrangePeer, other_program
-from tests.support.fleet import PATIENCE_S, PLENTY_MS, AgentProcess, Fleet, until
+from tests.support.fleet import (
+    ANY_PORT,
+    BIN,
+    PATIENCE_S,
+    PLENTY_MS,
+    AgentProcess,
+    Fleet,
+    until,
+)
 from tests.support.strangers import Keys, Relay, crowd, host_and_port, hung_up
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -234,6 +247,25 @@ def test_a_device_that_changes_its_key_is_refused_and_used_again(
             assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
 
 
+def test_a_device_changes_its_key_without_being_missed(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office")
+        old, new = ("--key", keys.secret("alpha")), ("--key", keys.secret("alpha-2"))
+        own.start("alpha", *old, "--clients", clients)
+        path = write(own, tmp_path, {"alpha": keys.pair("alpha").public}, keys.secret("office"))
+        both = f'["{keys.pair("alpha").public}", "{keys.pair("alpha-2").public}"]'
+        path.write_text(path.read_text().replace(f'"{keys.pair("alpha").public}"', both))
+        with Client.connect(path, timeout_s=PATIENCE_S) as client:
+            assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+            for key in (new, old):
+                own.agents["alpha"].terminate()
+                own.restart("alpha", *key, "--clients", clients)
+                until(lambda: client.status(timeout_s=0.1)[0].state == "READY", "its key is good")
+                assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+
+
 def test_a_reason_is_dropped_when_the_device_goes(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
     with Fleet(tmp_path, fleet.bundle) as own:
         clients = keys.allow(tmp_path / "clients", "office")
@@ -386,7 +418,7 @@ def test_whoever_knocks_with_a_wrong_key_is_counted_before_it_has_gone() -> None
                     lambda: (list(router.poll(0.01)), router.turned_away())[1] != {},
                     "it is turned away",
                 )
-                return bool(router._arrivals.kept_out)
+                return bool(router._access.arrivals.kept_out)
 
         until(is_kept_out, "it is kept out")
         assert knocks <= arrivals.AT_ONCE + arrivals.PER_S * PATIENCE_S
@@ -523,17 +555,110 @@ def test_who_is_allowed_can_change_while_an_agent_serves(
             reread("phone", "tablet", expected="2 clients allowed")
             with peer_of(agent, keys, "phone") as phone:
                 is_well(phone)
-                # The office's connection is up, and heard no longer.
+                # The office's connection was up, and is heard no longer.
                 peer.send(encode(Ask(request_id=2)))
                 is_well(phone)
                 with pytest.raises(AssertionError, match="no reply"):
                     peer.receive(timeout_s=0.3)
-                reread(
-                    expected=f"clients as before: {clients}: expected at least one NAME.public in "
-                    "this folder"
+                # Nobody is left: the folder is empty.
+                reread(expected="0 clients allowed")
+                phone.send(encode(Ask(request_id=2)))
+                with pytest.raises(AssertionError, match="no reply"):
+                    phone.receive(timeout_s=0.3)
+        reread("phone", expected="1 clients allowed")
+        with peer_of(agent, keys, "phone") as phone:
+            is_well(phone)
+        assert agent.terminate() == 0
+
+
+def audited(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of an audit log."""
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if "\n" in line]
+
+
+def test_whoever_is_let_out_is_out_whatever_else_is_wrong(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    audit = tmp_path / "audit"
+    keys.pair("newcomer")
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office", "phone")
+        agent = own.start(
+            "alpha", "--key", keys.secret("alpha"), "--clients", clients, "--audit", audit
+        )
+        with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
+            assert is_well(office).reason == is_well(phone).reason == ""
+            keys.allow(clients, "phone", "newcomer")
+            (clients / "broken.public").write_text("?")
+            agent.signal(signal.SIGHUP)
+            until(lambda: "clients: " in is_well(phone).reason, "the status names what is wrong")
+            assert is_well(phone).reason.startswith(f"clients: {clients}/broken.public: ")
+            # Its connection was ended.
+            revoked = fingerprint(keys.pair("office").public)
+
+            def ended() -> bool:
+                lines = [line for line in audited(audit) if line["event"] == "revoke"]
+                return [line["key"] for line in lines] == [revoked]
+
+            until(ended, "the office's connection is ended")
+            # Where something is wrong, nobody new is let in.
+            with peer_of(agent, keys, "newcomer") as newcomer:
+                newcomer.send(encode(Ask(request_id=1)))
+                unknown = fingerprint(keys.pair("newcomer").public)
+                until(
+                    lambda: (unknown, "refuse") in [(a["key"], a["event"]) for a in audited(audit)],
+                    "a newcomer is refused",
                 )
-                is_well(phone)
-            assert agent.terminate() == 0
+                assert is_well(phone).state == "READY"
+        (connected, *_) = audited(audit)
+        assert (connected["event"], connected["client"]) == ("connect", "office")
+        assert connected["address"].startswith("127.0.0.1:")
+
+
+def test_a_key_that_has_expired_is_let_out(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office", "phone")
+        soon = datetime.datetime.now(tz=datetime.UTC) + datetime.timedelta(seconds=2)
+        (clients / "phone.limits").write_text(f"expires = {soon.isoformat()}")
+        agent = own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
+        # Its connection is ended when the time has come, and it is not let in again.
+        with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
+            phone.send(encode(Ask(request_id=1)))
+            agent.wait_for(re.compile("not answered: .*unknown key.*"))
+            assert is_well(office).state == "READY"
+
+
+def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    clients = keys.allow(tmp_path / "clients", "greedy", "office")
+    options = ["--json", "--bundle", fleet.bundle, "--device", "alpha", "--bind", ANY_PORT,
+               "--key", keys.secret("alpha"), "--clients", clients]  # fmt: skip
+    program = [str(BIN / "mdp-agent"), "run", *map(str, options)]
+    # Half of them are the process's own.
+    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *program]
+    agent = AgentProcess("alpha", command, tmp_path / "alpha.log").wait_for("READY")
+    host, port = host_and_port(agent.address)
+    own, context = keys.pair("greedy"), zmq.Context()
+    dealers = []
+    try:
+        for number in range(60):
+            dealer = context.socket(zmq.DEALER)
+            dealers.append(dealer)
+            dealer.linger = 0
+            dealer.curve_publickey, dealer.curve_secretkey = (
+                own.public.encode(),
+                own.secret.encode(),
+            )
+            dealer.curve_serverkey = keys.pair("alpha").public.encode()
+            # From several addresses, as one may only connect so often.
+            dealer.connect(f"tcp://127.0.7.{number // 15 + 1}:0;{host}:{port}")
+        agent.wait_for(re.compile("not answered: .*connections beyond a key's number.*"))
+        with peer_of(agent, keys) as office:
+            assert is_well(office).state == "READY"
+    finally:
+        for dealer in dealers:
+            dealer.close()
+        context.term()
+        agent.close()
 
 
 def test_an_agent_says_whom_it_has_turned_away(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:

@@ -113,22 +113,22 @@ class StrangePeer:
 
     def __init__(self, address: str, keys: tuple[str, str, str] | None = None) -> None:
         self._context = zmq.Context()
-        self._dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        self._dealer.linger = 0
+        self.dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        self.dealer.linger = 0
         if keys is not None:
             public, secret, server = (key.encode() for key in keys)
-            self._dealer.curve_publickey, self._dealer.curve_secretkey = public, secret
-            self._dealer.curve_serverkey = server
-        self._dealer.connect(address)
+            self.dealer.curve_publickey, self.dealer.curve_secretkey = public, secret
+            self.dealer.curve_serverkey = server
+        self.dealer.connect(address)
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Send one message."""
-        self._dealer.send_multipart(frames)
+        self.dealer.send_multipart(frames)
 
     def receive(self, timeout_s: float = 30.0) -> Envelope:
         """The next reply."""
-        assert self._dealer.poll(int(timeout_s * 1000)), "no reply"
-        return decode(self._dealer.recv_multipart())
+        assert self.dealer.poll(int(timeout_s * 1000)), "no reply"
+        return decode(self.dealer.recv_multipart())
 
     def __enter__(self) -> Self:
         return self
@@ -139,7 +139,7 @@ class StrangePeer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._dealer.close()
+        self.dealer.close()
         self._context.term()
 
 

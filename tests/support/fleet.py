@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -78,11 +79,12 @@ class AgentProcess:
         """What it has said to people so far."""
         return self._log.read_text()
 
-    def wait_for(self, event: str) -> Self:
-        """Read events until `event`."""
+    def wait_for(self, event: str | re.Pattern[str]) -> Self:
+        """Read events until `event`, or one that a pattern matches."""
+        wanted = event if isinstance(event, re.Pattern) else re.compile(re.escape(event))
         assert self.process.stdout is not None
         until_s = time.monotonic() + PATIENCE_S
-        while event not in [seen["event"] for seen in self.events]:
+        while not any(wanted.fullmatch(seen["event"]) for seen in self.events):
             left_s = until_s - time.monotonic()
             readable, _, _ = select.select([self.process.stdout], [], [], max(0.0, left_s))
             assert readable, f"{self.device} never said {event}: {self.events} {self.stderr}"

@@ -3,12 +3,13 @@
 import json
 import logging
 import os
+import threading
 import warnings
 from pathlib import Path
 
 import pytest
 
-from devices.events import Events, quiet_libraries
+from devices.events import MOST_WAITING, Events, Reporter, quiet_libraries
 
 
 def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
@@ -99,3 +100,19 @@ def test_a_stderr_that_is_no_pipe_stays_as_it_is(
     finally:
         os.close(log)
     quiet_libraries(log)
+
+
+def test_a_reader_that_holds_up_whoever_writes_does_not_hold_up_whoever_tells() -> None:
+    said: list[str] = []
+    may_write = threading.Event()
+
+    def say(line: str) -> None:
+        assert may_write.wait(60)
+        said.append(line)
+
+    with Reporter(say) as reporter:
+        for number in range(2 * MOST_WAITING):
+            reporter.tell(f"{number}")
+        may_write.set()
+    assert said[:3] == ["0", "1", "2"]
+    assert MOST_WAITING <= len(said) <= MOST_WAITING + 1

@@ -56,7 +56,8 @@ def found(
 
 
 def proposed(bundle: Bundle, *announced: Found, on_loopback: bool = False) -> Proposal:
-    return propose(bundle, announced, keys=KEYS, on_loopback=on_loopback)
+    # Where plain text is tried, nobody has a key.
+    return propose(bundle, announced, keys={} if on_loopback else KEYS, on_loopback=on_loopback)
 
 
 def reasons(proposal: Proposal) -> list[tuple[str, str, str]]:
@@ -107,6 +108,13 @@ def test_plain_text_is_proposed_on_loopback_only(bundle: Bundle) -> None:
     assert reasons(proposed(bundle, there, on_loopback=True)) == [
         ("alpha", "tcp://10.0.0.7:7500", why)
     ]
+
+
+def test_plain_text_is_not_proposed_for_a_device_whose_key_is_known(bundle: Bundle) -> None:
+    here = found(bundle, "alpha", 0, address="127.0.0.1")
+    why = "announces no key, --keys has alpha.public: encrypted or not at all"
+    proposal = propose(bundle, [here], keys=KEYS, on_loopback=True)
+    assert reasons(proposal) == [("alpha", "tcp://127.0.0.1:7500", why)]
 
 
 def test_replicas_are_told_apart_by_their_key_files(bundle: Bundle) -> None:

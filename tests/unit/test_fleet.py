@@ -75,7 +75,7 @@ def test_a_fleet_and_its_bundle(tmp_path: Path, bundle: Bundle) -> None:
         ),
         (
             '{ device = "beta", address = "tcp://h:1", k = 1, key = 7 }',
-            r"Expected `str \| null`, got `int` - at `\$\.devices\[1\]\.key`",
+            r"Expected `str \| array \| null`, got `int` - at `\$\.devices\[1\]\.key`",
         ),
         ('{ device = "beta", k = 1 }', "missing required field `address`"),
         ('{ device = "b", address = "tcp://h:1", k = 1, x = 1 }', "unknown field `x`"),

@@ -1,5 +1,6 @@
 """Key files: made for their owner's eyes only, read strictly, and never confused."""
 
+import datetime
 import os
 import stat
 from pathlib import Path
@@ -8,12 +9,16 @@ import pytest
 
 from mdp.errors import ConfigError, InputError
 from mdp.keys import (
+    AllowedClient,
+    KeyFile,
     KeyPair,
+    Limits,
     check_bind_address,
     check_key,
     fingerprint,
     is_loopback,
     load_allowed,
+    load_clients,
     load_pair,
     load_public,
     new_keys,
@@ -194,8 +199,8 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_a_folder_of_clients(tmp_path: Path) -> None:
     keys = {new_keys(tmp_path, name, new_pair).public for name in ("office", "phone")}
     (tmp_path / "README").write_text("Our clients.")
-    assert load_allowed(tmp_path) == keys
-    assert load_allowed(tmp_path / "office.public") < keys
+    assert set(load_allowed(tmp_path)) == keys
+    assert set(load_allowed(tmp_path / "office.public")) < keys
 
 
 def test_folders_that_allow_nobody_or_nothing_usable(tmp_path: Path) -> None:
@@ -206,6 +211,74 @@ def test_folders_that_allow_nobody_or_nothing_usable(tmp_path: Path) -> None:
     (tmp_path / "odd.public").write_text("?")
     with pytest.raises(ConfigError, match=r"odd\.public: "):
         load_allowed(tmp_path)
+
+
+def test_a_client_whose_files_are_wrong_is_left_out_alone(tmp_path: Path) -> None:
+    office = new_keys(tmp_path, "office", new_pair).public
+    new_keys(tmp_path, "phone", new_pair)
+    (tmp_path / "office.limits").write_text("expires = 2031-01-31T00:00:00Z\nconnections = 2")
+    (tmp_path / "phone.limits").write_text("connections = 0")
+    (tmp_path / "odd.public").write_text("?")
+    clients, problems = load_clients(tmp_path)
+    expires = datetime.datetime(2031, 1, 31, tzinfo=datetime.UTC)
+    limits = Limits(expires=expires, connections=2)
+    assert clients == {office: AllowedClient(name="office", limits=limits)}
+    odd, phone = problems
+    assert "odd.public: " in odd
+    assert "phone.limits: Expected `int` >= 1 - at `$.connections`" in phone
+
+
+def test_an_expiry_without_a_time_zone_is_refused(tmp_path: Path) -> None:
+    new_keys(tmp_path, "office", new_pair)
+    (tmp_path / "office.limits").write_text("expires = 2031-01-31T00:00:00")
+    clients, (problem,) = load_clients(tmp_path)
+    assert clients == {}
+    assert "Expected `datetime` with a timezone component" in problem
+
+
+def test_of_two_that_make_the_same_keys_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, others = os.open, list[KeyFile]()
+    begun = []
+
+    def late(path: str, flags: int, mode: int = 0o777) -> int:
+        # Another process does all of it after this one has looked whether the files exist.
+        if ".secret." in str(path) and not begun:
+            begun.append(path)
+            others.append(new_keys(tmp_path, "box", new_pair))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", late)
+    with pytest.raises(InputError, match=r"box\.secret: exists already: expected another name"):
+        new_keys(tmp_path, "box", new_pair)
+    assert load_pair(tmp_path / "box.secret", public_key_of).public == others[0].public
+    assert load_public(tmp_path / "box.public") == others[0].public
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_new_folder_for_keys_is_its_owners_alone(tmp_path: Path) -> None:
+    new_keys(tmp_path / "keys", "box", new_pair)
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+
+
+def test_files_that_another_user_may_exchange_are_refused(pair: Path) -> None:
+    pair.chmod(0o777)
+    expected = r"expected no right to write for others, got mode 0777: everybody may change it"
+    with pytest.raises(ConfigError, match=expected):
+        load_pair(pair / "box.secret", public_key_of)
+    assert load_clients(pair)[0] == {}
+    # As /tmp: nobody can exchange what is another's there.
+    pair.chmod(0o1777)
+    assert load_pair(pair / "box.secret", public_key_of)
+    assert len(load_clients(pair)[0]) == 1
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
+def test_a_secret_of_another_user_is_refused(pair: Path) -> None:
+    os.chown(pair / "box.secret", 12345, -1)
+    with pytest.raises(ConfigError, match=r"box\.secret: expected owner 0 or root, got 12345"):
+        load_pair(pair / "box.secret", public_key_of)
 
 
 def test_a_fingerprint_is_the_same_everywhere_and_another_for_every_key() -> None:
