@@ -114,9 +114,8 @@ def classify(
                     raise unusable
                 prediction = client.classify(path, deadline_ms=deadline_ms)
             except MDPError as error:
-                text = console.one_line(error)
-                about = text if text.startswith(str(path)) else f"{path}: {text}"
-                print(f"mdp: {about}", file=sys.stderr)
+                text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+                print(f"mdp: {console.one_line(MDPError(text))}", file=sys.stderr)
                 if json:
                     console.print_json({**named(path), **failure(error)})
                 exit_code = exit_code or error.exit_code
