@@ -32,7 +32,7 @@ def possible():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _only_where_possible():
+def _only_where_possible() -> None:
     if not possible():
         pytest.skip("needs root, iproute2, two cores and control groups")
 
@@ -43,11 +43,11 @@ def left():
     return namespaces + groups(own)
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path):
+def test_an_interrupted_run_leaves_nothing(tmp_path) -> None:
     interfaces = sorted(path.name for path in Path("/sys/class/net").iterdir())
     seen = []
 
-    def interrupted():
+    def interrupted() -> None:
         with machines(tmp_path) as (network, programs):
             network.set_rate(100e6)
             assert len(left()) == 2 * (1 + len(DEVICES)) + 1
@@ -64,7 +64,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path):
     assert sorted(path.name for path in Path("/sys/class/net").iterdir()) == interfaces
 
 
-def test_machines_reach_each_other_and_what_they_send_is_counted(tmp_path):
+def test_machines_reach_each_other_and_what_they_send_is_counted(tmp_path) -> None:
     serve = (
         f"import socket; s = socket.create_server(('{DEVICES[1].address}', 7000));"
         "print('READY', flush=True); c, _ = s.accept(); c.makefile('rb').read(); c.close()"
@@ -92,7 +92,7 @@ def test_machines_reach_each_other_and_what_they_send_is_counted(tmp_path):
     assert 0 < middle < 10_000
 
 
-def test_a_program_that_ends_too_soon_is_named_with_its_last_words(tmp_path):
+def test_a_program_that_ends_too_soon_is_named_with_its_last_words(tmp_path) -> None:
     words = [sys.executable, "-c", "raise SystemExit('no such thing')"]
     with (
         machines(tmp_path) as (_, programs),
@@ -102,7 +102,7 @@ def test_a_program_that_ends_too_soon_is_named_with_its_last_words(tmp_path):
         raise AssertionError
 
 
-def test_what_a_killed_run_left_is_removed(tmp_path):
+def test_what_a_killed_run_left_is_removed(tmp_path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     name = f"{PREFIX}{gone.pid}-switch"

@@ -48,7 +48,7 @@ def results(**changed):
     return Results(**{**known, **changed})
 
 
-def test_everybody_is_shown_beside_mdp():
+def test_everybody_is_shown_beside_mdp() -> None:
     link = next(sheet for sheet in sheets(results()) if sheet.title == "20 Mbit/s")
     ours, other = link.rows
     assert ours == (OURS, "110", "120", "1.00", "1.00", "10.0", "1.00", "50.0", "1.0")
@@ -65,12 +65,12 @@ def test_everybody_is_shown_beside_mdp():
         ({"without_http": "no interpreter"}, "Without HTTP servers: no interpreter"),
     ],
 )
-def test_what_makes_figures_worth_less_stands_before_them(changed, said):
+def test_what_makes_figures_worth_less_stands_before_them(changed, said) -> None:
     assert said in figures(results(**changed))
     assert said not in figures(results())
 
 
-def test_the_picture_is_the_same_every_time():
+def test_the_picture_is_the_same_every_time() -> None:
     pytest.importorskip("matplotlib")
     first = draw(results())
     assert first == draw(results())

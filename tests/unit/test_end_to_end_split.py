@@ -21,7 +21,7 @@ LINK = LinkFound(bandwidth_bps=80e6, round_trip_s=0.002)
 
 @pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.0, 1.0), (0.6, 0.45, 0.3), (5.0, 0.1, 0.4)])
 @pytest.mark.parametrize("parts", [1, 6, 12])
-def test_nobody_could_be_done_sooner_with_other_parts(parts, speeds):
+def test_nobody_could_be_done_sooner_with_other_parts(parts, speeds) -> None:
     def slowest(counts):
         return max(count / speed for count, speed in zip(counts, speeds, strict=True))
 
@@ -31,7 +31,7 @@ def test_nobody_could_be_done_sooner_with_other_parts(parts, speeds):
     assert slowest(counts) == min(slowest(other) for other in every if sum(other) == parts)
 
 
-def test_bounds_follow_each_other():
+def test_bounds_follow_each_other() -> None:
     assert bounds([5, 4, 3]) == [(0, 5), (5, 9), (9, 12)]
 
 
@@ -43,11 +43,11 @@ def test_bounds_follow_each_other():
         (24, (3.0, 1.0), [(0, 24), (24, 24)]),
     ],
 )
-def test_every_column_is_dealt_once(width, speeds, expected):
+def test_every_column_is_dealt_once(width, speeds, expected) -> None:
     assert columns(width, speeds) == expected
 
 
-def test_a_sum_sends_two_thirds_of_the_values_twice():
+def test_a_sum_sends_two_thirds_of_the_values_twice() -> None:
     assert sum_bytes(300, 4, 3) == 2 * 2 / 3 * 300 * 4
     assert sum_bytes(300, 4, 1) == 0
     assert sum_s(1_000_000, 8e6, 0.004) == pytest.approx(1.004)
@@ -57,7 +57,7 @@ def a_pass(attention_ms, mlp_ms):
     return Pass(embedding_ms=1.0, attention_ms=attention_ms, mlp_ms=mlp_ms, head_ms=0.5)
 
 
-def test_split_tensors_wait_for_the_slowest_part_of_each_kind_and_for_four_sums():
+def test_split_tensors_wait_for_the_slowest_part_of_each_kind_and_for_four_sums() -> None:
     passes = [[a_pass(3.0, 5.0)], [a_pass(4.0, 2.0)], [a_pass(1.0, 1.0)]]
     exchange = Exchange(SPLIT, LINK, value_bytes=4)
     each_bytes = sum_bytes(1_000, 4, 3)
@@ -78,7 +78,7 @@ def test_split_tensors_wait_for_the_slowest_part_of_each_kind_and_for_four_sums(
     assert answers.calculated
 
 
-def test_a_slow_link_bounds_the_throughput_of_split_tensors():
+def test_a_slow_link_bounds_the_throughput_of_split_tensors() -> None:
     slow = LinkFound(bandwidth_bps=8e5, round_trip_s=0.0)
     exchange = Exchange(SPLIT, slow, value_bytes=2)
     answers, _ = calculated(
@@ -89,7 +89,7 @@ def test_a_slow_link_bounds_the_throughput_of_split_tensors():
 
 
 @pytest.mark.parametrize(("between", "error"), [(frames.FP32, 0.0), (frames.FP16, 1e-3)])
-def test_tokens_reach_the_next_stage_in_their_shape(between, error):
+def test_tokens_reach_the_next_stage_in_their_shape(between, error) -> None:
     tokens = np.random.default_rng(0).normal(size=(1, 5, 8)).astype(np.float32)
     frame = b"".join(encoded(between, tokens, last=False))
     assert len(frame) == 2 + tokens.size * (4 if between == frames.FP32 else 2)
@@ -99,7 +99,7 @@ def test_tokens_reach_the_next_stage_in_their_shape(between, error):
     assert np.abs(values - tokens).max() <= error
 
 
-def test_a_first_stage_gets_the_picture_raw_or_as_jpeg():
+def test_a_first_stage_gets_the_picture_raw_or_as_jpeg() -> None:
     pixels = four_corners(32, 32)
     raw = frames.RAW + frames.FP32 + content(pixels, "raw")
     assert np.array_equal(decoded(raw, [1, 32, 32, 3])[1][0], pixels)
@@ -110,20 +110,20 @@ def test_a_first_stage_gets_the_picture_raw_or_as_jpeg():
     assert np.abs(seen[0].astype(int) - pixels).mean() < 10
 
 
-def test_logits_go_back_in_full_precision():
+def test_logits_go_back_in_full_precision() -> None:
     logits = np.array([[0.1, 0.2]], dtype=np.float32)
     assert encoded(frames.FP16, logits, last=True) == [logits.tobytes()]
 
 
-def test_no_more_pictures_are_under_way_than_asked_for():
+def test_no_more_pictures_are_under_way_than_asked_for() -> None:
     under_way, most = 0, 0
 
-    def send(_):
+    def send(_) -> None:
         nonlocal under_way, most
         under_way += 1
         most = max(most, under_way)
 
-    def receive():
+    def receive() -> None:
         nonlocal under_way
         while not under_way:
             pass

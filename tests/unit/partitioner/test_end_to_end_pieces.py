@@ -39,7 +39,7 @@ def picture_and_logits(teacher):
     return pixels, logits
 
 
-def test_stages_one_after_another_are_the_teacher(tmp_path):
+def test_stages_one_after_another_are_the_teacher(tmp_path) -> None:
     teacher = small_teacher()
     pixels, logits = picture_and_logits(teacher)
     stages = write_stages(teacher, (1.0, 1.0), tmp_path)
@@ -48,7 +48,7 @@ def test_stages_one_after_another_are_the_teacher(tmp_path):
     assert run_one(stages[0], pixels).shape == (1, 17, 48)
 
 
-def test_parts_of_layers_summed_over_devices_are_the_teacher(tmp_path):
+def test_parts_of_layers_summed_over_devices_are_the_teacher(tmp_path) -> None:
     teacher = small_teacher(init_values=0.5)
     pixels, logits = picture_and_logits(teacher)
     folders = write_parts(teacher, SPEEDS, tmp_path)
@@ -62,7 +62,7 @@ def test_parts_of_layers_summed_over_devices_are_the_teacher(tmp_path):
     assert sizes[0] > 1.4 * sizes[1]
 
 
-def test_teachers_whose_parts_do_not_add_up_are_refused():
+def test_teachers_whose_parts_do_not_add_up_are_refused() -> None:
     with pytest.raises(InputError, match="expected one without norms inside attention or MLP"):
         check_splittable(small_teacher(qk_norm=True), 2)
     with pytest.raises(InputError, match="expected at least 4 heads and 4 blocks"):

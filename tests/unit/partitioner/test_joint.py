@@ -23,7 +23,7 @@ from tests.support.trees import write_tree  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
-def test_arrivals_are_never_empty_and_miss_members_as_asked():
+def test_arrivals_are_never_empty_and_miss_members_as_asked() -> None:
     random = np.random.default_rng(0)
     drawn = [arrivals(4, 0.3, random) for _ in range(4000)]
     assert all(subset and list(subset) == sorted(set(subset)) for subset in drawn)
@@ -44,7 +44,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[steps.Work, Path]:
     return work, tree
 
 
-def test_it_moves_every_member_and_keeps_what_came_before(joined):
+def test_it_moves_every_member_and_keeps_what_came_before(joined) -> None:
     work, _ = joined
     for assignment in work.plan.assignments:
         alone = work.load_member(assignment, joint=False).state_dict()
@@ -58,7 +58,7 @@ def test_it_moves_every_member_and_keeps_what_came_before(joined):
     assert not work.run.checkpoint("joint").exists()
 
 
-def test_a_bundle_is_made_of_what_it_left(joined, tmp_path: Path):
+def test_a_bundle_is_made_of_what_it_left(joined, tmp_path: Path) -> None:
     work, _ = joined
     export.export_bundle(work, tmp_path / "b", "b")
     model = (tmp_path / "b/submodels/0/model.onnx").read_bytes()
@@ -68,7 +68,7 @@ def test_a_bundle_is_made_of_what_it_left(joined, tmp_path: Path):
     assert digest == work.run.digest(work.plan)
 
 
-def test_it_is_done_only_once(joined):
+def test_it_is_done_only_once(joined) -> None:
     work, tree = joined
     before = [work.run.joint(k).stat().st_mtime_ns for k in (0, 1)]
     steps.train_step(
@@ -77,7 +77,7 @@ def test_it_is_done_only_once(joined):
     assert [work.run.joint(k).stat().st_mtime_ns for k in (0, 1)] == before
 
 
-def test_the_loss_is_that_of_the_subset_that_was_drawn(joined):
+def test_the_loss_is_that_of_the_subset_that_was_drawn(joined) -> None:
     work, _ = joined
     targets = ensure_targets(work, ensure_teacher(work, None))
     stacking = FusionWeights(
