@@ -48,7 +48,9 @@ def draw(compared: Sequence[Compared], plans: Sequence[PlanRow]) -> bytes:
 
 def _finish(axes: "Axes", title: str) -> None:
     """Equal logarithmic axes, the diagonal and the band."""
-    values = [v for c in axes.collections for pair in c.get_offsets().tolist() for v in pair]
+    values = [
+        v for c in axes.collections for pair in np.asarray(c.get_offsets()).tolist() for v in pair
+    ]
     if not values:
         axes.set_axis_off()
         return

@@ -88,7 +88,7 @@ class ServedFleet:
 
 
 @contextmanager
-def running(bundle: Bundle, folder: Path, commands: Mapping[Sequence[str], list[str]],
+def running(bundle: Bundle, folder: Path, commands: Mapping[tuple[str, ...], list[str]],
             public_keys: Mapping[str, str] = MappingProxyType({}),
             key: Path | None = None) -> Iterator[ServedFleet]:  # fmt: skip
     """A process per command, of which each says in JSON where its devices listen."""
@@ -257,8 +257,9 @@ class BareClient:
     def overhead_ms(self) -> float:
         """A round trip to agents, less the slowest one's computing."""
         took_ms, replies = self._exchanged()
-        results = [decode(reply).message for reply in replies]
-        assert all(isinstance(result, Result) for result in results), results
+        messages = [decode(reply).message for reply in replies]
+        results = [message for message in messages if isinstance(message, Result)]
+        assert len(results) == len(messages), messages
         return took_ms - max(result.compute_ms for result in results)
 
     def _exchanged(self) -> tuple[float, list[list[bytes]]]:

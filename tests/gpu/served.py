@@ -38,7 +38,7 @@ from tests.support.two_agents import (
 
 CPU = "CPUExecutionProvider"
 #: Largest difference of a logit: sums in another order; in fp16, numbers of 11 bits.
-TOLERANCE = {"fp32": 1e-4, "fp16": 0.05}
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 0.05}
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 #: A command begun with this sees no GPU.
 NO_GPU = ["env", "CUDA_VISIBLE_DEVICES="]

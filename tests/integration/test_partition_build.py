@@ -125,11 +125,15 @@ def test_four_commands_make_an_evaluated_bundle(whole: Whole) -> None:
     assert whole.export["digest"] == bundle.digest
     assert max(entry["error"] for entry in whole.export["max_abs_error"]) < 1e-3
     evaluation, printed = bundle.manifest.evaluation, whole.evaluate
+    assert evaluation is not None
+    assert evaluation.teacher is not None
     assert printed["pictures"] == evaluation.pictures == 24
     assert printed["teacher"]["accuracy"] == evaluation.teacher.accuracy > 0.6
     assert [m["accuracy"] for m in printed["members"]] == [m.accuracy for m in evaluation.members]
     assert [s["members"] for s in printed["subsets"]] == [[0], [1], [0, 1]]
-    assert bundle.expected_accuracy((0, 1), "stacked") > 0.6
+    together = bundle.expected_accuracy((0, 1), "stacked")
+    assert together is not None
+    assert together > 0.6
 
 
 def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path) -> None:

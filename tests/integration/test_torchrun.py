@@ -53,7 +53,8 @@ def weights(out: Path, rank: int = 0) -> Any:
 
 
 def report(out: Path, rank: int = 0) -> dict[str, Any]:
-    return json.loads((out / f"report-{rank}.json").read_bytes())
+    content: dict[str, Any] = json.loads((out / f"report-{rank}.json").read_bytes())
+    return content
 
 
 def difference(ours: Any, theirs: Any) -> float:
