@@ -132,7 +132,9 @@ def stub_fleet(
         options += ("--keys", folder)
     module = [sys.executable, "-m", "benchmarks.stub_agent", *map(str, options)]
     groups = [tuple(names[first : first + per_process]) for first in range(0, count, per_process)]
-    commands = {group: [*module, "--device", *group] for group in groups}
+    commands: dict[tuple[str, ...], list[str]] = {
+        group: [*module, "--device", *group] for group in groups
+    }
     key = folder / "client.secret" if keys else None
     with running(bundle, folder, commands, known, key) as fleet:
         yield fleet
@@ -149,7 +151,7 @@ def served(bundle: Bundle, folder: Path, *options: object) -> Iterator[ServedFle
     """`mdp-agent run` for every assignment of `bundle`."""
     program = str(Path(sys.executable).parent / "mdp-agent")
     shared = [program, "run", "--json", "--bundle", str(bundle.path), *map(str, options)]
-    commands = {
+    commands: dict[tuple[str, ...], list[str]] = {
         (a.device,): [*shared, "--bind", "tcp://127.0.0.1:0", "--device", a.device]
         for a in bundle.manifest.plan.assignments
     }

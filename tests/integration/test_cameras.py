@@ -16,7 +16,7 @@ import mdp
 from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.errors import InferenceError, QuorumNotMet
-from mdp.prediction import Prediction
+from mdp.prediction import MemberTiming, Prediction
 from mdp.wire import Failure, Look, encode
 from tests.support.bundles import colour_picture, write_bundle
 from tests.support.fakes import StrangePeer
@@ -43,7 +43,7 @@ def put(folder: Path, name: str, colour: str) -> None:
     hidden.rename(folder / name)
 
 
-def frame_of(member: MemberUsed) -> int:
+def frame_of(member: MemberTiming) -> int:
     """The number of the frame that a device looked at."""
     assert member.frame is not None
     return member.frame

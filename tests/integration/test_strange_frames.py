@@ -329,7 +329,7 @@ def test_a_device_that_says_nothing_is_late(fleet: Fleet) -> None:
     assert answer.used == ("alpha", "beta")
 
 
-def counted(client: mdp.Client, count: int) -> bool:
+def counted(client: Client, count: int) -> bool:
     return client.status(timeout_s=0.05) != [] and sum(client.counters.values()) == count
 
 

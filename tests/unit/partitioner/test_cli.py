@@ -157,9 +157,9 @@ def test_what_is_no_picture_is_left_out_and_broken_pictures_are_named_together(
     assert counted["left_out"] == {".db": 1, ".ini": 1, ".txt": 1, "__MACOSX": 1}
 
     data = open_dataset("tree")
-    broken = [Path(data.split(split).sources[0]) for split in ("train", "calibration", "test")]
-    for path in broken:
-        path.write_bytes(b"not a picture")
+    broken = [Path(str(data.split(split).sources[0])) for split in ("train", "calibration", "test")]
+    for picture in broken:
+        picture.write_bytes(b"not a picture")
     write_toml(tmp_path / "plan.toml", tiny_plan())
     code, _, err = run("train", "--plan", "plan.toml", "--data", "tree", "--run", "r",
                        "--teacher-epochs", 1)  # fmt: skip
@@ -418,7 +418,9 @@ def test_untrained_sub_models_are_as_planned_and_say_what_they_are(
     )
     assert bundle.manifest.labels == ["0", "1", "2", "3", "4", "5", "6"]
     assert bundle.expected_accuracy((0, 1), "stacked") is None
-    assert bundle.fusion_weights().fitted((0, 1)).b == (0.5, 0.5)
+    fitted = bundle.fusion_weights().fitted((0, 1))
+    assert fitted is not None
+    assert fitted.b == (0.5, 0.5)
     props = [
         {p.key: p.value for p in onnx.load(bundle.verified(model_path(k))).metadata_props}
         for k in (0, 1)

@@ -18,7 +18,7 @@ MEMBER = [{"loss": 3.0, "boost": 1.0, "bag": 2.0, "validation": 2.5, "seconds": 
 
 
 def texts(drawn: bytes) -> list[str]:
-    return [text.text for text in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
+    return [text.text or "" for text in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
 
 
 def lines(drawn: bytes) -> list[str]:

@@ -1,6 +1,7 @@
 """The gate: what a profile proves, what is too slow, and how much may be lost by all together."""
 
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -29,12 +30,14 @@ def shape(depth: int, image_size: int = 32) -> SubModelSpec:
     )
 
 
-def point(spec: SubModelSpec, latency_ms: float, way: Way, **more: object) -> LatencyPoint:
+def point(spec: SubModelSpec, latency_ms: float, way: Way, **more: Any) -> LatencyPoint:
     values = msgspec.structs.asdict(spec) | {"precision": way[0], "runtime": way[1]}
     return LatencyPoint(**{"threads": 1, "latency_ms": latency_ms, **values, **more})
 
 
-def profile(*points: LatencyPoint, method: str = "measured") -> DeviceProfile:
+def profile(
+    *points: LatencyPoint, method: Literal["measured", "estimated"] = "measured"
+) -> DeviceProfile:
     read = read_profile("n100")
     latency = Provenance(method=method, source="by this test, on no device")
     return msgspec.structs.replace(

@@ -34,9 +34,9 @@ def teacher(name: str = NAME, **more: Any) -> Teacher:
     with torch.no_grad():
         for weights in network.parameters():
             if weights.ndim == 1:
-                weights += 0.1 * torch.randn_like(weights)
+                weights.add_(0.1 * torch.randn_like(weights))
             elif weights.shape[:1] == (1,):
-                weights += 0.2 * torch.randn_like(weights)
+                weights.add_(0.2 * torch.randn_like(weights))
     return Teacher(network, *IMAGENET).eval()
 
 
@@ -167,7 +167,8 @@ def test_a_split_head_uses_every_unit_once() -> None:
     source, trunk = teacher(), sub_model(num_heads=6)
     inherit(trunk, source)
     found: Any = trunk.blocks[0].attn.proj.weight
-    old: Any = source.network.blocks[0].attn.proj.weight
+    network: Any = source.network
+    old: Any = network.blocks[0].attn.proj.weight
     assert found.shape == old.shape
     torch.testing.assert_close(found.sort(dim=1).values, old.sort(dim=1).values)
 

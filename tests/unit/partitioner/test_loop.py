@@ -1,13 +1,15 @@
 """Training can be stopped anywhere and ends with the same weights; a broken loss stops it."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner.loop import Stage, TrainingDiverged, derived_seed, fit, learning_rate  # noqa: E402
@@ -20,12 +22,15 @@ X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
 Y = X @ torch.tensor([1.0, -2.0, 3.0, 0.5])
 
 
+Loss = Callable[[Any, Any, int], dict[str, Tensor]]
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         # Dropout, so that the random state matters too.
         return nn.functional.dropout(self.layer(x), 0.1, self.training)[:, 0]
 
@@ -35,7 +40,7 @@ def net() -> Net:
     return Net()
 
 
-def stage(path: Path, epochs: int = 6, **more: object) -> Stage:
+def stage(path: Path, epochs: int = 6, **more: Any) -> Stage:
     schedule = MemberSchedule(epochs=epochs, batch_size=8, learning_rate=0.05)
     return Stage(
         name="fitting a line", pictures=50, schedule=schedule, seed=3, autocast="fp32",
@@ -43,8 +48,8 @@ def stage(path: Path, epochs: int = 6, **more: object) -> Stage:
     )  # fmt: skip
 
 
-def loss_of(stop_at: int | None = None, bad_at: int | None = None):
-    def loss(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+def loss_of(stop_at: int | None = None, bad_at: int | None = None) -> Loss:
+    def loss(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         if epoch == stop_at:
             raise KeyboardInterrupt
         error = nn.functional.mse_loss(module(X[index]), Y[index])
@@ -90,7 +95,7 @@ def test_the_first_epoch_may_be_the_broken_one(tmp_path: Path) -> None:
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def steep(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+def steep(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
     """A finite loss whose gradient is not: the slope of a root at zero."""
     return {"loss": (module.layer.weight * 0).abs().sum().sqrt() + module.layer.bias.sum() * 0}
 
@@ -104,7 +109,7 @@ def test_a_gradient_that_is_no_number_stops_before_the_step(tmp_path: Path) -> N
 
 
 def test_a_weight_that_is_no_number_is_not_kept(tmp_path: Path) -> None:
-    def poisoned(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+    def poisoned(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         losses = loss_of()(module, index, epoch)
         if epoch == 1:
             module.unused[0] = float("inf")
@@ -183,7 +188,9 @@ def with_code_in_it(path: Path) -> bytes:
         with_code_in_it,
     ],
 )
-def test_a_broken_checkpoint_is_named_with_what_to_do(tmp_path: Path, content) -> None:
+def test_a_broken_checkpoint_is_named_with_what_to_do(
+    tmp_path: Path, content: Callable[[Path], bytes]
+) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(content(tmp_path))
     said = r"checkpoint\.pt: not a checkpoint of this run; remove it to start over$"
     with pytest.raises(InputError, match=said):
@@ -200,9 +207,10 @@ class Scripted:
     """Validation values by epoch, and the weights that were there to validate."""
 
     def __init__(self, values: list[float]) -> None:
-        self.values, self.seen = values, []
+        self.values = values
+        self.seen: list[Tensor] = []
 
-    def __call__(self, module: nn.Module) -> float:
+    def __call__(self, module: Any) -> float:
         assert not module.training
         self.seen.append(module.layer.weight.detach().clone())
         return self.values[len(self.seen) - 1]
@@ -269,7 +277,7 @@ def test_patience_needs_a_validation(tmp_path: Path) -> None:
 
 
 def test_the_curve_holds_the_mean_of_every_loss(tmp_path: Path) -> None:
-    def numbered(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+    def numbered(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         found = loss_of()(module, index, epoch)
         return {**found, "epoch": torch.tensor(float(epoch)), "first": torch.tensor(0.25)}
 
@@ -282,7 +290,7 @@ def test_the_curve_holds_the_mean_of_every_loss(tmp_path: Path) -> None:
 def test_arithmetic_is_as_asked(tmp_path: Path) -> None:
     kinds = []
 
-    def watched(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+    def watched(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         kinds.append(module.layer(X[index]).dtype)
         return loss_of()(module, index, epoch)
 
@@ -299,7 +307,7 @@ def test_arithmetic_is_as_asked(tmp_path: Path) -> None:
 def test_every_picture_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
     seen: dict[int, list[int]] = {}
 
-    def watched(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+    def watched(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         seen.setdefault(epoch, []).extend(index.tolist())
         return loss_of()(module, index, epoch)
 

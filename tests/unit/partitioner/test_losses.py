@@ -4,13 +4,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor  # noqa: E402
+
 from partitioner.losses import boost_loss, centred, stack_loss, taught_loss  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
-def random(*shape: int) -> "torch.Tensor":
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+def random(*shape: int) -> Tensor:
+    drawn: Tensor = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return drawn
 
 
 def test_boost_loss_is_the_mean_square() -> None:

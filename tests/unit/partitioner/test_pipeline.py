@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,7 +49,7 @@ class Built:
         return self.work.data
 
 
-def trained(tree: Path, run: Path, **options: object) -> Work:
+def trained(tree: Path, run: Path, **options: Any) -> Work:
     return steps.train_step(
         RunFolder(run), tiny_plan(), open_dataset(str(tree)), asked(tree, **options), QUIET
     )
@@ -295,6 +296,7 @@ def test_evaluation_is_what_fusion_of_the_files_gives(built: Built) -> None:
     assert evaluation.subsets == subset_accuracies(
         contributions, bundle.fusion_weights(), built.data.test.targets
     )
+    assert evaluation.teacher is not None
     assert evaluation.teacher.accuracy > 0.8
     assert evaluation.members[0].accuracy > 0.6
 

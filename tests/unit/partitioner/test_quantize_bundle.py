@@ -18,7 +18,7 @@ from mdp.plan import PredictedMs, Replica
 from partitioner import quantize_trials
 from partitioner.data import Dataset, open_dataset
 from partitioner.evaluate import Report
-from partitioner.gate import too_slow
+from partitioner.gate import Way, too_slow
 from partitioner.quantize import QuantisationError, quantised
 from partitioner.quantize_bundle import quantise
 from partitioner.quantize_trials import Asked
@@ -33,8 +33,10 @@ from tests.support.quantised import (
 from tests.support.runs import QUIET
 
 pytestmark = pytest.mark.torch
-INT8, FP16 = ("int8", "onnxruntime"), ("fp16", "onnxruntime")
-STATIC, OPENVINO = ("int8-static", "openvino"), ("fp32", "openvino")
+INT8: Way = ("int8", "onnxruntime")
+FP16: Way = ("fp16", "onnxruntime")
+STATIC: Way = ("int8-static", "openvino")
+OPENVINO: Way = ("fp32", "openvino")
 Quantise = Callable[..., Report | None]
 
 
@@ -60,7 +62,7 @@ def run(data: Dataset, cache: Path, tmp_path: Path) -> Quantise:
     """Quantise into `out`."""
 
     def call(bundle: Bundle, *profiles: object, out: str = "out", **changes: Any) -> Report | None:
-        asked = Asked(**{"max_loss": 0.05, "profiles": profiles} | changes)
+        asked = Asked(**{"max_loss": 0.05, "profiles": profiles, **changes})
         return quantise(bundle, data, None, asked, tmp_path / out, cache, QUIET)
 
     return call
@@ -224,7 +226,7 @@ def test_here_is_measured_with_the_planned_threads(
     opened: list[tuple[object, ...]] = []
 
     def session(
-        model: Path, *way: str, threads: int = 1, provider: str = "", spin: bool = False
+        model: Path, *way: Any, threads: int = 1, provider: str = "", spin: bool = False
     ) -> Any:
         opened.append((*way, threads, provider, spin))
         return open_way(model, *way, threads=threads)
@@ -233,7 +235,7 @@ def test_here_is_measured_with_the_planned_threads(
         assert len(sessions) == 2
         return [[0.5] * 9, [0.25] * 9]
 
-    open_way = quantize_trials.open_way
+    open_way = vars(quantize_trials)["open_way"]
     monkeypatch.setattr(quantize_trials, "open_way", session)
     monkeypatch.setattr(quantize_trials, "in_turns", in_turns)
     alpha = msgspec.structs.replace(bundle.manifest.plan.assignments[0], threads=3, spin=True)
@@ -298,6 +300,8 @@ def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantise, tmp_path:
     serving, alpha_s = map(
         Bundle.open(tmp_path / "out").manifest.plan.assignment_of, ("delta", "alpha")
     )
+    assert serving is not None
+    assert alpha_s is not None
     assert serving.submodel.precision == "int8"
     assert serving.memory_bytes == alpha_s.memory_bytes
 

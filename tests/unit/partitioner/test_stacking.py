@@ -1,5 +1,7 @@
 """The fitted weights: exact derivatives, the optimum, kept only where it is sure to be better."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from mdp.fusion import (
     Fusion,
     FusionWeights,
     SizeWeights,
+    SubsetWeights,
     arrival_subsets,
     fuse,
     listed_subsets,
@@ -61,7 +64,7 @@ def turned(parts: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(centred.transpose(0, 2, 1), np.float32)
 
 
-def loss_of(contributions, weights, targets) -> float:
+def loss_of(contributions: Any, weights: SubsetWeights, targets: np.ndarray) -> float:
     fused = fuse(contributions, weights)
     return cross_entropy(one_term(fused[np.newaxis], targets), np.ones(1))
 
@@ -244,7 +247,7 @@ def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample(
     sample = sampled_subsets(10, 4, stacking.SAMPLED, seed=0)
 
     def loss(weights: SizeWeights) -> float:
-        return np.mean([loss_of(contributions, weights.of(m), targets) for m in sample])
+        return float(np.mean([loss_of(contributions, weights.of(m), targets) for m in sample]))
 
     least = loss(shared)
     for k in range(10):

@@ -1,9 +1,13 @@
 """One batch's loss: what is fitted, what is imitated, and what each switch changes."""
 
+from typing import Any, Literal
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner.losses import taught_loss  # noqa: E402
@@ -21,7 +25,7 @@ def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
-class Fixed(torch.nn.Module):
+class Fixed(nn.Module):
     """A network that always says the same."""
 
     def __init__(self, features: int = 0) -> None:
@@ -31,7 +35,7 @@ class Fixed(torch.nn.Module):
         projected = [torch.from_numpy(drawn(3, WIDTH))] * features
         self.output = StudentOutput(boost, bag, torch.zeros(3, 2), projected)
 
-    def forward(self, pixels: "torch.Tensor") -> StudentOutput:
+    def forward(self, pixels: Tensor) -> StudentOutput:
         assert pixels.shape == (3, 3, 4, 4)
         self.seen = pixels
         return self.output
@@ -50,7 +54,11 @@ def lesson(*, before: bool = False, features: int = 0) -> Lesson:
 
 
 def losses(
-    network: Fixed, lesson_: Lesson, epoch: int = 1, target: str = "logits", **changes: object
+    network: Fixed,
+    lesson_: Lesson,
+    epoch: int = 1,
+    target: Literal["logits", "probabilities"] = "logits",
+    **changes: Any,
 ) -> dict[str, float]:
     loss_of = MemberLoss(lesson_, MemberSchedule(boost_target=target, **changes))
     return {name: float(value) for name, value in loss_of(network, INDEX, epoch).items()}
@@ -135,11 +143,13 @@ def test_a_student_has_one_projection_for_each_imitated_feature() -> None:
 def test_two_trunks_share_nothing_and_cost_the_same() -> None:
     one, two = SubModel(spec(8, 16, depth=4), CLASSES), SubModel(spec(8, 16, depth=4), CLASSES, 2)
     assert len(one.trunks()) == 1
-    assert [len(trunk.blocks) for trunk in two.trunks()] == [2, 2]
+    blocks: list[Any] = [trunk.blocks for trunk in two.trunks()]
+    assert [len(each) for each in blocks] == [2, 2]
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     before = two(x)
     with torch.no_grad():
-        two.bag_trunk.norm.bias += 1
+        trunk: Any = two.bag_trunk
+        trunk.norm.bias += 1
     after = two(x)
     assert torch.equal(before.boost, after.boost)
     assert not torch.equal(before.bag, after.bag)

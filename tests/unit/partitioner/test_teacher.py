@@ -4,6 +4,7 @@ import contextlib
 import fnmatch
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from partitioner.export import ServedTeacher, check_parity, to_onnx  # noqa: E40
 from partitioner.submodel import draw_weights  # noqa: E402
 from partitioner.teacher import (  # noqa: E402
     FAMILIES,
+    Teacher,
     build_teacher,
     load_checkpoint,
     parse_arguments,
@@ -25,7 +27,13 @@ from partitioner.teacher import (  # noqa: E402
 from partitioner.torchvision_shim import import_timm  # noqa: E402
 
 pytestmark = pytest.mark.torch
-ARGS = {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 2}
+ARGS: dict[str, bool | int | float | str] = {
+    "img_size": 12,
+    "patch_size": 4,
+    "embed_dim": 24,
+    "depth": 1,
+    "num_heads": 2,
+}
 NAME = "vit_tiny_patch16_224"
 
 
@@ -136,7 +144,7 @@ def test_every_family_named_has_models() -> None:
         (NAME, {"embed_dim": 25, "num_heads": 2}, "cannot be built"),
     ],
 )
-def test_teachers_that_are_refused(name: str, args: dict, message: str) -> None:
+def test_teachers_that_are_refused(name: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         teacher_spec(name, args)
     assert "\n" not in str(caught.value)
@@ -180,7 +188,7 @@ def test_other_architectures_are_refused_with_what_works(name: str, module: str)
         (NAME, {"qk_norm": True}),
     ],
 )
-def test_every_kind_learns(name: str, args: dict) -> None:
+def test_every_kind_learns(name: str, args: dict[str, Any]) -> None:
     torch.manual_seed(0)
     network = build_teacher(teacher_spec(name, ARGS | args), 3, pretrained=False)
     draw_weights(network.network)
@@ -201,7 +209,8 @@ def test_a_teacher_with_registers_is_exported(tmp_path: Path) -> None:
     draw_weights(network.network)
     with torch.no_grad():
         # As timm draws it, LayerScale lets next to nothing of a block through.
-        for block in network.network.blocks:
+        blocks: Any = network.network.blocks
+        for block in blocks:
             block.ls1.gamma.fill_(1.0)
             block.ls2.gamma.fill_(1.0)
     served, path = ServedTeacher(network), tmp_path / "teacher.onnx"
@@ -211,7 +220,7 @@ def test_a_teacher_with_registers_is_exported(tmp_path: Path) -> None:
     assert np.ptp(served(torch.from_numpy(views))[0].detach().numpy(), axis=0).max() > 0.01
 
 
-def teacher(classes: int = 3):
+def teacher(classes: int = 3) -> Teacher:
     return build_teacher(teacher_spec(NAME, ARGS), classes, pretrained=False)
 
 

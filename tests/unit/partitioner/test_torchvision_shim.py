@@ -1,5 +1,6 @@
 """timm can be imported beside a torchvision that cannot load its operators."""
 
+import importlib
 import subprocess
 import sys
 
@@ -50,6 +51,6 @@ def test_another_failure_of_torchvision_is_not_hidden(monkeypatch: pytest.Monkey
     def fail(name: str) -> None:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(torchvision_shim.importlib, "import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(RuntimeError, match="something else"):
         torchvision_shim.import_timm()
