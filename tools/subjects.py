@@ -28,8 +28,8 @@ def git(*words: str) -> str | None:
 
 
 def too_long(subjects: list[str]) -> list[str]:
-    """Those with more characters than fit, and with how many."""
-    return [f"{len(s)} characters: {s}" for s in subjects if len(s) > LONGEST]
+    """How many characters those have that do not fit, and they themselves."""
+    return [f"{len(s)}: {s}" for s in subjects if len(s) > LONGEST]
 
 
 def subject_of(message: str) -> str:
