@@ -11,7 +11,7 @@ MINUTES ?= 2
 SEED   ?= 1
 
 .PHONY: demo test invariants test-arm test-gpu test-compiled compiled interpreted fuzz soak check bench accuracy \
-	faults lock sbom format clean
+	faults lock sbom format coverage clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
@@ -76,6 +76,9 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/codespell
+	$(BIN)/python tools/large_files.py
+	$(BIN)/python tools/subjects.py
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.serving

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.resampling import ratio_interval
 from benchmarks.serving_fleet import ServedFleet, stub_fleet
@@ -76,7 +77,7 @@ def bring_back(fleet: ServedFleet, how: str, client: Client, deadline_ms: float)
         time.sleep(0.05)
 
 
-def measure(how: str, options: argparse.Namespace) -> dict[str, object]:
+def measure(how: str, options: argparse.Namespace) -> dict[str, Any]:
     """Cycles of losing a device and of taking it back, beside a healthy fleet."""
     seen, deadline_ms = _Seen(), options.deadline_ms
     compute = ("--compute-ms", COMPUTE_MS)
@@ -103,7 +104,7 @@ def measure(how: str, options: argparse.Namespace) -> dict[str, object]:
     return summary(how, seen, deadline_ms)
 
 
-def summary(how: str, seen: _Seen, deadline_ms: float) -> dict[str, object]:
+def summary(how: str, seen: _Seen, deadline_ms: float) -> dict[str, Any]:
     """The figures of one way to lose a device."""
     everything = [ms for block in (*seen.unknown, *seen.known) for ms in block]
     known, healthy = (
@@ -129,7 +130,7 @@ def summary(how: str, seen: _Seen, deadline_ms: float) -> dict[str, object]:
     }
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, object]]:
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Both ways to lose a device."""
     rows = []
     for how in (KILLED, STOPPED):
@@ -138,7 +139,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[st
     return rows
 
 
-def line_of(row: dict[str, object]) -> str:
+def line_of(row: dict[str, Any]) -> str:
     """One row, for people."""
     promise, known, healthy = row["promise"], row["known_ms"], row["healthy_ms"]
     return (
@@ -148,7 +149,7 @@ def line_of(row: dict[str, object]) -> str:
     )
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """The page's table."""
     lines = [
         "| device lost by | losses | calls | p99 over the deadline | longest | calls that waited, "

@@ -42,7 +42,7 @@ from devices.renewal import Renewal
 from devices.service import Candidate
 from mdp.bundle import Bundle
 from mdp.client import Client
-from mdp.crop import Pixels
+from mdp.crop import Picture, Pixels
 from mdp.files import write_json
 from mdp.fleet import new_fleet
 from mdp.fusion import Contribution
@@ -196,7 +196,7 @@ def slow(scene: Scene) -> list[Answer]:
     """Stop the agent while it computes, and read when it has gone."""
     with Client.connect(scene.folder / "fleet.toml", timeout_s=PATIENCE_S) as client:
 
-        def pictures() -> Iterator[object]:
+        def pictures() -> Iterator[Picture]:
             for _ in range(CALLS):
                 yield RED
             while not accepted(client, scene):

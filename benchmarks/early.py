@@ -14,6 +14,7 @@ from functools import partial
 from itertools import permutations
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,7 +56,7 @@ def play(judge: Judge, parts: Parts, order: Sequence[int], times_ms: Sequence[fl
 
 def measure_order(
     bundle: Bundle, parts: Parts, targets: Labels, order: Sequence[int], times_ms: Sequence[float]
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """What becomes of all pictures `[N]` whose members arrive in one order."""
     judge, labels = Judge(bundle, "stacked"), bundle.manifest.labels
     whole = fuse(parts, weights_for(sorted(order), "stacked", bundle.fusion_weights())).argmax(1)
@@ -82,7 +83,7 @@ def measure_order(
     }
 
 
-def compare_rules(bundle: Bundle, calibration: Parts, test: Parts) -> list[dict[str, object]]:
+def compare_rules(bundle: Bundle, calibration: Parts, test: Parts) -> list[dict[str, Any]]:
     """For every pair of members possible and arrived: what three bounds on the margin do.
 
     `span`: the sum of the awaited members' largest spans (largest less smallest logit, weighted);
@@ -121,10 +122,10 @@ def compare_rules(bundle: Bundle, calibration: Parts, test: Parts) -> list[dict[
     return rows
 
 
-def figures(content: dict[str, object]) -> str:
+def figures(content: dict[str, Any]) -> str:
     """The tables of docs/client.md."""
-    orders: list[dict[str, object]] = content["orders"]  # type: ignore[assignment]
-    rules: list[dict[str, dict[str, float]]] = content["rules"]  # type: ignore[assignment]
+    orders: list[dict[str, Any]] = content["orders"]
+    rules: list[dict[str, dict[str, float]]] = content["rules"]
     lines = [
         f"{content['bundle']}, {content['pictures']:,} test pictures of {content['data']}, bounds "
         f"from {content['calibration_pictures']:,} calibration pictures; the plan's predicted "
@@ -135,9 +136,9 @@ def figures(content: dict[str, object]) -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in orders:
-        shares = " | ".join(f"{share:.1%}" for share in row["ended_after"])  # type: ignore[attr-defined]
+        shares = " | ".join(f"{share:.1%}" for share in row["ended_after"])
         lines.append(
-            f"| {', '.join(row['order'])} | {shares} | {row['changed_labels']} "  # type: ignore[arg-type]
+            f"| {', '.join(row['order'])} | {shares} | {row['changed_labels']} "
             f"| {row['accuracy']:.2%} | {row['accuracy_of_all']:.2%} "
             f"| {row['mean_ms']:.2f} | {row['mean_ms_of_all']:.2f} |"
         )
@@ -173,7 +174,7 @@ def main() -> None:
         calibration, _ = run_on(bundle, data.calibration, "calibration", Path(cache), progress)
     plan = bundle.manifest.plan
     by_time = sorted(a.predicted_ms.total for a in plan.assignments)
-    content: dict[str, object] = {
+    content: dict[str, Any] = {
         "machine": describe_machine(),
         "bundle": bundle.manifest.name,
         "data": Path(data.source).name,

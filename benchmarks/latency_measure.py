@@ -57,7 +57,8 @@ class _Bursts:
         self, path: Path, case: Case, precision: Precision, threads: int, spin: bool
     ) -> None:
         self.case, self.precision, self.threads, self.spin = case, precision, threads, spin
-        self._path, self._session = path, None
+        self._path = path
+        self._session: Any = None
         shape = (1, case.spec.image_size, case.spec.image_size, 3)
         pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
         self._feed = {"images": pixels}

@@ -4,6 +4,8 @@ import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from benchmarks.latency_numbers import Compared, short
 from benchmarks.latency_plans import PlanRow
 
@@ -48,7 +50,9 @@ def draw(compared: Sequence[Compared], plans: Sequence[PlanRow]) -> bytes:
 
 def _finish(axes: "Axes", title: str) -> None:
     """Equal logarithmic axes, the diagonal and the band."""
-    values = [v for c in axes.collections for pair in c.get_offsets().tolist() for v in pair]
+    values = [
+        float(v) for c in axes.collections for pair in np.asarray(c.get_offsets()) for v in pair
+    ]
     if not values:
         axes.set_axis_off()
         return

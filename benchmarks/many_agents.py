@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -30,12 +31,12 @@ SIDE = 32
 DEADLINE_MS = 10_000.0
 
 
-def measure(options: argparse.Namespace, per_process: int, in_flight: int) -> dict[str, object]:
+def measure(options: argparse.Namespace, per_process: int, in_flight: int) -> dict[str, Any]:
     """Answers and bare fan-outs a second, in turns."""
     ours: list[list[float]] = []
     bare: list[list[float]] = []
     agents, block, partial = options.many, options.many_per_round, 0
-    shared = {"side": SIDE, "per_process": per_process}
+    shared: dict[str, Any] = {"side": SIDE, "per_process": per_process}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         fleet = stack.enter_context(stub_fleet(Path(name), agents, **shared))
         client = stack.enter_context(fleet.client())
@@ -67,7 +68,7 @@ def measure(options: argparse.Namespace, per_process: int, in_flight: int) -> di
     }
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, object]]:
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """One under way, and several."""
     rows = []
     for per_process in options.many_per_process:
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[st
     return rows
 
 
-def line_of(row: dict[str, object]) -> str:
+def line_of(row: dict[str, Any]) -> str:
     """One row, for people."""
     return (
         f"{row['agents']} agents, {row['agents_per_process']} a process, "
@@ -88,7 +89,7 @@ def line_of(row: dict[str, object]) -> str:
     )
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """The page's table."""
     lines = [
         "| agents | of a process | under way | answers a second | bare fan-outs a second "

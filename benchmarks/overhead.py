@@ -27,6 +27,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from benchmarks.machine import describe_machine
 from benchmarks.resampling import ratio_interval
@@ -52,7 +53,7 @@ OVER = (CLIENT, BOTH)
 STUB, STUB_KEYS, ONNX = "stub", "stub, keys", "onnxruntime"
 
 
-def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, object]:
+def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, Any]:
     """All three in turns; milliseconds at p50 and p99, and their ratios."""
     keys, partial = kind == STUB_KEYS, 0
     blocks: dict[str, list[list[float]]] = {OURS: [], **{over: [] for over in OVER}}
@@ -102,20 +103,20 @@ def call(client: Client, picture: Picture) -> tuple[float, bool]:
     return took_ms - max(member.compute_ms for member in answer.members), answer.partial
 
 
-def spread(row: dict[str, object], over: str, point: str) -> str:
+def spread(row: dict[str, Any], over: str, point: str) -> str:
     """A ratio and where it lies."""
     ratio, (low, high) = row["ratio"][over][point], row["ratio_95"][over][point]
     return f"{ratio:.2f} ({low:.2f}-{high:.2f})"
 
 
-def line_of(row: dict[str, object]) -> str:
+def line_of(row: dict[str, Any]) -> str:
     """One row of the table, for people."""
     times = "  ".join(f"{row['ms'][what][p]:5.2f}" for p in NAMES for what in (OURS, *OVER))
     ratios = "  ".join(spread(row, over, p) for over in OVER for p in NAMES)
     return f"{row['kind']:<12} {row['agents']:>6}  {times}  {ratios}"
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, object]]:
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Every kind with every number of agents."""
     times = "  ".join(f"{what:>5}" for _ in NAMES for what in ("ours", "agent", "bare"))
     ratios = "  ".join(f"{over + ' ' + p:<16}" for over in OVER for p in NAMES)
@@ -128,7 +129,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[st
     return rows
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """The page's table."""
     lines = [
         "| agents | how many | a call, p50 ms | p99 | same agents asked bare, p50 | p99 "

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from benchmarks.serving_fleet import stub_fleet
 from mdp import Client
@@ -45,7 +46,7 @@ def load(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def measure(client: Client, calls: int, cores: int) -> dict[str, object]:
+def measure(client: Client, calls: int, cores: int) -> dict[str, Any]:
     """What `calls` calls waited beyond their deadlines, beside so many busy `cores`."""
     draw, picture = Random(cores), noise_picture(SIDE)
     beyond: list[float] = []
@@ -72,10 +73,10 @@ def measure(client: Client, calls: int, cores: int) -> dict[str, object]:
     }
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, object]]:
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Idle, then under load."""
     late = f"device-{AGENTS - 1}"
-    stub = ("--compute-ms", COMPUTE_MS, "--late", late)
+    stub: tuple[object, ...] = ("--compute-ms", COMPUTE_MS, "--late", late)
     stub = (*stub, "--late-ms", LATE_MS, "--late-share", LATE_SHARE)
     rows = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -87,7 +88,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[st
     return rows
 
 
-def line_of(row: dict[str, object]) -> str:
+def line_of(row: dict[str, Any]) -> str:
     """One row, for people."""
     over = row["overshoot_ms"]
     return (
@@ -97,7 +98,7 @@ def line_of(row: dict[str, object]) -> str:
     )
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """The page's table."""
     lines = [
         "| busy processes beside | calls | with all members | end after the deadline "

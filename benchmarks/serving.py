@@ -17,6 +17,7 @@ import argparse
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from benchmarks import dead_device, many_agents, overhead, overshoot, stream_rate
 from benchmarks.machine import describe_machine
@@ -27,7 +28,7 @@ RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "serving.md"
 
 
-def figures(kept: dict[str, dict[str, object]]) -> str:
+def figures(kept: dict[str, dict[str, Any]]) -> str:
     """What docs/serving.md shows of every part that was ever measured."""
     blocks = []
     for name, outcome in kept.items():

@@ -88,7 +88,7 @@ class ServedFleet:
 
 
 @contextmanager
-def running(bundle: Bundle, folder: Path, commands: Mapping[Sequence[str], list[str]],
+def running(bundle: Bundle, folder: Path, commands: Mapping[tuple[str, ...], list[str]],
             public_keys: Mapping[str, str] = MappingProxyType({}),
             key: Path | None = None) -> Iterator[ServedFleet]:  # fmt: skip
     """A process per command, of which each says in JSON where its devices listen."""
@@ -132,7 +132,9 @@ def stub_fleet(
         options += ("--keys", folder)
     module = [sys.executable, "-m", "benchmarks.stub_agent", *map(str, options)]
     groups = [tuple(names[first : first + per_process]) for first in range(0, count, per_process)]
-    commands = {group: [*module, "--device", *group] for group in groups}
+    commands: dict[tuple[str, ...], list[str]] = {
+        group: [*module, "--device", *group] for group in groups
+    }
     key = folder / "client.secret" if keys else None
     with running(bundle, folder, commands, known, key) as fleet:
         yield fleet
@@ -149,7 +151,7 @@ def served(bundle: Bundle, folder: Path, *options: object) -> Iterator[ServedFle
     """`mdp-agent run` for every assignment of `bundle`."""
     program = str(Path(sys.executable).parent / "mdp-agent")
     shared = [program, "run", "--json", "--bundle", str(bundle.path), *map(str, options)]
-    commands = {
+    commands: dict[tuple[str, ...], list[str]] = {
         (a.device,): [*shared, "--bind", "tcp://127.0.0.1:0", "--device", a.device]
         for a in bundle.manifest.plan.assignments
     }
@@ -257,8 +259,9 @@ class BareClient:
     def overhead_ms(self) -> float:
         """A round trip to agents, less the slowest one's computing."""
         took_ms, replies = self._exchanged()
-        results = [decode(reply).message for reply in replies]
-        assert all(isinstance(result, Result) for result in results), results
+        messages = [decode(reply).message for reply in replies]
+        results = [message for message in messages if isinstance(message, Result)]
+        assert len(results) == len(messages), messages
         return took_ms - max(result.compute_ms for result in results)
 
     def _exchanged(self) -> tuple[float, list[list[bytes]]]:

@@ -51,7 +51,7 @@ def waiting(folder: Path) -> Iterator[ServedFleet]:
     """A stub agent, in a process of its own, for each of `MEDIANS_MS`."""
     bundle = colour_bundle(folder, len(MEDIANS_MS), SIDE)
     module = [sys.executable, "-m", "benchmarks.stub_agent", "--bundle", str(bundle.path)]
-    commands = {
+    commands: dict[tuple[str, ...], list[str]] = {
         (a.device,): [
             *module, "--device", a.device, "--compute-ms", str(median_ms), "--sigma", str(SIGMA)
         ]

@@ -34,7 +34,8 @@ from partitioner.simulation.models import (
 from partitioner.simulation.setup import Assumptions
 from partitioner.spread import CLIENT_FUSE_MS
 
-Floats, Flags = NDArray[np.float64], NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 PLENTY_MS = 1000.0
 #: An agent encodes and sends a reply before it goes on (docs/lab-log.md, what a call costs).
@@ -235,7 +236,7 @@ def reality(
     with tempfile.TemporaryDirectory() as name, fleet_of(agents, Path(name)) as fleet:
         fleet.client().close()  # now all of them are READY
         for load_name, load in loads(agents, requests).items():
-            of = {"agents": agents, "load": load_name}
+            of: dict[str, Any] = {"agents": agents, "load": load_name}
             first = asyncio.run(measure(fleet.path, replace(load, requests=200), [PLENTY_MS], 1))
             usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [CALIBRATED, *COMPARED])
             # Deciding comes 2 ms before a short deadline, or after half of a very short one.

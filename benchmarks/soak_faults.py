@@ -40,7 +40,7 @@ def schedule(
         chance = random.Random(seed * 1000 + place)
         at_s = chance.uniform(1.0, EVERY_S)
         while at_s + LASTS_S[1] < seconds - QUIET_S:
-            kind = "stop" if agent in survivors else chance.choice(get_args(Kind))
+            kind: Kind = "stop" if agent in survivors else chance.choice(get_args(Kind))
             lasts_s = chance.uniform(*LASTS_S)
             faults.append(Fault(at_s=at_s, agent=agent, kind=kind, lasts_s=lasts_s))
             at_s += lasts_s + chance.expovariate(1 / EVERY_S)

@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -205,7 +206,8 @@ def served(stack: ExitStack, folder: Path, devices: int, *, keys: bool) -> tuple
 
 def calls(client: Client, seconds: float) -> list[float]:
     """Latencies in ms of calls for so long, and of one at least, every one with all members."""
-    picture, until_s, latencies = noise_picture(SIDE), time.monotonic() + seconds, []
+    picture, until_s = noise_picture(SIDE), time.monotonic() + seconds
+    latencies: list[float] = []
     while not latencies or time.monotonic() < until_s:
         answer = client.classify(picture, deadline_ms=DEADLINE_MS)
         assert not answer.partial, answer
@@ -218,7 +220,7 @@ def typical(blocks: list[list[float]], point: float) -> float:
     return float(np.median([np.percentile(block, point) for block in blocks]))
 
 
-def measure(options: argparse.Namespace, *, keys: bool, kind: str) -> dict[str, object]:
+def measure(options: argparse.Namespace, *, keys: bool, kind: str) -> dict[str, Any]:
     """Calls alone and beside a crowd, in turns."""
     alone: list[list[float]] = []
     beside: list[list[float]] = []

@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -181,7 +182,7 @@ class Rates:
     streams: dict[int, list[list[float]]] = field(default_factory=dict)
 
 
-def measure(case: Case, options: argparse.Namespace) -> list[dict[str, object]]:
+def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The loops and the streams in turns; a row for each number of pictures under way."""
     rates = Rates(streams={number: [] for number in case.in_flight})
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -209,10 +210,10 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, object]]:
     return [row_of(case, in_flight, rates) for in_flight in case.in_flight]
 
 
-def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, object]:
+def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, Any]:
     """What one number of pictures under way came to, beside the loops."""
     streams = rates.streams[in_flight]
-    row: dict[str, object] = {
+    row: dict[str, Any] = {
         "members": len(case.members),
         "in_flight": in_flight,
         "batch": case.batch,
@@ -226,7 +227,7 @@ def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, object]:
     return row
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, object]]:
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
     """Every case."""
     rows = []
     for case in cases(options.batch):
@@ -236,7 +237,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[st
     return rows
 
 
-def against(row: dict[str, object], name: str) -> tuple[str, str]:
+def against(row: dict[str, Any], name: str) -> tuple[str, str]:
     """A loop's rate, and the stream's ratio to it with its interval, for people."""
     if row[f"loop_{name}_per_s"] is None:
         return "-", "-"
@@ -244,7 +245,7 @@ def against(row: dict[str, object], name: str) -> tuple[str, str]:
     return f"{row[f'loop_{name}_per_s']:.1f}", f"{row[f'ratio_{name}']:.3f} ({low:.3f}-{high:.3f})"
 
 
-def line_of(row: dict[str, object]) -> str:
+def line_of(row: dict[str, Any]) -> str:
     """One row, for people."""
     (alone, ratio_alone), (beside, ratio_beside) = against(row, "alone"), against(row, "beside")
     return (
@@ -254,7 +255,7 @@ def line_of(row: dict[str, object]) -> str:
     )
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[dict[str, Any]]) -> str:
     """The page's table."""
     lines = [
         "| members | under way | batch | streamed, pictures a second | model in a loop, alone "

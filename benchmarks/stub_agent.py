@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -56,7 +57,8 @@ def durations(options: argparse.Namespace, device: str) -> Callable[[], float]:
     With a `sigma` they are log-normal around the usual ones.
     """
     random = Random(device)
-    usual_s, late_s = options.compute_ms / 1e3, options.late_ms / 1e3
+    usual_s: float = options.compute_ms / 1e3
+    late_s: float = options.late_ms / 1e3
     share = options.late_share if device in options.late else 0.0
     sigma = options.sigma
 
@@ -66,6 +68,11 @@ def durations(options: argparse.Namespace, device: str) -> Callable[[], float]:
         return usual_s * math.exp(random.gauss(0.0, sigma)) if sigma else usual_s
 
     return take_s
+
+
+def _loaded(runtime: StubRuntime) -> StubRuntime:
+    """What the agent loads."""
+    return runtime
 
 
 def main() -> None:
@@ -89,13 +96,19 @@ def main() -> None:
             keys = None
             if options.keys is not None:
                 own, allowed = options.keys / f"{device}.secret", options.keys / "client.public"
-                keys = agent_keys(options.bind, own, allowed, insecure=False)
+                locks = agent_keys(options.bind, own, allowed, insecure=False)
+                keys = locks[0] if locks is not None else None
             router = stack.enter_context(Router(options.bind, keys=keys))
             runtime = StubRuntime(classes, durations(options, device))
-            agent = Agent(bundle, bundle.assignment(device), lambda r=runtime: r, router)
+            agent = Agent(bundle, bundle.assignment(device), partial(_loaded, runtime), router)
             agents.append(agent)
             print(json.dumps({"device": device, "address": router.address}), flush=True)
-        signal.signal(signal.SIGTERM, lambda *_: [agent.stop() for agent in agents])
+
+        def stop(*_: object) -> None:
+            for agent in agents:
+                agent.stop()
+
+        signal.signal(signal.SIGTERM, stop)
         threads = [threading.Thread(target=agent.serve) for agent in agents[1:]]
         for thread in threads:
             thread.start()

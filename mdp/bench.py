@@ -9,7 +9,7 @@ import numpy as np
 
 from mdp.client import Client
 from mdp.connection import DEFAULT_DEADLINE_MS
-from mdp.crop import Picture
+from mdp.crop import Picture, Pixels
 from mdp.prediction import Prediction
 
 WARM_UP_REQUESTS = 10
@@ -18,7 +18,7 @@ WARM_UP_REQUESTS = 10
 WARM_UP_MS = DEFAULT_DEADLINE_MS
 
 
-def noise_picture(side: int) -> Picture:
+def noise_picture(side: int) -> Pixels:
     """A uint8 picture `[side, side, 3]` of noise, for when only time matters."""
     return np.random.default_rng(0).integers(0, 256, size=(side, side, 3), dtype=np.uint8)
 
@@ -32,7 +32,7 @@ def overhead_ms(prediction: Prediction) -> float:
     return prediction.latency_ms - max(member.compute_ms for member in prediction.members)
 
 
-def percentiles(values: Sequence[float], points: Sequence[int]) -> dict[str, float]:
+def percentiles(values: Sequence[float], points: Sequence[float]) -> dict[str, float]:
     """`{"p50": ...}` for every point, by linear interpolation; NaN-free for an empty list too."""
     if not values:
         return {f"p{point}": 0.0 for point in points}

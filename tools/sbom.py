@@ -46,7 +46,8 @@ def reference(distribution: metadata.Distribution) -> str:
 
 def licences(distribution: metadata.Distribution) -> list[dict[str, Any]]:
     """As the package says: an SPDX expression, else the names of its classifiers."""
-    if expression := distribution.metadata.get("License-Expression"):
+    if "License-Expression" in distribution.metadata:
+        expression = distribution.metadata["License-Expression"]
         return [{"expression": expression}]
     classifiers = distribution.metadata.get_all("Classifier") or []
     names = [c.rpartition(" :: ")[2] for c in classifiers if c.startswith("License ::")]

@@ -10,7 +10,7 @@ import json
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ DRAWN = 100
 
 def drawn(seed: int) -> Scenario:
     """Some fleet and load, with everything that a scenario may have in one or another."""
-    choose = random.Random(seed).choice
+    choose: Callable[[list[Any]], Any] = random.Random(seed).choice
     measured = Measured(values_s=(0.001, 0.004, 0.030), together=choose(["", "answers"]))
     devices = tuple(
         DeviceModel(

@@ -4,7 +4,7 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ from devices.agent import Agent
 from mdp.bundle import Bundle
 from mdp.crop import Pixels
 from mdp.fusion import Contribution
-from mdp.transport import Peer
+from mdp.transport import Peer, Router
 from mdp.wire import Ask, Buffer, Failure, Infer, Message, Result, Status, decode, encode
 from tests.fuzz.messages import frames_of, joined, parse_frames, render_frames
 from tests.fuzz.target import Structure, Target, scratch
@@ -85,11 +85,11 @@ class Served:
     def __init__(self) -> None:
         folder = scratch("agent") / "bundle"
         self.bundle = Bundle.open(folder if folder.exists() else write_bundle(folder))
-        self.desk: Any = Desk()
+        self.desk = Desk()
         # Where raw pixels are planned, no JPEG is decoded.
         planned = self.bundle.assignment(DEVICES[0])
         assignment = msgspec.structs.replace(planned, encoding="jpeg")
-        self._agent = Agent(self.bundle, assignment, Brightness, self.desk)
+        self._agent = Agent(self.bundle, assignment, Brightness, cast(Router, self.desk))
         self._thread = threading.Thread(target=self._agent.serve, name="agent", daemon=True)
         self._thread.start()
         while self.ask([]).state != "READY":

@@ -15,7 +15,7 @@ from mdp.files import Record, read_json
 from mdp.fleet import Fleet, agent_keys, exposed, new_fleet, read_fleet
 from mdp.fusion import Contribution, FusionWeights, fuse, probabilities, rule_for, weights_for
 from mdp.keys import PUBLIC, SECRET, KeyFile, load_allowed, load_pair, load_public
-from mdp.plan import Plan, read_plan
+from mdp.plan import Assignment, Plan, Replica, read_plan
 from mdp.profile import DeviceProfile, contradictions, read_profile
 from mdp.transport import public_key_of
 from tests.fuzz.target import Structure, Target, refused, scratch
@@ -160,7 +160,8 @@ def read_any_plan(data: bytes) -> bool:
         plan = read_plan(path)
     except ConfigError as error:
         return refused(error, path)
-    for part in (*plan.assignments, *plan.replicas):
+    parts: list[Assignment | Replica] = [*plan.assignments, *plan.replicas]
+    for part in parts:
         found = plan.assignment_of(part.device)
         assert found is not None
         assert (found.device, found.k) == (part.device, part.k)

@@ -189,7 +189,7 @@ _RECEIVE, _LOSE, _CONNECT, _WAIT = range(4)
 
 def events_of(data: bytes, most: int = 16) -> list[tuple[int, str, list[bytes]]]:
     """(what, device, frames) of each event; any bytes are some events."""
-    events = []
+    events: list[tuple[int, str, list[bytes]]] = []
     while data and len(events) < most:
         what, device = data[0] % 4, DEVICES[data[0] // 4 % len(DEVICES)]
         data, frames = data[1:], []

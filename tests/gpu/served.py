@@ -38,7 +38,7 @@ from tests.support.two_agents import (
 
 CPU = "CPUExecutionProvider"
 #: Largest difference of a logit: sums in another order; in fp16, numbers of 11 bits.
-TOLERANCE = {"fp32": 1e-4, "fp16": 0.05}
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 0.05}
 RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
 #: A command begun with this sees no GPU.
 NO_GPU = ["env", "CUDA_VISIBLE_DEVICES="]
@@ -66,7 +66,7 @@ CASES: list[tuple[str, Precision]] = [
 @pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Pair, str]]:
+) -> Iterator[tuple[Pair, Precision]]:
     device, precision = request.param
     folder = tmp_path_factory.mktemp("gpu")
     made = Pair(planned(folder / "bundle", precision), device, folder, PATIENCE_S)
@@ -99,20 +99,21 @@ def status(made: Pair, where: str) -> DeviceStatus:
 
 
 def test_one_computes_on_the_gpu_and_the_other_says_that_it_does_not(
-    pair: tuple[Pair, str],
+    pair: tuple[Pair, Precision],
 ) -> None:
     made, _ = pair
     there = status(made, GPU)
-    assert (there.state, there.provider, there.fallback) == ("READY", CUDA, False)
+    assert (there.state, there.provider, there.reason) == ("READY", CUDA, "")
     maps = Path(f"/proc/{made.agents[GPU].process.pid}/maps").read_text()
     assert "libonnxruntime_providers_cuda" in maps
     assert "/dev/nvidia" in maps
     here = status(made, HERE)
-    assert (here.state, here.provider, here.fallback) == ("READY", CPU, True)
+    assert (here.state, here.provider) == ("READY", CPU)
+    assert here.reason == f"runs on {CPU}, not as planned"
 
 
 def test_its_logits_are_those_of_the_processor(
-    pair: tuple[Pair, str], figures: list[dict[str, Any]]
+    pair: tuple[Pair, Precision], figures: list[dict[str, Any]]
 ) -> None:
     made, precision = pair
     here, there = made.logits(HERE), made.logits(GPU)
@@ -139,7 +140,7 @@ def test_its_logits_are_those_of_the_processor(
     assert alike.largest_difference > 0
 
 
-def test_pictures_computed_together_come_out_the_same(pair: tuple[Pair, str]) -> None:
+def test_pictures_computed_together_come_out_the_same(pair: tuple[Pair, Precision]) -> None:
     made, precision = pair
     with ExitStack() as stack:
         command = [AGENT, *made.options("batches"), "--batch", "4"]

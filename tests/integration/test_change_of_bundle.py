@@ -4,6 +4,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,10 @@ def client_of(fleet: Fleet, name: str) -> Client:
     devices = [f"{device}={agent.address}" for device, agent in fleet.agents.items()]
     new_fleet(Bundle.open(fleet.folder / name), devices, path)
     return Client.connect(path, timeout_s=PATIENCE_S)
+
+
+def not_renewed(client: Client, times: int) -> bool:
+    return status(client).counts["not_renewed"] == times
 
 
 def ask(client: Client) -> Prediction:
@@ -188,7 +193,7 @@ def test_a_bundle_that_cannot_be_served_changes_nothing(fleet: Fleet) -> None:
             spoil(fleet.folder / "new")
             point(fleet, "new")
             agent.signal(signal.SIGHUP)
-            until(lambda n=refused: status(old).counts["not_renewed"] == n, "it is refused")
+            until(partial(not_renewed, old, refused), "it is refused")
             told = status(old)
             assert (told.usable, told.state) == (True, "READY")
             assert told.reason.startswith("the bundle is as before: ")

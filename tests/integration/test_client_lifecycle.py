@@ -13,6 +13,7 @@ import pytest
 
 import mdp
 from mdp import views
+from mdp.crop import Picture
 from mdp.transport import dealers
 from tests.support.bundles import LABELS, colour_picture, write_bundle
 from tests.support.fakes import FakeAgent, raw_agent
@@ -105,7 +106,7 @@ def test_a_cancelled_call_is_cancelled(
     decoded = threading.Event()
     decode = views.Cutter.views
 
-    def signalled(self: views.Cutter, picture: object) -> object:
+    def signalled(self: views.Cutter, picture: Picture) -> object:
         try:
             return decode(self, picture)
         finally:
@@ -140,7 +141,7 @@ def test_a_cancelled_call_is_cancelled(
 def test_an_async_client_lives_as_the_other_one_does(fleet: Fleet, tmp_path: Path) -> None:
     path = fleet.write()
 
-    async def pictures() -> AsyncIterator[object]:
+    async def pictures() -> AsyncIterator[Picture]:
         for label in LABELS:
             yield colour_picture(label)
 

@@ -315,11 +315,11 @@ def test_status_of_devices_that_are_gone(
     some = tmp_path / "some.toml"
     alpha = fleet.agents["alpha"].address
     some.write_text(nobody.read_text().replace('"tcp://127.0.0.1:1"', f'"{alpha}"'))
-    states = ["READY", "UNREACHABLE", "UNREACHABLE"]
+    expected_states = ["READY", "UNREACHABLE", "UNREACHABLE"]
     for options, expected in (([], 3), (["--allow-partial"], 0)):
         code, out, err = here(capsys, "status", "--fleet", some, "--json", *options)
         assert (code, err) == (expected, "")
-        assert [d["state"] for d in json.loads(out)["devices"]] == states
+        assert [d["state"] for d in json.loads(out)["devices"]] == expected_states
     code, _, _ = here(capsys, "status", "--fleet", nobody, "--allow-partial")
     assert code == 3
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mdp.errors import ConfigError
-from mdp.transport import Connected, Dealers, Disconnected, Received, Router, TransportEvent, names
+from mdp.transport import Connected, Dealers, Disconnected, Received, Router, TransportEvent
 from mdp.transport import dealer as dealer_settings
 from tests.support.fakes import raw_agent
 from tests.support.fleet import ANY_PORT, PATIENCE_S, until
@@ -125,7 +125,7 @@ def test_a_name_server_that_does_not_answer_keeps_nobody_waiting(
         answered.wait(PATIENCE_S)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
 
-    monkeypatch.setattr(names.socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     with Router(ANY_PORT) as well, Router(ANY_PORT) as late:
         port = late.address.rpartition(":")[2]
         with dealing(alpha=f"tcp://pi.fleet.example:{port}", beta=well.address) as made:

@@ -237,14 +237,14 @@ def test_an_agent_on_another_machine_is_found_and_spoken_to_with_keys(
 
 def flood(count: int) -> list[bytes]:
     """Answers that name `count` services and tell nothing more of any of them."""
-    import zeroconf
-    from zeroconf import const
+    from zeroconf import _dns, const
+    from zeroconf._protocol.outgoing import DNSOutgoing
 
-    packets = zeroconf.DNSOutgoing(const._FLAGS_QR_RESPONSE | const._FLAGS_AA)
+    packets = DNSOutgoing(const._FLAGS_QR_RESPONSE | const._FLAGS_AA)
     for number in range(count):
         # Names as long as they may be, with what a terminal would obey.
         name = f"\x1b[2J{number:059d}.{SERVICE}"
-        record = zeroconf.DNSPointer(SERVICE, const._TYPE_PTR, const._CLASS_IN, 4500, name)
+        record = _dns.DNSPointer(SERVICE, const._TYPE_PTR, const._CLASS_IN, 4500, name)
         packets.add_answer_at_time(record, 0)
     return packets.packets()
 

@@ -16,7 +16,7 @@ from mdp.errors import InputError
 SAY = "import time; print('READY', flush=True); time.sleep(60)"
 
 
-def possible():
+def possible() -> bool:
     """Whether this machine lets namespaces and groups be made."""
     if os.geteuid() or not (shutil.which("ip") and shutil.which("tc") and shutil.which("taskset")):
         return False
@@ -32,22 +32,22 @@ def possible():
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _only_where_possible():
+def _only_where_possible() -> None:
     if not possible():
         pytest.skip("needs root, iproute2, two cores and control groups")
 
 
-def left():
+def left() -> list[object]:
     own = f"{PREFIX}{os.getpid()}-"
     namespaces = [line for line in run("ip", "netns", "list").splitlines() if own in line]
-    return namespaces + groups(own)
+    return [*namespaces, *groups(own)]
 
 
-def test_an_interrupted_run_leaves_nothing(tmp_path):
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
     interfaces = sorted(path.name for path in Path("/sys/class/net").iterdir())
     seen = []
 
-    def interrupted():
+    def interrupted() -> None:
         with machines(tmp_path) as (network, programs):
             network.set_rate(100e6)
             assert len(left()) == 2 * (1 + len(DEVICES)) + 1
@@ -64,7 +64,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path):
     assert sorted(path.name for path in Path("/sys/class/net").iterdir()) == interfaces
 
 
-def test_machines_reach_each_other_and_what_they_send_is_counted(tmp_path):
+def test_machines_reach_each_other_and_what_they_send_is_counted(tmp_path: Path) -> None:
     serve = (
         f"import socket; s = socket.create_server(('{DEVICES[1].address}', 7000));"
         "print('READY', flush=True); c, _ = s.accept(); c.makefile('rb').read(); c.close()"
@@ -77,7 +77,7 @@ def test_machines_reach_each_other_and_what_they_send_is_counted(tmp_path):
     with machines(tmp_path) as (network, programs):
         network.set_rate(100e6)
 
-        def sent():
+        def sent() -> list[int]:
             told = subprocess.run(network.counting(), capture_output=True, text=True, check=True)
             return [int(line) for line in told.stdout.split()]
 
@@ -85,6 +85,7 @@ def test_machines_reach_each_other_and_what_they_send_is_counted(tmp_path):
         with programs.running(DEVICES[1], "serve", [*words, serve], ready="READY"):
             before = sent()
             with programs.running(CLIENT, "send", [*words, send], ready="READY") as process:
+                assert process.stdout is not None
                 assert process.stdout.readline() == "SENT 0\n"
         client, _, middle, _ = (after - was for after, was in zip(sent(), before, strict=True))
     # Headers of 70 packets, and a few without content.
@@ -92,7 +93,7 @@ def test_machines_reach_each_other_and_what_they_send_is_counted(tmp_path):
     assert 0 < middle < 10_000
 
 
-def test_a_program_that_ends_too_soon_is_named_with_its_last_words(tmp_path):
+def test_a_program_that_ends_too_soon_is_named_with_its_last_words(tmp_path: Path) -> None:
     words = [sys.executable, "-c", "raise SystemExit('no such thing')"]
     with (
         machines(tmp_path) as (_, programs),
@@ -102,7 +103,7 @@ def test_a_program_that_ends_too_soon_is_named_with_its_last_words(tmp_path):
         raise AssertionError
 
 
-def test_what_a_killed_run_left_is_removed(tmp_path):
+def test_what_a_killed_run_left_is_removed(tmp_path: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     name = f"{PREFIX}{gone.pid}-switch"

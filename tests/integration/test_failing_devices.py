@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def ask_any(client: mdp.Client) -> Prediction:
         ({"hedge_share": float("nan")}, "hedge_share: expected 0 to 1, got nan"),
     ],
 )
-def test_a_hedge_that_cannot_be(fleet: Fleet, options: dict[str, float], message: str) -> None:
+def test_a_hedge_that_cannot_be(fleet: Fleet, options: dict[str, Any], message: str) -> None:
     # Refused before anybody is asked for anything: there need be no agents.
     nobody = fleet.write(**{d: f"tcp://127.0.0.1:{k + 1}" for k, d in enumerate(DEVICES)})
     with pytest.raises(mdp.InputError, match=f"^{re.escape(message)}$"):

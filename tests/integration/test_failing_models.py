@@ -129,7 +129,7 @@ def test_a_request_for_which_there_is_no_memory_is_lost_alone(
     shop: Shop, open_shop: tuple[Agent, StrangePeer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent, peer = open_shop
-    decode: Any = agent_module.decode
+    decode: Any = vars(agent_module)["decode"]
 
     def scarce(frames: Any) -> Any:
         monkeypatch.setattr(agent_module, "decode", decode)

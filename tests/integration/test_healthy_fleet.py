@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 import mdp
+from mdp.crop import Picture
 from mdp.prediction import Prediction
 from tests.support.bundles import (
     DEVICES,
@@ -89,7 +90,12 @@ def test_a_broken_picture_takes_its_own_place_in_a_stream(
 ) -> None:
     text = tmp_path / "text.jpg"
     text.write_text("I am not a picture")
-    pictures = [colour_picture("red"), text, tmp_path / "gone.jpg", colour_picture("blue")]
+    pictures: list[Picture] = [
+        colour_picture("red"),
+        text,
+        tmp_path / "gone.jpg",
+        colour_picture("blue"),
+    ]
     with fleet.client() as client:
         outcomes = list(
             client.stream(pictures, deadline_ms=PLENTY_MS, in_flight=in_flight, errors="yield")

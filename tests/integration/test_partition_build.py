@@ -113,7 +113,7 @@ def whole(folder: Path) -> Whole:
     return Whole(Path(out), *printed)
 
 
-def test_four_commands_make_an_evaluated_bundle(whole: Whole):
+def test_four_commands_make_an_evaluated_bundle(whole: Whole) -> None:
     bundle = Bundle.open(whole.bundle)
     assert bundle.manifest.labels == list(CLASSES)
     # The two are equal, so either may come first.
@@ -125,14 +125,18 @@ def test_four_commands_make_an_evaluated_bundle(whole: Whole):
     assert whole.export["digest"] == bundle.digest
     assert max(entry["error"] for entry in whole.export["max_abs_error"]) < 1e-3
     evaluation, printed = bundle.manifest.evaluation, whole.evaluate
+    assert evaluation is not None
+    assert evaluation.teacher is not None
     assert printed["pictures"] == evaluation.pictures == 24
     assert printed["teacher"]["accuracy"] == evaluation.teacher.accuracy > 0.6
     assert [m["accuracy"] for m in printed["members"]] == [m.accuracy for m in evaluation.members]
     assert [s["members"] for s in printed["subsets"]] == [[0], [1], [0, 1]]
-    assert bundle.expected_accuracy((0, 1), "stacked") > 0.6
+    together = bundle.expected_accuracy((0, 1), "stacked")
+    assert together is not None
+    assert together > 0.6
 
 
-def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path):
+def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path) -> None:
     out, tree = tmp_path / "one", folder / "tree"
     done = run([
         COMMAND, "build", *TEACHER, "--profiles", str(folder / "alpha.toml"), "--data", str(tree),
@@ -154,7 +158,7 @@ def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path):
     assert answer.expected_accuracy == bundle.expected_accuracy((0,), "stacked")
 
 
-def test_a_build_stopped_twice_ends_with_the_same_bundle(folder: Path, whole: Whole):
+def test_a_build_stopped_twice_ends_with_the_same_bundle(folder: Path, whole: Whole) -> None:
     out, kept = folder / "stopped", folder / "stopped.run"
     args = build_arguments(folder, out)
     for appeared in ("checkpoint-teacher.pt", "checkpoint-member-0.pt"):
@@ -175,7 +179,7 @@ def test_a_build_stopped_twice_ends_with_the_same_bundle(folder: Path, whole: Wh
     assert Bundle.open(out).manifest.evaluation == Bundle.open(whole.bundle).manifest.evaluation
 
 
-def test_building_again_only_evaluates_again(folder: Path, whole: Whole):
+def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None:
     before = Bundle.open(whole.bundle)
     done = run(build_arguments(folder, whole.bundle, "--json"))
     assert done.returncode == 0, done.stderr
@@ -185,7 +189,7 @@ def test_building_again_only_evaluates_again(folder: Path, whole: Whole):
     assert json.loads(done.stdout)["pictures"] == 24
 
 
-def test_other_settings_are_refused(folder: Path, whole: Whole):
+def test_other_settings_are_refused(folder: Path, whole: Whole) -> None:
     done = run(build_arguments(folder, whole.bundle, "--temperature", "9"))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()

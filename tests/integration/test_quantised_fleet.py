@@ -10,6 +10,7 @@ from msgspec.structs import replace as changed
 
 from mdp.bundle import Bundle
 from mdp.files import write_toml
+from partitioner.gate import Way
 from tests.support.bundles import DEVICES, colour_picture, colour_plan, write_bundle
 from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet
 
@@ -19,7 +20,7 @@ from partitioner.data import open_dataset
 from tests.support.quantised import profile_of, write_colours
 
 pytestmark = pytest.mark.torch
-WAYS = (("int8", "onnxruntime"), ("int8-static", "openvino"), ("fp32", "openvino"))
+WAYS: tuple[Way, ...] = (("int8", "onnxruntime"), ("int8-static", "openvino"), ("fp32", "openvino"))
 
 
 def partition(*args: object) -> Any:

@@ -5,7 +5,7 @@ import itertools
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -163,6 +163,7 @@ def test_what_is_under_way_ends_with_the_bundle_that_it_began_with(fleet: Fleet)
         point(fleet, "held", "new")
         client.reload(timeout_s=PATIENCE_S)
         came += [next(answers) for _ in range(4)]
+        assert isinstance(answers, Generator)
         answers.close()
     assert [answer.bundle for answer in came] == [digest(fleet, "old")] * 3 + [
         digest(fleet, "new")

@@ -120,7 +120,7 @@ def test_what_was_sent_before_the_end_reaches_a_client_that_is_slow_to_read(
         closing.start()
         try:
             for _ in range(replies):
-                assert peer.dealer.poll(1000 * PATIENCE_S), "no reply"
+                assert peer.dealer.poll(int(1000 * PATIENCE_S)), "no reply"
                 assert peer.dealer.recv_multipart() == [b"", frame]
         finally:
             closing.join()

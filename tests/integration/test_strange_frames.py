@@ -6,6 +6,7 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -328,6 +329,10 @@ def test_a_device_that_says_nothing_is_late(fleet: Fleet) -> None:
     assert answer.used == ("alpha", "beta")
 
 
+def counted(client: Client, count: int) -> bool:
+    return client.status(timeout_s=0.05) != [] and sum(client.counters.values()) == count
+
+
 def test_replies_to_nothing_and_second_ones_are_counted(fleet: Fleet) -> None:
     def chatty(infer: Infer) -> list[list[Buffer]]:
         right = red_result(infer.request_id)
@@ -337,13 +342,7 @@ def test_replies_to_nothing_and_second_ones_are_counted(fleet: Fleet) -> None:
         for number in range(1, 4):
             assert client.classify(RED, deadline_ms=PLENTY_MS).missing == {}
             # The second and third reply come before or after the other devices' own.
-            until(
-                lambda number=number: (
-                    client.status(timeout_s=0.05) != []
-                    and sum(client.counters.values()) == 3 * number
-                ),
-                "every reply is counted",
-            )
+            until(partial(counted, client, 3 * number), "every reply is counted")
         assert client.counters["late"] >= 3
         assert client.counters["malformed"] == 0
 

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ REFUSALS = {
 }
 
 
-@pytest.fixture(params=REFUSALS.values(), ids=REFUSALS)
+@pytest.fixture(params=REFUSALS.values(), ids=list(REFUSALS))
 def refusal(
     request: pytest.FixtureRequest, fleet: Fleet, keys: Keys, tmp_path: Path
 ) -> tuple[Path, str, str]:
@@ -239,11 +240,12 @@ def test_a_device_that_changes_its_key_is_refused_and_used_again(
                 own.agents["alpha"].kill()
                 own.restart("alpha", *options)
 
-                def reason() -> str | None:
+                def says(wanted: str | None) -> bool:
                     (status,) = client.status(timeout_s=0.05)
-                    return None if status.state == "READY" else f"refused: {status.reason}"
+                    reason = None if status.state == "READY" else f"refused: {status.reason}"
+                    return reason == wanted
 
-                until(lambda reason=reason, e=expected: reason() == e, f"it is {expected}")
+                until(partial(says, expected), f"it is {expected}")
             assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
 
 
@@ -517,7 +519,7 @@ def test_what_was_said_once_cannot_be_said_again(
         before = is_well(peer).counts
         for part in (recorded, recorded[:64] + recorded[300:], recorded[-500:]):
             with crowd(alpha.address, 1, part) as (replayed,):
-                until(lambda replayed=replayed: hung_up(replayed), "it is not listened to")
+                until(partial(hung_up, replayed), "it is not listened to")
         assert is_well(peer).counts == before
 
 

@@ -53,7 +53,8 @@ def weights(out: Path, rank: int = 0) -> Any:
 
 
 def report(out: Path, rank: int = 0) -> dict[str, Any]:
-    return json.loads((out / f"report-{rank}.json").read_bytes())
+    content: dict[str, Any] = json.loads((out / f"report-{rank}.json").read_bytes())
+    return content
 
 
 def difference(ours: Any, theirs: Any) -> float:
@@ -80,7 +81,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("case", ["plain", "empty", "parts"])
-def test_two_processes_end_with_the_weights_of_one(folder: Path, case: str):
+def test_two_processes_end_with_the_weights_of_one(folder: Path, case: str) -> None:
     one, two = folder / case / "1", folder / case / "2"
     assert torch.equal(weights(two, 0), weights(two, 1))
     assert difference(weights(two), weights(one)) < TOLERANCE
@@ -92,12 +93,12 @@ def test_two_processes_end_with_the_weights_of_one(folder: Path, case: str):
     assert report(two, 0)["curve"][-1]["loss"] == report(two, 1)["curve"][-1]["loss"]
 
 
-def test_two_processes_go_on_where_one_was_stopped(folder: Path):
+def test_two_processes_go_on_where_one_was_stopped(folder: Path) -> None:
     assert len(report(folder / "resumed")["curve"]) == 4
     assert difference(weights(folder / "resumed"), weights(folder / "plain" / "1")) < TOLERANCE
 
 
-def test_all_stop_early_together_with_the_best_weights(folder: Path):
+def test_all_stop_early_together_with_the_best_weights(folder: Path) -> None:
     one, two = folder / "early" / "1", folder / "early" / "2"
     for rank in (0, 1):
         found = [epoch["validation"] for epoch in report(two, rank)["curve"]]
@@ -106,7 +107,7 @@ def test_all_stop_early_together_with_the_best_weights(folder: Path):
     assert difference(weights(two), weights(one)) < TOLERANCE
 
 
-def test_a_loss_that_one_process_finds_broken_stops_all_in_the_same_step(folder: Path):
+def test_a_loss_that_one_process_finds_broken_stops_all_in_the_same_step(folder: Path) -> None:
     one, two = folder / "broken" / "1", folder / "broken" / "2"
     first, other = report(two, 0), report(two, 1)
     assert first["kind"] == "TrainingDiverged"
@@ -118,7 +119,7 @@ def test_a_loss_that_one_process_finds_broken_stops_all_in_the_same_step(folder:
     assert all(value.isfinite().all() for value in kept["module"].values())
 
 
-def test_a_broken_checkpoint_is_named_once(folder: Path):
+def test_a_broken_checkpoint_is_named_once(folder: Path) -> None:
     two = folder / "damaged" / "2"
     assert report(two, 0)["error"].endswith(
         "checkpoint.pt: not a checkpoint of this run; remove it to start over"
@@ -126,7 +127,7 @@ def test_a_broken_checkpoint_is_named_once(folder: Path):
     assert (report(two, 1)["kind"], report(two, 1)["code"]) == ("StoppedElsewhere", 0)
 
 
-def test_the_first_prepares_and_whoever_fails_speaks(folder: Path):
+def test_the_first_prepares_and_whoever_fails_speaks(folder: Path) -> None:
     first, other = (json.loads((folder / f"said-{rank}.json").read_bytes()) for rank in (0, 1))
     assert first == [
         "wrote",
@@ -213,7 +214,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(one, two, command, torchrun(*command, "--json"))
 
 
-def test_a_run_that_one_process_began_is_finished_by_two(runs: Runs):
+def test_a_run_that_one_process_began_is_finished_by_two(runs: Runs) -> None:
     assert runs.done.returncode == 0, runs.done.stderr
     assert json.loads(runs.done.stdout) == {"run": str(runs.two.path), "members": 2}
     names = sorted(path.name for path in runs.one.path.iterdir() if path.name != ".lock")
@@ -231,14 +232,14 @@ def test_a_run_that_one_process_began_is_finished_by_two(runs: Runs):
         assert curves[0][name][-1]["loss"] == pytest.approx(curve[-1]["loss"], rel=RUN_TOLERANCE)
 
 
-def test_the_first_process_alone_reports(runs: Runs):
+def test_the_first_process_alone_reports(runs: Runs) -> None:
     lines = [line.split(":")[0] for line in runs.done.stderr.splitlines()]
     assert lines.count("training sub-model 0 for alpha") == 1
     assert lines.count("sub-model 1 for beta") == 1
     assert "training the teacher" not in lines
 
 
-def test_a_refusal_is_one_line_by_one_process(runs: Runs):
+def test_a_refusal_is_one_line_by_one_process(runs: Runs) -> None:
     done = torchrun(*runs.command, "--temperature", "9")
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("mdp-partition")]

@@ -203,7 +203,8 @@ def listed(folder: Path, name: str) -> None:
 def colour_picture(label: str, height: int = 40, width: int = 60) -> np.ndarray:
     """A noisy uint8 `[H, W, 3]` picture whose answer is `label`."""
     noise = np.random.default_rng(0).integers(0, 80, size=(height, width, 3), dtype=np.uint8)
-    return noise + (CHANNELS[LABELS.index(label)] * 120).astype(np.uint8)
+    picture: np.ndarray = noise + (CHANNELS[LABELS.index(label)] * 120).astype(np.uint8)
+    return picture
 
 
 def with_early_bounds(folder: Path, most: float) -> Path:

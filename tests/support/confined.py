@@ -5,7 +5,7 @@ import os
 import socket
 import subprocess
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -36,7 +36,7 @@ def processor_limit(pid: int, share: float) -> Iterator[None]:
 def _group(
     controller: str,
     pid: int,
-    settings: dict[str, object],
+    settings: Mapping[str, object],
     *,
     at_most: dict[str, object] | None = None,
 ) -> Iterator[None]:

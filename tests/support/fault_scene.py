@@ -164,7 +164,7 @@ class Scene:
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.connect(self.agent.address)
             dealer.send(b"junk")
-            assert dealer.poll(PATIENCE_S * 1e3), "nobody complains"
+            assert dealer.poll(int(PATIENCE_S * 1e3)), "nobody complains"
 
     @property
     def cable(self) -> Wire:

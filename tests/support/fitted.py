@@ -7,6 +7,7 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -46,7 +47,7 @@ class Net(nn.Module):
         return torch.stack([self.branches[k](x)[:, 0] for k in branches]).mean(dim=0)
 
 
-def stage(folder: Path, *, epochs: int = 4, batch_size: int = 8, **more: object) -> Stage:
+def stage(folder: Path, *, epochs: int = 4, batch_size: int = 8, **more: Any) -> Stage:
     """A training of the tiny network; 50 pictures in batches of 7 or 8 make uneven shares."""
     schedule = MemberSchedule(epochs=epochs, batch_size=batch_size, learning_rate=0.01)
     return Stage(
@@ -140,7 +141,7 @@ def _waited(out: Path) -> None:
 def cases(folder: Path) -> dict[str, Callable[[], None]]:
     """Everything that is compared, by name."""
 
-    def case(name: str, **more: object) -> tuple[Path, Stage]:
+    def case(name: str, **more: Any) -> tuple[Path, Stage]:
         out = folder / name / str(world().size)
         return out, stage(out, **more)
 

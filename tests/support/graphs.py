@@ -63,7 +63,9 @@ def peak_bytes(model: Any) -> int:
         for output in node.output:
             source = node.input[0] if node.op_type in _VIEWS else output
             owner[output] = owner.get(source, source)
-    last = {owner.get(n, n): i for i, node in enumerate(model.graph.node) for n in node.input}
+    last: dict[str, float] = {
+        owner.get(n, n): i for i, node in enumerate(model.graph.node) for n in node.input
+    }
     last |= {owner.get(v.name, v.name): math.inf for v in model.graph.output}
     pixels = model.graph.input[0].name
     last[pixels] = math.inf

@@ -107,14 +107,19 @@ def main() -> None:
                         f"late by {late_s * 1e3 - 98:.0f} ms in {share:4.0%}, a call every "
                         f"{every_s * 1e3:3.0f} ms: {waited:6.1%} waited, {whole:6.1%} complete"
                     )
-        for share in ((20.0, 200.0), (20.0,) * 9 + (200.0,), (20.0,) + (200.0,) * 9):
-            seen = play(folder, lambda now_s: 0.06, calls=4000, deadlines_ms=share, every_s=0.033)
+        mixtures: list[tuple[float, ...]] = [
+            (20.0, 200.0),
+            (20.0,) * 9 + (200.0,),
+            (20.0,) + (200.0,) * 9,
+        ]
+        for mixture in mixtures:
+            seen = play(folder, lambda now_s: 0.06, calls=4000, deadlines_ms=mixture, every_s=0.033)
             for deadline_ms in (20.0, 200.0):
                 own = [call for call in seen if call.deadline_ms == deadline_ms]
                 waited = sum(call.waited for call in own) / len(own)
                 whole = sum(call.whole for call in own) / len(own)
                 print(
-                    f"60 ms, {share.count(20.0)}:{share.count(200.0)} calls of 20 and 200 ms, "
+                    f"60 ms, {mixture.count(20.0)}:{mixture.count(200.0)} calls of 20 and 200 ms, "
                     f"{deadline_ms:.0f} ms: {waited:6.1%} waited, {whole:6.1%} complete"
                 )
 

@@ -191,7 +191,8 @@ class FakeDevice:
 def latency_of(run: Run) -> float:
     """A larger encoder takes longer, more threads and int8 less."""
     size = run.spec.image_size * run.spec.embed_dim * run.spec.depth * run.batch
-    return size / 1000 / run.threads**0.5 / (2 if run.spec.precision == "int8" else 1)
+    slower: float = run.threads**0.5
+    return size / 1000 / slower / (2 if run.spec.precision == "int8" else 1)
 
 
 class FakeModels:

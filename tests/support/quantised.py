@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -43,7 +44,7 @@ def profile_of(device: str, times: Mapping[Way, float], *, measured: bool = True
         for way, latency_ms in {("fp32", "onnxruntime"): 1.0, **times}.items()
     ]
     like = read_profile("n100")
-    method = "measured" if measured else "estimated"
+    method: Literal["measured", "estimated"] = "measured" if measured else "estimated"
     latency = Provenance(method=method, source=f"by a test, on no {device}")
     return msgspec.structs.replace(
         like, name=device, latency=points, provenance={**like.provenance, "latency": latency}

@@ -2,6 +2,7 @@
 
 import io
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -41,7 +42,11 @@ def spec(image_size: int, embed_dim: int, patch_size: int = 4, depth: int = 1) -
 def tiny_plan() -> Plan:
     """Two members that differ in picture, width, view and encoding."""
     ms = PredictedMs(compute=1, network=1, total=2)
-    common = {"predicted_ms": ms, "memory_bytes": 1, "provider": "CPUExecutionProvider"}
+    common: dict[str, Any] = {
+        "predicted_ms": ms,
+        "memory_bytes": 1,
+        "provider": "CPUExecutionProvider",
+    }
     return Plan(
         teacher=TeacherSpec(
             name="vit_tiny_patch16_224", args=dict(TEACHER_ARGS), shape=spec(12, 24)
@@ -71,8 +76,8 @@ def asked(
     seed: int = 0,
     epochs: int = 3,
     joint_epochs: int = 0,
-    schedule: dict[str, object] | None = None,
-    **options: object,
+    schedule: dict[str, Any] | None = None,
+    **options: Any,
 ) -> Asked:
     """A training of a few epochs; `schedule` changes how the sub-models are trained."""
     return Asked(

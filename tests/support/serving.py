@@ -108,7 +108,7 @@ def queued(peer: StrangePeer) -> int:
 
 def replies(peer: StrangePeer, count: int) -> dict[int, str]:
     """Request -> `answered` or a failure's code."""
-    came = {}
+    came: dict[int, str] = {}
     for _ in range(count):
         message = peer.receive().message
         assert isinstance(message, Result | Failure)

@@ -1,7 +1,7 @@
 """The agent's queue: bounded, fair between clients, deadline-aware, in batches where they pay."""
 
-from collections import Counter
-from typing import Any
+from collections import Counter, defaultdict
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -185,7 +185,7 @@ def filled(admission: Admission, **clients: int) -> dict[str, list[Job]]:
 
 def served(admission: Admission) -> list[Job]:
     """Everything that waits, in the order in which it is run."""
-    order = []
+    order: list[Job] = []
     while True:
         jobs, dropped = admission.take(now_s=0.0)
         assert dropped == []
@@ -358,7 +358,7 @@ def test_under_any_flood_a_modest_client_is_served_every_other_time() -> None:
 
 def test_computing_time_decides_who_is_next_and_not_turns() -> None:
     """Both always have requests waiting; one picture of the hog's takes ten times as long."""
-    admission, used_s = Admission(), Counter[str]()
+    admission, used_s = Admission(), defaultdict[str, float](float)
     for _ in range(220):
         for client in ("hog", "modest"):
             while admission.offer(job(client=client), now_s=0.0) == [] and admission.waiting < 6:
@@ -482,7 +482,7 @@ def batching(most: int = 4, **measured_s: float) -> Admission:
     return admission
 
 
-PAYING = {"one": 0.1, "two": 0.12, "three": 0.14, "four": 0.16}
+PAYING: dict[str, Any] = {"one": 0.1, "two": 0.12, "three": 0.14, "four": 0.16}
 
 
 def test_as_many_as_wait_are_taken_together() -> None:
@@ -568,7 +568,7 @@ def test_what_took_long_once_is_tried_again() -> None:
 def test_whatever_is_taken_together_is_predicted_to_be_on_time(
     measured_s: list[float], budgets_s: list[float], now_s: float
 ) -> None:
-    admission = batching(**dict(zip(PAYING, measured_s, strict=True)))
+    admission = batching(**cast(dict[str, Any], dict(zip(PAYING, measured_s, strict=True))))
     for number, budget_s in enumerate(budgets_s):
         admission.offer(job(budget_s, client=str(number % 3)), now_s=0.0)
     waiting = admission.waiting

@@ -96,4 +96,5 @@ def test_watching_and_looking() -> None:
 
 def test_numbers_of_numpy_are_numbers() -> None:
     assert checked_deadline_ms(np.float32(80)) == 80  # type: ignore[arg-type]
-    assert checked_deadline_ms(np.int64(80)) == 80
+    of_numpy: Any = np.int64(80)
+    assert checked_deadline_ms(of_numpy) == 80

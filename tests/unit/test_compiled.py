@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_missing_headers_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CC", "sh")
-    monkeypatch.setattr(compiled.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     assert compiled.missing() == (
         f"no {tmp_path}/Python.h: expected this Python's headers (Debian: python3-dev)"
     )

@@ -19,7 +19,8 @@ from mdp.bundle import Bundle
 from mdp.crop import Pixels
 from mdp.errors import AgentError
 from mdp.fusion import Contribution
-from mdp.wire import Buffer, Encoding, Failure, Infer, Message, Result, contribution_of, decode
+from mdp.plan import Encoding
+from mdp.wire import Buffer, Failure, Infer, Message, Result, contribution_of, decode
 from tests.support.bundles import SIZES, write_bundle
 
 SIZE = SIZES[0]

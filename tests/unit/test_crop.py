@@ -106,7 +106,7 @@ def test_greyscale_gets_three_equal_channels(tmp_path: Path) -> None:
 
 
 def test_16_bit_greyscale_is_scaled_and_not_clipped(tmp_path: Path) -> None:
-    wide = (GREY.astype(np.uint16) << 8) | GREY
+    wide: Any = (GREY.astype(np.uint16) << 8) | GREY
     loaded = pixels_of(load_picture(file(tmp_path, encoded(wide, "PNG"))))
     assert loaded.shape == (32, 32, 3)
     np.testing.assert_allclose(loaded[..., 0].astype(int), GREY, atol=1)
@@ -114,7 +114,7 @@ def test_16_bit_greyscale_is_scaled_and_not_clipped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("dtype", "top"), [(np.float32, 255.0), (np.float32, 1.0), (np.int32, 1)])
 def test_other_wide_greyscales_become_pictures(dtype: type, top: float) -> None:
-    values = (GREY / 255 * top).astype(dtype)
+    values: np.ndarray = (GREY / 255 * top).astype(dtype)
     loaded = pixels_of(load_picture(Image.fromarray(values)))
     assert loaded.shape == (32, 32, 3)
     assert loaded.dtype == np.uint8
@@ -330,7 +330,7 @@ def test_memory_is_that_of_the_pixels_once(tmp_path: Path, mode: str, most: int)
         file(tmp_path, encoded(Image.new(mode, (n, n)), "PNG", compress_level=1), f"{n}.png")
         for n in (100, side)
     )
-    command = [sys.executable, "-c", _PEAK, small, large]
+    command = [sys.executable, "-c", _PEAK, str(small), str(large)]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert int(printed) < most * side**2
 

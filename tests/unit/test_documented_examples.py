@@ -19,7 +19,9 @@ def test_mypy_strict_accepts_the_examples(tmp_path: Path) -> None:
             files[-1].write_text(block)
     assert len(files) >= 4
     cache = tmp_path / "cache"
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", cache]
+    command = [
+        sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(cache)
+    ]  # fmt: skip
     done = subprocess.run(
         [*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )

@@ -30,14 +30,14 @@ finally:
 @pytest.mark.parametrize(
     ("name", "code"), [("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", -signal.SIGINT)]
 )
-def test_a_signal_that_python_swallows_comes_again(name, code):
+def test_a_signal_that_python_swallows_comes_again(name: str, code: int) -> None:
     words = [sys.executable, "-c", LOST.format(name=name)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "went on\ncleaned up\n"
     assert done.returncode == code
 
 
-def test_cleaning_up_is_not_disturbed():
+def test_cleaning_up_is_not_disturbed() -> None:
     before = signal.getsignal(signal.SIGINT)
     with undisturbed():
         signal.raise_signal(signal.SIGINT)

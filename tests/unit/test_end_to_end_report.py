@@ -1,5 +1,7 @@
 """The end-to-end benchmark's tables and picture: ratios to MDP, and what is said beside them."""
 
+from typing import Any
+
 import pytest
 
 from benchmarks.end_to_end.outcomes import Answers, Found, LinkFound, SplitFound
@@ -8,7 +10,7 @@ from benchmarks.end_to_end.report import OURS, DeviceRow, LinkResult, Results, f
 from tests.support.bundles import colour_plan
 
 
-def answers(name, factor, *, calculated=False):
+def answers(name: str, factor: float, *, calculated: bool = False) -> Answers:
     return Answers(
         name=name,
         latency_ms=[100.0 * factor, 110.0 * factor, 120.0 * factor],
@@ -18,13 +20,13 @@ def answers(name, factor, *, calculated=False):
     )
 
 
-def device(name, share, teacher_ms):
+def device(name: str, share: float, teacher_ms: float) -> DeviceRow:
     return DeviceRow(
         name=name, core=0, share=share, teacher_ms=teacher_ms, blocks=6, heads=3, hidden=688
     )
 
 
-def results(**changed):
+def results(**changed: Any) -> Results:
     found = Found(
         link=LinkFound(bandwidth_bps=19e6, round_trip_s=0.0001),
         answers=[answers(OURS, 1.0), answers("other", 2.0, calculated=True)],
@@ -32,7 +34,7 @@ def results(**changed):
         pipeline_error=0.0,
         largest_logit=1.5,
     )
-    known = {
+    known: dict[str, Any] = {
         "machine": {"load_before": 0.1},
         "teacher": "vit",
         "quick": False,
@@ -48,7 +50,7 @@ def results(**changed):
     return Results(**{**known, **changed})
 
 
-def test_everybody_is_shown_beside_mdp():
+def test_everybody_is_shown_beside_mdp() -> None:
     link = next(sheet for sheet in sheets(results()) if sheet.title == "20 Mbit/s")
     ours, other = link.rows
     assert ours == (OURS, "110", "120", "1.00", "1.00", "10.0", "1.00", "50.0", "1.0")
@@ -65,12 +67,14 @@ def test_everybody_is_shown_beside_mdp():
         ({"without_http": "no interpreter"}, "Without HTTP servers: no interpreter"),
     ],
 )
-def test_what_makes_figures_worth_less_stands_before_them(changed, said):
+def test_what_makes_figures_worth_less_stands_before_them(
+    changed: dict[str, Any], said: str
+) -> None:
     assert said in figures(results(**changed))
     assert said not in figures(results())
 
 
-def test_the_picture_is_the_same_every_time():
+def test_the_picture_is_the_same_every_time() -> None:
     pytest.importorskip("matplotlib")
     first = draw(results())
     assert first == draw(results())

@@ -1,6 +1,5 @@
 """Looks, without sockets: what the devices are asked, and what their frames make of an answer."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from tests.support.exchanges import Desk
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def desk(tmp_path: Path) -> Desk:
     folder = write_bundle(tmp_path / "bundle")
     return Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2), ("gamma/attic", 2)])
 
@@ -60,7 +59,8 @@ def test_every_member_is_asked_to_look_and_no_picture_is_sent(desk: Desk) -> Non
     assert [ask.k for ask in asked.values()] == [0, 1, 2]
     for ask in asked.values():
         assert ask.digest == desk.bundle.digest
-        assert (ask.ago_ms, ask.within_ms, ask.budget_ms) == (0.0, 250.0, pytest.approx(98.0))
+        assert (ask.ago_ms, ask.within_ms) == (0.0, 250.0)
+    assert ask.budget_ms == pytest.approx(98.0)
 
 
 def test_the_answer_tells_every_frame_and_how_far_apart_they_are(desk: Desk) -> None:

@@ -1,6 +1,7 @@
 """One formula for every arrival subset, and when which rule applies."""
 
 from math import comb
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_probabilities_of_any_finite_logits(logits: list[float]) -> None:
 
 @given(st.lists(st.floats(-50, 50, width=32), min_size=2, max_size=8), st.floats(-1e4, 1e4))
 def test_probabilities_do_not_change_with_an_offset(logits: list[float], offset: float) -> None:
-    plain = np.array(logits, dtype=np.float64)
+    plain: Any = np.array(logits, dtype=np.float64)
     np.testing.assert_allclose(probabilities(plain), probabilities(plain + offset), atol=1e-6)
 
 
@@ -199,7 +200,8 @@ def test_temperatures_leave_every_label_as_it_is(
     warm = SubsetWeights(members=fitted.members, a=fitted.a, b=fitted.b, temperatures=temperatures)
     fusion = FusionWeights(num_classes=1, subsets=[warm])
     plain = FusionWeights(num_classes=1, subsets=[])
-    for rule, value in (("boosted", boosted), ("bagged", bagged)):
+    values: dict[Fusion, float] = {"boosted": boosted, "bagged": bagged}
+    for rule, value in values.items():
         cold = fuse(contributions, weights_for(fitted.members, rule, plain))
         divided = fuse(contributions, weights_for(fitted.members, rule, fusion))
         size = np.abs([[c.boost, c.bag] for c in contributions.values()]).max()

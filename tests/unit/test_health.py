@@ -114,7 +114,8 @@ def test_one_that_is_not_ready_is_out_at_once_and_back_as_soon_as_it_says_so() -
 
 
 def test_how_often_one_that_is_out_is_asked_how_it_is() -> None:
-    health, asked, now_s = silenced(0.0), [], 0.0
+    health, now_s = silenced(0.0), 0.0
+    asked: list[float] = []
     while len(asked) < 9:
         now_s += 0.25
         if health.due(now_s):

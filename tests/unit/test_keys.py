@@ -240,7 +240,7 @@ def test_of_two_that_make_the_same_keys_at_once_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, others = os.open, list[KeyFile]()
-    begun = []
+    begun: list[str] = []
 
     def late(path: str, flags: int, mode: int = 0o777) -> int:
         # Another process does all of it after this one has looked whether the files exist.

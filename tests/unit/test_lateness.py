@@ -136,10 +136,11 @@ def test_a_try_in_time_or_a_new_connection_is_a_reason_to_try_it_at_once() -> No
     lateness = Lateness()
     told(lateness, [LATE_S] * 8)
     late = lateness.suspects["gamma"]
-    for refresh in (
+    refreshes: list[Callable[[], object]] = [
         lambda: lateness.in_time("gamma", USUAL_S, tried=True),
         lambda: lateness.connected("gamma"),
-    ):
+    ]
+    for refresh in refreshes:
         late.tried(1.0)
         assert late.paused_until_s > 1.0
         # An answer to somebody who has more time is none.

@@ -2,11 +2,11 @@
 
 import io
 import signal
+import sys
 
 import msgspec
 import pytest
 
-from devices import probe_child
 from devices.probe_child import Failed, _ending, serve
 
 REPLY = msgspec.json.Decoder(Failed)
@@ -22,7 +22,7 @@ def served(lines: bytes) -> list[str]:
 def test_where_nothing_can_be_forked_one_request_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(probe_child.sys, "platform", "darwin")
+    monkeypatch.setattr(sys, "platform", "darwin")
     assert len(served(b"nonsense\nnonsense\n")) == 1
 
 

@@ -1,5 +1,6 @@
 """What times of messages say of a link. No sockets."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from mdp.errors import InputError
 from mdp.wire import MIN_FRAME_BYTES, Ask, Infer, Message
 
 
-def line(bits_per_second: float, round_trip_s: float, sent: list[int]):
+def line(bits_per_second: float, round_trip_s: float, sent: list[int]) -> Callable[..., float]:
     """A line on which every message takes as long as its bytes."""
 
     def exchange(message: Message, *buffers: bytes) -> float:

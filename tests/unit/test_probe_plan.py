@@ -1,6 +1,7 @@
 """What is measured, in which order, and what is made of it. Pure."""
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -182,7 +183,8 @@ def test_points_that_agree_all_stay() -> None:
 
 
 def test_the_best_provider_is_the_fastest_on_what_all_of_them_ran() -> None:
-    small, large = {"image_size": 8}, {"image_size": 64}
+    small: dict[str, Any] = {"image_size": 8}
+    large: dict[str, Any] = {"image_size": 64}
     points = [
         point_of(a_run(**small), measured(1.0)),
         point_of(a_run(**large), measured(100.0)),

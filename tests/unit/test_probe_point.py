@@ -1,5 +1,7 @@
 """Measuring one encoder: what is counted as what. A fake clock, a fake runtime."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -15,7 +17,7 @@ from devices.probe_point import (
 from tests.support.probes import CPU, Clock, FakeRuntime, FakeSystem, a_run
 
 
-def loading(clock: Clock, runtime: FakeRuntime, system: FakeSystem, seconds: float = 0.2):
+def loading(clock: Clock, runtime: FakeRuntime, system: FakeSystem, seconds: float = 0.2) -> Any:
     """Opens `runtime` after some seconds, in which the process grows by 5 MB."""
 
     def load() -> FakeRuntime:

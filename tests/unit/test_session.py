@@ -74,7 +74,7 @@ def play(
     return told + [said(session.handle(event)) for event in events]
 
 
-ALL = ({0: "alpha", 1: "beta", 2: "gamma"}, {}, False)
+ALL: tuple[dict[int, str], dict[str, str], bool] = ({0: "alpha", 1: "beta", 2: "gamma"}, {}, False)
 
 
 @pytest.mark.parametrize(
@@ -457,8 +457,8 @@ def test_a_device_on_probation_is_asked_beside_its_replica() -> None:
         [],
         [({0: "alpha/attic", 1: "beta"}, {}, False)],
     ]
-    events = [failed("alpha/attic", 0.01, "x"), replied("beta", 0.02)]
-    told = proving(REPLICAS, {"alpha": 0}, events)
+    failing: list[Event] = [failed("alpha/attic", 0.01, "x"), replied("beta", 0.02)]
+    told = proving(REPLICAS, {"alpha": 0}, failing)
     missing = {"alpha": PROBATION, "alpha/attic": "x"}
     assert told[1:] == [[], [({1: "beta"}, missing, False)]]
 
@@ -526,7 +526,8 @@ def test_a_hedge_gets_what_is_left_and_its_time_counts_from_its_own_asking() -> 
     session.start(now_s=0.0, unavailable={})
     (send,) = session.handle(passed(0.030))
     assert isinstance(send, Send)
-    assert (send.device, send.budget_ms) == ("b", pytest.approx(70.0))
+    assert send.device == "b"
+    assert send.budget_ms == pytest.approx(70.0)
     (finish,) = session.handle(replied("b", 0.040))
     assert isinstance(finish, Finish)
     assert finish.arrived[0].network_ms == pytest.approx(4.0)
@@ -541,7 +542,8 @@ def test_a_device_of_which_nothing_is_known_is_hedged_after_half_of_the_time() -
     assert session.handle(passed(0.049)) == []
     (send,) = session.handle(passed(0.050))
     assert isinstance(send, Send)
-    assert (send.device, send.hedged, send.budget_ms) == ("b", True, pytest.approx(50.0))
+    assert (send.device, send.hedged) == ("b", True)
+    assert send.budget_ms == pytest.approx(50.0)
 
 
 @dataclass

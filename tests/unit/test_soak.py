@@ -129,7 +129,13 @@ def test_a_schedule_is_its_seed_s_and_leaves_time_to_heal() -> None:
 
 
 def held(at_s: float, **changes: Any) -> Held:
-    known = {"who": "alpha", "pid": 1, "rss_bytes": 80 * 2**20, "files": 20, "sockets": 5}
+    known: dict[str, Any] = {
+        "who": "alpha",
+        "pid": 1,
+        "rss_bytes": 80 * 2**20,
+        "files": 20,
+        "sockets": 5,
+    }
     return Held(at_s=at_s, **(known | {"threads": 6} | changes))
 
 

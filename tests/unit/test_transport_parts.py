@@ -1,7 +1,7 @@
 """What an agent's door decides, and what a greeting tells. No sockets."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import psutil
 import pytest
@@ -74,11 +74,19 @@ def test_the_oldest_of_the_largest_crowd_goes_first() -> None:
     assert len(door) == 4
 
 
+def older_than(newest: int) -> Callable[[Visitor], bool]:
+    return lambda visitor: visitor.descriptor < newest
+
+
+def always(proves: bool) -> Callable[[Visitor], bool]:
+    return lambda visitor: proves
+
+
 def test_whoever_has_proved_who_it_is_stays() -> None:
     door = Door(limit=2)
     for number in range(10):
         # Everybody but the newest has.
-        gone = door.opened(Visitor(number, "a", number), lambda v, new=number: v.descriptor < new)
+        gone = door.opened(Visitor(number, "a", number), older_than(number))
         assert gone is None
     assert len(door) == 2
 
@@ -121,7 +129,7 @@ def test_no_history_fills_the_door_beyond_its_limit(
             there.discard(number)
             continue
         there.add(number)
-        gone = door.opened(Visitor(number, host, 0), lambda visitor, proves=proves: proves)
+        gone = door.opened(Visitor(number, host, 0), always(proves))
         assert gone is None or gone.descriptor in there
         assert gone is None or not proves
         assert len(door) <= limit

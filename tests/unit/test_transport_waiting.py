@@ -1,13 +1,14 @@
 """How a client waits: in whole milliseconds first, then for what is left. No sockets, no sleeps."""
 
 import math
+import select
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.transport import sockets
 from mdp.transport.sockets import told_within
 
 TOLD = [(7, 1)]
@@ -47,8 +48,8 @@ class World:
 
     def told_within(self, timeout_s: float | None) -> list[tuple[int, int]]:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sockets.time, "monotonic", self.monotonic)
-            patch.setattr(sockets.select, "select", self.select)
+            patch.setattr(time, "monotonic", self.monotonic)
+            patch.setattr(select, "select", self.select)
             waited: Any = self
             return told_within(waited, timeout_s)
 

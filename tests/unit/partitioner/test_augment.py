@@ -24,7 +24,7 @@ def picture(side: int = 24) -> np.ndarray:
     return np.stack([across, down, across[::-1]], axis=2)
 
 
-def test_a_variant_is_keyed_by_seed_picture_and_variant():
+def test_a_variant_is_keyed_by_seed_picture_and_variant() -> None:
     augmenter = Augmenter(MUCH, 24)
     first = augmenter.variant(picture(), 1, 2, 3)
     augmenter.variant(picture(), 9, 9, 9)
@@ -35,7 +35,7 @@ def test_a_variant_is_keyed_by_seed_picture_and_variant():
         assert not np.array_equal(first, augmenter.variant(picture(), *key))
 
 
-def test_without_anything_asked_for_the_picture_stays():
+def test_without_anything_asked_for_the_picture_stays() -> None:
     nothing = Augmentation(min_area=1.0, flip=False)
     augmenter = Augmenter(nothing, 24)
     # A crop of the whole area may still be a little wider than high.
@@ -44,7 +44,7 @@ def test_without_anything_asked_for_the_picture_stays():
         assert np.abs(difference).mean() < 12
 
 
-def test_mirrored_only_if_asked():
+def test_mirrored_only_if_asked() -> None:
     def mirrored(flip: bool | None) -> int:
         augmenter = Augmenter(Augmentation(min_area=1.0, flip=flip), 24)
         variants = [augmenter.variant(picture(), 0, n, 1) for n in range(40)]
@@ -54,7 +54,7 @@ def test_mirrored_only_if_asked():
     assert 8 < mirrored(True) < 32
 
 
-def test_erasing_leaves_noise():
+def test_erasing_leaves_noise() -> None:
     plain = Augmentation(min_area=1.0, flip=False)
     erased = Augmentation(min_area=1.0, flip=False, erasing=1.0)
     one, other = (Augmenter(a, 24).variant(picture(), 0, 0, 1) for a in (plain, erased))
@@ -63,18 +63,18 @@ def test_erasing_leaves_noise():
 
 
 @pytest.mark.parametrize("text", ["much", "rand-", "rand-m6-n2-mstdx", "augmix-m3", "3a"])
-def test_an_unknown_policy_is_one_line(text: str):
+def test_an_unknown_policy_is_one_line(text: str) -> None:
     with pytest.raises(InputError, match=rf"--rand-augment: expected timm's .* got '{text}'"):
         Augmenter(Augmentation(rand_augment=text), 24)
 
 
 @pytest.mark.parametrize("text", ["", "rand-m6-n2-mstd0.5", "rand-m9-mstd0.5-inc1"])
-def test_a_known_policy_is_taken(text: str):
+def test_a_known_policy_is_taken(text: str) -> None:
     assert Augmenter(Augmentation(rand_augment=text), 24).variant(picture(), 1, 1, 1).any()
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
-def test_mixed_pictures_carry_mixed_labels(mixup: float, cutmix: float):
+def test_mixed_pictures_carry_mixed_labels(mixup: float, cutmix: float) -> None:
     # Class c's pictures all have brightness 50 c: a blend's brightness tells its labels.
     targets = np.arange(301) % 5
     canvases = np.broadcast_to(
@@ -91,7 +91,7 @@ def test_mixed_pictures_carry_mixed_labels(mixup: float, cutmix: float):
     assert not np.array_equal(canvases, before)
 
 
-def test_the_global_generators_are_left_alone():
+def test_the_global_generators_are_left_alone() -> None:
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)

@@ -53,7 +53,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     return call
 
 
-def test_help_needs_no_torch():
+def test_help_needs_no_torch() -> None:
     code = (
         "import sys\n"
         "import partitioner.cli\n"
@@ -76,7 +76,7 @@ def test_help_needs_no_torch():
 )  # fmt: skip
 def test_without_the_partition_extra_one_line_says_what_to_install(
     tmp_path: Path, program: str, arguments: list[str]
-):
+) -> None:
     write_bundle(tmp_path / "bundle")
     code = (
         "import importlib.util, sys\n"
@@ -101,7 +101,7 @@ def test_without_the_partition_extra_one_line_says_what_to_install(
     "command",
     ["plan", "train", "export", "evaluate", "quantize", "build", "data", "simulate"],
 )
-def test_every_command_has_help_with_an_example(run: Run, command: str):
+def test_every_command_has_help_with_an_example(run: Run, command: str) -> None:
     code, out, _ = run(command, "--help")
     assert code == 0
     assert f"Example: mdp-partition {command}" in out
@@ -109,7 +109,7 @@ def test_every_command_has_help_with_an_example(run: Run, command: str):
 
 
 @pytest.mark.parametrize("app", [cli.app, mdp.cli.app], ids=["mdp-partition", "mdp"])
-def test_every_option_says_what_it_is(app: typer.Typer):
+def test_every_option_says_what_it_is(app: typer.Typer) -> None:
     def options(command: Any, path: str) -> Iterator[tuple[str, str | None]]:
         for name, inner in getattr(command, "commands", {}).items():
             yield from options(inner, f"{path} {name}")
@@ -119,20 +119,20 @@ def test_every_option_says_what_it_is(app: typer.Typer):
     assert silent == []
 
 
-def test_exit_codes_are_documented(run: Run):
+def test_exit_codes_are_documented(run: Run) -> None:
     _, out, _ = run("--help")
     words = " ".join(out.split())
     assert "Exit codes: 0 fine, 2 usage or bad input, 4 the plan was refused" in words
 
 
-def test_data_counts_and_writes(run: Run, tmp_path: Path):
+def test_data_counts_and_writes(run: Run, tmp_path: Path) -> None:
     code, out, _ = run("data", "--data", "digits", "--split", "test", "--out", "tree")
     assert code == 0
     assert "359" in out
     assert len(list((tmp_path / "tree").glob("*/*.png"))) == 359
 
 
-def test_data_as_json(run: Run):
+def test_data_as_json(run: Run) -> None:
     code, out, err = run("data", "--data", "digits", "--limit-test", 20, "--json")
     assert (code, err) == (0, "")
     value = json.loads(out)
@@ -144,7 +144,7 @@ def test_data_as_json(run: Run):
 @pytest.mark.torch
 def test_what_is_no_picture_is_left_out_and_broken_pictures_are_named_together(
     run: Run, tmp_path: Path
-):
+) -> None:
     tree = write_tree(tmp_path / "tree", each=10)
     for path in ("ring/Thumbs.db", "ring/desktop.ini", "cross/notes.txt", "__MACOSX/ring/000.png"):
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -157,9 +157,9 @@ def test_what_is_no_picture_is_left_out_and_broken_pictures_are_named_together(
     assert counted["left_out"] == {".db": 1, ".ini": 1, ".txt": 1, "__MACOSX": 1}
 
     data = open_dataset("tree")
-    broken = [Path(data.split(split).sources[0]) for split in ("train", "calibration", "test")]
-    for path in broken:
-        path.write_bytes(b"not a picture")
+    broken = [Path(str(data.split(split).sources[0])) for split in ("train", "calibration", "test")]
+    for picture in broken:
+        picture.write_bytes(b"not a picture")
     write_toml(tmp_path / "plan.toml", tiny_plan())
     code, _, err = run("train", "--plan", "plan.toml", "--data", "tree", "--run", "r",
                        "--teacher-epochs", 1)  # fmt: skip
@@ -173,7 +173,9 @@ def test_what_is_no_picture_is_left_out_and_broken_pictures_are_named_together(
 
 
 @pytest.mark.torch
-def test_plan_as_json_is_the_plan_and_nothing_else(run: Run, profiles: Path, tmp_path: Path):
+def test_plan_as_json_is_the_plan_and_nothing_else(
+    run: Run, profiles: Path, tmp_path: Path
+) -> None:
     code, out, _ = run(
         "plan", *SHARED, "--profiles", *write_profiles(profiles),
         "--latency-ms", SHARED_MS, "--data", "digits", "--out", "p.toml", "--json",
@@ -193,7 +195,7 @@ def test_plan_as_json_is_the_plan_and_nothing_else(run: Run, profiles: Path, tmp
 
 
 @pytest.mark.torch
-def test_a_refused_plan_is_shown_and_ends_with_4(run: Run, profiles: Path, tmp_path: Path):
+def test_a_refused_plan_is_shown_and_ends_with_4(run: Run, profiles: Path, tmp_path: Path) -> None:
     args = ["plan", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000]
     code, out, err = run(*args)
     assert code == 4
@@ -208,7 +210,9 @@ def test_a_refused_plan_is_shown_and_ends_with_4(run: Run, profiles: Path, tmp_p
 
 
 @pytest.mark.torch
-def test_build_refuses_the_same_plan_before_any_work(run: Run, profiles: Path, tmp_path: Path):
+def test_build_refuses_the_same_plan_before_any_work(
+    run: Run, profiles: Path, tmp_path: Path
+) -> None:
     code, _, err = run(
         "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000,
         "--data", "digits", "--teacher-epochs", 1, "--out", "b",
@@ -241,7 +245,7 @@ BUILD = ["build", *TEACHER, "--profiles", "n100", "--out", "b", "--data", "digit
 )  # fmt: skip
 def test_bad_input_is_one_line_and_exit_code_2(
     run: Run, tmp_path: Path, args: list[object], message: str
-):
+) -> None:
     code, out, err = run(*args)
     assert (code, out) == (2, "")
     assert err.startswith(f"mdp-partition: {message}")
@@ -269,7 +273,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
 )  # fmt: skip
 def test_bad_teachers_are_one_line_and_exit_code_2(
     run: Run, profiles: Path, args: list[str], message: str
-):
+) -> None:
     code, _, err = run(
         "build",
         "--data",
@@ -288,7 +292,9 @@ def test_bad_teachers_are_one_line_and_exit_code_2(
 
 
 @pytest.mark.torch
-def test_a_bad_picture_is_named_before_any_training(run: Run, profiles: Path, tmp_path: Path):
+def test_a_bad_picture_is_named_before_any_training(
+    run: Run, profiles: Path, tmp_path: Path
+) -> None:
     tree = write_tree(tmp_path / "tree", each=8)
     (tree / "ring" / "003.png").write_text("not a picture")
     code, _, err = run(
@@ -303,7 +309,9 @@ def test_a_bad_picture_is_named_before_any_training(run: Run, profiles: Path, tm
 
 
 @pytest.mark.torch
-def test_something_else_at_out_is_noticed_before_any_work(run: Run, profiles: Path, tmp_path: Path):
+def test_something_else_at_out_is_noticed_before_any_work(
+    run: Run, profiles: Path, tmp_path: Path
+) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "mine").write_text("keep")
     code, _, err = run(
@@ -318,7 +326,7 @@ def test_something_else_at_out_is_noticed_before_any_work(run: Run, profiles: Pa
 @pytest.mark.torch
 def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
     run: Run, profiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     written = write_profiles(profiles)
     for path in written:
@@ -338,7 +346,7 @@ def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
     assert not (tmp_path / "b.run").exists()
 
 
-def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Path):
+def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Path) -> None:
     from tests.support.bundles import write_bundle
 
     bundle = write_bundle(tmp_path / "bundle")
@@ -347,7 +355,7 @@ def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Pat
     assert "give --data, or --run with the folder it was trained in" in err
 
 
-def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path):
+def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle")
     write_colours(tmp_path / "pictures")
     manifest, bundle = tmp_path / "bundle/manifest.json", Bundle.open(tmp_path / "bundle")
@@ -394,7 +402,9 @@ def untrained_plan(path: Path, *, members: int = 2, **changes: object) -> None:
     write_toml(path, made)
 
 
-def test_untrained_sub_models_are_as_planned_and_say_what_they_are(run: Run, tmp_path: Path):
+def test_untrained_sub_models_are_as_planned_and_say_what_they_are(
+    run: Run, tmp_path: Path
+) -> None:
     untrained_plan(tmp_path / "plan.toml", precision="int8")
     code, out, err = run(*PLANNED, "--labels", 7, "--json")
     assert code == 0, err
@@ -408,7 +418,9 @@ def test_untrained_sub_models_are_as_planned_and_say_what_they_are(run: Run, tmp
     )
     assert bundle.manifest.labels == ["0", "1", "2", "3", "4", "5", "6"]
     assert bundle.expected_accuracy((0, 1), "stacked") is None
-    assert bundle.fusion_weights().fitted((0, 1)).b == (0.5, 0.5)
+    fitted = bundle.fusion_weights().fitted((0, 1))
+    assert fitted is not None
+    assert fitted.b == (0.5, 0.5)
     props = [
         {p.key: p.value for p in onnx.load(bundle.verified(model_path(k))).metadata_props}
         for k in (0, 1)
@@ -421,7 +433,7 @@ def test_untrained_sub_models_are_as_planned_and_say_what_they_are(run: Run, tmp
         assert contribution(session, pixels.astype(np.uint8)).bag.shape == (1, 7)
 
 
-def test_untrained_classes_may_be_those_of_pictures(run: Run, tmp_path: Path):
+def test_untrained_classes_may_be_those_of_pictures(run: Run, tmp_path: Path) -> None:
     untrained_plan(tmp_path / "plan.toml", members=1)
     write_tree(tmp_path / "tree", each=5)
     code, out, err = run(*PLANNED, "--data", "tree")
@@ -449,7 +461,7 @@ def test_untrained_classes_may_be_those_of_pictures(run: Run, tmp_path: Path):
 )
 def test_an_export_of_nothing_in_particular_is_refused(
     run: Run, tmp_path: Path, arguments: list[object], expected: str
-):
+) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err == f"mdp-partition: {expected}\n"
@@ -480,7 +492,7 @@ def test_an_export_of_nothing_in_particular_is_refused(
 )
 def test_what_cannot_be_quantised_is_one_line(
     run: Run, tmp_path: Path, arguments: list[object], expected: str
-):
+) -> None:
     write_bundle(tmp_path / "bundle")
     write_colours(tmp_path / "tree")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
@@ -490,7 +502,7 @@ def test_what_cannot_be_quantised_is_one_line(
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-def test_people_see_what_was_tried_and_what_it_costs(run: Run, tmp_path: Path):
+def test_people_see_what_was_tried_and_what_it_costs(run: Run, tmp_path: Path) -> None:
     write_bundle(tmp_path / "bundle")
     write_colours(tmp_path / "tree")
     write_toml(tmp_path / "alpha.toml", profile_of("alpha", {("int8", "onnxruntime"): 0.5}))

@@ -14,7 +14,7 @@ from partitioner.compute import own_threads, quicker_autocast, training_device  
 pytestmark = pytest.mark.torch
 
 
-def test_threads_are_as_asked_and_wait_asleep():
+def test_threads_are_as_asked_and_wait_asleep() -> None:
     code = (
         "import os\n"
         "from partitioner.compute import use_threads\n"
@@ -35,7 +35,7 @@ def test_threads_are_as_asked_and_wait_asleep():
 )
 def test_bf16_only_in_hardware(
     monkeypatch: pytest.MonkeyPatch, avx512: bool, amx: bool, chosen: str
-):
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
@@ -45,18 +45,18 @@ def test_bf16_only_in_hardware(
 @pytest.mark.parametrize(("supported", "chosen"), [(True, "bf16"), (False, "fp32")])
 def test_with_a_gpu_it_is_the_gpu_that_decides(
     monkeypatch: pytest.MonkeyPatch, supported: bool, chosen: str
-):
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
     assert quicker_autocast() == chosen
 
 
-def test_without_a_gpu_training_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch):
+def test_without_a_gpu_training_is_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert training_device() == torch.device("cpu")
 
 
-def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
+def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert training_device() == torch.device("cuda", 0)
@@ -68,7 +68,7 @@ def test_every_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch):
         training_device()
 
 
-def test_processes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch):
+def test_processes_of_one_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     assert own_threads() == 8
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")

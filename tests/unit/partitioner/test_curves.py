@@ -18,7 +18,7 @@ MEMBER = [{"loss": 3.0, "boost": 1.0, "bag": 2.0, "validation": 2.5, "seconds": 
 
 
 def texts(drawn: bytes) -> list[str]:
-    return [text.text for text in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
+    return [text.text or "" for text in ElementTree.fromstring(drawn).iter(f"{SVG}text")]
 
 
 def lines(drawn: bytes) -> list[str]:
@@ -34,47 +34,47 @@ def lines(drawn: bytes) -> list[str]:
     ]
 
 
-def test_every_network_has_a_panel_and_every_loss_a_name():
+def test_every_network_has_a_panel_and_every_loss_a_name() -> None:
     found = texts(draw_curves({"teacher": TEACHER, "member-0": MEMBER}))
     assert {"teacher", "member-0", "loss", "boost", "bag", "validation", "epoch"} <= set(found)
     assert found.count("loss") == 2
     assert "seconds" not in found
 
 
-def test_the_line_falls_as_the_loss_does():
+def test_the_line_falls_as_the_loss_does() -> None:
     (path,) = lines(draw_curves({"teacher": TEACHER}))
     numbers = [float(part) for part in path.split() if part not in ("M", "L")]
     assert numbers[0] < numbers[2]
     assert numbers[1] < numbers[3], "y grows downwards in an SVG"
 
 
-def test_a_single_epoch_can_be_seen():
+def test_a_single_epoch_can_be_seen() -> None:
     drawn = draw_curves({"teacher": TEACHER[:1]})
     marked = drawn.decode().count("<use ")
     assert marked > draw_curves({"teacher": []}).decode().count("<use ")
 
 
-def test_many_networks_and_a_loss_that_comes_later_fit():
+def test_many_networks_and_a_loss_that_comes_later_fit() -> None:
     late = [*TEACHER, {"loss": 0.5, "stack": 0.25, "seconds": 1.0}]
     found = texts(draw_curves({f"member-{k}": late for k in range(9)}))
     assert [f"member-{k}" in found for k in range(9)] == [True] * 9
     assert found.count("stack") == 9
 
 
-def test_the_same_curves_are_the_same_bytes():
+def test_the_same_curves_are_the_same_bytes() -> None:
     curves = {"teacher": TEACHER, "member-0": MEMBER}
     assert draw_curves(curves) == draw_curves(curves)
     assert b"<dc:date>" not in draw_curves(curves)
     assert draw_curves(curves) != draw_curves({"teacher": TEACHER})
 
 
-def test_no_state_of_pyplot_is_touched():
+def test_no_state_of_pyplot_is_touched() -> None:
     before = "matplotlib.pyplot" in sys.modules
     draw_curves({"teacher": TEACHER})
     assert ("matplotlib.pyplot" in sys.modules) == before
 
 
-def test_the_picture_lies_beside_the_numbers_and_is_drawn_anew(tmp_path: Path):
+def test_the_picture_lies_beside_the_numbers_and_is_drawn_anew(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.keep_curve("teacher", TEACHER)
     assert "teacher" in texts((run.path / "curves.svg").read_bytes())
@@ -83,7 +83,7 @@ def test_the_picture_lies_beside_the_numbers_and_is_drawn_anew(tmp_path: Path):
     assert not list(run.path.glob(".*.partial"))
 
 
-def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path):
+def test_a_picture_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     (run.path / "curves.svg").mkdir()
     with pytest.raises(InputError, match=r"curves\.svg: cannot be written: Is a directory"):

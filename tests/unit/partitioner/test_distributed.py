@@ -24,16 +24,16 @@ from partitioner.distributed import (
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 
 
-def test_without_torchrun_there_is_one_process():
+def test_without_torchrun_there_is_one_process() -> None:
     assert world({}) == World(rank=0, size=1, local_rank=0, local_size=1)
     assert is_first()
 
 
-def test_torchrun_says_who_this_is():
+def test_torchrun_says_who_this_is() -> None:
     assert world(TORCHRUN) == World(rank=5, size=8, local_rank=1, local_size=4)
 
 
-def test_the_first_process_is_the_one_of_rank_0(monkeypatch: pytest.MonkeyPatch):
+def test_the_first_process_is_the_one_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert not is_first()
@@ -51,14 +51,14 @@ def test_the_first_process_is_the_one_of_rank_0(monkeypatch: pytest.MonkeyPatch)
         ("LOCAL_WORLD_SIZE", "", "from 1 to"),
     ],
 )
-def test_odd_variables_are_named(name: str, value: str, expected: str):
+def test_odd_variables_are_named(name: str, value: str, expected: str) -> None:
     with pytest.raises(InputError, match=f"variable {name}: expected a number {expected}.*{value}"):
         world({**TORCHRUN, name: value})
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("pictures", [1, 4, 7, 10])
-def test_shares_make_up_the_batch(pictures: int, size: int):
+def test_shares_make_up_the_batch(pictures: int, size: int) -> None:
     batch = np.arange(100, 100 + pictures)
     shares = [share_of(batch, World(rank=rank, size=size)) for rank in range(size)]
     assert sum(part for _, part in shares) == pytest.approx(1)
@@ -71,7 +71,7 @@ def test_shares_make_up_the_batch(pictures: int, size: int):
     assert max(lengths) - min(lengths) <= 1
 
 
-def test_one_process_waits_for_nobody():
+def test_one_process_waits_for_nobody() -> None:
     barrier()
     ran = []
     with joined() as here:
@@ -83,13 +83,13 @@ def test_one_process_waits_for_nobody():
     assert from_first(lambda: 0.5) == 0.5
 
 
-def test_finished_is_what_is_all_there(tmp_path: Path):
+def test_finished_is_what_is_all_there(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("")
     assert finished(tmp_path / "a")
     assert not finished(tmp_path / "a", tmp_path / "b")
 
 
-def test_the_errors_of_one_process_are_its_own():
+def test_the_errors_of_one_process_are_its_own() -> None:
     error = InputError("no room")
     assert shared(error) is error
     for wait in (together, first_then_others):

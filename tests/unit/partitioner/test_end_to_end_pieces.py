@@ -1,5 +1,7 @@
 """The end-to-end benchmark: a teacher in pieces computes what the whole one does."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ from benchmarks.end_to_end.pieces import (  # noqa: E402
     write_stages,
 )
 from mdp.errors import InputError  # noqa: E402
-from partitioner.teacher import build_teacher, teacher_spec  # noqa: E402
+from partitioner.teacher import Teacher, build_teacher, teacher_spec  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}
@@ -20,7 +22,7 @@ SPEEDS = (2.0, 1.0)
 CLASSES = 5
 
 
-def small_teacher(**more):
+def small_teacher(**more: bool | float) -> Teacher:
     torch.manual_seed(0)
     spec = teacher_spec("vit_tiny_patch16_224", {**ARGS, **more})
     teacher = build_teacher(spec, CLASSES, pretrained=False).eval()
@@ -31,7 +33,7 @@ def small_teacher(**more):
     return teacher
 
 
-def picture_and_logits(teacher):
+def picture_and_logits(teacher: Teacher) -> tuple[np.ndarray, np.ndarray]:
     pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
     with torch.no_grad():
         logits = teacher(torch.from_numpy(pixels).permute(0, 3, 1, 2).float()).numpy()
@@ -39,7 +41,7 @@ def picture_and_logits(teacher):
     return pixels, logits
 
 
-def test_stages_one_after_another_are_the_teacher(tmp_path):
+def test_stages_one_after_another_are_the_teacher(tmp_path: Path) -> None:
     teacher = small_teacher()
     pixels, logits = picture_and_logits(teacher)
     stages = write_stages(teacher, (1.0, 1.0), tmp_path)
@@ -48,7 +50,7 @@ def test_stages_one_after_another_are_the_teacher(tmp_path):
     assert run_one(stages[0], pixels).shape == (1, 17, 48)
 
 
-def test_parts_of_layers_summed_over_devices_are_the_teacher(tmp_path):
+def test_parts_of_layers_summed_over_devices_are_the_teacher(tmp_path: Path) -> None:
     teacher = small_teacher(init_values=0.5)
     pixels, logits = picture_and_logits(teacher)
     folders = write_parts(teacher, SPEEDS, tmp_path)
@@ -62,7 +64,7 @@ def test_parts_of_layers_summed_over_devices_are_the_teacher(tmp_path):
     assert sizes[0] > 1.4 * sizes[1]
 
 
-def test_teachers_whose_parts_do_not_add_up_are_refused():
+def test_teachers_whose_parts_do_not_add_up_are_refused() -> None:
     with pytest.raises(InputError, match="expected one without norms inside attention or MLP"):
         check_splittable(small_teacher(qk_norm=True), 2)
     with pytest.raises(InputError, match="expected at least 4 heads and 4 blocks"):

@@ -1,6 +1,8 @@
 """Expected accuracy: counted and drawn patterns agree, and more never makes it worse."""
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +16,13 @@ from tests.unit.partitioner.test_choose import PREDICTOR, some_devices
 LAW = PREDICTOR.law
 
 
-def candidates(count: int):
+def candidates(count: int) -> list[Any]:
     """As many different candidates, of some device."""
     found = some_devices(5, 1, 200)[0].within(1e9)
     return found[:: max(1, len(found) // count)][:count]
 
 
-def by_hand(law: AccuracyLaw, members, there) -> float:
+def by_hand(law: AccuracyLaw, members: Sequence[Any], there: Sequence[float]) -> float:
     """The sum over every subset of its probability times its accuracy."""
     total = 0.0
     for pattern in itertools.product([False, True], repeat=len(members)):

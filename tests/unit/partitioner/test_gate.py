@@ -1,6 +1,7 @@
 """The gate: what a profile proves, what is too slow, and how much may be lost by all together."""
 
 from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -29,12 +30,14 @@ def shape(depth: int, image_size: int = 32) -> SubModelSpec:
     )
 
 
-def point(spec: SubModelSpec, latency_ms: float, way: Way, **more: object) -> LatencyPoint:
+def point(spec: SubModelSpec, latency_ms: float, way: Way, **more: Any) -> LatencyPoint:
     values = msgspec.structs.asdict(spec) | {"precision": way[0], "runtime": way[1]}
     return LatencyPoint(**{"threads": 1, "latency_ms": latency_ms, **values, **more})
 
 
-def profile(*points: LatencyPoint, method: str = "measured") -> DeviceProfile:
+def profile(
+    *points: LatencyPoint, method: Literal["measured", "estimated"] = "measured"
+) -> DeviceProfile:
     read = read_profile("n100")
     latency = Provenance(method=method, source="by this test, on no device")
     return msgspec.structs.replace(
@@ -56,11 +59,11 @@ def timed(spec: SubModelSpec, way: Way, asked: DeviceProfile = MEASURED) -> Timi
     return profile_timing(asked, spec, way, threads=1, provider=CPU)
 
 
-def test_a_shape_that_was_measured_is_taken_as_it_was():
+def test_a_shape_that_was_measured_is_taken_as_it_was() -> None:
     assert timed(shape(2), INT8) == Timing(compute_ms=0.8, fp32_ms=1.0)
 
 
-def test_a_shape_in_between_gets_a_ratio_in_between():
+def test_a_shape_in_between_gets_a_ratio_in_between() -> None:
     timing = timed(shape(4), INT8)
     assert isinstance(timing, Timing)
     assert 0.5 < timing.ratio < 0.8
@@ -70,19 +73,19 @@ def test_a_shape_in_between_gets_a_ratio_in_between():
 
 
 @pytest.mark.parametrize(("depth", "ratio"), [(1, 0.8), (40, 0.5)])
-def test_beyond_what_was_measured_the_ratio_stays(depth: int, ratio: float):
+def test_beyond_what_was_measured_the_ratio_stays(depth: int, ratio: float) -> None:
     timing = timed(shape(depth), INT8)
     assert isinstance(timing, Timing)
     assert timing.ratio == pytest.approx(ratio)
 
 
-def test_an_estimated_profile_proves_nothing():
+def test_an_estimated_profile_proves_nothing() -> None:
     estimated = profile(*MEASURED.latency, method="estimated")
     expected = "the latency of profile n100 is estimated, which proves nothing"
     assert timed(shape(2), INT8, estimated) == expected
 
 
-def test_without_fp32_of_the_same_shape_nothing_is_proven():
+def test_without_fp32_of_the_same_shape_nothing_is_proven() -> None:
     expected = "profile n100 has no bf16 in openvino beside fp32 of the same shapes with 1 threads"
     assert timed(shape(6), BF16) == expected
 
@@ -96,12 +99,12 @@ def test_without_fp32_of_the_same_shape_nothing_is_proven():
         (1.26, "slower: takes 1.26 ms on n100 and fp32 1 ms"),
     ],
 )
-def test_what_is_not_clearly_faster_is_not_worth_it(compute_ms: float, expected: str):
+def test_what_is_not_clearly_faster_is_not_worth_it(compute_ms: float, expected: str) -> None:
     assert too_slow(Timing(compute_ms=compute_ms, fp32_ms=1.0), "n100") == expected
 
 
 @pytest.mark.parametrize(("max_loss", "pictures"), [(0.005, 200), (0.01, 100), (0.3, 4), (1.0, 1)])
-def test_one_picture_may_be_worth_no_more_than_the_loss(max_loss: float, pictures: int):
+def test_one_picture_may_be_worth_no_more_than_the_loss(max_loss: float, pictures: int) -> None:
     assert needed_pictures(max_loss) == pictures
 
 
@@ -120,7 +123,7 @@ def decided(
     return {(c.k, c.way): c for c in made}
 
 
-def test_the_fastest_that_loses_little_is_kept():
+def test_the_fastest_that_loses_little_is_kept() -> None:
     candidates = [candidate(0, BF16, 0.6), candidate(0, INT8, 0.5), candidate(0, STATIC, 0.4)]
     made = decided(candidates, {(0, BF16): 0.0, (0, INT8): 0.001, (0, STATIC): 0.0061})
     assert made[0, STATIC].reason == "loses 0.61 points, more than 0.50 points"
@@ -130,7 +133,7 @@ def test_the_fastest_that_loses_little_is_kept():
     assert [c.kept for c in made.values()] == [False, True, False]
 
 
-def test_all_together_lose_no_more_and_the_slowest_member_comes_first():
+def test_all_together_lose_no_more_and_the_slowest_member_comes_first() -> None:
     candidates = [candidate(0, INT8, 0.1), candidate(1, INT8, 0.9)]
     made = decided(candidates, {(0, INT8): 0.003, (1, INT8): 0.004})
     assert made[1, INT8].kept
@@ -140,18 +143,18 @@ def test_all_together_lose_no_more_and_the_slowest_member_comes_first():
     )
 
 
-def test_a_gain_of_one_member_may_pay_for_another():
+def test_a_gain_of_one_member_may_pay_for_another() -> None:
     candidates = [candidate(0, INT8, 0.1), candidate(1, INT8, 0.9)]
     made = decided(candidates, {(0, INT8): 0.006, (1, INT8): -0.001})
     assert made[0, INT8].kept
     assert made[1, INT8].kept
 
 
-def test_what_speaks_against_a_candidate_stays():
+def test_what_speaks_against_a_candidate_stays() -> None:
     made = decided([candidate(0, INT8, 0.1, "slower: x")], {(0, INT8): 0.0})
     assert made[0, INT8] == candidate(0, INT8, 0.1, "slower: x")
 
 
-def test_a_loss_that_is_no_number_is_too_much():
+def test_a_loss_that_is_no_number_is_too_much() -> None:
     made = decided([candidate(0, INT8, 0.1)], {(0, INT8): float("nan")})
     assert not made[0, INT8].kept

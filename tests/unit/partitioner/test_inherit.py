@@ -34,9 +34,9 @@ def teacher(name: str = NAME, **more: Any) -> Teacher:
     with torch.no_grad():
         for weights in network.parameters():
             if weights.ndim == 1:
-                weights += 0.1 * torch.randn_like(weights)
+                weights.add_(0.1 * torch.randn_like(weights))
             elif weights.shape[:1] == (1,):
-                weights += 0.2 * torch.randn_like(weights)
+                weights.add_(0.2 * torch.randn_like(weights))
     return Teacher(network, *IMAGENET).eval()
 
 
@@ -82,7 +82,7 @@ def stream(network: Any, x: Any) -> Any:
         ("vit_base_patch14_dinov2", {}),
     ],
 )
-def test_of_equal_shape_it_computes_the_teacher_s_feature(name: str, more: dict[str, Any]):
+def test_of_equal_shape_it_computes_the_teacher_s_feature(name: str, more: dict[str, Any]) -> None:
     source, trunk = teacher(name, **more), sub_model()
     before, wanted = feature(trunk), wanted_feature(source)
     inherit(trunk, source)
@@ -90,7 +90,7 @@ def test_of_equal_shape_it_computes_the_teacher_s_feature(name: str, more: dict[
     torch.testing.assert_close(feature(trunk), wanted, atol=1e-4, rtol=0)
 
 
-def test_of_equal_shape_it_computes_what_an_earlier_sub_model_does():
+def test_of_equal_shape_it_computes_what_an_earlier_sub_model_does() -> None:
     earlier, trunk = sub_model(), sub_model()
     with torch.no_grad():
         earlier.norm.bias.normal_()
@@ -113,7 +113,7 @@ def test_of_equal_shape_it_computes_what_an_earlier_sub_model_does():
         {"image_size": 20, "patch_size": 4, "embed_dim": 24, "num_heads": 3, "depth": 2},
     ],
 )
-def test_a_smaller_one_fits_and_neither_dies_nor_explodes(changes: dict[str, Any]):
+def test_a_smaller_one_fits_and_neither_dies_nor_explodes(changes: dict[str, Any]) -> None:
     source, trunk = teacher(), sub_model(**changes)
     shapes = {key: value.shape for key, value in trunk.state_dict().items()}
     size = changes.get("image_size", 24)
@@ -127,7 +127,7 @@ def test_a_smaller_one_fits_and_neither_dies_nor_explodes(changes: dict[str, Any
     assert least < own.std() / old.std() < 1.15
 
 
-def test_it_is_close_to_the_teacher_where_little_is_left_out():
+def test_it_is_close_to_the_teacher_where_little_is_left_out() -> None:
     source, inherited = teacher(), sub_model(mlp_ratio=3.5)
     drawn, wanted = feature(inherited), wanted_feature(source)
     inherit(inherited, source)
@@ -138,7 +138,7 @@ def test_it_is_close_to_the_teacher_where_little_is_left_out():
     assert similarity(feature(inherited)) > 0.9 > similarity(drawn)
 
 
-def test_what_the_teacher_does_not_use_is_left_out_first():
+def test_what_the_teacher_does_not_use_is_left_out_first() -> None:
     source, trunk = teacher(), sub_model(embed_dim=32, num_heads=2, mlp_ratio=3.0)
     network: Any = source.network
     keep = torch.tensor([c for c in range(48) if c % 3])
@@ -163,11 +163,12 @@ def test_what_the_teacher_does_not_use_is_left_out_first():
     torch.testing.assert_close(inherited.attn.proj.weight, old.attn.proj.weight[keep][:, heads])
 
 
-def test_a_split_head_uses_every_unit_once():
+def test_a_split_head_uses_every_unit_once() -> None:
     source, trunk = teacher(), sub_model(num_heads=6)
     inherit(trunk, source)
     found: Any = trunk.blocks[0].attn.proj.weight
-    old: Any = source.network.blocks[0].attn.proj.weight
+    network: Any = source.network
+    old: Any = network.blocks[0].attn.proj.weight
     assert found.shape == old.shape
     torch.testing.assert_close(found.sort(dim=1).values, old.sort(dim=1).values)
 
@@ -184,7 +185,7 @@ def test_a_split_head_uses_every_unit_once():
         (NAME, {"final_norm": False}),
     ],
 )
-def test_other_kinds_give_what_corresponds(name: str, more: dict[str, Any]):
+def test_other_kinds_give_what_corresponds(name: str, more: dict[str, Any]) -> None:
     source, trunk = teacher(name, **more), sub_model()
     inherit(trunk, source)
     network: Any = source.network
@@ -196,7 +197,7 @@ def test_other_kinds_give_what_corresponds(name: str, more: dict[str, Any]):
     assert feature(trunk).isfinite().all()
 
 
-def test_it_is_deterministic():
+def test_it_is_deterministic() -> None:
     source = teacher()
     first, second = (sub_model(embed_dim=24, depth=2) for _ in range(2))
     draw_weights(second)
@@ -206,7 +207,7 @@ def test_it_is_deterministic():
         assert torch.equal(value, second.state_dict()[key]), key
 
 
-def test_the_teacher_stays_as_it_was():
+def test_the_teacher_stays_as_it_was() -> None:
     source = teacher()
     before = {key: value.clone() for key, value in source.state_dict().items()}
     trunk = sub_model()
@@ -229,7 +230,7 @@ def test_the_teacher_stays_as_it_was():
         (1, 1, [0]),
     ],
 )
-def test_layers_are_evenly_spaced(old: int, new: int, layers: list[int]):
+def test_layers_are_evenly_spaced(old: int, new: int, layers: list[int]) -> None:
     assert evenly(old, new) == layers
 
 
@@ -243,7 +244,7 @@ def test_layers_are_evenly_spaced(old: int, new: int, layers: list[int]):
         ({"embed_dim": 40, "num_heads": 4}, r"num_heads \(of width 10\) is 4, at most 3"),
     ],
 )
-def test_what_is_larger_than_the_teacher_is_refused(changes: dict[str, Any], message: str):
+def test_what_is_larger_than_the_teacher_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         inherit(sub_model(**changes), teacher())
     spec = SubModelSpec(
@@ -266,7 +267,9 @@ def test_what_is_larger_than_the_teacher_is_refused(changes: dict[str, Any], mes
         ("vit_giant_patch14_dinov2", {}, "gated MLP"),
     ],
 )
-def test_blocks_without_counterpart_are_refused(name: str, more: dict[str, Any], message: str):
+def test_blocks_without_counterpart_are_refused(
+    name: str, more: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=f"cannot start from the teacher's weights: .*{message}"):
         inherit(sub_model(), teacher(name, **more))
     with pytest.raises(InputError, match=message):

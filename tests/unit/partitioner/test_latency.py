@@ -1,6 +1,7 @@
 """Latency: fitted to a profile's points, sure of itself only where it may be, always monotone."""
 
 import dataclasses
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -113,7 +114,7 @@ def test_each_way_has_a_fit_of_its_own() -> None:
     fp32, int8 = latency.fit_latency(profile), latency.fit_latency(profile, INT8)
     assert fp32.way == Way(threads=2)
     assert int8.way == INT8
-    large = {"image_size": 64, "embed_dim": 192, "depth": 12}
+    large: dict[str, Any] = {"image_size": 64, "embed_dim": 192, "depth": 12}
     slow_ms = fp32.predict_ms(spec_from(**large), 10)
     fast_ms = int8.predict_ms(spec_from(**large, precision="int8"), 10)
     assert 0.4 < fast_ms / slow_ms < 0.8
@@ -284,7 +285,7 @@ def test_a_larger_model_is_never_predicted_to_be_faster(
         for point, factor in zip(points_from(TRUTH), noise, strict=True)
     ]
     model = latency.fit_latency(profile_with(points))
-    shape = {"image_size": image_size, "embed_dim": embed_dim, "depth": depth}
+    shape: dict[str, Any] = {"image_size": image_size, "embed_dim": embed_dim, "depth": depth}
     predicted_ms = model.predict_ms(spec_from(**shape), num_classes)
     assert predicted_ms > 0
     for larger in ({"image_size": 64}, {"embed_dim": 256}, {"depth": 13}):

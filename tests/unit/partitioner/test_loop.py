@@ -1,13 +1,15 @@
 """Training can be stopped anywhere and ends with the same weights; a broken loss stops it."""
 
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner.loop import Stage, TrainingDiverged, derived_seed, fit, learning_rate  # noqa: E402
@@ -20,12 +22,15 @@ X = torch.randn(50, 4, generator=torch.Generator().manual_seed(0))
 Y = X @ torch.tensor([1.0, -2.0, 3.0, 0.5])
 
 
+Loss = Callable[[Any, Any, int], dict[str, Tensor]]
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 1)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         # Dropout, so that the random state matters too.
         return nn.functional.dropout(self.layer(x), 0.1, self.training)[:, 0]
 
@@ -35,7 +40,7 @@ def net() -> Net:
     return Net()
 
 
-def stage(path: Path, epochs: int = 6, **more: object) -> Stage:
+def stage(path: Path, epochs: int = 6, **more: Any) -> Stage:
     schedule = MemberSchedule(epochs=epochs, batch_size=8, learning_rate=0.05)
     return Stage(
         name="fitting a line", pictures=50, schedule=schedule, seed=3, autocast="fp32",
@@ -43,8 +48,8 @@ def stage(path: Path, epochs: int = 6, **more: object) -> Stage:
     )  # fmt: skip
 
 
-def loss_of(stop_at: int | None = None, bad_at: int | None = None):
-    def loss(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+def loss_of(stop_at: int | None = None, bad_at: int | None = None) -> Loss:
+    def loss(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         if epoch == stop_at:
             raise KeyboardInterrupt
         error = nn.functional.mse_loss(module(X[index]), Y[index])
@@ -53,7 +58,7 @@ def loss_of(stop_at: int | None = None, bad_at: int | None = None):
     return loss
 
 
-def test_the_loss_falls_and_every_epoch_is_in_the_curve(tmp_path: Path):
+def test_the_loss_falls_and_every_epoch_is_in_the_curve(tmp_path: Path) -> None:
     module = net()
     curve = fit(module, stage(tmp_path), loss_of(), QUIET)
     assert len(curve) == 6
@@ -61,7 +66,7 @@ def test_the_loss_falls_and_every_epoch_is_in_the_curve(tmp_path: Path):
     assert not module.training
 
 
-def test_a_resumed_training_equals_one_that_never_stopped(tmp_path: Path):
+def test_a_resumed_training_equals_one_that_never_stopped(tmp_path: Path) -> None:
     whole, parts = net(), net()
     fit(whole, stage(tmp_path / "whole"), loss_of(), QUIET)
     with pytest.raises(KeyboardInterrupt):
@@ -73,7 +78,7 @@ def test_a_resumed_training_equals_one_that_never_stopped(tmp_path: Path):
     assert torch.equal(whole.layer.bias, again.layer.bias)
 
 
-def test_a_loss_that_is_no_number_names_where_and_keeps_the_last_good_state(tmp_path: Path):
+def test_a_loss_that_is_no_number_names_where_and_keeps_the_last_good_state(tmp_path: Path) -> None:
     module = net()
     with pytest.raises(
         TrainingDiverged, match="fitting a line: the loss became nan in epoch 3, st"
@@ -84,18 +89,18 @@ def test_a_loss_that_is_no_number_names_where_and_keeps_the_last_good_state(tmp_
     assert all(torch.isfinite(value).all() for value in kept["module"].values())
 
 
-def test_the_first_epoch_may_be_the_broken_one(tmp_path: Path):
+def test_the_first_epoch_may_be_the_broken_one(tmp_path: Path) -> None:
     with pytest.raises(TrainingDiverged, match="in epoch 1, step 1 of 7; nothing had been finish"):
         fit(net(), stage(tmp_path), loss_of(bad_at=0), QUIET)
     assert not (tmp_path / "checkpoint.pt").exists()
 
 
-def steep(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+def steep(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
     """A finite loss whose gradient is not: the slope of a root at zero."""
     return {"loss": (module.layer.weight * 0).abs().sum().sqrt() + module.layer.bias.sum() * 0}
 
 
-def test_a_gradient_that_is_no_number_stops_before_the_step(tmp_path: Path):
+def test_a_gradient_that_is_no_number_stops_before_the_step(tmp_path: Path) -> None:
     module = net()
     before = module.layer.weight.detach().clone()
     with pytest.raises(TrainingDiverged, match="the gradient's norm became nan in epoch 1, step 1"):
@@ -103,8 +108,8 @@ def test_a_gradient_that_is_no_number_stops_before_the_step(tmp_path: Path):
     assert torch.equal(module.layer.weight, before)
 
 
-def test_a_weight_that_is_no_number_is_not_kept(tmp_path: Path):
-    def poisoned(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+def test_a_weight_that_is_no_number_is_not_kept(tmp_path: Path) -> None:
+    def poisoned(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         losses = loss_of()(module, index, epoch)
         if epoch == 1:
             module.unused[0] = float("inf")
@@ -120,7 +125,7 @@ def test_a_weight_that_is_no_number_is_not_kept(tmp_path: Path):
     assert kept["module"]["unused"].isfinite().all()
 
 
-def test_after_a_broken_loss_the_kept_state_can_be_gone_on_from(tmp_path: Path):
+def test_after_a_broken_loss_the_kept_state_can_be_gone_on_from(tmp_path: Path) -> None:
     whole, again = net(), net()
     fit(whole, stage(tmp_path / "whole"), loss_of(), QUIET)
     with pytest.raises(TrainingDiverged):
@@ -183,14 +188,16 @@ def with_code_in_it(path: Path) -> bytes:
         with_code_in_it,
     ],
 )
-def test_a_broken_checkpoint_is_named_with_what_to_do(tmp_path: Path, content):
+def test_a_broken_checkpoint_is_named_with_what_to_do(
+    tmp_path: Path, content: Callable[[Path], bytes]
+) -> None:
     (tmp_path / "checkpoint.pt").write_bytes(content(tmp_path))
     said = r"checkpoint\.pt: not a checkpoint of this run; remove it to start over$"
     with pytest.raises(InputError, match=said):
         fit(net(), stage(tmp_path), loss_of(), QUIET)
 
 
-def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path):
+def test_a_checkpoint_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"checkpoint\.pt: cannot be written: File exists"):
         fit(net(), stage(tmp_path / "file"), loss_of(), QUIET)
@@ -200,9 +207,10 @@ class Scripted:
     """Validation values by epoch, and the weights that were there to validate."""
 
     def __init__(self, values: list[float]) -> None:
-        self.values, self.seen = values, []
+        self.values = values
+        self.seen: list[Tensor] = []
 
-    def __call__(self, module: nn.Module) -> float:
+    def __call__(self, module: Any) -> float:
         assert not module.training
         self.seen.append(module.layer.weight.detach().clone())
         return self.values[len(self.seen) - 1]
@@ -211,7 +219,7 @@ class Scripted:
 VALUES = [5.0, 3.0, 3.0, 4.0, 2.0, 1.0]
 
 
-def test_training_stops_when_validation_no_longer_falls_and_takes_the_best(tmp_path: Path):
+def test_training_stops_when_validation_no_longer_falls_and_takes_the_best(tmp_path: Path) -> None:
     module, validate = net(), Scripted(VALUES)
     said = io.StringIO()
     curve = fit(module, stage(tmp_path, patience=2), loss_of(), Progress(said), validate=validate)
@@ -221,7 +229,7 @@ def test_training_stops_when_validation_no_longer_falls_and_takes_the_best(tmp_p
     assert "fitting a line: stopped after epoch 4 of 6, epoch 2 was the best\n" in said.getvalue()
 
 
-def test_without_patience_validation_is_only_written_down(tmp_path: Path):
+def test_without_patience_validation_is_only_written_down(tmp_path: Path) -> None:
     module, validate = net(), Scripted(VALUES[::-1])
     curve = fit(module, stage(tmp_path), loss_of(), QUIET, validate=validate)
     assert [epoch["validation"] for epoch in curve] == VALUES[::-1]
@@ -231,14 +239,16 @@ def test_without_patience_validation_is_only_written_down(tmp_path: Path):
     assert torch.equal(module.layer.weight, alone.layer.weight)
 
 
-def test_with_patience_left_at_the_end_the_best_is_taken_too(tmp_path: Path):
+def test_with_patience_left_at_the_end_the_best_is_taken_too(tmp_path: Path) -> None:
     module, validate = net(), Scripted([5.0, 4.0, 3.0, 1.0, 2.0, 2.0])
     assert len(fit(module, stage(tmp_path, patience=9), loss_of(), QUIET, validate=validate)) == 6
     assert torch.equal(module.layer.weight, validate.seen[3])
 
 
 @pytest.mark.parametrize("stop_at", [1, 2, 3])
-def test_a_resumed_training_stops_as_early_and_with_the_same_weights(tmp_path: Path, stop_at: int):
+def test_a_resumed_training_stops_as_early_and_with_the_same_weights(
+    tmp_path: Path, stop_at: int
+) -> None:
     whole, again = net(), net()
     curve = fit(
         whole, stage(tmp_path / "whole", patience=2), loss_of(), QUIET, validate=Scripted(VALUES)
@@ -256,18 +266,18 @@ def test_a_resumed_training_stops_as_early_and_with_the_same_weights(tmp_path: P
     assert torch.equal(whole.layer.weight, once_more.layer.weight)
 
 
-def test_a_validation_that_is_no_number_stops_training(tmp_path: Path):
+def test_a_validation_that_is_no_number_stops_training(tmp_path: Path) -> None:
     with pytest.raises(TrainingDiverged, match="the validation became nan in epoch 2"):
         fit(net(), stage(tmp_path), loss_of(), QUIET, validate=Scripted([1.0, float("nan")]))
 
 
-def test_patience_needs_a_validation(tmp_path: Path):
+def test_patience_needs_a_validation(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="patience needs something to validate with"):
         fit(net(), stage(tmp_path, patience=1), loss_of(), QUIET)
 
 
-def test_the_curve_holds_the_mean_of_every_loss(tmp_path: Path):
-    def numbered(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+def test_the_curve_holds_the_mean_of_every_loss(tmp_path: Path) -> None:
+    def numbered(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         found = loss_of()(module, index, epoch)
         return {**found, "epoch": torch.tensor(float(epoch)), "first": torch.tensor(0.25)}
 
@@ -277,10 +287,10 @@ def test_the_curve_holds_the_mean_of_every_loss(tmp_path: Path):
     assert all(epoch["seconds"] > 0 for epoch in curve)
 
 
-def test_arithmetic_is_as_asked(tmp_path: Path):
+def test_arithmetic_is_as_asked(tmp_path: Path) -> None:
     kinds = []
 
-    def watched(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+    def watched(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         kinds.append(module.layer(X[index]).dtype)
         return loss_of()(module, index, epoch)
 
@@ -294,10 +304,10 @@ def test_arithmetic_is_as_asked(tmp_path: Path):
     assert kinds == [torch.float32, torch.bfloat16]
 
 
-def test_every_picture_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path: Path):
+def test_every_picture_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
     seen: dict[int, list[int]] = {}
 
-    def watched(module: nn.Module, index, epoch: int) -> dict[str, torch.Tensor]:
+    def watched(module: Any, index: Any, epoch: int) -> dict[str, Tensor]:
         seen.setdefault(epoch, []).extend(index.tolist())
         return loss_of()(module, index, epoch)
 
@@ -306,7 +316,7 @@ def test_every_picture_is_seen_once_an_epoch_in_an_order_of_its_own(tmp_path: Pa
     assert seen[0] != seen[1]
 
 
-def test_learning_rate_rises_then_falls():
+def test_learning_rate_rises_then_falls() -> None:
     rates = [learning_rate(step, 100, 1.0) for step in range(100)]
     assert rates[9] == rates[10] == 1.0
     assert rates[:10] == sorted(rates[:10])
@@ -315,6 +325,6 @@ def test_learning_rate_rises_then_falls():
     assert learning_rate(0, 1, 1.0) == 1.0
 
 
-def test_seeds_differ_by_purpose():
+def test_seeds_differ_by_purpose() -> None:
     assert derived_seed(0, "a") == derived_seed(0, "a")
     assert len({derived_seed(0, "a"), derived_seed(1, "a"), derived_seed(0, "b")}) == 3

@@ -4,27 +4,30 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch import Tensor  # noqa: E402
+
 from partitioner.losses import boost_loss, centred, stack_loss, taught_loss  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
-def random(*shape: int) -> "torch.Tensor":
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+def random(*shape: int) -> Tensor:
+    drawn: Tensor = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return drawn
 
 
-def test_boost_loss_is_the_mean_square():
+def test_boost_loss_is_the_mean_square() -> None:
     boost, residual = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]])
     assert boost_loss(boost, residual) == pytest.approx(2.5)
 
 
-def test_stack_loss_is_blind_to_scale_and_zero_for_the_same_direction():
+def test_stack_loss_is_blind_to_scale_and_zero_for_the_same_direction() -> None:
     feature = random(8, 5)
     assert stack_loss(3 * feature, feature) == pytest.approx(0, abs=1e-6)
     assert stack_loss(-feature, feature) == pytest.approx(2, abs=1e-6)
 
 
-def test_taught_loss_is_a_mixture_of_labels_and_teacher():
+def test_taught_loss_is_a_mixture_of_labels_and_teacher() -> None:
     bag, teacher, target = random(6, 4), random(6, 4) * 2, torch.arange(6) % 4
     labels_ = torch.nn.functional.one_hot(target, 4).float()
 
@@ -44,7 +47,7 @@ def test_taught_loss_is_a_mixture_of_labels_and_teacher():
     assert loss(1.0, temperature=1e3) > 0.5 * float((centred(teacher) - centred(bag)).var()) / 4
 
 
-def test_taught_loss_vanishes_for_a_copy_of_the_teacher():
+def test_taught_loss_vanishes_for_a_copy_of_the_teacher() -> None:
     teacher = random(6, 4)
     value = taught_loss(
         teacher + 3, torch.full((6, 4), 0.25), teacher,
@@ -53,5 +56,5 @@ def test_taught_loss_vanishes_for_a_copy_of_the_teacher():
     assert float(value) == pytest.approx(0, abs=1e-6)
 
 
-def test_centred_rows_sum_to_zero():
+def test_centred_rows_sum_to_zero() -> None:
     assert torch.allclose(centred(random(3, 7)).sum(1), torch.zeros(3), atol=1e-6)

@@ -32,13 +32,13 @@ def invoke(*args: str) -> Knobs:
     return seen[0]
 
 
-def test_defaults_and_prefixed_names():
+def test_defaults_and_prefixed_names() -> None:
     assert invoke() == Knobs()
     assert invoke("--slow-epochs", "7", "--slow-rate", "0.5") == Knobs(epochs=7, rate=0.5)
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--slow-flip", True), ("--no-slow-flip", False)])
-def test_switches(flag: str, value: bool):
+def test_switches(flag: str, value: bool) -> None:
     assert invoke(flag).flip is value
 
 
@@ -51,12 +51,12 @@ def test_switches(flag: str, value: bool):
         (("--slow-rate", "2"), r"--slow-rate: expected `float` <= 1.0, got 2.0"),
     ],
 )
-def test_values_out_of_range_are_named(args: tuple[str, ...], message: str):
+def test_values_out_of_range_are_named(args: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
         invoke(*args)
 
 
-def test_help_has_the_description():
+def test_help_has_the_description() -> None:
     app = typer.Typer(rich_markup_mode=None)
 
     @app.command()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -48,7 +49,7 @@ class Built:
         return self.work.data
 
 
-def trained(tree: Path, run: Path, **options: object) -> Work:
+def trained(tree: Path, run: Path, **options: Any) -> Work:
     return steps.train_step(
         RunFolder(run), tiny_plan(), open_dataset(str(tree)), asked(tree, **options), QUIET
     )
@@ -68,7 +69,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(work, tree, folder / "b", errors)
 
 
-def test_a_finished_run_has_weights_curves_and_no_checkpoints(built: Built):
+def test_a_finished_run_has_weights_curves_and_no_checkpoints(built: Built) -> None:
     names = {path.name for path in built.work.run.path.iterdir()}
     assert {"settings.json", "plan.toml", "teacher.safetensors", "curves.json"} <= names
     assert {"member-0.safetensors", "member-1.safetensors"} <= names
@@ -82,7 +83,7 @@ def test_a_finished_run_has_weights_curves_and_no_checkpoints(built: Built):
     assert curves["member-0"][-1]["boost"] < curves["member-0"][0]["boost"]
 
 
-def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built):
+def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built) -> None:
     work, kept = built.work, built.work.run.left_behind
     first = work.plan.assignments[0]
     seen, index = work.member_pixels(first, "train"), np.arange(7)
@@ -93,14 +94,16 @@ def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built):
     assert np.allclose(load(kept / "feature-0-0.npy")[index], output.feature, atol=2e-2)
 
 
-def test_a_finished_run_asks_nobody_again(built: Built, tmp_path: Path):
+def test_a_finished_run_asks_nobody_again(built: Built, tmp_path: Path) -> None:
     work = trained(built.tree, tmp_path / "run", epochs=1)
     shutil.rmtree(work.run.left_behind)
     trained(built.tree, tmp_path / "run", epochs=1)
     assert not work.run.left_behind.exists()
 
 
-def test_what_is_left_behind_is_made_again_where_it_is_missing(built: Built, tmp_path: Path):
+def test_what_is_left_behind_is_made_again_where_it_is_missing(
+    built: Built, tmp_path: Path
+) -> None:
     work = trained(built.tree, tmp_path / "run", epochs=1)
     wanted = work.run.member(1).read_bytes()
     shutil.rmtree(work.run.left_behind)
@@ -109,7 +112,7 @@ def test_what_is_left_behind_is_made_again_where_it_is_missing(built: Built, tmp
     assert work.run.member(1).read_bytes() == wanted
 
 
-def test_later_members_may_be_trained_for_fewer_epochs(built: Built, tmp_path: Path):
+def test_later_members_may_be_trained_for_fewer_epochs(built: Built, tmp_path: Path) -> None:
     work = trained(built.tree, tmp_path / "run", epochs=2, schedule={"later_share": 0.5})
     curves = msgspec.json.decode(work.run.curves.read_bytes())
     assert {name: len(curve) for name, curve in curves.items()} == {
@@ -122,7 +125,9 @@ def test_later_members_may_be_trained_for_fewer_epochs(built: Built, tmp_path: P
 
 
 @pytest.mark.parametrize("start", ["auto", "teacher"])
-def test_later_members_start_from_an_earlier_one_unless_told_otherwise(built: Built, start: str):
+def test_later_members_start_from_an_earlier_one_unless_told_otherwise(
+    built: Built, start: str
+) -> None:
     schedule = msgspec.structs.replace(built.work.settings.schedule, start=start)
     settings = msgspec.structs.replace(built.work.settings, schedule=schedule)
     work = dataclasses.replace(built.work, settings=settings)
@@ -136,7 +141,7 @@ def test_later_members_start_from_an_earlier_one_unless_told_otherwise(built: Bu
         assert torch.equal(found[name], value), name
 
 
-def test_a_member_larger_than_those_before_starts_from_the_teacher(built: Built):
+def test_a_member_larger_than_those_before_starts_from_the_teacher(built: Built) -> None:
     first, second = built.work.plan.assignments
     # Their order turned round: 12 px and 8 wide first, which 16 wide cannot be cut from.
     turned = [
@@ -155,7 +160,7 @@ def test_a_member_larger_than_those_before_starts_from_the_teacher(built: Built)
         assert torch.equal(found[name], value), name
 
 
-def test_teacher_answers_are_kept_for_every_split_and_variant(built: Built):
+def test_teacher_answers_are_kept_for_every_split_and_variant(built: Built) -> None:
     run, data = built.work.run, built.data
     digest = built.work.variants.digest
     shapes = {path.name: load(path).shape for path in run.cache.glob("teacher-*.npy")}
@@ -168,13 +173,15 @@ def test_teacher_answers_are_kept_for_every_split_and_variant(built: Built):
     assert np.abs(kept_test_answers(built.work).mean(axis=1)).max() < 1e-5
 
 
-def test_another_teacher_would_be_asked_anew(built: Built, tmp_path: Path):
+def test_another_teacher_would_be_asked_anew(built: Built, tmp_path: Path) -> None:
     other = RunFolder(tmp_path)
     other.teacher.write_bytes(built.work.run.teacher.read_bytes() + b" ")
     assert other.answers("x").name != built.work.run.answers("x").name
 
 
-def test_the_same_seed_gives_the_same_weights_and_another_one_others(built: Built, tmp_path: Path):
+def test_the_same_seed_gives_the_same_weights_and_another_one_others(
+    built: Built, tmp_path: Path
+) -> None:
     first = trained(built.tree, tmp_path / "one", epochs=1)
     second = trained(built.tree, tmp_path / "two", epochs=1)
     third = trained(built.tree, tmp_path / "three", epochs=1, seed=1)
@@ -183,7 +190,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_one_others(built: Buil
     assert weights[0] != weights[2]
 
 
-def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built):
+def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built) -> None:
     bundle = Bundle.open(built.bundle)
     manifest = bundle.manifest
     assert manifest.labels == list(CLASSES)
@@ -205,7 +212,7 @@ def planned_in(built: Built, precision: str) -> Work:
     return dataclasses.replace(built.work, plan=plan)
 
 
-def test_a_planned_precision_is_exported_and_fused_as_it_is(built: Built, tmp_path: Path):
+def test_a_planned_precision_is_exported_and_fused_as_it_is(built: Built, tmp_path: Path) -> None:
     import onnx
 
     export.export_bundle(planned_in(built, "int8"), tmp_path / "b", "patterns")
@@ -220,7 +227,7 @@ def test_a_planned_precision_is_exported_and_fused_as_it_is(built: Built, tmp_pa
     assert ours[1] == theirs[1]
 
 
-def test_ranges_need_more_pictures_than_there_are(built: Built, tmp_path: Path):
+def test_ranges_need_more_pictures_than_there_are(built: Built, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="int8-static: expected at least 32 calibration pictures"):
         export.export_bundle(planned_in(built, "int8-static"), tmp_path / "b", "patterns")
     assert not list(tmp_path.iterdir())
@@ -229,7 +236,7 @@ def test_ranges_need_more_pictures_than_there_are(built: Built, tmp_path: Path):
         steps.check_ways(work.plan, work.data)
 
 
-def test_models_carry_essentials_and_no_path_of_this_machine(built: Built):
+def test_models_carry_essentials_and_no_path_of_this_machine(built: Built) -> None:
     import onnx
 
     path = built.bundle / "submodels/1/model.onnx"
@@ -245,7 +252,7 @@ def test_models_carry_essentials_and_no_path_of_this_machine(built: Built):
     assert b"stack_trace" not in content
 
 
-def test_models_take_any_batch_of_bytes(built: Built):
+def test_models_take_any_batch_of_bytes(built: Built) -> None:
     session = open_session(built.bundle / "submodels/0/model.onnx")
     (given,) = session.get_inputs()
     assert (given.name, given.type, given.shape[1:]) == ("images", "tensor(uint8)", [8, 8, 3])
@@ -256,7 +263,7 @@ def test_models_take_any_batch_of_bytes(built: Built):
     assert np.allclose(alone.bag, together.bag, atol=1e-5)
 
 
-def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_path: Path):
+def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_path: Path) -> None:
     assert set(built.errors) == {0, 1}
     assert max(built.errors.values()) < 1e-4
     member = built.work.load_member(built.work.plan.assignments[0])
@@ -270,7 +277,7 @@ def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_pat
         )  # fmt: skip
 
 
-def test_evaluation_is_what_fusion_of_the_files_gives(built: Built):
+def test_evaluation_is_what_fusion_of_the_files_gives(built: Built) -> None:
     bundle = Bundle.open(built.bundle)
     report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET, write=True)
     evaluation = Bundle.open(built.bundle).manifest.evaluation
@@ -289,11 +296,12 @@ def test_evaluation_is_what_fusion_of_the_files_gives(built: Built):
     assert evaluation.subsets == subset_accuracies(
         contributions, bundle.fusion_weights(), built.data.test.targets
     )
+    assert evaluation.teacher is not None
     assert evaluation.teacher.accuracy > 0.8
     assert evaluation.members[0].accuracy > 0.6
 
 
-def test_the_printed_json_has_the_promised_keys(built: Built):
+def test_the_printed_json_has_the_promised_keys(built: Built) -> None:
     bundle = Bundle.open(built.bundle)
     value = steps.evaluate_step(bundle, built.data, built.work.run, QUIET).as_json(bundle)
     assert value["pictures"] == 24
@@ -308,7 +316,7 @@ def never_evaluated(path: Path) -> Bundle:
     return Bundle(path, msgspec.structs.replace(Bundle.open(path).manifest, evaluation=None))
 
 
-def test_without_the_run_the_teacher_is_left_out(built: Built):
+def test_without_the_run_the_teacher_is_left_out(built: Built) -> None:
     bundle = never_evaluated(built.bundle)
     with_run = steps.evaluate_step(bundle, built.data, built.work.run, QUIET).evaluation
     without = steps.evaluate_step(bundle, built.data, None, QUIET).evaluation
@@ -316,7 +324,7 @@ def test_without_the_run_the_teacher_is_left_out(built: Built):
     assert without.subsets == with_run.subsets
 
 
-def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path):
+def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path) -> None:
     other = open_dataset(str(write_tree(tmp_path / "other", each=10, seed=9)))
     bundle = Bundle.open(built.bundle)
     report = steps.evaluate_step(bundle, other, built.work.run, QUIET)
@@ -324,26 +332,26 @@ def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path):
     assert report.evaluation.teacher is not None
 
 
-def test_the_exported_teacher_answers_as_the_trained_one(built: Built):
+def test_the_exported_teacher_answers_as_the_trained_one(built: Built) -> None:
     pixels = built.work.teacher_pixels("test")
     (logits,) = run_session(open_session(built.work.run.teacher_onnx), pixels, ["logits"])
     kept = kept_test_answers(built.work)
     assert np.allclose(logits - logits.mean(axis=1, keepdims=True), kept, atol=1e-4)
 
 
-def test_other_classes_are_refused(built: Built, tmp_path: Path):
+def test_other_classes_are_refused(built: Built, tmp_path: Path) -> None:
     other = open_dataset(str(write_tree(tmp_path, each=5, classes=("cross", "ring"))))
     with pytest.raises(InputError, match=r"expected the 3 classes of .*, but only one .* stripes"):
         steps.evaluate_step(Bundle.open(built.bundle), other, None, QUIET)
 
 
-def test_a_bundle_of_this_very_run_is_not_exported_again(built: Built):
+def test_a_bundle_of_this_very_run_is_not_exported_again(built: Built) -> None:
     before = (built.bundle / "manifest.json").stat().st_mtime_ns
     assert steps.export_step(built.work, built.bundle, "patterns") is None
     assert (built.bundle / "manifest.json").stat().st_mtime_ns == before
 
 
-def test_a_damaged_bundle_is_exported_again(built: Built, tmp_path: Path):
+def test_a_damaged_bundle_is_exported_again(built: Built, tmp_path: Path) -> None:
     out = tmp_path / "b"
     shutil.copytree(built.bundle, out)
     assert steps.export_step(built.work, out, "patterns") is None
@@ -352,7 +360,7 @@ def test_a_damaged_bundle_is_exported_again(built: Built, tmp_path: Path):
     Bundle.open(out).fusion_weights()
 
 
-def test_something_else_is_not_replaced(built: Built, tmp_path: Path):
+def test_something_else_is_not_replaced(built: Built, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep")
     with pytest.raises(InputError, match="expected a new folder or a bundle to replace"):
         steps.export_step(built.work, tmp_path, "patterns")
@@ -373,14 +381,14 @@ def one_picture_more(tree: Path) -> Iterator[None]:
         picture.unlink()
 
 
-def test_a_run_is_reopened_only_with_the_same_pictures(built: Built):
+def test_a_run_is_reopened_only_with_the_same_pictures(built: Built) -> None:
     work = built.work
     assert steps.reopen(work.run, QUIET).data.train.digest == work.data.train.digest
     with one_picture_more(built.tree), pytest.raises(InputError, match="split changed since"):
         steps.reopen(work.run, QUIET)
 
 
-def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Built):
+def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Built) -> None:
     bundle, run = Bundle.open(built.bundle), built.work.run
     steps.data_for(bundle, run, None, None)
     expected = r"train split changed since .*b\.run was made"
@@ -388,7 +396,7 @@ def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Bu
         steps.data_for(bundle, run, None, None)
 
 
-def test_another_runs_teacher_is_left_out(built: Built, tmp_path: Path):
+def test_another_runs_teacher_is_left_out(built: Built, tmp_path: Path) -> None:
     work = trained(built.tree, tmp_path / "other.run", epochs=1)
     shutil.copy(built.work.run.teacher_onnx, work.run.teacher_onnx)
     bundle = never_evaluated(built.bundle)
@@ -398,7 +406,7 @@ def test_another_runs_teacher_is_left_out(built: Built, tmp_path: Path):
     assert report.evaluation.teacher is not None
 
 
-def test_damaged_weights_are_named(built: Built, tmp_path: Path):
+def test_damaged_weights_are_named(built: Built, tmp_path: Path) -> None:
     work = trained(built.tree, tmp_path / "run", epochs=1)
     for path in (work.run.teacher, work.run.member(0)):
         kept = path.read_bytes()
@@ -408,7 +416,7 @@ def test_damaged_weights_are_named(built: Built, tmp_path: Path):
         path.write_bytes(kept)
 
 
-def test_a_teacher_that_knows_nothing_is_refused(tmp_path: Path):
+def test_a_teacher_that_knows_nothing_is_refused(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "tree", each=8)
     with pytest.raises(InputError, match=r"does not know these 3 classes: give --teacher-epochs N"):
         steps.train_step(
@@ -422,7 +430,7 @@ def test_a_teacher_that_knows_nothing_is_refused(tmp_path: Path):
         )  # fmt: skip
 
 
-def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path):
+def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path) -> None:
     tree, checkpoint = built.tree, str(built.work.run.teacher)
     wanted = asked(tree, epochs=1, teacher_checkpoint=checkpoint)
     wanted = msgspec.structs.replace(
@@ -436,7 +444,7 @@ def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path):
     assert work.settings.teacher_schedule.learning_rate == pytest.approx(1e-4)
 
 
-def test_photographs_are_mirrored_and_digits_are_not(built: Built):
+def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
     spec_ = tiny_plan().teacher
     photographs = steps.settings_for(asked(built.tree), built.data, spec_)
     digits = steps.settings_for(asked("digits"), open_dataset("digits"), spec_)
@@ -447,13 +455,13 @@ def test_photographs_are_mirrored_and_digits_are_not(built: Built):
     assert steps.settings_for(wanted, open_dataset("digits"), spec_).augmentation.flip is True
 
 
-def test_shrinkage_needs_a_residual(built: Built):
+def test_shrinkage_needs_a_residual(built: Built) -> None:
     wanted = asked(built.tree, schedule={"shrinkage": 0.5})
     with pytest.raises(InputError, match="--shrinkage: expected 1 unless --boost-target is logi"):
         steps.settings_for(wanted, built.data, tiny_plan().teacher)
 
 
-def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path):
+def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path) -> None:
     data = open_dataset(str(write_tree(tmp_path / "tree", each=8)))
     calibration = dataclasses.replace(
         data.calibration, targets=np.zeros_like(data.calibration.targets)
@@ -466,7 +474,7 @@ def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
-def test_plans_that_cannot_be_trained(tmp_path: Path):
+def test_plans_that_cannot_be_trained(tmp_path: Path) -> None:
     data = open_dataset("digits")
     run = RunFolder(tmp_path / "run")
     refused = msgspec.structs.replace(tiny_plan(), refused=True, reason="no use")

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from mdp.errors import InputError, PlanRefused
 from mdp.exchange import reserve_s
 from mdp.files import write_toml
 from mdp.plan import Region, SubModelSpec, TeacherSpec, read_plan
-from mdp.profile import DeviceProfile, ProbeRecord, Sustained, read_profile
+from mdp.profile import DeviceProfile, Precision, ProbeRecord, Sustained, read_profile
 from partitioner import cli
 from partitioner.accuracy_law import WHOLE
 from partitioner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
@@ -119,7 +120,7 @@ def test_a_device_without_known_power_has_no_part_under_an_energy_limit() -> Non
     ],
 )
 def test_only_measured_and_allowed_ways_are_planned(
-    changes: dict[str, object], asked: tuple[str, ...], found: tuple[str, str]
+    changes: dict[str, object], asked: tuple[Precision, ...], found: tuple[str, str]
 ) -> None:
     profiles = [with_points(name, **changes) for name in ("n100", "raspberry-pi-5")]
     plan = plan_within(make_problem(BASE, profiles, precisions=asked), 20.0)
@@ -366,7 +367,7 @@ PERCENTILE = "--percentile: expected a number from 50 to 99.9, got {}"
         ),
     ],
 )
-def test_options_out_of_range_are_named(options: dict[str, float], message: str) -> None:
+def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
         PlanOptions(**options).check()
     assert str(caught.value) == message
@@ -459,7 +460,8 @@ def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_pa
     code, _, err = run(*teacher, 60, "--profiles", "n100*2", "laptop-cpu")
     assert (code, err) == (0, "")
     plan = read_plan(tmp_path / "p.toml")
-    served = {part.device for part in (*plan.assignments, *plan.replicas)} | set(plan.left_out)
+    served = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
+    served |= set(plan.left_out)
     assert served == {"n100-1", "n100-2", "laptop-cpu"}
 
     code, _, err = run(*teacher, 60, "--profiles", "n100", "n100")

@@ -6,7 +6,7 @@ from itertools import count
 from partitioner.progress import Progress
 
 
-def test_lines_come_every_ten_seconds_and_say_what_is_left():
+def test_lines_come_every_ten_seconds_and_say_what_is_left() -> None:
     stream, ticks = io.StringIO(), count(0, 4)
     progress = Progress(stream, clock=lambda: float(next(ticks)))
     with progress.task("sorting", 6) as advance:
@@ -18,7 +18,7 @@ def test_lines_come_every_ten_seconds_and_say_what_is_left():
     ]
 
 
-def test_time_left_does_not_count_what_was_done_before():
+def test_time_left_does_not_count_what_was_done_before() -> None:
     stream, ticks = io.StringIO(), count(0, 10)
     progress = Progress(stream, clock=lambda: float(next(ticks)))
     with progress.task("sorting", 10, done=8) as advance:
@@ -31,7 +31,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_terminal_gets_a_bar():
+def test_a_terminal_gets_a_bar() -> None:
     stream = Terminal()
     with Progress(stream).task("sorting", 2) as advance:
         advance(2, "last item")

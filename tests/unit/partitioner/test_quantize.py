@@ -6,6 +6,7 @@ import torch
 
 from mdp.crop import Pixels
 from mdp.errors import InputError
+from mdp.profile import Precision
 from partitioner.export import ServedMember, to_onnx
 from partitioner.quantize import QuantisationError, quantised
 from partitioner.submodel import SubModel
@@ -51,7 +52,7 @@ def operators(model: bytes) -> set[str]:
     ],
 )
 def test_every_precision_says_what_it_is_and_stays_close(
-    model: bytes, precision: str, operator: str, says: str
+    model: bytes, precision: Precision, operator: str, says: str
 ) -> None:
     made = quantised(model, precision, noise(40))
     assert operator in operators(made)
@@ -79,7 +80,7 @@ def test_only_what_is_worth_it_is_quantised(model: bytes) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-static"])
-def test_weights_leave_room_for_the_sum_of_two_products(model: bytes, precision: str) -> None:
+def test_weights_leave_room_for_the_sum_of_two_products(model: bytes, precision: Precision) -> None:
     made = onnx.load_from_string(quantised(model, precision, noise(32)))
     weights = [
         onnx.numpy_helper.to_array(tensor)

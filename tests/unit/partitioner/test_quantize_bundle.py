@@ -18,7 +18,7 @@ from mdp.plan import PredictedMs, Replica
 from partitioner import quantize_trials
 from partitioner.data import Dataset, open_dataset
 from partitioner.evaluate import Report
-from partitioner.gate import too_slow
+from partitioner.gate import Way, too_slow
 from partitioner.quantize import QuantisationError, quantised
 from partitioner.quantize_bundle import quantise
 from partitioner.quantize_trials import Asked
@@ -33,8 +33,10 @@ from tests.support.quantised import (
 from tests.support.runs import QUIET
 
 pytestmark = pytest.mark.torch
-INT8, FP16 = ("int8", "onnxruntime"), ("fp16", "onnxruntime")
-STATIC, OPENVINO = ("int8-static", "openvino"), ("fp32", "openvino")
+INT8: Way = ("int8", "onnxruntime")
+FP16: Way = ("fp16", "onnxruntime")
+STATIC: Way = ("int8-static", "openvino")
+OPENVINO: Way = ("fp32", "openvino")
 Quantise = Callable[..., Report | None]
 
 
@@ -60,7 +62,7 @@ def run(data: Dataset, cache: Path, tmp_path: Path) -> Quantise:
     """Quantise into `out`."""
 
     def call(bundle: Bundle, *profiles: object, out: str = "out", **changes: Any) -> Report | None:
-        asked = Asked(**{"max_loss": 0.05, "profiles": profiles} | changes)
+        asked = Asked(**{"max_loss": 0.05, "profiles": profiles, **changes})
         return quantise(bundle, data, None, asked, tmp_path / out, cache, QUIET)
 
     return call
@@ -79,7 +81,7 @@ def tried(path: Path, k: int, way: tuple[str, str]) -> TriedPrecision:
 
 def test_every_member_gets_what_its_own_device_is_fast_at(
     bundle: Bundle, run: Quantise, tmp_path: Path
-):
+) -> None:
     before = {name: (bundle.path / name).read_bytes() for name in bundle.manifest.files}
     report = run(
         bundle,
@@ -108,7 +110,7 @@ def test_every_member_gets_what_its_own_device_is_fast_at(
 
 def test_the_record_says_what_was_tried_and_why_it_was_not_taken(
     bundle: Bundle, run: Quantise, tmp_path: Path
-):
+) -> None:
     run(
         bundle,
         profile_of("alpha", {INT8: 0.5, STATIC: 0.6, FP16: 1.2}),
@@ -141,7 +143,7 @@ def test_the_record_says_what_was_tried_and_why_it_was_not_taken(
     assert record.calibration.fp32 - record.calibration.now <= record.max_loss
 
 
-def test_nothing_is_lost_by_all_together(bundle: Bundle, run: Quantise, tmp_path: Path):
+def test_nothing_is_lost_by_all_together(bundle: Bundle, run: Quantise, tmp_path: Path) -> None:
     """Each fragile member alone is made up for by the others, and all of them are not."""
     fragile = put_models(bundle.path, {k: fragile_model(s, 4.0) for k, s in enumerate(SIZES)})
     run(fragile, *(profile_of(device, {INT8: 0.5}) for device in DEVICES))
@@ -158,7 +160,7 @@ def test_nothing_is_lost_by_all_together(bundle: Bundle, run: Quantise, tmp_path
 @pytest.mark.parametrize("value", [float("nan"), 3e38])
 def test_an_int8_model_that_overflows_or_gives_nan_is_refused(
     bundle: Bundle, run: Quantise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
-):
+) -> None:
     monkeypatch.setattr(
         quantize_trials, "quantised", lambda *args: with_numbers(quantised(*args), value)
     )
@@ -171,7 +173,7 @@ def test_an_int8_model_that_overflows_or_gives_nan_is_refused(
 
 def test_a_model_that_the_tools_cannot_quantise_is_left_as_it_is(
     bundle: Bundle, run: Quantise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     def failing(*args: object) -> bytes:
         raise QuantisationError("cannot be had in int8: no kernel for Wavelet")
 
@@ -182,7 +184,7 @@ def test_a_model_that_the_tools_cannot_quantise_is_left_as_it_is(
 
 def test_a_provider_that_is_not_here_cannot_be_judged(
     bundle: Bundle, run: Quantise, tmp_path: Path
-):
+) -> None:
     """In fp16 a GPU overflows where this processor, computing in fp32, does not."""
     cuda = "CUDAExecutionProvider"
     alpha = msgspec.structs.replace(bundle.manifest.plan.assignments[0], provider=cuda)
@@ -199,7 +201,7 @@ def test_a_provider_that_is_not_here_cannot_be_judged(
 
 def test_a_runtime_that_is_not_here_is_a_reason(
     bundle: Bundle, run: Quantise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     assert run(bundle, profile_of("alpha", {OPENVINO: 0.5}), ways=[OPENVINO]) is None
     assert tried(tmp_path / "out", 0, OPENVINO).reason == (
@@ -210,7 +212,7 @@ def test_a_runtime_that_is_not_here_is_a_reason(
 
 def test_where_nothing_is_kept_only_the_record_is_new(
     bundle: Bundle, run: Quantise, tmp_path: Path
-):
+) -> None:
     assert run(bundle, ways=[INT8]) is None
     made = Bundle.open(tmp_path / "out")
     assert made.digest == bundle.digest
@@ -220,11 +222,11 @@ def test_where_nothing_is_kept_only_the_record_is_new(
 
 def test_here_is_measured_with_the_planned_threads(
     bundle: Bundle, run: Quantise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     opened: list[tuple[object, ...]] = []
 
     def session(
-        model: Path, *way: str, threads: int = 1, provider: str = "", spin: bool = False
+        model: Path, *way: Any, threads: int = 1, provider: str = "", spin: bool = False
     ) -> Any:
         opened.append((*way, threads, provider, spin))
         return open_way(model, *way, threads=threads)
@@ -233,7 +235,7 @@ def test_here_is_measured_with_the_planned_threads(
         assert len(sessions) == 2
         return [[0.5] * 9, [0.25] * 9]
 
-    open_way = quantize_trials.open_way
+    open_way = vars(quantize_trials)["open_way"]
     monkeypatch.setattr(quantize_trials, "open_way", session)
     monkeypatch.setattr(quantize_trials, "in_turns", in_turns)
     alpha = msgspec.structs.replace(bundle.manifest.plan.assignments[0], threads=3, spin=True)
@@ -250,7 +252,7 @@ def test_here_is_measured_with_the_planned_threads(
     assert record_of(tmp_path / "out").members[0].measured == "here, on the machine that quantised"
 
 
-def test_sessions_take_turns_block_by_block():
+def test_sessions_take_turns_block_by_block() -> None:
     turns: list[str] = []
 
     class Session:
@@ -270,7 +272,7 @@ def test_sessions_take_turns_block_by_block():
     assert turns == ["slow", "fast"] * quantize_trials.ROUNDS
 
 
-def test_one_round_may_be_disturbed_and_not_two():
+def test_one_round_may_be_disturbed_and_not_two() -> None:
     plain = [1.0, 1.0, 1.0, 2.0, 1.0]
     sure = quantize_trials.compared([0.5, 0.5, 9.0, 1.0, 0.6], plain)
     assert (sure.ratio, sure.fp32_ms, sure.surely) == (0.5, 1.0, 0.6)
@@ -282,7 +284,7 @@ def test_one_round_may_be_disturbed_and_not_two():
     )
 
 
-def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantise, tmp_path: Path):
+def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantise, tmp_path: Path) -> None:
     replica = Replica(
         k=0, device="delta", predicted_ms=PredictedMs(compute=1, network=1, total=2),
         memory_bytes=1, provider="CPUExecutionProvider", threads=1, why="",
@@ -298,11 +300,13 @@ def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantise, tmp_path:
     serving, alpha_s = map(
         Bundle.open(tmp_path / "out").manifest.plan.assignment_of, ("delta", "alpha")
     )
+    assert serving is not None
+    assert alpha_s is not None
     assert serving.submodel.precision == "int8"
     assert serving.memory_bytes == alpha_s.memory_bytes
 
 
-def test_a_bundle_may_be_replaced_by_itself(bundle: Bundle, run: Quantise):
+def test_a_bundle_may_be_replaced_by_itself(bundle: Bundle, run: Quantise) -> None:
     run(bundle, profile_of("alpha", {INT8: 0.5}), out="bundle", ways=[INT8])
     assert Bundle.open(bundle.path).assignment("alpha").submodel.precision == "int8"
     again = Bundle.open(bundle.path)
@@ -319,7 +323,7 @@ def rewritten(bundle: Bundle, **changes: object) -> Bundle:
 
 def test_what_is_planned_in_another_runtime_is_compared_with_that(
     bundle: Bundle, run: Quantise, tmp_path: Path
-):
+) -> None:
     plan = bundle.manifest.plan
     first = msgspec.structs.replace(plan.assignments[0], runtime="openvino")
     plan = msgspec.structs.replace(plan, assignments=[first, *plan.assignments[1:]])
@@ -367,7 +371,7 @@ def test_what_is_planned_in_another_runtime_is_compared_with_that(
 def test_what_cannot_be_quantised_is_refused_before_anything(
     bundle: Bundle, run: Quantise, tmp_path: Path, manifest: dict[str, Any],
     asked: dict[str, Any], expected: str,
-):  # fmt: skip
+) -> None:  # fmt: skip
     with pytest.raises(InputError, match=expected):
         run(rewritten(bundle, **manifest), **asked)
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]

@@ -38,7 +38,7 @@ def settings(source: str = "digits", **changes: object) -> Settings:
     return msgspec.structs.replace(plain, **changes)
 
 
-def test_the_same_settings_go_on(tmp_path: Path):
+def test_the_same_settings_go_on(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.start_or_continue(settings(), tiny_plan())
     run.start_or_continue(settings(), tiny_plan())
@@ -54,7 +54,7 @@ def begun(path: Path) -> RunFolder:
     return run
 
 
-def test_settings_may_change_until_something_is_trained(tmp_path: Path):
+def test_settings_may_change_until_something_is_trained(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.start_or_continue(settings(), tiny_plan())
     run.cache.mkdir()
@@ -62,7 +62,7 @@ def test_settings_may_change_until_something_is_trained(tmp_path: Path):
     assert run.settings().seed == 3
 
 
-def test_other_settings_are_refused_and_named(tmp_path: Path):
+def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     other = settings(seed=3, schedule=MemberSchedule(epochs=7))
     with pytest.raises(
@@ -72,14 +72,14 @@ def test_other_settings_are_refused_and_named(tmp_path: Path):
     assert run.settings() == settings()
 
 
-def test_another_plan_is_refused(tmp_path: Path):
+def test_another_plan_is_refused(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     other = msgspec.structs.replace(tiny_plan(), target_ms=9)
     with pytest.raises(InputError, match=r"target_ms was 5\.0, is now 9"):
         run.start_or_continue(settings(), other)
 
 
-def test_a_difference_is_said_in_words_first_what_was_asked_for(tmp_path: Path):
+def test_a_difference_is_said_in_words_first_what_was_asked_for(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     plan = tiny_plan()
     first = msgspec.structs.replace(plan.assignments[0], why="other", memory_bytes=9)
@@ -95,25 +95,25 @@ def test_a_difference_is_said_in_words_first_what_was_asked_for(tmp_path: Path):
         run.start_or_continue(settings(data=pictures), plan)
 
 
-def test_pictures_may_move_as_long_as_they_are_the_same(tmp_path: Path):
+def test_pictures_may_move_as_long_as_they_are_the_same(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.start_or_continue(settings("/old/place"), tiny_plan())
     run.start_or_continue(settings("/new/place"), tiny_plan())
     assert run.settings().data.source == "/new/place"
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match="expected a new, an empty or a run folder"):
         RunFolder(tmp_path).start_or_continue(settings(), tiny_plan())
 
 
-def test_no_run_folder(tmp_path: Path):
+def test_no_run_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected a run folder of mdp-partition train"):
         RunFolder(tmp_path).settings()
 
 
-def test_an_unfinished_run_is_not_exported(tmp_path: Path):
+def test_an_unfinished_run_is_not_exported(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     run.start_or_continue(settings(), tiny_plan())
     run.teacher.write_bytes(b"")
@@ -121,7 +121,7 @@ def test_an_unfinished_run_is_not_exported(tmp_path: Path):
         run.require_trained(tiny_plan())
 
 
-def test_one_process_at_a_time_and_no_leftovers(tmp_path: Path):
+def test_one_process_at_a_time_and_no_leftovers(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     with run.locked():
         left = run.path / ".teacher.safetensors.00.partial"
@@ -132,13 +132,13 @@ def test_one_process_at_a_time_and_no_leftovers(tmp_path: Path):
         assert not left.exists()
 
 
-def test_a_run_folder_that_cannot_be_made(tmp_path: Path):
+def test_a_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="run: cannot be made: Not a directory"):
         RunFolder(tmp_path / "file" / "run").locked().__enter__()
 
 
-def test_curves_are_collected(tmp_path: Path):
+def test_curves_are_collected(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.keep_curve("teacher", [{"loss": 1.0}])
     run.keep_curve("member-0", [{"loss": 2.0}])
@@ -148,11 +148,11 @@ def test_curves_are_collected(tmp_path: Path):
     }
 
 
-def test_where_a_bundle_s_run_lies():
+def test_where_a_bundle_s_run_lies() -> None:
     assert default_run(Path("some/bundle/")) == Path("some/bundle.run")
 
 
-def test_differences_are_limited_to_five():
+def test_differences_are_limited_to_five() -> None:
     old = {str(number): number for number in range(8)}
     assert differences(old, old) == ""
     found = differences(old, dict.fromkeys(old, -1))

@@ -92,7 +92,7 @@ def waits_of(plan: Plan, by_name: dict[str, DeviceProfile]) -> list[float]:
     """What each member's crop waits for all others, which leave through the same port."""
     sizes = []
     for a in plan.assignments:
-        parts = [a, *(r for r in plan.replicas if r.k == a.k)]
+        parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
         sizes.append(max(request_bytes(a.submodel.image_size, part.encoding) for part in parts))
     quickest_bps = max(profile.link.bandwidth_bps for profile in by_name.values())
     assert plan.client_bps == quickest_bps
@@ -102,7 +102,7 @@ def waits_of(plan: Plan, by_name: dict[str, DeviceProfile]) -> list[float]:
 def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> None:
     """What holds for every plan, whatever the devices are."""
     by_name = {profile.name: profile for profile in profiles}
-    assigned = [part.device for part in (*plan.assignments, *plan.replicas)]
+    assigned = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
     assert sorted([*assigned, *plan.left_out]) == sorted(by_name)
     assert all(reason for reason in plan.left_out.values())
     seen = {(size(a.submodel), a.region) for a in plan.assignments}
@@ -190,7 +190,9 @@ def test_a_replica_s_threads_wait_as_its_own_device_was_probed() -> None:
     away = [device(name, availability=0.1, spin=name in "ac") for name in "abcd"]
     plan = make_plan(DIGITS, away, target_ms=2, num_classes=10)
     assert len(plan.replicas) == 3
-    assert {part.device: part.spin for part in (*plan.assignments, *plan.replicas)} == {
+    spinning = {a.device: a.spin for a in plan.assignments}
+    spinning |= {r.device: r.spin for r in plan.replicas}
+    assert spinning == {
         "a": True, "b": False, "c": True, "d": False,
     }  # fmt: skip
 

@@ -4,6 +4,7 @@ import gc
 import math
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from partitioner.simulation.models import (
 PLENTY_MS = 3_600_000.0
 
 
-def device(name: str, k: int = 0, compute_s: float = 0.01, **more: object) -> DeviceModel:
+def device(name: str, k: int = 0, compute_s: float = 0.01, **more: Any) -> DeviceModel:
     """A device whose computations all take the same time, over a link that takes none."""
     return replace(
         DeviceModel(
@@ -38,7 +39,7 @@ def device(name: str, k: int = 0, compute_s: float = 0.01, **more: object) -> De
     )
 
 
-def scenario(*devices: DeviceModel, deadline_ms: float = PLENTY_MS, **more: object) -> Scenario:
+def scenario(*devices: DeviceModel, deadline_ms: float = PLENTY_MS, **more: Any) -> Scenario:
     load = Load(**{name: more.pop(name) for name in ("requests", "clients", "rate_per_s", "think_s")
                    if name in more})  # fmt: skip
     return Scenario(devices=devices, load=load, deadline_ms=deadline_ms, **more)
@@ -288,7 +289,7 @@ def test_a_hedge_due_after_another_member_s_goes_out_too() -> None:
         *(device("alpha"), device("alpha/attic")),
         *(full, device("slow", k=1, compute_s=1.0), device("fast", k=1)),
     )
-    took_s = []
+    took_s: list[float] = []
     for seed in range(20):
         simulation = Simulation(scenario(*members, requests=1, hedge_after_s=0.030, seed=seed))
         simulation._devices["full"]._queue.capacity = 0
@@ -402,7 +403,7 @@ def test_the_same_luck_in_every_what_if() -> None:
         ({"deadline_ms": math.nan}, "deadline_ms: expected more than 0 .*, got nan"),
     ],
 )
-def test_what_cannot_be_simulated(wrong: dict[str, object], message: str) -> None:
+def test_what_cannot_be_simulated(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         simulate(scenario(device("alpha"), device("beta", k=1), **{"requests": 1, **wrong}))
 

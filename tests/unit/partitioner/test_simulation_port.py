@@ -17,8 +17,9 @@ from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Load, Scenario
 from partitioner.simulation.setup import Assumptions, by_name, device_models
 from tests.unit.partitioner.test_client_port import MBIT
+from tests.unit.partitioner.test_plan_command import BASE
 from tests.unit.partitioner.test_simulation_engine import device, scenario, scenarios, shares
-from tests.unit.partitioner.test_spread import BASE, PROFILES
+from tests.unit.partitioner.test_spread import PROFILES
 
 #: 10 ms at 1 Mbit/s.
 BYTES = 1250.0

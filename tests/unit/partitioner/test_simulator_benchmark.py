@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks.page import END, begin
-from benchmarks.simulator import COMPILED, COMPUTING, SPEED, WAITING, merged
-from benchmarks.simulator_fleets import MEDIANS_MS, SIGMA, loads
+from benchmarks.simulator import COMPILED, SPEED, merged
+from benchmarks.simulator_fleets import COMPUTING, MEDIANS_MS, SIGMA, WAITING, loads
 from benchmarks.simulator_picture import draw, put_table
 from benchmarks.simulator_reality import SIMULATED, gaps, played
 from benchmarks.stub_agent import durations

@@ -1,5 +1,7 @@
 """The fitted weights: exact derivatives, the optimum, kept only where it is sure to be better."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,6 +16,7 @@ from mdp.fusion import (
     Fusion,
     FusionWeights,
     SizeWeights,
+    SubsetWeights,
     arrival_subsets,
     fuse,
     listed_subsets,
@@ -61,7 +64,7 @@ def turned(parts: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(centred.transpose(0, 2, 1), np.float32)
 
 
-def loss_of(contributions, weights, targets) -> float:
+def loss_of(contributions: Any, weights: SubsetWeights, targets: np.ndarray) -> float:
     fused = fuse(contributions, weights)
     return cross_entropy(one_term(fused[np.newaxis], targets), np.ones(1))
 
@@ -75,7 +78,7 @@ def _at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     "rows", [[[0, 1, 2, 3]], [[0, 2], [1, 3], [0, 3]]], ids=["a subset", "several at once"]
 )
-def test_derivatives_match_finite_differences(rows: list[list[int]]):
+def test_derivatives_match_finite_differences(rows: list[list[int]]) -> None:
     contributions, targets = logits(0, 40, 5, 2)
     parts = np.stack(
         [contributions[k].boost for k in (0, 1)] + [c.bag for c in contributions.values()]
@@ -95,7 +98,7 @@ def test_derivatives_match_finite_differences(rows: list[list[int]]):
         )
 
 
-def test_the_leave_one_out_loss_is_that_of_fits_without_the_picture():
+def test_the_leave_one_out_loss_is_that_of_fits_without_the_picture() -> None:
     contributions, targets = logits(5, 150, 3, 2, noise=1.5)
     heads = [head for part in contributions.values() for head in (part.boost, part.bag)]
     task = one_term(np.stack(heads) / np.stack(heads).std(axis=(1, 2), keepdims=True), targets)
@@ -118,7 +121,7 @@ def test_the_leave_one_out_loss_is_that_of_fits_without_the_picture():
 @given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 6), st.floats(0, 3))
 def test_never_worse_than_the_better_plain_rule(
     seed: int, members: int, classes: int, noise: float
-):
+) -> None:
     contributions, targets = logits(seed, 60, classes, members, noise)
     for subset in arrival_subsets(contributions):
         fitted = fit_subset(contributions, subset, targets)
@@ -130,7 +133,7 @@ def test_never_worse_than_the_better_plain_rule(
             assert loss_of(contributions, fitted, targets) <= best + 2e-2
 
 
-def test_a_useless_member_gets_little_weight():
+def test_a_useless_member_gets_little_weight() -> None:
     contributions, targets = logits(1, 400, 4, 2, noise=0.5)
     random = np.random.default_rng(2)
     blind = random.normal(size=(400, 4)).astype(np.float32)
@@ -142,7 +145,9 @@ def test_a_useless_member_gets_little_weight():
     assert abs(fitted.a[1]) + abs(fitted.b[1]) < 0.1 * useful
 
 
-def test_scalars_that_are_not_sure_to_be_better_are_not_used(monkeypatch: pytest.MonkeyPatch):
+def test_scalars_that_are_not_sure_to_be_better_are_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # All heads alike: a plain mean is the best there is, and a fit could only find noise.
     random = np.random.default_rng(6)
     targets = random.integers(5, size=300)
@@ -155,14 +160,16 @@ def test_scalars_that_are_not_sure_to_be_better_are_not_used(monkeypatch: pytest
     assert max(free.b) > 1.3 * min(free.b)
 
 
-def test_weights_stay_finite_where_calibration_has_no_mistake():
+def test_weights_stay_finite_where_calibration_has_no_mistake() -> None:
     contributions, targets = logits(3, 50, 3, 2, noise=0.0)
     for subset in fit_fusion(contributions, targets).subsets:
         assert np.isfinite([*subset.a, *subset.b]).all()
         assert max(map(abs, (*subset.a, *subset.b))) < 1e4
 
 
-def test_heads_of_which_neither_is_surely_better_share_the_start(monkeypatch: pytest.MonkeyPatch):
+def test_heads_of_which_neither_is_surely_better_share_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(stacking, "RIDGES", (1e3,))
     random, targets = np.random.default_rng(13), np.arange(400) % 4
     truth = np.eye(4)[targets]
@@ -176,7 +183,7 @@ def test_heads_of_which_neither_is_surely_better_share_the_start(monkeypatch: py
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-30, 1e-12, 1e-7, 1e-5, 1e-3, 1e6, 1e12])
-def test_logits_of_any_size_are_no_trouble(scale: float):
+def test_logits_of_any_size_are_no_trouble(scale: float) -> None:
     random, targets = np.random.default_rng(7), np.arange(60) % 3
     noise = random.normal(size=(60, 3)).astype(np.float32)
     odd = Contribution(noise * np.float32(scale), noise[::-1] * np.float32(scale) + 5)
@@ -186,14 +193,14 @@ def test_logits_of_any_size_are_no_trouble(scale: float):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_logits_that_are_not_finite_are_refused(value: float):
+def test_logits_that_are_not_finite_are_refused(value: float) -> None:
     contributions, targets = logits(9, 20, 3, 2)
     contributions[1].bag[4, 2] = value
     with pytest.raises(InputError, match="sub-model 1: expected finite calibration logits"):
         fit_fusion(contributions, targets)
 
 
-def test_every_subset_is_fitted_and_the_same_again():
+def test_every_subset_is_fitted_and_the_same_again() -> None:
     contributions, targets = logits(4, 80, 4, 3)
     fusion = fit_fusion(contributions, targets)
     assert [s.members for s in fusion.subsets] == arrival_subsets(range(3))
@@ -203,7 +210,7 @@ def test_every_subset_is_fitted_and_the_same_again():
 
 
 @pytest.mark.parametrize("rule", ["boosted", "bagged"])
-def test_temperatures_keep_every_label_and_give_the_least_loss(rule: Fusion):
+def test_temperatures_keep_every_label_and_give_the_least_loss(rule: Fusion) -> None:
     contributions, targets = logits(10, 300, 4, 3)
     fitted = fit_subset(contributions, (0, 2), targets)
     assert getattr(fitted.temperatures, rule) != pytest.approx(1.0, rel=0.1)
@@ -219,7 +226,7 @@ def test_temperatures_keep_every_label_and_give_the_least_loss(rule: Fusion):
 
 
 @pytest.mark.parametrize("count", range(9, 17))
-def test_samples_are_balanced_different_and_the_same_again(count: int):
+def test_samples_are_balanced_different_and_the_same_again(count: int) -> None:
     for size in unlisted_sizes(count):
         sample = sampled_subsets(count, size, 48, seed=0)
         assert 48 - count < len(sample) == len(set(sample)) <= 48
@@ -232,7 +239,7 @@ def test_samples_are_balanced_different_and_the_same_again(count: int):
 
 def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample(
     monkeypatch: pytest.MonkeyPatch,
-):
+) -> None:
     monkeypatch.setattr(stacking, "RIDGES", (1e-6,))
     monkeypatch.setattr(stacking, "STANDARD_ERRORS", -np.inf)
     contributions, targets = logits(11, 60, 3, 10, noise=2.0)
@@ -240,7 +247,7 @@ def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample(
     sample = sampled_subsets(10, 4, stacking.SAMPLED, seed=0)
 
     def loss(weights: SizeWeights) -> float:
-        return np.mean([loss_of(contributions, weights.of(m), targets) for m in sample])
+        return float(np.mean([loss_of(contributions, weights.of(m), targets) for m in sample]))
 
     least = loss(shared)
     for k in range(10):
@@ -253,7 +260,9 @@ def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample(
     assert alike < np.log(3)
 
 
-def test_many_members_are_listed_where_few_and_shared_elsewhere(monkeypatch: pytest.MonkeyPatch):
+def test_many_members_are_listed_where_few_and_shared_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # Five members stand for more than eight: of these the sizes 2 and 3 are not listed.
     monkeypatch.setattr(fusion_module, "MAX_LISTED", 5)
     monkeypatch.setattr(stacking, "SAMPLED", 5)
@@ -283,7 +292,7 @@ def test_many_members_are_listed_where_few_and_shared_elsewhere(monkeypatch: pyt
     assert (fuse(contributions, weights).argmax(axis=1) == targets).mean() > 0.5
 
 
-def test_a_head_that_points_the_wrong_way_is_not_taken_for_its_opposite():
+def test_a_head_that_points_the_wrong_way_is_not_taken_for_its_opposite() -> None:
     random = np.random.default_rng(0)
     targets = random.integers(0, 4, 2000)
     right = np.eye(4, dtype=np.float32)[targets]

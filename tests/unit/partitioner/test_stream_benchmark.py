@@ -1,5 +1,7 @@
 """What a stream is held against: a loop alone, and one beside the other members' computing."""
 
+from typing import Any, cast
+
 import numpy as np
 import pytest
 
@@ -69,5 +71,5 @@ class Instant:
 
 def test_the_others_compute_once_for_each_time_and_are_done_before_it_goes_on() -> None:
     runtime, other = Instant(), Paced()
-    loop_rate(runtime, np.zeros((1, 8, 8, 3), dtype=np.uint8), 0.001, [other])
+    loop_rate(runtime, np.zeros((1, 8, 8, 3), dtype=np.uint8), 0.001, [cast(Any, other)])
     assert runtime.runs == other.sent == other.received > 0

@@ -1,9 +1,13 @@
 """One batch's loss: what is fitted, what is imitated, and what each switch changes."""
 
+from typing import Any, Literal
+
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch import Tensor, nn  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner.losses import taught_loss  # noqa: E402
@@ -21,7 +25,7 @@ def drawn(*shape: int) -> np.ndarray:
     return np.random.default_rng(sum(shape)).normal(size=shape).astype(np.float32)
 
 
-class Fixed(torch.nn.Module):
+class Fixed(nn.Module):
     """A network that always says the same."""
 
     def __init__(self, features: int = 0) -> None:
@@ -31,7 +35,7 @@ class Fixed(torch.nn.Module):
         projected = [torch.from_numpy(drawn(3, WIDTH))] * features
         self.output = StudentOutput(boost, bag, torch.zeros(3, 2), projected)
 
-    def forward(self, pixels: "torch.Tensor") -> StudentOutput:
+    def forward(self, pixels: Tensor) -> StudentOutput:
         assert pixels.shape == (3, 3, 4, 4)
         self.seen = pixels
         return self.output
@@ -50,13 +54,17 @@ def lesson(*, before: bool = False, features: int = 0) -> Lesson:
 
 
 def losses(
-    network: Fixed, lesson_: Lesson, epoch: int = 1, target: str = "logits", **changes: object
+    network: Fixed,
+    lesson_: Lesson,
+    epoch: int = 1,
+    target: Literal["logits", "probabilities"] = "logits",
+    **changes: Any,
 ) -> dict[str, float]:
     loss_of = MemberLoss(lesson_, MemberSchedule(boost_target=target, **changes))
     return {name: float(value) for name, value in loss_of(network, INDEX, epoch).items()}
 
 
-def test_the_boost_head_is_held_against_the_residual_of_this_variant():
+def test_the_boost_head_is_held_against_the_residual_of_this_variant() -> None:
     network, given = Fixed(), lesson(before=True)
     boost = network.output.boost.numpy()
     residual = given.teacher[1][INDEX] - given.before[1][INDEX]
@@ -66,14 +74,14 @@ def test_the_boost_head_is_held_against_the_residual_of_this_variant():
     assert losses(network, given, epoch=2)["boost"] != pytest.approx(wanted, rel=1e-3)
 
 
-def test_without_predecessors_the_residual_is_the_teacher():
+def test_without_predecessors_the_residual_is_the_teacher() -> None:
     network, given = Fixed(), lesson()
     difference = network.output.boost.numpy() - given.teacher[1][INDEX]
     wanted = np.square(difference).mean() / np.square(given.teacher[0]).mean()
     assert losses(network, given)["boost"] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_shrinkage_asks_for_a_share_of_the_residual():
+def test_shrinkage_asks_for_a_share_of_the_residual() -> None:
     network, given = Fixed(), lesson(before=True)
     residual = given.teacher[1][INDEX] - given.before[1][INDEX]
     difference = network.output.boost.numpy() - 0.25 * residual
@@ -81,7 +89,7 @@ def test_shrinkage_asks_for_a_share_of_the_residual():
     assert losses(network, given, shrinkage=0.25)["boost"] == pytest.approx(wanted, rel=1e-5)
 
 
-def test_probabilities_are_held_against_labels_and_teacher_after_the_sum():
+def test_probabilities_are_held_against_labels_and_teacher_after_the_sum() -> None:
     network, given = Fixed(), lesson(before=True)
     wanted = taught_loss(
         network.output.boost + torch.from_numpy(given.before[1][INDEX]),
@@ -95,7 +103,7 @@ def test_probabilities_are_held_against_labels_and_teacher_after_the_sum():
     assert found["boost"] == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_every_imitated_feature_counts_the_same():
+def test_every_imitated_feature_counts_the_same() -> None:
     given = lesson(features=2)
     network = Fixed(features=2)
     projected = network.output.projected[0]
@@ -109,13 +117,13 @@ def test_every_imitated_feature_counts_the_same():
     assert found["loss"] == pytest.approx(2 * wanted, rel=1e-5)
 
 
-def test_the_parts_are_weighed_as_asked():
+def test_the_parts_are_weighed_as_asked() -> None:
     found = losses(Fixed(), lesson(), boost_weight=2.0, bag_weight=3.0)
     assert found["loss"] == pytest.approx(2 * found["boost"] + 3 * found["bag"], rel=1e-5)
     assert "stack" not in found
 
 
-def test_the_bag_head_learns_mixed_labels_and_the_teacher():
+def test_the_bag_head_learns_mixed_labels_and_the_teacher() -> None:
     network, given = Fixed(), lesson()
     wanted = taught_loss(
         network.output.bag, given.labels[1][INDEX], torch.from_numpy(given.teacher[1][INDEX]),
@@ -125,21 +133,23 @@ def test_the_bag_head_learns_mixed_labels_and_the_teacher():
     assert found == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_a_student_has_one_projection_for_each_imitated_feature():
+def test_a_student_has_one_projection_for_each_imitated_feature() -> None:
     student = Student(SubModel(spec(8, 16), CLASSES), [5, 7]).eval()
     output = student(torch.zeros(2, 3, 8, 8))
     assert [p.shape for p in output.projected] == [(2, 5), (2, 7)]
     assert output.feature.shape == (2, 16)
 
 
-def test_two_trunks_share_nothing_and_cost_the_same():
+def test_two_trunks_share_nothing_and_cost_the_same() -> None:
     one, two = SubModel(spec(8, 16, depth=4), CLASSES), SubModel(spec(8, 16, depth=4), CLASSES, 2)
     assert len(one.trunks()) == 1
-    assert [len(trunk.blocks) for trunk in two.trunks()] == [2, 2]
+    blocks: list[Any] = [trunk.blocks for trunk in two.trunks()]
+    assert [len(each) for each in blocks] == [2, 2]
     x = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     before = two(x)
     with torch.no_grad():
-        two.bag_trunk.norm.bias += 1
+        trunk: Any = two.bag_trunk
+        trunk.norm.bias += 1
     after = two(x)
     assert torch.equal(before.boost, after.boost)
     assert not torch.equal(before.bag, after.bag)

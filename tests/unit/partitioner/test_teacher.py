@@ -4,6 +4,7 @@ import contextlib
 import fnmatch
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from partitioner.export import ServedTeacher, check_parity, to_onnx  # noqa: E40
 from partitioner.submodel import draw_weights  # noqa: E402
 from partitioner.teacher import (  # noqa: E402
     FAMILIES,
+    Teacher,
     build_teacher,
     load_checkpoint,
     parse_arguments,
@@ -25,11 +27,19 @@ from partitioner.teacher import (  # noqa: E402
 from partitioner.torchvision_shim import import_timm  # noqa: E402
 
 pytestmark = pytest.mark.torch
-ARGS = {"img_size": 12, "patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 2}
+ARGS: dict[str, bool | int | float | str] = {
+    "img_size": 12,
+    "patch_size": 4,
+    "embed_dim": 24,
+    "depth": 1,
+    "num_heads": 2,
+}
 NAME = "vit_tiny_patch16_224"
 
 
-def test_weights_that_cannot_be_fetched_say_what_else_there_is(monkeypatch: pytest.MonkeyPatch):
+def test_weights_that_cannot_be_fetched_say_what_else_there_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def offline(*_: object, **__: object) -> None:
         raise OSError("no route to host")
 
@@ -43,7 +53,7 @@ def test_weights_that_cannot_be_fetched_say_what_else_there_is(monkeypatch: pyte
     )
 
 
-def test_arguments_are_typed():
+def test_arguments_are_typed() -> None:
     pairs = ["img_size=24", "mlp_ratio=2.5", "qkv_bias=False", "global_pool=avg"]
     parsed = parse_arguments(pairs)
     assert parsed == {"img_size": 24, "mlp_ratio": 2.5, "qkv_bias": False, "global_pool": "avg"}
@@ -59,12 +69,12 @@ def test_arguments_are_typed():
         (["num_classes=3"], "'num_classes' is set by mdp-partition itself"),
     ],
 )
-def test_arguments_that_are_refused(pairs: list[str], message: str):
+def test_arguments_that_are_refused(pairs: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse_arguments(pairs)
 
 
-def test_the_shape_is_read_off_the_model():
+def test_the_shape_is_read_off_the_model() -> None:
     shape = teacher_spec("vit_base_patch16_224", {}).shape
     assert (shape.image_size, shape.patch_size, shape.embed_dim) == (224, 16, 768)
     assert (shape.depth, shape.num_heads, shape.mlp_ratio) == (12, 12, 4.0)
@@ -72,7 +82,7 @@ def test_the_shape_is_read_off_the_model():
     assert (small.image_size, small.patch_size, small.embed_dim, small.depth) == (12, 4, 24, 1)
 
 
-def test_a_gated_mlp_counts_as_the_plain_one_with_as_many_weights():
+def test_a_gated_mlp_counts_as_the_plain_one_with_as_many_weights() -> None:
     # Three matrices instead of two, so that 2/3 of the hidden units make as many weights.
     assert teacher_spec("vit_giant_patch14_reg4_dinov2", {"depth": 1}).shape.mlp_ratio == 4.0
     args = ARGS | {"mlp_ratio": 2.0}
@@ -85,7 +95,7 @@ def plain_models() -> list[str]:
     return [n for module in ("vision_transformer", "deit") for n in timm.list_models(module=module)]
 
 
-def test_every_model_of_timm_s_is_taken_or_refused_by_name():
+def test_every_model_of_timm_s_is_taken_or_refused_by_name() -> None:
     refused = {}
     for name in plain_models():
         try:
@@ -113,7 +123,7 @@ def test_every_model_of_timm_s_is_taken_or_refused_by_name():
     assert all("has to be a multiple of `patch_size` 14" in text for text in others.values())
 
 
-def test_every_family_named_has_models():
+def test_every_family_named_has_models() -> None:
     for family in FAMILIES:
         assert fnmatch.filter(plain_models(), family), family
 
@@ -134,7 +144,7 @@ def test_every_family_named_has_models():
         (NAME, {"embed_dim": 25, "num_heads": 2}, "cannot be built"),
     ],
 )
-def test_teachers_that_are_refused(name: str, args: dict, message: str):
+def test_teachers_that_are_refused(name: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         teacher_spec(name, args)
     assert "\n" not in str(caught.value)
@@ -154,7 +164,7 @@ def test_teachers_that_are_refused(name: str, args: dict, message: str):
         ("vit_base_r50_s16_224", "vision_transformer_hybrid"),
     ],
 )
-def test_other_architectures_are_refused_with_what_works(name: str, module: str):
+def test_other_architectures_are_refused_with_what_works(name: str, module: str) -> None:
     expected = (
         rf"'{name}' cannot be decomposed: it comes from timm\.models\.{module}; works: timm's "
         r"plain vision transformers \(vit_\*, deit_\*, deit3_\*, .*register"
@@ -178,7 +188,7 @@ def test_other_architectures_are_refused_with_what_works(name: str, module: str)
         (NAME, {"qk_norm": True}),
     ],
 )
-def test_every_kind_learns(name: str, args: dict):
+def test_every_kind_learns(name: str, args: dict[str, Any]) -> None:
     torch.manual_seed(0)
     network = build_teacher(teacher_spec(name, ARGS | args), 3, pretrained=False)
     draw_weights(network.network)
@@ -192,14 +202,15 @@ def test_every_kind_learns(name: str, args: dict):
     assert second < first
 
 
-def test_a_teacher_with_registers_is_exported(tmp_path: Path):
+def test_a_teacher_with_registers_is_exported(tmp_path: Path) -> None:
     torch.manual_seed(0)
     spec = teacher_spec("vit_base_patch14_reg4_dinov2", ARGS)
     network = build_teacher(spec, 3, pretrained=False)
     draw_weights(network.network)
     with torch.no_grad():
         # As timm draws it, LayerScale lets next to nothing of a block through.
-        for block in network.network.blocks:
+        blocks: Any = network.network.blocks
+        for block in blocks:
             block.ls1.gamma.fill_(1.0)
             block.ls2.gamma.fill_(1.0)
     served, path = ServedTeacher(network), tmp_path / "teacher.onnx"
@@ -209,12 +220,12 @@ def test_a_teacher_with_registers_is_exported(tmp_path: Path):
     assert np.ptp(served(torch.from_numpy(views))[0].detach().numpy(), axis=0).max() > 0.01
 
 
-def teacher(classes: int = 3):
+def teacher(classes: int = 3) -> Teacher:
     return build_teacher(teacher_spec(NAME, ARGS), classes, pretrained=False)
 
 
 @pytest.mark.parametrize("file", ["t.safetensors", "t.pth", "nested.pth"])
-def test_checkpoints_are_loaded(tmp_path: Path, file: str):
+def test_checkpoints_are_loaded(tmp_path: Path, file: str) -> None:
     source, target = teacher(), teacher()
     state, path = source.network.state_dict(), tmp_path / file
     if path.suffix == ".safetensors":
@@ -226,7 +237,7 @@ def test_checkpoints_are_loaded(tmp_path: Path, file: str):
         assert torch.equal(value, state[key])
 
 
-def test_a_run_s_own_teacher_is_a_checkpoint(tmp_path: Path):
+def test_a_run_s_own_teacher_is_a_checkpoint(tmp_path: Path) -> None:
     source, target = teacher(), teacher()
     save_file(source.state_dict(), tmp_path / "teacher.safetensors")
     load_checkpoint(target, tmp_path / "teacher.safetensors")
@@ -234,7 +245,7 @@ def test_a_run_s_own_teacher_is_a_checkpoint(tmp_path: Path):
     assert torch.equal(source(pixels), target(pixels))
 
 
-def test_a_checkpoint_for_other_classes(tmp_path: Path):
+def test_a_checkpoint_for_other_classes(tmp_path: Path) -> None:
     save_file(teacher(5).network.state_dict(), tmp_path / "t.safetensors")
     expected = (
         r"t\.safetensors: its head \('head.weight'\) answers 5 classes, the data has 3; expected"
@@ -243,7 +254,7 @@ def test_a_checkpoint_for_other_classes(tmp_path: Path):
         load_checkpoint(teacher(3), tmp_path / "t.safetensors")
 
 
-def test_a_checkpoint_for_other_classes_with_two_heads(tmp_path: Path):
+def test_a_checkpoint_for_other_classes_with_two_heads(tmp_path: Path) -> None:
     spec = teacher_spec("deit_tiny_distilled_patch16_224", ARGS)
     state = build_teacher(spec, 3, pretrained=False).network.state_dict()
     state["head_dist.weight"] = torch.zeros(7, 24)
@@ -252,7 +263,7 @@ def test_a_checkpoint_for_other_classes_with_two_heads(tmp_path: Path):
         load_checkpoint(build_teacher(spec, 3, pretrained=False), tmp_path / "t.safetensors")
 
 
-def test_a_checkpoint_without_head(tmp_path: Path):
+def test_a_checkpoint_without_head(tmp_path: Path) -> None:
     state = teacher().network.state_dict()
     del state["head.weight"], state["head.bias"]
     save_file(state, tmp_path / "t.safetensors")
@@ -262,7 +273,7 @@ def test_a_checkpoint_without_head(tmp_path: Path):
         load_checkpoint(teacher(3), tmp_path / "t.safetensors")
 
 
-def test_a_checkpoint_of_another_size(tmp_path: Path):
+def test_a_checkpoint_of_another_size(tmp_path: Path) -> None:
     state = teacher().network.state_dict()
     state["norm.weight"] = torch.zeros(32)
     save_file(state, tmp_path / "t.safetensors")
@@ -272,7 +283,7 @@ def test_a_checkpoint_of_another_size(tmp_path: Path):
         load_checkpoint(teacher(3), tmp_path / "t.safetensors")
 
 
-def test_a_checkpoint_of_another_model(tmp_path: Path):
+def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(3)}, tmp_path / "t.safetensors")
     with pytest.raises(InputError, match="not a checkpoint of this teacher: it lacks"):
         load_checkpoint(teacher(), tmp_path / "t.safetensors")
@@ -280,7 +291,7 @@ def test_a_checkpoint_of_another_model(tmp_path: Path):
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
 @pytest.mark.parametrize("content", [b"", b"garbage that is no checkpoint", b"\x80\x02}q\x00."])
-def test_broken_checkpoints(tmp_path: Path, suffix: str, content: bytes):
+def test_broken_checkpoints(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"broken{suffix}"
     path.write_bytes(content)
     with pytest.raises(InputError, match=f"broken{suffix}: ") as caught:
@@ -289,7 +300,7 @@ def test_broken_checkpoints(tmp_path: Path, suffix: str, content: bytes):
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, zipped: bool):
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, zipped: bool) -> None:
     """Of 300 in each format, some 11 and some 30 raised what their reader happened to raise."""
     path, target = tmp_path / "damaged.pth", teacher()
     torch.save(target.network.state_dict(), path, _use_new_zipfile_serialization=zipped)
@@ -303,19 +314,19 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, zipped: bool):
             load_checkpoint(target, path)
 
 
-def test_names_that_are_no_text(tmp_path: Path):
+def test_names_that_are_no_text(tmp_path: Path) -> None:
     torch.save({1: torch.zeros(3)}, tmp_path / "numbers.pth")
     with pytest.raises(InputError, match=r"numbers\.pth: expected a state dict"):
         load_checkpoint(teacher(), tmp_path / "numbers.pth")
 
 
-def test_a_pickle_is_not_executed(tmp_path: Path):
+def test_a_pickle_is_not_executed(tmp_path: Path) -> None:
     torch.save({"weight": Path("/tmp")}, tmp_path / "evil.pth")
     with pytest.raises(InputError, match=r"evil\.pth: not a readable checkpoint"):
         load_checkpoint(teacher(), tmp_path / "evil.pth")
 
 
-def test_a_missing_checkpoint(tmp_path: Path):
+def test_a_missing_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"none\.pth: expected a teacher checkpoint, found no file"
     ):

@@ -1,5 +1,6 @@
 """timm can be imported beside a torchvision that cannot load its operators."""
 
+import importlib
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ def python(code: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_timm_can_be_imported_in_a_fresh_interpreter():
+def test_timm_can_be_imported_in_a_fresh_interpreter() -> None:
     shown = python(
         "from partitioner.torchvision_shim import import_timm\n"
         "print(import_timm().create_model('vit_tiny_patch16_224', depth=1).embed_dim)"
@@ -23,7 +24,7 @@ def test_timm_can_be_imported_in_a_fresh_interpreter():
     assert shown == "192\n"
 
 
-def test_operators_are_declared_only_where_they_are_missing():
+def test_operators_are_declared_only_where_they_are_missing() -> None:
     code = (
         "import torch\n"
         "calls = []\n"
@@ -44,12 +45,12 @@ def test_operators_are_declared_only_where_they_are_missing():
     assert python(code + present) == "[]\n"
 
 
-def test_another_failure_of_torchvision_is_not_hidden(monkeypatch: pytest.MonkeyPatch):
+def test_another_failure_of_torchvision_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     from partitioner import torchvision_shim
 
     def fail(name: str) -> None:
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(torchvision_shim.importlib, "import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
     with pytest.raises(RuntimeError, match="something else"):
         torchvision_shim.import_timm()

@@ -56,7 +56,7 @@ def said(value: object) -> object:
     ("kind", "prefix"),
     [(MemberSchedule, ""), (JointSchedule, "joint_"), (RunOptions, ""), (Augmentation, "")],
 )
-def test_every_option_stands_there_with_its_default(kind: type[Record], prefix: str):
+def test_every_option_stands_there_with_its_default(kind: type[Record], prefix: str) -> None:
     table = rows()
     shared = {field.name for field in msgspec.structs.fields(TeacherSchedule)}
     compared = 0
@@ -73,7 +73,7 @@ def test_every_option_stands_there_with_its_default(kind: type[Record], prefix: 
 
 
 @pytest.mark.parametrize(("kind", "column"), COLUMNS)
-def test_every_schedule_stands_there_with_its_defaults(kind: type[Record], column: int):
+def test_every_schedule_stands_there_with_its_defaults(kind: type[Record], column: int) -> None:
     table = rows()
     for field in msgspec.structs.fields(TeacherSchedule):
         default = next(f.default for f in msgspec.structs.fields(kind) if f.name == field.name)

@@ -1,0 +1,75 @@
+"""What `make check` runs of tools/: subjects of commits that fit, and files that are not large."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools import large_files, subjects
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
+    subprocess.run(["git", *identity, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Its main has one commit with a long subject, and its branch nothing yet."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    git(folder, "init", "--quiet", "--initial-branch", "main")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "a" * 80)
+    git(folder, "switch", "--quiet", "--create", "branch")
+    monkeypatch.setattr(subjects, "ROOT", folder)
+    return folder
+
+
+def test_a_branch_answers_for_its_own_commits(
+    repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "b" * 72)
+    assert subjects.main([]) == 0
+    git(repository, "commit", "--quiet", "--allow-empty", "--message", "c" * 73)
+    assert subjects.main([]) == 1
+    said = capsys.readouterr().out
+    assert said == f"subject of a commit: expected at most 72 characters, got 73: {'c' * 73}\n"
+
+
+def test_main_answers_for_its_latest_commits(repository: Path) -> None:
+    git(repository, "switch", "--quiet", "main")
+    assert subjects.main([]) == 1
+    for number in range(subjects.LATEST):
+        git(repository, "commit", "--quiet", "--allow-empty", "--message", str(number))
+    assert subjects.main([]) == 0
+
+
+def test_a_shallow_clone_says_that_it_cannot_tell(
+    repository: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    git(tmp_path, "clone", "--quiet", "--depth", "1", f"file://{repository}", "shallow")
+    for folder in (tmp_path / "shallow", tmp_path):
+        monkeypatch.setattr(subjects, "ROOT", folder)
+        assert subjects.main([]) == 0
+        assert "not checked" in capsys.readouterr().out
+
+
+def test_a_message_is_read_as_git_keeps_it(tmp_path: Path) -> None:
+    message = tmp_path / "message"
+    message.write_text(f"# {'x' * 90}\n\n{'d' * 72}\n\n{'y' * 90}\n")
+    assert subjects.main([str(message)]) == 0
+    message.write_text("e" * 73)
+    assert subjects.main([str(message)]) == 1
+
+
+def test_a_large_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "examples/bundles/cifar10").mkdir(parents=True)
+    names = ["large.bin", "small.bin", "examples/bundles/cifar10/large.bin"]
+    for name in names:
+        size = large_files.MOST_BYTES + ("large" in name)
+        (tmp_path / name).write_bytes(bytes(size))
+    found = large_files.too_large(tmp_path, [*names, "gone.bin"])
+    assert found == [f"{large_files.MOST_BYTES + 1} bytes: large.bin"]
