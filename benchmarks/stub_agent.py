@@ -89,7 +89,8 @@ def main() -> None:
             keys = None
             if options.keys is not None:
                 own, allowed = options.keys / f"{device}.secret", options.keys / "client.public"
-                keys = agent_keys(options.bind, own, allowed, insecure=False)
+                access = agent_keys(options.bind, own, allowed, insecure=False)
+                keys = None if access is None else access[0]
             router = stack.enter_context(Router(options.bind, keys=keys))
             runtime = StubRuntime(classes, durations(options, device))
             agent = Agent(bundle, bundle.assignment(device), lambda r=runtime: r, router)
