@@ -96,8 +96,8 @@ def main() -> None:
             keys = None
             if options.keys is not None:
                 own, allowed = options.keys / f"{device}.secret", options.keys / "client.public"
-                locks = agent_keys(options.bind, own, allowed, insecure=False)
-                keys = locks[0] if locks is not None else None
+                access = agent_keys(options.bind, own, allowed, insecure=False)
+                keys = None if access is None else access[0]
             router = stack.enter_context(Router(options.bind, keys=keys))
             runtime = StubRuntime(classes, durations(options, device))
             agent = Agent(bundle, bundle.assignment(device), partial(_loaded, runtime), router)

@@ -159,7 +159,9 @@ def run_agent(
             grace_s=grace_s,
             report=report,
         )
-        watch = None if let_in is None else ClientWatch(let_in, router, agent, report)
+        watch = None
+        if access is not None:
+            watch = ClientWatch(access[1], access[0].allowed, router, agent, report)
         asked = _take_signals(agent)
         # Whoever waits for this may send signals from here on.
         events.tell("LISTENING" if json else f"listening on {router.address}")

@@ -54,10 +54,16 @@ class ClientWatch:
     """Lets clients in and out while an agent serves: files that changed, keys that expired."""
 
     def __init__(
-        self, clients: AllowedClients, router: Router, agent: Agent, report: Report
+        self,
+        clients: AllowedClients,
+        allowed: frozenset[str],
+        router: Router,
+        agent: Agent,
+        report: Report,
     ) -> None:
+        """`allowed` are the keys that the router lets in so far."""
         self._clients, self._router, self._agent, self._report = clients, router, agent, report
-        self._allowed = clients.allowed(now())
+        self._allowed = allowed
         agent.quotas.limit(clients.limits())
 
     def read_again(self) -> None:

@@ -7,6 +7,7 @@ import zmq
 
 #: Why an agent is there, but not for this client.
 NOT_ACCEPTED = "the agent does not accept this client's key"
+NO_MORE = "the agent allows no more connections of this client's key"
 ANOTHER_KEY = "the agent's key is another one than the fleet file's"
 AGENT_IS_PLAIN = "one side is encrypted, the other plain: the agent has no key"
 CLIENT_IS_PLAIN = "one side is encrypted, the other plain: the fleet file has no key of the agent"

@@ -78,8 +78,8 @@ class Access:
         """The reply to what libzmq asks about a key."""
         key, host = zap.key_of(request), zap.host_of(request)
         objection = self._objection(key)
-        allowed = frozenset() if objection else frozenset([key])
-        reply, let_in = zap.answer(request, allowed)
+        allowed = frozenset() if objection == UNKNOWN_KEY else frozenset([key])
+        reply, let_in = zap.answer(request, allowed, full=bool(objection))
         if let_in:
             visitor = self.connections.let_in(key, host, self._proved)
             self._audit("connect", key, host if visitor is None else visitor.address, "")

@@ -20,7 +20,8 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import ConfigError, InputError
-from mdp.transport.absence import NOT_ACCEPTED, REASONS, UNASKED, Absence
+from mdp.transport import zap
+from mdp.transport.absence import NO_MORE, NOT_ACCEPTED, REASONS, UNASKED, Absence
 from mdp.transport.dealer import FAILED, RECONNECT_MAX_MS, RECONNECT_MS, Dealer, open_dealer
 from mdp.transport.events import ClientKeys, Connected, Disconnected, Received, TransportEvent
 from mdp.transport.greeting import QUESTION, mechanism_of
@@ -258,7 +259,8 @@ class Dealers:
             frames = receive(dealer.monitor)
             if not frames:
                 return changes
-            event = parse_monitor_message([frame.bytes for frame in frames])["event"]
+            said = parse_monitor_message([frame.bytes for frame in frames])
+            event = said["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._present(device)
                 dealer.up_s, dealer.unasked = time.monotonic(), 0
@@ -266,7 +268,7 @@ class Dealers:
                     self.connected.add(device)
                     changes.append(Connected(device))
                 continue
-            self._absent(device, dealer, event)
+            self._absent(device, dealer, event, said["value"])
             if event == zmq.Event.DISCONNECTED:
                 changes += self._lost(device)
         dealer.up_s = time.monotonic()
@@ -291,7 +293,7 @@ class Dealers:
         self.refused.pop(device, None)
         self._end_question(self._absences.pop(device, None))
 
-    def _absent(self, device: str, dealer: Dealer, event: int) -> None:
+    def _absent(self, device: str, dealer: Dealer, event: int, value: int = 0) -> None:
         """A connection has ended, or could not be made."""
         now_s, absence = time.monotonic(), self._absences.setdefault(device, Absence())
         absence.failures += bool(event & FAILED)
@@ -304,7 +306,7 @@ class Dealers:
         if event & FAILED:
             absence.doubt_s = math.inf
         if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
-            self.refused[device] = NOT_ACCEPTED
+            self.refused[device] = NO_MORE if value == int(zap.FULL) else NOT_ACCEPTED
         elif event & FAILED and sure and absence.question is None:
             self._ask(device, absence)
 

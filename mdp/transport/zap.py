@@ -7,17 +7,25 @@ from zmq.utils import z85
 #: Where libzmq asks; fixed by the RFC.
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"mdp"
+#: Status for a key that has as many connections as it may have. The client's monitor tells of the
+#: status alone; the RFC has no closer one, and 300 would not be sent to the client.
+FULL = b"500"
 _FRAMES = 7
 
 
-def answer(request: Sequence[bytes], allowed: frozenset[str]) -> tuple[list[bytes], bool]:
+def answer(
+    request: Sequence[bytes], allowed: frozenset[str], *, full: bool = False
+) -> tuple[list[bytes], bool]:
     """The reply to libzmq's `request`, and whether it lets the client in.
 
-    The client's public key becomes the user id of its connection.
+    The client's public key becomes the user id of its connection. A key that is allowed has no
+    room for one more connection if it is `full`.
     """
     version, request_id = (*request, b"", b"")[:2]
     key = key_of(request)
     if version == b"1.0" and key and key in allowed:
+        if full:
+            return [b"1.0", request_id, FULL, b"no more connections", b"", b""], False
         return [b"1.0", request_id, b"200", b"OK", key.encode(), b""], True
     return [b"1.0", request_id, b"400", b"key not allowed", b"", b""], False
 

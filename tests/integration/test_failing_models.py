@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import pytest
 
 from devices import agent as agent_module
+from devices import computing
+from devices.admission import Job
 from devices.agent import Agent
 from devices.renewal import Renewal
 from devices.service import Candidate
 from mdp.bundle import Bundle
+from mdp.crop import Pixels
 from mdp.wire import Failure
 from tests.support.bundles import change_assignment, write_bundle
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import ANY_PORT, AgentProcess, Fleet, until
+from tests.support.fleet import ANY_PORT, PATIENCE_S, AgentProcess, Fleet, until
 from tests.support.serving import Held, replies, request, serving, told
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -91,6 +95,40 @@ def test_a_new_model_that_fails_makes_way_for_the_old_one(
     expected = f"the bundle is as before: new {shop.new.digest[:12]} failed: RuntimeError: on fire"
     assert status.reason == expected
     assert (status.counts["renewed"], status.counts["not_renewed"]) == (1, 1)
+
+
+def test_what_is_being_decoded_keeps_its_bundle_served(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change with no grace comes after a request was taken and before its model is looked up."""
+    begun, may_go, said = threading.Event(), threading.Event(), list[str]()
+    pixels_for = computing.pixels_for
+
+    def slowly(job: Job) -> Pixels:
+        begun.set()
+        assert may_go.wait(PATIENCE_S)
+        return pixels_for(job)
+
+    monkeypatch.setattr(computing, "pixels_for", slowly)
+    old, gone = shop.runtime(shop.old), f"serves old {shop.old.digest[:12]} no more"
+    with (
+        serving(shop.old, old, renewal=shop.renewal(), grace_s=0.0, report=said.append) as (
+            agent,
+            address,
+        ),
+        StrangePeer(address) as peer,
+    ):
+        peer.send(request(shop.old, 1))
+        until(begun.is_set, "the request is taken")
+        shop.there = shop.new
+        agent.renew()
+        until(lambda: f"serves new {shop.new.digest[:12]}" in said, "it has changed over")
+        # Whoever answers this has looked before whether the old one can go.
+        assert told(peer).digest == shop.new.digest
+        assert gone not in said
+        may_go.set()
+        assert replies(peer, 1) == {1: "answered"}
+        until(lambda: gone in said, "the old one goes afterwards")
 
 
 def out_of_memory(shop: Shop, agent: Agent, peer: StrangePeer) -> None:

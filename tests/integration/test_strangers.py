@@ -38,6 +38,7 @@ from mdp.transport.absence import (
     AGENT_IS_PLAIN,
     ANOTHER_KEY,
     CLIENT_IS_PLAIN,
+    NO_MORE,
     NOT_ACCEPTED,
 )
 from mdp.transport.greeting import QUESTION
@@ -661,6 +662,23 @@ def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path:
             dealer.close()
         context.term()
         agent.close()
+
+
+def test_a_key_without_room_for_one_more_connection_is_told_so(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office")
+        (clients / "office.limits").write_text("connections = 1")
+        own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
+        with office(own, keys, tmp_path) as first, office(own, keys, tmp_path) as second:
+            assert first.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+            (status,) = second.status()
+            assert (status.state, status.reason) == ("REFUSED", NO_MORE)
+            first.close()
+            until(
+                lambda: second.status(timeout_s=0.05)[0].state == "READY", "the place is free again"
+            )
 
 
 def test_an_agent_says_whom_it_has_turned_away(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:

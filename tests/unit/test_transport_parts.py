@@ -29,6 +29,13 @@ def test_a_key_that_is_allowed() -> None:
     assert reply == [b"1.0", b"1", b"200", b"OK", TEXT.encode(), b""]
 
 
+def test_a_key_that_is_allowed_and_full_is_told_apart_from_one_that_is_not() -> None:
+    for allowed, status in ((frozenset([TEXT]), b"500"), (frozenset[str](), b"400")):
+        reply, let_in = zap.answer(REQUEST, allowed, full=True)
+        assert not let_in
+        assert (reply[2], reply[4]) == (status, b"")
+
+
 @pytest.mark.parametrize(
     ("request_", "allowed"),
     [
