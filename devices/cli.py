@@ -130,7 +130,7 @@ def run_agent(
     first = options.candidate(bundle)
     eyes = None if source is None else open_eyes(source, source_fps)
     make_room()
-    max_frame_bytes = request_frame_bytes(first.assignment.submodel.image_size)
+    max_frame_bytes = request_frame_bytes(first.assignment.spec.image_size)
     with Router(bind, keys=keys, max_frame_bytes=max_frame_bytes) as router:
         stream = sys.stdout if json else sys.stderr
         report = Events(stream, device, router.address, json=json).tell

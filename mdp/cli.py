@@ -291,7 +291,7 @@ def bench(
     checked_deadline_ms(deadline_ms)
     files = picture_files(pictures or [])
     with connected(fleet, key, insecure, fusion, early) as client:
-        side = client.bundle.manifest.plan.teacher.shape.image_size
+        side = client.bundle.manifest.plan.finest_px
         chosen: list[Picture] = list(files) or [noise_picture(side)]
         outcome = run_bench(
             client, chosen, requests=requests, deadline_ms=deadline_ms, in_flight=in_flight

@@ -126,7 +126,7 @@ def _show_and_read(out: Console, command: Sequence[str]) -> dict[str, Any]:
 def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
     """(label, picture) from a class-per-folder tree, or noise without labels."""
     if folder is None:
-        side = bundle.manifest.plan.teacher.shape.image_size
+        side = bundle.manifest.plan.finest_px
         return [(None, noise_picture(side))] * 100
     labelled: list[tuple[str | None, Picture]] = [
         (file.parent.name, file) for file in sorted(folder.glob("*/*")) if file.is_file()
@@ -164,8 +164,8 @@ def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], s
         accuracy = f"{evaluation.teacher.accuracy:.2%}"
         table.add_row("teacher", "", accuracy, "", teacher_ms, end_section=True)
     for member in evaluation.members:
-        shape = bundle.manifest.plan.assignments[member.k].submodel
-        what = f"{shape.image_size} px, {shape.embed_dim} x {shape.depth}"
+        spec = bundle.manifest.plan.assignments[member.k].spec
+        what = f"{spec.image_size} px, {spec.outline}"
         own_ms = _milliseconds(times_ms.get(member.k))
         table.add_row(f"{member.device} alone ({what})", "", "", f"{member.accuracy:.2%}", own_ms)
     table.add_section()

@@ -95,6 +95,9 @@ def _converted(model: Any, precision: Precision, calibration: Pixels | None) -> 
         return onnx.load(path)
 
 
+#: Steps of a convolutional trunk whose outcome stays in 8 bits until the next convolution reads it.
+_TRUNK = ("Conv", "Clip", "Relu", "Add", "MaxPool")
+
 # Weights per output channel cost no time here. They get 7 of 8 bits: without VNNI two products
 # overflow 16 bits, so that a model would be worse on an older device than where it was measured.
 _COMMON = {"per_channel": True, "reduce_range": True}
@@ -132,13 +135,22 @@ def _quantise_statically(model: Any, path: Path, calibration: Pixels) -> None:
         path,
         Reader(),
         quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=["MatMul"],
+        op_types_to_quantize=_quantised_types(model),
         nodes_to_exclude=_without_weights(model),
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
         extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul"]},
         **_COMMON,
     )
+
+
+def _quantised_types(model: Any) -> list[str]:
+    """What is quantised: products with weights, and of a convolutional network the whole trunk.
+
+    A ViT's only convolution embeds the patches, and stays fp32.
+    """
+    convolutions = sum(node.op_type == "Conv" for node in model.graph.node)
+    return ["MatMul"] if convolutions < 2 else ["MatMul", *_TRUNK]
 
 
 def _without_weights(model: Any) -> list[str]:

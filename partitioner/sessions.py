@@ -163,7 +163,7 @@ def open_way(
 
 def open_member(model: Path | ModelFile, assignment: Assignment, *, threads: int = 1) -> Any:
     """A session of one member as it is planned, but on the processor; raises InputError."""
-    return open_way(model, assignment.submodel.precision, assignment.runtime, threads=threads)
+    return open_way(model, assignment.spec.precision, assignment.runtime, threads=threads)
 
 
 def run_session(
@@ -193,7 +193,7 @@ def batch_for(precision: Precision) -> int:
 
 def member_contribution(session: Any, pixels: Pixels, assignment: Assignment) -> Contribution:
     """Both heads' logits `[N, C]` of one member, as its device computes them."""
-    return contribution(session, pixels, batch_for(assignment.submodel.precision))
+    return contribution(session, pixels, batch_for(assignment.spec.precision))
 
 
 def latency_ms(session: Any, pixels: Pixels) -> float:
