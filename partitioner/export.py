@@ -233,7 +233,7 @@ def export_untrained(
             plan=plan,
             files={path: file_entry(folder / path) for path in paths},
             provenance={UNTRAINED: "random weights, for latency: its answers mean nothing"}
-            | _versions(),
+            | versions(),
         )
         write_json(folder / MANIFEST, manifest)
     return errors
@@ -299,10 +299,11 @@ def _provenance(work: Work) -> dict[str, str]:
         "test_digest": work.data.test.digest,
         "settings_digest": sha256_of(work.run.settings_file),
         "run_digest": work.run.digest(work.plan),
-        **_versions(),
+        **versions(),
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What a bundle was made with."""
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     return {"python": platform.python_version(), **versions}
