@@ -3,7 +3,9 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from itertools import cycle, islice
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +20,16 @@ WARM_UP_REQUESTS = 10
 def noise_picture(side: int) -> Picture:
     """A uint8 picture `[side, side, 3]` of noise, for when only time matters."""
     return np.random.default_rng(0).integers(0, 256, size=(side, side, 3), dtype=np.uint8)
+
+
+def some_pictures(side: int) -> list[Picture]:
+    """The photographs that scikit-learn ships, else noise of `side` pixels."""
+    found = find_spec("sklearn")
+    folders = found.submodule_search_locations if found else None
+    photographs: list[Picture] = [
+        *(file for folder in folders or () for file in Path(folder).glob("datasets/images/*.jpg"))
+    ]
+    return sorted(photographs, key=str) or [noise_picture(side)]
 
 
 def overhead_ms(prediction: Prediction) -> float:

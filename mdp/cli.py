@@ -377,7 +377,8 @@ def demo(
         Path | None, typer.Option(help="Serve this bundle instead of building one from digits.")
     ] = None,
     pictures: Annotated[
-        Path | None, typer.Option(help="With --bundle: a folder per class to classify, else noise.")
+        Path | None,
+        typer.Option(help="With --bundle: pictures, or a folder per class; else photographs."),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="File to write what was seen to, as JSON.")

@@ -94,7 +94,7 @@ def read_map(path: Path) -> dict[str, str]:
     """Class of the data -> name in the model's labels; raises ConfigError."""
     found: dict[str, str] = {}
     for number, line in enumerate(_text(path).splitlines(), 1):
-        left, tab, right = (part.strip() for part in line.partition("\t"))
+        left, _, right = (part.strip() for part in line.partition("\t"))
         if not left and not right:
             continue
         if not (left and right and "\t" in line) or "\t" in right or left in found:

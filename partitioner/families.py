@@ -11,6 +11,9 @@ from mdp.errors import InputError
 from partitioner.submodel import MemberOutput, Normalise
 from partitioner.torchvision_shim import import_timm
 
+#: How timm's names of a classifier's tensors begin.
+_HEADS = ("head.", "classifier.", "fc.")
+
 
 class Backbone(NamedTuple):
     """A timm model name, the side of its square input in pixels, and how many blocks are kept."""
@@ -61,16 +64,19 @@ def create(
         near = ", ".join(timm.list_models(f"*{backbone.name.split('_')[0]}*")[:5])
         hint = f" (there are: {near}, ...)" if near else ""
         raise InputError(f"{backbone.name}: timm {timm.__version__} has no such model{hint}")
-    sized = {"img_size": backbone.image_size} if _has_positions(backbone.name) else {}
     try:
-        model = timm.create_model(backbone.name, num_classes=num_classes, **sized)
+        try:
+            size = backbone.image_size
+            model = timm.create_model(backbone.name, num_classes=num_classes, img_size=size)
+        except TypeError:  # a network without positions takes pictures of any size
+            model = timm.create_model(backbone.name, num_classes=num_classes)
         if weights is not None:
             read_weights(model, weights, own_classes=own_classes)
     except (RuntimeError, TypeError, AssertionError, ValueError) as error:
         raise InputError(f"{backbone.name} at {backbone.image_size} px: {error}") from error
     if backbone.depth:
         blocks = getattr(model, "blocks", None)
-        if not _has_positions(backbone.name) or len(blocks or ()) < backbone.depth:
+        if not hasattr(model, "pos_embed") or len(blocks or ()) < backbone.depth:
             raise InputError(f"{backbone.name}: cannot be cut to {backbone.depth} blocks")
         model.blocks = model.blocks[: backbone.depth]
     return model
@@ -88,22 +94,22 @@ def read_weights(model: Any, weights: Path, *, own_classes: bool = False) -> Non
     state: dict[str, Tensor] = load_state_dict(str(weights), use_ema=False)
     state = dict(adapted(model, state))
     own = model.state_dict()
-    heads = {k for k in state if k.startswith(("head.", "classifier.", "fc."))}
+    heads = {k for k in state if k.startswith(_HEADS)}
     drop = {k for k in heads if k not in own or own[k].shape != state[k].shape}
+    kept = {k: v for k, v in state.items() if k not in drop}
+    wrong = [k for k, v in kept.items() if k not in own or own[k].shape != v.shape]
+    missing = [k for k in own if k not in kept and not k.startswith(_HEADS)]
+    if wrong or missing:
+        raise InputError(
+            f"{weights}: expected the tensors of {type(model).__name__}, "
+            f"but {', '.join((wrong + missing)[:3])} differ"
+        )
     if own_classes and drop:
         name = min(drop)
         wanted = tuple(own[name].shape) if name in own else "none"
         raise InputError(
             f"{weights}: its classifier {name} is {tuple(state[name].shape)}, expected {wanted}: "
             "as many rows as its labels file has names"
-        )
-    kept = {k: v for k, v in state.items() if k not in drop}
-    wrong = [k for k, v in kept.items() if k not in own or own[k].shape != v.shape]
-    missing = [k for k in own if k not in kept and (own_classes or k not in heads)]
-    if wrong or missing:
-        raise InputError(
-            f"{weights}: expected the tensors of {type(model).__name__}, "
-            f"but {', '.join((wrong + missing)[:3])} differ"
         )
     model.load_state_dict(kept, strict=False)
 
@@ -139,8 +145,3 @@ def _feature_width(trunk: nn.Module, image_size: int) -> int:
         feature: Tensor = trunk.eval()(torch.zeros(1, 3, image_size, image_size))
     trunk.train()
     return feature.shape[1]
-
-
-def _has_positions(name: str) -> bool:
-    """Whether the timm model `name` takes the image size as an argument."""
-    return name.startswith(("vit_", "deit"))

@@ -50,7 +50,8 @@ def quantised(
     """An exported fp32 `model` in `precision`; `calibration` `[N, S, S, 3]` is for int8-static.
 
     With `whole` int8-static takes in convolutions and heads wherever they are, else only those of a
-    convolutional trunk: the embedding and the heads of a plain ViT stay fp32. Raises InputError for too few calibration pictures, and QuantisationError, with the reason,
+    convolutional trunk: the embedding and the heads of a plain ViT stay fp32. Raises InputError for
+    too few calibration pictures, and QuantisationError, with the reason,
     where onnxruntime's tools cannot do it.
     """
     if precision == "int8-static":

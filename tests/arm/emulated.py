@@ -102,11 +102,7 @@ def pair(
 ) -> Iterator[tuple[Pair, str]]:
     device, precision = request.param
     folder = tmp_path_factory.mktemp("arm")
-    bundle = (
-        Bundle.open(REFERENCE)
-        if precision == "fp32"
-        else reference_bundle(folder / "bundle", precision)
-    )
+    bundle = reference_bundle(folder / "bundle", precision)
     made = Pair(bundle, device, folder, PATIENT_S)
     commands = {
         "here": [str(BIN / "mdp-agent")],
