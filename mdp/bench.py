@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mdp.client import Client
-from mdp.crop import Picture
+from mdp.crop import Picture, load_picture
 from mdp.errors import InferenceError
 from mdp.prediction import Prediction
 
@@ -23,13 +23,14 @@ def noise_picture(side: int) -> Picture:
 
 
 def some_pictures(side: int) -> list[Picture]:
-    """The photographs that scikit-learn ships, else noise of `side` pixels."""
+    """The photographs that scikit-learn ships, decoded, else noise of `side` pixels."""
     found = find_spec("sklearn")
     folders = found.submodule_search_locations if found else None
-    photographs: list[Picture] = [
-        *(file for folder in folders or () for file in Path(folder).glob("datasets/images/*.jpg"))
+    files = [
+        file for folder in folders or () for file in Path(folder).glob("datasets/images/*.jpg")
     ]
-    return sorted(photographs, key=str) or [noise_picture(side)]
+    decoded: list[Picture] = [load_picture(file, smallest_side=side) for file in sorted(files)]
+    return decoded or [noise_picture(side)]
 
 
 def overhead_ms(prediction: Prediction) -> float:

@@ -124,7 +124,7 @@ def _show_and_read(out: Console, command: Sequence[str]) -> dict[str, Any]:
 
 
 def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
-    """(label, picture) from a class-per-folder tree; without labels a folder's own, or photographs."""
+    """(label, picture) of a class-per-folder tree; else a folder's pictures or photographs."""
     if folder is None or (plain := sorted(file for file in folder.glob("*") if file.is_file())):
         unlabelled = plain if folder else some_pictures(bundle.manifest.plan.finest_px)
         return [(None, picture) for picture in unlabelled * math.ceil(100 / len(unlabelled))]

@@ -100,7 +100,8 @@ def _converted(model: Any, precision: Precision, calibration: Pixels | None, who
         else:
             assert calibration is not None
             _quantise_statically(model, path, calibration, whole)
-        return stored_once(onnx.load(path))
+        written = onnx.load(path)
+        return stored_once(written) if whole else written
 
 
 def stored_once(model: Any) -> Any:
