@@ -19,7 +19,6 @@ import pytest
 
 from benchmarks.machine import describe_machine
 from benchmarks.page import write_figures
-from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.files import write_json
 from mdp.keys import new_keys
@@ -32,7 +31,6 @@ from tests.support.fleet import BIN, PLENTY_MS, ROOT, AgentProcess, until
 from tests.support.two_agents import (
     DEVICES,
     PICTURES,
-    REFERENCE,
     Pair,
     likeness,
     pictures,
