@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 WORK   ?= demo
 BUNDLE ?=
+PICTURES ?=
 RUNS   ?= 100000
 SECONDS ?= 86400
 MINUTES ?= 2
@@ -14,7 +15,8 @@ SEED   ?= 1
 	faults lock sbom format coverage clean
 
 demo: $(STAMP)
-	$(BIN)/mdp demo --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE))
+	$(BIN)/mdp demo --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE)) \
+	  $(if $(PICTURES),--pictures $(PICTURES))
 
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
 PATIENT := $(patsubst %,tests/integration/test_%.py,partition_build torchrun quantised_fleet \

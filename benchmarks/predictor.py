@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 RECORDS = ROOT / "partitioner" / "accuracy_records.json"
 LAW = ROOT / "partitioner" / "accuracy_law.json"
-BUNDLE = ROOT / "examples" / "bundles" / "cifar10"
+BUNDLE = ROOT / "tests" / "support" / "plain_vits"
 ABOUT = "made by benchmarks/predictor.py from benchmarks/results and examples/bundles"
 _IMAGENET_PICTURES = 50_000
 

@@ -135,7 +135,7 @@ def run_agent(
     first = options.candidate(bundle)
     eyes = None if source is None else open_eyes(source, source_fps)
     make_room()
-    max_frame_bytes = request_frame_bytes(first.assignment.submodel.image_size)
+    max_frame_bytes = request_frame_bytes(first.assignment.spec.image_size)
     with ExitStack() as stack:
         log = None
         if audit is not None:

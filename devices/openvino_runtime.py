@@ -54,7 +54,7 @@ class OpenVinoRuntime:
         threads: int | None = None,
     ) -> None:
         """Load `model`; raises AgentError if it is another model, or what is planned not there."""
-        precision, size = assignment.submodel.precision, assignment.submodel.image_size
+        precision, size = assignment.spec.precision, assignment.spec.image_size
         if assignment.provider not in (CPU, OPENVINO_CPU):
             raise NotHereError(
                 f"openvino on {assignment.provider}", f"openvino is served on {CPU} only"
@@ -134,7 +134,7 @@ def _check_processor(core: Any, precision: str) -> None:
 
 def _wishes(assignment: Assignment, threads: int | None) -> dict[str, object]:
     return {
-        "INFERENCE_PRECISION_HINT": HINTS[assignment.submodel.precision],
+        "INFERENCE_PRECISION_HINT": HINTS[assignment.spec.precision],
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_NUM_THREADS": threads or assignment.threads,
         "NUM_STREAMS": 1,
@@ -151,7 +151,7 @@ def _read(openvino: Any, model: ModelFile) -> Any:
 
 def _check(graph: Any, model: Path, assignment: Assignment, num_classes: int) -> None:
     inputs = {i.any_name: (i.element_type.get_type_name(), _shape(i)[1:]) for i in graph.inputs}
-    check_input(model, inputs, assignment.submodel.image_size, uint8="u8")
+    check_input(model, inputs, assignment.spec.image_size, uint8="u8")
     check_outputs(model, {o.any_name: _shape(o)[-1] for o in graph.outputs}, num_classes)
     where = ["framework", PRECISION_KEY]
     says = graph.get_rt_info(where).astype(str) if graph.has_rt_info(where) else None

@@ -97,7 +97,7 @@ class OrtRuntime:
             raise NotHereError(
                 assignment.provider, f"onnxruntime lists it here but cannot start it: {why}"
             )
-        self._image_size = assignment.submodel.image_size
+        self._image_size = assignment.spec.image_size
         self._check(model.path, assignment, num_classes)
 
     def _check(self, model: Path, assignment: Assignment, num_classes: int) -> None:
@@ -163,7 +163,7 @@ def _choose_provider(ort: Any, planned: str, allow_fallback: bool) -> str:
 
 def _planned_elsewhere(assignment: Assignment) -> str:
     """What the plan asks for that onnxruntime is not, or an empty text."""
-    precision = assignment.submodel.precision
+    precision = assignment.spec.precision
     if assignment.runtime != "onnxruntime":
         return f"{assignment.runtime} in {precision}"
     return precision if precision == "bf16" else ""
@@ -189,7 +189,7 @@ def check_outputs(model: Path, outputs: Mapping[str, object], num_classes: int) 
 
 def check_precision(model: Path, says: str | None, assignment: Assignment) -> None:
     """Raise AgentError if the file `says` that it has another precision than is planned."""
-    planned = assignment.submodel.precision
+    planned = assignment.spec.precision
     # bf16 is how a runtime computes; the file's numbers stay fp32.
     if says is not None and says != ("fp32" if planned == "bf16" else planned):
         raise AgentError(f"{model}: expected a model in {planned}, as planned, got one in {says}")

@@ -56,7 +56,7 @@ class Service:
     def __post_init__(self) -> None:
         bundle, assignment = self.candidate.bundle, self.candidate.assignment
         self.digest, self.num_classes = bundle.digest, len(bundle.manifest.labels)
-        self.k, self.image_size = assignment.k, assignment.submodel.image_size
+        self.k, self.image_size = assignment.k, assignment.spec.image_size
         self.encoding = assignment.encoding
 
     @property
@@ -194,7 +194,7 @@ def warmed(candidate: Candidate, runtime: Runtime, clock: Callable[[], float]) -
     """The candidate with its loaded `runtime`, run until steady; raises AgentError."""
     runtime.warm_up()
     measured_s = measure_batches(
-        runtime, candidate.assignment.submodel.image_size, candidate.batch, clock
+        runtime, candidate.assignment.spec.image_size, candidate.batch, clock
     )
     return Service(candidate=candidate, runtime=runtime, measured_s=measured_s)
 

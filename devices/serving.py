@@ -37,7 +37,7 @@ class Serving:
         # What a link leads to now is what is loaded, wherever it leads by then.
         bundle = Bundle.open(folder.resolve(), signed_by=self.bundle_key)
         assignment = bundle.assignment(self.device)
-        needed = request_frame_bytes(assignment.submodel.image_size)
+        needed = request_frame_bytes(assignment.spec.image_size)
         if max_frame_bytes is not None and needed > max_frame_bytes:
             raise AgentError(
                 f"its crops of {needed:,} bytes are larger than the {max_frame_bytes:,} that this "

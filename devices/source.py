@@ -139,7 +139,7 @@ class Frame:
 
 def view_of(assignment: Assignment) -> ViewKey:
     """What is cut for an assignment."""
-    return assignment.region, assignment.submodel.image_size
+    return assignment.region, assignment.spec.image_size
 
 
 def capacity_for(views: Iterable[ViewKey]) -> int:

@@ -238,7 +238,12 @@ def _identity(assignment: Assignment) -> dict[str, object]:
     """What of an assignment tells bundles apart: not what changes no answer and came later."""
     content: dict[str, object] = msgspec.to_builtins(assignment)
     del content["batch"], content["spin"]
-    return content
+    # A plain ViT's identity is what it was before there were other families.
+    return {
+        key: value
+        for key, value in content.items()
+        if key not in ("submodel", "network") or value is not None
+    }
 
 
 def _read_inside(folder: Path, name: str, most_bytes: int, size_bytes: int | None = None) -> bytes:

@@ -276,7 +276,7 @@ def bench(
             raise unusable
         files.append(path)
     with connected(fleet, key, insecure, fusion, early) as client:
-        side = client.bundle.manifest.plan.teacher.shape.image_size
+        side = client.bundle.manifest.plan.finest_px
         chosen: list[Picture] = list(files) or [noise_picture(side)]
         outcome = run_bench(
             client, chosen, requests=requests, deadline_ms=deadline_ms, in_flight=in_flight
@@ -362,7 +362,8 @@ def demo(
         Path | None, typer.Option(help="Serve this bundle instead of building one from digits.")
     ] = None,
     pictures: Annotated[
-        Path | None, typer.Option(help="With --bundle: a folder per class to classify, else noise.")
+        Path | None,
+        typer.Option(help="With --bundle: pictures, or a folder per class; else photographs."),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(help="File to write what was seen to, as JSON.")

@@ -21,7 +21,7 @@ from typing import IO, Any
 from rich.console import Console
 from rich.table import Table
 
-from mdp.bench import noise_picture, overhead_ms, percentiles
+from mdp.bench import overhead_ms, percentiles, some_pictures
 from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.crop import Picture
@@ -124,15 +124,15 @@ def _show_and_read(out: Console, command: Sequence[str]) -> dict[str, Any]:
 
 
 def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | None, Picture]]:
-    """(label, picture) from a class-per-folder tree, or noise without labels."""
-    if folder is None:
-        side = bundle.manifest.plan.teacher.shape.image_size
-        return [(None, noise_picture(side))] * 100
+    """(label, picture) of a class-per-folder tree; else a folder's pictures or photographs."""
+    if folder is None or (plain := sorted(file for file in folder.glob("*") if file.is_file())):
+        unlabelled = plain if folder else some_pictures(bundle.manifest.plan.finest_px)
+        return [(None, picture) for picture in unlabelled * math.ceil(100 / len(unlabelled))]
     labelled: list[tuple[str | None, Picture]] = [
         (file.parent.name, file) for file in sorted(folder.glob("*/*")) if file.is_file()
     ]
     if not labelled:
-        raise InputError(f"{folder}: expected a folder per class with pictures")
+        raise InputError(f"{folder}: expected pictures, or a folder per class with some")
     strange = sorted({str(label) for label, _ in labelled} - set(bundle.manifest.labels))
     if strange:
         raise InputError(
@@ -164,8 +164,8 @@ def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], s
         accuracy = f"{evaluation.teacher.accuracy:.2%}"
         table.add_row("teacher", "", accuracy, "", teacher_ms, end_section=True)
     for member in evaluation.members:
-        shape = bundle.manifest.plan.assignments[member.k].submodel
-        what = f"{shape.image_size} px, {shape.embed_dim} x {shape.depth}"
+        spec = bundle.manifest.plan.assignments[member.k].spec
+        what = f"{spec.image_size} px, {spec.outline}"
         own_ms = _milliseconds(times_ms.get(member.k))
         table.add_row(f"{member.device} alone ({what})", "", "", f"{member.accuracy:.2%}", own_ms)
     table.add_section()

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 from msgspec.structs import replace
 
+from mdp.errors import ConfigError
 from mdp.files import Record, read_toml
 from mdp.profile import (
     DeviceName,
@@ -56,6 +57,41 @@ class SubModelSpec(Record, frozen=True):
                 f"`embed_dim` {self.embed_dim} has to be a multiple of `num_heads` {self.num_heads}"
             )
 
+    @property
+    def outline(self) -> str:
+        """Width and depth: `96 x 6`."""
+        return f"{self.embed_dim} x {self.depth}"
+
+    @property
+    def words(self) -> str:
+        """The shape in a few words: `24 px, patch 4, 96 x 6`."""
+        return f"{self.image_size} px, patch {self.patch_size}, {self.outline}"
+
+
+class NetworkSpec(Record, frozen=True):
+    """An ensemble member that is no plain ViT of our own: a network under its name."""
+
+    #: timm's name, or the name of the ONNX file that it came from.
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    image_size: ImageSize
+    #: Learned numbers and multiply-accumulates of one picture, both heads included.
+    parameters: PositiveInt
+    macs: PositiveInt
+    precision: Precision = "fp32"
+
+    @property
+    def outline(self) -> str:
+        """The name."""
+        return self.name
+
+    @property
+    def words(self) -> str:
+        """Name and size in a few words: `152 px, tf_efficientnet_lite0`."""
+        return f"{self.image_size} px, {self.name}"
+
+
+Spec = SubModelSpec | NetworkSpec
+
 
 class Region(Record, frozen=True):
     """A box inside the picture's centred square, as fractions of that square's side."""
@@ -81,16 +117,20 @@ class PredictedMs(Record, frozen=True):
 
 
 class Assignment(Record, frozen=True):
-    """One device's part: boosting position, view, sub-model, and how it is run."""
+    """One device's part: boosting position, view, sub-model, and how it is run.
+
+    The sub-model is a plain ViT of our own, `submodel`, or any other `network`: one of the two.
+    """
 
     k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
     device: DeviceName
-    submodel: SubModelSpec
     predicted_ms: PredictedMs
     memory_bytes: PositiveInt
     provider: str
     threads: Threads
     why: str
+    submodel: SubModelSpec | None = None
+    network: NetworkSpec | None = None
     region: Region = Region()
     encoding: Encoding = "raw"
     runtime: RuntimeName = "onnxruntime"
@@ -102,6 +142,34 @@ class Assignment(Record, frozen=True):
     batch: BatchSize = 1
     #: Whether the threads of one run wait for each other awake.
     spin: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.submodel is None) == (self.network is None):
+            raise ValueError("expected either `submodel` or `network`")
+
+    @property
+    def spec(self) -> Spec:
+        """The sub-model of whichever family: image size, precision and words."""
+        spec = self.network if self.submodel is None else self.submodel
+        assert spec is not None
+        return spec
+
+    @property
+    def vit(self) -> SubModelSpec:
+        """The shape of a plain ViT; raises ConfigError for another family."""
+        if self.submodel is None:
+            raise ConfigError(
+                f"sub-model {self.k} is {self.spec.words}: expected a plain ViT of a plan made by "
+                "mdp-partition plan; others can be served, evaluated and quantised"
+            )
+        return self.submodel
+
+    def in_precision(self, precision: Precision) -> "Assignment":
+        """The same with its sub-model in another precision."""
+        if self.submodel is None:
+            assert self.network is not None
+            return replace(self, network=replace(self.network, precision=precision))
+        return replace(self, submodel=replace(self.submodel, precision=precision))
 
 
 class Replica(Record, frozen=True):
@@ -154,11 +222,12 @@ class SingleDevice(Record, frozen=True):
 class Plan(Record, frozen=True):
     """What `mdp-partition plan` decides; `refused` if one device alone does at least as well."""
 
-    teacher: TeacherSpec
     target_ms: PositiveFloat
     refused: bool
     reason: str
     assignments: Annotated[list[Assignment], Meta(min_length=1, max_length=MAX_MEMBERS)]
+    #: None where the members were not decomposed from one model but assembled.
+    teacher: TeacherSpec | None = None
     single_device: SingleDevice | None = None
     #: Devices that take no part, each with the reason.
     left_out: dict[str, str] = field(default_factory=dict)
@@ -194,6 +263,23 @@ class Plan(Record, frozen=True):
         devices += [replica.device for replica in self.replicas]
         if len(set(devices)) != len(devices):
             raise ValueError("`replicas` name a device twice, or one that has an assignment")
+
+    @property
+    def decomposed(self) -> TeacherSpec:
+        """The teacher; raises ConfigError for an assembled plan, which has none."""
+        if self.teacher is None:
+            raise ConfigError(
+                "the plan has no teacher, its members were assembled: expected one made by "
+                "mdp-partition plan"
+            )
+        return self.teacher
+
+    @property
+    def finest_px(self) -> int:
+        """Side in pixels of a picture that is not enlarged for anybody."""
+        if self.teacher is not None:
+            return self.teacher.shape.image_size
+        return max(assignment.spec.image_size for assignment in self.assignments)
 
     def assignment_of(self, device: str) -> Assignment | None:
         """What `device` is to run, its own or as a replica, or None."""

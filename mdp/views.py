@@ -36,7 +36,7 @@ class Cutter:
     def __init__(self, assignments: Mapping[int, Assignment]) -> None:
         self._wanted: dict[tuple[Region, int, Encoding], list[int]] = {}
         for k, assignment in assignments.items():
-            view = assignment.region, assignment.submodel.image_size, assignment.encoding
+            view = assignment.region, assignment.spec.image_size, assignment.encoding
             self._wanted.setdefault(view, []).append(k)
         self._finest = max(side_for(region, size) for region, size, _ in self._wanted)
 

@@ -99,8 +99,8 @@ def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
     ]
     return RecordedRun(
         name=manifest.name,
-        source=f"{evaluation.data} {evaluation.data_digest[:8]}, {manifest.plan.teacher.name}",
-        teacher=manifest.plan.teacher.shape,
+        source=f"{evaluation.data} {evaluation.data_digest[:8]}, {manifest.plan.decomposed.name}",
+        teacher=manifest.plan.decomposed.shape,
         teacher_accuracy=min(max(evaluation.teacher.accuracy, 1e-6), 1 - 1e-6),
         members=members_of(manifest.plan),
         subsets=subsets,
@@ -110,7 +110,7 @@ def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
 
 def members_of(plan: Plan) -> list[RecordedMember]:
     """The plan's members by k."""
-    return [RecordedMember(submodel=a.submodel, region=a.region) for a in plan.assignments]
+    return [RecordedMember(submodel=a.vit, region=a.region) for a in plan.assignments]
 
 
 def recorded(subsets: Sequence[tuple[Sequence[int], float]]) -> list[RecordedSubset]:

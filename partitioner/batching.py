@@ -23,10 +23,10 @@ def with_batches(plan: Plan, profiles: Iterable[DeviceProfile]) -> Plan:
     def seated(seat: Seat, precision: str) -> Seat:
         return replace(seat, batch=_batch(seat, precision, known[seat.device], plan.target_ms))
 
-    precisions = [assignment.submodel.precision for assignment in plan.assignments]
+    precisions = [assignment.spec.precision for assignment in plan.assignments]
     return replace(
         plan,
-        assignments=[seated(a, a.submodel.precision) for a in plan.assignments],
+        assignments=[seated(a, a.spec.precision) for a in plan.assignments],
         replicas=[seated(r, precisions[r.k]) for r in plan.replicas],
     )
 

@@ -14,7 +14,7 @@ from mdp.errors import InputError
 from mdp.extras import PARTITION, install
 from mdp.files import Record
 from mdp.plan import TeacherSpec, read_plan
-from partitioner import export_command, plan_command, quantize_command
+from partitioner import assemble_command, export_command, plan_command, quantize_command
 from partitioner.command import (
     JsonOption,
     NameOption,
@@ -222,6 +222,7 @@ def build(
 
 
 quantize_command.add_to(app)
+assemble_command.add_to(app)
 
 
 @app.command()

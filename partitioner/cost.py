@@ -1,12 +1,13 @@
-"""What a ViT sub-model costs on any device: MACs, parameters and bytes. Plain functions.
+"""What a sub-model costs on any device: MACs, parameters and bytes. Plain functions.
 
 Counting is exact for timm's VisionTransformer with a class token, a learned position for every
-token, and two linear heads (boost and bag), as `partitioner.export` writes it.
+token, and two linear heads (boost and bag), as `partitioner.export` writes it. A network of another
+family brings its MACs and parameters along.
 """
 
 import math
 
-from mdp.plan import SubModelSpec
+from mdp.plan import NetworkSpec, Spec, SubModelSpec
 from mdp.profile import Precision
 
 _HEADS = 2
@@ -20,6 +21,8 @@ _BYTES_PER_VALUE: dict[Precision, int] = {
     "int8": 4,
     "int8-static": 4,
 }
+#: Of a network that is no ViT, an upper bound: two times 128 channels at half the picture's side.
+_VALUES_PER_PIXEL = 64
 _QUANTISED = ("int8", "int8-static")
 #: Whatever is quantised together has one fp32 scale and one int8 zero point.
 _SCALE_BYTES = 5
@@ -46,8 +49,10 @@ def layer_weights(spec: SubModelSpec) -> int:
     return spec.embed_dim * (4 * spec.embed_dim + 2 * hidden_dim(spec))
 
 
-def parameters(spec: SubModelSpec, num_classes: int) -> int:
+def parameters(spec: Spec, num_classes: int) -> int:
     """Learned numbers of the served sub-model, both heads included."""
+    if isinstance(spec, NetworkSpec):
+        return spec.parameters
     width, hidden = spec.embed_dim, hidden_dim(spec)
     embedding = (_CHANNELS * spec.patch_size**2 + 1) * width + (1 + tokens(spec)) * width
     biases = 3 * width + width + hidden + width
@@ -56,8 +61,10 @@ def parameters(spec: SubModelSpec, num_classes: int) -> int:
     return embedding + spec.depth * (layer_weights(spec) + biases + norms) + 2 * width + heads
 
 
-def macs(spec: SubModelSpec, num_classes: int) -> int:
+def macs(spec: Spec, num_classes: int) -> int:
     """Multiply-accumulates of one picture's matrix products, both heads included."""
+    if isinstance(spec, NetworkSpec):
+        return spec.macs
     width, length = spec.embed_dim, tokens(spec)
     embedding = (length - 1) * _CHANNELS * spec.patch_size**2 * width
     attention = 2 * length * length * width
@@ -65,8 +72,8 @@ def macs(spec: SubModelSpec, num_classes: int) -> int:
     return embedding + layers + _HEADS * width * num_classes
 
 
-def weight_bytes(spec: SubModelSpec, num_classes: int) -> int:
-    """Bytes of the learned numbers as stored.
+def weight_bytes(spec: Spec, num_classes: int) -> int:
+    """Bytes of the learned numbers as stored; of a network in int8 without what stays fp32.
 
     int8 holds the weights of the layers' matrix products and of the heads in one byte each, with a
     scale and a zero point per output channel; the patch embedding, norms, biases and positions stay
@@ -75,6 +82,8 @@ def weight_bytes(spec: SubModelSpec, num_classes: int) -> int:
     count = parameters(spec, num_classes)
     if spec.precision not in _QUANTISED:
         return count * _BYTES_PER_VALUE[spec.precision]
+    if isinstance(spec, NetworkSpec):
+        return count
     quantised = spec.depth * layer_weights(spec)
     scales = spec.depth * (5 * spec.embed_dim + hidden_dim(spec))
     if spec.precision == "int8":
@@ -86,12 +95,15 @@ def weight_bytes(spec: SubModelSpec, num_classes: int) -> int:
     return quantised + _SCALE_BYTES * scales + rest
 
 
-def activation_bytes(spec: SubModelSpec, batch: int = 1) -> int:
+def activation_bytes(spec: Spec, batch: int = 1) -> int:
     """Most bytes alive at once while the exported graph runs in its order, the pixels included.
 
     Nothing is computed in place and views take no memory. The widest step is the GELU, the dealing
     of queries, keys and values, the attention maps, or the normalising of the pixels.
     """
+    if isinstance(spec, NetworkSpec):
+        values = _VALUES_PER_PIXEL * spec.image_size**2
+        return batch * (values * _BYTES_PER_VALUE[spec.precision] + _CHANNELS * spec.image_size**2)
     width, length = spec.embed_dim, tokens(spec)
     maps = spec.num_heads * length * length
     pixels = _CHANNELS * spec.image_size**2
@@ -105,7 +117,7 @@ def activation_bytes(spec: SubModelSpec, batch: int = 1) -> int:
     return batch * (values * _BYTES_PER_VALUE[spec.precision] + pixels)
 
 
-def memory_bytes(spec: SubModelSpec, num_classes: int) -> int:
+def memory_bytes(spec: Spec, num_classes: int) -> int:
     """Bytes by which serving this sub-model makes the agent's process grow."""
     weights = BYTES_PER_WEIGHT_BYTE * weight_bytes(spec, num_classes)
     return math.ceil(SESSION_BYTES + weights + activation_bytes(spec))

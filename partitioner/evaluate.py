@@ -77,11 +77,11 @@ class Report:
             value["members"], plan.assignments, self.member_latency_ms, strict=True
         ):
             member["latency_ms"] = took_ms
-            member["parameters"] = parameters(assignment.submodel, classes)
-            member["macs"] = macs(assignment.submodel, classes)
+            member["parameters"] = parameters(assignment.spec, classes)
+            member["macs"] = macs(assignment.spec, classes)
         if value["teacher"] is not None:
             value["teacher"]["latency_ms"] = self.teacher_latency_ms
-            value["teacher"]["macs"] = macs(plan.teacher.shape, classes)
+            value["teacher"]["macs"] = macs(plan.decomposed.shape, classes)
         return value
 
 
@@ -294,7 +294,7 @@ def _teacher(
     if bundle.manifest.provenance.get("run_digest") != run.digest(bundle.manifest.plan):
         progress.note(f"{run.path}: not the run that {bundle.path} was made of: teacher left out")
         return None
-    view = View(bundle.manifest.plan.teacher.shape.image_size)
+    view = View(bundle.manifest.plan.decomposed.shape.image_size)
     pixels = load_views(data.test, [view], cache, progress, "test split, for the teacher")[0]
     session = open_session(run.teacher_onnx)
     kept = run.answers(data.test.digest[:16]) if run.teacher.is_file() else None

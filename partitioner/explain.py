@@ -137,7 +137,7 @@ def seats_of(problem: Problem, plan: Plan) -> Seats:
     index = {device.name: number for number, device in enumerate(problem.devices)}
     found = []
     for a in plan.assignments:
-        choice = _choice(problem, a.submodel, a.region)
+        choice = _choice(problem, a.vit, a.region)
         replicas = []
         for replica in plan.replicas:
             if replica.k == a.k:

@@ -174,7 +174,7 @@ def _export_member(
     calibration = work.member_pixels(assignment, "calibration")
     properties = _properties(assignment, name, len(work.data.labels))
     error = _write_member(module, assignment, path, properties, pixels, calibration)
-    precision = assignment.submodel.precision
+    precision = assignment.spec.precision
     work.progress.note(
         f"sub-model {k} for {assignment.device}: {path.stat().st_size / 1e6:.2f} MB, "
         f"at most {error:.1e} from torch on {len(pixels)} pictures"
@@ -193,10 +193,10 @@ def _write_member(
     calibration: Pixels,
 ) -> float:
     """Write one model in the planned precision; returns the fp32 one's difference from torch."""
-    model = to_onnx(module, assignment.submodel.image_size, ["boost", "bag"], properties)
+    model = to_onnx(module, assignment.spec.image_size, ["boost", "bag"], properties)
     write_bytes(path, model)
     error = check_parity(path, module, pixels, ["boost", "bag"])
-    write_bytes(path, quantised(model, assignment.submodel.precision, calibration))
+    write_bytes(path, quantised(model, assignment.spec.precision, calibration))
     return error
 
 
@@ -207,7 +207,7 @@ def _properties(assignment: Assignment, name: str, num_classes: int) -> dict[str
         "mdp_bundle": name,
         "mdp_k": str(assignment.k),
         "mdp_device": assignment.device,
-        "mdp_image_size": str(assignment.submodel.image_size),
+        "mdp_image_size": str(assignment.spec.image_size),
         "mdp_num_classes": str(num_classes),
     }
 
@@ -233,7 +233,7 @@ def export_untrained(
             plan=plan,
             files={path: file_entry(folder / path) for path in paths},
             provenance={UNTRAINED: "random weights, for latency: its answers mean nothing"}
-            | _versions(),
+            | versions(),
         )
         write_json(folder / MANIFEST, manifest)
     return errors
@@ -241,10 +241,10 @@ def export_untrained(
 
 def _untrained_member(assignment: Assignment, folder: Path, name: str, num_classes: int) -> float:
     """Write one model with weights drawn from its index; returns its difference from torch."""
-    size = assignment.submodel.image_size
+    size = assignment.spec.image_size
     with torch.random.fork_rng():
         torch.manual_seed(assignment.k)
-        module = ServedMember(SubModel(assignment.submodel, num_classes))
+        module = ServedMember(SubModel(assignment.vit, num_classes))
     shape = (MIN_RANGE_PICTURES, size, size, 3)
     noise = np.random.default_rng(assignment.k).integers(0, 256, shape, dtype=np.uint8)
     properties = _properties(assignment, name, num_classes) | {"mdp_" + UNTRAINED: "true"}
@@ -273,8 +273,8 @@ def _export_teacher(work: Work) -> None:
     if path.is_file():
         return
     teacher = ServedTeacher(ensure_teacher(work, None)).cpu()
-    size = work.plan.teacher.shape.image_size
-    properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.teacher.name}
+    size = work.plan.decomposed.shape.image_size
+    properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.decomposed.name}
     write_bytes(path, to_onnx(teacher, size, ["logits"], properties))
     pixels = work.teacher_pixels("test")[:_COMPARED]
     try:
@@ -299,10 +299,11 @@ def _provenance(work: Work) -> dict[str, str]:
         "test_digest": work.data.test.digest,
         "settings_digest": sha256_of(work.run.settings_file),
         "run_digest": work.run.digest(work.plan),
-        **_versions(),
+        **versions(),
     }
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """What a bundle was made with."""
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     return {"python": platform.python_version(), **versions}

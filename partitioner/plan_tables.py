@@ -13,7 +13,6 @@ from partitioner.grid import where
 from partitioner.pareto import ParetoPoint
 from partitioner.planning import Planned
 from partitioner.predictor import Predictor
-from partitioner.tables import words
 
 
 def print_planned(planned: Planned, console: Console | None = None) -> None:
@@ -83,7 +82,7 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
     table = Table(
         "k", Column("device", overflow="fold"), "sub-model, width x depth", "compute ms",
         "network ms", "total ms", "memory MB",
-        title=f"plan for {plan.teacher.name} ({words(plan.teacher.shape)}), "
+        title=f"plan for {plan.decomposed.name} ({plan.decomposed.shape.words}), "
         f"target {plan.target_ms:g} ms",
         caption=caption,
     )  # fmt: skip
@@ -97,7 +96,7 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
             )  # fmt: skip
     if plan.single_device is not None:
         one = plan.single_device
-        what = "the teacher itself" if one.is_teacher else words(one.submodel)
+        what = "the teacher itself" if one.is_teacher else one.submodel.words
         table.add_section()
         table.add_row(
             "", f"{one.device} alone", what, *shown(one.predicted_ms, one.device), "",
@@ -107,7 +106,7 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
 
 def _seen(a: Assignment) -> str:
     """A sub-model, and where it looks if that is not everywhere."""
-    text = words(a.submodel)
+    text = a.spec.words
     return text if a.region == WHOLE else f"{text}, sees {where(a.region)}"
 
 

@@ -40,10 +40,18 @@ class QuantisationError(MDPError):
     """A model cannot be had in a precision."""
 
 
-def quantised(model: bytes, precision: Precision, calibration: Pixels | None = None) -> bytes:
+def quantised(
+    model: bytes,
+    precision: Precision,
+    calibration: Pixels | None = None,
+    *,
+    whole: bool = False,
+) -> bytes:
     """An exported fp32 `model` in `precision`; `calibration` `[N, S, S, 3]` is for int8-static.
 
-    Raises InputError for too few calibration pictures, and QuantisationError, with the reason,
+    With `whole` int8-static takes in convolutions and heads wherever they are, else only those of a
+    convolutional trunk: the embedding and the heads of a plain ViT stay fp32. Raises InputError for
+    too few calibration pictures, and QuantisationError, with the reason,
     where onnxruntime's tools cannot do it.
     """
     if precision == "int8-static":
@@ -56,7 +64,7 @@ def quantised(model: bytes, precision: Precision, calibration: Pixels | None = N
         # Shapes are inferred anew; the exporter's clash with the transposed weights of a Gemm.
         del loaded.graph.value_info[:]
         try:
-            loaded = _converted(loaded, precision, calibration)
+            loaded = _converted(loaded, precision, calibration, whole)
         except Exception as error:  # the tools raise types of their own, without a common base
             text = " ".join(str(error).split())
             raise QuantisationError(f"cannot be had in {precision}: {text}") from error
@@ -75,7 +83,7 @@ def check_calibration(found: int) -> None:
         )
 
 
-def _converted(model: Any, precision: Precision, calibration: Pixels | None) -> Any:
+def _converted(model: Any, precision: Precision, calibration: Pixels | None, whole: bool) -> Any:
     if precision == "fp16":
         from onnxruntime.transformers.float16 import convert_float_to_float16
 
@@ -91,9 +99,28 @@ def _converted(model: Any, precision: Precision, calibration: Pixels | None) -> 
             _quantise_dynamically(model, path)
         else:
             assert calibration is not None
-            _quantise_statically(model, path, calibration)
-        return onnx.load(path)
+            _quantise_statically(model, path, calibration, whole)
+        written = onnx.load(path)
+        return stored_once(written) if whole else written
 
+
+def stored_once(model: Any) -> Any:
+    """`model` with equal tensors stored once: the zero points, 1 to 5 bytes of every channel."""
+    first: dict[tuple[int, tuple[int, ...], bytes], str] = {}
+    instead: dict[str, str] = {}
+    for tensor in list(model.graph.initializer):
+        content = tensor.raw_data or bytes(str(list(tensor.int32_data)), "ascii")
+        key = (tensor.data_type, tuple(tensor.dims), content)
+        if "zero_point" in tensor.name and first.setdefault(key, tensor.name) != tensor.name:
+            instead[tensor.name] = first[key]
+            model.graph.initializer.remove(tensor)
+    for node in model.graph.node:
+        node.input[:] = [instead.get(name, name) for name in node.input]
+    return model
+
+
+#: Steps of a convolutional trunk whose outcome stays in 8 bits until the next convolution reads it.
+_TRUNK = ("Conv", "Clip", "Relu", "Add", "MaxPool")
 
 # Weights per output channel cost no time here. They get 7 of 8 bits: without VNNI two products
 # overflow 16 bits, so that a model would be worse on an older device than where it was measured.
@@ -108,7 +135,7 @@ def _quantise_dynamically(model: Any, path: Path) -> None:
     )
 
 
-def _quantise_statically(model: Any, path: Path, calibration: Pixels) -> None:
+def _quantise_statically(model: Any, path: Path, calibration: Pixels, whole: bool) -> None:
     """QDQ before products with weights. Their sums, and products of two activations, stay fp32.
 
     On three ViTs that was 10 to 20 % faster than quantising those too, and not less exact.
@@ -132,13 +159,24 @@ def _quantise_statically(model: Any, path: Path, calibration: Pixels) -> None:
         path,
         Reader(),
         quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=["MatMul"],
+        op_types_to_quantize=_quantised_types(model, whole),
         nodes_to_exclude=_without_weights(model),
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
-        extra_options={"OpTypesToExcludeOutputQuantization": ["MatMul"]},
+        # Biases are kept in fp32: onnxruntime makes them to 32 bit integers as it loads the model.
+        extra_options={
+            "OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"],
+            "QuantizeBias": False,
+        },
         **_COMMON,
     )
+
+
+def _quantised_types(model: Any, whole: bool) -> list[str]:
+    """What is quantised: products with weights, and of a convolutional network the whole trunk."""
+    if sum(node.op_type == "Conv" for node in model.graph.node) < 2:
+        return ["MatMul", "Conv", "Gemm"] if whole else ["MatMul"]
+    return ["MatMul", *_TRUNK, *(["Gemm"] if whole else [])]
 
 
 def _without_weights(model: Any) -> list[str]:

@@ -107,7 +107,7 @@ def _check(bundle: Bundle, data: Dataset, asked: Asked) -> None:
     if manifest.evaluation is None:
         raise InputError(f"{path}: was never evaluated: run mdp-partition evaluate --write first")
     for assignment in manifest.plan.assignments:
-        precision = assignment.submodel.precision
+        precision = assignment.spec.precision
         if precision != "fp32":
             raise InputError(
                 f"{path}: sub-model {assignment.k} is in {precision} already: expected fp32"
@@ -161,18 +161,17 @@ def replanned(plan: Plan, kept: Mapping[int, Candidate], bundle: Bundle) -> Plan
 def _reassigned(assignment: Assignment, kept: Candidate, num_classes: int) -> Assignment:
     precision, runtime = kept.way
     assert kept.timing is not None
-    submodel = msgspec.structs.replace(assignment.submodel, precision=precision)
+    assignment = assignment.in_precision(precision)
     old = assignment.predicted_ms
     compute = round(old.compute * kept.timing.ratio, 3)
     energy_j = assignment.energy_j
     return msgspec.structs.replace(
         assignment,
-        submodel=submodel,
         runtime=runtime,
         predicted_ms=PredictedMs(
             compute=compute, network=old.network, total=round(compute + old.network, 3)
         ),
-        memory_bytes=memory_bytes(submodel, num_classes),
+        memory_bytes=memory_bytes(assignment.spec, num_classes),
         energy_j=None if energy_j is None else energy_j * kept.timing.ratio,
         why=f"{assignment.why}; {way_words(kept.way)}: {kept.reason}",
     )

@@ -136,7 +136,7 @@ def _as_json(bundle: Bundle, report: Any) -> dict[str, Any]:
             {
                 "k": a.k,
                 "device": a.device,
-                "precision": a.submodel.precision,
+                "precision": a.spec.precision,
                 "runtime": a.runtime,
                 "predicted_ms": msgspec.to_builtins(a.predicted_ms),
             }

@@ -76,7 +76,7 @@ class Member:
             if replica.k == assignment.k and serving is not None:
                 self._served.append(serving)
         #: The way that is planned: fp32, in one runtime or the other.
-        self._planned: Way = (assignment.submodel.precision, assignment.runtime)
+        self._planned: Way = (assignment.spec.precision, assignment.runtime)
         self.plain = self._outputs(self._model(), self._planned)
 
     def trials(self) -> list[Trial]:
@@ -119,6 +119,8 @@ class Member:
         profile = next((p for p in self._asked.profiles if p.name == served.device), None)
         if profile is None:
             return f"nothing was measured on {served.device}: give its profile, or --here"
+        if served.submodel is None:
+            return f"profile {profile.name} has no {served.spec.words}: measure with --here"
         return profile_timing(
             profile, served.submodel, way,
             threads=served.threads, provider=served.provider, against=self._planned,

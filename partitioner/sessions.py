@@ -3,6 +3,7 @@
 import functools
 import io
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +166,7 @@ def open_way(
 
 def open_member(model: Path | ModelFile, assignment: Assignment, *, threads: int = 1) -> Any:
     """A session of one member as it is planned, but on the processor; raises InputError."""
-    return open_way(model, assignment.submodel.precision, assignment.runtime, threads=threads)
+    return open_way(model, assignment.spec.precision, assignment.runtime, threads=threads)
 
 
 def run_session(
@@ -195,15 +196,17 @@ def batch_for(precision: Precision) -> int:
 
 def member_contribution(session: Any, pixels: Pixels, assignment: Assignment) -> Contribution:
     """Both heads' logits `[N, C]` of one member, as its device computes them."""
-    return contribution(session, pixels, batch_for(assignment.submodel.precision))
+    return contribution(session, pixels, batch_for(assignment.spec.precision))
 
 
-def latency_ms(session: Any, pixels: Pixels) -> float:
+def latency_ms(
+    session: Any, pixels: Pixels, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Median milliseconds of one picture, after a warm-up; the views `[N, S, S, 3]` take turns."""
     times_s = []
     for turn in range(_WARM_UP + _TIMED):
         one = np.ascontiguousarray(pixels[turn % len(pixels)][np.newaxis])
-        started_s = time.perf_counter()
+        started_s = clock()
         session.run(None, {"images": one})
-        times_s.append(time.perf_counter() - started_s)
+        times_s.append(clock() - started_s)
     return float(np.median(times_s[_WARM_UP:]) * 1e3)

@@ -132,7 +132,7 @@ def _settled(run: RunFolder, plan: Plan, data: Dataset, asked: Asked) -> Setting
     with together():
         _check_plan(plan, asked.schedule)
         _check_calibration(data)
-        mine = settings_for(asked, data, plan.teacher)
+        mine = settings_for(asked, data, plan.decomposed)
         if is_first():
             run.start_or_continue(mine, plan)
     with together():
@@ -168,14 +168,14 @@ def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
 
     if plan.refused:
         raise PlanRefused(f"plan refused: {plan.reason}")
-    built = teacher_spec(plan.teacher.name, plan.teacher.args)
-    changed = differences(plan.teacher, built)
+    built = teacher_spec(plan.decomposed.name, plan.decomposed.args)
+    changed = differences(plan.decomposed, built)
     if changed:
         raise ConfigError(f"plan, key `teacher`: not the shape of {built.name!r}: {changed}")
     for assignment in plan.assignments:
-        check_trunks(assignment.submodel, schedule.trunks)
+        check_trunks(assignment.vit, schedule.trunks)
     if schedule.start == "teacher":
-        check_heritage(plan.teacher, [assignment.submodel for assignment in plan.assignments])
+        check_heritage(plan.decomposed, [assignment.vit for assignment in plan.assignments])
 
 
 def reopen(run: RunFolder, progress: Progress) -> Work:
@@ -204,7 +204,7 @@ def check_ways(plan: Plan, data: Dataset) -> None:
     from partitioner.sessions import check_way
 
     for assignment in plan.assignments:
-        precision = assignment.submodel.precision
+        precision = assignment.spec.precision
         try:
             check_way(precision, assignment.runtime)
             if precision == "int8-static":

@@ -8,14 +8,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mdp.bundle import MANIFEST, Bundle, Evaluation
-from mdp.plan import Plan, SubModelSpec
+from mdp.plan import Plan
 from partitioner.data import SPLITS, Dataset, SplitName
 from partitioner.evaluate import Report
-
-
-def words(spec: SubModelSpec) -> str:
-    """A shape in a few words: `24 px, patch 4, 96 x 6`."""
-    return f"{spec.image_size} px, patch {spec.patch_size}, {spec.embed_dim} x {spec.depth}"
 
 
 def print_report(report: Report, plan: Plan) -> None:
@@ -29,13 +24,13 @@ def print_report(report: Report, plan: Plan) -> None:
         teacher, took_ms = evaluation.teacher, report.teacher_latency_ms
         elsewhere = f" on {teacher.pictures:,} of {teacher.data}" if teacher.pictures else ""
         alone.add_row(
-            f"teacher {plan.teacher.name}", words(plan.teacher.shape),
+            f"teacher {plan.decomposed.name}", plan.decomposed.shape.words,
             f"{teacher.accuracy:.2%}{elsewhere}", "" if took_ms is None else f"{took_ms:.2f}",
             end_section=True,
         )  # fmt: skip
     for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
         alone.add_row(
-            f"{member.k} {member.device}", words(plan.assignments[member.k].submodel),
+            f"{member.k} {member.device}", plan.assignments[member.k].spec.words,
             f"{member.accuracy:.2%}", f"{latency_ms:.2f}",
         )  # fmt: skip
     console.print(alone)

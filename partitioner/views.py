@@ -56,7 +56,7 @@ class View:
 
 def view_of(assignment: Assignment) -> View:
     """The view that a plan gives to one device."""
-    return View(assignment.submodel.image_size, assignment.region, assignment.encoding)
+    return View(assignment.spec.image_size, assignment.region, assignment.encoding)
 
 
 def cut(picture: Image.Image | Pixels, view: View) -> Pixels:

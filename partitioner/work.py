@@ -45,7 +45,7 @@ class Work:
     @property
     def teacher_view(self) -> View:
         """What the teacher sees of a picture."""
-        return View(self.plan.teacher.shape.image_size)
+        return View(self.plan.decomposed.shape.image_size)
 
     def teacher_pixels(self, split: SplitName) -> Views:
         """A split `[N, S, S, 3]` as the teacher sees it, unchanged."""
@@ -84,7 +84,7 @@ class Work:
     def new_member(self, assignment: Assignment) -> SubModel:
         """Sub-model k with weights that are yet to be trained."""
         trunks = self.settings.schedule.trunks
-        return SubModel(assignment.submodel, len(self.data.labels), trunks)
+        return SubModel(assignment.vit, len(self.data.labels), trunks)
 
     def load_member(self, assignment: Assignment, *, joint: bool = True) -> SubModel:
         """The trained sub-model k; as the joint pass left it, unless `joint` is false."""

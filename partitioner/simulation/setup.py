@@ -115,7 +115,7 @@ def device_models(
         )
     models = []
     for part in parts:
-        spec = plan.assignments[part.k].submodel
+        spec = plan.assignments[part.k].spec
         for copy in range(copies):
             models.append(
                 device_model(
@@ -202,7 +202,7 @@ def added_model(
     profile has not measured that.
     """
     assignment = plan.assignments[k]
-    spec, encoding = assignment.submodel, assignment.encoding
+    spec, encoding = assignment.vit, assignment.encoding
     own = own_way(profile)
     way = replace(own, precision=spec.precision, runtime=assignment.runtime)
     model = fit_latency(profile, None if way == own else way)

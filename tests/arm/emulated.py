@@ -19,7 +19,6 @@ import pytest
 
 from benchmarks.machine import describe_machine
 from benchmarks.page import write_figures
-from mdp.bundle import Bundle
 from mdp.client import Client
 from mdp.files import write_json
 from mdp.keys import new_keys
@@ -32,7 +31,6 @@ from tests.support.fleet import BIN, PLENTY_MS, ROOT, AgentProcess, until
 from tests.support.two_agents import (
     DEVICES,
     PICTURES,
-    REFERENCE,
     Pair,
     likeness,
     pictures,
@@ -102,11 +100,7 @@ def pair(
 ) -> Iterator[tuple[Pair, str]]:
     device, precision = request.param
     folder = tmp_path_factory.mktemp("arm")
-    bundle = (
-        Bundle.open(REFERENCE)
-        if precision == "fp32"
-        else reference_bundle(folder / "bundle", precision)
-    )
+    bundle = reference_bundle(folder / "bundle", precision)
     made = Pair(bundle, device, folder, PATIENT_S)
     commands = {
         "here": [str(BIN / "mdp-agent")],

@@ -1,4 +1,4 @@
-"""The bundle that comes along answers as its manifest says, at once and without any training."""
+"""The bundles that come along answer as their manifests say, at once and without any training."""
 
 import json
 import os
@@ -11,27 +11,41 @@ import pytest
 from mdp.bundle import Bundle
 from tests.support.fleet import BIN, ROOT
 
-BUNDLE = ROOT / "examples/bundles/cifar10"
+BUNDLES = ROOT / "examples/bundles"
+BUNDLE = BUNDLES / "cifar10"
+#: Test pictures; what all members are right on, at least, and all but one.
+PROMISED = {"cifar10": (10_000, 0.85, 0.85), "imagenette": (3_925, 0.96, 0.93)}
 PICTURES = 500
 #: CIFAR-10 as a tree of JPEGs: a folder that the caller names, or an archive beside the project.
 TREE = os.environ.get("MDP_CIFAR10")
 ARCHIVE = ROOT.parent / "shared/data/cifar10.tar.xz"
 
 
-def test_it_is_whole_and_small() -> None:
-    bundle = Bundle.open(BUNDLE)
-    for name in bundle.manifest.files:
-        bundle.verified(name)
-    assert sum(file.stat().st_size for file in BUNDLE.rglob("*")) < 12e6
+@pytest.mark.parametrize("name", PROMISED)
+def test_it_is_whole_small_and_accurate(name: str) -> None:
+    pictures, together, one_missing = PROMISED[name]
+    bundle = Bundle.open(BUNDLES / name)
+    for file in bundle.manifest.files:
+        bundle.verified(file)
+    sizes = [file.stat().st_size for file in bundle.path.rglob("*")]
+    assert sum(sizes) < 12e6
+    assert max(sizes) < 5e6
     assert len(bundle.manifest.labels) == 10
-    assert bundle.manifest.evaluation is not None
-    assert bundle.manifest.evaluation.pictures == 10_000
+    assert any("vit" in a.spec.outline for a in bundle.manifest.plan.assignments)
+    evaluation = bundle.manifest.evaluation
+    assert evaluation is not None
+    assert evaluation.pictures == pictures
+    shares = {subset.members: subset.stacked for subset in evaluation.subsets}
+    assert shares[0, 1, 2] >= together
+    assert min(share for members, share in shares.items() if len(members) == 2) >= one_missing
+    assert "Apache-2.0" in (bundle.path / "README.md").read_text()
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_the_demo_serves_it_without_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", PROMISED)
+def test_the_demo_serves_it_without_training(tmp_path: Path, name: str) -> None:
     work, seen = tmp_path / "work", tmp_path / "seen.json"
-    command = [str(BIN / "mdp"), "demo", "--bundle", str(BUNDLE), "--work", str(work)]
+    command = [str(BIN / "mdp"), "demo", "--bundle", str(BUNDLES / name), "--work", str(work)]
     done = subprocess.run(
         [*command, "--report", str(seen)],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,

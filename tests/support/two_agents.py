@@ -1,5 +1,6 @@
 """The same sub-model served by the agent here and by one elsewhere, and what both make of crops."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,8 @@ from tests.support.fakes import StrangePeer
 from tests.support.fleet import ANY_PORT, PLENTY_MS, ROOT, AgentProcess
 from tests.support.quantised import put_models
 
-REFERENCE = ROOT / "examples/bundles/cifar10"
+#: The manifest of a bundle of plain ViTs; its models are drawn anew.
+REFERENCE = ROOT / "tests/support/plain_vits"
 DEVICES = [a.device for a in Bundle.open(REFERENCE).manifest.plan.assignments]
 PICTURES = 16
 
@@ -54,8 +56,7 @@ class Pair:
         """The device's crops of some pictures."""
         assignment = self.bundle.assignment(self.device)
         return [
-            crop(picture, assignment.region, assignment.submodel.image_size)
-            for picture in pictures()
+            crop(picture, assignment.region, assignment.spec.image_size) for picture in pictures()
         ]
 
     def peer(self, where: str) -> StrangePeer:
@@ -72,7 +73,7 @@ class Pair:
             digest=self.bundle.digest,
             k=assignment.k,
             budget_ms=PLENTY_MS,
-            image_size=assignment.submodel.image_size,
+            image_size=assignment.spec.image_size,
             encoding="raw",
         )
 
@@ -131,17 +132,16 @@ def pictures() -> list[Pixels]:
 
 
 def reference_bundle(folder: Path, precision: Precision, **changes: object) -> Bundle:
-    """The reference bundle in a precision, with `changes` of every assignment."""
-    reference = Bundle.open(REFERENCE)
-    for file in REFERENCE.rglob("*"):
-        if file.is_file():
-            copy = folder / file.relative_to(REFERENCE)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(file.read_bytes())
+    """The reference plan with random weights in a precision, with `changes` of every assignment."""
+    from partitioner.export import export_untrained
+    from partitioner.progress import Progress
+
+    named = Bundle.open(REFERENCE).manifest
+    export_untrained(named.plan, named.labels, folder, named.name, Progress(io.StringIO()))
+    reference = Bundle.open(folder)
 
     def changed(assignment: Assignment) -> Assignment:
-        submodel = msgspec.structs.replace(assignment.submodel, precision=precision)
-        return msgspec.structs.replace(assignment, submodel=submodel, **changes)
+        return msgspec.structs.replace(assignment.in_precision(precision), **changes)
 
     plan = reference.manifest.plan
     assignments = [changed(assignment) for assignment in plan.assignments]
@@ -152,7 +152,7 @@ def reference_bundle(folder: Path, precision: Precision, **changes: object) -> B
     )
     write_json(folder / MANIFEST, manifest)
     models = {
-        a.k: onnx.load_from_string(quantised((REFERENCE / model_path(a.k)).read_bytes(), precision))
+        a.k: onnx.load_from_string(quantised((folder / model_path(a.k)).read_bytes(), precision))
         for a in assignments
     }
     return put_models(folder, models)

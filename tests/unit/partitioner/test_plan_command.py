@@ -335,7 +335,7 @@ def test_the_picture_is_the_same_every_time(
 
 
 def test_own_runs_change_the_prediction() -> None:
-    bundle = Path(__file__).parents[3] / "examples" / "bundles" / "cifar10"
+    bundle = Path(__file__).parents[2] / "support" / "plain_vits"
     shape = SubModelSpec(
         image_size=32, patch_size=8, embed_dim=192, depth=6, num_heads=3, mlp_ratio=4.0
     )

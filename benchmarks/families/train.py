@@ -1,0 +1,214 @@
+"""Train members of several families by patient distillation on one accelerator.
+
+    python -m benchmarks.families.train JOBS.json DATA OUT --minutes 8
+
+Several processes may share one OUT: each claims the next job that nobody has. What a job leaves:
+NAME.safetensors (float16) and NAME.json.
+"""
+
+import argparse
+import io
+import json
+import lzma
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from partitioner.families import Backbone, FamilyMember
+from partitioner.live import HALF, Draw, Pictures, Recipe, answers, distil
+from partitioner.torchvision_shim import import_timm
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One network to train."""
+
+    name: str
+    data: str
+    backbone: Backbone
+    #: Pretrained weights in the data folder, or empty for a start from scratch.
+    weights: str
+    recipe: Recipe
+    seed: int = 0
+    #: The job whose network teaches, "teacher" for the untouched one, or empty for the labels.
+    teacher: str = ""
+    max_seconds: float = 600.0
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """The jobs of a JSON file, in the order in which they are to be done."""
+    return [
+        Job(
+            **entry
+            | {"backbone": Backbone(*entry["backbone"]), "recipe": Recipe(**entry["recipe"])}
+        )
+        for entry in json.loads(path.read_text())
+    ]
+
+
+def read_pack(folder: Path, name: str, split: str, device: torch.device) -> Pictures:
+    """One split of a pack as `benchmarks.families.pack` writes it."""
+    meta = json.loads((folder / f"{name}.json").read_text())
+    raw = (folder / f"{name}.bin").read_bytes()
+    raw = lzma.decompress(raw) if raw.startswith(b"\xfd7zXZ") else raw
+    sizes = np.array(meta["train"]["sizes"] + meta["calibration"]["sizes"])
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    first = 0 if split == "train" else len(meta["train"]["sizes"])
+
+    def decoded(number: int) -> np.ndarray[Any, Any]:
+        data = raw[starts[number] : starts[number + 1]]
+        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+    targets = meta[split]["targets"]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        pixels = np.stack(list(pool.map(decoded, range(first, first + len(targets)))))
+    return Pictures(
+        pixels=torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(device),
+        targets=torch.tensor(targets, device=device),
+        num_classes=len(meta["labels"]),
+    )
+
+
+def built(job: Job, folder: Path, num_classes: int) -> FamilyMember:
+    """The network of a job before its training; a pretrained classifier's rows start both heads."""
+    weights = folder / f"{job.weights}.trunk.safetensors" if job.weights else None
+    member = FamilyMember(job.backbone, num_classes, weights)
+    heads = load_file(folder / "heads.safetensors")
+    if f"{job.weights}.{job.data}.weight" in heads and not job.backbone.depth:
+        classifier = nn.Linear(member.boost.in_features, num_classes)
+        with torch.no_grad():
+            classifier.weight.copy_(heads[f"{job.weights}.{job.data}.weight"])
+            classifier.bias.copy_(heads[f"{job.weights}.{job.data}.bias"])
+        member.start_heads(classifier)
+    return member
+
+
+class Teacher:
+    """A trained or untouched member that answers for the views of a batch."""
+
+    def __init__(self, member: FamilyMember, pixels: Tensor) -> None:
+        self._member, self._pixels = member.eval().requires_grad_(False), pixels
+        self._member.trunk.to(HALF)
+
+    @torch.no_grad()
+    def __call__(self, draw: Draw) -> Tensor:
+        views = draw.views(self._pixels, self._member.backbone.image_size)
+        feature = self._member.trunk(self._member.normalise(views).to(HALF))
+        output: Tensor = self._member.bag(feature.float())
+        return output
+
+
+class Worker:
+    """Does one job after another until none is left or the time is over."""
+
+    def __init__(self, jobs: list[Job], folder: Path, out: Path, until_s: float) -> None:
+        self.jobs, self.folder, self.out, self.until_s = jobs, folder, out, until_s
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._packs: dict[tuple[str, str], Pictures] = {}
+
+    def pack(self, data: str, split: str) -> Pictures:
+        """A pack, kept on the device."""
+        if (data, split) not in self._packs:
+            self._packs[data, split] = read_pack(self.folder, data, split, self.device)
+        return self._packs[data, split]
+
+    def run(self) -> None:
+        """Claim and do jobs whose data and teacher are there."""
+        while time.monotonic() < self.until_s - 15:
+            job = next((job for job in self.jobs if self._ready(job) and self._claimed(job)), None)
+            if job is not None:
+                self._do(job)
+            elif all(self._is_claimed(job) for job in self.jobs):
+                return
+            else:
+                time.sleep(1)
+
+    def _ready(self, job: Job) -> bool:
+        """Whether everything that the job needs is there; `.ready` says that a pack is whole."""
+        own = job.teacher in ("", "teacher") or (self.out / f"{job.teacher}.json").is_file()
+        needed = [self.folder / f"{job.data}.ready"]
+        if job.weights:
+            needed.append(self.folder / f"{job.weights}.trunk.safetensors")
+        return own and all(path.is_file() for path in needed)
+
+    def _is_claimed(self, job: Job) -> bool:
+        return (self.out / f"{job.name}.claimed").exists()
+
+    def _claimed(self, job: Job) -> bool:
+        try:
+            (self.out / f"{job.name}.claimed").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _member_of(self, name: str) -> FamilyMember:
+        job = next(job for job in self.jobs if job.name == name)
+        member = built(job, self.folder, self.pack(job.data, "train").num_classes)
+        state = load_file(self.out / f"{name}.safetensors")
+        member.load_state_dict(
+            {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+        )
+        return member.to(self.device)
+
+    def _do(self, job: Job) -> None:
+        started_s = time.monotonic()
+        torch.manual_seed(job.seed)
+        pictures = self.pack(job.data, "train")
+        teach = None
+        if job.teacher == "teacher":
+            untouched = Job("", job.data, Backbone("vit_tiny_patch16_224", 224), "vit", job.recipe)
+            member = built(untouched, self.folder, pictures.num_classes).to(self.device)
+            teach = Teacher(member, pictures.pixels)
+        elif job.teacher:
+            teach = Teacher(self._member_of(job.teacher), pictures.pixels)
+        student = built(job, self.folder, pictures.num_classes).to(self.device)
+        if self.device.type == "cuda" and not job.backbone.name.startswith("vit"):
+            student = student.to(memory_format=torch.channels_last)
+        until_s = min(self.until_s - 10, started_s + job.max_seconds)
+        took = distil(
+            student, job.backbone.image_size, teach, pictures, job.recipe, job.seed,
+            lambda text: print(f"{job.name}: {text}", flush=True), until_s,
+        )  # fmt: skip
+        held = self.pack(job.data, "calibration")
+        size = job.backbone.image_size
+        logits = answers(lambda x: student(x).bag, held.pixels, size)
+        right = (logits.argmax(dim=1) == held.targets).float().mean().item()
+        state = {
+            k: (v.half() if v.is_floating_point() else v).contiguous().cpu()
+            for k, v in student.state_dict().items()
+        }
+        save_file(state, self.out / f"{job.name}.safetensors")
+        found = took | {"calibration": right, "total_s": time.monotonic() - started_s}
+        (self.out / f"{job.name}.json").write_text(json.dumps(found))
+        print(f"{job.name}: DONE {found}", flush=True)
+
+
+def main() -> None:
+    """Run one worker."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("jobs", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--minutes", type=float, required=True)
+    asked = parser.parse_args()
+    timm = import_timm()
+    timm.layers.set_fused_attn(torch.cuda.is_available())
+    torch.backends.cudnn.benchmark = True
+    torch.set_float32_matmul_precision("high")
+    asked.out.mkdir(parents=True, exist_ok=True)
+    Worker(
+        read_jobs(asked.jobs), asked.data, asked.out, time.monotonic() + asked.minutes * 60
+    ).run()
+
+
+if __name__ == "__main__":
+    main()
