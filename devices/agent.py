@@ -240,7 +240,8 @@ class Agent:
         if line := self._ledger.report(self._clock()):
             self._report(line)
         self._house_s = min(self._shelf.retires_s(), self._retry_s)
-        if self._state == "DRAINING":
+        if self._state == "DRAINING" or self._house_s <= self._clock():
+            # Also while what is computed keeps a bundle whose grace is over.
             self._house_s = self._clock() + DRAIN_LOOK_S
 
     def _drain(self) -> None:

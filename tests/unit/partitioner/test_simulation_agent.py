@@ -27,6 +27,7 @@ def test_the_numbers_are_the_real_ones() -> None:
     assert agent.CAPACITY == admission.CAPACITY == AgentQueue().capacity
     assert agent._NEWEST == durations._NEWEST
     assert agent._FORGET == durations.FORGET
+    assert agent._LONGEST == durations._LONGEST
 
 
 class SideBySide(RuleBasedStateMachine):
