@@ -228,8 +228,9 @@ class Dealers:
                 # Also after its monitor: what a lost connection still delivered counts.
                 sockets[dealer.socket] = device
         events = self._messages(sockets) + changes
-        for device in {change.device for change in changes} - self.connected:
-            self._shut(device)
+        if changes:
+            for device in {change.device for change in changes} - self.connected:
+                self._shut(device)
         for device in sockets.values():
             dealer = self._dealers.get(device)
             if dealer is not None and dealer.unasked >= MOST_UNASKED:
