@@ -60,7 +60,7 @@ def run_ours(ground: Ground) -> Outcome:
     subsets, right = stacked_subsets(calibration, data.calibration.targets, test, data.test.targets)
     shutil.rmtree(work.run.left_behind, ignore_errors=True)
     return Outcome(
-        shapes=[a.submodel for a in work.plan.assignments],
+        shapes=[a.vit for a in work.plan.assignments],
         alone=[accuracy(part.bag, data.test.targets) for part in test.values()],
         subsets=subsets,
         headline="stacked",

@@ -184,7 +184,7 @@ def prepare(site: Site, seed: int) -> TeacherResult:
 
 def _ensure_split(work: Work, image_size: int, pictures: Any) -> None:
     """Cut an unchanged split as members of that picture size see it."""
-    views = [View(a.submodel.image_size) for a in work.plan.assignments]
+    views = [View(a.vit.image_size) for a in work.plan.assignments]
     if View(image_size) not in views:
         views = [View(image_size)]
     load_views(pictures, views, work.run.cache, work.progress, f"{image_size} px")

@@ -150,7 +150,7 @@ def make_plans(profiles: Sequence[str], note: Callable[[str], None]) -> list[Pla
 
 def case_of(plan: Plan, k: int) -> Case:
     """Member k of a plan, as it is exported."""
-    spec = structs.replace(plan.assignments[k].submodel, precision="fp32")
+    spec = structs.replace(plan.assignments[k].vit, precision="fp32")
     return Case(spec=spec, num_classes=NUM_CLASSES)
 
 
@@ -158,7 +158,7 @@ def write_plan_bundle(folder: Path, models: Path, plan: Plan) -> Bundle:
     """The plan's untrained sub-models as a bundle; its answers mean nothing."""
     members = range(len(plan.assignments))
     for k in members:
-        file = model_file(models, case_of(plan, k), plan.assignments[k].submodel.precision)
+        file = model_file(models, case_of(plan, k), plan.assignments[k].vit.precision)
         (folder / model_path(k)).parent.mkdir(parents=True)
         shutil.copyfile(file, folder / model_path(k))
     subsets = [
@@ -267,7 +267,7 @@ class _Served:
         self._client = stack.enter_context(Client.connect(fleet))
         self._plan = bundle.manifest.plan
         # As large as the largest view, so that cutting views is part of what is timed.
-        largest = max(a.submodel.image_size for a in self._plan.assignments)
+        largest = max(a.vit.image_size for a in self._plan.assignments)
         self._picture = noise_picture(largest)
         self.latency_ms: list[float] = []
         #: What each request took beyond its members' computing.
@@ -294,7 +294,7 @@ class _Served:
 
     def link(self, idle: Link) -> LinkAtWork:
         """The link with what it cost beyond computing while these agents were at work."""
-        largest = max(a.submodel.image_size for a in self._plan.assignments)
+        largest = max(a.vit.image_size for a in self._plan.assignments)
         sent_bytes = request_bytes(largest, "raw") + reply_bytes(NUM_CLASSES)
         bytes_ms = 8e3 * sent_bytes / idle.bandwidth_bps
         costs_ms = np.percentile(self.cost_ms, (50, 90)) - bytes_ms
@@ -308,12 +308,12 @@ class _Served:
         """What the bursts came to, and what was predicted."""
         low, middle, high = np.percentile(self.latency_ms, (10, 50, 90))
         return PlanRow(
-            teacher=self._plan.teacher.name,
+            teacher=self._plan.decomposed.name,
             target_ms=self._plan.target_ms,
             members=[
                 MemberRow(
                     case=case_of(self._plan, k),
-                    precision=assignment.submodel.precision,
+                    precision=assignment.vit.precision,
                     runtime=assignment.runtime,
                     predicted_ms=assignment.predicted_ms.compute,
                     measured_ms=round(statistics.median(self.compute_ms[k]), 4),
@@ -345,7 +345,7 @@ def predicted_ms(
     for a in plan.assignments:
         profile = by_name[a.device]
         way = Way(
-            precision=a.submodel.precision,
+            precision=a.vit.precision,
             runtime=a.runtime,
             provider=a.provider,
             threads=a.threads,

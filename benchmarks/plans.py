@@ -52,9 +52,9 @@ def row(plan: Plan, teacher: str, target_ms: float, fleet: str) -> list[str]:
     if plan.refused:
         return [*start, f"**refused**: {plan.reason}", "", ""]
     members = "; ".join(
-        f"{a.device} {a.submodel.image_size} px / {a.submodel.patch_size}, "
-        f"{a.submodel.embed_dim} x {a.submodel.depth}"
-        + (f", MLP x{a.submodel.mlp_ratio:g}" if a.submodel.mlp_ratio != 4 else "")
+        f"{a.device} {a.vit.image_size} px / {a.vit.patch_size}, "
+        f"{a.vit.embed_dim} x {a.vit.depth}"
+        + (f", MLP x{a.vit.mlp_ratio:g}" if a.vit.mlp_ratio != 4 else "")
         + (f", {where(a.region)}" if a.region != WHOLE else "")
         + f" ({a.predicted_ms.total:.1f} ms)"
         for a in plan.assignments

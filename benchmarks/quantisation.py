@@ -1,9 +1,10 @@
 """Every precision in every runtime: milliseconds of one picture, and what the gate makes of it.
 
-    python -m benchmarks.quantisation [--data cifar10/] [--seconds 3]
+    python -m benchmarks.quantisation --bundle FOLDER [--data cifar10/] [--seconds 3]
 
 Writes `results/quantisation.json`, and its tables into docs/quantisation.md: the members of
-examples/bundles/cifar10 and untrained ViT-S of 128 and 224 px, in each way that this machine has,
+a bundle of plain ViTs in fp32 (docs/real-pictures.md) and untrained ViT-S of 128 and 224 px, in
+each way that this machine has,
 with one and two threads; and with `--data` the accuracies that `mdp-partition quantize` finds with
 this machine standing for every device. Each way of a model gets its turn in every round, so that
 drift of the machine meets all of them.
@@ -36,7 +37,6 @@ from partitioner.sessions import open_way
 from partitioner.submodel import SubModel
 
 ROOT = Path(__file__).parents[1]
-BUNDLE = ROOT / "examples/bundles/cifar10"
 RESULT = ROOT / "benchmarks/results/quantisation.json"
 DOCUMENT = ROOT / "docs/quantisation.md"
 #: ViT-S, the smaller of timm's two common ones, at two picture sizes.
@@ -46,11 +46,11 @@ ROUNDS, WARM_UP, MIN_RUNS = 9, 3, 5
 MAX_LOSS = 0.005
 
 
-def models() -> dict[str, tuple[bytes, SubModelSpec]]:
+def models(folder: Path) -> dict[str, tuple[bytes, SubModelSpec]]:
     """Name -> exported fp32 model and its shape."""
-    bundle = Bundle.open(BUNDLE)
+    bundle = Bundle.open(folder)
     found = {
-        f"cifar10 {a.k}": (bundle.verified(model_path(a.k)).read_bytes(), a.submodel)
+        f"cifar10 {a.k}": (bundle.verified(model_path(a.k)).read_bytes(), a.vit)
         for a in bundle.manifest.plan.assignments
     }
     for name, size in UNTRAINED.items():
@@ -133,9 +133,9 @@ def spread(rounds: list[list[float]]) -> dict[str, float]:
     }
 
 
-def gated(data: str) -> dict[str, Any]:
+def gated(data: str, served: Path) -> dict[str, Any]:
     """What the gate keeps of the bundle, if this machine stands for each of its devices."""
-    bundle = Bundle.open(BUNDLE)
+    bundle = Bundle.open(served)
     devices = [a.device for a in bundle.manifest.plan.assignments]
     asked = Asked(max_loss=MAX_LOSS, profiles=[], here=devices)
     with tempfile.TemporaryDirectory() as folder:
@@ -144,8 +144,9 @@ def gated(data: str) -> dict[str, Any]:
         manifest = Bundle.open(out).manifest
     assert manifest.evaluation is not None
     return {
+        "threads": [a.threads for a in bundle.manifest.plan.assignments],
         "kept": [
-            {"k": a.k, "precision": a.submodel.precision, "runtime": a.runtime}
+            {"k": a.k, "precision": a.spec.precision, "runtime": a.runtime}
             for a in manifest.plan.assignments
         ],
         "quantisation": msgspec.to_builtins(manifest.quantisation),
@@ -156,20 +157,21 @@ def gated(data: str) -> dict[str, Any]:
 def main() -> None:
     """Measure, and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bundle", type=Path, required=True, help="of plain ViTs, in fp32")
     parser.add_argument("--data", help="CIFAR-10 with train/ and test/, for the accuracies")
     parser.add_argument("--seconds", type=float, default=3.0, help="measuring time of each row")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"machine": describe_machine(), "rows": []}
-    for name, (model, spec) in models().items():
+    for name, (model, spec) in models(arguments.bundle).items():
         for threads in arguments.threads:
             rows = rows_of(name, model, spec, threads, arguments.seconds)
             result["rows"] += rows
             for row in rows:
                 print(line(row), flush=True)
     if arguments.data:
-        result["gate"] = gated(arguments.data)
+        result["gate"] = gated(arguments.data, arguments.bundle)
     write_json(RESULT, result)
     write_figures(DOCUMENT, "benchmarks.quantisation", figures(result))
     print(RESULT)
@@ -204,8 +206,7 @@ def figures(result: dict[str, Any]) -> str:
 
 def _gate_figures(gate: dict[str, Any], cores: int) -> str:
     record = gate["quantisation"]
-    plan = Bundle.open(BUNDLE).manifest.plan
-    threads = ", ".join(str(a.threads) for a in plan.assignments)
+    threads = ", ".join(str(number) for number in gate["threads"])
     lines = [
         "| sub-model | precision | runtime | share of fp32's time | lost, alone | |",
         "|---" * 6 + "|",
@@ -219,7 +220,8 @@ def _gate_figures(gate: dict[str, Any], cores: int) -> str:
             lines.append(f"| {member['k']} | {way} | {share} | {lost} | {kept} |")
     all_in, worst = record["test"], record["worst"]
     return (
-        f"\nThe gate on examples/bundles/cifar10, this machine standing for every device with "
+        f"\nThe gate on the bundle of plain ViTs that [real-pictures.md](real-pictures.md) makes, "
+        f"this machine standing for every device with "
         f"its planned threads ({threads} on {cores} cores), loss in "
         f"points on {record['calibration_pictures']:,} calibration pictures:\n\n"
         + "\n".join(lines)

@@ -47,7 +47,7 @@ class Asking:
         self._thread.start()
 
     def _ask(self) -> None:
-        picture = noise_picture(self._client.bundle.manifest.plan.teacher.shape.image_size)
+        picture = noise_picture(self._client.bundle.manifest.plan.finest_px)
         while not self._over:
             part = self.part
             try:

@@ -124,7 +124,7 @@ def keep_pace(folder: Path, k: int, batch: int, pace: Connection) -> None:
     """Run member `k`'s model once for each message, and answer it, until `pace` is closed."""
     bundle = Bundle.open(folder)
     runtime = runtime_of(bundle, k)
-    pixels = pixels_for(bundle.manifest.plan.assignments[k].submodel, batch)
+    pixels = pixels_for(bundle.manifest.plan.assignments[k].vit, batch)
     runtime.run(pixels)
     pace.send(True)
     try:

@@ -123,7 +123,7 @@ def _plans(link: LinkResult) -> Sheet:
     for name, plan in link.plans.items():
         alone = plan.single_device
         for a in plan.assignments:
-            spec, last = a.submodel, a is plan.assignments[-1]
+            spec, last = a.vit, a is plan.assignments[-1]
             shape = (
                 f"{spec.image_size} px / {spec.patch_size}, {spec.embed_dim} wide, "
                 f"{spec.depth} deep, MLP x{spec.mlp_ratio:g}, {a.encoding}"

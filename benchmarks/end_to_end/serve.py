@@ -102,7 +102,7 @@ class Serving:
                 HttpMember(
                     address=device.address,
                     port=HTTP,
-                    image_size=assignment.submodel.image_size,
+                    image_size=assignment.vit.image_size,
                     encoding=encoding,
                 )
             )

@@ -91,7 +91,7 @@ def measured(listed: Path, data: Dataset, scratch: Path) -> list[Candidate]:
         kept = scratch / f"{model.device}.npz"
         if not kept.is_file():
             session = open_session(file)
-            heads = {}
+            heads: dict[str, Any] = {}
             for split in ("calibration", "test"):
                 pictures = data.calibration if split == "calibration" else data.test
                 pixels = load_views(
@@ -99,7 +99,7 @@ def measured(listed: Path, data: Dataset, scratch: Path) -> list[Candidate]:
                 )[0]
                 both = contribution(session, pixels)
                 heads |= {split[0] + "b": both.boost, split[0] + "g": both.bag}
-            np.savez(kept, **heads)  # type: ignore[arg-type]
+            np.savez(kept, **heads)
         logits[model.device] = np.load(kept)
         print(model.device, flush=True)
     times_ms = timed(files, sizes)

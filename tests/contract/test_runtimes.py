@@ -67,7 +67,7 @@ def changed(assignment: Assignment, **changes: object) -> Assignment:
 
 
 def in_precision(assignment: Assignment, precision: str) -> Assignment:
-    submodel = msgspec.structs.replace(assignment.submodel, precision=precision)
+    submodel = msgspec.structs.replace(assignment.vit, precision=precision)
     return changed(assignment, submodel=submodel)
 
 
@@ -254,7 +254,7 @@ def test_a_file_in_another_precision_is_refused(tmp_path: Path, assignment: Assi
 
 
 def test_another_image_size_is_refused(model: ModelFile, assignment: Assignment) -> None:
-    submodel = msgspec.structs.replace(assignment.submodel, image_size=16)
+    submodel = msgspec.structs.replace(assignment.vit, image_size=16)
     expected = r"model\.onnx: expected one input 'images' of uint8 \[N, 16, 16, 3\], got .*12, 12"
     with pytest.raises(AgentError, match=expected):
         open_runtime(model, changed(assignment, submodel=submodel), num_classes=3)

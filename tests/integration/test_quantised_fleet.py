@@ -37,7 +37,7 @@ def partition(*args: object) -> Any:
 def test_untrained_sub_models_are_served_and_promise_nothing(tmp_path: Path) -> None:
     plan, out = colour_plan(), tmp_path / "out"
     assignments = [
-        changed(a, runtime=runtime, submodel=changed(a.submodel, precision=precision))
+        changed(a, runtime=runtime, submodel=changed(a.vit, precision=precision))
         for a, (precision, runtime) in zip(plan.assignments[:2], WAYS, strict=False)
     ]
     write_toml(tmp_path / "plan.toml", changed(plan, assignments=assignments))

@@ -5,10 +5,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from mdp.errors import ConfigError
 from mdp.files import write_toml
-from mdp.plan import MAX_MEMBERS, Plan, read_plan
+from mdp.plan import MAX_MEMBERS, Assignment, NetworkSpec, Plan, read_plan
 from tests.support.bundles import colour_plan
 
 
@@ -152,3 +153,38 @@ def test_too_many_members() -> None:
     content["assignments"].append({**content["assignments"][0], "k": MAX_MEMBERS, "device": "one"})
     with pytest.raises(msgspec.ValidationError, match=f"length <= {MAX_MEMBERS}"):
         msgspec.convert(content, Plan)
+
+
+NETWORK = NetworkSpec(name="tf_efficientnet_lite0", image_size=152, parameters=3, macs=4)
+
+
+def test_an_assignment_holds_a_network_instead_of_a_vit(tmp_path: Path) -> None:
+    plan = colour_plan()
+    other = replace(plan.assignments[0], submodel=None, network=NETWORK)
+    changed_plan = replace(plan, teacher=None, assignments=[other, *plan.assignments[1:]])
+    write_toml(tmp_path / "plan.toml", changed_plan)
+    assert read_plan(tmp_path / "plan.toml") == changed_plan
+    assert other.spec == NETWORK
+    assert other.in_precision("int8-static").spec.precision == "int8-static"
+    assert changed_plan.finest_px == 152
+    with pytest.raises(ConfigError, match="sub-model 0 is 152 px, tf_efficientnet_lite0: expected"):
+        _ = other.vit
+    with pytest.raises(ConfigError, match="the plan has no teacher"):
+        _ = changed_plan.decomposed
+
+
+@pytest.mark.parametrize("network", [None, NETWORK])
+def test_an_assignment_holds_exactly_one_of_the_two(network: NetworkSpec | None) -> None:
+    one = colour_plan().assignments[0]
+    with pytest.raises(ValueError, match="either `submodel` or `network`"):
+        Assignment(
+            k=0,
+            device="a",
+            predicted_ms=one.predicted_ms,
+            memory_bytes=1,
+            provider="CPUExecutionProvider",
+            threads=1,
+            why="",
+            submodel=one.submodel if network else None,
+            network=network,
+        )

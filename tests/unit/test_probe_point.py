@@ -111,7 +111,7 @@ def test_a_run_is_served_like_a_planned_sub_model() -> None:
     assignment = assignment_of(a_run(threads=3))
     assert assignment.threads == 3
     assert assignment.provider == CPU
-    assert assignment.submodel.embed_dim == 64
+    assert assignment.vit.embed_dim == 64
     assert not assignment.spin
     assert assignment_of(replace(a_run(), spin=True)).spin
 

@@ -180,7 +180,7 @@ def test_memory_is_bounded_by_frames_and_by_bytes() -> None:
 
 def test_no_more_frames_are_kept_than_fit(camera: ToyCamera) -> None:
     eyes = Eyes(FOLDER, camera.open, fps=10.0, clock=camera.clock)
-    large = msgspec.structs.replace(ALPHA.submodel, image_size=1024)
+    large = msgspec.structs.replace(ALPHA.vit, image_size=1024)
     eyes.follow(lambda: [msgspec.structs.replace(ALPHA, submodel=large)])
     for _ in range(8):
         camera.clock.now_s += eyes.step()

@@ -391,13 +391,13 @@ PLANNED = ["export", "--untrained", "--plan", "plan.toml", "--out", "b"]
 
 def untrained_plan(path: Path, *, members: int = 2, **changes: object) -> None:
     plan = tiny_plan()
-    first = msgspec.structs.replace(plan.assignments[0].submodel, **changes)
+    first = msgspec.structs.replace(plan.assignments[0].vit, **changes)
     assignments = [
         msgspec.structs.replace(plan.assignments[0], submodel=first),
         msgspec.structs.replace(plan.assignments[1], runtime="openvino"),
     ]
     # Only shapes count, so the teacher may be anybody.
-    teacher = msgspec.structs.replace(plan.teacher, name="nobody_s_teacher")
+    teacher = msgspec.structs.replace(plan.decomposed, name="nobody_s_teacher")
     made = msgspec.structs.replace(plan, assignments=assignments[:members], teacher=teacher)
     write_toml(path, made)
 
@@ -428,7 +428,7 @@ def test_untrained_sub_models_are_as_planned_and_say_what_they_are(
     assert [p["mdp_precision"] for p in props] == ["int8", "fp32"]
     assert [p["mdp_untrained"] for p in props] == ["true", "true"]
     for assignment in bundle.manifest.plan.assignments:
-        pixels = np.zeros((1, assignment.submodel.image_size, assignment.submodel.image_size, 3))
+        pixels = np.zeros((1, assignment.vit.image_size, assignment.vit.image_size, 3))
         session = open_member(bundle.verified(model_path(assignment.k)), assignment)
         assert contribution(session, pixels.astype(np.uint8)).bag.shape == (1, 7)
 
@@ -515,4 +515,4 @@ def test_people_see_what_was_tried_and_what_it_costs(run: Run, tmp_path: Path) -
     assert "1 beta, int8 in onnxruntime: nothing was measured on beta" in out
     assert "90 test pictures, all in: " in out
     # Without --out the bundle is replaced.
-    assert Bundle.open("bundle").assignment("alpha").submodel.precision == "int8"
+    assert Bundle.open("bundle").assignment("alpha").vit.precision == "int8"

@@ -206,7 +206,7 @@ def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built) -> None:
 def planned_in(built: Built, precision: str) -> Work:
     """The same run, as if its first sub-model had been planned in another precision."""
     first, second = built.work.plan.assignments
-    submodel = msgspec.structs.replace(first.submodel, precision=precision)
+    submodel = msgspec.structs.replace(first.vit, precision=precision)
     assignments = [msgspec.structs.replace(first, submodel=submodel), second]
     plan = msgspec.structs.replace(built.work.plan, assignments=assignments)
     return dataclasses.replace(built.work, plan=plan)
@@ -445,7 +445,7 @@ def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path) -> No
 
 
 def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
-    spec_ = tiny_plan().teacher
+    spec_ = tiny_plan().decomposed
     photographs = steps.settings_for(asked(built.tree), built.data, spec_)
     digits = steps.settings_for(asked("digits"), open_dataset("digits"), spec_)
     assert (photographs.augmentation.flip, digits.augmentation.flip) == (True, False)
@@ -458,7 +458,7 @@ def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
 def test_shrinkage_needs_a_residual(built: Built) -> None:
     wanted = asked(built.tree, schedule={"shrinkage": 0.5})
     with pytest.raises(InputError, match="--shrinkage: expected 1 unless --boost-target is logi"):
-        steps.settings_for(wanted, built.data, tiny_plan().teacher)
+        steps.settings_for(wanted, built.data, tiny_plan().decomposed)
 
 
 def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path) -> None:
@@ -481,7 +481,7 @@ def test_plans_that_cannot_be_trained(tmp_path: Path) -> None:
     with pytest.raises(PlanRefused, match="no use"):
         steps.train_step(run, refused, data, asked("digits"), QUIET)
     teacher = TeacherSpec(
-        name="vit_tiny_patch16_224", args=tiny_plan().teacher.args, shape=spec(16, 24)
+        name="vit_tiny_patch16_224", args=tiny_plan().decomposed.args, shape=spec(16, 24)
     )
     with pytest.raises(InputError, match="--trunks 2: expected sub-models of even depth, got dep"):
         steps.train_step(run, tiny_plan(), data, asked("digits", schedule={"trunks": 2}), QUIET)

@@ -124,7 +124,7 @@ def test_only_measured_and_allowed_ways_are_planned(
 ) -> None:
     profiles = [with_points(name, **changes) for name in ("n100", "raspberry-pi-5")]
     plan = plan_within(make_problem(BASE, profiles, precisions=asked), 20.0)
-    named = {(a.submodel.precision, a.runtime) for a in plan.assignments}
+    named = {(a.vit.precision, a.runtime) for a in plan.assignments}
     assert named == {found}
 
 
@@ -258,7 +258,7 @@ def test_a_device_that_slows_down_under_load_is_planned_as_slow_as_it_gets() -> 
     part = plan.assignment_of("n100")
     assert part is not None
     assert part.predicted_ms.compute == pytest.approx(
-        1.3 * cold.predict_ms(part.submodel, 1000), abs=1e-3
+        1.3 * cold.predict_ms(part.vit, 1000), abs=1e-3
     )
     assert part.predicted_ms.total <= 40.0
 
@@ -274,7 +274,7 @@ def test_the_deadline_leaves_room_for_slow_answers_the_client_and_its_reserve() 
     needed = []
     for assignment in plan.assignments:
         model = fit_latency(read_profile(assignment.device), Way(threads=assignment.threads))
-        slow_ms = model.estimate(assignment.submodel, 10).high_ms
+        slow_ms = model.estimate(assignment.vit, 10).high_ms
         own_ms = 2 * CLIENT_MS_PER_MEMBER + DECODING_MS
         needed.append(slow_ms + assignment.predicted_ms.network + own_ms)
     assert plan.deadline_ms is not None

@@ -91,8 +91,8 @@ def test_every_member_gets_what_its_own_device_is_fast_at(
     )
     made = Bundle.open(tmp_path / "out")
     first, second, third = made.manifest.plan.assignments
-    assert (first.submodel.precision, first.runtime) == INT8
-    assert (second.submodel.precision, second.runtime) == STATIC
+    assert (first.vit.precision, first.runtime) == INT8
+    assert (second.vit.precision, second.runtime) == STATIC
     assert third == bundle.manifest.plan.assignments[2]
     assert first.predicted_ms == PredictedMs(compute=0.5, network=1.0, total=1.5)
     assert second.predicted_ms == PredictedMs(compute=0.4, network=1.0, total=1.4)
@@ -148,7 +148,7 @@ def test_nothing_is_lost_by_all_together(bundle: Bundle, run: Quantise, tmp_path
     fragile = put_models(bundle.path, {k: fragile_model(s, 4.0) for k, s in enumerate(SIZES)})
     run(fragile, *(profile_of(device, {INT8: 0.5}) for device in DEVICES))
     out = tmp_path / "out"
-    ways = [a.submodel.precision for a in Bundle.open(out).manifest.plan.assignments]
+    ways = [a.vit.precision for a in Bundle.open(out).manifest.plan.assignments]
     assert 0 < ways.count("int8") < 3
     rejected = tried(out, ways.index("fp32"), INT8)
     assert rejected.reason.startswith("loses ")
@@ -302,13 +302,13 @@ def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantise, tmp_path:
     )
     assert serving is not None
     assert alpha_s is not None
-    assert serving.submodel.precision == "int8"
+    assert serving.vit.precision == "int8"
     assert serving.memory_bytes == alpha_s.memory_bytes
 
 
 def test_a_bundle_may_be_replaced_by_itself(bundle: Bundle, run: Quantise) -> None:
     run(bundle, profile_of("alpha", {INT8: 0.5}), out="bundle", ways=[INT8])
-    assert Bundle.open(bundle.path).assignment("alpha").submodel.precision == "int8"
+    assert Bundle.open(bundle.path).assignment("alpha").vit.precision == "int8"
     again = Bundle.open(bundle.path)
     expected = "sub-model 0 is in int8 already: expected fp32$"
     with pytest.raises(InputError, match=expected):
@@ -331,7 +331,7 @@ def test_what_is_planned_in_another_runtime_is_compared_with_that(
     profile = profile_of("alpha", {OPENVINO: 0.5, INT8: 0.5, STATIC: 0.3})
     run(rewritten(bundle, plan=plan), profile)
     made = Bundle.open(tmp_path / "out").assignment("alpha")
-    assert (made.submodel.precision, made.runtime) == STATIC
+    assert (made.vit.precision, made.runtime) == STATIC
     reason = tried(tmp_path / "out", 0, INT8).reason
     assert reason == "slower: takes 0.5 ms on alpha and fp32 0.5 ms"
     assert OPENVINO not in {

@@ -93,7 +93,7 @@ def waits_of(plan: Plan, by_name: dict[str, DeviceProfile]) -> list[float]:
     sizes = []
     for a in plan.assignments:
         parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
-        sizes.append(max(request_bytes(a.submodel.image_size, part.encoding) for part in parts))
+        sizes.append(max(request_bytes(a.vit.image_size, part.encoding) for part in parts))
     quickest_bps = max(profile.link.bandwidth_bps for profile in by_name.values())
     assert plan.client_bps == quickest_bps
     return [(sum(sizes) - size) * 8e3 / quickest_bps for size in sizes]
@@ -105,26 +105,26 @@ def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> No
     assigned = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
     assert sorted([*assigned, *plan.left_out]) == sorted(by_name)
     assert all(reason for reason in plan.left_out.values())
-    seen = {(size(a.submodel), a.region) for a in plan.assignments}
+    seen = {(size(a.vit), a.region) for a in plan.assignments}
     assert len(seen) == len(plan.assignments)
     assert {a.region for a in plan.assignments} <= set(REGIONS)
-    assert size(plan.teacher.shape) not in {size(a.submodel) for a in plan.assignments}
+    assert size(plan.decomposed.shape) not in {size(a.vit) for a in plan.assignments}
     waited = waits_of(plan, by_name)
     for device in assigned:
         assignment = plan.assignment_of(device)
         assert assignment is not None
         profile = by_name[device]
         model = fit_latency(profile, way_of(assignment, profile))
-        predicted = predict(profile, model, assignment.submodel, num_classes)
+        predicted = predict(profile, model, assignment.vit, num_classes)
         ms = assignment.predicted_ms
         assert ms.compute == predicted.compute
         wait_ms = waited[assignment.k]
         assert ms.network == pytest.approx(predicted.network + wait_ms, abs=1.5e-3)
         assert ms.total == pytest.approx(ms.compute + ms.network, abs=1.5e-3)
         assert predicted.total <= plan.target_ms
-        assert assignment.memory_bytes == cost.memory_bytes(assignment.submodel, num_classes)
+        assert assignment.memory_bytes == cost.memory_bytes(assignment.vit, num_classes)
         assert assignment.memory_bytes <= profile.memory_bytes
-        assert assignment.submodel.precision == "fp32"
+        assert assignment.vit.precision == "fp32"
         assert assignment.spin == profile.spin
         assert assignment.why
     assert plan.refused == bool(plan.reason)
@@ -202,7 +202,7 @@ def test_the_digits_demo_gets_three_different_members() -> None:
     check(plan, shipped(*DEMO), 10)
     assert not plan.refused
     assert len(plan.assignments) == 3
-    assert max(cost.macs(a.submodel, 10) for a in plan.assignments) < 30e6
+    assert max(cost.macs(a.vit, 10) for a in plan.assignments) < 30e6
 
 
 def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
@@ -362,12 +362,12 @@ def test_equal_devices_get_different_sub_models() -> None:
     plan = make_plan(TINY, equal, target_ms=3.5, num_classes=10)
     check(plan, equal, 10)
     assert len(plan.assignments) == 8
-    views = {(assignment.submodel.image_size, assignment.region) for assignment in plan.assignments}
+    views = {(assignment.vit.image_size, assignment.region) for assignment in plan.assignments}
     assert len(views) == 8
     whole = make_plan(TINY, equal, target_ms=3.5, num_classes=10, regions=[WHOLE])
     check(whole, equal, 10)
     assert {assignment.region for assignment in whole.assignments} == {WHOLE}
-    assert len({assignment.submodel.image_size for assignment in whole.assignments}) >= 3
+    assert len({assignment.vit.image_size for assignment in whole.assignments}) >= 3
 
 
 def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:
@@ -433,7 +433,7 @@ def test_a_gpu_is_not_planned_with_widths_that_it_pads() -> None:
         plan = make_plan(BASE, [narrow, device("cpu")], target_ms=target_ms, num_classes=10)
         gpu = plan.assignment_of("gpu")
         assert gpu is not None
-        assert gpu.submodel.embed_dim % 32 == 0
+        assert gpu.vit.embed_dim % 32 == 0
 
 
 @pytest.mark.parametrize("target_ms", [0.0, -1.0, math.nan, math.inf])

@@ -89,7 +89,7 @@ def test_a_client_s_port_is_the_plan_s_unless_it_is_given(run: Run, tmp_path: Pa
 
     port_bps, narrow_ms = latest_ms("--plan", "narrow.toml")
     free_bps, free_ms = latest_ms("--plan", "plan.toml")
-    sent = [request_bytes(a.submodel.image_size, a.encoding) for a in plan.assignments]
+    sent = [request_bytes(a.vit.image_size, a.encoding) for a in plan.assignments]
     crops_ms = sum(sent) * 8e3 / 1e6
     assert (port_bps, free_bps) == (1e6, None)
     assert narrow_ms > crops_ms > free_ms

@@ -150,7 +150,7 @@ def test_an_added_device_takes_what_the_cost_model_predicts(
 ) -> None:
     n100 = profiles["n100"]
     model = added_model(plan(), n100, 2, 3, Assumptions())
-    spec = plan().assignments[2].submodel
+    spec = plan().assignments[2].vit
     predicted_ms = predict(n100, fit_latency(n100), spec, 3).compute
     assert (model.name, model.k) == ("n100/added", 2)
     assert model.compute == LogNormal(median_s=predicted_ms / 1e3, sigma=ASSUMED_SIGMA)
@@ -158,7 +158,7 @@ def test_an_added_device_takes_what_the_cost_model_predicts(
 
 def test_an_added_device_has_to_run_the_same_file(profiles: dict[str, DeviceProfile]) -> None:
     first, *others = plan().assignments
-    spec = msgspec.structs.replace(first.submodel, precision="int8")
+    spec = msgspec.structs.replace(first.vit, precision="int8")
     changed = msgspec.structs.replace(
         plan(), assignments=[msgspec.structs.replace(first, submodel=spec), *others]
     )

@@ -1,0 +1,87 @@
+"""Patient distillation: the views, the boxes, and a tiny student that comes to agree."""
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from mdp.errors import InputError
+from partitioner.families import Backbone, FamilyMember, create
+from partitioner.live import (
+    Pictures,
+    Recipe,
+    answers,
+    distil,
+    mix_pairs,
+    random_boxes,
+    views_of,
+    whole_boxes,
+)
+
+pytestmark = pytest.mark.torch
+CPU = torch.device("cpu")
+
+
+def pictures(count: int = 24, side: int = 32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
+
+
+def test_a_whole_view_of_the_same_size_is_the_picture_itself() -> None:
+    some = pictures(2)
+    whole, plain = whole_boxes(2, CPU), torch.ones(2)
+    torch.testing.assert_close(views_of(some, whole, plain, 32), some.float(), atol=0.01, rtol=0)
+    mirrored = views_of(some, whole, -plain, 32)
+    torch.testing.assert_close(mirrored, some.float().flip(3), atol=0.01, rtol=0)
+
+
+def test_a_reduced_view_keeps_the_mean() -> None:
+    some = pictures(2)
+    reduced = views_of(some, whole_boxes(2, CPU), torch.ones(2), 8)
+    assert reduced.shape == (2, 3, 8, 8)
+    assert reduced.mean().item() == pytest.approx(some.float().mean().item(), abs=3)
+
+
+def test_random_boxes_lie_inside_the_picture() -> None:
+    boxes = random_boxes(500, 0.3, torch.Generator().manual_seed(0))
+    assert (boxes[:, :2].abs() + boxes[:, 2:] <= 1 + 1e-6).all()
+    area = boxes[:, 2] * boxes[:, 3]
+    assert 0.2 < area.min().item() < area.max().item() <= 1
+
+
+def test_pairs_are_mixed_by_their_share() -> None:
+    x = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
+    assert mix_pairs(x, torch.tensor([0.75, 1.0])).flatten().tolist() == [0.25, 1.0]
+
+
+def test_a_student_comes_to_agree_with_its_teacher() -> None:
+    torch.manual_seed(0)
+    member = FamilyMember(Backbone("test_efficientnet", 32), 3)
+    data = Pictures(pictures(), torch.arange(24) % 3, 3)
+    recipe = Recipe(epochs=20, batch=12, learning_rate=3e-3, min_area=1.0, mixed=0.0, average=0.5)
+    wanted = torch.eye(3)[data.targets] * 4
+    notes: list[str] = []
+
+    def loss() -> float:
+        logits = answers(lambda x: member(x).bag, data.pixels, 32)
+        return torch.nn.functional.mse_loss(logits.softmax(1), wanted.softmax(1)).item()
+
+    member.eval()
+    before = loss()
+    took = distil(member, 32, lambda draw: wanted[draw.rows], data, recipe, 0, notes.append)
+    assert took["steps"] == 40
+    assert loss() < before
+    assert notes
+
+
+@pytest.mark.parametrize(
+    ("backbone", "expected"),
+    [
+        (Backbone("nobody_s_network", 32), "has no such model"),
+        (Backbone("test_efficientnet", 32, 2), "cannot be cut to 2 blocks"),
+    ],
+)
+def test_a_backbone_that_cannot_be_made_is_named(backbone: Backbone, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        create(backbone, 2)
