@@ -47,7 +47,7 @@ compiled: $(STAMP) interpreted
 	$(BIN)/python tools/compiled.py
 
 interpreted:
-	rm -f *.so mdp/*.so partitioner/simulation/*.so
+	rm -f *.so mdp/requests/*.so partitioner/simulation/*.so
 
 # Both builds do the same. The checkout is interpreted again afterwards, also where something fails.
 USES_COMPILED := tests/unit/partitioner/test_simula* $(patsubst %,tests/unit/test_%.py,session session_invariants \

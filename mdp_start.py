@@ -15,17 +15,17 @@ INTERRUPTED = 128 + signal.SIGINT
 
 def mdp() -> NoReturn:
     """Run `mdp`."""
-    _run("mdp", "mdp.cli")
+    _run("mdp", "mdp.cli.main")
 
 
 def mdp_agent() -> NoReturn:
     """Run `mdp-agent`."""
-    _run("mdp-agent", "devices.cli")
+    _run("mdp-agent", "devices.cli.main")
 
 
 def mdp_partition() -> NoReturn:
     """Run `mdp-partition`."""
-    _run("mdp-partition", "partitioner.cli")
+    _run("mdp-partition", "partitioner.cli.main")
 
 
 def _run(name: str, module: str) -> NoReturn:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mdp.errors import InputError, MDPError
-from partitioner.compute import use_threads
+from partitioner.training.compute import use_threads
 
 RESULTS = Path(__file__).parent / "results" / "accuracy.json"
 #: The same with more epochs, as far as it was run: --epochs 20 --out this.
@@ -94,8 +94,8 @@ def _work(asked: argparse.Namespace) -> None:
     from benchmarks.accuracy_results import ResultsFile
     from benchmarks.accuracy_shapes import REAL, SMOKE
     from benchmarks.accuracy_site import open_site
-    from partitioner.progress import Progress
-    from partitioner.settings import RunOptions
+    from partitioner.run.progress import Progress
+    from partitioner.run.settings import RunOptions
 
     if asked.work is None or (asked.data is None and not asked.smoke):
         raise InputError("expected --data FOLDER and --work FOLDER, or --smoke and --work FOLDER")

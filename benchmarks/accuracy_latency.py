@@ -12,12 +12,12 @@ from benchmarks.accuracy_results import Latency
 from benchmarks.accuracy_shapes import Shapes, even, shape_name
 from benchmarks.machine import describe_machine
 from mdp.files import write_bytes
-from mdp.plan import SubModelSpec
-from partitioner.export import ServedMember, ServedTeacher, to_onnx
-from partitioner.progress import Progress
-from partitioner.sessions import latency_ms, open_session
-from partitioner.submodel import SubModel
-from partitioner.teacher import build_teacher
+from mdp.formats.plan import SubModelSpec
+from partitioner.export.sessions import latency_ms, open_session
+from partitioner.export.write import ServedMember, ServedTeacher, to_onnx
+from partitioner.networks.submodel import SubModel
+from partitioner.networks.teacher import build_teacher
+from partitioner.run.progress import Progress
 
 #: Each model is asked so many times, block by block, so that drift of the machine meets all.
 ROUNDS = 9

@@ -13,16 +13,16 @@ from benchmarks.accuracy_shapes import Shapes, even
 from benchmarks.rivals import class_pruned, class_split, independent, replicated, single
 from benchmarks.rivals.ground import Ground
 from benchmarks.rivals.outcome import Outcome, stacked_subsets
-from mdp.fusion import Contribution
-from mdp.plan import Assignment, SubModelSpec
-from partitioner.data import SplitName
-from partitioner.evaluate import accuracy
-from partitioner.joint import train_jointly
-from partitioner.outputs import BATCH, batch, device_of
-from partitioner.settings import JointSchedule, MemberSchedule
-from partitioner.student import Student
-from partitioner.train import train_members
-from partitioner.work import Work
+from mdp.formats.plan import Assignment, SubModelSpec
+from mdp.fusion.fuse import Contribution
+from partitioner.data.datasets import SplitName
+from partitioner.export.evaluate import accuracy
+from partitioner.run.settings import JointSchedule, MemberSchedule
+from partitioner.training.cached_outputs import BATCH, batch, device_of
+from partitioner.training.context import Work
+from partitioner.training.joint import train_jointly
+from partitioner.training.members import train_members
+from partitioner.training.student import Student
 
 OURS = "ours"
 #: Step sizes that every method is tuned over, and the one that holds before.

@@ -13,8 +13,8 @@ from benchmarks.rivals.outcome import Subset
 from benchmarks.timed import Task
 from mdp.errors import InputError
 from mdp.files import Record, read_json, write_json
-from mdp.plan import SubModelSpec
-from partitioner.settings import differences
+from mdp.formats.plan import SubModelSpec
+from partitioner.run.settings import differences
 
 
 class TeacherResult(Record, frozen=True):

@@ -21,7 +21,7 @@ from benchmarks.accuracy_site import Request, Site, ground_for, make_teacher, pr
 from benchmarks.timed import Task, TimedProgress
 from mdp.errors import InputError
 from mdp.files import read_json, write_json
-from partitioner.progress import Progress
+from partitioner.run.progress import Progress
 
 _TUNED_WITH = 0
 

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 import msgspec
 
 from mdp.errors import InputError
-from mdp.plan import Assignment, Plan, PredictedMs, SubModelSpec, TeacherArgument, TeacherSpec
-from partitioner.cost import macs
+from mdp.formats.plan import (
+    Assignment,
+    Plan,
+    PredictedMs,
+    SubModelSpec,
+    TeacherArgument,
+    TeacherSpec,
+)
+from partitioner.estimates.macs import macs
 
 #: How many classes the heads have when costs are compared; the heads hardly count.
 _CLASSES = 10
@@ -40,7 +47,7 @@ class Shapes:
 
     def teacher(self) -> TeacherSpec:
         """The teacher with its shape read off the built model."""
-        from partitioner.teacher import teacher_spec
+        from partitioner.networks.teacher import teacher_spec
 
         return teacher_spec(self.teacher_name, self.teacher_args)
 

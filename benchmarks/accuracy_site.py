@@ -12,13 +12,15 @@ from benchmarks.accuracy_results import Choice, TeacherResult, locked
 from benchmarks.accuracy_shapes import Shapes, plan_of
 from benchmarks.rivals.ground import Ground
 from benchmarks.timed import TimedProgress
-from mdp.bundle import sha256_of
 from mdp.errors import InputError
-from mdp.plan import Plan, SubModelSpec, TeacherSpec
-from partitioner.arrays import load
-from partitioner.data import Dataset
-from partitioner.run_folder import RunFolder
-from partitioner.settings import (
+from mdp.formats.bundle import sha256_of
+from mdp.formats.plan import Plan, SubModelSpec, TeacherSpec
+from partitioner.data.crops import View, load_views
+from partitioner.data.datasets import Dataset
+from partitioner.data.memmaps import load
+from partitioner.pipeline import open_asked, settings_for
+from partitioner.run.folder import RunFolder
+from partitioner.run.settings import (
     Asked,
     Augmentation,
     JointSchedule,
@@ -28,10 +30,8 @@ from partitioner.settings import (
     TeacherSchedule,
     differences,
 )
-from partitioner.steps import open_asked, settings_for
-from partitioner.teach import accuracy, ensure_targets, ensure_teacher
-from partitioner.views import View, load_views
-from partitioner.work import Work
+from partitioner.training.context import Work
+from partitioner.training.teacher import accuracy, ensure_targets, ensure_teacher
 
 #: Everything about training that all methods share.
 BATCH_SIZE, TEACHER_BATCH_SIZE, TEACHER_RATE, VARIANTS = 64, 128, 5e-4, 10

@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.serving_fleet import ServedFleet, asked_bare, stub_fleet
-from mdp.bench import noise_picture
-from mdp.prediction import Judge
-from mdp.session import Arrival, Finish
-from mdp.views import Cutter
-from mdp.wire import Buffer, Infer, Result, contribution_of, decode, encode
+from mdp.cli.bench import noise_picture
+from mdp.client.crops import Cutter
+from mdp.protocol.messages import Buffer, Infer, Result, contribution_of, decode, encode
+from mdp.requests.prediction import Judge
+from mdp.requests.session import Arrival, Finish
 
 SIDE = 224
 _BUDGET_MS = 200.0

@@ -25,7 +25,7 @@ from typing import Any
 from benchmarks.resampling import ratio_interval
 from benchmarks.serving_fleet import ServedFleet, stub_fleet
 from mdp import Client
-from mdp.bench import noise_picture, percentiles
+from mdp.cli.bench import noise_picture, percentiles
 from mdp.errors import InferenceError
 
 NAME = "dead-device"

@@ -37,16 +37,16 @@ import zmq
 import mdp
 from benchmarks.machine import describe_machine
 from benchmarks.rolling import another_bundle, point
-from devices.agent import Agent
-from devices.renewal import Renewal
-from devices.service import Candidate
-from mdp.bundle import Bundle
-from mdp.client import Client
-from mdp.crop import Picture, Pixels
+from devices.agent.bundles import Candidate
+from devices.agent.reload import Renewal
+from devices.agent.server import Agent
+from mdp.client.sync import Client
 from mdp.files import write_json
-from mdp.fleet import new_fleet
-from mdp.fusion import Contribution
-from mdp.prediction import Prediction
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Picture, Pixels
+from mdp.requests.prediction import Prediction
 from mdp.transport import Router
 from tests.support.bundles import colour_picture, write_bundle
 from tests.support.fleet import ANY_PORT, PATIENCE_S, PLENTY_MS
@@ -232,7 +232,9 @@ def measure(case: str, runs: int) -> dict[str, object]:
     """Lost answers of so many runs, and what was said instead."""
     context = multiprocessing.get_context("forkserver")
     # An agent's process is a fork of one that has all modules already.
-    context.set_forkserver_preload(["benchmarks.rolling", "devices.agent", "devices.renewal"])
+    context.set_forkserver_preload(
+        ["benchmarks.rolling", "devices.agent.server", "devices.agent.reload"]
+    )
     instead: Counter[str] = Counter()
     answered, runs_with_loss, started_s = 0, 0, time.monotonic()
     for _ in range(runs):

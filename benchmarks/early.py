@@ -21,16 +21,16 @@ from numpy.typing import NDArray
 
 from benchmarks.machine import describe_machine
 from benchmarks.page import write_figures
-from mdp.bundle import Bundle
-from mdp.early import early_pairs, lead, part_of
 from mdp.errors import InputError
 from mdp.files import write_json
-from mdp.fusion import Contribution, fuse, weights_for
-from mdp.prediction import Judge, Prediction
-from mdp.session import Finish, Replied, Session
-from partitioner.data import open_dataset
-from partitioner.evaluate import run_on
-from partitioner.progress import Progress
+from mdp.formats.bundle import Bundle
+from mdp.fusion.early_exit import early_pairs, lead, part_of
+from mdp.fusion.fuse import Contribution, fuse, weights_for
+from mdp.requests.prediction import Judge, Prediction
+from mdp.requests.session import Finish, Replied, Session
+from partitioner.data.datasets import open_dataset
+from partitioner.export.evaluate import run_on
+from partitioner.run.progress import Progress
 
 HERE = Path(__file__).parent
 RESULT, PAGE = HERE / "results" / "early.json", HERE.parent / "docs" / "client.md"

@@ -31,7 +31,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.page import write_figures
 from mdp.errors import InputError, MDPError
 from mdp.files import read_json, write_bytes, write_json
-from mdp.profile import DeviceProfile, read_profile
+from mdp.formats.profile import DeviceProfile, read_profile
 
 RESULTS = Path(__file__).parent / "results"
 ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"

@@ -13,7 +13,13 @@ from benchmarks.latency_models import PRECISIONS, model_file
 from benchmarks.latency_shapes import Case, file_stem
 from benchmarks.measure_encoders import others_cpu_s
 from mdp.files import Record
-from mdp.profile import LatencyPoint, NonNegativeFloat, PositiveFloat, PositiveInt, Precision
+from mdp.formats.profile import (
+    LatencyPoint,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Precision,
+)
 
 THREADS = (1, 2)
 #: One burst: runs that are not counted, then as many as fit, but not fewer than `_LEAST_RUNS`.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.latency_shapes import Case, file_stem
 from mdp.files import write_bytes
-from mdp.profile import Precision
+from mdp.formats.profile import Precision
 
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 
@@ -26,9 +26,9 @@ def export_all(folder: Path, cases: Sequence[Case], note: Callable[[str], None])
 
 
 def _export(folder: Path, case: Case) -> None:
-    from partitioner.export import ServedMember, to_onnx
-    from partitioner.quantize import quantised
-    from partitioner.submodel import SubModel
+    from partitioner.export.quantize import quantised
+    from partitioner.export.write import ServedMember, to_onnx
+    from partitioner.networks.submodel import SubModel
 
     module = ServedMember(SubModel(case.spec, case.num_classes))
     content = to_onnx(module, case.spec.image_size, ["boost", "bag"], {})

@@ -8,8 +8,8 @@ import numpy as np
 from benchmarks.accuracy_table import Sheet
 from benchmarks.latency_measure import Row, point_of
 from benchmarks.latency_shapes import describe, with_precision
-from mdp.profile import DeviceProfile, Link, Provenance
-from partitioner.latency import Estimate, Way, fit_latency
+from mdp.formats.profile import DeviceProfile, Link, Provenance
+from partitioner.estimates.latency import Estimate, Way, fit_latency
 
 PROVIDER = "CPUExecutionProvider"
 

@@ -33,18 +33,18 @@ from benchmarks.latency_models import export_all, model_file
 from benchmarks.latency_shapes import Case, describe
 from benchmarks.measure_encoders import others_cpu_s
 from mdp import Client
-from mdp.bench import noise_picture, overhead_ms
-from mdp.bundle import FUSION, MANIFEST, Bundle, Manifest, file_entry, model_path
+from mdp.cli.bench import noise_picture, overhead_ms
 from mdp.files import Record, write_json, write_toml
-from mdp.fleet import new_fleet
-from mdp.fusion import FusionWeights, SubsetWeights, listed_subsets
-from mdp.plan import Plan
-from mdp.profile import DeviceProfile, Link, Precision
-from partitioner.latency import Way, matching_points
-from partitioner.network import reply_bytes, request_bytes
-from partitioner.planning import PlanOptions, make_planned
-from partitioner.spread import jitter_of, pace_for, spread_of
-from partitioner.teacher import teacher_spec
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, Manifest, file_entry, model_path
+from mdp.formats.fleet import new_fleet
+from mdp.formats.plan import Plan
+from mdp.formats.profile import DeviceProfile, Link, Precision
+from mdp.fusion.fuse import FusionWeights, SubsetWeights, listed_subsets
+from partitioner.estimates.latency import Way, matching_points
+from partitioner.estimates.latency_quantiles import jitter_of, pace_for, spread_of
+from partitioner.estimates.network import reply_bytes, request_bytes
+from partitioner.networks.teacher import teacher_spec
+from partitioner.planner.make_plan import PlanOptions, make_planned
 from tests.support.bundles import LABELS, write_bundle
 
 #: Targets of each teacher, in milliseconds; those that are refused are left out.

@@ -6,11 +6,11 @@ import numpy as np
 from msgspec import structs
 
 from mdp.files import Record
-from mdp.plan import SubModelSpec
-from mdp.profile import PositiveInt
-from partitioner.cost import macs, tokens
-from partitioner.grid import KERNEL_MULTIPLE, sub_model_grid
-from partitioner.probe_encoders import DESIGN, NUM_CLASSES, design_specs
+from mdp.formats.plan import SubModelSpec
+from mdp.formats.profile import PositiveInt
+from partitioner.estimates.macs import macs, tokens
+from partitioner.export.probe_encoders import DESIGN, NUM_CLASSES, design_specs
+from partitioner.planner.design_space import KERNEL_MULTIPLE, sub_model_grid
 
 #: Other shapes than those on which the formula was developed.
 SEED = 23

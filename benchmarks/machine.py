@@ -7,7 +7,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-import mdp.session
+import mdp.requests.session
 
 PACKAGES = ("mdp-edge", "numpy", "onnxruntime", "openvino", "pillow", "pyzmq", "torch")
 
@@ -36,7 +36,7 @@ def describe_machine() -> dict[str, object]:
 
 def compiled() -> bool:
     """Whether the modules that `make compiled` compiles are (tools/compiled.py)."""
-    return not str(mdp.session.__file__).endswith(".py")
+    return not str(mdp.requests.session.__file__).endswith(".py")
 
 
 def _loop_ns() -> float:

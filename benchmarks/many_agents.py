@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.resampling import ratio_interval
 from benchmarks.serving_fleet import bare_exchange, stub_fleet
-from mdp.bench import noise_picture
+from mdp.cli.bench import noise_picture
 
 NAME = "many-agents"
 SIDE = 32

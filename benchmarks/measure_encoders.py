@@ -23,8 +23,8 @@ import torch
 
 from benchmarks.machine import describe_machine
 from mdp.files import write_json
-from mdp.plan import SubModelSpec
-from partitioner.submodel import SubModel
+from mdp.formats.plan import SubModelSpec
+from partitioner.networks.submodel import SubModel
 
 NUM_CLASSES = 10
 WARM_UP_S = 0.4

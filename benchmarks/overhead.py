@@ -38,9 +38,9 @@ from benchmarks.serving_fleet import (
     served,
     stub_fleet,
 )
-from mdp.bench import noise_picture, percentiles
-from mdp.client import Client
-from mdp.crop import Picture
+from mdp.cli.bench import noise_picture, percentiles
+from mdp.client.sync import Client
+from mdp.pictures.crop import Picture
 
 NAME = "overhead"
 RESULTS = Path(__file__).parent / "results" / "overhead.json"

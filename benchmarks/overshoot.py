@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.serving_fleet import stub_fleet
 from mdp import Client
-from mdp.bench import noise_picture, percentiles
+from mdp.cli.bench import noise_picture, percentiles
 from mdp.errors import InferenceError
 
 NAME = "overshoot"

@@ -15,14 +15,14 @@ from rich.console import Console
 from benchmarks.accuracy_table import Sheet, as_markdown
 from benchmarks.page import write_figures
 from mdp.files import write_bytes
-from mdp.plan import Plan
-from mdp.profile import shipped_profiles
-from partitioner.accuracy_law import WHOLE
-from partitioner.grid import where
-from partitioner.plan_plot import draw_plan
-from partitioner.plan_tables import print_planned
-from partitioner.planning import Planned, PlanOptions, make_planned
-from partitioner.teacher import teacher_spec
+from mdp.formats.plan import Plan
+from mdp.formats.profile import shipped_profiles
+from partitioner.cli.plan_plot import draw_plan
+from partitioner.cli.plan_tables import print_planned
+from partitioner.estimates.accuracy_law import WHOLE
+from partitioner.networks.teacher import teacher_spec
+from partitioner.planner.design_space import where
+from partitioner.planner.make_plan import Planned, PlanOptions, make_planned
 
 TEACHERS = ("vit_base_patch16_224", "vit_small_patch16_224")
 TARGETS_MS = (20.0, 50.0, 100.0)

@@ -13,19 +13,19 @@ from pathlib import Path
 
 from benchmarks.accuracy_results import Results
 from benchmarks.shapes import REGIONS
-from mdp.bundle import Bundle
 from mdp.files import read_json, write_json
-from mdp.plan import Region, SubModelSpec
-from partitioner.accuracy_law import FEATURES
-from partitioner.accuracy_records import (
+from mdp.formats.bundle import Bundle
+from mdp.formats.plan import Region, SubModelSpec
+from partitioner.estimates.accuracy import FittedLaw, fit
+from partitioner.estimates.accuracy_law import FEATURES
+from partitioner.estimates.accuracy_records import (
     RecordedMember,
     RecordedRun,
     Records,
     recorded,
     run_of_bundle,
 )
-from partitioner.cost import macs
-from partitioner.predictor import FittedLaw, fit
+from partitioner.estimates.macs import macs
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

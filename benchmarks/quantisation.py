@@ -22,19 +22,19 @@ import torch
 
 from benchmarks.machine import describe_machine
 from benchmarks.page import write_figures
-from mdp.bundle import Bundle, model_path
-from mdp.crop import Pixels
 from mdp.errors import InputError
 from mdp.files import write_json
-from mdp.plan import SubModelSpec
-from partitioner.data import open_dataset
-from partitioner.export import ServedMember, to_onnx
-from partitioner.progress import Progress
-from partitioner.quantize import WAYS, quantised
-from partitioner.quantize_bundle import quantise
-from partitioner.quantize_trials import Asked
-from partitioner.sessions import open_way
-from partitioner.submodel import SubModel
+from mdp.formats.bundle import Bundle, model_path
+from mdp.formats.plan import SubModelSpec
+from mdp.pictures.crop import Pixels
+from partitioner.data.datasets import open_dataset
+from partitioner.export.quantize import WAYS, quantised
+from partitioner.export.quantize_bundle import quantise
+from partitioner.export.quantize_trials import Asked
+from partitioner.export.sessions import open_way
+from partitioner.export.write import ServedMember, to_onnx
+from partitioner.networks.submodel import SubModel
+from partitioner.run.progress import Progress
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks/results/quantisation.json"

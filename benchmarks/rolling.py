@@ -21,12 +21,12 @@ import time
 from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from mdp.bench import noise_picture, percentiles
-from mdp.bundle import MANIFEST, Bundle
-from mdp.client import Client
+from mdp.cli.bench import noise_picture, percentiles
+from mdp.client.sync import Client
 from mdp.errors import InferenceError
 from mdp.files import write_json
-from mdp.prediction import Prediction
+from mdp.formats.bundle import MANIFEST, Bundle
+from mdp.requests.prediction import Prediction
 from tests.support.fleet import PATIENCE_S, Fleet
 
 RESULTS = Path(__file__).parent / "results" / "rolling.json"

@@ -22,17 +22,17 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from mdp.files import write_json
-from mdp.plan import Region, SubModelSpec, TeacherSpec
-from mdp.profile import DeviceProfile, Link, read_profile, shipped_profiles
-from partitioner.accuracy_law import WHOLE, capability_of
-from partitioner.candidates import Candidate, Device, evaluate_device, fitted_ways
-from partitioner.choose import choose
-from partitioner.expectation import Objective, exact_arrivals
-from partitioner.grid import REGIONS, make_choices, sub_model_grid
-from partitioner.network import through_port, waits_ms
-from partitioner.predictor import predictor_for, shipped_law
-from partitioner.search import make_plan
-from partitioner.seats import Limits, settled
+from mdp.formats.plan import Region, SubModelSpec, TeacherSpec
+from mdp.formats.profile import DeviceProfile, Link, read_profile, shipped_profiles
+from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy_law import WHOLE, capability_of
+from partitioner.estimates.network import through_port, waits_ms
+from partitioner.planner.availability import Objective, exact_arrivals
+from partitioner.planner.candidates import Candidate, Device, evaluate_device, fitted_ways
+from partitioner.planner.design_space import REGIONS, make_choices, sub_model_grid
+from partitioner.planner.local_search import choose
+from partitioner.planner.placement import Limits, settled
+from partitioner.planner.search import make_plan
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
 TEACHER = TeacherSpec(

@@ -13,13 +13,13 @@ from typing import Self
 
 import zmq
 
-from mdp.bench import noise_picture
-from mdp.bundle import Bundle
-from mdp.client import Client
-from mdp.fleet import new_fleet
-from mdp.keys import KeyPair, load_pair, new_keys
+from mdp.cli.bench import noise_picture
+from mdp.client.sync import Client
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.formats.keys import KeyPair, load_pair, new_keys
+from mdp.protocol.messages import Infer, Result, decode, encode
 from mdp.transport import new_pair, public_key_of
-from mdp.wire import Infer, Result, decode, encode
 from tests.support.bundles import LABELS, write_bundle
 
 #: Agents that are not there after so long are not coming.

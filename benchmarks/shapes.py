@@ -19,8 +19,8 @@ import msgspec
 
 from benchmarks.accuracy_shapes import REAL, Shapes, vit
 from mdp.errors import InputError, MDPError
-from mdp.plan import Plan, Region, SubModelSpec
-from partitioner.compute import use_threads
+from mdp.formats.plan import Plan, Region, SubModelSpec
+from partitioner.training.compute import use_threads
 
 RESULTS = Path(__file__).parent / "results" / "shapes.json"
 STUDENTS = "independent-start-teacher"
@@ -81,7 +81,7 @@ def _work(asked: argparse.Namespace) -> None:
     from benchmarks.accuracy_results import Choice, Results, ResultsFile, TeacherResult
     from benchmarks.accuracy_runs import performed
     from benchmarks.accuracy_site import make_teacher, open_site, prepare, request_for
-    from partitioner.settings import RunOptions
+    from partitioner.run.settings import RunOptions
 
     unknown = sorted(set(asked.fleets) - set(FLEETS))
     if unknown:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from benchmarks.serving_fleet import ServedFleet, colour_bundle, running, served
-from mdp.bundle import Bundle
+from mdp.formats.bundle import Bundle
 from partitioner.simulation.models import Load
 
 COMPUTING, WAITING = "computing", "waiting"

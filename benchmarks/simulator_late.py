@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mdp.exchange import reserve_s
-from partitioner.spread import CLIENT_FUSE_MS
+from mdp.requests.deadline import reserve_s
+from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 
 #: The distribution is handed on as so many values, all equally likely.
 _VALUES = 1000

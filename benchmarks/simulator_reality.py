@@ -16,11 +16,12 @@ from benchmarks.simulator_fleets import fleet_of, loads
 from benchmarks.simulator_late import End, woken_late_s
 from benchmarks.simulator_picture import markdown
 from mdp import AsyncClient
-from mdp.bench import noise_picture
-from mdp.bundle import Bundle
+from mdp.cli.bench import noise_picture
 from mdp.errors import InferenceError
-from mdp.prediction import Prediction
-from mdp.session import LATE
+from mdp.formats.bundle import Bundle
+from mdp.requests.prediction import Prediction
+from mdp.requests.session import LATE
+from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
     DeviceModel,
@@ -32,7 +33,6 @@ from partitioner.simulation.models import (
     exponential,
 )
 from partitioner.simulation.setup import Assumptions
-from partitioner.spread import CLIENT_FUSE_MS
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -33,10 +33,10 @@ from benchmarks.machine import describe_machine
 from benchmarks.soak_faults import Agents, Fault, schedule
 from benchmarks.soak_pictures import DEVICES, write_colour_bundle
 from benchmarks.soak_watch import Held, Watch, as_rows, grown, trends
-from mdp.bundle import Bundle
 from mdp.files import write_bytes, write_json
-from mdp.fleet import new_fleet
-from mdp.keys import new_keys
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.formats.keys import new_keys
 from mdp.transport import new_pair
 from tests.support import fleet as fleet_of_processes
 from tests.support.fleet import Fleet

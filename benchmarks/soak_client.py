@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.soak_pictures import CERTAIN, LEVELS, draw, label_of, picture_of
 from mdp import AsyncClient, Client
 from mdp.errors import InferenceError
-from mdp.prediction import Prediction
+from mdp.requests.prediction import Prediction
 
 CONNECT_S = 60.0
 #: A call is not begun while as many are under way as come due in so long: a machine that has become

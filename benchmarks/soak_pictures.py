@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
-from mdp.crop import Pixels
 from mdp.files import read_json, write_json
-from mdp.fusion import FusionWeights
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
+from mdp.fusion.fuse import FusionWeights
+from mdp.pictures.crop import Pixels
 from tests.support.bundles import write_bundle
 
 #: Colours per channel, and how far apart they are.

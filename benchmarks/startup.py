@@ -21,13 +21,13 @@ import torch
 
 from benchmarks.machine import describe_machine
 from mdp import Client
-from mdp.bench import noise_picture, percentiles
-from mdp.bundle import MANIFEST, Bundle, file_entry, model_path
+from mdp.cli.bench import noise_picture, percentiles
 from mdp.files import write_json
-from mdp.fleet import new_fleet
-from mdp.plan import SubModelSpec
-from partitioner.export import ServedMember, to_onnx
-from partitioner.submodel import SubModel
+from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
+from mdp.formats.fleet import new_fleet
+from mdp.formats.plan import SubModelSpec
+from partitioner.export.write import ServedMember, to_onnx
+from partitioner.networks.submodel import SubModel
 from tests.support.bundles import LABELS, write_bundle
 
 RESULTS = Path(__file__).parent / "results" / "startup.json"

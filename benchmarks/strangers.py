@@ -37,10 +37,10 @@ import numpy as np
 from benchmarks.machine import describe_machine
 from benchmarks.resampling import ratio_interval
 from mdp import Client
-from mdp.bench import noise_picture, percentiles
-from mdp.bundle import Bundle
-from mdp.fleet import new_fleet
-from mdp.keys import load_public, new_keys
+from mdp.cli.bench import noise_picture, percentiles
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.formats.keys import load_public, new_keys
 from mdp.transport import new_pair
 from mdp.transport.greeting import QUESTION
 from tests.support.bundles import write_bundle

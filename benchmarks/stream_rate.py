@@ -31,16 +31,16 @@ import torch
 
 from benchmarks.resampling import ratio_interval
 from benchmarks.serving_fleet import served
-from devices.runtime import OrtRuntime, Runtime
+from devices.runtime.base import OrtRuntime, Runtime
 from mdp import Client
-from mdp.bench import noise_picture
-from mdp.bundle import MANIFEST, Bundle, file_entry, model_path
-from mdp.crop import Picture, Pixels
+from mdp.cli.bench import noise_picture
 from mdp.errors import InferenceError
 from mdp.files import write_json
-from mdp.plan import SubModelSpec
-from partitioner.export import ServedMember, to_onnx
-from partitioner.submodel import SubModel
+from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
+from mdp.formats.plan import SubModelSpec
+from mdp.pictures.crop import Picture, Pixels
+from partitioner.export.write import ServedMember, to_onnx
+from partitioner.networks.submodel import SubModel
 from tests.support.bundles import LABELS, write_bundle
 
 NAME = "stream"

@@ -2,8 +2,9 @@
 
     python -m benchmarks.stub_agent --bundle bundle/ --device device-0 device-1
 
-Each device named has a `devices.agent.Agent` and a ROUTER of its own, as `mdp-agent run` has; only
-the runtime is another. One line of JSON per device says where it listens. Ends on SIGTERM.
+Each device named has a `devices.agent.server.Agent` and a ROUTER of its own, as `mdp-agent run`
+has; only the runtime is another. One line of JSON per device says where it listens. Ends on
+SIGTERM.
 """
 
 import argparse
@@ -21,11 +22,11 @@ from random import Random
 
 import numpy as np
 
-from devices.agent import Agent
-from devices.door import agent_keys
-from mdp.bundle import Bundle
-from mdp.crop import Pixels
-from mdp.fusion import Contribution
+from devices.access.watch import agent_keys
+from devices.agent.server import Agent
+from mdp.formats.bundle import Bundle
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
 from mdp.transport import Router
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TextIO
 
 from mdp.files import Record, read_json, write_json
-from partitioner.progress import Advance, Progress
+from partitioner.run.progress import Advance, Progress
 
 #: Seconds between two writings while a task runs: at most as much is lost to a killed process.
 _EVERY_S = 10.0

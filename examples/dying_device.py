@@ -12,8 +12,8 @@ from pathlib import Path
 from three_agents import agent
 
 import mdp
-from mdp.bundle import Bundle
-from mdp.fleet import new_fleet
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
 
 DEADLINE_MS = 1000.0
 PATIENCE_S = 15.0

@@ -12,8 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import mdp
-from mdp.bundle import Bundle
-from mdp.fleet import new_fleet
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
 
 
 @contextmanager

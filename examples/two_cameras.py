@@ -11,9 +11,9 @@ from pathlib import Path
 from three_agents import agent
 
 import mdp
-from mdp.bundle import Bundle
 from mdp.errors import InferenceError
-from mdp.fleet import new_fleet
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
 
 LOOKS = 3
 

@@ -1,7 +1,8 @@
 """Collaborative vision inference on unequal edge devices: the client and what everyone shares."""
 
-from mdp.async_client import AsyncClient
-from mdp.client import Client
+from mdp.client.aio import AsyncClient
+from mdp.client.status import DeviceStatus
+from mdp.client.sync import Client
 from mdp.errors import (
     AgentError,
     ConfigError,
@@ -16,8 +17,7 @@ from mdp.errors import (
     QuorumNotMet,
     WireError,
 )
-from mdp.prediction import MemberTiming, Prediction
-from mdp.status import DeviceStatus
+from mdp.requests.prediction import MemberTiming, Prediction
 
 __version__ = "0.1.0"
 

@@ -28,7 +28,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_report_header() -> str:
     """What is tested: a compiled module is taken for its source, also where that is newer."""
-    return f"mdp.session: {'compiled' if compiled() else 'interpreted'}"
+    return f"mdp.requests.session: {'compiled' if compiled() else 'interpreted'}"
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 #: No module whose structs are decoded from bytes is here: mypyc makes `type` of their annotations.
 MODULES = (
-    "mdp/health.py",
-    "mdp/hedging.py",
-    "mdp/ranked.py",
-    "mdp/replica.py",
-    "mdp/roster.py",
-    "mdp/session.py",
-    "mdp/standing.py",
+    "mdp/requests/exclusion.py",
+    "mdp/requests/health.py",
+    "mdp/requests/hedging.py",
+    "mdp/requests/ranked.py",
+    "mdp/requests/replica_stats.py",
+    "mdp/requests/replicas.py",
+    "mdp/requests/session.py",
     "partitioner/simulation/agent.py",
     "partitioner/simulation/device.py",
     "partitioner/simulation/engine.py",

@@ -52,8 +52,8 @@ from benchmarks.page import write_figures
 from mdp import console
 from mdp.errors import InputError
 from mdp.files import read_json, write_bytes, write_json
-from mdp.plan import Plan
-from mdp.profile import Link
+from mdp.formats.plan import Plan
+from mdp.formats.profile import Link
 
 WRITER = "benchmarks.end_to_end"
 BANDWIDTHS_BPS = (100e6, 20e6)

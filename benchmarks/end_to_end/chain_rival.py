@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from benchmarks.end_to_end import frames
 from benchmarks.end_to_end.rivals import content, in_order, view
-from mdp.plan import Encoding
+from mdp.formats.plan import Encoding
 
 
 class Chain:

@@ -7,7 +7,7 @@ from pathlib import Path
 from benchmarks.end_to_end.rivals import PATIENCE_MS
 from mdp import Client
 from mdp.errors import MDPError
-from mdp.prediction import Prediction
+from mdp.requests.prediction import Prediction
 
 
 class MdpRival:

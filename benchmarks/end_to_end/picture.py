@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.end_to_end.outcomes import Answers
 from benchmarks.end_to_end.report import LinkResult, Results, mean
-from mdp.bench import percentiles
+from mdp.cli.bench import percentiles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mdp.crop import Pixels
+from mdp.pictures.crop import Pixels
 
 WIDTH, HEIGHT, QUALITY = 640, 480, 90
 #: Amplitudes fall with this power of the frequency. Those of photographs fall with about 1 (Field,
 #: JOSA A 4 (1987)), but theirs also have smooth places; with 1.5 a view of 224 pixels takes as many
-#: bytes as photographs did: 0.35 a pixel (`partitioner.network`).
+#: bytes as photographs did: 0.35 a pixel (`partitioner.estimates.network`).
 _FALL = 1.5
 
 

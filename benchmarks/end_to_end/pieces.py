@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from benchmarks.end_to_end.split import bounds, columns, dealt
 from mdp.errors import InputError
 from mdp.files import write_bytes
-from partitioner.export import OPSET
-from partitioner.teacher import Teacher
+from partitioner.export.write import OPSET
+from partitioner.networks.teacher import Teacher
 
 
 class Stage(nn.Module):

@@ -15,13 +15,13 @@ from benchmarks.end_to_end.namespaces import run
 from benchmarks.end_to_end.pieces import check_splittable, write_parts, write_stages
 from benchmarks.end_to_end.processes import Machines, await_line
 from mdp.files import write_bytes, write_toml
-from mdp.plan import Assignment, Plan, TeacherSpec, read_plan
-from mdp.profile import DeviceProfile, LatencyPoint, Link, Provenance, read_profile
-from partitioner.cost import memory_bytes
-from partitioner.export import ServedTeacher, to_onnx
-from partitioner.latency import Way, fit_latency, predict
-from partitioner.network import choose_encoding
-from partitioner.teacher import Teacher, build_teacher, teacher_spec
+from mdp.formats.plan import Assignment, Plan, TeacherSpec, read_plan
+from mdp.formats.profile import DeviceProfile, LatencyPoint, Link, Provenance, read_profile
+from partitioner.estimates.latency import Way, fit_latency, predict
+from partitioner.estimates.macs import memory_bytes
+from partitioner.estimates.network import choose_encoding
+from partitioner.export.write import ServedTeacher, to_onnx
+from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec
 
 NUM_CLASSES = 1000
 SEED = 0

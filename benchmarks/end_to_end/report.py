@@ -5,9 +5,9 @@ from typing import Any
 
 from benchmarks.accuracy_table import Sheet, as_markdown
 from benchmarks.end_to_end.outcomes import Answers, Found
-from mdp.bench import percentiles
+from mdp.cli.bench import percentiles
 from mdp.files import Record
-from mdp.plan import Plan
+from mdp.formats.plan import Plan
 
 #: What everything is compared with.
 OURS = "MDP"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from mdp.crop import Pixels, crop, encode_jpeg, load_picture
-from mdp.plan import Encoding, Region
+from mdp.formats.plan import Encoding, Region
+from mdp.pictures.crop import Pixels, crop, encode_jpeg, load_picture
 
 #: The longest that anything is waited for.
 PATIENCE_MS = 120_000.0

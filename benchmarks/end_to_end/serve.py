@@ -12,10 +12,10 @@ from benchmarks.end_to_end.outcomes import Found
 from benchmarks.end_to_end.prepare import NUM_CLASSES, Models
 from benchmarks.end_to_end.processes import Machines, ProgramError
 from benchmarks.end_to_end.setup import Amount, HttpMember, Setup, TensorSplit
-from mdp.bundle import Bundle, model_path
 from mdp.files import read_json, write_json
-from mdp.fleet import new_fleet
-from mdp.keys import new_keys
+from mdp.formats.bundle import Bundle, model_path
+from mdp.formats.fleet import new_fleet
+from mdp.formats.keys import new_keys
 from mdp.transport import new_pair
 
 #: Every program has a port of its own; fleets count upwards from theirs.

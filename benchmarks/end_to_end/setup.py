@@ -1,7 +1,7 @@
 """What the client is told: where everybody is, and how much to ask."""
 
 from mdp.files import Record
-from mdp.plan import Encoding
+from mdp.formats.plan import Encoding
 
 
 class HttpMember(Record, frozen=True):

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.end_to_end import frames
 from benchmarks.end_to_end.sessions import open_session
-from mdp.crop import decode_jpeg
+from mdp.pictures.crop import decode_jpeg
 
 #: Frames that may wait between two threads.
 WAITING = 4

@@ -23,16 +23,16 @@ import numpy as np
 
 from benchmarks.machine import describe_machine
 from mdp.files import write_bytes, write_json
-from mdp.fusion import Contribution, fuse
-from partitioner.assemble import read_map, read_models, read_names, rows_of
-from partitioner.data import Dataset, open_dataset
-from partitioner.evaluate import accuracy
-from partitioner.export import to_onnx
-from partitioner.imported import HEADS, timm_module
-from partitioner.progress import Progress
-from partitioner.sessions import contribution, open_session
-from partitioner.stacking import fit_subset
-from partitioner.views import View, load_views
+from mdp.fusion.fuse import Contribution, fuse
+from partitioner.assembly.imported import HEADS, timm_module
+from partitioner.assembly.members import read_map, read_models, read_names, rows_of
+from partitioner.data.crops import View, load_views
+from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.export.evaluate import accuracy
+from partitioner.export.sessions import contribution, open_session
+from partitioner.export.write import to_onnx
+from partitioner.fusion.stacking import fit_subset
+from partitioner.run.progress import Progress
 
 RESULT = Path(__file__).parents[1] / "results" / "families.json"
 #: Rounds in which the candidates take turns, and runs of each in a round.

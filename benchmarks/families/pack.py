@@ -15,8 +15,8 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from partitioner.assemble import read_names
-from partitioner.data import open_dataset
+from partitioner.assembly.members import read_names
+from partitioner.data.datasets import open_dataset
 
 DATA_SETS = ("imagenette", "cifar10", "tinyimagenet40")
 CLASSIFIERS = {"lite0": "classifier", "lite1": "classifier", "lite2": "classifier", "vit": "head"}

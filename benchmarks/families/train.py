@@ -23,9 +23,9 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from partitioner.families import Backbone, FamilyMember
-from partitioner.live import HALF, Draw, Pictures, Recipe, answers, distil
+from partitioner.networks.families import Backbone, FamilyMember
 from partitioner.torchvision_shim import import_timm
+from partitioner.training.live import HALF, Draw, Pictures, Recipe, answers, distil
 
 
 @dataclass(frozen=True, slots=True)

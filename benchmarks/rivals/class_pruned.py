@@ -27,10 +27,10 @@ from benchmarks.rivals.dealing import OwnClassesLoss, dealt, epochs_of
 from benchmarks.rivals.ground import Ground
 from benchmarks.rivals.outcome import Outcome
 from benchmarks.rivals.pruning import pruned_for
-from partitioner.arrays import Index, Views, load, rows
-from partitioner.inherit import inherit
-from partitioner.loop import derived_seed
-from partitioner.outputs import batch, device_of, keep_outputs
+from partitioner.data.memmaps import Index, Views, load, rows
+from partitioner.networks.weight_init import inherit
+from partitioner.training.cached_outputs import batch, device_of, keep_outputs
+from partitioner.training.loop import derived_seed
 
 #: Pictures of a member's classes, at most, by which importance is measured.
 _LOOKED_AT = 1024

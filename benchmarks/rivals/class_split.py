@@ -29,12 +29,12 @@ from benchmarks.rivals.classifier import (
 from benchmarks.rivals.dealing import Matched, OwnClassesLoss, dealt, epochs_of
 from benchmarks.rivals.ground import Ground
 from benchmarks.rivals.outcome import Outcome, Subset, measured
-from mdp.fusion import Logits, probabilities
-from partitioner.arrays import Array, Index
-from partitioner.evaluate import accuracy
-from partitioner.joint import arrivals
-from partitioner.loop import derived_seed
-from partitioner.outputs import batch, device_of
+from mdp.fusion.fuse import Logits, probabilities
+from partitioner.data.memmaps import Array, Index
+from partitioner.export.evaluate import accuracy
+from partitioner.training.cached_outputs import batch, device_of
+from partitioner.training.joint import arrivals
+from partitioner.training.loop import derived_seed
 
 
 class Fused(nn.Module):

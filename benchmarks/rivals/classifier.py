@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from benchmarks.rivals.ground import Ground
 from mdp.files import write_bytes
-from mdp.fusion import Logits
-from mdp.plan import SubModelSpec
-from partitioner.arrays import Array, Index, Views, rows
-from partitioner.loop import BatchLoss, derived_seed, fit
-from partitioner.losses import taught_loss
-from partitioner.outputs import BATCH, batch, device_of
-from partitioner.settings import MemberSchedule
-from partitioner.submodel import MEAN, STD, Normalise, SubModel
+from mdp.formats.plan import SubModelSpec
+from mdp.fusion.fuse import Logits
+from partitioner.data.memmaps import Array, Index, Views, rows
+from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel
+from partitioner.run.settings import MemberSchedule
+from partitioner.training.cached_outputs import BATCH, batch, device_of
+from partitioner.training.loop import BatchLoss, derived_seed, fit
+from partitioner.training.losses import taught_loss
 
 
 class ClassifierOutput(NamedTuple):

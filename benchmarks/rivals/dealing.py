@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from benchmarks.rivals.classifier import taught
 from benchmarks.rivals.ground import Ground
 from mdp.errors import InputError
-from mdp.plan import SubModelSpec
-from partitioner.arrays import Index, Views, rows
-from partitioner.cost import macs
-from partitioner.losses import stack_loss
-from partitioner.outputs import batch, device_of
+from mdp.formats.plan import SubModelSpec
+from partitioner.data.memmaps import Index, Views, rows
+from partitioner.estimates.macs import macs
+from partitioner.training.cached_outputs import batch, device_of
+from partitioner.training.losses import stack_loss
 
 #: Share of the epochs in which every member learns its own classes; the rest is for the fusion.
 OWN_SHARE = 0.7

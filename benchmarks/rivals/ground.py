@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mdp.plan import SubModelSpec
-from partitioner.arrays import Views
-from partitioner.data import SplitName
-from partitioner.teach import Targets
-from partitioner.teacher import Teacher
-from partitioner.views import View, load_views, view_of
-from partitioner.work import Work
+from mdp.formats.plan import SubModelSpec
+from partitioner.data.crops import View, load_views, view_of
+from partitioner.data.datasets import SplitName
+from partitioner.data.memmaps import Views
+from partitioner.networks.teacher import Teacher
+from partitioner.training.context import Work
+from partitioner.training.teacher import Targets
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.rivals.ground import Ground
 from benchmarks.rivals.outcome import Outcome, Subset, measured, stacked_subsets
 from benchmarks.rivals.single import student
-from mdp.fusion import Contribution, Logits, probabilities
-from partitioner.evaluate import accuracy
+from mdp.fusion.fuse import Contribution, Logits, probabilities
+from partitioner.export.evaluate import accuracy
 
 
 def run(ground: Ground) -> Outcome:

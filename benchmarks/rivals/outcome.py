@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.files import Record
-from mdp.fusion import Contribution, Logits, fuse, weights_for
-from mdp.plan import SubModelSpec
-from partitioner.evaluate import accuracy, expected_calibration_error, subset_accuracies
-from partitioner.stacking import fit_fusion
+from mdp.formats.plan import SubModelSpec
+from mdp.fusion.fuse import Contribution, Logits, fuse, weights_for
+from partitioner.export.evaluate import accuracy, expected_calibration_error, subset_accuracies
+from partitioner.fusion.stacking import fit_fusion
 
 Targets = NDArray[np.int64]
 

@@ -1,7 +1,8 @@
 """Cut a teacher down to a member's width by what its activations on some pictures tell.
 
-What remains is a teacher of the same depth, picture and patch, which `partitioner.inherit` then
-turns into the member's trunk. Nothing is rescaled: the member is retrained.
+What remains is a teacher of the same depth, picture and patch, which
+`partitioner.networks.weight_init` then turns into the member's trunk. Nothing is rescaled: the
+member is retrained.
 """
 
 from collections.abc import Iterator
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from mdp.errors import InputError
-from mdp.plan import SubModelSpec
-from partitioner.cost import hidden_dim
-from partitioner.outputs import BATCH
-from partitioner.submodel import MEAN, STD, SubModel
-from partitioner.teacher import Teacher
+from mdp.formats.plan import SubModelSpec
+from partitioner.estimates.macs import hidden_dim
+from partitioner.networks.submodel import MEAN, STD, SubModel
+from partitioner.networks.teacher import Teacher
+from partitioner.training.cached_outputs import BATCH
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from itertools import combinations
 from benchmarks.rivals.ground import Ground
 from benchmarks.rivals.outcome import Outcome, measured
 from benchmarks.rivals.single import student
-from mdp.fusion import probabilities
-from partitioner.evaluate import accuracy
+from mdp.fusion.fuse import probabilities
+from partitioner.export.evaluate import accuracy
 
 
 def run(ground: Ground) -> Outcome:

@@ -8,10 +8,10 @@ chosen by accuracy.py on the calibration split. Without that device there is no 
 from benchmarks.rivals.classifier import TaughtLoss, asked, new_classifier, train
 from benchmarks.rivals.ground import Ground
 from benchmarks.rivals.outcome import Outcome, measured
-from mdp.fusion import Logits, probabilities
-from mdp.plan import SubModelSpec
-from partitioner.evaluate import accuracy
-from partitioner.inherit import inherit
+from mdp.formats.plan import SubModelSpec
+from mdp.fusion.fuse import Logits, probabilities
+from partitioner.export.evaluate import accuracy
+from partitioner.networks.weight_init import inherit
 
 
 def run(ground: Ground) -> Outcome:

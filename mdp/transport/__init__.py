@@ -4,7 +4,7 @@ A client keeps one DEALER per agent, so that one slow peer never blocks another.
 connection is encrypted and both sides prove who they are (CurveZMQ, rfc.zeromq.org/spec/26).
 """
 
-from mdp.transport.access import AgentKeys, Audit
+from mdp.transport.admission.access import AgentKeys, Audit
 from mdp.transport.dealers import CLOSED, FORKED, Dealers
 from mdp.transport.events import ClientKeys, Connected, Disconnected, Received, TransportEvent
 from mdp.transport.router import Peer, Router

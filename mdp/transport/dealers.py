@@ -20,6 +20,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import ConfigError, InputError
+from mdp.protocol.messages import MAX_BUFFER_BYTES, Buffer
 from mdp.transport import zap
 from mdp.transport.absence import NO_MORE, NOT_ACCEPTED, REASONS, UNASKED, Absence
 from mdp.transport.dealer import FAILED, RECONNECT_MAX_MS, RECONNECT_MS, Dealer, open_dealer
@@ -36,7 +37,6 @@ from mdp.transport.sockets import (
     send,
     told_within,
 )
-from mdp.wire import MAX_BUFFER_BYTES, Buffer
 
 #: A connection that ended sooner is dialled again after RECONNECT_MAX_MS: an agent that hangs up
 #: each time would be dialled ten times a second.

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
-from mdp.wire import Buffer
+from mdp.protocol.messages import Buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,15 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from mdp.errors import AgentError
+from mdp.protocol.messages import MAX_BUFFER_BYTES, Buffer
 from mdp.transport import zap
-from mdp.transport.access import Access, AgentKeys, Audit
+from mdp.transport.admission.access import Access, AgentKeys, Audit
+from mdp.transport.admission.tcp_peers import (
+    duplicate_of,
+    is_delivered,
+    linger,
+    visitor_at,
+)
 from mdp.transport.sockets import (
     HIGH_WATER_MARK,
     NOBLOCK,
@@ -29,13 +36,6 @@ from mdp.transport.sockets import (
     receive,
     send,
 )
-from mdp.transport.visitors import (
-    duplicate_of,
-    is_delivered,
-    linger,
-    visitor_at,
-)
-from mdp.wire import MAX_BUFFER_BYTES, Buffer
 
 #: Replies that may wait for one client; they are small, and one more would be lost.
 REPLIES_HIGH_WATER_MARK = 1024

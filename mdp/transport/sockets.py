@@ -11,7 +11,7 @@ from typing import Any
 import zmq
 
 from mdp.errors import ConfigError
-from mdp.wire import Buffer
+from mdp.protocol.messages import Buffer
 
 #: Messages that may wait in one direction of one connection.
 HIGH_WATER_MARK = 64

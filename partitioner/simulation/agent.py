@@ -1,4 +1,4 @@
-"""An agent's queue as the simulator sees it: the rules of `devices.admission`, without its bytes.
+"""An agent's queue as the simulator sees it: the rules of `devices.agent.queue`, without its bytes.
 
 Of one client and without batches, which is what is simulated. This room may not import that one; a
 test holds the two together, over any history.

@@ -12,7 +12,7 @@ from msgspec import Struct
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from mdp.session import Session
+from mdp.requests.session import Session
 from partitioner.simulation.agent import AgentQueue
 from partitioner.simulation.models import (
     RETRANSMIT_S,

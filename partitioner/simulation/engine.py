@@ -1,8 +1,8 @@
 """Requests in virtual time: real sessions, real health, simulated devices. No clock, no sockets.
 
-The loop does what `mdp.exchange.Exchange` does with a transport and a clock, for many clients at
-once: it starts sessions, delivers what they send, feeds them what arrives, and tells each the time
-when it wants to know it.
+The loop does what `mdp.client.dispatcher.Exchange` does with a transport and a clock, for many
+clients at once: it starts sessions, delivers what they send, feeds them what arrives, and tells
+each the time when it wants to know it.
 """
 
 import gc
@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mdp.exchange import checked_deadline_ms, reserve_s
-from mdp.fusion import Contribution
-from mdp.health import UNREACHABLE
-from mdp.roster import Roster
-from mdp.session import Action, Failed, Finish, Replied, Send, Session, TimePassed
+from mdp.fusion.fuse import Contribution
+from mdp.requests.deadline import checked_deadline_ms, reserve_s
+from mdp.requests.health import UNREACHABLE
+from mdp.requests.replicas import Roster
+from mdp.requests.session import Action, Failed, Finish, Replied, Send, Session, TimePassed
 from partitioner.simulation.device import Job, Lives, Push, SimulatedDevice
 from partitioner.simulation.models import (
     Dice,

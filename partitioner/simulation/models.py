@@ -18,7 +18,7 @@ from numpy.random import Generator, Philox
 from numpy.typing import NDArray
 
 from mdp.errors import InputError
-from mdp.hedging import DEFAULT_SHARE
+from mdp.requests.hedging import DEFAULT_SHARE
 
 #: A lost packet is sent again by TCP after at least this long, doubled each time (Linux's
 #: TCP_RTO_MIN): over a link that loses packets, messages are late and not lost.

@@ -10,17 +10,10 @@ from msgspec import Meta
 
 from mdp.errors import InputError
 from mdp.files import Record
-from mdp.plan import Assignment, Encoding, Plan, PredictedMs, Replica
-from mdp.profile import DeviceProfile
-from partitioner.latency import Way, fit_latency, own_way, points_of, predict
-from partitioner.network import network_ms, reply_bytes, request_bytes
-from partitioner.simulation.models import (
-    DeviceModel,
-    Jittered,
-    LogNormal,
-    SlowSpells,
-)
-from partitioner.spread import (
+from mdp.formats.plan import Assignment, Encoding, Plan, PredictedMs, Replica
+from mdp.formats.profile import DeviceProfile
+from partitioner.estimates.latency import Way, fit_latency, own_way, points_of, predict
+from partitioner.estimates.latency_quantiles import (
     ASSUMED_JITTER_MS,
     ASSUMED_SIGMA,
     CLIENT_FUSE_MS,
@@ -28,6 +21,13 @@ from partitioner.spread import (
     TWO_MEDIAN,
     jitter_of,
     spread_of,
+)
+from partitioner.estimates.network import network_ms, reply_bytes, request_bytes
+from partitioner.simulation.models import (
+    DeviceModel,
+    Jittered,
+    LogNormal,
+    SlowSpells,
 )
 
 Milliseconds = Annotated[float, Meta(ge=0, le=3.6e6)]

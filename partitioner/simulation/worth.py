@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mdp.bundle import Bundle
-from mdp.fusion import Contribution, Fusion, Mode, fuse, mode_of, rule_for, weights_for
-from mdp.plan import Plan
-from partitioner.accuracy_law import (
+from mdp.formats.bundle import Bundle
+from mdp.formats.plan import Plan
+from mdp.fusion.fuse import Contribution, Fusion, Mode, fuse, mode_of, rule_for, weights_for
+from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     Member,
     capability_of,
@@ -43,7 +43,7 @@ class _OfBundle:
         self._weights = bundle.fusion_weights()
 
     def rule(self, members: tuple[int, ...]) -> Fusion:
-        """How ascending `members` are combined, as `mdp.prediction` decides it."""
+        """How ascending `members` are combined, as `mdp.requests.prediction` decides it."""
         fitted = self._weights.fitted(members) is not None
         return rule_for(members, self._fusion, fitted=fitted)
 
@@ -69,7 +69,7 @@ class MeasuredSubsets(_OfBundle):
 
 class FusedOutputs(_OfBundle):
     """The members' real logits `[N, C]` for N pictures with their labels: request i shows picture
-    i modulo N, and what arrived is fused by `mdp.fusion`, all pictures of a subset at once."""
+    i modulo N, and what arrived is fused by `mdp.fusion.fuse`, all pictures of a subset at once."""
 
     def __init__(
         self,

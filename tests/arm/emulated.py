@@ -19,12 +19,12 @@ import pytest
 
 from benchmarks.machine import describe_machine
 from benchmarks.page import write_figures
-from mdp.client import Client
+from mdp.client.sync import Client
 from mdp.files import write_json
-from mdp.keys import new_keys
+from mdp.formats.keys import new_keys
+from mdp.protocol.messages import Ask, Failure, Status, encode
 from mdp.transport import new_pair
 from mdp.transport.absence import NOT_ACCEPTED
-from mdp.wire import Ask, Failure, Status, encode
 from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
 from tests.support import fleet
 from tests.support.fleet import BIN, PLENTY_MS, ROOT, AgentProcess, until
@@ -104,7 +104,7 @@ def pair(
     made = Pair(bundle, device, folder, PATIENT_S)
     commands = {
         "here": [str(BIN / "mdp-agent")],
-        "arm": arm.command("-c", "from devices.cli import main; main()"),
+        "arm": arm.command("-c", "from devices.cli.main import main; main()"),
     }
     with ExitStack() as stack:
         for name, command in commands.items():

@@ -9,12 +9,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from devices.cuda import CUDA, load_libraries
-from devices.runtime import CPU, NotHereError, OrtRuntime
-from mdp.bundle import Bundle
+from devices.runtime.base import CPU, NotHereError, OrtRuntime
+from devices.runtime.cuda import CUDA, load_libraries
 from mdp.errors import AgentError
-from mdp.model_file import ModelFile
-from mdp.plan import Assignment
+from mdp.formats.bundle import Bundle
+from mdp.formats.model_file import ModelFile
+from mdp.formats.plan import Assignment
 from tests.support.bundles import DEVICES, SIZES, write_bundle
 
 NO_LIBRARY = "Failed to load libcublas"

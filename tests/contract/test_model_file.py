@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, helper, numpy_helper
 
 from mdp.errors import ConfigError
-from mdp.model_file import ModelFile, names_other_files
+from mdp.formats.model_file import ModelFile, names_other_files
 from tests.support.bundles import colour_model
 
 BUNDLE = Path(__file__).parents[2] / "examples/bundles/cifar10"

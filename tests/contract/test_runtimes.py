@@ -12,16 +12,16 @@ import numpy as np
 import onnx
 import pytest
 
-from devices import openvino_runtime
-from devices.openvino_runtime import OPENVINO_CPU, OpenVinoRuntime
-from devices.runtime import CPU, NotHereError, OrtRuntime, Runtime
-from devices.runtimes import open_runtime
-from devices.serving import Serving
-from mdp.bundle import Bundle, model_path
-from mdp.crop import Pixels
+from devices.agent.options import Serving
+from devices.runtime import openvino as openvino_runtime
+from devices.runtime.base import CPU, NotHereError, OrtRuntime, Runtime
+from devices.runtime.openvino import OPENVINO_CPU, OpenVinoRuntime
+from devices.runtime.select import open_runtime
 from mdp.errors import AgentError, ConfigError
-from mdp.model_file import ModelFile
-from mdp.plan import Assignment
+from mdp.formats.bundle import Bundle, model_path
+from mdp.formats.model_file import ModelFile
+from mdp.formats.plan import Assignment
+from mdp.pictures.crop import Pixels
 from tests.support.bundles import (
     CHANNELS,
     DEVICES,
@@ -373,7 +373,7 @@ def test_a_model_that_cannot_run_is_refused_before_ready(
 
 REPORTED = """
 import sys
-from devices.openvino_runtime import core_of, import_openvino
+from devices.runtime.openvino import core_of, import_openvino
 
 openvino = import_openvino()
 core_of(openvino).get_property("CPU", "FULL_DEVICE_NAME")
@@ -398,9 +398,9 @@ from pathlib import Path
 
 import msgspec
 
-from devices.openvino_runtime import OpenVinoRuntime
-from mdp.model_file import ModelFile
-from mdp.plan import Assignment
+from devices.runtime.openvino import OpenVinoRuntime
+from mdp.formats.model_file import ModelFile
+from mdp.formats.plan import Assignment
 
 # What gives the main thread a signal stack of its own, on which Python's handlers run.
 faulthandler.enable()

@@ -9,12 +9,22 @@ from typing import cast
 import msgspec
 import numpy as np
 
-from devices.agent import Agent
-from mdp.bundle import Bundle
-from mdp.crop import Pixels
-from mdp.fusion import Contribution
+from devices.agent.server import Agent
+from mdp.formats.bundle import Bundle
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
+from mdp.protocol.messages import (
+    Ask,
+    Buffer,
+    Failure,
+    Infer,
+    Message,
+    Result,
+    Status,
+    decode,
+    encode,
+)
 from mdp.transport import Peer, Router
-from mdp.wire import Ask, Buffer, Failure, Infer, Message, Result, Status, decode, encode
 from tests.fuzz.messages import frames_of, joined, parse_frames, render_frames
 from tests.fuzz.target import Structure, Target, scratch
 from tests.support.bundles import DEVICES, LABELS, SIZES, write_bundle

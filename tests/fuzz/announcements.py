@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from functools import cache
 
-from mdp.bundle import Bundle
-from mdp.discovery import Found, propose, texts_of
+from mdp.discovery.announcements import Found, propose, texts_of
+from mdp.formats.bundle import Bundle
 from tests.fuzz.messages import frames_of, join_bytes, joined
 from tests.fuzz.target import Structure, Target, scratch
 from tests.support.bundles import DEVICES, write_bundle

@@ -9,14 +9,14 @@ import msgspec
 import numpy as np
 from zmq.utils import z85
 
-from mdp.bundle import FUSION, MANIFEST, Bundle, Manifest
 from mdp.errors import ConfigError
 from mdp.files import Record, read_json
-from mdp.fleet import Fleet, agent_keys, exposed, new_fleet, read_fleet
-from mdp.fusion import Contribution, FusionWeights, fuse, probabilities, rule_for, weights_for
-from mdp.keys import PUBLIC, SECRET, KeyFile, load_allowed, load_pair, load_public
-from mdp.plan import Assignment, Plan, Replica, read_plan
-from mdp.profile import DeviceProfile, contradictions, read_profile
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, Manifest
+from mdp.formats.fleet import Fleet, agent_keys, exposed, new_fleet, read_fleet
+from mdp.formats.keys import PUBLIC, SECRET, KeyFile, load_allowed, load_pair, load_public
+from mdp.formats.plan import Assignment, Plan, Replica, read_plan
+from mdp.formats.profile import DeviceProfile, contradictions, read_profile
+from mdp.fusion.fuse import Contribution, FusionWeights, fuse, probabilities, rule_for, weights_for
 from mdp.transport import public_key_of
 from tests.fuzz.target import Structure, Target, refused, scratch
 from tests.support.bundles import DEVICES, write_bundle

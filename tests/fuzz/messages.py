@@ -10,15 +10,12 @@ import msgspec
 import numpy as np
 from zmq.utils import z85
 
-from mdp.crop import decode_jpeg
+from mdp.client.status import device_status
 from mdp.errors import InferenceError, PictureError, WireError
-from mdp.fleet import FleetEntry
-from mdp.fusion import Contribution
-from mdp.prediction import Prediction
-from mdp.status import device_status
-from mdp.transport import zap
-from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, QUESTION, mechanism_of
-from mdp.wire import (
+from mdp.formats.fleet import FleetEntry
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import decode_jpeg
+from mdp.protocol.messages import (
     PREAMBLE_BYTES,
     Ask,
     Buffer,
@@ -34,6 +31,9 @@ from mdp.wire import (
     logits_buffer,
     pixels_of,
 )
+from mdp.requests.prediction import Prediction
+from mdp.transport import zap
+from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, QUESTION, mechanism_of
 from tests.fuzz.target import Structure, Target, refused, scratch
 from tests.support.bundles import DEVICES, LABELS, SIZES, write_bundle
 from tests.support.exchanges import Desk

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import numpy as np
 from PIL import Image
 
-from mdp import crop as cropping
-from mdp.crop import COMMON_FORMATS, OTHER_FORMATS, crop, decode_jpeg, load_picture
 from mdp.errors import PictureError
-from mdp.plan import Region
+from mdp.formats.plan import Region
+from mdp.pictures import crop as cropping
+from mdp.pictures.crop import COMMON_FORMATS, OTHER_FORMATS, crop, decode_jpeg, load_picture
 from tests.fuzz.target import Target, refused, scratch
 from tests.support.pictures import (
     chunk,

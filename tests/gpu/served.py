@@ -19,13 +19,13 @@ from typing import Any
 import pytest
 
 from benchmarks.machine import describe_machine
-from devices.cuda import CUDA
-from mdp.bundle import Bundle
-from mdp.client import Client
+from devices.runtime.cuda import CUDA
+from mdp.client.status import DeviceStatus
+from mdp.client.sync import Client
 from mdp.files import write_json
-from mdp.fleet import new_fleet
-from mdp.profile import Precision, read_profile
-from mdp.status import DeviceStatus
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.formats.profile import Precision, read_profile
 from tests.support.fleet import ANY_PORT, BIN, PATIENCE_S, PLENTY_MS, ROOT, AgentProcess
 from tests.support.two_agents import (
     DEVICES,

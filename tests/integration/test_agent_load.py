@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from devices.admission import CAPACITY
+from devices.agent.queue import CAPACITY
 from devices.cores import cores_in
-from mdp.bundle import Bundle
+from mdp.formats.bundle import Bundle
+from mdp.protocol.messages import Result, contribution_of
 from mdp.transport import AgentKeys, new_pair
-from mdp.wire import Result, contribution_of
 from tests.integration.test_agent_process import refused, start_alone
 from tests.support.bundles import change_assignment, write_bundle
 from tests.support.fakes import StrangePeer

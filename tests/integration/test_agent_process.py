@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 import mdp
-from devices.agent import Agent
-from mdp.bundle import MANIFEST, Bundle, file_entry, model_path
-from mdp.client import Client
-from mdp.crop import Pixels
-from mdp.fusion import Contribution
+from devices.agent.server import Agent
+from mdp.client.sync import Client
+from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
+from mdp.protocol.messages import Failure, Infer, Result, encode
 from mdp.transport import Router
-from mdp.wire import Failure, Infer, Result, encode
 from tests.support.bundles import SIZES, colour_picture, write_bundle
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import (

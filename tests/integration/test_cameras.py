@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 import mdp
-from mdp.bundle import Bundle
-from mdp.client import Client
+from mdp.client.sync import Client
 from mdp.errors import InferenceError, QuorumNotMet
-from mdp.prediction import MemberTiming, Prediction
-from mdp.wire import Failure, Look, encode
+from mdp.formats.bundle import Bundle
+from mdp.protocol.messages import Failure, Look, encode
+from mdp.requests.prediction import MemberTiming, Prediction
 from tests.support.bundles import colour_picture, write_bundle
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet, until

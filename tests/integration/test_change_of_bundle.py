@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mdp.bundle import MANIFEST, Bundle, model_path
-from mdp.client import Client
+from mdp.client.status import DeviceStatus
+from mdp.client.sync import Client
 from mdp.files import replacing_folder
-from mdp.fleet import new_fleet
-from mdp.prediction import Prediction
-from mdp.status import DeviceStatus
+from mdp.formats.bundle import MANIFEST, Bundle, model_path
+from mdp.formats.fleet import new_fleet
+from mdp.requests.prediction import Prediction
 from tests.support.bundles import (
     change_assignment,
     colour_picture,

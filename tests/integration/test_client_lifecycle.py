@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import mdp
-from mdp import views
-from mdp.crop import Picture
+from mdp.client import crops as views
+from mdp.pictures.crop import Picture
 from mdp.transport import dealers
 from tests.support.bundles import LABELS, colour_picture, write_bundle
 from tests.support.fakes import FakeAgent, raw_agent

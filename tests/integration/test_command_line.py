@@ -14,10 +14,10 @@ import psutil
 import pytest
 from PIL import Image
 
-from mdp import cli
-from mdp.bundle import FUSION, MANIFEST, Bundle
-from mdp.doctor import tcp_diagnosis
-from mdp.fleet import new_fleet
+from mdp.cli import main as cli
+from mdp.cli.doctor import tcp_diagnosis
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle
+from mdp.formats.fleet import new_fleet
 from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from tests.support.fakes import other_program
 from tests.support.fleet import BIN, PATIENCE_S, ROOT, Fleet, until

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import mdp
-from mdp.prediction import Prediction
-from mdp.views import QUICK_PIXELS
+from mdp.client.crops import QUICK_PIXELS
+from mdp.requests.prediction import Prediction
 from tests.support.bundles import DEVICES, colour_picture, write_bundle
 from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, until
 

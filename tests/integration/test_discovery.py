@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mdp.bundle import Bundle
-from mdp.cli import app
-from mdp.client import Client
-from mdp.discovery import texts_of
+from mdp.cli.main import app
+from mdp.client.sync import Client
+from mdp.discovery.announcements import texts_of
+from mdp.discovery.mdns import MAX_FOUND, SERVICE, Announcer, listen
 from mdp.errors import InputError
-from mdp.fleet import read_fleet
-from mdp.keys import PUBLIC, SECRET, fingerprint, load_public, new_keys
-from mdp.mdns import MAX_FOUND, SERVICE, Announcer, listen
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import read_fleet
+from mdp.formats.keys import PUBLIC, SECRET, fingerprint, load_public, new_keys
 from mdp.transport import new_pair
 from tests.support.bundles import colour_picture, write_bundle
 from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, AgentProcess, Fleet, until

@@ -68,8 +68,8 @@ def test_quickstart(tmp_path: Path, bundle: Path, red: Path) -> None:
         from three_agents import agent
     finally:
         sys.path.remove(str(EXAMPLES))
-    from mdp.bundle import Bundle
-    from mdp.fleet import new_fleet
+    from mdp.formats.bundle import Bundle
+    from mdp.formats.fleet import new_fleet
 
     with agent(bundle, "beta") as only:
         fleet = tmp_path / "fleet.toml"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import mdp
-from mdp.prediction import Prediction
+from mdp.requests.prediction import Prediction
 from mdp.transport import Dealers
 from tests.support.bundles import (
     DEVICES,

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from devices import agent as agent_module
-from devices import computing
-from devices.admission import Job
-from devices.agent import Agent
-from devices.renewal import Renewal
-from devices.service import Candidate
-from mdp.bundle import Bundle
-from mdp.crop import Pixels
-from mdp.wire import Failure
+from devices.agent import executor as computing
+from devices.agent import server as agent_module
+from devices.agent.bundles import Candidate
+from devices.agent.queue import Job
+from devices.agent.reload import Renewal
+from devices.agent.server import Agent
+from mdp.formats.bundle import Bundle
+from mdp.pictures.crop import Pixels
+from mdp.protocol.messages import Failure
 from tests.support.bundles import change_assignment, write_bundle
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import ANY_PORT, PATIENCE_S, AgentProcess, Fleet, until
@@ -198,7 +198,7 @@ def test_what_cannot_be_written_to_a_full_disk_stops_nothing(tmp_path: Path) -> 
 FOREVER = """
 import sys
 from devices import serving
-from devices.cli import main
+from devices.cli.main import main
 loads, whole = [], serving.open_runtime
 def open_runtime(*args, **options):
     loads.append(args)

@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 import mdp
-from mdp.crop import Picture
-from mdp.prediction import Prediction
+from mdp.pictures.crop import Picture
+from mdp.requests.prediction import Prediction
 from tests.support.bundles import (
     DEVICES,
     LABELS,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mdp.bundle import Bundle
+from mdp.formats.bundle import Bundle
 from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.runs import SHARED_ARGS, SHARED_MS, write_profiles
 from tests.support.trees import CLASSES, write_tree

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from devices.probe_child import Failed, Here, Look, MeasureRun, SustainRun
-from devices.probe_encoders import complete, extract, read_index
-from devices.probe_point import Load, Measured, Run
-from devices.probe_worker import Worker
-from mdp.profile import DeviceProfile, read_profile
+from devices.probe.child import Failed, Here, Look, MeasureRun, SustainRun
+from devices.probe.encoders import complete, extract, read_index
+from devices.probe.measure import Load, Measured, Run
+from devices.probe.worker import Worker
+from mdp.formats.profile import DeviceProfile, read_profile
 from tests.support.bundles import write_bundle
 from tests.support.fleet import BIN, PATIENCE_S, ROOT, Fleet
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as changed
 
-from mdp.bundle import Bundle
 from mdp.files import write_toml
-from partitioner.gate import Way
+from mdp.formats.bundle import Bundle
+from partitioner.export.precision_choice import Way
 from tests.support.bundles import DEVICES, colour_picture, colour_plan, write_bundle
 from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet
 
 pytest.importorskip("torch")
 
-from partitioner.data import open_dataset
+from partitioner.data.datasets import open_dataset
 from tests.support.quantised import profile_of, write_colours
 
 pytestmark = pytest.mark.torch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mdp.bundle import Bundle
+from mdp.formats.bundle import Bundle
 from tests.support.fleet import BIN, ROOT
 
 BUNDLES = ROOT / "examples/bundles"
@@ -80,8 +80,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.torch
 def test_it_is_as_accurate_as_it_says(tree: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
-    from partitioner.data import open_dataset
-    from partitioner.evaluate import evaluate
+    from partitioner.data.datasets import open_dataset
+    from partitioner.export.evaluate import evaluate
     from tests.support.runs import QUIET
 
     bundle = Bundle.open(BUNDLE)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 import mdp
-from mdp.bundle import FUSION, MANIFEST, Bundle
-from mdp.client import Client
-from mdp.fleet import new_fleet
-from mdp.prediction import Prediction
+from mdp.client.sync import Client
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.requests.prediction import Prediction
 from tests.support.bundles import DEVICES, colour_picture, write_bundle
 from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, until
 

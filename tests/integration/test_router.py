@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from mdp.protocol.messages import Ask, Buffer, Failure, decode, encode
 from mdp.transport import Peer, Router
-from mdp.wire import Ask, Buffer, Failure, decode, encode
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import ANY_PORT, PATIENCE_S
 

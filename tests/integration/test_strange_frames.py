@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
-from mdp.bundle import Bundle
-from mdp.client import Client
-from mdp.prediction import Prediction
-from mdp.wire import (
+from mdp.client.sync import Client
+from mdp.formats.bundle import Bundle
+from mdp.protocol.messages import (
     MAX_BUFFER_BYTES,
     Ask,
     Buffer,
@@ -26,6 +25,7 @@ from mdp.wire import (
     Status,
     encode,
 )
+from mdp.requests.prediction import Prediction
 from tests.support.bundles import (
     DEVICES,
     SIZES,

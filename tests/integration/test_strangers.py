@@ -16,24 +16,15 @@ import psutil
 import pytest
 import zmq
 
-from devices.probe_link import measure_link, peer_keys
+from devices.probe.link import measure_link, peer_keys
 from mdp import AsyncClient
-from mdp.bundle import Bundle
-from mdp.client import Client
+from mdp.client.sync import Client
 from mdp.errors import AgentError, ConfigError, InputError
-from mdp.fleet import new_fleet
-from mdp.keys import fingerprint
-from mdp.transport import (
-    AgentKeys,
-    ClientKeys,
-    Dealers,
-    Router,
-    arrivals,
-    door,
-    new_pair,
-    public_key_of,
-    sockets,
-)
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.formats.keys import fingerprint
+from mdp.protocol.messages import Ask, Infer, Status, encode, request_frame_bytes
+from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, new_pair, public_key_of, sockets
 from mdp.transport.absence import (
     AGENT_IS_PLAIN,
     ANOTHER_KEY,
@@ -41,8 +32,9 @@ from mdp.transport.absence import (
     NO_MORE,
     NOT_ACCEPTED,
 )
+from mdp.transport.admission import connection_rate as arrivals
+from mdp.transport.admission import pending as door
 from mdp.transport.greeting import QUESTION
-from mdp.wire import Ask, Infer, Status, encode, request_frame_bytes
 from tests.integration.test_command_line import here
 from tests.support.bundles import SIZES, colour_picture, write_bundle
 from tests.support.fakes import StrangePeer, other_program
@@ -740,7 +732,7 @@ def test_what_an_agent_does_not_start_with(
     options: list[str],
     expected: str,
 ) -> None:
-    from devices import cli
+    from devices.cli import main as cli
 
     keys.pair("office")
     paths = [

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from mdp.bundle import (
+from mdp.files import read_json, write_json
+from mdp.formats.bundle import (
     FUSION,
     MANIFEST,
     Evaluation,
@@ -22,16 +23,15 @@ from mdp.bundle import (
     file_entry,
     model_path,
 )
-from mdp.early import EarlyBounds, Pull, early_pairs
-from mdp.files import read_json, write_json
-from mdp.fusion import (
+from mdp.formats.plan import Assignment, Plan, PredictedMs, SubModelSpec, TeacherSpec
+from mdp.fusion.early_exit import EarlyBounds, Pull, early_pairs
+from mdp.fusion.fuse import (
     FusionWeights,
     SizeWeights,
     SubsetWeights,
     listed_subsets,
     unlisted_sizes,
 )
-from mdp.plan import Assignment, Plan, PredictedMs, SubModelSpec, TeacherSpec
 
 LABELS = ["blue", "green", "red"]
 #: Columns of an RGB mean that speak for each label.

@@ -11,10 +11,10 @@ from types import TracebackType
 from typing import Self, get_args
 
 from mdp import errors
-from mdp.client import Client
+from mdp.client.sync import Client
 from mdp.errors import InferenceError
-from mdp.fusion import Fusion
-from mdp.prediction import MemberTiming, Prediction
+from mdp.fusion.fuse import Fusion
+from mdp.requests.prediction import MemberTiming, Prediction
 from tests.support.fault_scene import picture
 from tests.support.fleet import PATIENCE_S, ROOT
 

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from mdp.bundle import Bundle
+from mdp.client.crops import Cutter
+from mdp.client.dispatcher import Answer, Exchange
 from mdp.errors import InferenceError
-from mdp.exchange import Answer, Exchange
-from mdp.fleet import Fleet, FleetEntry
-from mdp.fusion import Contribution, Fusion
-from mdp.prediction import Prediction
-from mdp.transport import Connected, Disconnected, Received
-from mdp.views import Cutter
-from mdp.wire import (
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, FleetEntry
+from mdp.fusion.fuse import Contribution, Fusion
+from mdp.protocol.messages import (
     Ask,
     Buffer,
     Failure,
@@ -29,6 +27,8 @@ from mdp.wire import (
     encode,
     logits_buffer,
 )
+from mdp.requests.prediction import Prediction
+from mdp.transport import Connected, Disconnected, Received
 from tests.support.bundles import LABELS, colour_picture
 
 

@@ -11,8 +11,8 @@ from typing import Self
 import numpy as np
 import zmq
 
-from mdp.fusion import Contribution
-from mdp.wire import Buffer, Envelope, Infer, Result, decode, encode, logits_buffer
+from mdp.fusion.fuse import Contribution
+from mdp.protocol.messages import Buffer, Envelope, Infer, Result, decode, encode, logits_buffer
 
 Handler = Callable[[Infer], Sequence[Sequence[Buffer]]]
 

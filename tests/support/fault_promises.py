@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
-from mdp.fusion import Fusion
-from mdp.prediction import Prediction
-from mdp.session import LATE
+from mdp.fusion.fuse import Fusion
+from mdp.requests.prediction import Prediction
+from mdp.requests.session import LATE
 
 Kind = Literal["boosted", "stacked", "single", "replicas", "alone"]
 #: When a call is made: while the client finds its fleet, before the fault, while it is made, while

@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
-from mdp.bundle import Bundle
-from mdp.client import Client
+from mdp.client.sync import Client
 from mdp.errors import InferenceError, InsecureWarning
-from mdp.fusion import rule_for
-from mdp.prediction import Prediction
+from mdp.formats.bundle import Bundle
+from mdp.fusion.fuse import rule_for
+from mdp.requests.prediction import Prediction
 from tests.support.calling_client import ProcessCaller, timed
 from tests.support.fault_promises import (
     Call,

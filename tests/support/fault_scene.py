@@ -14,9 +14,9 @@ from typing import Literal, Self
 import numpy as np
 import zmq
 
-from mdp.bundle import Bundle
-from mdp.fleet import new_fleet
-from mdp.keys import load_public, new_keys
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.formats.keys import load_public, new_keys
 from mdp.transport import new_pair
 from tests.support import faulty_agent
 from tests.support.bundles import CHANNELS, LABELS, write_bundle

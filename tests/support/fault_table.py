@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from mdp.client import Client
-from mdp.monotony import DIFFERENT_CROPS
+from mdp.client.sync import Client
+from mdp.requests.stuck_output import DIFFERENT_CROPS
 from mdp.transport import dealer
 from tests.support.confined import (
     faketime_library,

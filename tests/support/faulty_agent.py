@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-import devices.runtimes
-from devices.runtime import Runtime
-from mdp.crop import Pixels
-from mdp.fusion import Contribution
+import devices.runtime.select
+from devices.runtime.base import Runtime
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
 
 VARIABLE = "FAULT_FILE"
 MIB = 2**20
@@ -59,14 +59,14 @@ class FaultyRuntime:
 
 def main() -> None:
     """Run `mdp-agent` with the arguments given."""
-    opened = devices.runtimes.open_runtime
+    opened = devices.runtime.select.open_runtime
 
     def open_faulty(*arguments: Any, **options: Any) -> Runtime:
         return FaultyRuntime(opened(*arguments, **options), Path(os.environ[VARIABLE]))
 
-    devices.runtimes.open_runtime = open_faulty
+    devices.runtime.select.open_runtime = open_faulty
     # Only now: it takes what it needs by name.
-    from devices.cli import main as run_agent
+    from devices.cli.main import main as run_agent
 
     run_agent()
 

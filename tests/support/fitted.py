@@ -14,17 +14,17 @@ import torch
 from torch import Tensor, nn
 
 from mdp.errors import InputError, MDPError
-from partitioner.distributed import (
+from partitioner.run.progress import Progress
+from partitioner.run.settings import MemberSchedule
+from partitioner.training.distributed import (
     first_then_others,
     from_first,
     is_first,
     joined,
     together,
-    world,
 )
-from partitioner.loop import BatchLoss, Index, Stage, Validate, fit
-from partitioner.progress import Progress
-from partitioner.settings import MemberSchedule
+from partitioner.training.loop import BatchLoss, Index, Stage, Validate, fit
+from partitioner.training.world import world
 
 PICTURES = 50
 X = torch.randn(PICTURES, 6, generator=torch.Generator().manual_seed(0))

@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mdp.bundle import Bundle
-from mdp.client import Client
-from mdp.fleet import new_fleet
-from mdp.prediction import Prediction
+from mdp.client.sync import Client
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.requests.prediction import Prediction
 from tests.support.bundles import DEVICES
 
 ROOT = Path(__file__).parents[2]

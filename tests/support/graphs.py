@@ -1,4 +1,6 @@
-"""Counting by walking an ONNX graph with inferred shapes: a reference for `partitioner.cost`."""
+"""Counting by walking an ONNX graph with inferred shapes: a reference for
+`partitioner.estimates.macs`.
+"""
 
 import math
 from typing import Any

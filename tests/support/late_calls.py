@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 from itertools import count, cycle
 from pathlib import Path
 
-from mdp.prediction import Prediction
-from mdp.session import LATE
-from mdp.wire import Ask, Infer, decode
+from mdp.protocol.messages import Ask, Infer, decode
+from mdp.requests.prediction import Prediction
+from mdp.requests.session import LATE
 from tests.support.bundles import write_bundle
 from tests.support.exchanges import Desk
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from mdp.plan import SubModelSpec
-from mdp.profile import LatencyPoint, Precision
-from partitioner import cost
+from mdp.formats.plan import SubModelSpec
+from mdp.formats.profile import LatencyPoint, Precision
+from partitioner.estimates import macs as cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,8 @@ class Formula:
     def predict_ms(self, spec: SubModelSpec, num_classes: int) -> float:
         """Milliseconds of one picture."""
         length = cost.tokens(spec)
-        # As often as each is read or written: `partitioner.latency_fit` tells them apart so.
+        # As often as each is read or written: `partitioner.estimates.latency_fit` tells them apart
+        # so.
         values = spec.depth * length * (32 * spec.embed_dim + 13 * cost.hidden_dim(spec))
         values += 4 * spec.depth * spec.num_heads * length**2 + 8 * 3 * spec.image_size**2
         heads = 2 * spec.embed_dim * num_classes

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from devices import agent
-from mdp.bundle import Bundle
-from mdp.crop import Pixels
-from mdp.fusion import Contribution
+from devices.agent import server as agent
+from mdp.formats.bundle import Bundle
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
 from mdp.transport import Router
 
 GIVE_UP_S = 60.0

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 from PIL import Image
 
-from mdp.crop import Pixels
+from mdp.pictures.crop import Pixels
 
 #: One colour per corner: upper left, upper right, lower left, lower right.
 CORNERS = ((200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30))

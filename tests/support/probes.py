@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from devices.probe_child import Failed, Here, Look, MeasureRun, Reply, Request, SustainRun
-from devices.probe_encoders import Encoder
-from devices.probe_point import Load, Measured, Run
-from mdp.crop import Pixels
-from mdp.fusion import Contribution
-from mdp.plan import SubModelSpec
+from devices.probe.child import Failed, Here, Look, MeasureRun, Reply, Request, SustainRun
+from devices.probe.encoders import Encoder
+from devices.probe.measure import Load, Measured, Run
+from mdp.formats.plan import SubModelSpec
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"

@@ -10,10 +10,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from mdp.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.files import write_json
-from mdp.profile import DeviceProfile, LatencyPoint, Provenance, read_profile
-from partitioner.gate import Way
+from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
+from mdp.formats.profile import DeviceProfile, LatencyPoint, Provenance, read_profile
+from partitioner.export.precision_choice import Way
 from tests.support.bundles import CHANNELS, LABELS, SIZES, colour_model, shape
 
 #: Of each class; 36 of all are for calibration, 90 for the test.

@@ -10,7 +10,7 @@ from typing import Self
 
 from PIL import Image
 
-from mdp.crop import Pixels
+from mdp.pictures.crop import Pixels
 
 USER, PASSWORD = "me", "s3cret"
 _JPEG = 26

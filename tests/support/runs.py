@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 
 from mdp.files import write_toml
-from mdp.plan import Assignment, Plan, PredictedMs, Region, SubModelSpec, TeacherSpec
-from mdp.profile import Link, read_profile
-from partitioner.progress import Progress
-from partitioner.settings import (
+from mdp.formats.plan import Assignment, Plan, PredictedMs, Region, SubModelSpec, TeacherSpec
+from mdp.formats.profile import Link, read_profile
+from partitioner.run.progress import Progress
+from partitioner.run.settings import (
     Asked,
     Augmentation,
     JointSchedule,

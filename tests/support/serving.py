@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from devices.agent import Agent
-from mdp.bundle import Bundle
-from mdp.crop import Pixels
-from mdp.fusion import Contribution
+from devices.agent.server import Agent
+from mdp.formats.bundle import Bundle
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
+from mdp.protocol.messages import Ask, Buffer, Failure, Infer, Result, Status, encode
 from mdp.transport import AgentKeys, Router
-from mdp.wire import Ask, Buffer, Failure, Infer, Result, Status, encode
 from tests.support.bundles import SIZES
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import ANY_PORT, PATIENCE_S, PLENTY_MS, until

@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from mdp.keys import KeyPair, load_pair, new_keys
-from mdp.transport import arrivals, new_pair, public_key_of
+from mdp.formats.keys import KeyPair, load_pair, new_keys
+from mdp.transport import new_pair, public_key_of
+from mdp.transport.admission import connection_rate as arrivals
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ import msgspec
 import numpy as np
 import onnx
 
-from mdp.bundle import MANIFEST, Bundle, model_path
-from mdp.crop import Pixels, crop
 from mdp.files import write_json
-from mdp.fleet import new_fleet
-from mdp.fusion import Contribution
-from mdp.keys import load_pair, new_keys
-from mdp.plan import Assignment
-from mdp.profile import Precision
+from mdp.formats.bundle import MANIFEST, Bundle, model_path
+from mdp.formats.fleet import new_fleet
+from mdp.formats.keys import load_pair, new_keys
+from mdp.formats.plan import Assignment
+from mdp.formats.profile import Precision
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels, crop
+from mdp.protocol.messages import Infer, Result, contribution_of, encode
 from mdp.transport import new_pair, public_key_of
-from mdp.wire import Infer, Result, contribution_of, encode
-from partitioner.quantize import quantised
+from partitioner.export.quantize import quantised
 from tests.support.bundles import colour_picture
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import ANY_PORT, PLENTY_MS, ROOT, AgentProcess
@@ -133,8 +133,8 @@ def pictures() -> list[Pixels]:
 
 def reference_bundle(folder: Path, precision: Precision, **changes: object) -> Bundle:
     """The reference plan with random weights in a precision, with `changes` of every assignment."""
-    from partitioner.export import export_untrained
-    from partitioner.progress import Progress
+    from partitioner.export.write import export_untrained
+    from partitioner.run.progress import Progress
 
     named = Bundle.open(REFERENCE).manifest
     export_untrained(named.plan, named.labels, folder, named.name, Progress(io.StringIO()))

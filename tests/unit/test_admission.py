@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from devices.admission import CAPACITY, Admission, Job
-from devices.clients import REMEMBERED
-from mdp.wire import Infer
+from devices.agent.clients import REMEMBERED
+from devices.agent.queue import CAPACITY, Admission, Job
+from mdp.protocol.messages import Infer
 
 INFER = Infer(request_id=1, digest="0" * 64, k=0, budget_ms=1.0, image_size=4, encoding="raw")
 MODEST = msgspec.structs.replace(INFER, digest="1" * 64)

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from devices.door import DESCRIPTORS
+from devices.access.watch import DESCRIPTORS
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ def test_room_is_made_as_far_as_it_may(before: tuple[int, int], after: int) -> N
     program = (
         "import resource\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {before})\n"
-        "from devices.door import make_room\n"
+        "from devices.access.watch import make_room\n"
         "make_room()\n"
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
     )

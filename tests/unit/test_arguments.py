@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mdp.async_client import AsyncClient
-from mdp.client import Client
+from mdp.client.aio import AsyncClient
+from mdp.client.sync import Client
 from mdp.errors import InputError
-from mdp.exchange import checked_deadline_ms
-from mdp.looking import checked_every_ms, glance_at
+from mdp.requests.capture import checked_every_ms, glance_at
+from mdp.requests.deadline import checked_deadline_ms
 
 #: Of any type, as a caller without a type checker may give them.
 CLIENTS: list[Any] = [Client, AsyncClient]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.transport import syn_filter
-from mdp.transport.arrivals import AT_ONCE, LONGEST_S, PER_S, Arrivals, network_of
-from mdp.transport.syn_filter import MOST_NETWORKS, Instruction, Network, program
+from mdp.transport.admission import syn_filter
+from mdp.transport.admission.connection_rate import AT_ONCE, LONGEST_S, PER_S, Arrivals, network_of
+from mdp.transport.admission.syn_filter import MOST_NETWORKS, Instruction, Network, program
 
 HOST, OTHER = "10.0.0.7", "10.0.0.8"
 SYN, ACK, RST = 0x02, 0x10, 0x04

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from mdp.bench import WARM_UP_REQUESTS, noise_picture, overhead_ms, percentiles, run_bench
+from mdp.cli.bench import WARM_UP_REQUESTS, noise_picture, overhead_ms, percentiles, run_bench
 from mdp.errors import DeadlineExceeded, MDPError
-from mdp.prediction import MemberTiming, Prediction
+from mdp.requests.prediction import MemberTiming, Prediction
 
 
 def prediction(latency_ms: float, *compute_ms: float, mode: Any = "stacked") -> Prediction:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
 from mdp.errors import ConfigError
 from mdp.files import MAX_JSON_BYTES, write_json
-from mdp.fusion import weights_for
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
+from mdp.fusion.fuse import weights_for
 from tests.support.bundles import (
     LABELS,
     change_assignment,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from devices.cameras import FolderCamera, check_source, open_camera, open_eyes
-from devices.source import Source, SourceError
+from devices.camera.capture import FolderCamera, check_source, open_camera, open_eyes
+from devices.camera.frames import Source, SourceError
 from mdp.errors import AgentError, InputError, PictureError
 from tests.support.bundles import colour_picture
 

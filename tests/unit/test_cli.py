@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from devices.cli import app as agent_app
-from mdp.answers import describe, failure, named, picture_files, shown
-from mdp.cli import _flat, app, status_table
+from devices.cli.main import app as agent_app
+from mdp.cli.answers import describe, failure, named, picture_files, shown
+from mdp.cli.main import _flat, app, status_table
+from mdp.client.status import DeviceStatus
 from mdp.errors import InputError
-from mdp.prediction import Prediction
-from mdp.status import DeviceStatus
+from mdp.requests.prediction import Prediction
 
 PREDICTION = Prediction(
     label="red",
@@ -78,7 +78,7 @@ def test_a_file_without_permission_is_left_to_its_own_error(
 
     (tmp_path / "picture.png").touch()
     monkeypatch.setattr("os.access", lambda *_, **__: False)
-    monkeypatch.setattr("mdp.cli.Client.connect", connect)
+    monkeypatch.setattr("mdp.cli.main.Client.connect", connect)
     result = CliRunner().invoke(app, ["classify", str(tmp_path / "picture.png"), "--fleet", "f"])
     assert result.exception is reached, result.output
 
@@ -161,7 +161,7 @@ def test_early_reaches_the_client(
         seen.append(options["early"])
         raise InputError("seen enough")
 
-    monkeypatch.setattr("mdp.cli.Client.connect", connect)
+    monkeypatch.setattr("mdp.cli.main.Client.connect", connect)
     picture = tmp_path / "picture.png"
     picture.touch()
     arguments = [part.format(picture=picture) for part in command]
@@ -179,7 +179,7 @@ def test_the_environment_may_name_the_fleet(monkeypatch: pytest.MonkeyPatch, com
         seen.append(fleet)
         raise InputError("seen enough")
 
-    monkeypatch.setattr("mdp.cli.Client.connect", connect)
+    monkeypatch.setattr("mdp.cli.main.Client.connect", connect)
     arguments = [command, *(["picture.png"] if command == "classify" else [])]
     for options in ([], ["--fleet", "other.toml"]):
         CliRunner().invoke(app, [*arguments, *options], env={"MDP_FLEET": "home.toml"})

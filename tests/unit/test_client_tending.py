@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mdp.client import Client
+from mdp.client.sync import Client
 
 
 class Bench:

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from devices import computing
-from devices.admission import Job
-from devices.computing import TOLERATED_FAILURES, Computing, apart, together
-from devices.ledger import Ledger
-from devices.replies import Replies
-from devices.service import Candidate, Service, Shelf
-from mdp.bundle import Bundle
-from mdp.crop import Pixels
+from devices.agent import executor as computing
+from devices.agent.bundles import Candidate, Service, Shelf
+from devices.agent.counters import Ledger
+from devices.agent.executor import TOLERATED_FAILURES, Computing, apart, together
+from devices.agent.queue import Job
+from devices.agent.replies import Replies
 from mdp.errors import AgentError
-from mdp.fusion import Contribution
-from mdp.plan import Encoding
-from mdp.wire import Buffer, Failure, Infer, Message, Result, contribution_of, decode
+from mdp.formats.bundle import Bundle
+from mdp.formats.plan import Encoding
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
+from mdp.protocol.messages import Buffer, Failure, Infer, Message, Result, contribution_of, decode
 from tests.support.bundles import SIZES, write_bundle
 
 SIZE = SIZES[0]
@@ -279,9 +279,9 @@ def test_heads_that_disagree_about_the_number_are_refused() -> None:
 
 def test_nothing_in_serving_or_asking_reads_a_clock_that_may_jump() -> None:
     """Deadlines, queues and graces count on the monotonic clock alone."""
-    root = Path(computing.__file__).parents[1]
+    root = Path(computing.__file__).parents[2]
     wall = ("time.time(", "time_ns(", "datetime.now", "utcnow", "localtime", "gmtime")
-    files = [*root.glob("mdp/**/*.py"), *root.glob("devices/*.py")]
+    files = [*root.glob("mdp/**/*.py"), *root.glob("devices/**/*.py")]
     users = {file.name for file in files if any(call in file.read_text() for call in wall)}
     # Keys expire by date, the audit log has dates, and the probe writes one into a profile.
-    assert users == {"audit.py", "door.py", "probe_command.py"}
+    assert users == {"audit.py", "watch.py", "probe.py"}

@@ -1,7 +1,7 @@
 """Whose connections these are, and which one has to go. No sockets."""
 
-from mdp.transport.connections import Connections
-from mdp.transport.door import Visitor
+from mdp.transport.admission.connections import Connections
+from mdp.transport.admission.pending import Visitor
 
 
 def anybody(visitor: Visitor) -> bool:

@@ -14,7 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mdp.crop import (
+from mdp.errors import PictureError
+from mdp.formats.plan import MIN_REGION, Region
+from mdp.pictures.crop import (
     MAX_PIXELS,
     MAX_SCANS,
     Pixels,
@@ -24,8 +26,6 @@ from mdp.crop import (
     load_picture,
     region_box,
 )
-from mdp.errors import PictureError
-from mdp.plan import MIN_REGION, Region
 from tests.support.fleet import PATIENCE_S
 from tests.support.pictures import (
     chunk,
@@ -81,7 +81,7 @@ def test_a_jpeg_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     data = encode_jpeg(four_corners())
     same = load_picture(file(tmp_path, data))
     np.testing.assert_array_equal(pixels_of(piped(data)), pixels_of(same))
-    monkeypatch.setattr("mdp.crop.MAX_PIPE_BYTES", len(data) - 1)
+    monkeypatch.setattr("mdp.pictures.crop.MAX_PIPE_BYTES", len(data) - 1)
     with pytest.raises(PictureError, match=r"/dev/fd/\d+: expected at most \d+ bytes from a pipe"):
         piped(data)
 
@@ -305,14 +305,14 @@ def test_a_header_that_takes_long_keeps_no_other_picture_waiting(
 
 def test_broken_tags_are_not_told_on_the_application_s_stderr(tmp_path: Path) -> None:
     path = file(tmp_path, with_segments(JPEG, exif_that_warns(100)))
-    code = "import sys, mdp.crop; mdp.crop.load_picture(sys.argv[1])"
+    code = "import sys, mdp.pictures.crop; mdp.pictures.crop.load_picture(sys.argv[1])"
     command = [sys.executable, "-c", code, str(path)]
     assert subprocess.run(command, check=True, capture_output=True).stderr == b""
 
 
 _PEAK = """
 import pathlib, sys
-from mdp.crop import load_picture
+from mdp.pictures.crop import load_picture
 # Not the maximum of getrusage, which begins with the parent's.
 def peak():
     return int(pathlib.Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
@@ -343,7 +343,7 @@ def test_a_picture_whose_decoder_takes_much_memory_is_refused(
 ) -> None:
     path = file(tmp_path, encoded(NOISE, format_, **options))
     load_picture(path, smallest_side=8)
-    monkeypatch.setattr("mdp.crop.MAX_DECODED_BYTES", 64 * 64 * 5)
+    monkeypatch.setattr("mdp.pictures.crop.MAX_DECODED_BYTES", 64 * 64 * 5)
     with pytest.raises(PictureError, match=f"at most 0 MB while it is decoded, got .*{format_}"):
         load_picture(path, smallest_side=8)
 
@@ -351,8 +351,8 @@ def test_a_picture_whose_decoder_takes_much_memory_is_refused(
 def test_a_large_picture_is_reduced_to_the_same_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mdp.crop.LARGE_PIXELS", 99_999)
-    monkeypatch.setattr("mdp.crop._BAND_PIXELS", 10_000)
+    monkeypatch.setattr("mdp.pictures.crop.LARGE_PIXELS", 99_999)
+    monkeypatch.setattr("mdp.pictures.crop._BAND_PIXELS", 10_000)
     pixels = four_corners(420, 430)
     clear = Image.fromarray(pixels).convert("RGBA")
     clear.putalpha(Image.new("L", clear.size, 128))

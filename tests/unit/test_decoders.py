@@ -7,9 +7,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from mdp import decoders
-from mdp.decoders import LARGE_BYTES, NOT_DECODED, Decoders, Decoding, memory_for
 from mdp.errors import PictureError
+from mdp.pictures import decoders
+from mdp.pictures.decoders import LARGE_BYTES, NOT_DECODED, Decoders, Decoding, memory_for
 from tests.support.fleet import PATIENCE_S, until
 
 

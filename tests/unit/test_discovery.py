@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdp.bundle import Bundle
-from mdp.discovery import (
+from mdp.discovery.announcements import (
     Candidate,
     Found,
     LeftOut,
@@ -20,9 +19,10 @@ from mdp.discovery import (
     texts_of,
 )
 from mdp.files import read_toml
-from mdp.fleet import Fleet
-from mdp.keys import fingerprint
-from mdp.plan import MAX_MEMBERS
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet
+from mdp.formats.keys import fingerprint
+from mdp.formats.plan import MAX_MEMBERS
 from tests.support.bundles import write_bundle
 
 #: Any 32 bytes are somebody's public key.

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mdp.early import EarlyBounds, EarlyRule, Pull, early_pairs, lead, part_of
-from mdp.fusion import (
+from mdp.fusion.early_exit import EarlyBounds, EarlyRule, Pull, early_pairs, lead, part_of
+from mdp.fusion.fuse import (
     Contribution,
     Fusion,
     FusionWeights,

@@ -5,8 +5,8 @@ import inspect
 import pytest
 
 from mdp import errors
+from mdp.cli.demo import DemoFailed
 from mdp.console import Interrupted
-from mdp.demo import DemoFailed
 
 CLASSES = [
     kind

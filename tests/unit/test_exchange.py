@@ -7,13 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 
+from mdp.client.crops import Cutter
 from mdp.errors import DeadlineExceeded, InputError, QuorumNotMet
-from mdp.exchange import MAX_DEADLINE_MS, checked_deadline_ms, reserve_s
-from mdp.fusion import Contribution
-from mdp.health import FIRST_REST_S, TOLERATED_STRIKES
-from mdp.plan import Region
-from mdp.views import Cutter
-from mdp.wire import (
+from mdp.formats.plan import Region
+from mdp.fusion.fuse import Contribution
+from mdp.protocol.messages import (
     Ask,
     Failure,
     FailureCode,
@@ -23,6 +21,8 @@ from mdp.wire import (
     encode,
     logits_buffer,
 )
+from mdp.requests.deadline import MAX_DEADLINE_MS, checked_deadline_ms, reserve_s
+from mdp.requests.health import FIRST_REST_S, TOLERATED_STRIKES
 from tests.support.bundles import (
     LABELS,
     SIZES,

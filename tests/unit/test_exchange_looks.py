@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mdp.fusion import Contribution
-from mdp.looking import Glance, glance_at
-from mdp.wire import Failure, Look, Seen, decode, logits_buffer
+from mdp.fusion.fuse import Contribution
+from mdp.protocol.messages import Failure, Look, Seen, decode, logits_buffer
+from mdp.requests.capture import Glance, glance_at
 from tests.support.bundles import LABELS, write_bundle
 from tests.support.exchanges import Desk
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace as changed
 
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
-from mdp.prediction import Prediction
+from mdp.requests.prediction import Prediction
 from tests.support.fault_promises import (
     Call,
     Fleetwise,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mdp.bundle import Bundle
 from mdp.errors import ConfigError, InputError
-from mdp.fleet import Fleet, FleetEntry, agent_keys, exposed, new_fleet, read_fleet
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, FleetEntry, agent_keys, exposed, new_fleet, read_fleet
 from tests.support.bundles import write_bundle
 
 ALPHA = '{ device = "alpha", address = "tcp://10.0.0.7:7500", k = 0 }'

@@ -36,12 +36,12 @@ def test_the_client_needs_neither_torch_nor_onnxruntime_nor_a_command_line() -> 
 @pytest.mark.parametrize(
     "module",
     [
-        "mdp.cli",
+        "mdp.cli.main",
         "devices",
-        "devices.agent",
-        "devices.admission",
-        "devices.cli",
-        "devices.probe_child",
+        "devices.agent.server",
+        "devices.agent.queue",
+        "devices.cli.main",
+        "devices.probe.child",
     ],
 )
 def test_neither_command_line_nor_agent_load_torch_or_onnxruntime(module: str) -> None:
@@ -50,7 +50,7 @@ def test_neither_command_line_nor_agent_load_torch_or_onnxruntime(module: str) -
 
 
 def test_the_runtime_loads_onnxruntime_only_when_it_is_made() -> None:
-    assert "onnxruntime" not in loaded_by("import devices.runtime")
+    assert "onnxruntime" not in loaded_by("import devices.runtime.base")
 
 
 def test_all_is_what_the_package_shows() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import ValidationError, convert
 
-from mdp.fusion import (
+from mdp.fusion.fuse import (
     Contribution,
     Fusion,
     FusionWeights,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.health import (
+from mdp.requests.health import (
     FIRST_REST_S,
     LONGEST_PROBATION,
     LONGEST_REST_S,

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.hedging import BURST, ENOUGH, RECENT, Bucket, RoundTrips
+from mdp.requests.hedging import BURST, ENOUGH, RECENT, Bucket, RoundTrips
 
 
 def test_a_new_client_may_hedge_at_once_and_then_earns_one_in_twenty() -> None:

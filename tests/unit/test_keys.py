@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mdp.errors import ConfigError, InputError
-from mdp.keys import (
+from mdp.formats.keys import (
     AllowedClient,
     KeyFile,
     KeyPair,

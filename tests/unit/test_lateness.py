@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdp.health import (
+from mdp.requests.health import (
     FORGIVEN_BY_ANSWER,
     LONGEST_PROBATION,
     LONGEST_REST_S,
     SETTLED_AFTER,
     TOLERATED_STRIKES,
 )
-from mdp.lateness import FIRST_PAUSE_S, OVERDUE, Late, Lateness
+from mdp.requests.latency import FIRST_PAUSE_S, OVERDUE, Late, Lateness
 from tests.support.bundles import write_bundle
 from tests.support.late_calls import USUAL_S, late_in, play
 

@@ -1,6 +1,6 @@
 """What is counted, and when people are told."""
 
-from devices.ledger import REPORT_EVERY_S, Ledger
+from devices.agent.counters import REPORT_EVERY_S, Ledger
 
 NEVER = float("inf")
 

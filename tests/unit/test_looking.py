@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from mdp.errors import InputError
-from mdp.fusion import Contribution
-from mdp.looking import Glance, Sight, checked_every_ms, glance_at
-from mdp.session import Arrival
+from mdp.fusion.fuse import Contribution
+from mdp.requests.capture import Glance, Sight, checked_every_ms, glance_at
+from mdp.requests.session import Arrival
 
 
 def test_the_newest_frame_is_zero_ms_ago_whenever_the_request_leaves() -> None:

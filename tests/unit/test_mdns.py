@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from mdp import mdns
+from mdp.discovery import mdns
+from mdp.discovery.mdns import Announcer, addresses_behind, listen
 from mdp.errors import AgentError, InputError
-from mdp.mdns import Announcer, addresses_behind, listen
 
 
 def test_an_agent_is_announced_only_where_it_can_be_reached(

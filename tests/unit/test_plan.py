@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from mdp.errors import ConfigError
 from mdp.files import write_toml
-from mdp.plan import MAX_MEMBERS, Assignment, NetworkSpec, Plan, read_plan
+from mdp.formats.plan import MAX_MEMBERS, Assignment, NetworkSpec, Plan, read_plan
 from tests.support.bundles import colour_plan
 
 

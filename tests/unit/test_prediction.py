@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from mdp import early, prediction
-from mdp.bundle import FUSION, MANIFEST, Bundle, file_entry
-from mdp.early import EarlyBounds, EarlyRule
 from mdp.errors import DeadlineExceeded, QuorumNotMet
-from mdp.fusion import Contribution, Fusion, probabilities
-from mdp.prediction import TOP_K, Judge, Prediction, likeliest, no_answer
-from mdp.session import Arrival, Finish
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
+from mdp.fusion import early_exit as early
+from mdp.fusion.early_exit import EarlyBounds, EarlyRule
+from mdp.fusion.fuse import Contribution, Fusion, probabilities
+from mdp.requests import prediction
+from mdp.requests.prediction import TOP_K, Judge, Prediction, likeliest, no_answer
+from mdp.requests.session import Arrival, Finish
 from tests.support.bundles import (
     DEVICES,
     LABELS,

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from devices.probe import Probe, Wishes
-from devices.probe_child import Failed, Look, MeasureRun, SustainRun
-from devices.probe_encoders import Encoder
-from devices.probe_plan import best_provider
+from devices.probe.child import Failed, Look, MeasureRun, SustainRun
+from devices.probe.encoders import Encoder
+from devices.probe.run import Probe, Wishes
+from devices.probe.schedule import best_provider
 from mdp.errors import AgentError
 from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, latency_of
 

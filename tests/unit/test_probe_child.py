@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from devices.probe_child import Failed, _ending, serve
+from devices.probe.child import Failed, _ending, serve
 
 REPLY = msgspec.json.Decoder(Failed)
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from devices.cli import app
+from devices.cli.main import app
 from mdp.errors import InputError
 
 

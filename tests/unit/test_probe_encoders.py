@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from devices.probe_encoders import (
+from devices.probe.encoders import (
     GRAPHS,
     INDEX,
     Encoder,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.probe_link import (
+from devices.probe.link import (
     REPEATED,
     ROUND_TRIPS,
     SIDES,
@@ -15,7 +15,7 @@ from devices.probe_link import (
     peer_keys,
 )
 from mdp.errors import InputError
-from mdp.wire import MIN_FRAME_BYTES, Ask, Infer, Message
+from mdp.protocol.messages import MIN_FRAME_BYTES, Ask, Infer, Message
 
 
 def line(bits_per_second: float, round_trip_s: float, sent: list[int]) -> Callable[..., float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.probe_machine import (
+from devices.machine import (
     Machine,
     NvidiaMachine,
     ask_nvidia,

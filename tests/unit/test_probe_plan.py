@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from devices.probe_plan import (
+from devices.probe.schedule import (
     BATCH,
     Backend,
     backends,

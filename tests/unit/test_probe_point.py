@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from devices.probe_point import (
+from devices.probe.measure import (
     MIN_RUNS,
     Surroundings,
     assignment_of,

@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from devices.probe import Probe, Taken, Wishes
-from devices.probe_link import MeasuredLink
-from devices.probe_point import Run
-from devices.probe_profile import Device, profile_of
-from devices.probe_report import meaning, report, throttling, warnings
+from devices.probe.link import MeasuredLink
+from devices.probe.measure import Run
+from devices.probe.profile import Device, profile_of
+from devices.probe.report import meaning, report, throttling, warnings
+from devices.probe.run import Probe, Taken, Wishes
 from mdp.errors import AgentError
 from mdp.files import write_toml
-from mdp.profile import DeviceProfile, Sustained, read_profile
+from mdp.formats.profile import DeviceProfile, Sustained, read_profile
 from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, measured, spec
 
 DEVICE = Device(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mdp.errors import ConfigError
-from mdp.profile import read_profile, shipped_profiles
+from mdp.formats.profile import read_profile, shipped_profiles
 
 NAMES = ("desktop-gpu", "jetson-orin-nano", "laptop-cpu", "n100", "raspberry-pi-5")
 

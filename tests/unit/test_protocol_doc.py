@@ -1,4 +1,4 @@
-"""docs/protocol.md and mdp/wire.py say the same."""
+"""docs/protocol.md and mdp/protocol/messages.py say the same."""
 
 import re
 from pathlib import Path
@@ -6,8 +6,9 @@ from typing import get_args
 
 import pytest
 
-from mdp import wire
-from mdp.transport import door, sockets, zap
+from mdp.protocol import messages as wire
+from mdp.transport import sockets, zap
+from mdp.transport.admission import pending as door
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 KINDS = (

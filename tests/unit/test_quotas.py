@@ -1,8 +1,8 @@
 """What limited clients may use, and how often an audit log writes. No clocks, no files."""
 
-from devices.audit import Rate
-from devices.quotas import Quotas
-from mdp.keys import Limits
+from devices.access.audit import Rate
+from devices.agent.quotas import Quotas
+from mdp.formats.keys import Limits
 
 
 def test_a_client_without_limits_uses_what_it_likes() -> None:

@@ -5,12 +5,18 @@ from typing import get_args
 
 import pytest
 
-from mdp.exchange import BACKLOGGED
-from mdp.health import FIRST_REST_S, LONGEST_REST_S, TOLERATED_STRIKES, UNREACHABLE, UNSTEADY
-from mdp.monotony import DIFFERENT_CROPS
-from mdp.session import LATE, NO_TIME, NOT_NEEDED, PROBATION
+from mdp.client.dispatcher import BACKLOGGED
+from mdp.protocol.messages import FailureCode
+from mdp.requests.health import (
+    FIRST_REST_S,
+    LONGEST_REST_S,
+    TOLERATED_STRIKES,
+    UNREACHABLE,
+    UNSTEADY,
+)
+from mdp.requests.session import LATE, NO_TIME, NOT_NEEDED, PROBATION
+from mdp.requests.stuck_output import DIFFERENT_CROPS
 from mdp.transport.dealer import CONNECT_MS, RECONNECT_MS
-from mdp.wire import FailureCode
 from tests.support.fault_table import FAULTS
 from tests.support.fleet import ROOT
 

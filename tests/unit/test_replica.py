@@ -2,7 +2,7 @@
 
 import math
 
-from mdp.replica import Replica
+from mdp.requests.replica_stats import Replica
 
 
 def asked_and_answered(replica: Replica, turn: int, took_s: float, observe: bool = False) -> None:

@@ -4,11 +4,11 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from mdp.health import TOLERATED_STRIKES
-from mdp.hedging import ENOUGH
-from mdp.ranked import Ranked
-from mdp.roster import HEARTBEAT_S, LOOKED_AT, Roster
-from mdp.session import PROBATION, Send
+from mdp.requests.health import TOLERATED_STRIKES
+from mdp.requests.hedging import ENOUGH
+from mdp.requests.ranked import Ranked
+from mdp.requests.replicas import HEARTBEAT_S, LOOKED_AT, Roster
+from mdp.requests.session import PROBATION, Send
 
 PAIR = {0: ["a", "b"]}
 UNTIL_S = 1.0

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from devices.renewal import Found, Refused, Renewal, Same, prepared
-from devices.service import (
+from devices.agent.bundles import (
     Candidate,
     Service,
     Shelf,
@@ -17,11 +16,12 @@ from devices.service import (
     measure_batches,
     wrong_bundle,
 )
-from mdp.bundle import Bundle
-from mdp.crop import Pixels
+from devices.agent.reload import Found, Refused, Renewal, Same, prepared
 from mdp.errors import AgentError, ConfigError
-from mdp.fusion import Contribution
-from mdp.wire import Infer
+from mdp.formats.bundle import Bundle
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
+from mdp.protocol.messages import Infer
 from tests.support.bundles import SIZES, write_bundle
 
 MB = 1_000_000

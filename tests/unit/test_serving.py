@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from devices import serving
-from devices.serving import Serving
-from mdp.bundle import Bundle
+from devices.agent import options as serving
+from devices.agent.options import Serving
 from mdp.errors import AgentError, ConfigError
-from mdp.plan import Assignment
+from mdp.formats.bundle import Bundle
+from mdp.formats.plan import Assignment
 from tests.support.bundles import change_assignment, write_bundle
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from mdp.fusion import Contribution
-from mdp.session import (
+from mdp.fusion.fuse import Contribution
+from mdp.requests.session import (
     LATE,
     NO_TIME,
     NOT_NEEDED,

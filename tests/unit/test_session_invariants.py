@@ -17,19 +17,13 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from mdp.bundle import Bundle
-from mdp.early import part_of
-from mdp.exchange import Answer, Exchange, reserve_s
-from mdp.fleet import Fleet, FleetEntry
-from mdp.fusion import Contribution, FusionWeights, fuse
-from mdp.health import SETTLED_AFTER, TOLERATED_STRIKES
-from mdp.hedging import BURST
-from mdp.prediction import Prediction
-from mdp.roster import NO_TIME_THERE
-from mdp.session import NOT_NEEDED
-from mdp.transport import Connected, Disconnected, Received
-from mdp.views import Cutter, View
-from mdp.wire import (
+from mdp.client.crops import Cutter, View
+from mdp.client.dispatcher import Answer, Exchange
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, FleetEntry
+from mdp.fusion.early_exit import part_of
+from mdp.fusion.fuse import Contribution, FusionWeights, fuse
+from mdp.protocol.messages import (
     Ask,
     Buffer,
     Failure,
@@ -42,6 +36,13 @@ from mdp.wire import (
     encode,
     logits_buffer,
 )
+from mdp.requests.deadline import reserve_s
+from mdp.requests.health import SETTLED_AFTER, TOLERATED_STRIKES
+from mdp.requests.hedging import BURST
+from mdp.requests.prediction import Prediction
+from mdp.requests.replicas import NO_TIME_THERE
+from mdp.requests.session import NOT_NEEDED
+from mdp.transport import Connected, Disconnected, Received
 from tests.support.bundles import (
     LABELS,
     colour_picture,

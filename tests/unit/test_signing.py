@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from devices.serving import Serving
-from mdp.bundle import FUSION, MANIFEST, Bundle, model_path
+from devices.agent.options import Serving
 from mdp.errors import ConfigError, InputError, MDPError
-from mdp.signing import (
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, model_path
+from mdp.formats.signing import (
     SIGNATURE,
     BundleKey,
     fingerprint,

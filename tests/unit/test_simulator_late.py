@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.simulator_late import End, woken_late_s
-from partitioner.spread import CLIENT_FUSE_MS
+from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 
 #: It is decided 2 ms before, and fused after that.
 DEADLINE_MS, DECIDED_MS = 10.0, 8.0 + CLIENT_FUSE_MS

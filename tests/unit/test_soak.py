@@ -24,10 +24,10 @@ from benchmarks.soak_pictures import (
     write_colour_bundle,
 )
 from benchmarks.soak_watch import Held, grown, slope_per_hour, trends
-from mdp.bundle import Bundle, model_path
 from mdp.errors import DeadlineExceeded
-from mdp.fusion import Contribution, arrival_subsets, fuse, probabilities, weights_for
-from mdp.prediction import Prediction
+from mdp.formats.bundle import Bundle, model_path
+from mdp.fusion.fuse import Contribution, arrival_subsets, fuse, probabilities, weights_for
+from mdp.requests.prediction import Prediction
 
 COLOURS = LEVELS**3
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from devices.source import (
+from devices.camera.frames import (
     FIRST_REST_S,
     LONGEST_REST_S,
     RING_BYTES,
@@ -25,9 +25,9 @@ from devices.source import (
     parse_source,
     view_of,
 )
-from mdp.crop import Pixels
 from mdp.errors import InputError, PictureError
-from mdp.plan import Region
+from mdp.formats.plan import Region
+from mdp.pictures.crop import Pixels
 from tests.support.bundles import SIZES, colour_picture, colour_plan
 from tests.support.exchanges import Clock
 
@@ -338,7 +338,7 @@ def test_the_thread_looks_until_it_is_told_to_stop(camera: ToyCamera, looking: E
 def test_a_camera_that_hangs_keeps_nobody_waiting(
     camera: ToyCamera, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("devices.source.LEAVE_S", 0.01)
+    monkeypatch.setattr("devices.camera.frames.LEAVE_S", 0.01)
     hangs, released = threading.Event(), threading.Event()
 
     def grab() -> None:

@@ -5,10 +5,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from mdp.bundle import Bundle
-from mdp.fleet import FleetEntry
-from mdp.status import device_status
-from mdp.wire import State, Status, answered_by
+from mdp.client.status import device_status
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import FleetEntry
+from mdp.protocol.messages import State, Status, answered_by
 from tests.support.bundles import write_bundle
 
 ENTRY = FleetEntry(device="beta/attic", address="tcp://10.0.0.8:7500", k=1, key="0" * 40)

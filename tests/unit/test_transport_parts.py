@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from zmq.utils import z85
 
 from mdp.transport import zap
-from mdp.transport.door import Door, Visitor
+from mdp.transport.admission.pending import Door, Visitor
+from mdp.transport.admission.tcp_peers import visitor_at
 from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, QUESTION, mechanism_of
-from mdp.transport.visitors import visitor_at
 
 KEY = bytes(range(32))
 TEXT = z85.encode(KEY).decode()

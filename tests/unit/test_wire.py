@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mdp import wire
 from mdp.errors import WireError
-from mdp.fusion import Contribution
-from mdp.wire import (
+from mdp.fusion.fuse import Contribution
+from mdp.protocol import messages as wire
+from mdp.protocol.messages import (
     MAX_HEADER_BYTES,
     Ask,
     Buffer,

@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from mdp.bundle import Bundle
 from mdp.errors import ConfigError, MDPError
-from partitioner.assemble import read_map, read_names, rows_of
-from partitioner.assemble_command import assemble
-from partitioner.families import Backbone, FamilyMember, create
+from mdp.formats.bundle import Bundle
+from partitioner.assembly.members import read_map, read_names, rows_of
+from partitioner.cli.assemble import assemble
+from partitioner.networks.families import Backbone, FamilyMember, create
 from tests.support.trees import CLASSES, write_tree
 
 pytestmark = pytest.mark.torch
@@ -138,7 +138,7 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
 
 
 def test_own_heads_are_kept_apart_and_quantised(parts: Path, tmp_path: Path, tree: Path) -> None:
-    from partitioner.sessions import contribution, open_session
+    from partitioner.export.sessions import contribution, open_session
 
     bundle = run(parts, tmp_path, tree, VIT_MODEL | {"precision": "int8-static"})
     assert bundle.manifest.plan.assignments[0].spec.precision == "int8-static"
@@ -224,7 +224,7 @@ def test_a_labels_file_names_a_class_on_each_line(tmp_path: Path, text: str) -> 
 def test_a_bundle_of_networks_can_be_quantised_but_not_trained(
     parts: Path, tmp_path: Path, tree: Path
 ) -> None:
-    from partitioner.accuracy_records import members_of
+    from partitioner.estimates.accuracy_records import members_of
 
     bundle = run(parts, tmp_path, tree, CONV_MODEL)
     with pytest.raises(ConfigError, match="expected a plain ViT"):

@@ -8,8 +8,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner.augment import Augmenter, mix, own_randomness  # noqa: E402
-from partitioner.settings import Augmentation  # noqa: E402
+from partitioner.data.augment import Augmenter, mix, own_randomness  # noqa: E402
+from partitioner.run.settings import Augmentation  # noqa: E402
 
 pytestmark = pytest.mark.torch
 MUCH = Augmentation(

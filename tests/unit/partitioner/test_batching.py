@@ -3,9 +3,9 @@
 import pytest
 from msgspec.structs import replace
 
-from mdp.plan import Plan, PredictedMs, Replica
-from mdp.profile import DeviceProfile, LatencyPoint, read_profile
-from partitioner.batching import batch_shares, with_batches
+from mdp.formats.plan import Plan, PredictedMs, Replica
+from mdp.formats.profile import DeviceProfile, LatencyPoint, read_profile
+from partitioner.estimates.batching import batch_shares, with_batches
 from tests.support.bundles import colour_plan
 
 

@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.plan import PLANNED_MEMBERS, Region
-from partitioner.accuracy_law import WHOLE, AccuracyLaw, capability_of
-from partitioner.candidates import Candidate, Device, evaluate_device, fitted_ways
-from partitioner.choose import choose
-from partitioner.expectation import Objective, exact_arrivals
-from partitioner.grid import REGIONS, make_choices, sub_model_grid
-from partitioner.predictor import Predictor, predictor_for, shipped_law
-from partitioner.seats import Limits, Seat, Seats, energy_of
+from mdp.formats.plan import PLANNED_MEMBERS, Region
+from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
+from partitioner.estimates.accuracy_law import WHOLE, AccuracyLaw, capability_of
+from partitioner.planner.availability import Objective, exact_arrivals
+from partitioner.planner.candidates import Candidate, Device, evaluate_device, fitted_ways
+from partitioner.planner.design_space import REGIONS, make_choices, sub_model_grid
+from partitioner.planner.local_search import choose
+from partitioner.planner.placement import Limits, Seat, Seats, energy_of
 from tests.unit.partitioner.test_search import TINY, device
 
 PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)

@@ -13,14 +13,14 @@ import onnx
 import pytest
 import typer
 
-import mdp.cli
-from mdp.bundle import Bundle, model_path
+import mdp.cli.main
 from mdp.files import write_toml
-from mdp.plan import read_plan
-from mdp.profile import read_profile
-from partitioner import cli
-from partitioner.data import open_dataset
-from partitioner.sessions import contribution, open_member
+from mdp.formats.bundle import Bundle, model_path
+from mdp.formats.plan import read_plan
+from mdp.formats.profile import read_profile
+from partitioner.cli import main as cli
+from partitioner.data.datasets import open_dataset
+from partitioner.export.sessions import contribution, open_member
 from tests.support.bundles import write_bundle
 from tests.support.quantised import profile_of, write_colours
 from tests.support.runs import SHARED_ARGS, SHARED_MS, tiny_plan, write_profiles
@@ -56,7 +56,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 def test_help_needs_no_torch() -> None:
     code = (
         "import sys\n"
-        "import partitioner.cli\n"
+        "import partitioner.cli.main\n"
         "heavy = {'torch', 'timm', 'onnx', 'onnxruntime', 'sklearn'}\n"
         "print(sorted(heavy & sys.modules.keys()))"
     )
@@ -82,7 +82,7 @@ def test_without_the_partition_extra_one_line_says_what_to_install(
         "import importlib.util, sys\n"
         "hidden = ['torch', 'timm', 'onnx', 'onnxruntime', 'sklearn', 'scipy', 'safetensors']\n"
         "sys.modules.update(dict.fromkeys(hidden))\n"
-        f"from {program}.cli import main\n"
+        f"from {program}.cli.main import main\n"
         "main()"
     )
     done = subprocess.run(
@@ -108,7 +108,7 @@ def test_every_command_has_help_with_an_example(run: Run, command: str) -> None:
     assert "--json" in out
 
 
-@pytest.mark.parametrize("app", [cli.app, mdp.cli.app], ids=["mdp-partition", "mdp"])
+@pytest.mark.parametrize("app", [cli.app, mdp.cli.main.app], ids=["mdp-partition", "mdp"])
 def test_every_option_says_what_it_is(app: typer.Typer) -> None:
     def options(command: Any, path: str) -> Iterator[tuple[str, str | None]]:
         for name, inner in getattr(command, "commands", {}).items():

@@ -11,20 +11,20 @@ import pytest
 
 from mdp.errors import InputError, PlanRefused
 from mdp.files import write_toml
-from mdp.plan import read_plan
-from mdp.profile import DeviceProfile, Link
-from partitioner.accuracy_law import capability_of
-from partitioner.candidates import Candidate, Device, evaluate_device
-from partitioner.choose import choose
-from partitioner.deadline import deadline_ms
-from partitioner.expectation import Objective, exact_arrivals
-from partitioner.explain import explain
-from partitioner.network import Port, through_port, waits_ms
-from partitioner.pareto import pareto, plan_with_accuracy
-from partitioner.planning import PlanOptions
-from partitioner.problem import make_problem
-from partitioner.search import make_plan, plan_within
-from partitioner.seats import Limits, bytes_of, settled
+from mdp.formats.plan import read_plan
+from mdp.formats.profile import DeviceProfile, Link
+from partitioner.estimates.accuracy_law import capability_of
+from partitioner.estimates.network import Port, through_port, waits_ms
+from partitioner.planner.availability import Objective, exact_arrivals
+from partitioner.planner.candidates import Candidate, Device, evaluate_device
+from partitioner.planner.deadline import deadline_ms
+from partitioner.planner.explain import explain
+from partitioner.planner.local_search import choose
+from partitioner.planner.make_plan import PlanOptions
+from partitioner.planner.pareto import pareto, plan_with_accuracy
+from partitioner.planner.placement import Limits, bytes_of, settled
+from partitioner.planner.problem import make_problem
+from partitioner.planner.search import make_plan, plan_within
 from tests.unit.partitioner.test_choose import PREDICTOR, some_devices
 from tests.unit.partitioner.test_search import TINY, check, device
 

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner.compute import own_threads, quicker_autocast, training_device  # noqa: E402
+from partitioner.training.compute import own_threads, quicker_autocast, training_device  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 def test_threads_are_as_asked_and_wait_asleep() -> None:
     code = (
         "import os\n"
-        "from partitioner.compute import use_threads\n"
+        "from partitioner.training.compute import use_threads\n"
         "use_threads(1)\n"
         "import torch\n"
         "print(torch.get_num_threads(), os.environ['OMP_WAIT_POLICY'])"

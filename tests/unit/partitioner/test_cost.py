@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.plan import SubModelSpec
-from mdp.profile import Precision
-from partitioner import cost
+from mdp.formats.plan import SubModelSpec
+from mdp.formats.profile import Precision
+from partitioner.estimates import macs as cost
 from tests.support.latencies import spec_from
 
 SHAPES = [
@@ -24,7 +24,7 @@ SHAPES = [
 @pytest.mark.torch
 @pytest.mark.parametrize("shape", SHAPES)
 def test_parameters_are_those_of_the_built_sub_model(shape: tuple[Any, ...]) -> None:
-    from partitioner.submodel import SubModel
+    from partitioner.networks.submodel import SubModel
 
     spec = spec_from(*shape)
     built = SubModel(spec, 7)
@@ -38,7 +38,7 @@ def test_macs_are_those_that_torch_counts(shape: tuple[Any, ...]) -> None:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from partitioner.submodel import SubModel
+    from partitioner.networks.submodel import SubModel
 
     spec = spec_from(*shape)
     built = SubModel(spec, 7).eval()
@@ -102,8 +102,8 @@ def exported() -> Callable[[tuple[Any, ...]], bytes]:
     """fp32 ONNX of a shape with seven classes, as it is served, every weight different."""
     import torch
 
-    from partitioner.export import ServedMember, to_onnx
-    from partitioner.submodel import SubModel
+    from partitioner.export.write import ServedMember, to_onnx
+    from partitioner.networks.submodel import SubModel
 
     @functools.cache
     def export(shape: tuple[Any, ...]) -> bytes:
@@ -145,7 +145,7 @@ def test_the_exported_graph_is_counted_exactly(
 def test_the_quantised_graph_is_counted_exactly(
     exported: Callable[[tuple[Any, ...]], bytes], shape: tuple[Any, ...], precision: Precision
 ) -> None:
-    from partitioner.quantize import quantised
+    from partitioner.export.quantize import quantised
     from tests.support import graphs
 
     pixels = np.random.default_rng(0).integers(0, 256, (32, shape[0], shape[0], 3), dtype=np.uint8)

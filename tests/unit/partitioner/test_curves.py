@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from mdp.errors import InputError
-from partitioner.curves import draw_curves
-from partitioner.run_folder import RunFolder
+from partitioner.run.curves import draw_curves
+from partitioner.run.folder import RunFolder
 
 SVG = "{http://www.w3.org/2000/svg}"
 TEACHER = [{"loss": 2.0, "seconds": 1.5}, {"loss": 1.0, "seconds": 1.25}]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mdp.errors import InputError
-from partitioner.data import SPLITS, Dataset, open_dataset
+from partitioner.data.datasets import SPLITS, Dataset, open_dataset
 from tests.support.trees import CLASSES, write_tree
 
 

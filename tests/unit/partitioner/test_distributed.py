@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from mdp.errors import InputError
-from partitioner.distributed import (
-    World,
+from partitioner.training.distributed import (
     agreed,
     barrier,
     finished,
@@ -18,8 +17,8 @@ from partitioner.distributed import (
     share_of,
     shared,
     together,
-    world,
 )
+from partitioner.training.world import World, world
 
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from mdp.early import EarlyRule, early_pairs
-from mdp.fusion import Contribution, Fusion, fuse, rule_for, weights_for
-from partitioner.early import MIN_PICTURES, early_shares, measure_bounds
-from partitioner.stacking import fit_fusion
+from mdp.fusion.early_exit import EarlyRule, early_pairs
+from mdp.fusion.fuse import Contribution, Fusion, fuse, rule_for, weights_for
+from partitioner.fusion.early_exit_bounds import MIN_PICTURES, early_shares, measure_bounds
+from partitioner.fusion.stacking import fit_fusion
 
 pytestmark = pytest.mark.torch
 

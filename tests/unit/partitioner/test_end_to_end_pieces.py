@@ -14,7 +14,7 @@ from benchmarks.end_to_end.pieces import (  # noqa: E402
     write_stages,
 )
 from mdp.errors import InputError  # noqa: E402
-from partitioner.teacher import Teacher, build_teacher, teacher_spec  # noqa: E402
+from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec  # noqa: E402
 
 pytestmark = pytest.mark.torch
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3}

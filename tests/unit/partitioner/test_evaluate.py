@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.bundle import Evaluation, MemberAccuracy
-from mdp.fusion import (
+from mdp.formats.bundle import Evaluation, MemberAccuracy
+from mdp.fusion.fuse import (
     Contribution,
     FusionWeights,
     SizeWeights,
@@ -18,15 +18,15 @@ from mdp.fusion import (
     listed_subsets,
     unlisted_sizes,
 )
-from partitioner.evaluate import (
+from partitioner.cli.tables import print_report
+from partitioner.export.evaluate import (
     Report,
     expected_calibration_error,
     measure_subset,
     size_accuracies,
     subset_accuracies,
 )
-from partitioner.stacking import sampled_subsets
-from partitioner.tables import print_report
+from partitioner.fusion.stacking import sampled_subsets
 from tests.support.bundles import colour_plan, size_accuracy, subset_accuracy
 
 

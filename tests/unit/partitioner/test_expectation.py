@@ -9,8 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partitioner.accuracy_law import AccuracyLaw, Member, together
-from partitioner.expectation import MAX_EXACT, Arrivals, Objective, arrivals, exact_arrivals
+from partitioner.estimates.accuracy_law import AccuracyLaw, Member, together
+from partitioner.planner.availability import (
+    MAX_EXACT,
+    Arrivals,
+    Objective,
+    arrivals,
+    exact_arrivals,
+)
 from tests.unit.partitioner.test_choose import PREDICTOR, some_devices
 
 LAW = PREDICTOR.law

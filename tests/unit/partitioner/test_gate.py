@@ -6,9 +6,9 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from mdp.plan import SubModelSpec
-from mdp.profile import DeviceProfile, LatencyPoint, Provenance, read_profile
-from partitioner.gate import (
+from mdp.formats.plan import SubModelSpec
+from mdp.formats.profile import DeviceProfile, LatencyPoint, Provenance, read_profile
+from partitioner.export.precision_choice import (
     Candidate,
     Timing,
     Way,

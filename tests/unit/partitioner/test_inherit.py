@@ -7,10 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mdp.errors import InputError  # noqa: E402
-from mdp.plan import SubModelSpec  # noqa: E402
-from partitioner.inherit import Predecessor, check_heritage, evenly, inherit  # noqa: E402
-from partitioner.submodel import MEAN, STD, Normalise, SubModel, draw_weights  # noqa: E402
-from partitioner.teacher import Teacher, build_teacher, teacher_spec  # noqa: E402
+from mdp.formats.plan import SubModelSpec  # noqa: E402
+from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel, draw_weights  # noqa: E402
+from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec  # noqa: E402
+from partitioner.networks.weight_init import Predecessor, check_heritage, evenly, inherit  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NAME = "vit_tiny_patch16_224"

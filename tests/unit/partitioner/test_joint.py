@@ -8,16 +8,17 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mdp.bundle import Bundle  # noqa: E402
-from mdp.fusion import FusionWeights, SubsetWeights  # noqa: E402
-from partitioner import export, steps  # noqa: E402
-from partitioner.data import open_dataset  # noqa: E402
-from partitioner.joint import Ensemble, JointLoss, arrivals  # noqa: E402
-from partitioner.losses import taught_loss  # noqa: E402
-from partitioner.run_folder import RunFolder  # noqa: E402
-from partitioner.student import Student  # noqa: E402
-from partitioner.teach import ensure_targets, ensure_teacher  # noqa: E402
-from partitioner.work import Work  # noqa: E402
+from mdp.formats.bundle import Bundle  # noqa: E402
+from mdp.fusion.fuse import FusionWeights, SubsetWeights  # noqa: E402
+from partitioner import pipeline as steps  # noqa: E402
+from partitioner.data.datasets import open_dataset  # noqa: E402
+from partitioner.export import write as export  # noqa: E402
+from partitioner.run.folder import RunFolder  # noqa: E402
+from partitioner.training.context import Work  # noqa: E402
+from partitioner.training.joint import Ensemble, JointLoss, arrivals  # noqa: E402
+from partitioner.training.losses import taught_loss  # noqa: E402
+from partitioner.training.student import Student  # noqa: E402
+from partitioner.training.teacher import ensure_targets, ensure_teacher  # noqa: E402
 from tests.support.runs import QUIET, asked, tiny_plan  # noqa: E402
 from tests.support.trees import write_tree  # noqa: E402
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdp.errors import InputError
-from mdp.plan import SubModelSpec
-from mdp.profile import DeviceProfile, LatencyPoint, read_profile, shipped_profiles
-from partitioner import latency
-from partitioner.latency import Way
-from partitioner.latency_fit import non_negative_least_squares
-from partitioner.latency_terms import terms
+from mdp.formats.plan import SubModelSpec
+from mdp.formats.profile import DeviceProfile, LatencyPoint, read_profile, shipped_profiles
+from partitioner.estimates import latency
+from partitioner.estimates.latency import Way
+from partitioner.estimates.latency_fit import non_negative_least_squares
+from partitioner.estimates.latency_terms import terms
 from tests.support.latencies import Formula, spec_from
 
 TRUTH = Formula(fixed_ms=0.2, layer_ms=0.05, mac_ms=2e-8, value_ms=3e-8, weight_ms=1.2e-7)

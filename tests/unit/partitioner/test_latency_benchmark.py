@@ -11,9 +11,9 @@ from benchmarks import latency_numbers, latency_plans, latency_shapes
 from benchmarks.latency_measure import Row
 from mdp.errors import InputError
 from mdp.files import write_toml
-from mdp.plan import SubModelSpec
-from mdp.profile import Link
-from partitioner.grid import sub_model_grid
+from mdp.formats.plan import SubModelSpec
+from mdp.formats.profile import Link
+from partitioner.planner.design_space import sub_model_grid
 from tests.support.latencies import Formula
 
 pytestmark = pytest.mark.torch

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdp.plan import SubModelSpec
-from partitioner import cost
-from partitioner.latency_terms import COLUMN, NAMES, terms
+from mdp.formats.plan import SubModelSpec
+from partitioner.estimates import macs as cost
+from partitioner.estimates.latency_terms import COLUMN, NAMES, terms
 
 
 def spec_from(

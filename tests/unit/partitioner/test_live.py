@@ -7,8 +7,8 @@ pytest.importorskip("torch")
 import torch
 
 from mdp.errors import InputError
-from partitioner.families import Backbone, FamilyMember, create
-from partitioner.live import (
+from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.training.live import (
     Pictures,
     Recipe,
     answers,

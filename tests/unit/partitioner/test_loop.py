@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner.loop import Stage, TrainingDiverged, derived_seed, fit, learning_rate  # noqa: E402
-from partitioner.progress import Progress  # noqa: E402
-from partitioner.settings import MemberSchedule  # noqa: E402
+from partitioner.run.progress import Progress  # noqa: E402
+from partitioner.run.settings import MemberSchedule  # noqa: E402
+from partitioner.training.loop import Stage, TrainingDiverged, derived_seed, fit, learning_rate  # noqa: E402
 
 pytestmark = pytest.mark.torch
 QUIET = Progress(io.StringIO())

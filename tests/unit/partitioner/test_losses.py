@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from partitioner.losses import boost_loss, centred, stack_loss, taught_loss  # noqa: E402
+from partitioner.training.losses import boost_loss, centred, stack_loss, taught_loss  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

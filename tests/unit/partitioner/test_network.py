@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mdp.crop import encode_jpeg
-from mdp.profile import Link
-from partitioner import network
+from mdp.formats.profile import Link
+from mdp.pictures.crop import encode_jpeg
+from partitioner.estimates import network
 
 
 def test_network_time_counts_both_directions() -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from mdp.errors import InputError
 from mdp.files import Record
-from partitioner.options import takes
+from partitioner.cli.options import takes
 
 
 class Knobs(Record, frozen=True):

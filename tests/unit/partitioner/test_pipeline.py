@@ -15,20 +15,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mdp.bundle import Bundle  # noqa: E402
 from mdp.errors import ConfigError, InputError, PlanRefused  # noqa: E402
-from mdp.fusion import arrival_subsets, fuse, weights_for  # noqa: E402
-from mdp.plan import TeacherSpec  # noqa: E402
-from partitioner import export, steps  # noqa: E402
-from partitioner.arrays import load  # noqa: E402
-from partitioner.data import Dataset, open_dataset  # noqa: E402
-from partitioner.evaluate import subset_accuracies  # noqa: E402
-from partitioner.inherit import Predecessor, inherit  # noqa: E402
-from partitioner.run_folder import RunFolder  # noqa: E402
-from partitioner.sessions import contribution, open_session, run_session  # noqa: E402
-from partitioner.teach import ensure_teacher  # noqa: E402
-from partitioner.train import untrained  # noqa: E402
-from partitioner.work import Work  # noqa: E402
+from mdp.formats.bundle import Bundle  # noqa: E402
+from mdp.formats.plan import TeacherSpec  # noqa: E402
+from mdp.fusion.fuse import arrival_subsets, fuse, weights_for  # noqa: E402
+from partitioner import pipeline as steps  # noqa: E402
+from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
+from partitioner.data.memmaps import load  # noqa: E402
+from partitioner.export import write as export  # noqa: E402
+from partitioner.export.evaluate import subset_accuracies  # noqa: E402
+from partitioner.export.sessions import contribution, open_session, run_session  # noqa: E402
+from partitioner.networks.weight_init import Predecessor, inherit  # noqa: E402
+from partitioner.run.folder import RunFolder  # noqa: E402
+from partitioner.training.context import Work  # noqa: E402
+from partitioner.training.members import untrained  # noqa: E402
+from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from tests.support.runs import QUIET, asked, spec, tiny_plan  # noqa: E402
 from tests.support.trees import CLASSES, write_tree  # noqa: E402
 

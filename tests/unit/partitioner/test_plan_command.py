@@ -12,22 +12,22 @@ import msgspec
 import pytest
 
 from mdp.errors import InputError, PlanRefused
-from mdp.exchange import reserve_s
 from mdp.files import write_toml
-from mdp.plan import Region, SubModelSpec, TeacherSpec, read_plan
-from mdp.profile import DeviceProfile, Precision, ProbeRecord, Sustained, read_profile
-from partitioner import cli
-from partitioner.accuracy_law import WHOLE
-from partitioner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
-from partitioner.explain import cautions, explain, seats_of
-from partitioner.grid import PARTS, where
-from partitioner.latency import Way, fit_latency, relative_errors
-from partitioner.pareto import ParetoPoint, pareto, plan_with_accuracy
-from partitioner.plan_plot import draw_plan
-from partitioner.plan_tables import print_planned
-from partitioner.planning import Planned, PlanOptions, make_planned, precisions_of
-from partitioner.problem import Problem, make_problem
-from partitioner.search import plan_within
+from mdp.formats.plan import Region, SubModelSpec, TeacherSpec, read_plan
+from mdp.formats.profile import DeviceProfile, Precision, ProbeRecord, Sustained, read_profile
+from mdp.requests.deadline import reserve_s
+from partitioner.cli import main as cli
+from partitioner.cli.plan_plot import draw_plan
+from partitioner.cli.plan_tables import print_planned
+from partitioner.estimates.accuracy_law import WHOLE
+from partitioner.estimates.latency import Way, fit_latency, relative_errors
+from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
+from partitioner.planner.design_space import PARTS, where
+from partitioner.planner.explain import cautions, explain, seats_of
+from partitioner.planner.make_plan import Planned, PlanOptions, make_planned, precisions_of
+from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
+from partitioner.planner.problem import Problem, make_problem
+from partitioner.planner.search import plan_within
 
 NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
 BASE = TeacherSpec(

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from mdp.plan import Plan, PredictedAccuracy
-from partitioner.pareto import ParetoPoint
-from partitioner.plan_plot import draw_plan
+from mdp.formats.plan import Plan, PredictedAccuracy
+from partitioner.cli.plan_plot import draw_plan
+from partitioner.planner.pareto import ParetoPoint
 from tests.support.bundles import colour_plan
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from benchmarks import predictor as maker
 from mdp.errors import ConfigError, InputError
-from mdp.plan import Region, SubModelSpec
-from partitioner.accuracy_law import (
+from mdp.formats.plan import Region, SubModelSpec
+from partitioner.estimates.accuracy import Predictor, fit, fit_law, predictor_for, shipped_law
+from partitioner.estimates.accuracy_law import (
     WHOLE,
     AccuracyLaw,
     Member,
@@ -22,14 +23,13 @@ from partitioner.accuracy_law import (
     together,
     view_of,
 )
-from partitioner.accuracy_records import (
+from partitioner.estimates.accuracy_records import (
     RecordedMember,
     RecordedRun,
     read_runs,
     recorded,
     shipped_records,
 )
-from partitioner.predictor import Predictor, fit, fit_law, predictor_for, shipped_law
 from tests.support.bundles import write_bundle
 
 BASE = SubModelSpec(

@@ -9,9 +9,9 @@ import onnx
 import onnxruntime
 import pytest
 
-from devices.probe_encoders import complete, extract, read_index
-from mdp.plan import SubModelSpec
-from partitioner.probe_encoders import (
+from devices.probe.encoders import complete, extract, read_index
+from mdp.formats.plan import SubModelSpec
+from partitioner.export.probe_encoders import (
     DESIGN,
     TIERS_OF,
     archive,
@@ -22,7 +22,7 @@ from partitioner.probe_encoders import (
     untrained_model,
     without_tensors,
 )
-from partitioner.quantize import quantised
+from partitioner.export.quantize import quantised
 
 pytestmark = pytest.mark.torch
 

@@ -3,7 +3,7 @@
 import io
 from itertools import count
 
-from partitioner.progress import Progress
+from partitioner.run.progress import Progress
 
 
 def test_lines_come_every_ten_seconds_and_say_what_is_left() -> None:

@@ -4,12 +4,12 @@ import onnx
 import pytest
 import torch
 
-from mdp.crop import Pixels
 from mdp.errors import InputError
-from mdp.profile import Precision
-from partitioner.export import ServedMember, to_onnx
-from partitioner.quantize import QuantisationError, quantised
-from partitioner.submodel import SubModel
+from mdp.formats.profile import Precision
+from mdp.pictures.crop import Pixels
+from partitioner.export.quantize import QuantisationError, quantised
+from partitioner.export.write import ServedMember, to_onnx
+from partitioner.networks.submodel import SubModel
 from tests.support.runs import spec
 
 pytestmark = pytest.mark.torch

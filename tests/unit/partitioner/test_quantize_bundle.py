@@ -11,17 +11,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-from mdp.bundle import MANIFEST, Bundle, Quantisation, TriedPrecision
 from mdp.errors import InputError
 from mdp.files import write_json
-from mdp.plan import PredictedMs, Replica
-from partitioner import quantize_trials
-from partitioner.data import Dataset, open_dataset
-from partitioner.evaluate import Report
-from partitioner.gate import Way, too_slow
-from partitioner.quantize import QuantisationError, quantised
-from partitioner.quantize_bundle import quantise
-from partitioner.quantize_trials import Asked
+from mdp.formats.bundle import MANIFEST, Bundle, Quantisation, TriedPrecision
+from mdp.formats.plan import PredictedMs, Replica
+from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.export import quantize_trials
+from partitioner.export.evaluate import Report
+from partitioner.export.precision_choice import Way, too_slow
+from partitioner.export.quantize import QuantisationError, quantised
+from partitioner.export.quantize_bundle import quantise
+from partitioner.export.quantize_trials import Asked
 from tests.support.bundles import DEVICES, SIZES, write_bundle
 from tests.support.quantised import (
     fragile_model,

@@ -20,7 +20,7 @@ from benchmarks.rivals.outcome import Subset  # noqa: E402
 from benchmarks.rivals.pruning import measured, pruned_for  # noqa: E402
 from benchmarks.timed import TimedProgress  # noqa: E402
 from mdp.errors import InputError  # noqa: E402
-from partitioner.teacher import Teacher, build_teacher  # noqa: E402
+from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
 
 pytestmark = pytest.mark.torch
 RUN_IN_SMOKE = ["ours", "joint", "single", "independent", "class-split-drop", "class-pruned",
@@ -181,7 +181,7 @@ def test_everything_runs_once_and_is_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Half of the time would go into pictures of the curves, which have a test of their own.
-    monkeypatch.setattr("partitioner.curves.draw_curves", lambda curves: b"<svg/>")
+    monkeypatch.setattr("partitioner.run.curves.draw_curves", lambda curves: b"<svg/>")
     threads = ["--threads", str(torch.get_num_threads())]
     command = ["--smoke", "--work", str(tmp_path), "--methods", *RUN_IN_SMOKE, *threads]
     assert accuracy.main(command) == 0

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from mdp.errors import InputError
-from partitioner.run_folder import RunFolder, default_run
-from partitioner.settings import (
+from partitioner.run.folder import RunFolder, default_run
+from partitioner.run.settings import (
     Augmentation,
     DataFacts,
     JointSchedule,

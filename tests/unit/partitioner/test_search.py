@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdp.errors import InputError, PlanRefused
-from mdp.plan import Assignment, Plan, Replica, SubModelSpec, TeacherSpec, read_plan
-from mdp.profile import DeviceProfile, Link, read_profile
-from partitioner import cost
-from partitioner.accuracy_law import WHOLE
-from partitioner.grid import REGIONS, sub_model_grid
-from partitioner.latency import Way, fit_latency, predict, ways
-from partitioner.network import request_bytes
-from partitioner.pareto import plan_with_accuracy
-from partitioner.predictor import predictor_for, shipped_law
-from partitioner.problem import make_problem
-from partitioner.search import make_plan
+from mdp.formats.plan import Assignment, Plan, Replica, SubModelSpec, TeacherSpec, read_plan
+from mdp.formats.profile import DeviceProfile, Link, read_profile
+from partitioner.estimates import macs as cost
+from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy_law import WHOLE
+from partitioner.estimates.latency import Way, fit_latency, predict, ways
+from partitioner.estimates.network import request_bytes
+from partitioner.planner.design_space import REGIONS, sub_model_grid
+from partitioner.planner.pareto import plan_with_accuracy
+from partitioner.planner.problem import make_problem
+from partitioner.planner.search import make_plan
 from tests.support.latencies import Formula
 
 DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
@@ -418,8 +418,8 @@ def test_the_grid_keeps_the_teacher_s_proportions() -> None:
 
 @pytest.mark.torch
 def test_every_shape_of_the_grid_can_be_cut_from_the_teacher() -> None:
-    from partitioner.inherit import check_heritage
-    from partitioner.teacher import teacher_spec
+    from partitioner.networks.teacher import teacher_spec
+    from partitioner.networks.weight_init import check_heritage
 
     built = teacher_spec("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 6})
     check_heritage(built, sub_model_grid(built.shape))

@@ -8,7 +8,7 @@ import pytest
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner.sessions import open_session  # noqa: E402
+from partitioner.export.sessions import open_session  # noqa: E402
 from tests.support.bundles import colour_model  # noqa: E402
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from devices import admission, durations
-from devices.admission import Admission, Job
-from mdp.wire import Infer
+from devices.agent import compute_times as durations
+from devices.agent import queue as admission
+from devices.agent.queue import Admission, Job
+from mdp.protocol.messages import Infer
 from partitioner.simulation import agent
 from partitioner.simulation.agent import AgentQueue
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdp.errors import InputError
-from mdp.exchange import reserve_s
+from mdp.requests.deadline import reserve_s
 from partitioner.simulation.engine import Simulation, Trace, simulate
 from partitioner.simulation.models import (
     RETRANSMIT_S,

@@ -1,4 +1,6 @@
-"""The simulator's loop does what `mdp.exchange` does: the same requests, the same fates."""
+"""The simulator's loop does what `mdp.client.dispatcher` does: the same requests, the same
+fates.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,15 +12,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mdp.bundle import Bundle
-from mdp.crop import Picture
-from mdp.exchange import Answer, Exchange
-from mdp.fleet import Fleet, FleetEntry
-from mdp.fusion import Contribution
-from mdp.prediction import Prediction
+from mdp.client.crops import Cutter
+from mdp.client.dispatcher import Answer, Exchange
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, FleetEntry
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Picture
+from mdp.protocol.messages import (
+    Ask,
+    Buffer,
+    Failure,
+    Infer,
+    Result,
+    Status,
+    decode,
+    encode,
+    logits_buffer,
+)
+from mdp.requests.prediction import Prediction
 from mdp.transport import Received
-from mdp.views import Cutter
-from mdp.wire import Ask, Buffer, Failure, Infer, Result, Status, decode, encode, logits_buffer
 from partitioner.simulation.device import Job, SimulatedDevice
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 
 from mdp.errors import InputError
-from mdp.plan import Plan
-from mdp.profile import DeviceProfile
-from partitioner.problem import make_problem
-from partitioner.search import plan_within
+from mdp.formats.plan import Plan
+from mdp.formats.profile import DeviceProfile
+from partitioner.planner.problem import make_problem
+from partitioner.planner.search import plan_within
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Load, Scenario
 from partitioner.simulation.setup import Assumptions, by_name, device_models

@@ -8,14 +8,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.bundle import Bundle
 from mdp.errors import InputError
-from mdp.fusion import Contribution, fuse, weights_for
-from mdp.plan import Plan, PredictedAccuracy, PredictedMs, Replica
-from mdp.profile import DeviceProfile, read_profile
-from partitioner.accuracy_law import AccuracyLaw, Member, capability_of, together
-from partitioner.latency import Way, fit_latency, own_way, predict
-from partitioner.network import network_ms
+from mdp.formats.bundle import Bundle
+from mdp.formats.plan import Plan, PredictedAccuracy, PredictedMs, Replica
+from mdp.formats.profile import DeviceProfile, read_profile
+from mdp.fusion.fuse import Contribution, fuse, weights_for
+from partitioner.estimates.accuracy_law import AccuracyLaw, Member, capability_of, together
+from partitioner.estimates.latency import Way, fit_latency, own_way, predict
+from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
+from partitioner.estimates.network import network_ms
 from partitioner.simulation.engine import Trace, simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
 from partitioner.simulation.outcome import outcome_of
@@ -29,7 +30,6 @@ from partitioner.simulation.setup import (
     sigma,
 )
 from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedSubsets
-from partitioner.spread import ASSUMED_SIGMA
 from tests.support.bundles import LABELS, colour_plan, subset_accuracy, write_bundle
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")

@@ -7,19 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.plan import Plan, read_plan
-from mdp.profile import DeviceProfile, Link, read_profile
-from partitioner.deadline import DECODING_MS, deadline_ms
-from partitioner.explain import explain
-from partitioner.pareto import plan_with_accuracy
-from partitioner.plan_tables import print_planned
-from partitioner.planning import PlanOptions, make_planned
-from partitioner.problem import make_problem
-from partitioner.search import plan_within
-from partitioner.simulation.engine import simulate
-from partitioner.simulation.models import Load, LogNormal, Scenario
-from partitioner.simulation.setup import Assumptions, by_name, device_models
-from partitioner.spread import (
+from mdp.formats.plan import Plan, read_plan
+from mdp.formats.profile import DeviceProfile, Link, read_profile
+from partitioner.cli.plan_tables import print_planned
+from partitioner.estimates.latency_quantiles import (
     ASSUMED_JITTER_MS,
     ASSUMED_SIGMA,
     CLIENT_FUSE_MS,
@@ -34,6 +25,15 @@ from partitioner.spread import (
     sigma_of,
     spread_of,
 )
+from partitioner.planner.deadline import DECODING_MS, deadline_ms
+from partitioner.planner.explain import explain
+from partitioner.planner.make_plan import PlanOptions, make_planned
+from partitioner.planner.pareto import plan_with_accuracy
+from partitioner.planner.problem import make_problem
+from partitioner.planner.search import plan_within
+from partitioner.simulation.engine import simulate
+from partitioner.simulation.models import Load, LogNormal, Scenario
+from partitioner.simulation.setup import Assumptions, by_name, device_models
 from tests.unit.partitioner.test_plan_command import BASE, NAMES
 
 PROFILES = [read_profile(name) for name in NAMES]

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-import mdp.fusion as fusion_module
+import mdp.fusion.fuse as fusion_module
 from mdp.errors import InputError
-from mdp.fusion import (
+from mdp.fusion.fuse import (
     MAX_WEIGHT,
     Contribution,
     Fusion,
@@ -23,8 +23,8 @@ from mdp.fusion import (
     unlisted_sizes,
     weights_for,
 )
-from partitioner import stacking
-from partitioner.stacking import (
+from partitioner.fusion import stacking
+from partitioner.fusion.stacking import (
     Task,
     Term,
     cross_entropy,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from benchmarks.stream_rate import SLOW, Case, Rates, line_of, loop_rate, row_of, table
-from mdp.crop import Pixels
-from mdp.fusion import Contribution
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
 
 ALONE, BESIDE, STREAMED = (
     [[50.0], [52.0], [48.0]],

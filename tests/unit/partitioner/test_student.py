@@ -10,10 +10,10 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner.losses import taught_loss  # noqa: E402
-from partitioner.settings import MemberSchedule  # noqa: E402
-from partitioner.student import Lesson, MemberLoss, Student, StudentOutput  # noqa: E402
-from partitioner.submodel import SubModel  # noqa: E402
+from partitioner.networks.submodel import SubModel  # noqa: E402
+from partitioner.run.settings import MemberSchedule  # noqa: E402
+from partitioner.training.losses import taught_loss  # noqa: E402
+from partitioner.training.student import Lesson, MemberLoss, Student, StudentOutput  # noqa: E402
 from tests.support.runs import spec  # noqa: E402
 
 pytestmark = pytest.mark.torch

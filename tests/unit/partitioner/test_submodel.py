@@ -4,9 +4,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mdp.plan import SubModelSpec  # noqa: E402
-from partitioner.cost import parameters  # noqa: E402
-from partitioner.submodel import MEAN, STD, Normalise, SubModel  # noqa: E402
+from mdp.formats.plan import SubModelSpec  # noqa: E402
+from partitioner.estimates.macs import parameters  # noqa: E402
+from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel  # noqa: E402
 
 pytestmark = pytest.mark.torch
 SPEC = SubModelSpec(image_size=12, patch_size=4, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2.0)

@@ -14,9 +14,9 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
-from partitioner.export import ServedTeacher, check_parity, to_onnx  # noqa: E402
-from partitioner.submodel import draw_weights  # noqa: E402
-from partitioner.teacher import (  # noqa: E402
+from partitioner.export.write import ServedTeacher, check_parity, to_onnx  # noqa: E402
+from partitioner.networks.submodel import draw_weights  # noqa: E402
+from partitioner.networks.teacher import (  # noqa: E402
     FAMILIES,
     Teacher,
     build_teacher,

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from mdp.files import Record
-from partitioner.options import option_name
-from partitioner.settings import (
+from partitioner.cli.options import option_name
+from partitioner.run.settings import (
     Augmentation,
     JointSchedule,
     MemberSchedule,

@@ -11,14 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from mdp.crop import crop  # noqa: E402
 from mdp.errors import InputError  # noqa: E402
-from mdp.plan import Region  # noqa: E402
-from partitioner.arrays import load, new_array  # noqa: E402
-from partitioner.data import open_dataset  # noqa: E402
-from partitioner.settings import Augmentation  # noqa: E402
-from partitioner.variants import Variants  # noqa: E402
-from partitioner.views import View  # noqa: E402
+from mdp.formats.plan import Region  # noqa: E402
+from mdp.pictures.crop import crop  # noqa: E402
+from partitioner.data.crops import View  # noqa: E402
+from partitioner.data.datasets import open_dataset  # noqa: E402
+from partitioner.data.memmaps import load, new_array  # noqa: E402
+from partitioner.data.variants import Variants  # noqa: E402
+from partitioner.run.settings import Augmentation  # noqa: E402
 from tests.support.runs import QUIET  # noqa: E402
 from tests.support.trees import write_tree  # noqa: E402
 
@@ -44,7 +44,7 @@ def variants(tmp_path: Path) -> Variants:
 
 
 def test_variant_0_is_what_is_served(variants: Variants) -> None:
-    from mdp.crop import load_picture
+    from mdp.pictures.crop import load_picture
 
     source = variants.pictures.sources[3]
     assert np.array_equal(variants.view(WHOLE, 0)[3], crop(load_picture(source), Region(), 24))
@@ -104,7 +104,7 @@ def test_labels_are_certain_unless_pictures_are_mixed(variants: Variants) -> Non
 def test_several_processes_make_the_same_canvases(
     variants: Variants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from partitioner import variants as module
+    from partitioner.data import variants as module
 
     alone = np.array(variants.view(WHOLE, 1))
     next(variants.cache.glob("canvas-*-1.npy")).unlink()

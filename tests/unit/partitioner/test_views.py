@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mdp.crop import crop, load_picture
 from mdp.errors import InputError, PictureError
-from mdp.plan import Region
-from partitioner.data import open_dataset
-from partitioner.progress import Progress
-from partitioner.views import View, load_views, write_tree
+from mdp.formats.plan import Region
+from mdp.pictures.crop import crop, load_picture
+from partitioner.data.crops import View, load_views, write_tree
+from partitioner.data.datasets import open_dataset
+from partitioner.run.progress import Progress
 from tests.support import trees
 
 QUIET = Progress(io.StringIO())

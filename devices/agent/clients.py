@@ -1,0 +1,78 @@
+"""What an agent remembers of its clients: computing time used, decoding time, refusals. Pure.
+
+Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996): the client that has used the least
+computing time is next, whatever its requests cost. Time that was not asked for is not saved up: who
+comes back starts from a virtual time, which advances by each client's equal share of what was
+computed, so that no stream of newcomers keeps anybody waiting for ever.
+"""
+
+from collections.abc import Container
+
+from msgspec import Struct
+
+from devices.agent.compute_times import FORGET
+
+#: Clients remembered; the ones forgotten first are those not heard of for longest.
+REMEMBERED = 256
+#: A client is charged for at most so much more than its share: the process may have been stopped
+#: during its computation.
+LEAD_S = 5.0
+#: Weight of the newest picture in a client's decoding time.
+_NEWEST = 0.2
+
+
+class Client(Struct, eq=False):
+    """One client's account."""
+
+    #: Computing seconds used, on the scale of the virtual time.
+    used_s: float = 0.0
+    #: Typical seconds to decode one of its pictures.
+    decoding_s: float = 0.0
+    #: Share of the estimated durations that it is judged by. Each refusal lowers it, so that one
+    #: slow spell cannot keep the client out for good; other clients are judged as before.
+    trust: float = 1.0
+
+
+class Clients:
+    """The accounts of all clients."""
+
+    def __init__(self) -> None:
+        self._virtual_s = 0.0
+        #: Those heard of last come last.
+        self._accounts: dict[str, Client] = {}
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def of(self, name: str) -> Client:
+        """The account of `name`, which may be a stranger's."""
+        return self._accounts.get(name) or Client(used_s=self._virtual_s)
+
+    def enter(self, name: str, kept: Container[str], *, idle: bool) -> Client:
+        """The account of a client that has something to compute; those of `kept` are remembered.
+
+        It was `idle` if nothing of it waited or ran.
+        """
+        account = self._accounts.pop(name, None)
+        if account is None:
+            account = Client(used_s=self._virtual_s)
+            if len(self._accounts) >= REMEMBERED:
+                del self._accounts[next(other for other in self._accounts if other not in kept)]
+        elif idle and account.used_s < self._virtual_s:
+            account.used_s = self._virtual_s
+        self._accounts[name] = account
+        return account
+
+    def charge(self, account: Client, computing_s: float, decoding_s: float) -> None:
+        """Charge a client for one computed picture."""
+        used_s, most_s = account.used_s + computing_s + decoding_s, self._virtual_s + LEAD_S
+        account.used_s = used_s if used_s < most_s else most_s
+        account.decoding_s += _NEWEST * (decoding_s - account.decoding_s)
+
+    def advance(self, computing_s: float, competing: int) -> None:
+        """So much has been computed while so many clients competed for it."""
+        self._virtual_s += computing_s / competing
+
+    def refused(self, name: str) -> None:
+        """A request was refused because of the estimated durations."""
+        self.of(name).trust *= FORGET

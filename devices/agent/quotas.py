@@ -1,0 +1,67 @@
+"""What a client may use in the long run: bytes, and a share of the computing time. Pure.
+
+Virtual scheduling (ITU-T I.371), as for connections: one number a client, the time at which what
+it has used so far is paid for. It may use as much at once as it gets in a second.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from mdp.formats.keys import Limits
+
+#: How long a client that has been quiet may use more than its share.
+BURST_S = 1.0
+_UNLIMITED = Limits()
+
+
+class Quotas:
+    """Counts what limited clients use; any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._limits: dict[str, Limits] = {}
+        #: By client: when its bytes, and its computing time, are paid for.
+        self._bytes_s: dict[str, float] = {}
+        self._computing_s: dict[str, float] = {}
+
+    def limit(self, limits: Mapping[str, Limits]) -> None:
+        """From now on these limits hold, by client."""
+        with self._lock:
+            self._limits = {
+                client: own
+                for client, own in limits.items()
+                if own.bytes_per_s is not None or own.computing_share is not None
+            }
+            for used in (self._bytes_s, self._computing_s):
+                for client in used.keys() - self._limits.keys():
+                    del used[client]
+
+    def refusal(self, client: str, request_bytes: int, now_s: float) -> str:
+        """Why a request of `client` is refused; nothing if it is counted and let through."""
+        if client not in self._limits:
+            return ""
+        with self._lock:
+            limits = self._limits.get(client, _UNLIMITED)
+            if self._computing_s.get(client, now_s) > now_s + BURST_S:
+                share = limits.computing_share or 1.0
+                return f"this client's {share:.0%} of the computing time are used up"
+            if limits.bytes_per_s is not None:
+                if self._bytes_s.get(client, now_s) > now_s + BURST_S:
+                    return f"this client's {limits.bytes_per_s:,.0f} bytes a second are used up"
+                self._bytes_s[client] = (
+                    max(self._bytes_s.get(client, now_s), now_s)
+                    + request_bytes / limits.bytes_per_s
+                )
+        return ""
+
+    def computed(self, clients: Sequence[str], started_s: float, now_s: float) -> None:
+        """One request of each of `clients` was computed since `started_s`, all at once."""
+        if self._limits.keys().isdisjoint(clients):
+            return
+        took_s = (now_s - started_s) / len(clients)
+        with self._lock:
+            for client in clients:
+                share = self._limits.get(client, _UNLIMITED).computing_share
+                if share is not None:
+                    paid_s = max(self._computing_s.get(client, now_s), now_s)
+                    self._computing_s[client] = paid_s + took_s / share

@@ -1,0 +1,331 @@
+"""Where a device's own pictures come from: what `--source` names, and the frames it has given.
+
+A thread takes the frames, cuts each to this device's crop and keeps the last few. A request is
+answered from those, so that a camera that hangs or is gone never keeps anybody waiting. Pictures
+stay here: nothing in this module writes or sends one.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, Self
+from urllib.parse import urlsplit
+
+from PIL import Image
+
+from mdp.errors import AgentError, InputError, PictureError
+from mdp.formats.plan import Assignment, Region
+from mdp.pictures.crop import Pixels, crop, load_picture, side_for
+from mdp.protocol.messages import as_line
+
+#: Frames that are kept: so many, and no more than fit into so many bytes (but two at least).
+RING_FRAMES = 64
+RING_BYTES = 16 * 1024 * 1024
+#: How long a source that failed is left alone before it is opened again; doubles up to the longest.
+FIRST_REST_S = 0.5
+LONGEST_REST_S = 8.0
+#: How long the thread is waited for at the end; one that hangs in a driver is left behind.
+LEAVE_S = 1.0
+MAX_CAMERA = 63
+
+SourceKind = Literal["folder", "video", "camera", "rtsp"]
+#: One device's view: what is cut from a picture, and to how many pixels.
+ViewKey = tuple[Region, int]
+
+
+class SourceError(AgentError):
+    """A source gives no picture now; it is opened again later."""
+
+
+class NoFrameError(AgentError):
+    """There is no frame of the moment that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What `--source` names."""
+
+    kind: SourceKind
+    #: A path, a number, or a whole URL, which may hold a password.
+    place: str
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it gives pictures at a pace of its own."""
+        return self.kind in ("camera", "rtsp")
+
+    def __str__(self) -> str:
+        """The source as it may be shown: a URL without user, password and query."""
+        if self.kind != "rtsp":
+            return as_line(f"{self.kind}:{self.place}")
+        parts = urlsplit(self.place)
+        return as_line(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
+
+
+def parse_source(text: str) -> Source:
+    """The source that `--source` names; raises InputError.
+
+    Folders and files have to be there; a camera may be plugged in later.
+    """
+    kind, separator, place = text.partition(":")
+    if kind in ("rtsp", "rtsps") and place.startswith("//"):
+        _check_url(text)
+        return Source(kind="rtsp", place=text)
+    if kind == "folder" and place:
+        if not Path(place).is_dir():
+            raise InputError(f"--source {as_line(text)}: expected a folder")
+        return Source(kind="folder", place=place)
+    if kind == "video" and place:
+        if not Path(place).is_file():
+            raise InputError(f"--source {as_line(text)}: expected a file")
+        return Source(kind="video", place=place)
+    if kind == "camera" and place.isascii() and place.isdigit() and int(place) <= MAX_CAMERA:
+        return Source(kind="camera", place=str(int(place)))
+    # Only the first word is shown: a mistyped URL may hold a password.
+    shown = as_line(kind + separator)[:32]
+    raise InputError(
+        "--source: expected folder:PATH, video:FILE, camera:NUMBER "
+        f"(0 to {MAX_CAMERA}) or rtsp://HOST/PATH, got {shown!r}"
+    )
+
+
+def _check_url(text: str) -> None:
+    try:
+        parts = urlsplit(text)
+        named = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        named = False
+    if not named or not text.isprintable():
+        raise InputError("--source: expected rtsp://HOST/PATH or rtsp://USER:PASSWORD@HOST/PATH")
+
+
+class Camera(Protocol):
+    """An open source."""
+
+    def grab(self) -> None:
+        """Go on to the next picture, waiting for it if it is live; raises SourceError."""
+
+    def picture(self, *, smallest_side: int) -> Image.Image | Pixels:
+        """The picture grabbed last, as `load_picture` gives it; raises PictureError."""
+
+    def close(self) -> None:
+        """Let go of the device or file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """What a request is answered from."""
+
+    number: int
+    #: As the request arrived.
+    age_ms: float
+    crop: Pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """One picture as this device saw it: its crops only."""
+
+    #: From 1, over all openings of the source.
+    number: int
+    #: By this device's own clock.
+    taken_s: float
+    crops: dict[ViewKey, Pixels]
+
+
+def view_of(assignment: Assignment) -> ViewKey:
+    """What is cut for an assignment."""
+    return assignment.region, assignment.spec.image_size
+
+
+def capacity_for(views: Iterable[ViewKey]) -> int:
+    """How many frames with crops of these views are kept."""
+    frame_bytes = sum(3 * image_size**2 for _, image_size in views)
+    return max(2, min(RING_FRAMES, RING_BYTES // max(1, frame_bytes)))
+
+
+def nearest(frames: Sequence[Frame], view: ViewKey, wanted_s: float) -> Frame | None:
+    """The frame with a crop of `view` that was taken nearest to `wanted_s`; the newer of two."""
+    best: Frame | None = None
+    for frame in reversed(frames):
+        if view not in frame.crops:
+            continue
+        if best is not None and abs(frame.taken_s - wanted_s) >= abs(best.taken_s - wanted_s):
+            break
+        best = frame
+    return best
+
+
+class Eyes:
+    """Keeps the last frames of one source, cut for the assignments that are served."""
+
+    def __init__(
+        self,
+        source: Source,
+        open_camera: Callable[[], Camera],
+        *,
+        fps: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`open_camera` may raise SourceError; `fps` is how many frames a second are taken."""
+        self.source = source
+        self._open_camera = open_camera
+        self._period_s = 1.0 / fps
+        self._clock = clock
+        self._camera: Camera | None = None
+        self._due_s = float("-inf")
+        self._rest_s = FIRST_REST_S
+        self._served: Callable[[], Sequence[Assignment]] = tuple
+        self._report: Callable[[str], None] = lambda event: None
+        #: The failure reported last; empty while there are pictures.
+        self._reported = ""
+        self._views: tuple[ViewKey, ...] = ()
+        #: Guards everything below, which other threads read.
+        self._lock = threading.Lock()
+        self._ring: deque[Frame] = deque(maxlen=RING_FRAMES)
+        self._taken = 0
+        self._unreadable = 0
+        #: Why there is no newer frame; empty if there is one.
+        self._problem = ""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep_looking, name="eyes", daemon=True)
+
+    def follow(self, served: Callable[[], Sequence[Assignment]]) -> None:
+        """Cut every frame for what is `served` by then."""
+        self._served = served
+
+    def report_to(self, report: Callable[[str], None]) -> None:
+        """Report when the source fails, and when it gives pictures again."""
+        self._report = report
+
+    def see(self, view: ViewKey, *, ago_ms: float, within_ms: float) -> Sighting:
+        """The frame nearest to `ago_ms` before now. Any thread; never waits.
+
+        Raises NoFrameError if it is further than `within_ms` from that moment, or there is none.
+        """
+        now_s = self._clock()
+        wanted_s = now_s - ago_ms / 1e3
+        with self._lock:
+            frame = nearest(self._ring, view, wanted_s)
+            why = f" ({self._problem})" if self._problem else ""
+        if frame is None:
+            raise NoFrameError(f"{self.source} has given no frame yet{why}")
+        off_ms = abs(frame.taken_s - wanted_s) * 1e3
+        if off_ms > within_ms:
+            which = "newest frame is" if ago_ms == 0 else "nearest frame is off by"
+            old = " old" if ago_ms == 0 else ""
+            raise NoFrameError(
+                f"{self.source}: the {which} {off_ms:.0f} ms{old}, "
+                f"at most {within_ms:.0f} ms were asked for{why}"
+            )
+        age_ms = max(0.0, (now_s - frame.taken_s) * 1e3)
+        return Sighting(number=frame.number, age_ms=age_ms, crop=frame.crops[view])
+
+    def describe(self) -> str:
+        """The source and how it does, in one line for people. Any thread."""
+        now_s = self._clock()
+        with self._lock:
+            newest = self._ring[-1] if self._ring else None
+            parts = [self._problem] if self._problem else []
+            if self._unreadable:
+                parts.append(f"{self._unreadable} could not be read")
+        seen = "no frame yet"
+        if newest is not None:
+            seen = f"frame {newest.number}, {(now_s - newest.taken_s) * 1e3:.0f} ms old"
+        return as_line("; ".join([f"{self.source}: {seen}", *parts]))
+
+    def step(self) -> float:
+        """Take a frame, if one is due; returns the seconds until the next step."""
+        try:
+            if self._camera is None:
+                self._camera = self._open_camera()
+            self._camera.grab()
+            self._take(self._camera)
+            self._rest_s = FIRST_REST_S
+        except PictureError as error:
+            # This picture only; the next one may be fine.
+            with self._lock:
+                self._unreadable += 1
+                self._problem = as_line(str(error))
+        except Exception as error:  # camera libraries raise what they like; serving goes on
+            return self._give_up(error)
+        return 0.0 if self.source.is_live else max(0.0, self._due_s - self._clock())
+
+    def _take(self, camera: Camera) -> None:
+        """Keep the picture that was just grabbed, unless it is one too many."""
+        taken_s = self._clock()
+        if taken_s < self._due_s and self.source.is_live:
+            # Grabbed all the same, so that none waits in the driver and grows old.
+            return
+        # The pace is kept; what was missed is not made up for in a hurry.
+        behind = taken_s > self._due_s + self._period_s
+        self._due_s = (taken_s if behind else self._due_s) + self._period_s
+        views = self._aim()
+        side = max((side_for(*view) for view in views), default=1)
+        picture = load_picture(camera.picture(smallest_side=side))
+        crops = {view: crop(picture, *view) for view in views}
+        with self._lock:
+            self._taken += 1
+            self._problem = ""
+            self._ring.append(Frame(number=self._taken, taken_s=taken_s, crops=crops))
+        if self._reported:
+            self._reported = ""
+            self._report(f"pictures again: {self.source}")
+
+    def _aim(self) -> tuple[ViewKey, ...]:
+        """What is to be cut now; frames that fit no more are let go."""
+        views = tuple(dict.fromkeys(view_of(assignment) for assignment in self._served()))
+        if views != self._views:
+            self._views = views
+            with self._lock:
+                self._ring = deque(self._ring, maxlen=capacity_for(views))
+        return views
+
+    def _give_up(self, error: Exception) -> float:
+        """Close the source, and say how long it is left alone."""
+        self._let_go()
+        rest_s, self._rest_s = self._rest_s, min(2 * self._rest_s, LONGEST_REST_S)
+        problem = as_line(str(error) or type(error).__name__)
+        with self._lock:
+            self._problem = problem
+        # Once: it is tried again every few seconds.
+        if problem != self._reported:
+            self._reported = problem
+            self._report(f"no pictures: {problem}")
+        return rest_s
+
+    def _let_go(self) -> None:
+        camera, self._camera = self._camera, None
+        if camera is not None:
+            camera.close()
+
+    def _keep_looking(self) -> None:
+        while not self._over.wait(self.step()):
+            pass
+        self._let_go()
+
+    def start(self) -> None:
+        """Begin to take frames, in a thread of its own."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more frames; returns in a moment, also if the camera hangs."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(LEAVE_S)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

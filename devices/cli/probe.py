@@ -1,0 +1,186 @@
+"""`mdp-agent probe`: measure this device and write its profile."""
+
+import datetime
+import os
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from devices.machine import Machine, NvidiaMachine, free_disk_bytes, usable_cores
+from devices.probe.encoders import extract, read_index
+from devices.probe.link import measure_link, peer_keys
+from devices.probe.profile import MIN_POINTS, Device, profile_of
+from devices.probe.report import report, warnings
+from devices.probe.run import Models, Probe, Taken, Wishes
+from devices.probe.schedule import fitting, thread_counts
+from devices.probe.worker import Worker
+from devices.runtime.cuda import ON_CUDA
+from mdp import console
+from mdp.console import Interrupted
+from mdp.errors import InputError
+from mdp.files import explained, write_toml
+from mdp.formats.profile import DeviceName
+
+#: Seconds of running per point, rounds, seconds of sustained load and for measuring anew.
+THOROUGH, QUICK = (0.2, 4, 5.0, 60.0), (0.1, 1, 2.0, 5.0)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give `app` the command."""
+    app.command("probe")(probe)
+
+
+def probe(
+    out: Annotated[Path, typer.Option(help="Profile to write; its stem is the device's name.")],
+    name: Annotated[
+        str | None, typer.Option(help="The device's name; the profile's stem if not given.")
+    ] = None,
+    threads: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=1024, help="Thread counts, instead of 1, 2, 4 .. all cores."),
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(min=3, max=600, help="Sustained load at the end, to see throttling."),
+    ] = None,
+    peer: Annotated[
+        str | None, typer.Option(help="tcp://HOST:PORT of a running agent: measures the link.")
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="With --peer: this device's or a client's secret key file.")
+    ] = None,
+    peer_key: Annotated[
+        Path | None, typer.Option(help="With --peer: the agent's public key file.")
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="With --peer: plain text over a network.")
+    ] = False,
+    quick: Annotated[bool, typer.Option(help="Fewer encoders, in under a minute.")] = False,
+    shapes: Annotated[
+        int | None, typer.Option(min=1, max=12, help="Only so many of the quick encoders.")
+    ] = None,
+    shared: Annotated[
+        bool,
+        typer.Option("--shared", help="Others on this machine are meant to be busy meanwhile."),
+    ] = False,
+    spin: Annotated[
+        bool,
+        typer.Option(
+            "--spin",
+            help="Threads wait for each other awake: for cores that nobody else will want.",
+        ),
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="The profile as JSON on stdout.")] = False,
+) -> None:
+    """Measure this device and write its profile, for mdp-partition plan.
+
+    Example: mdp-agent probe --name mybox --out profiles/mybox.toml --peer tcp://10.0.0.5:7500
+    --key keys/mybox.secret --peer-key keys/n100.public
+
+    Exit codes: 0 fine, 2 bad input or nothing to measure with, 130 interrupted (what was measured
+    is kept and marked incomplete), 1 unforeseen.
+    """
+    name = _checked_name(name, out)
+    point_s, rounds, load_s, again_s = QUICK if quick or shapes else THOROUGH
+    wishes = Wishes(
+        threads=sorted(set(threads or thread_counts(usable_cores()))),
+        quick=quick,
+        shapes=shapes,
+        point_s=point_s,
+        rounds=rounds,
+        load_s=load_s if minutes is None else 60 * minutes,
+        again_s=again_s,
+        shared=shared,
+        spin=spin,
+    )
+    keys = peer_keys(key, peer_key)
+    link = None if peer is None else measure_link(peer, keys, insecure=insecure)
+    taken, device, interrupted = _measure(name, wishes)
+    if interrupted and len(taken.measured) < MIN_POINTS:
+        raise Interrupted(f"interrupted before {MIN_POINTS} points were measured: none is written")
+    profile = profile_of(taken, device, link)
+    write_toml(out, profile)
+    if json:
+        console.print_json({"path": str(out), **msgspec.to_builtins(profile)})
+    else:
+        for line in report(profile):
+            print(line)
+    for line in warnings(profile):
+        print(f"mdp-agent: {line}", file=sys.stderr)
+    if interrupted:
+        raise Interrupted(
+            f"interrupted: {len(profile.latency)} of {taken.planned} points are kept in {out}, "
+            "marked incomplete"
+        )
+    print(f"mdp-agent: {out}: {len(profile.latency)} points", file=sys.stderr)
+
+
+def _checked_name(name: str | None, out: Path) -> str:
+    """The device's name; raises InputError before anything is measured in vain."""
+    if out.suffix != ".toml":
+        raise InputError(f"--out: expected a file NAME.toml, got {str(out)!r}")
+    try:
+        msgspec.convert(name or out.stem, DeviceName)
+    except msgspec.ValidationError as error:
+        raise InputError(f"--name {name or out.stem!r}: {explained(error)}") from error
+    if name is not None and name != out.stem:
+        raise InputError(f"--name: expected {out.stem!r}, the stem of --out, got {name!r}")
+    folder = next(parent for parent in out.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise InputError(f"--out {out}: {folder} is no folder that can be written to")
+    return out.stem
+
+
+def _measure(name: str, wishes: Wishes) -> tuple[Taken, Device, bool]:
+    """Everything that is measured of this device, and whether it was cut short."""
+    machine = Machine()
+    index = read_index()
+    device = Device(
+        name=name,
+        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        processor=machine.processor(),
+        virtual=machine.is_virtual(),
+        cores=usable_cores(),
+        available_bytes=machine.available_bytes(),
+        idle_temperature_c=machine.temperature_c(),
+    )
+    # SIGTERM, as a service manager sends it, keeps what was measured just as Ctrl-C does.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="mdp-probe-") as temporary, Worker() as worker:
+        folder = Path(temporary)
+        extract(folder)
+        encoders, large = fitting(index.encoders, device.available_bytes, free_disk_bytes(folder))
+        run = Probe(worker.ask, Models(folder), time.monotonic, _progress)
+        run.taken.dropped |= {e.name: "too large for this device's memory or disk" for e in large}
+        try:
+            run.run(encoders, index.num_classes, wishes)
+            interrupted = False
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            _clear()
+    if any(point.provider in ON_CUDA for point in run.taken.points):
+        device = replace(device, processor=NvidiaMachine().processor())
+    return run.taken, device, interrupted
+
+
+def _progress(done: int, planned: int, words: str) -> None:
+    """One line that is written over; every tenth point where it goes to a file."""
+    if sys.stderr.isatty():
+        _clear()
+        print(f"{done}/{planned} {words}", end="", file=sys.stderr, flush=True)
+    elif done % 10 == 0:
+        print(f"{done}/{planned} {words}", file=sys.stderr, flush=True)
+
+
+def _clear() -> None:
+    """Empty the terminal's line."""
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,286 @@
+"""Measure one encoder: start-up, first run, warm-up, steady state and memory apart from each other.
+
+Clock, system and runtime are handed in. The encoder is run by the very runtime that would serve it.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from devices.runtime.base import Runtime
+from mdp.files import Record
+from mdp.formats.plan import Assignment, PredictedMs, SubModelSpec
+from mdp.formats.profile import ProviderName, RuntimeName
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
+
+CPU = "CPUExecutionProvider"
+#: Providers that compute on the processor: its threads and its energy counters are theirs.
+ON_PROCESSOR = {
+    CPU,
+    "XnnpackExecutionProvider",
+    "OpenVINOExecutionProvider",
+    "DnnlExecutionProvider",
+}
+#: Runs in the steady state at least, and before it: the first ones allocate and choose kernels.
+MIN_RUNS, MIN_WARM_UP_RUNS = 7, 2
+#: Share of a point's time spent on becoming steady.
+WARM_UP_SHARE = 0.3
+#: A run is as fast as in the steady state within this factor of the median.
+AS_FAST = 1.1
+#: Seconds between two looks at the sensors while a load is sustained.
+LOOK_EVERY_S = 2.0
+
+
+class Run(Record, frozen=True):
+    """One point to measure: an encoder and how it is run."""
+
+    spec: SubModelSpec
+    runtime: RuntimeName
+    provider: ProviderName
+    threads: int
+    batch: int
+    num_classes: int
+    #: Whether threads wait for each other awake.
+    spin: bool = False
+
+
+class Measured(Record, frozen=True, tag=True):
+    """What one point took."""
+
+    latency_ms: float
+    p10_ms: float
+    p90_ms: float
+    start_up_ms: float
+    first_run_ms: float
+    warm_up_ms: float
+    memory_bytes: int | None
+    others_cores: float | None
+
+
+class Load(Record, frozen=True, tag=True):
+    """What one encoder took while it was run without a pause."""
+
+    seconds: float
+    first_ms: float
+    last_ms: float
+    temperature_c: float | None
+    power_w: float | None
+
+
+class System(Protocol):
+    """What a measurement wants to know of the machine; `devices.machine.Machine` does."""
+
+    def busy_cpu_s(self) -> float | None:
+        """CPU seconds that everything has used."""
+
+    def resident_bytes(self) -> int | None:
+        """Memory that this process has in use."""
+
+    def temperature_c(self) -> float | None:
+        """Degrees Celsius of the warmest sensor."""
+
+    def energy_j(self) -> float | None:
+        """Joules taken so far."""
+
+    def power_w(self) -> float | None:
+        """Watts at this moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """Clocks in seconds, and the system."""
+
+    system: System
+    clock: Callable[[], float] = time.perf_counter
+    own_cpu_s: Callable[[], float] = time.process_time
+
+
+def assignment_of(run: Run) -> Assignment:
+    """A plan's words for this run, so that it is served like any sub-model."""
+    return Assignment(
+        k=0,
+        device="probe",
+        submodel=run.spec,
+        predicted_ms=PredictedMs(compute=0.0, network=0.0, total=0.0),
+        memory_bytes=1,
+        provider=run.provider,
+        threads=run.threads,
+        runtime=run.runtime,
+        spin=run.spin,
+        why="measured by mdp-agent probe",
+    )
+
+
+def measure(
+    run: Run, open_runtime: Callable[[], Runtime], seconds: float, around: Surroundings
+) -> Measured:
+    """Measure for about `seconds`; raises what the runtime raises, and ValueError without logits.
+
+    Loading is timed as an agent does it, from opening the file. `memory_bytes` is by how much this
+    process has grown, so it is only true in a process that has not measured before.
+    """
+    clock, system = around.clock, around.system
+    pixels = _pixels(run)
+    resident = system.resident_bytes()
+    start_s = clock()
+    runtime = open_runtime()
+    start_up_s = clock() - start_s
+    before_s, first = _times(runtime, pixels, clock, seconds * WARM_UP_SHARE, MIN_WARM_UP_RUNS)
+    _check(first)
+    others = _Others(around)
+    steady_s, _ = _times(runtime, pixels, clock, seconds * (1 - WARM_UP_SHARE), MIN_RUNS)
+    others_cores = others.cores()
+    grown = system.resident_bytes()
+    median_s = statistics.median(steady_s)
+    tenths = statistics.quantiles(steady_s, n=10, method="inclusive")
+    return Measured(
+        latency_ms=_ms(median_s),
+        p10_ms=_ms(tenths[0]),
+        p90_ms=_ms(tenths[-1]),
+        start_up_ms=_ms(start_up_s),
+        first_run_ms=_ms(before_s[0]),
+        warm_up_ms=_ms(warm_up_s(before_s, median_s)),
+        memory_bytes=None if grown is None or resident is None else max(0, grown - resident),
+        others_cores=others_cores,
+    )
+
+
+def warm_up_s(times_s: list[float], median_s: float) -> float:
+    """Seconds of running before the first run that was as fast as in the steady state."""
+    passed_s = 0.0
+    for time_s in times_s:
+        if time_s <= AS_FAST * median_s:
+            break
+        passed_s += time_s
+    return passed_s
+
+
+def sustain(
+    run: Run,
+    open_runtime: Callable[[], Runtime],
+    seconds: float,
+    around: Surroundings,
+    report: Callable[[float], None] = lambda passed_s: None,
+) -> Load:
+    """Run without a pause for `seconds`; compares the first minute with the last.
+
+    In less than three minutes each is a third of the time. `report` hears what has passed.
+    """
+    clock, runtime, pixels = around.clock, open_runtime(), _pixels(run)
+    _times(runtime, pixels, clock, 0.0, MIN_WARM_UP_RUNS)
+    window_s = min(60.0, seconds / 3)
+    first: list[float] = []
+    last: list[float] = []
+    sensors = _Sensors(around, counters=run.provider in ON_PROCESSOR)
+    start_s = clock()
+    while (passed_s := clock() - start_s) < seconds or not last:
+        took_s = _once(runtime, pixels, clock)
+        if passed_s < window_s:
+            first.append(took_s)
+        elif passed_s >= seconds - window_s:
+            last.append(took_s)
+        if sensors.look():
+            report(passed_s)
+    return Load(
+        seconds=round(clock() - start_s, 1),
+        first_ms=_ms(statistics.median(first)),
+        last_ms=_ms(statistics.median(last)),
+        temperature_c=sensors.temperature_c,
+        power_w=sensors.average_w(),
+    )
+
+
+class _Others:
+    """How many cores everything but this process keeps busy, from now on."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+        self._begin = self._read()
+
+    def _read(self) -> tuple[float, float | None]:
+        busy_s = self._around.system.busy_cpu_s()
+        own_s = self._around.own_cpu_s()
+        return self._around.clock(), None if busy_s is None else busy_s - own_s
+
+    def cores(self) -> float | None:
+        """The average until now."""
+        (begin_s, before), (end_s, after) = self._begin, self._read()
+        if before is None or after is None or end_s <= begin_s:
+            return None
+        # The kernel counts in ticks, so the difference can come out slightly negative.
+        return max(0.0, round((after - before) / (end_s - begin_s), 2))
+
+
+class _Sensors:
+    """The highest temperature and the average power from now on."""
+
+    def __init__(self, around: Surroundings, *, counters: bool) -> None:
+        """`counters`: whether the processor's energy counters tell what is asked."""
+        self._around, self._counters = around, counters
+        self.temperature_c = around.system.temperature_c()
+        self._watts: list[float] = []
+        self._look_s = self._counted_s = around.clock()
+        self._joules = self._energy_j()
+
+    def look(self) -> bool:
+        """Look if it is time to; says whether it was."""
+        now_s = self._around.clock()
+        passed_s = now_s - self._look_s
+        if passed_s < LOOK_EVERY_S:
+            return False
+        self._look_s = now_s
+        system = self._around.system
+        seen = [t for t in (self.temperature_c, system.temperature_c()) if t is not None]
+        self.temperature_c = max(seen, default=None)
+        before, self._joules = self._joules, self._energy_j()
+        if before is not None and self._joules is not None and self._joules >= before:
+            self._watts.append((self._joules - before) / passed_s)
+        elif before is None and (watts := system.power_w()) is not None:
+            self._watts.append(watts)
+        return True
+
+    def _energy_j(self) -> float | None:
+        return self._around.system.energy_j() if self._counters else None
+
+    def average_w(self) -> float | None:
+        """Average watts, or None where nothing tells."""
+        return round(statistics.fmean(self._watts), 1) if self._watts else None
+
+
+def _pixels(run: Run) -> Pixels:
+    shape = (run.batch, run.spec.image_size, run.spec.image_size, 3)
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def _times(
+    runtime: Runtime, pixels: Pixels, clock: Callable[[], float], seconds: float, at_least: int
+) -> tuple[list[float], Contribution]:
+    """Seconds of each run, and the last one's logits."""
+    times_s: list[float] = []
+    start_s = now_s = clock()
+    while now_s - start_s < seconds or len(times_s) < at_least:
+        contribution = runtime.run(pixels)
+        then_s, now_s = now_s, clock()
+        times_s.append(now_s - then_s)
+    return times_s, contribution
+
+
+def _once(runtime: Runtime, pixels: Pixels, clock: Callable[[], float]) -> float:
+    start_s = clock()
+    runtime.run(pixels)
+    return clock() - start_s
+
+
+def _check(contribution: Contribution) -> None:
+    if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
+        raise ValueError("the logits are not finite")
+
+
+def _ms(seconds: float) -> float:
+    """Milliseconds to four digits."""
+    return float(f"{seconds * 1e3:.4g}")

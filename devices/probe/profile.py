@@ -1,0 +1,199 @@
+"""From what was measured to a profile. Pure."""
+
+import platform
+import statistics
+from dataclasses import dataclass
+from typing import Literal
+
+from msgspec.structs import replace
+
+from devices.probe.link import MeasuredLink
+from devices.probe.measure import ON_PROCESSOR, Run
+from devices.probe.run import Taken
+from devices.probe.schedule import best_provider, consistent
+from mdp.errors import AgentError
+from mdp.formats.profile import (
+    DeviceProfile,
+    LatencyPoint,
+    Link,
+    ProbeRecord,
+    Provenance,
+    Sustained,
+)
+
+#: What is written of a link nobody measured: gigabit Ethernet, as in the shipped profiles.
+DEFAULT_LINK = Link(bandwidth_bps=940e6, round_trip_s=0.0005)
+DEFAULT_AVAILABILITY = 0.98
+#: Share of the free memory that a sub-model may take.
+MEMORY_SHARE = 0.5
+MIN_POINTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """What the system says of itself."""
+
+    name: str
+    date: str
+    processor: str
+    virtual: bool
+    cores: int
+    available_bytes: int | None
+    idle_temperature_c: float | None
+
+
+def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> DeviceProfile:
+    """The profile of what was measured so far; raises AgentError if that is less than 3 points."""
+    points, left_out = consistent(taken.points)
+    if len(points) < MIN_POINTS:
+        raise AgentError(
+            f"{len(points)} points were measured, a profile needs {MIN_POINTS}: none is written"
+        )
+    provider = best_provider(points)
+    own = [point for point in points if point.provider == provider]
+    threads = max(point.threads for point in own)
+    dropped = taken.dropped | {f"point {n}": text for n, text in enumerate(left_out, start=1)}
+    power_w = taken.load.power_w if taken.load else None
+    provenance = _provenance(taken, device, link, threads)
+    if power_w:
+        provenance["power_w"] = Provenance(
+            method="measured",
+            source=f"{_tool(taken, device)}: average while {_shape(taken.load_run)} ran",
+        )
+    return DeviceProfile(
+        name=device.name,
+        kind=_kind(provider),
+        provider=provider,
+        threads=threads,
+        memory_bytes=_memory_bytes(device),
+        link=DEFAULT_LINK
+        if link is None
+        else Link(
+            bandwidth_bps=_digits(link.bandwidth_bps),
+            round_trip_s=_digits(link.round_trip_s),
+            round_trip_p90_s=_digits(link.p90_s),
+        ),
+        latency=[_lean(point, provider) for point in points],
+        provenance=provenance,
+        power_w=power_w or None,
+        availability=DEFAULT_AVAILABILITY,
+        spin=taken.spin,
+        probe=_record(taken, device, dropped, len(points)),
+    )
+
+
+def _kind(provider: str) -> Literal["cpu", "gpu", "arm"]:
+    if provider not in ON_PROCESSOR:
+        return "gpu"
+    return "arm" if platform.machine().lower().startswith(("arm", "aarch")) else "cpu"
+
+
+def _lean(point: LatencyPoint, provider: str) -> LatencyPoint:
+    """Without the provider where it is the profile's own."""
+    return replace(point, provider=None) if point.provider == provider else point
+
+
+def _memory_bytes(device: Device) -> int:
+    return int(MEMORY_SHARE * (device.available_bytes or 1 << 30))
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def _tool(taken: Taken, device: Device) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in taken.versions.items())
+    return f"mdp-agent probe with {versions} on {device.processor}, {device.date}"
+
+
+def _provenance(
+    taken: Taken, device: Device, link: MeasuredLink | None, threads: int
+) -> dict[str, Provenance]:
+    free = (
+        f"half of the {device.available_bytes / 1e9:.1f} GB that were free when probed"
+        if device.available_bytes
+        else "512 MiB, as the system does not tell how much is free"
+    )
+    busy = taken.busy
+    disturbed = f"; {busy} of them while others kept the machine busy" if busy else ""
+    if taken.shared:
+        disturbed = "; beside others on the same machine, as it will be used"
+    virtual = ", a virtual machine" if device.virtual else ""
+    return {
+        "threads": _estimated(f"the most threads that were measured, of {device.cores} cores"),
+        "memory_bytes": _estimated(f"a judgement: {free}"),
+        "availability": _estimated("a judgement, not a statistic: always on, seldom restarted"),
+        "link": _link_provenance(link, device),
+        "latency": Provenance(
+            method="measured",
+            source=(
+                f"{_tool(taken, device)}{virtual}: medians of {len(taken.measured)} encoders with "
+                f"random weights, batch 1 unless said{disturbed}"
+            ),
+        ),
+    }
+
+
+def _estimated(source: str) -> Provenance:
+    return Provenance(method="estimated", source=source)
+
+
+def _link_provenance(link: MeasuredLink | None, device: Device) -> Provenance:
+    if link is None:
+        return _estimated(
+            "not measured: gigabit Ethernet less framing, 940 Mbit/s, and 0.5 ms for an empty "
+            "message there and back; --peer measures it"
+        )
+    return Provenance(
+        method="measured",
+        source=(
+            f"mdp-agent probe to the agent at {link.peer}, {device.date}: median round trip of an "
+            f"empty message (p10 {link.p10_s * 1e3:.3g}, p90 {link.p90_s * 1e3:.3g} ms), and crops "
+            f"of {link.request_bytes} bytes sent there; the way back is taken to be as fast"
+        ),
+    )
+
+
+def _record(taken: Taken, device: Device, dropped: dict[str, str], points: int) -> ProbeRecord:
+    others = [m.others_cores for m in taken.measured.values() if m.others_cores is not None]
+    return ProbeRecord(
+        complete=taken.complete,
+        date=device.date,
+        processor=device.processor,
+        cores=device.cores,
+        system=f"{platform.system()} {platform.machine()}",
+        versions=taken.versions,
+        planned_points=max(taken.planned, points),
+        busy_points=taken.busy,
+        others_cores=round(statistics.median(others), 2) if others else None,
+        sustained=_sustained(taken),
+        idle_temperature_c=device.idle_temperature_c,
+        load_temperature_c=taken.load.temperature_c if taken.load else None,
+        dropped=dropped,
+    )
+
+
+#: A load of less than this shows no throttling, and none is claimed to have been looked for.
+MIN_SUSTAINED_S = 180.0
+
+
+def _sustained(taken: Taken) -> Sustained | None:
+    load = taken.load
+    if load is None or taken.load_run is None or load.seconds < MIN_SUSTAINED_S:
+        return None
+    return Sustained(
+        shape=_shape(taken.load_run),
+        minutes=round(load.seconds / 60, 1),
+        first_minute_ms=load.first_ms,
+        last_minute_ms=load.last_ms,
+    )
+
+
+def _shape(run: Run | None) -> str:
+    if run is None:
+        return "nothing"
+    spec = run.spec
+    return (
+        f"{spec.image_size} px, {spec.embed_dim} wide, {spec.depth} deep, {spec.precision} in "
+        f"{run.runtime}, {run.threads} threads"
+    )

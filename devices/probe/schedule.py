@@ -1,0 +1,260 @@
+"""What a probe measures, in which order, and what it makes of the points. Plain functions."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from devices.probe.encoders import Encoder, Tier
+from devices.probe.measure import CPU, ON_PROCESSOR, Measured, Run
+from mdp.formats.profile import LatencyPoint, Precision, RuntimeName, contradictions
+
+#: More cores than this kept busy by others make a point count as disturbed; the kernel counts in
+#: ticks of 10 ms, so less cannot be told from nothing in a third of a second.
+BUSY_CORES = 0.15
+#: Pictures per run of the points that show what a batch costs, and which encoders have them.
+BATCH, BATCH_EVERY = 4, 2
+#: A model may take this share of the free memory, and its file this share of the free disk.
+MEMORY_SHARE, DISK_SHARE = 0.25, 0.5
+
+#: Precisions worth measuring on a provider; others run in fp32 only. fp16 and dynamic int8 are
+#: computed in fp32 or on the processor by the providers that are not listed with them.
+_ONNXRUNTIME: dict[str, tuple[Precision, ...]] = {
+    CPU: ("fp32", "int8", "int8-static"),
+    "CUDAExecutionProvider": ("fp32", "fp16"),
+    "ROCMExecutionProvider": ("fp32", "fp16"),
+    "MIGraphXExecutionProvider": ("fp32", "fp16"),
+    "DmlExecutionProvider": ("fp32", "fp16"),
+    "CoreMLExecutionProvider": ("fp32", "fp16"),
+    "WebGpuExecutionProvider": ("fp32", "fp16"),
+    "TensorrtExecutionProvider": ("fp32", "fp16", "int8-static"),
+    "NvTensorRTRTXExecutionProvider": ("fp32", "fp16", "int8-static"),
+    "OpenVINOExecutionProvider": ("fp32", "fp16", "int8-static"),
+    "QNNExecutionProvider": ("fp32", "int8-static"),
+}
+#: Providers that are listed but compute somewhere else.
+_ELSEWHERE = {"AzureExecutionProvider": "computes in a cloud"}
+_TIERS: dict[Tier, int] = {"quick": 0, "core": 1, "full": 2}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Backend:
+    """One way of running a model on this device."""
+
+    runtime: RuntimeName
+    provider: str
+    precision: Precision
+
+    @property
+    def words(self) -> str:
+        """As a person reads it."""
+        where = self.provider.removesuffix("ExecutionProvider")
+        return f"{self.runtime} {where} {self.precision}"
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One point that is to be measured."""
+
+    encoder: Encoder
+    run: Run
+    backend: Backend
+
+
+def backends(
+    providers: Sequence[str], openvino: Sequence[str] | None
+) -> tuple[list[Backend], dict[str, str]]:
+    """Ways of running models here, and which listed providers are passed over, with the reason.
+
+    `openvino` is what OpenVINO says the processor can compute in, None where it is not installed.
+    """
+    found = [
+        Backend("onnxruntime", provider, precision)
+        for provider in providers
+        if provider not in _ELSEWHERE
+        for precision in _ONNXRUNTIME.get(provider, ("fp32",))
+    ]
+    if openvino is not None:
+        found.append(Backend("openvino", CPU, "fp32"))
+        # Elsewhere bf16 would be imitated in fp32.
+        if "BF16" in openvino:
+            found.append(Backend("openvino", CPU, "bf16"))
+        found.append(Backend("openvino", CPU, "int8-static"))
+    return found, {p: why for p, why in _ELSEWHERE.items() if p in providers}
+
+
+def thread_counts(cores: int) -> list[int]:
+    """1, 2, 4 and so on, and all cores."""
+    return sorted({1 << n for n in range(cores.bit_length()) if 1 << n < cores} | {cores})
+
+
+def fitting(
+    encoders: Iterable[Encoder], memory_bytes: int | None, disk_bytes: int
+) -> tuple[list[Encoder], list[Encoder]]:
+    """The encoders that this device has room for, and the others."""
+    most = disk_bytes * DISK_SHARE
+    if memory_bytes is not None:
+        most = min(most, memory_bytes * MEMORY_SHARE)
+    listed = list(encoders)
+    return (
+        [encoder for encoder in listed if encoder.model_bytes <= most],
+        [encoder for encoder in listed if encoder.model_bytes > most],
+    )
+
+
+def tasks(
+    encoders: Sequence[Encoder],
+    ways: Sequence[Backend],
+    threads: Sequence[int],
+    num_classes: int,
+    *,
+    quick: bool = False,
+    shapes: int | None = None,
+    spin: bool = False,
+) -> list[Task]:
+    """Every point, tier by tier, so that each prefix of the list spans all shapes and backends.
+
+    Only the processor's onnxruntime and its fewest and most threads get the last tier; `shapes`
+    takes only so many shapes of the first one. With `spin` threads wait awake.
+    """
+    tiers: tuple[Tier, ...] = (
+        ("quick",) if quick or shapes is not None else ("quick", "core", "full")
+    )
+    planned = []
+    for tier in tiers:
+        names = list(dict.fromkeys(_shape(e) for e in encoders if e.tier == tier))[:shapes]
+        for place, name in enumerate(names):
+            for encoder in (e for e in encoders if e.tier == tier and _shape(e) == name):
+                for way in ways:
+                    if file_precision(way.precision) == encoder.spec.precision:
+                        batch = tier == "quick" and place % BATCH_EVERY == 0
+                        planned += _runs(encoder, way, threads, num_classes, batch=batch, spin=spin)
+    return planned
+
+
+def file_precision(precision: Precision) -> Precision:
+    """The precision of the file: bf16 is how a runtime computes, the file's numbers are fp32."""
+    return "fp32" if precision == "bf16" else precision
+
+
+def _shape(encoder: Encoder) -> tuple[object, ...]:
+    spec = encoder.spec
+    size = (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth)
+    return (*size, spec.num_heads, spec.mlp_ratio)
+
+
+def _runs(
+    encoder: Encoder,
+    way: Backend,
+    threads: Sequence[int],
+    num_classes: int,
+    *,
+    batch: bool,
+    spin: bool,
+) -> list[Task]:
+    counts = list(threads) if way.provider in ON_PROCESSOR else [1]
+    main = way.runtime == "onnxruntime" and way.provider == CPU
+    if encoder.tier == "full":
+        counts = [counts[0], counts[-1]] if main else []
+    spec = replace(encoder.spec, precision=way.precision)
+    runs = [(count, 1) for count in dict.fromkeys(counts)]
+    # OpenVINO is served one picture at a time.
+    if batch and way.runtime == "onnxruntime":
+        runs.append((counts[-1], BATCH))
+    return [
+        Task(
+            encoder,
+            Run(
+                spec=spec,
+                runtime=way.runtime,
+                provider=way.provider,
+                threads=count,
+                batch=pictures,
+                num_classes=num_classes,
+                spin=spin,
+            ),
+            way,
+        )
+        for count, pictures in runs
+    ]
+
+
+def is_busy(measured: Measured) -> bool:
+    """Whether others disturbed this point, as far as the system tells."""
+    return (measured.others_cores or 0.0) > BUSY_CORES
+
+
+def quieter(one: Measured, other: Measured) -> Measured:
+    """The one of two measurements of a point that was disturbed less."""
+    return min(one, other, key=lambda m: (m.others_cores or 0.0, m.latency_ms))
+
+
+def typical(looks: Sequence[Measured]) -> Measured:
+    """The middle one of several measurements of a point, of two middle ones the quicker.
+
+    Disturbed ones count only for want of others.
+    """
+    quiet = [look for look in looks if not is_busy(look)] or looks
+    return sorted(quiet, key=lambda look: look.latency_ms)[(len(quiet) - 1) // 2]
+
+
+def point_of(run: Run, measured: Measured) -> LatencyPoint:
+    """A point of a profile's latency table."""
+    spec = run.spec
+    return LatencyPoint(
+        image_size=spec.image_size,
+        patch_size=spec.patch_size,
+        embed_dim=spec.embed_dim,
+        depth=spec.depth,
+        num_heads=spec.num_heads,
+        mlp_ratio=spec.mlp_ratio,
+        precision=spec.precision,
+        threads=run.threads,
+        runtime=run.runtime,
+        provider=run.provider,
+        batch=run.batch,
+        latency_ms=measured.latency_ms,
+        p10_ms=measured.p10_ms,
+        p90_ms=measured.p90_ms,
+        start_up_ms=measured.start_up_ms,
+        first_run_ms=measured.first_run_ms,
+        warm_up_ms=measured.warm_up_ms,
+        memory_bytes=measured.memory_bytes,
+        others_cores=measured.others_cores,
+    )
+
+
+def consistent(points: Sequence[LatencyPoint]) -> tuple[list[LatencyPoint], list[str]]:
+    """The points without those that contradict others, and what was left out.
+
+    Of two that exclude each other the one that was disturbed more goes.
+    """
+    kept, said = list(points), []
+    while found := contradictions(kept, CPU):
+        first, second, text = found[0]
+        worse = max((first, second), key=lambda place: kept[place].others_cores or 0.0)
+        said.append(text)
+        del kept[worse]
+    return kept, said
+
+
+def best_provider(points: Sequence[LatencyPoint]) -> str:
+    """onnxruntime's provider that is fastest in fp32, one picture at a time, at its best threads.
+
+    By the geometric mean over the encoders that all providers ran, so that none wins by having run
+    the small ones only. The processor where onnxruntime ran nothing, as OpenVINO runs there.
+    """
+    best: dict[str, dict[tuple[object, ...], float]] = {}
+    for point in points:
+        if (point.runtime, point.precision, point.batch) == ("onnxruntime", "fp32", 1):
+            shapes = best.setdefault(point.provider or CPU, {})
+            key = (point.image_size, point.patch_size, point.embed_dim, point.depth)
+            shapes[key] = min(point.latency_ms, shapes.get(key, math.inf))
+    if not best:
+        return CPU
+    shared = set.intersection(*(set(shapes) for shapes in best.values()))
+    means = {
+        provider: sum(math.log(shapes[key]) for key in shared) for provider, shapes in best.items()
+    }
+    return min(means, key=means.__getitem__)

@@ -1,0 +1,167 @@
+"""OpenVinoRuntime: a sub-model in OpenVINO, where a plan says so. The only place to serve with it.
+
+OpenVINO's package reports its own import to a statistics server of its maker, from a part that
+converts models and that nobody serving one needs. That part is left out here, so nothing is sent.
+"""
+
+import functools
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from devices.runtime.base import (
+    BAG,
+    BOOST,
+    CPU,
+    INPUT,
+    PRECISION_KEY,
+    NotHereError,
+    check_input,
+    check_outputs,
+    check_precision,
+    run_until_steady,
+)
+from mdp.errors import AgentError
+from mdp.extras import install
+from mdp.formats.model_file import ModelFile
+from mdp.formats.plan import Assignment
+from mdp.fusion.fuse import Contribution
+from mdp.imports import without
+from mdp.pictures.crop import Pixels
+
+#: What a status calls it.
+OPENVINO_CPU = "openvino:CPU"
+#: Precision -> what its matrix products are computed in where the file leaves that open.
+HINTS = {"fp32": "f32", "bf16": "bf16", "int8-static": "f32"}
+#: Parts of the package that report to its maker, or exist only for parts that do.
+REPORTING = ("openvino_telemetry", "openvino.tools.ovc")
+
+
+class OpenVinoRuntime:
+    """A sub-model in OpenVINO on the processor: one picture at a time, one stream."""
+
+    #: What is planned otherwise is refused, so there is no falling back inside OpenVINO.
+    fallback = False
+
+    def __init__(
+        self,
+        model: ModelFile,
+        assignment: Assignment,
+        *,
+        num_classes: int,
+        threads: int | None = None,
+    ) -> None:
+        """Load `model`; raises AgentError if it is another model, or what is planned not there."""
+        precision, size = assignment.spec.precision, assignment.spec.image_size
+        if assignment.provider not in (CPU, OPENVINO_CPU):
+            raise NotHereError(
+                f"openvino on {assignment.provider}", f"openvino is served on {CPU} only"
+            )
+        if precision not in HINTS:
+            raise NotHereError(f"openvino in {precision}", f"openvino has {', '.join(HINTS)}")
+        openvino = _openvino(precision)
+        core = core_of(openvino)
+        _check_processor(core, precision)
+        try:
+            graph = _read(openvino, model)
+        except Exception as error:  # OpenVINO raises types of its own, without a common base
+            raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
+        _check(graph, model.path, assignment, num_classes)
+        try:
+            # Agents compute one picture at a time. Knowing that made ViTs 3 to 5 % faster.
+            graph.reshape({INPUT: [1, size, size, 3]})
+            self._compiled = core.compile_model(graph, "CPU", _wishes(assignment, threads))
+            self._request = self._compiled.create_infer_request()
+        except Exception as error:  # OpenVINO raises types of its own, without a common base
+            raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
+        self.provider = OPENVINO_CPU
+        self._image_size = size
+
+    def warm_up(self) -> None:
+        """Run until steady; raises AgentError if the logits are not finite."""
+        run_until_steady(self.run, self._image_size)
+
+    def run(self, pixels: Pixels) -> Contribution:
+        """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+        rows = [self._run_one(pixels[row : row + 1]) for row in range(len(pixels))]
+        boost, bag = (np.concatenate(heads) for heads in zip(*rows, strict=True))
+        return Contribution(boost, bag)
+
+    def _run_one(self, pixels: Pixels) -> tuple[Any, Any]:
+        self._request.infer({INPUT: pixels})
+        # The request's own memory is written anew by the next run.
+        return tuple(self._request.get_tensor(head).data.copy() for head in (BOOST, BAG))
+
+
+def import_openvino() -> Any:
+    """OpenVINO without what reports its use; raises ImportError where it is not installed."""
+    with without(*REPORTING):
+        import openvino
+        import openvino.frontend
+    return openvino
+
+
+@functools.cache
+def core_of(openvino: Any) -> Any:
+    """OpenVINO's core: one for the whole process, until its end.
+
+    Its processor plugin gives the thread that loads it a signal stack, and frees that with the last
+    core, in whichever thread: the next signal with a Python handler would end the process.
+    """
+    return openvino.Core()
+
+
+def _openvino(precision: str) -> Any:
+    try:
+        return import_openvino()
+    except ImportError as error:
+        raise NotHereError(
+            f"openvino in {precision}",
+            f"which is not installed ({install('agent,openvino')})",
+        ) from error
+
+
+def _check_processor(core: Any, precision: str) -> None:
+    """Raise NotHereError if `precision` would only be imitated, which gains nothing."""
+    able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if precision == "bf16" and "BF16" not in able:
+        raise NotHereError(
+            "openvino in bf16", f"this processor computes {', '.join(sorted(able))} only"
+        )
+
+
+def _wishes(assignment: Assignment, threads: int | None) -> dict[str, object]:
+    return {
+        "INFERENCE_PRECISION_HINT": HINTS[assignment.spec.precision],
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_NUM_THREADS": threads or assignment.threads,
+        "NUM_STREAMS": 1,
+        # Threads tied to cores would fight with whatever else runs on these cores.
+        "ENABLE_CPU_PINNING": False,
+    }
+
+
+def _read(openvino: Any, model: ModelFile) -> Any:
+    # By its own frontend: the package's general reader tries six formats on a file that is none.
+    onnx = openvino.frontend.FrontEndManager().load_by_framework("onnx")
+    return onnx.convert(onnx.load(io.BytesIO(model.content)))
+
+
+def _check(graph: Any, model: Path, assignment: Assignment, num_classes: int) -> None:
+    inputs = {i.any_name: (i.element_type.get_type_name(), _shape(i)[1:]) for i in graph.inputs}
+    check_input(model, inputs, assignment.spec.image_size, uint8="u8")
+    check_outputs(model, {o.any_name: _shape(o)[-1] for o in graph.outputs}, num_classes)
+    where = ["framework", PRECISION_KEY]
+    says = graph.get_rt_info(where).astype(str) if graph.has_rt_info(where) else None
+    check_precision(model, says, assignment)
+
+
+def _shape(port: Any) -> list[object]:
+    """Lengths of a port's dimensions, None where any will do."""
+    return [d.get_length() if d.is_static else None for d in port.partial_shape]
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

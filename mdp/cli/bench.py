@@ -1,0 +1,96 @@
+"""Latency and throughput of a running fleet, as a caller sees them."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from importlib.util import find_spec
+from itertools import cycle, islice
+from pathlib import Path
+
+import numpy as np
+
+from mdp.client.base import DEFAULT_DEADLINE_MS
+from mdp.client.sync import Client
+from mdp.pictures.crop import Picture, Pixels, load_picture
+from mdp.requests.prediction import Prediction
+
+WARM_UP_REQUESTS = 10
+#: A warm-up call has at least this long: the first on a connection takes several times as long as
+#: later ones, and a late answer would count against its device while the others are measured.
+WARM_UP_MS = DEFAULT_DEADLINE_MS
+
+
+def noise_picture(side: int) -> Pixels:
+    """A uint8 picture `[side, side, 3]` of noise, for when only time matters."""
+    return np.random.default_rng(0).integers(0, 256, size=(side, side, 3), dtype=np.uint8)
+
+
+def some_pictures(side: int) -> list[Picture]:
+    """The photographs that scikit-learn ships, decoded, else noise of `side` pixels."""
+    found = find_spec("sklearn")
+    folders = found.submodule_search_locations if found else None
+    files = [
+        file for folder in folders or () for file in Path(folder).glob("datasets/images/*.jpg")
+    ]
+    decoded: list[Picture] = [load_picture(file, smallest_side=side) for file in sorted(files)]
+    return decoded or [noise_picture(side)]
+
+
+def overhead_ms(prediction: Prediction) -> float:
+    """What a call cost beyond the computing of its slowest member.
+
+    That is the overhead of docs/serving.md, for one picture under way; with more, a picture's
+    waiting for the one before it is in it.
+    """
+    return prediction.latency_ms - max(member.compute_ms for member in prediction.members)
+
+
+def percentiles(values: Sequence[float], points: Sequence[float]) -> dict[str, float]:
+    """`{"p50": ...}` for every point, by linear interpolation; NaN-free for an empty list too."""
+    if not values:
+        return {f"p{point}": 0.0 for point in points}
+    return {f"p{point}": float(np.percentile(values, point)) for point in points}
+
+
+def run_bench(
+    client: Client,
+    pictures: Sequence[Picture],
+    *,
+    requests: int,
+    deadline_ms: float,
+    in_flight: int = 1,
+) -> dict[str, object]:
+    """Send `requests` pictures with `in_flight` under way, and sum up what came back.
+
+    With one under way this is MLPerf's SingleStream, by its rules for issuing and not for
+    duration; with more, a stream.
+    """
+    for picture in islice(cycle(pictures), WARM_UP_REQUESTS):
+        client.classify(picture, deadline_ms=max(deadline_ms, WARM_UP_MS))
+    started_s = time.perf_counter()
+    answers = list(
+        client.stream(
+            islice(cycle(pictures), requests),
+            deadline_ms=deadline_ms,
+            in_flight=in_flight,
+            errors="yield",
+        )
+    )
+    took_s = time.perf_counter() - started_s
+    given = [answer for answer in answers if isinstance(answer, Prediction)]
+    latencies = [prediction.latency_ms for prediction in given]
+    overheads = [overhead_ms(prediction) for prediction in given]
+    modes: Counter[str] = Counter(prediction.mode for prediction in given)
+    return {
+        "scenario": "single-stream" if in_flight == 1 else f"stream-{in_flight}",
+        "requests": requests,
+        "answered": len(given),
+        "partial": sum(prediction.partial for prediction in given),
+        "latency_ms": {
+            **percentiles(latencies, (50, 90, 99)),
+            "max": max(latencies, default=0.0),
+        },
+        "overhead_ms": percentiles(overheads, (50, 99)),
+        "throughput_per_s": len(given) / took_s,
+        "modes": dict(modes),
+    }

@@ -1,0 +1,122 @@
+"""`mdp fleet discover`: what is announced on the network, and the fleet file it would make."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mdp import console
+from mdp.discovery.announcements import DIGEST_DIGITS, LeftOut, Proposal, fleet_text, propose
+from mdp.discovery.mdns import MAX_FOUND, listen
+from mdp.errors import ConfigError, InferenceError, InputError
+from mdp.files import write_bytes
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, relative_to
+from mdp.formats.keys import PUBLIC, is_loopback, load_pair, load_public
+from mdp.transport import public_key_of
+
+#: Announcements that were left out and are listed; a flood of them shall not hide the rest.
+MAX_LISTED = 20
+
+
+def fleet_discover(
+    bundle: Annotated[Path, typer.Option(help="Bundle folder that the agents serve.")],
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the agents' public key files, as for `mdp fleet new`."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="This client's secret key file, to be named in the fleet.")
+    ] = None,
+    interface: Annotated[
+        str | None,
+        typer.Option(help="Listen on this IPv4 address of this machine only, e.g. 127.0.0.1."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(min=0.1, max=600, help="How long to listen.")] = 3.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Also write the proposed fleet file; read it before use.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")
+    ] = False,
+) -> None:
+    """List the agents that announce themselves (`mdp-agent run --announce`), and propose a fleet.
+
+    Announcements are claims. No key is taken from one: an agent with a key gets an entry only if
+    a public key file in --keys has the announced fingerprint.
+
+    Example: mdp fleet discover --bundle bundle/ --keys keys/ --key keys/client.secret
+    --out fleet.toml
+
+    Exit codes: 0 at least one entry, 2 bad input, 3 nothing that could be proposed, 1 unforeseen.
+    """
+    opened = Bundle.open(bundle)
+    if (keys is None) != (key is None):
+        raise InputError("--keys and --key: expected both, or neither for plain text on loopback")
+    if key is not None:
+        load_pair(key, public_key_of)
+    trusted = {} if keys is None else _public_keys(keys)
+    found, more = listen(interface, seconds=seconds)
+    on_loopback = interface is not None and is_loopback(f"tcp://{interface}:1")
+    proposal = propose(opened, found, keys=trusted, on_loopback=on_loopback)
+    fleet = None
+    if proposal.entries:
+        # Paths are relative to where the file is, or would be.
+        place = out or Path("fleet.toml")
+        fleet = Fleet(
+            bundle=relative_to(opened.path, place),
+            key=None if key is None else relative_to(key, place),
+            devices=list(proposal.entries),
+        )
+        if out is not None:
+            write_bytes(out, fleet_text(fleet, proposal.left_out[:MAX_LISTED]))
+    written = out if fleet is not None else None
+    if json:
+        console.print_json(
+            {
+                "path": None if written is None else str(written),
+                "devices": proposal.entries,
+                "left_out": proposal.left_out,
+                "absent": proposal.absent,
+                "not_looked_at": more,
+            }
+        )
+    else:
+        _tell(opened, proposal, more, written)
+    raise typer.Exit(0 if proposal.entries else InferenceError.exit_code)
+
+
+def _public_keys(folder: Path) -> dict[str, str]:
+    """Stem -> key of every public key file in `folder`; raises ConfigError."""
+    try:
+        files = sorted(file for file in folder.iterdir() if file.suffix == PUBLIC)
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror or error}") from error
+    return {file.stem: load_public(file) for file in files}
+
+
+def _tell(bundle: Bundle, proposal: Proposal, more: int, written: Path | None) -> None:
+    print(f"agents of bundle {bundle.manifest.name} {bundle.digest[:DIGEST_DIGITS]}:")
+    for entry in proposal.entries:
+        how = "plain text" if entry.key is None else "its key is in --keys"
+        print(f"  {entry.device} = {entry.address}, sub-model {entry.k}, {how}")
+    for left in proposal.left_out[:MAX_LISTED]:
+        print(f"  left out: {_line(left)}")
+    unlisted = len(proposal.left_out) - MAX_LISTED
+    if unlisted > 0:
+        print(f"  left out: {unlisted} more")
+    if more:
+        print(f"  {more} announcements beyond the first {MAX_FOUND} were not looked at")
+    if proposal.absent:
+        print(f"  not in the proposal: {', '.join(proposal.absent)}")
+    if written is not None:
+        print(f"{written}: proposed, {len(proposal.entries)} devices; check the addresses")
+
+
+def _line(left: LeftOut) -> str:
+    return f"{left.device} at {left.address}: {left.reason}"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Make the command part of `mdp fleet`."""
+    app.command("discover")(fleet_discover)

@@ -1,0 +1,388 @@
+"""`mdp`: classify pictures with a fleet, and look after the fleet."""
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mdp import console
+from mdp.cli import bundle as bundle_command
+from mdp.cli import discover as discover_command
+from mdp.cli import keys as keys_command
+from mdp.cli.answers import describe, failure, named, picture_files, shown
+from mdp.cli.bench import noise_picture, run_bench
+from mdp.cli.demo import run_demo
+from mdp.cli.doctor import examine
+from mdp.client.base import DEFAULT_DEADLINE_MS, NEVER_EARLY
+from mdp.client.status import DeviceStatus
+from mdp.client.sync import Client
+from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError, NeverEarlyWarning
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed, new_fleet
+from mdp.formats.keys import PUBLIC, load_pair, load_public
+from mdp.fusion.fuse import Fusion
+from mdp.pictures.crop import Picture
+from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
+from mdp.requests.deadline import checked_deadline_ms
+from mdp.transport import public_key_of
+
+NOT_ANSWERED = InferenceError.exit_code
+
+app = console.new_app("Classify pictures with several unequal devices at once.", "mdp")
+keys_command.add_to(app)
+bundle_command.add_to(app)
+fleet_app = console.new_app("Make fleet files.")
+app.add_typer(fleet_app, name="fleet")
+discover_command.add_to(fleet_app)
+
+FleetFile = Annotated[
+    Path,
+    typer.Option("--fleet", envvar="MDP_FLEET", help="fleet.toml, as `mdp fleet new` makes it."),
+]
+KeyFile = Annotated[
+    Path | None,
+    typer.Option("--key", help="This client's secret key file, instead of fleet.toml's `key`."),
+]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Speak plain text to agents without a key, over a network."),
+]
+DeadlineMs = Annotated[float, typer.Option(help="Milliseconds in which every answer has to come.")]
+FusionChoice = Annotated[Fusion, typer.Option(help="How to combine what arrived.")]
+Early = Annotated[
+    bool,
+    typer.Option("--early", help="Answer as soon as what is awaited cannot change the label."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
+
+
+@contextmanager
+def connected(
+    fleet: Path,
+    key: Path | None,
+    insecure: bool,
+    fusion: Fusion = "stacked",
+    early: bool = False,
+) -> Iterator[Client]:
+    """A client of `fleet`; says on stderr, at every start, to whom it speaks plain text."""
+    with warnings.catch_warnings():
+        # Said below, in one line each.
+        warnings.simplefilter("ignore", InsecureWarning)
+        warnings.simplefilter("ignore", NeverEarlyWarning)
+        client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure, early=early)
+    with client:
+        if early and client.bundle.manifest.early is None:
+            print(f"mdp: {client.bundle.path}: {NEVER_EARLY}", file=sys.stderr)
+        for entry in exposed(client.fleet):
+            text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
+            print(f"mdp: WARNING: {text}", file=sys.stderr)
+        yield client
+
+
+@app.command()
+def classify(
+    # Readable is not asked for: a file that is not would end the command before the others.
+    pictures: Annotated[
+        list[Path], typer.Argument(readable=False, help="Picture files, or folders of them.")
+    ],
+    fleet: FleetFile,
+    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    fusion: FusionChoice = "stacked",
+    early: Early = False,
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
+) -> None:
+    """Say what each picture shows; a picture that cannot be read is named, the others go on.
+
+    With --json a picture that failed has a line too, with `error` instead of `label`.
+
+    Example: mdp classify --fleet fleet.toml cat.jpg --deadline-ms 80
+
+    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
+    """
+    checked_deadline_ms(deadline_ms)
+    exit_code = 0
+    with connected(fleet, key, insecure, fusion, early) as client, console.until_reader_leaves():
+        for path, unusable in picture_files(pictures):
+            try:
+                if unusable is not None:
+                    raise unusable
+                prediction = client.classify(path, deadline_ms=deadline_ms)
+            except MDPError as error:
+                text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+                print(f"mdp: {console.one_line(MDPError(text))}", file=sys.stderr)
+                if json:
+                    console.print_json({**named(path), **failure(error)})
+                exit_code = exit_code or error.exit_code
+                continue
+            if json:
+                console.print_json({**named(path), **prediction.to_json()})
+            else:
+                print(describe(shown(path), prediction), flush=True)
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def look(
+    fleet: FleetFile,
+    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    ago_ms: Annotated[
+        float, typer.Option(min=0, max=1e9, help="Look at what was there so long ago; 0 is now.")
+    ] = 0.0,
+    within_ms: Annotated[
+        float, typer.Option(min=0, max=1e9, help="How far from that moment a frame may be.")
+    ] = DEFAULT_WITHIN_MS,
+    count: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Looks.")] = 1,
+    every_ms: Annotated[
+        float, typer.Option(min=0, max=1e9, help="With --count: from one look to the next.")
+    ] = DEFAULT_EVERY_MS,
+    fusion: FusionChoice = "stacked",
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
+) -> None:
+    """Say what the devices' own cameras see (`mdp-agent run --source`); no picture travels.
+
+    Example: mdp look --fleet fleet.toml --deadline-ms 80
+
+    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
+    """
+    checked_deadline_ms(deadline_ms)
+    checked_every_ms(every_ms)
+    exit_code = 0
+    with connected(fleet, key, insecure, fusion) as client, console.until_reader_leaves():
+        for number in range(count):
+            started_s = time.monotonic()
+            at: Moment = started_s - ago_ms / 1e3 if ago_ms else "latest"
+            try:
+                prediction = client.look(deadline_ms=deadline_ms, at=at, within_ms=within_ms)
+            except InferenceError as error:
+                print(f"mdp: {console.one_line(error)}", file=sys.stderr)
+                if json:
+                    console.print_json({"path": None, **failure(error)})
+                exit_code = exit_code or error.exit_code
+            else:
+                if json:
+                    console.print_json({"path": None, **prediction.to_json()})
+                else:
+                    print(describe("look", prediction), flush=True)
+            if number + 1 < count:
+                time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
+    raise typer.Exit(exit_code)
+
+
+@app.command()
+def status(
+    fleet: FleetFile,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Exit with 0 if any device can answer.")
+    ] = False,
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
+) -> None:
+    """Say how every device of a fleet is.
+
+    Example: mdp status --fleet fleet.toml
+
+    Exit codes: 0 every device of the bundle and the fleet can answer, 2 bad input, 3 one cannot
+    (with --allow-partial: none can), 1 unforeseen.
+    """
+    with connected(fleet, key, insecure) as client:
+        statuses = client.status()
+        absent = absent_devices(client.bundle, client.fleet)
+    if json:
+        console.print_json({"devices": statuses, "absent": absent})
+    else:
+        # No markup: an address or an agent's own words may hold square brackets.
+        Console(markup=False).print(status_table(statuses))
+        for status in statuses:
+            if status.source:
+                print(f"{status.device} looks at {status.source}")
+        if absent:
+            print(f"not in {fleet}: {', '.join(absent)}")
+    usable = [status.usable for status in statuses]
+    fine = any(usable) if allow_partial else all(usable) and not absent
+    raise typer.Exit(0 if fine else NOT_ANSWERED)
+
+
+def status_table(statuses: Sequence[DeviceStatus]) -> Table:
+    """Every device with its state and what is wrong with it."""
+    table = Table()
+    for column in ("device", "address", "state", "bundle", "provider", "answered", "reason"):
+        # Folded, not cut: an address that ends in dots helps nobody.
+        table.add_column(column, overflow="fold")
+    for status in statuses:
+        table.add_row(
+            status.device,
+            status.address,
+            status.state,
+            status.bundle or "",
+            status.provider or "",
+            str(status.counts.get("answered", "")),
+            status.reason,
+        )
+    return table
+
+
+@app.command()
+def doctor(
+    fleet: FleetFile, key: KeyFile = None, insecure: Insecure = False, json: Json = False
+) -> None:
+    """Find out what keeps a fleet from answering: files, connections, bundles, providers.
+
+    Example: mdp doctor --fleet fleet.toml
+
+    Exit codes: 0 all well, 2 bad input, 3 something is wrong, 1 unforeseen.
+    """
+    with connected(fleet, key, insecure) as client:
+        findings = list(examine(client))
+    if json:
+        console.print_json({"findings": findings})
+    else:
+        for finding in findings:
+            print(f"{'ok     ' if finding.ok else 'PROBLEM'} {finding.subject}: {finding.text}")
+    raise typer.Exit(0 if all(finding.ok for finding in findings) else NOT_ANSWERED)
+
+
+@app.command()
+def bench(
+    fleet: FleetFile,
+    pictures: Annotated[list[Path] | None, typer.Argument(help="Noise if none is given.")] = None,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Calls to measure.")] = 200,
+    in_flight: Annotated[int, typer.Option(min=1, max=64, help="Pictures under way.")] = 1,
+    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    fusion: FusionChoice = "stacked",
+    early: Early = False,
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
+) -> None:
+    """Measure latency, overhead and throughput of a running fleet.
+
+    Example: mdp bench --fleet fleet.toml --requests 500 --in-flight 2
+
+    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
+    """
+    checked_deadline_ms(deadline_ms)
+    files = []
+    for path, unusable in picture_files(pictures or []):
+        if unusable is not None:
+            raise unusable
+        files.append(path)
+    with connected(fleet, key, insecure, fusion, early) as client:
+        side = client.bundle.manifest.plan.finest_px
+        chosen: list[Picture] = list(files) or [noise_picture(side)]
+        outcome = run_bench(
+            client, chosen, requests=requests, deadline_ms=deadline_ms, in_flight=in_flight
+        )
+    if json:
+        console.print_json(outcome)
+    else:
+        for line in _flat(outcome):
+            print(line)
+    raise typer.Exit(0 if outcome["answered"] else NOT_ANSWERED)
+
+
+def _flat(outcome: dict[str, object], prefix: str = "") -> Iterator[str]:
+    for key, value in outcome.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield (
+                f"{prefix}{key:<16} {value:.2f}"
+                if isinstance(value, float)
+                else (f"{prefix}{key:<16} {value}")
+            )
+
+
+@fleet_app.callback()
+def _fleet_group() -> None:
+    """Make fleet files."""
+
+
+@fleet_app.command("new")
+def fleet_new(
+    bundle: Annotated[Path, typer.Option(help="Bundle folder that the agents serve.")],
+    device: Annotated[
+        list[str],
+        typer.Option(
+            help="NAME=tcp://HOST:PORT, once per device; NAME/LABEL=... adds a replica of NAME."
+        ),
+    ],
+    keys: Annotated[
+        Path | None,
+        typer.Option(help="Folder with the agents' NAME.public (NAME-LABEL.public for replicas)."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="This client's secret key file, to be named in the fleet.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("fleet.toml"),
+    json: Json = False,
+) -> None:
+    """Write fleet.toml: where each device of a bundle listens, and its public key.
+
+    Example: mdp fleet new --bundle bundle/ --device n100=tcp://10.0.0.8:7500 --keys keys/
+    --key keys/client.secret --out fleet.toml
+
+    Exit codes: 0 fine, 2 bad input, 1 unforeseen.
+    """
+    opened = Bundle.open(bundle)
+    if (keys is None) != (key is None):
+        raise InputError("--keys and --key: expected both, or neither for plain text")
+
+    def public_key(name: str) -> str | None:
+        return None if keys is None else load_public(keys / f"{name.replace('/', '-')}{PUBLIC}")
+
+    if key is not None:
+        load_pair(key, public_key_of)
+    fleet = new_fleet(opened, device, out, public_key=public_key, key=key)
+    absent = absent_devices(opened, fleet)
+    if json:
+        console.print_json({"path": str(out), "devices": fleet.devices, "absent": absent})
+        return
+    print(f"{out}: {len(fleet.devices)} devices of bundle {opened.manifest.name}")
+    if absent:
+        print(f"  without {', '.join(absent)}: every answer will be partial")
+    for entry in exposed(fleet):
+        print(f"  {entry.device} has no key: only --insecure will connect to it, in plain text")
+
+
+@app.command()
+def demo(
+    work: Annotated[Path, typer.Option(help="Folder for everything that the demo makes.")] = Path(
+        "demo"
+    ),
+    bundle: Annotated[
+        Path | None, typer.Option(help="Serve this bundle instead of building one from digits.")
+    ] = None,
+    pictures: Annotated[
+        Path | None,
+        typer.Option(help="With --bundle: pictures, or a folder per class; else photographs."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(help="File to write what was seen to, as JSON.")
+    ] = None,
+) -> None:
+    """Build, serve, classify, kill one agent, bring it back: everything, on this machine.
+
+    Example: mdp demo --report demo/seen.json
+
+    Exit codes: 0 all of that was seen to happen, 2 bad input, 3 something was not seen.
+    """
+    raise typer.Exit(
+        0 if run_demo(work, bundle=bundle, pictures=pictures, report=report) else NOT_ANSWERED
+    )
+
+
+def main() -> None:
+    """Entry point of `mdp`."""
+    console.run(app, "mdp")

@@ -1,0 +1,237 @@
+"""What both clients are made of: a fleet, its bundle, the sockets, and the calls in flight."""
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mdp.arguments import check_choice, check_number, checked_path
+from mdp.client.crops import Cutter, View
+from mdp.client.dispatcher import Clock, Exchange, Outcome
+from mdp.client.status import DeviceStatus, device_status
+from mdp.errors import DeadlineExceeded, InputError, InsecureWarning, NeverEarlyWarning
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
+from mdp.formats.keys import load_pair
+from mdp.fusion.fuse import FUSIONS, Fusion
+from mdp.pictures.crop import Picture
+from mdp.pictures.decoders import CUTTERS, DECODERS, Decoding
+from mdp.protocol.messages import reply_frame_bytes
+from mdp.requests.deadline import reserve_s
+from mdp.requests.hedging import DEFAULT_SHARE
+from mdp.requests.prediction import Prediction
+from mdp.requests.session import NO_TIME
+from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of
+
+DEFAULT_DEADLINE_MS = 1000.0
+#: How long `connect` waits for devices that do not answer.
+CONNECT_TIMEOUT_S = 1.0
+#: What is said of a bundle that early termination was asked for in vain.
+NEVER_EARLY = "no answer ends early, as that was never measured: run mdp-partition evaluate"
+
+
+class Link:
+    """A fleet and its bundle as they were read once, and the sockets and calls that go with them.
+
+    Everything of a call happens on one link, so that no answer is made of two bundles.
+    """
+
+    def __init__(self, options: "Options", clock: Clock, *, stacklevel: int) -> None:
+        """Read the files and begin to connect; raises ConfigError.
+
+        Warnings are given where `stacklevel` says, as seen from here.
+        """
+        self.fleet: Fleet
+        self.bundle: Bundle
+        self.fleet, self.bundle = read_fleet(options.fleet)
+        #: Calls that have begun on this link and have not ended.
+        self.users = 0
+        #: Whether an event loop goes on taking in what has come in its next turn.
+        self.goes_on = False
+        for entry in exposed(self.fleet) if options.insecure else ():
+            warnings.warn(
+                f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}",
+                InsecureWarning,
+                stacklevel=stacklevel + 1,
+            )
+        if options.early and self.bundle.manifest.early is None:
+            text = f"{self.bundle.path}: {NEVER_EARLY}"
+            warnings.warn(text, NeverEarlyWarning, stacklevel=stacklevel + 1)
+        self.transport = Dealers(
+            {entry.device: entry.address for entry in self.fleet.devices},
+            keys=_client_keys(self.fleet, options),
+            max_frame_bytes=reply_frame_bytes(len(self.bundle.manifest.labels)),
+        )
+        after_ms = options.hedge_after_ms
+        try:
+            self.exchange = Exchange(
+                self.fleet,
+                self.bundle,
+                self.transport,
+                clock=clock,
+                fusion=options.fusion,
+                hedge_after_s=None if after_ms is None else after_ms / 1e3,
+                hedge_share=options.hedge_share,
+                early=options.early,
+            )
+        except BaseException:
+            self.transport.close()
+            raise
+        self._cutter = Cutter(self.exchange.assignments)
+
+    def views(self, picture: Picture) -> dict[int, View]:
+        """Every member's view of a picture; raises PictureError."""
+        return self._cutter.views(picture)
+
+    def start_views(
+        self, picture: Picture, done: Callable[[], None] = lambda: None
+    ) -> Decoding[dict[int, View]]:
+        """Begin to decode and cut `picture` beside the call; `done` is called in that thread."""
+        decoders = CUTTERS if isinstance(picture, np.ndarray) else DECODERS
+        return decoders.start(lambda: self._cutter.views(picture), done)
+
+    def settled(self) -> bool:
+        """Whether every device is connected, or has said that it will not be."""
+        settled = self.transport.connected | self.transport.refused.keys()
+        return len(settled) == len(self.fleet.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a client was asked for, which holds whatever its fleet file says later."""
+
+    fleet: Path
+    fusion: Fusion
+    key: Path | None = None
+    insecure: bool = False
+    hedge_after_ms: float | None = None
+    hedge_share: float = DEFAULT_SHARE
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("fusion", self.fusion, FUSIONS)
+        if self.hedge_after_ms is not None:
+            check_number("hedge_after_ms", self.hedge_after_ms, "0 or more", lambda ms: ms >= 0)
+        check_number("hedge_share", self.hedge_share, "0 to 1", lambda share: 0 <= share <= 1)
+
+
+class Connection:
+    """What both clients hold: the link for new calls, and what was asked for."""
+
+    def __init__(
+        self,
+        fleet: str | os.PathLike[str],
+        *,
+        fusion: Fusion,
+        key: str | os.PathLike[str] | None = None,
+        insecure: bool = False,
+        hedge_after_ms: float | None = None,
+        hedge_share: float = DEFAULT_SHARE,
+        early: bool = False,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._options = Options(
+            fleet=checked_path("fleet", fleet),
+            fusion=fusion,
+            key=None if key is None else checked_path("key", key),
+            insecure=insecure,
+            hedge_after_ms=hedge_after_ms,
+            hedge_share=hedge_share,
+            early=early,
+        )
+        self._clock = clock
+        self._closed = False
+        self._pid = os.getpid()
+        self._link = Link(self._options, clock, stacklevel=4)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The fleet that new calls go to."""
+        return self._link.fleet
+
+    @property
+    def bundle(self) -> Bundle:
+        """The bundle by which new calls are answered."""
+        return self._link.bundle
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Replies that were ignored: `late`, `duplicate` and `malformed`."""
+        return dict(self._exchange.counters)
+
+    def _check_usable(self) -> None:
+        """Raise InputError after `close`, and in a process that was forked off.
+
+        The forked process has neither libzmq's thread nor a lock's holder: a call would never end.
+        """
+        if self._pid != os.getpid():
+            raise InputError(FORKED)
+        if self._closed:
+            raise InputError(CLOSED)
+
+    @property
+    def _exchange(self) -> Exchange:
+        return self._link.exchange
+
+    @property
+    def _transport(self) -> Dealers:
+        return self._link.transport
+
+    def _adopt(self, link: Link) -> Link:
+        """From now on calls begin on `link`; returns the one before."""
+        former, self._link = self._link, link
+        link.exchange.counters.update(former.exchange.counters)
+        return former
+
+    def _too_late(self, deadline_ms: float, why: str) -> DeadlineExceeded:
+        outcomes = {entry.device: NO_TIME for entry in self.fleet.devices}
+        return DeadlineExceeded(f"no answer within {deadline_ms:g} ms: {why}", outcomes)
+
+    def _left_s(self, started_s: float, deadline_ms: float) -> float:
+        decide_s = started_s + deadline_ms / 1e3 - reserve_s(deadline_ms)
+        return max(0.0, decide_s - self._clock())
+
+    def _ask_all(self) -> set[str]:
+        """Ask every connected device for its status; returns those asked."""
+        self._exchange.handle(self._transport.poll(0))
+        self._exchange.statuses.clear()
+        return {entry.device for entry in self.fleet.devices if self._exchange.ask(entry.device)}
+
+    def _all_told(self, asked: set[str]) -> bool:
+        return asked & self._transport.connected <= self._exchange.statuses.keys()
+
+    def _device_statuses(self, asked: set[str]) -> list[DeviceStatus]:
+        return [
+            device_status(
+                entry,
+                self._exchange.statuses.get(entry.device),
+                self.bundle,
+                silent=entry.device in asked & self._transport.connected,
+                refused=self._transport.refused.get(entry.device),
+            )
+            for entry in self.fleet.devices
+        ]
+
+
+def _client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:
+    """The keys to connect with; the options' stands above the one that the fleet file names."""
+    path = options.key
+    if path is None and fleet.key is not None:
+        path = options.fleet.parent / fleet.key
+    agents = agent_keys(fleet, has_key=path is not None, insecure=options.insecure)
+    if path is None:
+        return None
+    own = load_pair(path, public_key_of)
+    second = {entry.device: entry.keys[1] for entry in fleet.devices if len(entry.keys) == 2}
+    return ClientKeys(public=own.public, secret=own.secret, agents=agents, second=second)
+
+
+def given(answer: Outcome) -> Prediction:
+    """The prediction; raises the error that takes its place."""
+    if isinstance(answer, Prediction):
+        return answer
+    raise answer

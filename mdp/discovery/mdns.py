@@ -1,0 +1,189 @@
+"""Multicast DNS: announce an agent, and listen for announcements. The only user of zeroconf.
+
+zeroconf is the optional extra `discover`. RFC 6762 and RFC 6763.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+from mdp.discovery.announcements import Found
+from mdp.errors import AgentError, InputError, MDPError
+from mdp.extras import install
+
+SERVICE = "_mdp._tcp.local."
+#: Announcements that are looked at; on a network of honest agents there are no more than this.
+MAX_FOUND = 256
+#: How long an announcement's details may take, at the end of the listening.
+DETAILS_S = 1.0
+WILDCARDS = ("*", "0.0.0.0")
+
+
+def zeroconf_module(error: type[MDPError], wanted_by: str) -> ModuleType:
+    """The zeroconf package; raises `error` where it is not installed."""
+    try:
+        import zeroconf.asyncio
+    except ImportError as missing:
+        raise error(
+            f"zeroconf is not installed; {wanted_by} needs it: {install('discover')}"
+        ) from missing
+    return zeroconf
+
+
+def addresses_behind(bound: str) -> list[str]:
+    """IPv4 addresses at which `tcp://HOST:PORT`, as an agent is bound, can be reached.
+
+    Raises InputError where there is none to announce.
+    """
+    host = bound.removeprefix("tcp://").rpartition(":")[0]
+    if host in WILDCARDS:
+        own = [address for address in _own_addresses() if not address.is_loopback]
+        if not own:
+            raise InputError("--announce: this machine has no IPv4 address but loopback")
+        return list(map(str, own))
+    try:
+        return [str(ipaddress.IPv4Address(host))]
+    except ValueError as error:
+        raise InputError(
+            f"--announce: expected --bind with an IPv4 address or {WILDCARDS[1]}, got {host!r}"
+        ) from error
+
+
+def _own_addresses() -> list[ipaddress.IPv4Address]:
+    import ifaddr  # comes with zeroconf
+
+    return [
+        ipaddress.IPv4Address(ip.ip)
+        for adapter in ifaddr.get_adapters()
+        for ip in adapter.ips
+        if ip.is_IPv4
+    ]
+
+
+class Announcer:
+    """Announces an agent, only on the networks where it can be reached, until it is closed."""
+
+    def __init__(self, bound: str, texts: Mapping[str, str]) -> None:
+        """`bound` is where the agent listens; raises InputError or AgentError."""
+        self._module = zeroconf_module(AgentError, "--announce")
+        self._addresses = addresses_behind(bound)
+        self._port = int(bound.rpartition(":")[2])
+        # Two agents may have the same device's name, as replicas do.
+        self._name = f"{texts['device'][:40]}-{secrets.token_hex(4)}"
+        self._texts = dict(texts)
+        try:
+            self._zeroconf = self._module.Zeroconf(interfaces=self._addresses)
+        except OSError as error:
+            raise _not_working(error) from error
+
+    def begin(self) -> None:
+        """Announce it; takes some tenths of a second. Raises AgentError."""
+        try:
+            # Its name is random: nobody has to be asked whether it is taken.
+            self._zeroconf.register_service(self._info(), cooperating_responders=True)
+        except (OSError, self._module.Error) as error:
+            raise _not_working(error) from error
+
+    def say(self, texts: Mapping[str, str]) -> None:
+        """Announce other texts, if they are others. Raises AgentError."""
+        if texts == self._texts:
+            return
+        self._texts = dict(texts)
+        try:
+            self._zeroconf.update_service(self._info())
+        except (OSError, self._module.Error) as error:
+            raise _not_working(error) from error
+
+    def _info(self) -> Any:
+        return self._module.ServiceInfo(
+            SERVICE,
+            f"{self._name}.{SERVICE}",
+            port=self._port,
+            properties=self._texts,
+            server=f"{self._name.replace('.', '-')}.local.",
+            parsed_addresses=self._addresses,
+        )
+
+    def close(self) -> None:
+        """Say goodbye, so that nobody looks for the agent any more."""
+        with contextlib.suppress(OSError, self._module.Error):
+            self._zeroconf.unregister_all_services()
+        self._zeroconf.close()
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _not_working(error: Exception) -> AgentError:
+    return AgentError(f"--announce: multicast DNS does not work: {error}")
+
+
+def listen(interface: str | None, *, seconds: float) -> tuple[list[Found], int]:
+    """What is announced on the network of `interface`, an address of this machine, or on all.
+
+    Also how many more announcements there were than are looked at. Raises InputError.
+    """
+    zeroconf = zeroconf_module(InputError, "mdp fleet discover")
+    where: Any = zeroconf.InterfaceChoice.All
+    if interface is not None:
+        try:
+            where = [str(ipaddress.IPv4Address(interface))]
+        except ValueError as error:
+            raise InputError(f"--interface {interface}: expected an IPv4 address") from error
+    try:
+        return asyncio.run(_listen(zeroconf, where, seconds))
+    except (OSError, zeroconf.Error) as error:
+        raise InputError(
+            f"--interface {interface or 'all'}: multicast DNS does not work: {error}"
+        ) from error
+
+
+async def _listen(zeroconf: Any, where: Any, seconds: float) -> tuple[list[Found], int]:
+    names: dict[str, None] = {}
+    more = 0
+
+    def changed(*, name: str, state_change: Any, **_: object) -> None:
+        nonlocal more
+        if state_change is zeroconf.ServiceStateChange.Removed:
+            names.pop(name, None)
+        elif name in names or len(names) < MAX_FOUND:
+            names[name] = None
+        else:
+            more += 1
+
+    async with zeroconf.asyncio.AsyncZeroconf(interfaces=where) as shared:
+        browser = zeroconf.asyncio.AsyncServiceBrowser(shared.zeroconf, SERVICE, [changed])
+        await asyncio.sleep(seconds)
+        await browser.async_cancel()
+        asked = [_details(zeroconf, shared.zeroconf, name) for name in sorted(names)]
+        return await asyncio.gather(*asked), more
+
+
+async def _details(zeroconf: Any, shared: Any, name: str) -> Found:
+    """What `name` announces; without addresses if it does not say, or says nonsense."""
+    nothing = Found(name=name, addresses=(), port=0, texts={})
+    try:
+        info = zeroconf.asyncio.AsyncServiceInfo(SERVICE, name)
+        if not await info.async_request(shared, DETAILS_S * 1e3):
+            return nothing
+        return Found(
+            name=name.removesuffix(f".{SERVICE}"),
+            addresses=tuple(info.parsed_addresses()),
+            port=info.port or 0,
+            texts=dict(info.properties),
+        )
+    except (zeroconf.Error, ValueError):
+        return nothing

@@ -1,0 +1,353 @@
+"""Bundle: an exported plan, with what every arrival subset was measured to be worth."""
+
+import hashlib
+import os
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from mdp.errors import ConfigError
+from mdp.files import MAX_JSON_BYTES, Record, decoded, read_regular
+from mdp.formats.model_file import ModelFile
+from mdp.formats.plan import Assignment, Plan
+from mdp.formats.profile import Fraction, NonNegativeFloat, Precision, RuntimeName
+from mdp.formats.signing import BundleKey, check_signature
+from mdp.fusion.early_exit import EarlyBounds
+from mdp.fusion.fuse import Fusion, FusionWeights, listed_subsets, unlisted_sizes
+
+MANIFEST = "manifest.json"
+FUSION = "fusion.json"
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class FileEntry(Record, frozen=True):
+    """One file of the bundle."""
+
+    sha256: Sha256
+    size_bytes: Annotated[int, Meta(ge=0)]
+
+
+class MemberAccuracy(Record, frozen=True):
+    """A sub-model on its own, through its bag head."""
+
+    k: int
+    device: str
+    accuracy: Fraction
+
+
+class PerRule(Record, frozen=True):
+    """One number for each fusion rule, a fraction."""
+
+    boosted: Fraction
+    stacked: Fraction
+    bagged: Fraction
+
+
+class SubsetAccuracy(Record, frozen=True):
+    """One arrival subset under each fusion rule, as fractions of the pictures."""
+
+    members: tuple[int, ...]
+    boosted: Fraction
+    stacked: Fraction
+    bagged: Fraction
+    #: Expected calibration error: how far the top probability is from the accuracy, on average.
+    ece: PerRule | None = None
+
+
+class SizeAccuracy(Record, frozen=True):
+    """Arrival subsets of one size that has too many to list: what a sample of them was worth."""
+
+    size: Annotated[int, Meta(ge=1)]
+    #: How many subsets of this size were measured.
+    sampled: Annotated[int, Meta(ge=1)]
+    mean: PerRule
+    lowest: PerRule
+    #: Mean expected calibration error.
+    ece: PerRule
+
+
+class EarlyShare(Record, frozen=True):
+    """What early termination does once the members `arrived` are in and the others are awaited.
+
+    Stacked, every member possible, on the pictures of the evaluation, as fractions of them.
+    """
+
+    arrived: tuple[int, ...]
+    #: Answers that end there, and those among them with another label than all members give.
+    ended: Fraction
+    changed: Fraction
+
+
+class TeacherAccuracy(Record, frozen=True, omit_defaults=True):
+    """The teacher, on the evaluation's pictures unless others are named."""
+
+    accuracy: Fraction
+    #: Of an earlier evaluation that this one could not repeat: its pictures' name and number.
+    data: str | None = None
+    pictures: Annotated[int, Meta(ge=1)] | None = None
+
+
+class Evaluation(Record, frozen=True):
+    """What was measured on a held-out split; the source of every answer's expected accuracy."""
+
+    data: str
+    #: Identifies the exact pictures and labels that were used.
+    data_digest: Sha256
+    pictures: Annotated[int, Meta(ge=1)]
+    teacher: TeacherAccuracy | None
+    members: list[MemberAccuracy]
+    subsets: list[SubsetAccuracy]
+    #: The sizes whose subsets are not listed above; none up to 8 members.
+    sizes: tuple[SizeAccuracy, ...] = ()
+    #: Empty where nothing ends early.
+    early: tuple[EarlyShare, ...] = ()
+
+
+class TriedPrecision(Record, frozen=True):
+    """One way of running a sub-model that `mdp-partition quantize` looked at."""
+
+    precision: Precision
+    runtime: RuntimeName
+    kept: bool
+    #: Why it was kept or not.
+    reason: str
+    #: Milliseconds of one picture on the device, and of fp32 in the same measurement.
+    compute_ms: NonNegativeFloat | None = None
+    fp32_ms: NonNegativeFloat | None = None
+    #: Fused accuracy lost on the calibration pictures if only this member runs so, a fraction.
+    loss: Annotated[float, Meta(ge=-1, le=1)] | None = None
+
+
+class QuantisedMember(Record, frozen=True):
+    """What was tried for one sub-model."""
+
+    k: int
+    device: str
+    #: Where the milliseconds come from.
+    measured: str
+    tried: list[TriedPrecision]
+
+
+class BeforeAfter(Record, frozen=True):
+    """Fused accuracy of one arrival subset in fp32 and as it is served now, stacked, fractions."""
+
+    members: tuple[int, ...]
+    fp32: Fraction
+    now: Fraction
+
+
+class Quantisation(Record, frozen=True):
+    """How the precisions of a bundle came about."""
+
+    #: What the fused answer might lose on the calibration pictures, a fraction.
+    max_loss: Fraction
+    calibration_pictures: Annotated[int, Meta(ge=1)]
+    test_pictures: Annotated[int, Meta(ge=1)]
+    #: All members in: on the pictures that decided, and on the test pictures, which did not.
+    calibration: BeforeAfter
+    test: BeforeAfter
+    #: The arrival subset that loses most on the test pictures.
+    worst: BeforeAfter
+    members: list[QuantisedMember]
+
+
+class Manifest(Record, frozen=True):
+    """The content of `manifest.json`."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+    labels: Annotated[list[str], Meta(min_length=2, max_length=100_000)]
+    plan: Plan
+    #: Relative POSIX path -> entry, for every file beside the manifest.
+    files: dict[str, FileEntry]
+    provenance: dict[str, str]
+    #: None until `mdp-partition evaluate` has run.
+    evaluation: Evaluation | None = None
+    #: None unless `mdp-partition quantize` has chosen the precisions.
+    quantisation: Quantisation | None = None
+    #: What early termination goes by, measured on calibration pictures; None where it was not.
+    early: EarlyBounds | None = None
+    format_version: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError("`labels` name a class twice")
+        for path in self.files:
+            _check_relative(path)
+        for assignment in self.plan.assignments:
+            if model_path(assignment.k) not in self.files:
+                raise ValueError(f"`files` lacks {model_path(assignment.k)}")
+        if FUSION not in self.files:
+            raise ValueError(f"`files` lacks {FUSION}")
+        if self.evaluation is not None:
+            _check_measured(self.evaluation, len(self.plan.assignments))
+
+
+def _check_measured(evaluation: Evaluation, count: int) -> None:
+    """Raise ValueError unless every arrival subset of `count` members can be looked up."""
+    unlisted = unlisted_sizes(count)
+    listed = sorted(subset.members for subset in evaluation.subsets)
+    if listed != sorted(listed_subsets(range(count))):
+        which = f" but those of the sizes {unlisted}, where only prefixes are" if unlisted else ""
+        raise ValueError(f"`evaluation.subsets` have to list every arrival subset once{which}")
+    if sorted(entry.size for entry in evaluation.sizes) != unlisted:
+        raise ValueError(f"`evaluation.sizes` have to list each of the sizes {unlisted} once")
+
+
+def _check_relative(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    strange = "\\" in path or ":" in path or not path.isprintable()
+    if not parts or path.startswith("/") or ".." in parts or strange:
+        raise ValueError(f"`files` holds {path!r}: expected a relative path inside the bundle")
+
+
+def model_path(k: int) -> str:
+    """Path of sub-model `k`'s ONNX file inside a bundle."""
+    return f"submodels/{k}/model.onnx"
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def file_entry(path: Path) -> FileEntry:
+    """Hash and size of a file as the manifest keeps them."""
+    return FileEntry(sha256=sha256_of(path), size_bytes=path.stat().st_size)
+
+
+def bundle_digest(manifest: Manifest) -> str:
+    """Identity of what the devices run: labels, assignments and models, not what was measured.
+
+    Client and agents compare it in every request, so that no answer mixes two bundles.
+    """
+    models = [manifest.files[model_path(a.k)].sha256 for a in manifest.plan.assignments]
+    essence = [
+        manifest.format_version,
+        manifest.labels,
+        [_identity(assignment) for assignment in manifest.plan.assignments],
+        models,
+    ]
+    return hashlib.sha256(msgspec.json.encode(essence, order="sorted")).hexdigest()
+
+
+def _identity(assignment: Assignment) -> dict[str, object]:
+    """What of an assignment tells bundles apart: not what changes no answer and came later."""
+    content: dict[str, object] = msgspec.to_builtins(assignment)
+    del content["batch"], content["spin"]
+    # A plain ViT's identity is what it was before there were other families.
+    return {
+        key: value
+        for key, value in content.items()
+        if key not in ("submodel", "network") or value is not None
+    }
+
+
+def _read_inside(folder: Path, name: str, most_bytes: int, size_bytes: int | None = None) -> bytes:
+    """Content of the file `name` of a bundle folder; raises ConfigError."""
+    path = folder / name
+    try:
+        if not path.resolve().is_relative_to(folder.resolve()):
+            raise ConfigError(f"{path}: leads out of the bundle")
+        if name != MANIFEST and not path.is_file():
+            raise ConfigError(f"{path}: missing, but listed in {MANIFEST}")
+        found = path.stat().st_size
+    except (OSError, RuntimeError) as error:  # pathlib's word for links that lead in a circle
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path}: cannot be read: {reason}") from error
+    if size_bytes is not None and found != size_bytes:
+        raise ConfigError(f"{path}: expected {size_bytes} bytes, found {found}")
+    content, _ = read_regular(path, most_bytes)
+    return content
+
+
+class Bundle:
+    """A bundle folder whose manifest has been read; files are verified when they are asked for."""
+
+    def __init__(self, path: Path, manifest: Manifest, manifest_content: bytes = b"") -> None:
+        self.path = path
+        self.manifest = manifest
+        #: What was parsed, which is also what is signed.
+        self.manifest_content = manifest_content
+        self.digest = bundle_digest(manifest)
+        self._accuracy: dict[tuple[int, ...], SubsetAccuracy] = {}
+        self._mean_accuracy: dict[int, PerRule] = {}
+        if manifest.evaluation is not None:
+            self._accuracy = {subset.members: subset for subset in manifest.evaluation.subsets}
+            self._mean_accuracy = {entry.size: entry.mean for entry in manifest.evaluation.sizes}
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, signed_by: BundleKey | None = None) -> "Bundle":
+        """Read the manifest of the bundle folder `path`; raises ConfigError.
+
+        With `signed_by`, the signature of the manifest is checked before anything of it is parsed.
+        """
+        path = Path(path)
+        try:
+            found = path.is_dir()
+        except OSError as error:  # a name longer than any file system takes
+            raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        if not found:
+            raise ConfigError(f"{path}: expected a bundle folder with a {MANIFEST}")
+        content = _read_inside(path, MANIFEST, MAX_JSON_BYTES)
+        if signed_by is not None:
+            check_signature(path / MANIFEST, content, signed_by)
+        manifest = decoded(path / MANIFEST, content, Manifest, msgspec.json.decode)
+        return cls(path, manifest, content)
+
+    def assignment(self, device: str) -> Assignment:
+        """The part of `device`; raises ConfigError naming the devices there are."""
+        found = self.manifest.plan.assignment_of(device)
+        if found is None:
+            known = ", ".join(a.device for a in self.manifest.plan.assignments)
+            raise ConfigError(
+                f"{self.path / MANIFEST}: no assignment for device {device!r} (there are: {known})"
+            )
+        return found
+
+    def content(self, name: str) -> bytes:
+        """One listed file after its size and hash were checked; raises ConfigError."""
+        entry = self.manifest.files[name]
+        content = _read_inside(self.path, name, entry.size_bytes, entry.size_bytes)
+        found = hashlib.sha256(content).hexdigest()
+        if found != entry.sha256:
+            raise ConfigError(f"{self.path / name}: expected sha256 {entry.sha256}, found {found}")
+        return content
+
+    def verified(self, name: str) -> Path:
+        """Path of one listed file after its size and hash were checked; raises ConfigError."""
+        self.content(name)
+        return self.path / name
+
+    def model(self, k: int) -> ModelFile:
+        """Sub-model `k`, to be loaded from the very bytes that were checked; raises ConfigError."""
+        return ModelFile(self.path / model_path(k), self.content(model_path(k)))
+
+    def fusion_weights(self) -> FusionWeights:
+        """The verified stacking weights; raises ConfigError."""
+        path = self.path / FUSION
+        weights = decoded(path, self.content(FUSION), FusionWeights, msgspec.json.decode)
+        if weights.num_classes != len(self.manifest.labels):
+            raise ConfigError(
+                f"{path}: key `num_classes`: expected {len(self.manifest.labels)}, "
+                f"the number of labels, got {weights.num_classes}"
+            )
+        count = len(self.manifest.plan.assignments)
+        for shared in weights.by_size:
+            if len(shared.a) != count:
+                raise ConfigError(
+                    f"{path}: key `by_size`: expected weights of {count} members, the number of "
+                    f"assignments, got {len(shared.a)}"
+                )
+        return weights
+
+    def expected_accuracy(self, members: tuple[int, ...], rule: Fusion) -> float | None:
+        """Measured accuracy of ascending `members` under `rule`, or None if never measured.
+
+        Of a subset that is not listed, the mean over the subsets of its size.
+        """
+        found = self._accuracy.get(members) or self._mean_accuracy.get(len(members))
+        return None if found is None else float(getattr(found, rule))

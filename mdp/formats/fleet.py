@@ -1,0 +1,187 @@
+"""fleet.toml: which bundle is served, where each of its devices listens, and who it then is."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from mdp.errors import ConfigError, InputError
+from mdp.files import NAME_FORM, Record, explained, pattern, read_toml, write_toml
+from mdp.formats.bundle import Bundle
+from mdp.formats.keys import check_key, is_loopback
+from mdp.formats.plan import MAX_MEMBERS
+
+#: A plan's device, or one of its replicas: `n100` or `n100/kitchen`.
+EntryName = Annotated[
+    str,
+    pattern(
+        r"^[a-z0-9][a-z0-9._-]{0,63}(/[a-z0-9][a-z0-9._-]{0,63})?\Z",
+        f"NAME or NAME/LABEL, each {NAME_FORM}",
+    ),
+]
+Address = Annotated[
+    str,
+    pattern(
+        r"^tcp://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}\Z",
+        "tcp://HOST:PORT, HOST being a name, an IPv4 address or an [IPv6] address",
+    ),
+]
+
+R = TypeVar("R", bound=Record)
+
+#: What is wrong with a connection without keys that leaves this machine.
+PLAIN_TEXT = "plain text: whoever is on the way can read and forge what is sent"
+
+
+class FleetEntry(Record, frozen=True):
+    """One agent. Two entries with the same `k` are replicas of that sub-model."""
+
+    device: EntryName
+    address: Address
+    k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+    #: The agent's public key; without one, the connection is plain text. Two while it is changed:
+    #: whichever the agent proves is accepted.
+    key: str | Annotated[list[str], Meta(min_length=1, max_length=2)] | None = None
+
+    def __post_init__(self) -> None:
+        for key in self.keys:
+            check_key("key", key)
+        port = self.address.rpartition(":")[2]
+        if not 0 < int(port) < 65536:
+            raise ValueError(f"`address` needs a port from 1 to 65535, got {port}")
+
+    @property
+    def keys(self) -> list[str]:
+        """The agent's public keys; none for plain text."""
+        if self.key is None:
+            return []
+        return [self.key] if isinstance(self.key, str) else self.key
+
+    @property
+    def exposed(self) -> bool:
+        """Whether this agent is spoken to in plain text over a network."""
+        return self.key is None and not is_loopback(self.address)
+
+
+class Fleet(Record, frozen=True):
+    """The content of `fleet.toml`; `bundle` and `key` are relative to the file's own folder."""
+
+    bundle: Annotated[str, Meta(min_length=1)]
+    devices: Annotated[list[FleetEntry], Meta(min_length=1)]
+    #: The client's secret key file.
+    key: Annotated[str, Meta(min_length=1)] | None = None
+    format_version: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        for what in ("device", "address"):
+            values = [getattr(entry, what) for entry in self.devices]
+            twice = sorted(value for value, count in Counter(values).items() if count > 1)
+            if twice:
+                raise ValueError(f"`devices` list the {what} {', '.join(twice)} twice")
+
+    def members(self) -> dict[int, list[str]]:
+        """Index k -> names of the entries that serve it, in the file's order."""
+        members: dict[int, list[str]] = {}
+        for entry in self.devices:
+            members.setdefault(entry.k, []).append(entry.device)
+        return dict(sorted(members.items()))
+
+
+def read_fleet(path: str | os.PathLike[str]) -> tuple[Fleet, Bundle]:
+    """A fleet and the bundle it names, checked against each other; raises ConfigError."""
+    path = Path(path)
+    fleet = read_toml(path, Fleet)
+    bundle = Bundle.open(path.parent / fleet.bundle)
+    planned = {a.k: a.device for a in bundle.manifest.plan.assignments}
+    for entry in fleet.devices:
+        wanted = planned.get(entry.k)
+        if wanted is None:
+            raise ConfigError(
+                f"{path}: device {entry.device!r}: key `k`: expected one of "
+                f"{', '.join(map(str, planned))}, got {entry.k}"
+            )
+    return fleet, bundle
+
+
+def agent_keys(fleet: Fleet, *, has_key: bool, insecure: bool) -> dict[str, str]:
+    """Device -> public key of every agent that is to be spoken to encrypted.
+
+    `has_key` says whether the client has a key of its own; `insecure` allows plain text off
+    loopback. Raises ConfigError for a device that can neither be trusted nor done without.
+    """
+    for entry in fleet.devices:
+        if entry.key is not None and not has_key:
+            raise ConfigError(
+                f"device {entry.device!r} has a key, this client has none: expected --key, or "
+                "`key` in the fleet file (`mdp keys new` makes one)"
+            )
+        if entry.exposed and not insecure:
+            raise ConfigError(
+                f"device {entry.device!r}: {entry.address} is not on this machine: expected the "
+                "agent's public key as its `key`, or --insecure for plain text"
+            )
+    return {entry.device: entry.keys[0] for entry in fleet.devices if entry.keys}
+
+
+def exposed(fleet: Fleet) -> list[FleetEntry]:
+    """Entries that are spoken to in plain text over a network."""
+    return [entry for entry in fleet.devices if entry.exposed]
+
+
+def absent_devices(bundle: Bundle, fleet: Fleet) -> list[str]:
+    """Devices of the bundle's plan of which `fleet` has no entry: every answer lacks them."""
+    members = fleet.members()
+    return [a.device for a in bundle.manifest.plan.assignments if a.k not in members]
+
+
+def new_fleet(
+    bundle: Bundle,
+    devices: Sequence[str],
+    out: Path,
+    *,
+    public_key: Callable[[str], str | None] = lambda device: None,
+    key: Path | None = None,
+) -> Fleet:
+    """Write a fleet for `devices`, each `NAME=ADDRESS` or, for a replica, `NAME/LABEL=ADDRESS`.
+
+    `public_key` gives an entry's key by its name, `key` is the client's own key file. Raises
+    InputError for a malformed or unknown device.
+    """
+    plan = bundle.manifest.plan
+    entries = []
+    for text in devices:
+        name, separator, address = text.partition("=")
+        assignment = plan.assignment_of(name.partition("/")[0])
+        if not separator or not address:
+            raise InputError(f"--device {text}: expected NAME=tcp://HOST:PORT")
+        if assignment is None:
+            devices = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
+            known = ", ".join(devices)
+            raise InputError(f"--device {text}: expected one of {known}, got {name!r}")
+        entry = {"device": name, "address": address, "k": assignment.k, "key": public_key(name)}
+        entries.append(_checked(f"--device {text}", entry, FleetEntry))
+    content = {
+        "bundle": relative_to(bundle.path, out),
+        "key": None if key is None else relative_to(key, out),
+        "devices": entries,
+    }
+    fleet = _checked("--device", content, Fleet)
+    write_toml(out, fleet)
+    return fleet
+
+
+def relative_to(path: Path, out: Path) -> str:
+    """`path` as a file at `out` names it: relative to its own folder."""
+    return Path(os.path.relpath(path.resolve(), out.resolve().parent)).as_posix()
+
+
+def _checked(what: str, content: Mapping[str, object], kind: type[R]) -> R:
+    try:
+        return msgspec.convert(content, kind)
+    except msgspec.ValidationError as error:
+        # Where in the record it is says nothing of the option.
+        raise InputError(f"{what}: {explained(error).partition(' - at ')[0]}") from error

@@ -1,0 +1,296 @@
+"""Plan: which device runs which sub-model on which view of the picture, and why."""
+
+import os
+from typing import Annotated, Literal
+
+from msgspec import Meta, field
+from msgspec.structs import replace
+
+from mdp.errors import ConfigError
+from mdp.files import Record, read_toml
+from mdp.formats.profile import (
+    DeviceName,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    Precision,
+    RuntimeName,
+    Threads,
+)
+
+#: What a plan may hold and a client may ask at once.
+MAX_MEMBERS = 64
+#: What the planner uses at most: fusion was fitted and measured for 2^16 subsets, of which some
+#: hundred are listed.
+PLANNED_MEMBERS = 16
+#: Smallest share of the square's side that a device's view may have.
+MIN_REGION = 0.01
+
+ImageSize = Annotated[int, Meta(ge=4, le=1024)]
+PatchSize = Annotated[int, Meta(ge=1, le=64)]
+Encoding = Literal["raw", "jpeg"]
+BatchSize = Annotated[int, Meta(ge=1, le=64)]
+TeacherArgument = bool | int | float | str
+Percentile = Annotated[float, Meta(ge=50, le=99.9)]
+
+
+class SubModelSpec(Record, frozen=True):
+    """Shape of one ensemble member, in timm's words."""
+
+    image_size: ImageSize
+    patch_size: PatchSize
+    embed_dim: Annotated[int, Meta(ge=8, le=4096)]
+    depth: Annotated[int, Meta(ge=1, le=64)]
+    num_heads: Annotated[int, Meta(ge=1, le=64)]
+    mlp_ratio: Annotated[float, Meta(gt=0, le=16)]
+    precision: Precision = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"`image_size` {self.image_size} has to be a multiple of "
+                f"`patch_size` {self.patch_size}"
+            )
+        if self.embed_dim % self.num_heads:
+            raise ValueError(
+                f"`embed_dim` {self.embed_dim} has to be a multiple of `num_heads` {self.num_heads}"
+            )
+
+    @property
+    def outline(self) -> str:
+        """Width and depth: `96 x 6`."""
+        return f"{self.embed_dim} x {self.depth}"
+
+    @property
+    def words(self) -> str:
+        """The shape in a few words: `24 px, patch 4, 96 x 6`."""
+        return f"{self.image_size} px, patch {self.patch_size}, {self.outline}"
+
+
+class NetworkSpec(Record, frozen=True):
+    """An ensemble member that is no plain ViT of our own: a network under its name."""
+
+    #: timm's name, or the name of the ONNX file that it came from.
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    image_size: ImageSize
+    #: Learned numbers and multiply-accumulates of one picture, both heads included.
+    parameters: PositiveInt
+    macs: PositiveInt
+    precision: Precision = "fp32"
+
+    @property
+    def outline(self) -> str:
+        """The name."""
+        return self.name
+
+    @property
+    def words(self) -> str:
+        """Name and size in a few words: `152 px, tf_efficientnet_lite0`."""
+        return f"{self.image_size} px, {self.name}"
+
+
+Spec = SubModelSpec | NetworkSpec
+
+
+class Region(Record, frozen=True):
+    """A box inside the picture's centred square, as fractions of that square's side."""
+
+    left: Fraction = 0.0
+    top: Fraction = 0.0
+    right: Fraction = 1.0
+    bottom: Fraction = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.left < self.right and self.top < self.bottom):
+            raise ValueError("a region needs `left` < `right` and `top` < `bottom`")
+        if min(self.right - self.left, self.bottom - self.top) < MIN_REGION:
+            raise ValueError(f"a region needs at least {MIN_REGION:g} of each side")
+
+
+class PredictedMs(Record, frozen=True):
+    """Predicted milliseconds of one picture on one device."""
+
+    compute: NonNegativeFloat
+    network: NonNegativeFloat
+    total: NonNegativeFloat
+
+
+class Assignment(Record, frozen=True):
+    """One device's part: boosting position, view, sub-model, and how it is run.
+
+    The sub-model is a plain ViT of our own, `submodel`, or any other `network`: one of the two.
+    """
+
+    k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+    device: DeviceName
+    predicted_ms: PredictedMs
+    memory_bytes: PositiveInt
+    provider: str
+    threads: Threads
+    why: str
+    submodel: SubModelSpec | None = None
+    network: NetworkSpec | None = None
+    region: Region = Region()
+    encoding: Encoding = "raw"
+    runtime: RuntimeName = "onnxruntime"
+    #: Predicted joules of one picture; None where the profile does not tell the device's power.
+    energy_j: NonNegativeFloat | None = None
+    #: Predicted share of pictures that this member is right on alone.
+    accuracy: Fraction | None = None
+    #: Most pictures that the device computes at once, when several wait.
+    batch: BatchSize = 1
+    #: Whether the threads of one run wait for each other awake.
+    spin: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.submodel is None) == (self.network is None):
+            raise ValueError("expected either `submodel` or `network`")
+
+    @property
+    def spec(self) -> Spec:
+        """The sub-model of whichever family: image size, precision and words."""
+        spec = self.network if self.submodel is None else self.submodel
+        assert spec is not None
+        return spec
+
+    @property
+    def vit(self) -> SubModelSpec:
+        """The shape of a plain ViT; raises ConfigError for another family."""
+        if self.submodel is None:
+            raise ConfigError(
+                f"sub-model {self.k} is {self.spec.words}: expected a plain ViT of a plan made by "
+                "mdp-partition plan; others can be served, evaluated and quantised"
+            )
+        return self.submodel
+
+    def in_precision(self, precision: Precision) -> "Assignment":
+        """The same with its sub-model in another precision."""
+        if self.submodel is None:
+            assert self.network is not None
+            return replace(self, network=replace(self.network, precision=precision))
+        return replace(self, submodel=replace(self.submodel, precision=precision))
+
+
+class Replica(Record, frozen=True):
+    """A further device that serves sub-model `k`, so that losing one device loses no member."""
+
+    k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+    device: DeviceName
+    predicted_ms: PredictedMs
+    memory_bytes: PositiveInt
+    provider: str
+    threads: Threads
+    why: str
+    encoding: Encoding = "raw"
+    runtime: RuntimeName = "onnxruntime"
+    energy_j: NonNegativeFloat | None = None
+    batch: BatchSize = 1
+    spin: bool = False
+
+
+class PredictedAccuracy(Record, frozen=True):
+    """What a plan's answers are predicted to be worth, as fractions of pictures."""
+
+    #: With every member in.
+    all_in: Fraction
+    #: Mean over which devices happen to be there, by each one's availability.
+    expected: Fraction
+    #: By how much predictions of this kind were off on runs they were not fitted to, typically.
+    typical_error: Fraction
+
+
+class TeacherSpec(Record, frozen=True):
+    """A timm model name, its constructor arguments, and the shape they led to."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    shape: SubModelSpec
+    args: dict[str, TeacherArgument] = field(default_factory=dict)
+
+
+class SingleDevice(Record, frozen=True):
+    """The best that one device can do alone under the same latency target."""
+
+    device: DeviceName
+    submodel: SubModelSpec
+    predicted_ms: PredictedMs
+    is_teacher: bool
+    #: Predicted, as a fraction of pictures.
+    accuracy: Fraction | None = None
+
+
+class Plan(Record, frozen=True):
+    """What `mdp-partition plan` decides; `refused` if one device alone does at least as well."""
+
+    target_ms: PositiveFloat
+    refused: bool
+    reason: str
+    assignments: Annotated[list[Assignment], Meta(min_length=1, max_length=MAX_MEMBERS)]
+    #: None where the members were not decomposed from one model but assembled.
+    teacher: TeacherSpec | None = None
+    single_device: SingleDevice | None = None
+    #: Devices that take no part, each with the reason.
+    left_out: dict[str, str] = field(default_factory=dict)
+    #: Devices that serve a member which `assignments` give to another one.
+    replicas: list[Replica] = field(default_factory=list)
+    accuracy: PredictedAccuracy | None = None
+    #: With this deadline a client hears all members, where latencies are as predicted; a target is
+    #: about the typical answer only. With a percentile: that share of its answers is complete. It
+    #: includes what the client is estimated to take for decoding a picture.
+    deadline_ms: PositiveFloat | None = None
+    #: What percentage of the answers is to be complete within the target, the client's own work
+    #: included; None: each member's typical answer is within it.
+    percentile: Percentile | None = None
+    #: Predicted share of answers that are complete within the target with all devices there; only
+    #: with a percentile.
+    on_time: Fraction | None = None
+    #: What the client's network port was taken to carry, in decimal bits per second: all crops
+    #: leave through it, and each waits there for the others. None: it was not reckoned with.
+    client_bps: PositiveFloat | None = None
+    #: Classes that it was made for.
+    num_classes: Annotated[int, Meta(ge=2)] | None = None
+    format_version: Literal[1] = 1
+
+    def __post_init__(self) -> None:
+        if [assignment.k for assignment in self.assignments] != list(range(len(self.assignments))):
+            raise ValueError("`assignments` have to be listed by `k`, from 0 without gaps")
+        devices = [assignment.device for assignment in self.assignments]
+        if len(set(devices)) != len(devices):
+            raise ValueError(f"`assignments` name a device twice: {', '.join(devices)}")
+        for replica in self.replicas:
+            if replica.k >= len(self.assignments):
+                raise ValueError(f"`replicas` name sub-model {replica.k}, which nobody is assigned")
+        devices += [replica.device for replica in self.replicas]
+        if len(set(devices)) != len(devices):
+            raise ValueError("`replicas` name a device twice, or one that has an assignment")
+
+    @property
+    def decomposed(self) -> TeacherSpec:
+        """The teacher; raises ConfigError for an assembled plan, which has none."""
+        if self.teacher is None:
+            raise ConfigError(
+                "the plan has no teacher, its members were assembled: expected one made by "
+                "mdp-partition plan"
+            )
+        return self.teacher
+
+    @property
+    def finest_px(self) -> int:
+        """Side in pixels of a picture that is not enlarged for anybody."""
+        if self.teacher is not None:
+            return self.teacher.shape.image_size
+        return max(assignment.spec.image_size for assignment in self.assignments)
+
+    def assignment_of(self, device: str) -> Assignment | None:
+        """What `device` is to run, its own or as a replica, or None."""
+        own = next((a for a in self.assignments if a.device == device), None)
+        replica = next((r for r in self.replicas if r.device == device), None)
+        if own is not None or replica is None:
+            return own
+        changes = {name: getattr(replica, name) for name in replica.__struct_fields__}
+        return replace(self.assignments[replica.k], **changes)
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """Read plan.toml; raises ConfigError."""
+    return read_toml(path, Plan)

@@ -1,0 +1,305 @@
+"""Messages <-> frames. No sockets, no clocks; docs/protocol.md says the same byte by byte.
+
+A message is one or two frames, as each frame costs as much as some hundred bytes:
+
+    0  head     b"MDP", one byte version, one byte message kind, then a msgpack map, strictly
+                typed per kind, at most 16 KiB
+    1  buffer   raw contiguous bytes: the crop, or both heads' logits (float32, little endian)
+
+Nothing is ever unpickled; sizes, shapes and counts are checked before an array is made.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from mdp.errors import WireError
+from mdp.files import Record
+from mdp.formats.plan import MAX_MEMBERS, Encoding
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
+
+VERSION = 1
+MAGIC = b"MDP"
+#: Magic, version and kind, before the header in the first frame.
+PREAMBLE_BYTES = 5
+MAX_HEADER_BYTES = 16 * 1024
+#: Largest buffer: a raw crop of the largest image size a plan may ask for.
+MAX_BUFFER_BYTES = 1024 * 1024 * 3
+#: What every agent takes, whatever it serves, so that a link can be measured with a crop of 256
+#: pixels and a header that is too long is still refused in words.
+MIN_FRAME_BYTES = 256 * 256 * 3
+MAX_CLASSES = 100_000
+#: Looking its name up at each use costs 0.3 us.
+_FLOAT32 = np.dtype("<f4")
+
+Buffer = bytes | bytearray | memoryview
+RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
+Text = Annotated[str, Meta(max_length=1024)]
+State = Literal["STARTING", "WARMING", "READY", "DRAINING", "FAILED"]
+#: Why an agent did not answer; `text` of a Failure says it for people.
+FailureCode = Literal[
+    "bad_message",
+    "wrong_bundle",
+    "wrong_submodel",
+    "not_ready",
+    "draining",
+    "failed",
+    "overloaded",
+    "too_late",
+    "no_frame",
+]
+
+
+class Infer(Record, frozen=True):
+    """Client -> agent: run your sub-model on the crop that follows as the only buffer."""
+
+    kind: ClassVar[int] = 1
+    buffers: ClassVar[int] = 1
+
+    request_id: RequestId
+    #: Identity of the bundle that the client holds; the agent refuses another.
+    digest: Digest
+    #: Which sub-model is asked for; the agent refuses if it serves another.
+    k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+    #: What is left of the caller's deadline as this message leaves. Clocks are never compared.
+    budget_ms: Milliseconds
+    image_size: Annotated[int, Meta(ge=1, le=1024)]
+    encoding: Encoding
+
+
+class Ask(Record, frozen=True):
+    """Client -> agent: say how you are. No buffer."""
+
+    kind: ClassVar[int] = 2
+    buffers: ClassVar[int] = 0
+
+    request_id: RequestId
+
+
+class Result(Record, frozen=True):
+    """Agent -> client: the logits follow, `[2, num_classes]` float32: boost, then bag."""
+
+    kind: ClassVar[int] = 3
+    buffers: ClassVar[int] = 1
+
+    request_id: RequestId
+    num_classes: Annotated[int, Meta(ge=1, le=MAX_CLASSES)]
+    #: Milliseconds waiting for the compute thread, and computing.
+    queue_ms: Milliseconds
+    compute_ms: Milliseconds
+
+
+class Failure(Record, frozen=True):
+    """Agent -> client: no result for this request; 0 if the request could not even be read."""
+
+    kind: ClassVar[int] = 4
+    buffers: ClassVar[int] = 0
+
+    request_id: RequestId
+    code: FailureCode
+    text: Text
+
+    def __post_init__(self) -> None:
+        _check_printable(self, "text")
+
+
+class Status(Record, frozen=True, omit_defaults=True):
+    """Agent -> client: the answer to Ask. No buffer."""
+
+    kind: ClassVar[int] = 5
+    buffers: ClassVar[int] = 0
+
+    request_id: RequestId
+    device: Text
+    state: State
+    bundle: Text
+    digest: Digest
+    k: int
+    provider: Text
+    #: True if the provider is not the planned one and the operator allowed that.
+    fallback: bool
+    reason: Text
+    queued: int
+    #: Outcome -> how many requests ended so since the start; of each bundle that is served, how
+    #: many were `answered_by` it.
+    counts: dict[Text, int]
+    #: Where this agent's own pictures come from, and how that does. Left out if it has no source,
+    #: so that clients made before there was one understand it.
+    source: Text = ""
+
+    def __post_init__(self) -> None:
+        _check_printable(self, "device", "bundle", "provider", "reason", "source")
+        if not all(outcome.isprintable() for outcome in self.counts):
+            raise ValueError("`counts`: expected printable characters only")
+
+
+def answered_by(digest: Digest) -> str:
+    """Under which name a status counts what was answered with a bundle."""
+    return f"answered {digest[:12]}"
+
+
+class Look(Record, frozen=True):
+    """Client -> agent: run your sub-model on what your own camera sees. No buffer."""
+
+    kind: ClassVar[int] = 6
+    buffers: ClassVar[int] = 0
+
+    request_id: RequestId
+    digest: Digest
+    k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
+    budget_ms: Milliseconds
+    #: How long before this message's arrival the wanted frame was taken; 0 asks for the newest.
+    #: A duration, as clocks are never compared.
+    ago_ms: Milliseconds
+    #: How far from that moment the frame may be.
+    within_ms: Milliseconds
+
+
+class Seen(Record, frozen=True):
+    """Agent -> client: what a Look gave; the logits follow as in a Result."""
+
+    kind: ClassVar[int] = 7
+    buffers: ClassVar[int] = 1
+
+    request_id: RequestId
+    num_classes: Annotated[int, Meta(ge=1, le=MAX_CLASSES)]
+    queue_ms: Milliseconds
+    compute_ms: Milliseconds
+    #: Counts what this agent has seen since it started, from 1.
+    frame: Annotated[int, Meta(ge=1, le=2**63 - 1)]
+    #: How old the frame was as the Look arrived.
+    age_ms: Milliseconds
+
+
+def _check_printable(record: Record, *keys: str) -> None:
+    # Such texts are shown on terminals, which obey control characters.
+    for key in keys:
+        if not getattr(record, key).isprintable():
+            raise ValueError(f"`{key}`: expected printable characters only")
+
+
+def as_line(text: str) -> str:
+    """`text` as it may travel and be shown: one short line of printable characters."""
+    line = " ".join(text.split())[:1024]
+    return "".join(character if character.isprintable() else "?" for character in line)
+
+
+Message = Infer | Ask | Result | Failure | Status | Look | Seen
+_KINDS: dict[int, type[Message]] = {
+    kind.kind: kind for kind in (Infer, Ask, Result, Failure, Status, Look, Seen)
+}
+_DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
+_ENCODER = msgspec.msgpack.Encoder()
+_PREAMBLES = {number: MAGIC + bytes((VERSION, number)) for number in _KINDS}
+_BY_PREAMBLE = {_PREAMBLES[number]: (_KINDS[number], _DECODERS[number]) for number in _KINDS}
+
+
+class Envelope(Struct, frozen=True):
+    """A decoded message and its buffers, which still lie in the received frames."""
+
+    message: Message
+    buffers: Sequence[Buffer]
+
+
+def encode(message: Message, *buffers: Buffer) -> list[Buffer]:
+    """Frames of `message`; `buffers` are passed on without a copy."""
+    if len(buffers) != message.buffers:
+        raise ValueError(f"{type(message).__name__} takes {message.buffers} buffers")
+    return [_PREAMBLES[message.kind] + _ENCODER.encode(message), *buffers]
+
+
+def decode(frames: Sequence[Buffer]) -> Envelope:
+    """The message in `frames`; raises WireError saying what was expected."""
+    if not frames:
+        raise WireError("expected at least 1 frame, got 0")
+    head = bytes(frames[0])
+    known = _BY_PREAMBLE.get(head[:PREAMBLE_BYTES])
+    if known is None:
+        raise WireError(_unknown(head))
+    kind, decoder = known
+    header = head[PREAMBLE_BYTES:]
+    if len(header) > MAX_HEADER_BYTES:
+        raise WireError(f"expected a header up to {MAX_HEADER_BYTES} bytes, got {len(header)}")
+    try:
+        message = decoder.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError(f"{kind.__name__} header: {error}") from error
+    buffers = frames[1:]
+    if len(buffers) != message.buffers:
+        raise WireError(
+            f"{kind.__name__}: expected {message.buffers} buffer(s), got {len(buffers)}"
+        )
+    _check_sizes(message, buffers)
+    return Envelope(message, buffers)
+
+
+def _unknown(head: bytes) -> str:
+    """Why a first frame is none of this protocol's."""
+    if len(head) < PREAMBLE_BYTES or head[:3] != MAGIC:
+        return "expected a first frame that begins with 'MDP', version and kind"
+    if head[3] != VERSION:
+        return f"expected protocol version {VERSION}, got {head[3]}"
+    return f"expected a message kind from 1 to {max(_KINDS)}, got {head[4]}"
+
+
+def request_frame_bytes(image_size: int) -> int:
+    """Size of the largest frame that an agent takes for a sub-model of `image_size`."""
+    return max(MIN_FRAME_BYTES, _pixel_bytes(image_size))
+
+
+def reply_frame_bytes(num_classes: int) -> int:
+    """Size of the largest frame that a client takes from an agent."""
+    return max(2 * MAX_HEADER_BYTES, _logit_bytes(num_classes))
+
+
+def _pixel_bytes(image_size: int) -> int:
+    return image_size**2 * 3
+
+
+def _logit_bytes(num_classes: int) -> int:
+    return num_classes * 8
+
+
+def _check_sizes(message: Message, buffers: Sequence[Buffer]) -> None:
+    match message:
+        case Result() | Seen():
+            expected, got = _logit_bytes(message.num_classes), len(buffers[0])
+            if got != expected:
+                raise WireError(f"expected {expected} bytes of logits, got {got}")
+        case Infer():
+            expected, got = _pixel_bytes(message.image_size), len(buffers[0])
+            if message.encoding == "raw" and got != expected:
+                raise WireError(f"expected {expected} bytes of raw pixels, got {got}")
+            if message.encoding == "jpeg" and not 0 < got <= max(expected, 4096):
+                raise WireError(f"expected 1 to {max(expected, 4096)} bytes of JPEG, got {got}")
+
+
+def pixels_of(infer: Infer, buffer: Buffer) -> Pixels:
+    """The raw crop `[image_size, image_size, 3]`, a view of the received frame."""
+    shape = (infer.image_size, infer.image_size, 3)
+    return np.frombuffer(buffer, dtype=np.uint8).reshape(shape)
+
+
+def logits_buffer(contribution: Contribution) -> Buffer:
+    """Both heads' logits, boost then bag, as little-endian float32 bytes."""
+    boost, bag = contribution.boost, contribution.bag
+    return np.asarray(boost, _FLOAT32).tobytes() + np.asarray(bag, _FLOAT32).tobytes()
+
+
+def contribution_of(buffer: Buffer) -> Contribution:
+    """Both heads' logits `[num_classes]`; raises WireError on values that are not finite."""
+    logits = np.frombuffer(buffer, _FLOAT32)
+    # In one pass: a sum of squares is finite only if all terms are (logits over 1e19 are no less
+    # useless than infinite ones). `vdot` never warns, so that no `errstate` is needed around it:
+    # with one, all of this takes 3.4 us instead of 1.8.
+    if not math.isfinite(np.vdot(logits, logits)):
+        raise WireError("logits that are not finite")
+    half = len(logits) // 2
+    return Contribution(logits[:half], logits[half:])

@@ -1,0 +1,94 @@
+"""Which frame of the devices' own cameras a call asks for, and when those given were taken. Pure.
+
+A moment is a reading of the client's own clock. On the way to a device it is an age, as clocks of
+two machines are never compared.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Literal
+
+from mdp.arguments import check_number
+from mdp.errors import InputError
+from mdp.requests.session import Arrival
+
+#: How far a frame may be from the moment that was asked for, unless the caller says otherwise.
+DEFAULT_WITHIN_MS = 2000.0
+#: How often `watch` looks, unless the caller says otherwise.
+DEFAULT_EVERY_MS = 100.0
+MAX_AGO_MS = 1e9
+
+#: `latest`, or a reading of `time.monotonic()`.
+Moment = Literal["latest"] | float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """What a call asks the cameras for; a moment of None is the newest frame."""
+
+    moment_s: float | None = None
+    within_ms: float = DEFAULT_WITHIN_MS
+
+    def ago_ms(self, now_s: float) -> float:
+        """How long ago the moment is, for a request that leaves now."""
+        return 0.0 if self.moment_s is None else max(0.0, now_s - self.moment_s) * 1e3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """The frame that one device looked at, as far as its reply tells."""
+
+    number: int
+    #: How old it was as the request arrived at the device.
+    age_ms: float
+    #: When the reply came.
+    heard_s: float
+
+    def taken_s(self, part: Arrival) -> float:
+        """When it was taken, on the client's clock; off by half of the network time at most.
+
+        Half of that is taken for the way back, as NTP does (RFC 5905).
+        """
+        since_ms = self.age_ms + part.queue_ms + part.compute_ms + part.network_ms / 2
+        return self.heard_s - since_ms / 1e3
+
+
+def frames_of(
+    sights: Mapping[str, Sight], arrived: Mapping[int, Arrival], now_s: float
+) -> dict[str, tuple[int, float]]:
+    """Device -> number and age in ms, as of now, of every frame that is in an answer."""
+    return {
+        part.device: (
+            sights[part.device].number,
+            (now_s - sights[part.device].taken_s(part)) * 1e3,
+        )
+        for part in arrived.values()
+    }
+
+
+def glance_at(at: Moment, *, within_ms: float, now_s: float) -> Glance:
+    """What to ask for; raises InputError for a moment to come, or one that is none."""
+    _check_age("within_ms", within_ms)
+    if at == "latest":
+        return Glance(within_ms=within_ms)
+    if not isinstance(at, Real) or not math.isfinite(at):
+        raise InputError(f"at: expected 'latest' or a reading of time.monotonic(), got {at!r}")
+    ago_ms = (now_s - at) * 1e3
+    if not 0 <= ago_ms <= MAX_AGO_MS:
+        raise InputError(
+            f"at: expected a moment up to {MAX_AGO_MS:g} ms ago, got one {ago_ms:g} ms ago"
+        )
+    return Glance(moment_s=at, within_ms=within_ms)
+
+
+def checked_every_ms(every_ms: float) -> float:
+    """`every_ms` if one can look so often; raises InputError."""
+    _check_age("every_ms", every_ms)
+    return every_ms
+
+
+def _check_age(name: str, value_ms: float) -> None:
+    expected = f"0 to {MAX_AGO_MS:g}"
+    check_number(name, value_ms, expected, lambda value: 0 <= value <= MAX_AGO_MS)

@@ -1,0 +1,219 @@
+"""What a call returns: one labelled answer, made from whatever a session collected. Pure."""
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import asdict
+
+from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
+from mdp.formats.bundle import Bundle
+from mdp.fusion.early_exit import EarlyRule
+from mdp.fusion.fuse import (
+    Contribution,
+    Fusion,
+    Logits,
+    Mode,
+    SubsetWeights,
+    fuse,
+    mode_of,
+    rule_for,
+    weights_for,
+)
+from mdp.requests.session import Arrival, Finish
+
+TOP_K = 5
+#: So many classes are sorted and weighed before NumPy has begun: three in 2 us instead of 10.
+_FEW = 16
+
+
+class MemberTiming(Struct, frozen=True, kw_only=True):
+    """Where the milliseconds of one member went."""
+
+    device: str
+    k: int
+    queue_ms: float
+    compute_ms: float
+    network_ms: float
+    #: Of a look: which frame of its own this device saw, by its own count, and how old that was as
+    #: the answer was given. Known to half of `network_ms`.
+    frame: int | None = None
+    frame_age_ms: float | None = None
+
+
+class Prediction(Struct, frozen=True, kw_only=True):
+    """One picture's answer, and what it is made of."""
+
+    label: str
+    probability: float
+    #: The likeliest labels with their probabilities, at most five, best first.
+    top: tuple[tuple[str, float], ...]
+    mode: Mode
+    #: Devices whose contributions are in the answer, by boosting position.
+    used: tuple[str, ...]
+    #: Device -> reason, for every device that was wanted and is not in the answer.
+    missing: dict[str, str]
+    #: Accuracy that this combination was measured to have; None for a bundle never evaluated. Of
+    #: an answer that ended early, that of the combination whose label it has.
+    expected_accuracy: float | None
+    #: How many pictures that was measured on; None where it was not.
+    expected_accuracy_pictures: int | None = None
+    #: From the call to the answer, decoding, cropping and fusing included.
+    latency_ms: float
+    deadline_ms: float
+    members: tuple[MemberTiming, ...]
+    #: Identity of the bundle that all of it was made with.
+    bundle: str = ""
+    #: Of a look: how far apart the oldest and the newest frame in the answer were taken.
+    frame_spread_ms: float | None = None
+    #: Whether it was given before everybody had answered, as nobody could have changed its label.
+    early: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """Whether any member is missing."""
+        return bool(self.missing)
+
+    def to_json(self, path: str | None = None) -> dict[str, object]:
+        """The keys that `mdp classify --json` prints."""
+        members = tuple(asdict(member) for member in self.members)
+        content = asdict(self) | {"members": members}
+        return {"path": path, **content} if path is not None else content
+
+
+#: Sets of members whose weights are kept: of n members, there are 2^n sets.
+KEPT_RULES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    mode: Mode
+    weights: SubsetWeights
+    expected_accuracy: float | None
+
+
+class Judge:
+    """Turns what a session collected into an answer, by one bundle's labels, weights and table."""
+
+    def __init__(self, bundle: Bundle, fusion: Fusion) -> None:
+        """Answers by the rule `fusion`; raises ConfigError if the bundle's weights are damaged."""
+        self._bundle = bundle
+        self._fusion: Fusion = fusion
+        self._labels = bundle.manifest.labels
+        self._weights = bundle.fusion_weights()
+        self._rules: dict[tuple[int, ...], _Rule] = {}
+        measured = bundle.manifest.evaluation
+        self._pictures = None if measured is None else measured.pictures
+        bounds = bundle.manifest.early
+        self._early = None if bounds is None else EarlyRule(bounds, self._weights, fusion)
+
+    def enough(self, arrived: Mapping[int, Contribution], awaited: Collection[int]) -> bool:
+        """Whether the `awaited` members cannot change the label; False if that was not measured."""
+        return self._early is not None and self._early.enough(arrived, awaited)
+
+    def conclude(
+        self,
+        finish: Finish,
+        *,
+        latency_ms: Callable[[], float],
+        deadline_ms: float,
+        frames: Mapping[str, tuple[int, float]] | None = None,
+    ) -> Prediction | InferenceError:
+        """The answer from `finish`, or the error that says why there is none.
+
+        `latency_ms` is asked once all is fused, so that fusing counts. `frames` are the number and
+        the age in ms, by device, of what was looked at.
+        """
+        if not finish.arrived:
+            return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
+        rule = self._rule(tuple(finish.arrived))
+        worth = self._rule(finish.stands_for) if finish.stands_for else rule
+        contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
+        classes, shares = likeliest(fuse(contributions, rule.weights))
+        top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
+        return Prediction(
+            label=top[0][0],
+            probability=top[0][1],
+            top=top,
+            mode=rule.mode,
+            used=tuple(arrival.device for arrival in finish.arrived.values()),
+            missing=dict(finish.missing),
+            expected_accuracy=worth.expected_accuracy,
+            expected_accuracy_pictures=self._pictures,
+            latency_ms=latency_ms(),
+            deadline_ms=deadline_ms,
+            members=tuple(_timing(k, arrival, frames) for k, arrival in finish.arrived.items()),
+            bundle=self._bundle.digest,
+            early=bool(finish.stands_for),
+            frame_spread_ms=_spread_ms(finish, frames),
+        )
+
+    def _rule(self, members: tuple[int, ...]) -> "_Rule":
+        """How ascending `members` are combined and what that is worth; worked out once."""
+        known = self._rules.get(members)
+        if known is None:
+            if len(self._rules) >= KEPT_RULES:
+                del self._rules[next(iter(self._rules))]
+            fitted = self._weights.fitted(members) is not None
+            rule = rule_for(members, self._fusion, fitted=fitted)
+            known = self._rules[members] = _Rule(
+                mode_of(members, rule),
+                weights_for(members, rule, self._weights),
+                self._bundle.expected_accuracy(members, rule),
+            )
+        return known
+
+
+def likeliest(logits: Logits) -> tuple[list[int], list[float]]:
+    """Classes of the `TOP_K` largest `logits[num_classes]` and their softmax, best first.
+
+    Of equal ones, the first class is the first.
+    """
+    if len(logits) > _FEW:
+        return _likeliest_of_many(logits)
+    values = logits.tolist()
+    best = sorted(range(len(values)), key=values.__getitem__, reverse=True)[:TOP_K]
+    shares = [math.exp(value - values[best[0]]) for value in values]
+    whole = sum(shares)
+    return best, [shares[i] / whole for i in best]
+
+
+def _likeliest_of_many(logits: Logits) -> tuple[list[int], list[float]]:
+    # Sorting all of them would take longer than fusing.
+    candidates = np.flatnonzero(logits >= np.partition(logits, -TOP_K)[-TOP_K])
+    best = candidates[np.argsort(-logits[candidates], kind="stable")[:TOP_K]]
+    largest = logits[best[0]]
+    whole = np.add.reduce(np.exp(logits - largest))
+    return best.tolist(), (np.exp(logits[best] - largest) / whole).tolist()
+
+
+def _spread_ms(finish: Finish, frames: Mapping[str, tuple[int, float]] | None) -> float | None:
+    if frames is None:
+        return None
+    ages_ms = [frames[arrival.device][1] for arrival in finish.arrived.values()]
+    return max(ages_ms) - min(ages_ms)
+
+
+def _timing(
+    k: int, arrival: Arrival, frames: Mapping[str, tuple[int, float]] | None
+) -> MemberTiming:
+    frame, age_ms = (None, None) if frames is None else frames[arrival.device]
+    return MemberTiming(
+        device=arrival.device,
+        k=k,
+        queue_ms=arrival.queue_ms,
+        compute_ms=arrival.compute_ms,
+        network_ms=arrival.network_ms,
+        frame=frame,
+        frame_age_ms=age_ms,
+    )
+
+
+def no_answer(missing: Mapping[str, str], *, timed_out: bool, deadline_ms: float) -> InferenceError:
+    """The error of a call to which no member contributed."""
+    outcomes = "; ".join(f"{device}: {reason}" for device, reason in missing.items())
+    if timed_out:
+        return DeadlineExceeded(f"no answer within {deadline_ms:g} ms ({outcomes})", missing)
+    return QuorumNotMet(f"no device can answer ({outcomes})", missing)

@@ -1,0 +1,338 @@
+"""One request's life: events in, actions out. No sockets, no clock, no threads.
+
+    start ──> Send to the first available device of every member
+    Replied, Failed, TimePassed ──> Send to a replica, or Finish
+
+A replica is asked when the one before it has failed and, where hedging is asked for, also beside
+one that has not answered for so long (Dean and Barroso, The Tail at Scale, CACM 2013): whichever
+answers first counts. A device on probation is asked beside the others and not waited for, unless
+there is nobody else.
+
+A session decides once, by the first of: every member that is waited for has arrived or cannot
+arrive any more; what arrived is enough, where it was told what is enough; or the moment to decide
+(the deadline less the reserve for fusing) has come. A reply that is in hand before that decision
+counts; whatever comes after it changes nothing.
+"""
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from msgspec import Struct
+
+from mdp.fusion.fuse import Contribution
+
+#: The reason of a device whose reply was not in hand when the time to decide came.
+LATE = "late"
+#: The reason of a device that was not asked, as the time to decide had come before.
+NO_TIME = "not asked: no time left"
+#: The reason of a device that has come back lately and did not answer before the others.
+PROBATION = "on probation: asked, not waited for"
+#: The reason of a device that was not waited for, as its part could not change the label.
+NOT_NEEDED = "not waited for: cannot change the label"
+
+
+class Replied(Struct, frozen=True, kw_only=True):
+    """A device's contribution has arrived."""
+
+    device: str
+    contribution: Contribution
+    queue_ms: float
+    compute_ms: float
+    now_s: float
+
+
+class Failed(Struct, frozen=True, kw_only=True):
+    """A device will not answer this request; `reason` says why."""
+
+    device: str
+    reason: str
+    now_s: float
+
+
+class TimePassed(Struct, frozen=True, kw_only=True):
+    """The clock went on."""
+
+    now_s: float
+
+
+Event = Replied | Failed | TimePassed
+
+
+class Send(Struct, frozen=True, kw_only=True):
+    """Send this member's crop to `device`."""
+
+    k: int
+    device: str
+    budget_ms: float
+    #: Whether it goes out beside another one that has not answered.
+    hedged: bool = False
+
+
+class Arrival(Struct, frozen=True, kw_only=True):
+    """One member's part of an answer, and where its milliseconds went."""
+
+    device: str
+    contribution: Contribution
+    queue_ms: float
+    compute_ms: float
+    #: The round trip less the agent's own milliseconds.
+    network_ms: float
+
+
+class Finish(Struct, frozen=True, kw_only=True):
+    """The decision: what arrived by member, and every device that was asked in vain."""
+
+    arrived: Mapping[int, Arrival]
+    missing: Mapping[str, str]
+    #: True if the time to decide came before every member was settled.
+    timed_out: bool
+    #: Where it ended early: all members that could still have been in, whose label this one has.
+    stands_for: tuple[int, ...] = ()
+
+
+Action = Send | Finish
+#: Whether what arrived (k -> contribution) settles the label, whatever the members in the second
+#: argument would add.
+Enough = Callable[[Mapping[int, Contribution], Collection[int]], bool]
+
+
+class Hedge(Protocol):
+    """When a second device is asked beside a first one, and whether it may be."""
+
+    def after_s(self, device: str) -> float:
+        """How long `device` is given; infinity if nothing is known: then half of what is left."""
+
+    def allowed(self) -> bool:
+        """Whether one more request may be spent now; True spends it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HedgeAfter:
+    """Every device is given `seconds`, and nothing is counted."""
+
+    seconds: float
+
+    def after_s(self, device: str) -> float:
+        """The same for every `device`."""
+        return self.seconds
+
+    def allowed(self) -> bool:
+        """Always."""
+        return True
+
+
+class _Member(Struct):
+    """A member that has not arrived: who is being asked, who may be asked next, who failed."""
+
+    k: int
+    #: Everyone who serves it, in order of preference.
+    candidates: Sequence[str]
+    #: How many of the candidates have been asked or passed over.
+    passed: int = 0
+    #: Device -> when it was asked: one, or two where one was hedged.
+    asked: dict[str, float] = {}
+    hedge_s: float = math.inf
+    reasons: dict[str, str] = {}
+
+
+class Session:
+    """One request to `members` (index k -> devices that serve it, best first).
+
+    `deadline_s` and every `now_s` are readings of one monotonic clock, in seconds; `reserve_s` is
+    kept back for fusing. With `hedge`, a device that has not answered for so long has the next
+    replica asked beside it; never more than two of a member at a time, probation aside. With
+    `enough`, it ends as soon as what arrived is enough.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[int, Sequence[str]],
+        *,
+        deadline_s: float,
+        reserve_s: float = 0.0,
+        hedge: Hedge | None = None,
+        enough: Enough | None = None,
+    ) -> None:
+        self.deadline_s = deadline_s
+        self.decide_s = deadline_s - reserve_s
+        #: When the session wants to be told the time at the latest.
+        self.wake_s = self.decide_s
+        self.finished = False
+        self._hedge, self._enough = hedge, enough
+        #: When the next hedge is due; it may be due to a member that has arrived meanwhile.
+        self._hedge_s = math.inf
+        self._open = {k: _Member(k, devices) for k, devices in members.items()}
+        #: Device -> the member for which it is being asked.
+        self._waiting: dict[str, _Member] = {}
+        self._unavailable: Mapping[str, str] = {}
+        self._probing: Mapping[str, int] = {}
+        self._arrived: dict[int, Arrival] = {}
+        self._missing: dict[str, str] = {}
+        #: How many members had arrived and were open when `enough` was asked last.
+        self._judged = (0, 0)
+
+    def start(
+        self,
+        *,
+        now_s: float,
+        unavailable: Mapping[str, str],
+        probing: Mapping[str, int] | None = None,
+    ) -> list[Action]:
+        """Ask one device per member; `unavailable` ones (device -> reason) are never waited for.
+
+        Those on probation, `probing` (device -> k, one of a member), are asked as well.
+        """
+        self._unavailable, self._probing = unavailable, probing or {}
+        actions: list[Action] = []
+        if now_s < self.decide_s:
+            for device, k in self._probing.items():
+                actions.append(self._send(self._open[k], device, now_s))
+        for member in list(self._open.values()):
+            actions += self._ask_next(member, now_s)
+        return actions + self._decide(now_s)
+
+    def handle(self, event: Event) -> list[Action]:
+        """What to do about `event`; nothing once the session has finished."""
+        if self.finished:
+            return []
+        actions: list[Action] = []
+        if not isinstance(event, TimePassed):
+            member = self._waiting.get(event.device)
+            if member is None:
+                return []
+            if isinstance(event, Replied):
+                self._arrive(member, event)
+            else:
+                actions += self._fail(member, event)
+        if event.now_s >= self._hedge_s:
+            actions += self._ask_beside(event.now_s)
+        return actions + self._decide(event.now_s)
+
+    def waits_for(self, device: str) -> bool:
+        """Whether this session would still use a reply of `device`."""
+        return not self.finished and device in self._waiting
+
+    def _arrive(self, member: _Member, event: Replied) -> None:
+        round_trip_ms = (event.now_s - member.asked[event.device]) * 1e3
+        self._arrived[member.k] = Arrival(
+            device=event.device,
+            contribution=event.contribution,
+            queue_ms=event.queue_ms,
+            compute_ms=event.compute_ms,
+            network_ms=max(0.0, round_trip_ms - event.queue_ms - event.compute_ms),
+        )
+        for device in member.asked:
+            del self._waiting[device]
+        del self._open[member.k]
+
+    def _fail(self, member: _Member, event: Failed) -> list[Action]:
+        member.reasons[event.device] = event.reason
+        del member.asked[event.device], self._waiting[event.device]
+        return [] if self._waited_for(member) else self._ask_next(member, event.now_s)
+
+    def _waited_for(self, member: _Member) -> bool:
+        return any(device not in self._probing for device in member.asked)
+
+    def _ask_next(self, member: _Member, now_s: float) -> list[Action]:
+        """Ask the next replica of a member of which nobody is being asked, probation aside."""
+        device = self._next(member)
+        if device is None:
+            if not member.asked:
+                self._missing |= member.reasons
+                del self._open[member.k]
+            return []
+        if now_s >= self.decide_s:
+            member.reasons[device] = NO_TIME
+            return []
+        if self._hedge is not None and member.passed < len(member.candidates):
+            after_s = self._hedge.after_s(device)
+            # Of whom little is known, half of the time that is left is taken to be long.
+            known = after_s < math.inf
+            member.hedge_s = now_s + (after_s if known else (self.decide_s - now_s) / 2)
+            self._hedge_by(min(self._hedge_s, member.hedge_s))
+        return [self._send(member, device, now_s)]
+
+    def _ask_beside(self, now_s: float) -> list[Action]:
+        """Ask one more of every member whose device has been given time enough."""
+        actions: list[Action] = []
+        for member in self._open.values():
+            if member.hedge_s <= now_s < self.decide_s:
+                member.hedge_s = math.inf
+                device = self._next(member)
+                if device is None or self._hedge is None:
+                    continue
+                if self._hedge.allowed():
+                    actions.append(self._send(member, device, now_s, hedged=True))
+                else:
+                    # Not now; it may still step in for one that fails.
+                    member.passed -= 1
+        self._hedge_by(min((member.hedge_s for member in self._open.values()), default=math.inf))
+        return actions
+
+    def _hedge_by(self, hedge_s: float) -> None:
+        self._hedge_s = hedge_s
+        self.wake_s = min(self.decide_s, hedge_s)
+
+    def _next(self, member: _Member) -> str | None:
+        """The next candidate that is there and not on probation, or None."""
+        while True:
+            # How many there are is not asked each time: telling may take a simulated one a while.
+            try:
+                device = member.candidates[member.passed]
+            except IndexError:
+                return None
+            member.passed += 1
+            if device in self._probing:
+                member.reasons.setdefault(device, PROBATION)
+                continue
+            reason = self._unavailable.get(device)
+            if reason is None:
+                return device
+            member.reasons[device] = reason
+
+    def _send(self, member: _Member, device: str, now_s: float, *, hedged: bool = False) -> Send:
+        member.asked[device] = now_s
+        self._waiting[device] = member
+        budget_ms = (self.decide_s - now_s) * 1e3
+        return Send(k=member.k, device=device, budget_ms=budget_ms, hedged=hedged)
+
+    def _decide(self, now_s: float) -> list[Action]:
+        timed_out = bool(self._open) and now_s >= self.decide_s
+        stands_for: tuple[int, ...] = ()
+        # Without anybody on probation, every open member has somebody who is waited for.
+        if self._open and not timed_out and (not self._probing or self._somebody_is_waited_for()):
+            if self._enough is None or not self._is_enough(self._enough):
+                return []
+            stands_for = tuple(sorted({*self._arrived, *self._open}))
+        self.finished = True
+        for member in self._open.values():
+            self._give_up(member, LATE if timed_out else NOT_NEEDED if stands_for else PROBATION)
+        return [
+            Finish(
+                arrived=dict(sorted(self._arrived.items())),
+                missing=dict(self._missing),
+                timed_out=timed_out,
+                stands_for=stands_for,
+            )
+        ]
+
+    def _somebody_is_waited_for(self) -> bool:
+        return not self._arrived or any(self._waited_for(member) for member in self._open.values())
+
+    def _is_enough(self, enough: Enough) -> bool:
+        counts = (len(self._arrived), len(self._open))
+        if not self._arrived or counts == self._judged:
+            return False
+        self._judged = counts
+        contributions = {k: arrival.contribution for k, arrival in self._arrived.items()}
+        return enough(contributions, self._open.keys())
+
+    def _give_up(self, member: _Member, reason: str) -> None:
+        """Note why an open member's devices are missing, those that were never asked too."""
+        self._missing |= member.reasons
+        self._missing |= dict.fromkeys(member.asked, reason)
+        unavailable = self._unavailable
+        for device in filter(unavailable.__contains__, member.candidates[member.passed :]):
+            self._missing[device] = unavailable[device]

@@ -1,0 +1,272 @@
+"""Models that exist, in the form that devices serve: uint8 `[N, S, S, 3]` in, both heads out."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from mdp.errors import InputError
+from mdp.pictures.crop import Pixels
+from partitioner.assembly.members import Model
+from partitioner.networks.families import (
+    Backbone,
+    FamilyMember,
+    create,
+    cut_classifier,
+    normalisation,
+)
+from partitioner.networks.submodel import Normalise
+from partitioner.torchvision_shim import import_timm
+
+HEADS = ["boost", "bag"]
+
+
+class ServedFamily(nn.Module):
+    """What a device runs of a timm network with both heads: uint8 `[N, S, S, 3]` -> both heads."""
+
+    def __init__(self, member: FamilyMember) -> None:
+        super().__init__()
+        self.member = member
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Boost and bag logits."""
+        output = self.member(images.permute(0, 3, 1, 2).float())
+        return output.boost, output.bag
+
+
+class ServedClassifier(nn.Module):
+    """The same of a network with one classifier, whose logits are both heads."""
+
+    def __init__(self, normalise: Normalise, network: nn.Module, rows: list[int] | None) -> None:
+        super().__init__()
+        self.normalise, self.network, self.rows = normalise, network, rows
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits, twice."""
+        logits = self.network(self.normalise(images.permute(0, 3, 1, 2).float()))
+        logits = logits if self.rows is None else logits[:, self.rows]
+        return logits, logits.clone()
+
+
+def timm_module(model: Model, weights: Path, names: int, rows: list[int]) -> nn.Module:
+    """The served form of a timm network with `names` classes, cut to `rows`; raises InputError."""
+    assert model.timm is not None
+    assert model.image_size is not None
+    backbone = Backbone(model.timm, model.image_size, model.depth)
+    state = read_state(weights)
+    if "boost.weight" in state:
+        return _of_two_heads(backbone, state, weights, names, rows)
+    network = create(backbone, names, weights, own_classes=True)
+    classifier = network.get_classifier()
+    normalise = normalisation(network)
+    if not isinstance(classifier, nn.Linear):
+        return ServedClassifier(normalise, network, rows).eval()
+    place = next(name for name, module in network.named_modules() if module is classifier)
+    network.set_submodule(place, cut_classifier(classifier, rows))
+    return ServedClassifier(normalise, network, None).eval()
+
+
+def read_state(weights: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or torch file; raises InputError."""
+    import_timm()
+    from timm.models import load_state_dict
+
+    if not weights.is_file():
+        raise InputError(f"{weights}: expected a file of weights, found none")
+    try:
+        state: dict[str, Tensor] = load_state_dict(str(weights), use_ema=False)
+    except Exception as error:  # pickle's and safetensors' errors share no base
+        text = " ".join(str(error).split())[:200]
+        raise InputError(f"{weights}: expected a file of weights: {text}") from error
+    return state
+
+
+def _of_two_heads(
+    backbone: Backbone, state: dict[str, Tensor], weights: Path, names: int, rows: list[int]
+) -> nn.Module:
+    """A member of our own training; raises InputError where the weights are another's."""
+    found = len(state["boost.weight"])
+    if found != names:
+        raise InputError(f"{weights}: tells {found} classes apart, its labels name {names}")
+    member = FamilyMember(backbone, names)
+    try:
+        member.load_state_dict(state)
+    except RuntimeError as error:
+        text = " ".join(str(error).split())[:200]
+        raise InputError(f"{weights}: expected the tensors of {backbone.name}: {text}") from error
+    member.boost, member.bag = (cut_classifier(head, rows) for head in (member.boost, member.bag))
+    return ServedFamily(member).eval()
+
+
+def onnx_member(model: Model, path: Path, names: int, rows: list[int]) -> tuple[bytes, int]:
+    """An ONNX file in the served form, cut to `rows`, and its image size; raises InputError."""
+    import onnx
+    from onnx import helper
+
+    try:
+        loaded = onnx.load(path)
+        onnx.checker.check_model(loaded)
+    except Exception as error:  # protobuf's, the system's and onnx's errors share no base
+        text = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: expected an ONNX model: {text}") from error
+    graph = loaded.graph
+    given = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in given]
+    if len(inputs) != 1:
+        raise InputError(f"{path}: expected one input, found {len(inputs)}")
+    size = _picture_input(inputs[0], path, model.image_size)
+    outputs = [value.name for value in graph.output]
+    heads = outputs if len(outputs) == 1 else HEADS
+    if not (len(outputs) == 1 or set(HEADS) <= set(outputs)):
+        raise InputError(
+            f"{path}: expected one output, or {' and '.join(HEADS)}, found {', '.join(outputs)}"
+        )
+    for value in graph.output:
+        _check_classes(value, path, names)
+    own_input = inputs[0].name
+    _rename(graph, {name: f"source/{name}" for name in {own_input, "images", *HEADS}})
+    before, tensors = _normalised(inputs[0], f"source/{own_input}", model)
+    tensors.append(_tensor("mdp/rows", np.array(rows, dtype=np.int64)))
+    after = []
+    for head, source in zip(HEADS, heads * (2 if len(heads) == 1 else 1), strict=True):
+        name = f"source/{source}" if source in {own_input, "images", *HEADS} else source
+        after.append(helper.make_node("Gather", [name, "mdp/rows"], [head], axis=1))
+    nodes = [*before, *graph.node, *after]
+    kept = [*graph.initializer, *tensors]
+    del graph.node[:], graph.input[:], graph.output[:], graph.initializer[:], graph.value_info[:]
+    graph.node.extend(nodes)
+    graph.initializer.extend(kept)
+    graph.input.append(
+        helper.make_tensor_value_info("images", onnx.TensorProto.UINT8, ["N", size, size, 3])
+    )
+    graph.output.extend(
+        helper.make_tensor_value_info(head, onnx.TensorProto.FLOAT, ["N", len(rows)])
+        for head in HEADS
+    )
+    try:
+        onnx.checker.check_model(loaded, full_check=True)
+    except Exception as error:
+        text = " ".join(str(error).split())[:200]
+        raise InputError(f"{path}: cannot be served with any number of pictures: {text}") from error
+    content: bytes = loaded.SerializeToString()
+    return content, size
+
+
+def _rename(graph: Any, names: dict[str, str]) -> None:
+    """Give tensors of the graph other names, so that the served form's are free."""
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    for tensor in graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+
+
+def _shape(value: Any) -> list[int]:
+    """Sizes of a tensor, 0 for what is left open."""
+    return [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def _picture_input(value: Any, path: Path, image_size: int | None) -> int:
+    """Side of the square that the input takes; raises InputError for another kind of input."""
+    import onnx
+
+    kind, shape = value.type.tensor_type.elem_type, _shape(value)
+    channels = {onnx.TensorProto.FLOAT: 1, onnx.TensorProto.UINT8: 3}.get(kind)
+    sides = [n for axis, n in enumerate(shape) if axis not in (0, channels)]
+    if channels is None or len(shape) != 4 or shape[channels] != 3 or len(set(sides)) != 1:
+        name = onnx.TensorProto.DataType.Name(kind).lower()
+        raise InputError(
+            f"{path}: expected square pictures as float [N, 3, S, S] or uint8 [N, S, S, 3], "
+            f"found {name} {shape}"
+        )
+    size = sides[0] or image_size
+    if not size:
+        raise InputError(f"{path}: takes pictures of any size: expected the key `image_size`")
+    if image_size not in (None, size):
+        raise InputError(f"{path}: takes pictures of {size} px, not `image_size` {image_size}")
+    return int(size)
+
+
+def _check_classes(value: Any, path: Path, names: int) -> None:
+    shape = _shape(value)
+    if len(shape) != 2 or shape[1] not in (0, names):
+        raise InputError(
+            f"{path}: output {value.name} is {shape}, expected [N, {names}]: one logit for each of "
+            f"the {names} names of its labels file"
+        )
+
+
+def _tensor(name: str, value: Any) -> Any:
+    from onnx import numpy_helper
+
+    return numpy_helper.from_array(value, name)
+
+
+def _normalised(value: Any, target: str, model: Model) -> tuple[list[Any], list[Any]]:
+    """Nodes from `images` to the model's own input, and the numbers that they need."""
+    import onnx
+    from onnx import helper
+
+    if value.type.tensor_type.elem_type == onnx.TensorProto.UINT8:
+        if model.mean or model.std:
+            raise InputError(f"{model.onnx}: takes uint8 pixels: expected no `mean` and no `std`")
+        return [helper.make_node("Identity", ["images"], [target])], []
+    if model.mean is None or model.std is None:
+        raise InputError(f"{model.onnx}: takes floats: expected the keys `mean` and `std`")
+    mean = np.array(model.mean, dtype=np.float32).reshape(1, 3, 1, 1) * 255
+    scale = 1 / (np.array(model.std, dtype=np.float32).reshape(1, 3, 1, 1) * 255)
+    return [
+        helper.make_node("Transpose", ["images"], ["mdp/turned"], perm=[0, 3, 1, 2]),
+        helper.make_node("Cast", ["mdp/turned"], ["mdp/float"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Sub", ["mdp/float", "mdp/mean"], ["mdp/centred"]),
+        helper.make_node("Mul", ["mdp/centred", "mdp/scale"], [target]),
+    ], [_tensor("mdp/mean", mean), _tensor("mdp/scale", scale.astype(np.float32))]
+
+
+def own_logits(path: Path, model: Model, pixels: Pixels, rows: list[int]) -> list[Any]:
+    """Both heads `[N, C]` as the ONNX file itself gives them, one picture at a time."""
+    from partitioner.export.sessions import open_session
+
+    session = open_session(path)
+    source = session.get_inputs()[0]
+    found = []
+    for one in pixels:
+        feed: Any = one[np.newaxis]
+        if source.type != "tensor(uint8)":
+            scaled = (one / 255 - np.array(model.mean)) / np.array(model.std)
+            feed = scaled.astype(np.float32).transpose(2, 0, 1)[np.newaxis]
+        names = [output.name for output in session.get_outputs()]
+        values = session.run(names if len(names) == 1 else HEADS, {source.name: feed})
+        found.append([value[:, rows] for value in values])
+    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+    return columns * 2 if len(columns) == 1 else columns
+
+
+def counted(content: bytes) -> tuple[int, int]:
+    """Learned numbers of a served model, and multiply-accumulates of one picture."""
+    import onnx
+    from onnx import shape_inference
+
+    loaded = onnx.load_from_string(content)
+    graph = loaded.graph
+    for value in (*graph.input, *graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    del graph.value_info[:]
+    graph = shape_inference.infer_shapes(loaded, data_prop=True).graph
+    shapes = {v.name: _shape(v) for v in (*graph.value_info, *graph.output, *graph.input)}
+    weights = {t.name: list(t.dims) for t in graph.initializer}
+    shapes |= weights
+    total = 0
+    for node in graph.node:
+        if node.op_type in ("MatMul", "Gemm", "Conv") and node.output[0] in shapes:
+            made = math.prod(max(1, n) for n in shapes[node.output[0]])
+            inner = shapes.get(node.input[1] if node.op_type != "MatMul" else node.input[0], [1])
+            summed = math.prod(inner[1:]) if node.op_type == "Conv" else inner[-1]
+            if node.op_type == "Gemm":
+                summed = math.prod(inner) // max(1, shapes[node.output[0]][-1])
+            total += made * max(1, summed)
+    floats = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16)
+    learned = sum(math.prod(t.dims) for t in graph.initializer if t.data_type in floats)
+    return max(1, learned), max(1, total)

@@ -1,0 +1,207 @@
+"""Which models make up an assembled bundle, and the plan that they come to. Plain functions."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Meta
+
+from mdp.errors import ConfigError, InputError
+from mdp.files import MAX_TOML_BYTES, Record, read_regular, read_toml
+from mdp.formats.plan import MAX_MEMBERS, Assignment, ImageSize, NetworkSpec, Plan, PredictedMs
+from mdp.formats.profile import DeviceName, DeviceProfile, LatencyPoint, Precision, RuntimeName
+from partitioner.estimates.latency import own_way, spec_of
+from partitioner.estimates.macs import macs, memory_bytes
+from partitioner.estimates.network import choose_encoding, network_ms
+
+#: How many names a message shows.
+_SHOWN = 5
+Channels = tuple[float, float, float]
+
+
+class Model(Record, frozen=True):
+    """One model of a models.toml: an ONNX file, or a timm name with weights."""
+
+    device: DeviceName
+    #: Names of the classes that the model tells apart, one a line, in its order.
+    labels: str
+    #: Two columns, parted by a tab: a class of the data, and its name in `labels`.
+    map: str | None = None
+    onnx: str | None = None
+    timm: str | None = None
+    weights: str | None = None
+    image_size: ImageSize | None = None
+    #: Transformer blocks kept of a plain vision transformer of timm, from the first on; 0: all.
+    depth: Annotated[int, Meta(ge=0, le=64)] = 0
+    #: Normalisation of pixels 0..1 of an ONNX file; timm knows its own.
+    mean: Channels | None = None
+    std: Channels | None = None
+    precision: Precision = "fp32"
+    runtime: RuntimeName = "onnxruntime"
+    #: Of the weights, in words; goes into the bundle's provenance.
+    licence: str = "not stated"
+
+    def __post_init__(self) -> None:
+        if (self.onnx is None) == (self.timm is None):
+            raise ValueError("expected either `onnx` or `timm`")
+        if self.timm is not None and self.weights is None:
+            raise ValueError("`timm` needs `weights`: nothing is fetched or trained here")
+        if self.timm is not None and self.image_size is None:
+            raise ValueError("`timm` needs `image_size`")
+        if self.timm is not None and (self.mean or self.std):
+            raise ValueError("`mean` and `std` go with `onnx`: timm knows its own")
+        if self.onnx is not None and (self.weights or self.depth):
+            raise ValueError("`weights` and `depth` go with `timm`")
+        if self.std is not None and min(self.std) <= 0:
+            raise ValueError("`std` has to be above 0")
+
+    @property
+    def source(self) -> str:
+        """The file that the numbers come from."""
+        source = self.onnx or self.weights
+        assert source is not None
+        return source
+
+
+class Models(Record, frozen=True):
+    """The content of models.toml; paths are relative to it."""
+
+    models: Annotated[list[Model], Meta(min_length=1, max_length=MAX_MEMBERS)]
+    format_version: Annotated[int, Meta(ge=1, le=1)] = 1
+
+    def __post_init__(self) -> None:
+        devices = [model.device for model in self.models]
+        if len(set(devices)) != len(devices):
+            raise ValueError("`models` name a device twice")
+
+
+def read_models(path: Path) -> Models:
+    """Read a models.toml; raises ConfigError."""
+    return read_toml(path, Models)
+
+
+def read_names(path: Path) -> list[str]:
+    """The lines of a labels file; raises ConfigError."""
+    names = [line.strip() for line in _text(path).splitlines()]
+    while names and not names[-1]:
+        names.pop()
+    if len(names) < 2 or "" in names:
+        raise ConfigError(f"{path}: expected the name of a class on each line, at least 2")
+    return names
+
+
+def read_map(path: Path) -> dict[str, str]:
+    """Class of the data -> name in the model's labels; raises ConfigError."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(_text(path).splitlines(), 1):
+        left, _, right = (part.strip() for part in line.partition("\t"))
+        if not left and not right:
+            continue
+        if not (left and right and "\t" in line) or "\t" in right or left in found:
+            raise ConfigError(
+                f"{path}: line {number}: expected a class of the data, a tab, and its name in the "
+                "labels file, each class once"
+            )
+        found[left] = right
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_regular(path, MAX_TOML_BYTES)[0].decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected text in UTF-8") from error
+
+
+def rows_of(
+    names: Sequence[str], wanted: Sequence[str], mapped: Mapping[str, str], where: str
+) -> list[int]:
+    """The model's row of every class of the data; raises InputError naming those without one."""
+    places: dict[str, list[int]] = {}
+    for row, name in enumerate(names):
+        places.setdefault(name, []).append(row)
+    looked_up = {label: places.get(mapped.get(label, label), []) for label in wanted}
+    absent = [label for label, rows in looked_up.items() if not rows]
+    if absent:
+        raise InputError(
+            f"{where}: has no class named {', '.join(absent[:_SHOWN])} of the data "
+            f"({len(absent)} of {len(wanted)} classes missing): give a `map` with their names there"
+        )
+    twice = [label for label, rows in looked_up.items() if len(rows) > 1]
+    if twice:
+        raise InputError(
+            f"{where}: has several classes named {', '.join(twice[:_SHOWN])}: expected one of each"
+        )
+    rows = [rows[0] for rows in looked_up.values()]
+    if len(set(rows)) < len(rows):
+        raise InputError(f"{where}: several classes of the data are mapped to one of its classes")
+    return rows
+
+
+def reference_point(profile: DeviceProfile, network: NetworkSpec) -> LatencyPoint:
+    """The encoder of the profile that is most like `network` in multiply-accumulates.
+
+    One picture in fp32 with the profile's own threads and provider, or the nearest to that.
+    """
+    way = own_way(profile)
+    single = [p for p in profile.latency if p.batch == 1 and p.precision == "fp32"]
+
+    def distance(point: LatencyPoint) -> tuple[bool, bool, float]:
+        size = macs(spec_of(point), 0) / network.macs
+        return (
+            point.threads != way.threads,
+            point.runtime != way.runtime,
+            max(size, 1 / size),
+        )
+
+    if not single:
+        raise InputError(f"profile {profile.name}: expected latencies of one picture in fp32")
+    return min(single, key=distance)
+
+
+def assigned(
+    k: int,
+    model: Model,
+    network: NetworkSpec,
+    profile: DeviceProfile,
+    compute_ms: float,
+    how: str,
+    num_classes: int,
+) -> Assignment:
+    """The part of one device; `how` says where its milliseconds come from."""
+    encoding = choose_encoding(profile.link, network.image_size, num_classes)
+    sent_ms = network_ms(profile.link, network.image_size, num_classes, encoding)
+    memory = memory_bytes(network, num_classes)
+    if memory > profile.memory_bytes:
+        raise InputError(
+            f"{model.source}: takes {memory / 1e6:,.0f} MB, more than the "
+            f"{profile.memory_bytes / 1e6:,.0f} MB of {profile.name}"
+        )
+    return Assignment(
+        k=k,
+        device=profile.name,
+        network=network,
+        predicted_ms=PredictedMs(
+            compute=round(compute_ms, 3),
+            network=round(sent_ms, 3),
+            total=round(compute_ms + sent_ms, 3),
+        ),
+        memory_bytes=memory,
+        provider=profile.provider,
+        threads=profile.threads,
+        why=f"named in the list of models; {how}",
+        encoding=encoding,
+        runtime=model.runtime,
+        spin=profile.spin,
+    )
+
+
+def assembled_plan(assignments: Sequence[Assignment], num_classes: int) -> Plan:
+    """The plan of models that exist; its target is what its slowest member is estimated to take."""
+    return Plan(
+        target_ms=max(a.predicted_ms.total for a in assignments),
+        refused=False,
+        reason="assembled from models that exist: the target is the slowest member's estimate",
+        assignments=list(assignments),
+        num_classes=num_classes,
+    )

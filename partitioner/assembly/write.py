@@ -1,0 +1,229 @@
+"""Turn models that exist into a bundle folder: export, check, quantise, time, fit the fusion."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mdp.errors import InputError
+from mdp.files import replacing_folder, write_bytes, write_json
+from mdp.formats.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
+from mdp.formats.plan import Assignment, NetworkSpec, SubModelSpec
+from mdp.formats.profile import DeviceProfile
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
+from partitioner.assembly.imported import HEADS, counted, onnx_member, own_logits, timm_module
+from partitioner.assembly.members import Model, assembled_plan, assigned, reference_point
+from partitioner.data.crops import View, load_views
+from partitioner.data.datasets import Dataset, PictureSet
+from partitioner.estimates.latency import spec_of
+from partitioner.export.quantize import quantised
+from partitioner.export.sessions import (
+    check_way,
+    latency_ms,
+    member_contribution,
+    open_member,
+    open_session,
+    open_way,
+    run_session,
+)
+from partitioner.export.write import (
+    MAX_ERROR,
+    ParityError,
+    ServedMember,
+    check_parity,
+    to_onnx,
+    versions,
+)
+from partitioner.fusion.early_exit_bounds import measure_bounds
+from partitioner.fusion.stacking import fit_fusion
+from partitioner.networks.submodel import SubModel
+from partitioner.run.progress import Progress
+
+#: Fewer calibration pictures than this leave the fusion weights uncertain, which is said.
+FEW_PICTURES = 1000
+#: Pictures on which the served form is compared with the model itself.
+_COMPARED = 32
+#: How often a latency is taken.
+_ROUNDS = 5
+
+
+@dataclass(slots=True)
+class Assembly:
+    """What all models of one bundle share."""
+
+    folder: Path
+    data: Dataset
+    limit: int
+    cache: Path
+    progress: Progress
+    #: Milliseconds here on one thread of the encoders with which devices are compared.
+    references: dict[SubModelSpec, float] = field(default_factory=dict)
+
+    def write(
+        self,
+        models: Sequence[Model],
+        rows: Sequence[tuple[int, list[int]]],
+        profiles: Mapping[str, DeviceProfile],
+        out: Path,
+        name: str,
+    ) -> None:
+        """Write the bundle without an evaluation; raises InputError and ParityError."""
+        for model in models:
+            check_way(model.precision, model.runtime)
+        pictures = thinned(self.data.calibration, self.limit)
+        if len(pictures) < FEW_PICTURES:
+            self.progress.note(
+                f"{len(pictures)} calibration pictures: fusion weights are fitted to few pictures "
+                f"(expected {FEW_PICTURES:,} to 5,000)"
+            )
+        assignments: list[Assignment] = []
+        calibration: dict[int, Contribution] = {}
+        with replacing_folder(out) as folder:
+            for k, (model, (names, kept)) in enumerate(zip(models, rows, strict=True)):
+                path = folder / model_path(k)
+                part, calibration[k] = self._member(
+                    k, model, names, kept, profiles[model.device], path, pictures
+                )
+                assignments.append(part)
+            fusion = fit_fusion(calibration, pictures.targets)
+            write_json(folder / FUSION, fusion)
+            paths = [*(model_path(k) for k in range(len(models))), FUSION]
+            manifest = Manifest(
+                name=name,
+                labels=list(self.data.labels),
+                plan=assembled_plan(assignments, len(self.data.labels)),
+                files={one: file_entry(folder / one) for one in paths},
+                provenance=self._provenance(models, pictures),
+                early=measure_bounds(calibration, fusion),
+            )
+            write_json(folder / MANIFEST, manifest)
+
+    def _member(
+        self,
+        k: int,
+        model: Model,
+        names: int,
+        rows: list[int],
+        profile: DeviceProfile,
+        path: Path,
+        pictures: PictureSet,
+    ) -> tuple[Assignment, Contribution]:
+        """Write one model; returns its part of the plan, and its calibration logits."""
+        source = self.folder / model.source
+        if model.onnx is not None:
+            content, size = onnx_member(model, source, names, rows)
+        else:
+            assert model.image_size is not None
+            module, size = timm_module(model, source, names, rows), model.image_size
+            content = to_onnx(module, size, HEADS, {})
+        parameters, macs = counted(content)
+        network = NetworkSpec(
+            name=model.timm or source.name,
+            image_size=size,
+            precision=model.precision,
+            parameters=parameters,
+            macs=macs,
+        )
+        pixels = load_views(
+            pictures, [View(size)], self.cache, self.progress, f"calibration split at {size} px"
+        )[0]
+        write_bytes(path, content)
+        some = pixels[:_COMPARED]
+        if model.onnx is None:
+            error = check_parity(path, module, some, HEADS)
+        else:
+            error = _same_logits(path, source, model, some, rows)
+        write_bytes(path, quantised(content, model.precision, pixels, whole=True))
+        session = open_way(path, model.precision, model.runtime)
+        here_ms = quickest_ms(session, pixels)
+        compute_ms, how = self._scaled(here_ms, network, profile)
+        part = assigned(k, model, network, profile, compute_ms, how, len(self.data.labels))
+        self.progress.note(
+            f"sub-model {k} for {model.device}: {network.words}, {path.stat().st_size / 1e6:.2f} "
+            f"MB, at most {error:.1e} from its source in fp32; {how}"
+        )
+        return part, member_contribution(open_member(path, part), pixels, part)
+
+    def _scaled(
+        self, here_ms: float, network: NetworkSpec, profile: DeviceProfile
+    ) -> tuple[float, str]:
+        """Milliseconds on the device as estimated from those here, and how that was done."""
+        point = reference_point(profile, network)
+        spec = spec_of(point)
+        if spec not in self.references:
+            self.references[spec] = self._time(spec)
+        ratio = point.latency_ms / self.references[spec]
+        return here_ms * ratio, (
+            f"estimated: {here_ms:.2f} ms here on one thread, times {ratio:.2g} as the profile "
+            f"says of an encoder of {spec.words}"
+        )
+
+    def _time(self, spec: SubModelSpec) -> float:
+        """One thread here, one picture, with random weights."""
+        path = self.cache / "reference.onnx"
+        content = to_onnx(ServedMember(SubModel(spec, 2)), spec.image_size, HEADS, {})
+        write_bytes(path, content)
+        noise = np.random.default_rng(0).integers(
+            0, 256, (4, spec.image_size, spec.image_size, 3), dtype=np.uint8
+        )
+        return quickest_ms(open_session(path), noise)
+
+    def _provenance(self, models: Sequence[Model], pictures: PictureSet) -> dict[str, str]:
+        """Where every model comes from, in words."""
+        facts = {
+            "method": "assembled from models that exist, without training",
+            "data": Path(self.data.source).name,
+            "calibration_digest": self.data.calibration.digest,
+            "calibration_pictures": str(len(pictures)),
+            "test_digest": self.data.test.digest,
+        }
+        for k, model in enumerate(models):
+            source = self.folder / model.source
+            kind = f"timm {model.timm}, " if model.timm else ""
+            facts[f"model_{k}"] = (
+                f"{kind}{source.name}, sha256 {sha256_of(source)}, licence: {model.licence}"
+            )
+            facts[f"labels_{k}"] = f"sha256 {sha256_of(self.folder / model.labels)}"
+        return facts | versions()
+
+
+def quickest_ms(session: Any, pixels: Pixels) -> float:
+    """Processor time of one thread, the least of several medians: others at work matter little."""
+    return min(latency_ms(session, pixels, time.process_time) for _ in range(_ROUNDS))
+
+
+def thinned(pictures: PictureSet, limit: int) -> PictureSet:
+    """At most `limit` pictures, evenly from all classes; they are sorted by class."""
+    if len(pictures) <= limit:
+        return pictures
+    rows = np.linspace(0, len(pictures) - 1, limit).astype(np.int64)
+    digest = hashlib.sha256(f"{pictures.digest} {limit}".encode()).hexdigest()
+    return PictureSet(
+        sources=[pictures.sources[row] for row in rows],
+        names=tuple(pictures.names[row] for row in rows),
+        targets=pictures.targets[rows],
+        digest=digest,
+    )
+
+
+def _same_logits(path: Path, source: Path, model: Model, pixels: Pixels, rows: list[int]) -> float:
+    """Largest difference of the served form from the ONNX file, relative to its largest logit."""
+    try:
+        served = run_session(open_session(path), pixels, HEADS)
+    except Exception as error:  # onnxruntime's exceptions share no base
+        text = " ".join(str(error).split())[:200]
+        raise InputError(f"{source}: cannot compute several pictures at once: {text}") from error
+    own = own_logits(source, model, pixels, rows)
+    largest = max(1.0, *(float(np.abs(head).max()) for head in own))
+    worst = max(float(np.abs(a - b).max()) for a, b in zip(served, own, strict=True)) / largest
+    if not worst <= MAX_ERROR:
+        raise ParityError(
+            f"{source}: its served form differs by {worst:.2e} of the largest logit, expected at "
+            f"most {MAX_ERROR:.0e}"
+        )
+    return worst

@@ -1,0 +1,57 @@
+"""What the commands of `mdp-partition` share: common options, and how they begin and end."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mdp import console
+from mdp.errors import InputError
+from partitioner.training.compute import own_threads, use_threads
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")
+]
+RunOption = Annotated[Path, typer.Option(help="Folder that keeps what is done, to go on from.")]
+OwnRunOption = Annotated[
+    Path | None, typer.Option(help="Folder that keeps what is done; default: <bundle>.run.")
+]
+NameOption = Annotated[
+    str | None, typer.Option(help="Name of the bundle; default: the folder's name.")
+]
+OutOption = Annotated[Path, typer.Option(help="Bundle folder to write, or to replace.")]
+
+
+@contextmanager
+def interruptible(kept: str) -> Iterator[None]:
+    """Turn Ctrl-C into an error that says what became of the work so far."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise console.Interrupted(f"interrupted; {kept}") from error
+
+
+def prepare(threads: int) -> None:
+    """Load torch, with as many threads as asked for, 0 meaning one per core."""
+    use_threads(threads or own_threads())
+
+
+def bundle_name(name: str | None, out: Path) -> str:
+    """A given name if it is a valid one, else one made from the folder's."""
+    if name is None:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-")
+        return plain[:64] or "bundle"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise InputError(f"--name: expected letters, digits, '.', '_' or '-', got {name!r}")
+    return name
+
+
+def say(json: bool, value: object, text: str) -> None:
+    """JSON for machines or a line for people, on stdout."""
+    if json:
+        console.print_json(value)
+    else:
+        print(text)

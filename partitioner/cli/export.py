@@ -1,0 +1,122 @@
+"""`mdp-partition export`: a finished run's sub-models, or untrained ones, as a bundle."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mdp.errors import InputError
+from mdp.formats.bundle import Bundle
+from mdp.formats.plan import read_plan
+from partitioner.cli.common import (
+    JsonOption,
+    NameOption,
+    OutOption,
+    bundle_name,
+    interruptible,
+    prepare,
+    say,
+)
+from partitioner.data.datasets import open_dataset
+from partitioner.run.folder import RunFolder
+from partitioner.run.progress import Progress
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give `app` this command."""
+    app.command()(export)
+
+
+def export(
+    *,
+    out: OutOption,
+    run: Annotated[Path | None, typer.Option(help="Folder of a finished run.")] = None,
+    untrained: Annotated[
+        bool, typer.Option("--untrained", help="Random weights instead of a run's, for latency.")
+    ] = False,
+    plan: Annotated[
+        Path | None, typer.Option(help="With --untrained: the plan.toml of mdp-partition plan.")
+    ] = None,
+    labels: Annotated[
+        int | None, typer.Option(help="With --untrained: the number of classes.", min=2)
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="With --untrained: take the classes of these pictures.")
+    ] = None,
+    name: NameOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write the sub-models of a finished run as ONNX files, checked against torch, in a bundle.
+
+    With --untrained those of a plan, with random weights in the planned precision and runtime:
+    as fast as trained ones, and their answers mean nothing.
+
+    Examples: mdp-partition export --run photos.run --out bundle/
+    mdp-partition export --untrained --plan plan.toml --labels 100 --out fast/
+
+    Example: mdp-partition export --run photos.run --out bundle/
+    """
+    named = bundle_name(name, out)
+    if untrained:
+        errors = _untrained(run, plan, labels, data, out, named)
+    else:
+        errors = _trained(run, plan, labels, data, out, named)
+    value = {
+        "bundle": str(out),
+        "digest": Bundle.open(out).digest,
+        "trained": not untrained,
+        "max_abs_error": [{"k": k, "error": error} for k, error in errors.items()],
+    }
+    worst = max(errors.values())
+    what = "exported untrained" if untrained else "exported"
+    say(json, value, f"{what}: {out} (at most {worst:.1e} from torch)")
+
+
+def _trained(
+    run: Path | None,
+    plan: Path | None,
+    labels: int | None,
+    data: str | None,
+    out: Path,
+    name: str,
+) -> dict[int, float]:
+    if run is None:
+        raise InputError("expected --run, or --untrained with --plan; got neither")
+    for option, value in (("--plan", plan), ("--labels", labels), ("--data", data)):
+        if value is not None:
+            raise InputError(f"{option}: goes with --untrained; a run has its own")
+    with interruptible(f"{out} is as it was"):
+        prepare(0)
+        from partitioner.export.write import export_bundle
+        from partitioner.pipeline import check_target, reopen
+
+        folder, progress = RunFolder(run), Progress()
+        folder.settings()
+        check_target(out)
+        with folder.locked():
+            return export_bundle(reopen(folder, progress), out, name)
+
+
+def _untrained(
+    run: Path | None,
+    plan: Path | None,
+    labels: int | None,
+    data: str | None,
+    out: Path,
+    name: str,
+) -> dict[int, float]:
+    if run is not None:
+        raise InputError("--untrained: expected --plan instead of --run")
+    if plan is None:
+        raise InputError("--untrained: expected --plan with the plan to export")
+    if (labels is None) == (data is None):
+        raise InputError("--untrained: expected either --labels or --data, to know the classes")
+    with interruptible(f"{out} is as it was"):
+        chosen = read_plan(plan)
+        classes = open_dataset(data).labels if data else [str(n) for n in range(labels or 0)]
+        prepare(0)
+        from partitioner.export.write import export_untrained
+        from partitioner.pipeline import check_target
+
+        check_target(out)
+        return export_untrained(chosen, list(classes), out, name, Progress())

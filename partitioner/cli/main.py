@@ -1,0 +1,330 @@
+"""`mdp-partition`: decompose a vision transformer into sub-models for unequal devices."""
+
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from mdp import console
+from mdp.errors import InputError
+from mdp.extras import PARTITION, install
+from mdp.files import Record
+from mdp.formats.bundle import Bundle
+from mdp.formats.plan import TeacherSpec, read_plan
+from partitioner.cli import assemble as assemble_command
+from partitioner.cli import export as export_command
+from partitioner.cli import plan as plan_command
+from partitioner.cli import quantize as quantize_command
+from partitioner.cli.common import (
+    JsonOption,
+    NameOption,
+    OutOption,
+    OwnRunOption,
+    RunOption,
+    bundle_name,
+    interruptible,
+    prepare,
+    say,
+)
+from partitioner.cli.options import takes
+from partitioner.cli.plan import (
+    ArgumentsOption,
+    PrecisionOption,
+    ProfilesOption,
+    RunsOption,
+    TeacherOption,
+)
+from partitioner.cli.simulate import add_to as add_simulate
+from partitioner.data.datasets import SPLITS, open_dataset
+from partitioner.planner.make_plan import PlanOptions, precisions_of
+from partitioner.run.folder import RunFolder, default_run
+from partitioner.run.progress import Progress
+from partitioner.run.settings import (
+    Asked,
+    Augmentation,
+    JointSchedule,
+    MemberSchedule,
+    RunOptions,
+    TeacherSchedule,
+)
+from partitioner.training.distributed import StoppedElsewhere, is_first, joined, together
+
+EXIT_CODES = (
+    "Exit codes: 0 fine, 2 usage or bad input, 4 the plan was refused, 130 interrupted "
+    "(the same command goes on from there), 1 anything unforeseen."
+)
+app = console.new_app(
+    "Decompose a vision transformer into sub-models for unequal devices. " + EXIT_CODES,
+    "mdp-partition",
+)
+
+LimitTestOption = Annotated[int | None, typer.Option(help="Use only so many test pictures.", min=1)]
+_ASKED: dict[str, tuple[type[Record], str]] = {
+    "options": (RunOptions, ""),
+    "teacher_schedule": (TeacherSchedule, "teacher_"),
+    "schedule": (MemberSchedule, ""),
+    "joint_schedule": (JointSchedule, "joint_"),
+    "augmentation": (Augmentation, ""),
+}
+
+
+plan_command.add_to(app)
+
+
+@app.command()
+@takes(**_ASKED)
+def train(
+    *,
+    plan: Annotated[Path, typer.Option(help="The plan.toml of mdp-partition plan.")],
+    run: RunOption,
+    options: RunOptions,
+    teacher_schedule: TeacherSchedule,
+    schedule: MemberSchedule,
+    joint_schedule: JointSchedule,
+    augmentation: Augmentation,
+    json: JsonOption = False,
+) -> None:
+    """Train the teacher, if asked to, and then a plan's sub-models one after another.
+
+    Under torchrun its processes train each network together, to the same outcome:
+    torchrun --nproc-per-node 2 --no-python -- mdp-partition train ...
+
+    Example: mdp-partition train --plan plan.toml --data photos/ --run photos.run
+    --teacher-epochs 10
+    """
+    asked = Asked(
+        options=options,
+        teacher_schedule=teacher_schedule,
+        schedule=schedule,
+        joint_schedule=joint_schedule,
+        augmentation=augmentation,
+    )
+    folder = RunFolder(run)
+    with interruptible(_kept_in(run)), _one_of_several(options.threads):
+        from partitioner.pipeline import open_asked, train_step
+
+        with together():
+            chosen, data = read_plan(plan), open_asked(asked)
+        with _owned(folder):
+            train_step(folder, chosen, data, asked, _progress())
+    if is_first():
+        say(json, {"run": str(run), "members": len(chosen.assignments)}, f"trained: {run}")
+
+
+export_command.add_to(app)
+
+
+@app.command()
+def evaluate(
+    *,
+    bundle: Annotated[Path, typer.Option(help="Bundle folder to measure.")],
+    run: OwnRunOption = None,
+    data: Annotated[
+        str | None, typer.Option(help="Pictures, as for train; default: the run's own.")
+    ] = None,
+    limit_test: LimitTestOption = None,
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Put the outcome into the bundle's manifest."),
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Measure the teacher, each sub-model and every arrival subset on the test split.
+
+    The bundle stays as it is, unless --write puts the outcome into its manifest: the expected
+    accuracy of every answer. What cannot be measured anew, such as the accuracy of a teacher that
+    is not at hand, is kept. The bundle's digest does not change.
+
+    Example: mdp-partition evaluate --bundle bundle/ --data photos/ --write
+    """
+    with interruptible(f"{bundle} is as it was"):
+        from partitioner.pipeline import data_for, evaluate_step, run_of
+
+        opened, folder = Bundle.open(bundle), run_of(bundle, run)
+        pictures = data_for(opened, folder, data, limit_test)
+        if pictures.remark:
+            Progress().note(pictures.remark)
+        report = evaluate_step(opened, pictures, folder, Progress(), write=write)
+    if json:
+        value = {"digest": opened.digest, "written": write}
+        console.print_json({**value, **report.as_json(opened)})
+    else:
+        _tables().print_report(report, opened.manifest.plan)
+    Progress().note(_tables().what_became_of(opened, report, write=write))
+
+
+@app.command(cls=console.list_options(*plan_command.LISTS))
+@takes(plan_options=(PlanOptions, ""), **_ASKED)
+def build(
+    *,
+    teacher: TeacherOption,
+    profiles: ProfilesOption,
+    plan_options: PlanOptions,
+    out: OutOption,
+    options: RunOptions,
+    teacher_schedule: TeacherSchedule,
+    schedule: MemberSchedule,
+    joint_schedule: JointSchedule,
+    augmentation: Augmentation,
+    precision: PrecisionOption = None,
+    runs: RunsOption = None,
+    teacher_arg: ArgumentsOption = None,
+    run: OwnRunOption = None,
+    name: NameOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Plan, train, export and evaluate in a row; what is done already is not done again.
+
+    Example: mdp-partition build --teacher vit_base_patch16_224 --data photos/
+    --profiles a.toml b.toml c.toml --latency-ms 60 --teacher-epochs 10 --out bundle/
+    """
+    asked = Asked(
+        options=options,
+        teacher_schedule=teacher_schedule,
+        schedule=schedule,
+        joint_schedule=joint_schedule,
+        augmentation=augmentation,
+    )
+    plan_options.check()
+    precisions = precisions_of(precision, plan_options.any_precision)
+    folder = RunFolder(run or default_run(out))
+    with interruptible(_kept_in(folder.path)), _one_of_several(options.threads):
+        from partitioner import pipeline as steps
+        from partitioner.planner import make_plan as planning
+
+        progress = _progress()
+        with together():
+            named = bundle_name(name, out)
+            pictures = steps.open_asked(asked)
+            spec = _teacher(teacher, teacher_arg)
+            planned = planning.make_planned(
+                spec, profiles, plan_options, len(pictures.labels),
+                precisions=precisions, runs=runs or [],
+            )  # fmt: skip
+            made = planned.plan
+            if is_first() and (not json or made.refused):
+                plan_command.show(planned, json)
+            plan_command.refuse(planned)
+            steps.check_target(out)
+            steps.check_ways(made, pictures)
+        with _owned(folder):
+            work = steps.train_step(folder, made, pictures, asked, progress)
+            if not is_first():
+                return
+            steps.export_step(work, out, named)
+            report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress, write=True)
+    built = Bundle.open(out)
+    if json:
+        value = {"bundle": str(out), "digest": built.digest, "run": str(folder.path)}
+        console.print_json({**value, **report.as_json(built)})
+    else:
+        _tables().print_report(report, made)
+        _tables().print_written(built, folder.path)
+
+
+quantize_command.add_to(app)
+assemble_command.add_to(app)
+
+
+@app.command()
+def data(
+    *,
+    data: Annotated[str, typer.Option(help="`digits` or a folder, as for train.")],
+    limit_train: Annotated[
+        int | None, typer.Option(help="Use only so many pictures for training.", min=1)
+    ] = None,
+    limit_test: LimitTestOption = None,
+    split: Annotated[str, typer.Option(help=f"Split to write: {', '.join(SPLITS)}.")] = "test",
+    out: Annotated[
+        Path | None, typer.Option(help="Write the split there, one folder per class.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Count the pictures of every class and split, and write a split as a folder per class.
+
+    Example: mdp-partition data --data digits --split test --out digits-test/
+    """
+    with interruptible("nothing was written"):
+        from partitioner.data.crops import write_tree
+
+        pictures = open_dataset(data, limit_train=limit_train, limit_test=limit_test)
+        if split not in SPLITS:
+            raise InputError(f"--split: expected one of {', '.join(SPLITS)}, got {split!r}")
+        if out is not None:
+            chosen = pictures.split(split)
+            write_tree(chosen, pictures.labels, out, Progress())
+    if json:
+        console.print_json(_tables().data_as_json(pictures))
+    else:
+        _tables().print_data(pictures)
+
+
+add_simulate(app)
+
+
+def main() -> NoReturn:
+    """Entry point of `mdp-partition`."""
+    console.run(_with_extra, "mdp-partition")
+
+
+def _with_extra() -> None:
+    """Run a command; raises InputError naming the extra where a part of it is not installed."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        module = (error.name or "").partition(".")[0]
+        if module not in PARTITION:
+            raise
+        raise InputError(
+            f"{module} is not installed; this command needs it: {install('partition')}"
+        ) from error
+
+
+def _kept_in(run: Path) -> str:
+    return f"what is finished is kept in {run}, and the same command goes on from there"
+
+
+@contextmanager
+def _one_of_several(threads: int) -> Iterator[None]:
+    """Load torch and join torchrun's other processes, if there are any; one speaks for all."""
+    prepare(threads)
+    try:
+        with joined():
+            yield
+    except StoppedElsewhere as error:
+        raise SystemExit(error.exit_code) from error
+    except KeyboardInterrupt:
+        if is_first():
+            raise
+        raise SystemExit(console.INTERRUPTED) from None
+
+
+@contextmanager
+def _owned(folder: RunFolder) -> Iterator[None]:
+    """Keep others out of the run folder: the first process does that for all of them."""
+    with ExitStack() as held:
+        with together():
+            if is_first():
+                held.enter_context(folder.locked())
+        yield
+
+
+def _progress() -> Progress:
+    """Progress on stderr, by the first process."""
+    return Progress() if is_first() else Progress(io.StringIO())
+
+
+def _tables() -> Any:
+    """rich is loaded only when something is printed."""
+    from partitioner.cli import tables
+
+    return tables
+
+
+def _teacher(name: str, arguments: list[str] | None) -> TeacherSpec:
+    from partitioner.networks.teacher import parse_arguments, teacher_spec
+
+    return teacher_spec(name, parse_arguments(arguments or []))

@@ -1,0 +1,147 @@
+"""What `mdp-partition plan` prints for people."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from mdp.formats.plan import Assignment, Plan, PredictedAccuracy, PredictedMs, Replica
+from partitioner.estimates.accuracy import Predictor
+from partitioner.estimates.accuracy_law import WHOLE
+from partitioner.planner.deadline import DECODED, DECODING_MS
+from partitioner.planner.design_space import where
+from partitioner.planner.explain import Explanation, cautions
+from partitioner.planner.make_plan import Planned
+from partitioner.planner.pareto import ParetoPoint
+
+
+def print_planned(planned: Planned, console: Console | None = None) -> None:
+    """The plan, then what was asked for beside it."""
+    console = console or Console()
+    console.print(_plan_table(planned.plan, estimated(planned)))
+    if planned.plan.reason and not planned.plan.refused:
+        console.print(planned.plan.reason, soft_wrap=True, highlight=False)
+    _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
+    if planned.plan.deadline_ms is not None and not planned.plan.refused:
+        console.print(_deadline(planned.plan), soft_wrap=True, highlight=False)
+    for name, reason in planned.plan.left_out.items():
+        console.print(f"left out: {name}: {reason}", soft_wrap=True, highlight=False)
+    for device in planned.problem.devices:
+        for caution in cautions(device.profile):
+            console.print(f"{device.name}: {caution}", soft_wrap=True, highlight=False)
+    for told in planned.explanations:
+        _print_explanation(console, told)
+    if planned.pareto:
+        console.print(_pareto_table(planned.pareto))
+
+
+def _deadline(plan: Plan) -> str:
+    """Which deadline goes with the target, and what it promises."""
+    text = (
+        f"ask with a deadline of {plan.deadline_ms:g} ms or more, {DECODING_MS:g} of them for "
+        f"decoding a picture of {DECODED} (estimated; larger ones take longer, arrays nothing): "
+    )
+    if plan.percentile is None or plan.on_time is None:
+        return text + "the target is about the typical answer"
+    return (
+        f"{text}{plan.on_time:.1%} of the answers are predicted to be complete within "
+        f"{plan.target_ms:g} ms, with all devices there ({plan.percentile:g} % were asked for)"
+    )
+
+
+def estimated(planned: Planned) -> list[str]:
+    """The plan's devices whose latencies nobody has measured."""
+    plan = planned.plan
+    named = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
+    if plan.single_device is not None:
+        named.add(plan.single_device.device)
+    profiles = [device.profile for device in planned.problem.devices]
+    return [
+        p.name
+        for p in profiles
+        if p.name in named and p.provenance["latency"].method == "estimated"
+    ]
+
+
+def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
+    """One row per device, replicas below their member, and what one device could do alone.
+
+    Milliseconds of `guessed` devices carry a `~`.
+    """
+    caption = (
+        f"~ estimated, not measured on {', '.join(guessed)}: mdp-agent probe measures a device"
+        if guessed
+        else None
+    )
+
+    def shown(ms: PredictedMs, device: str) -> list[str]:
+        form = "~{:.3g}" if device in guessed else "{:.2f}"
+        return [form.format(value) for value in (ms.compute, ms.network, ms.total)]
+
+    # Half a name tells nobody which device is meant.
+    table = Table(
+        "k", Column("device", overflow="fold"), "sub-model, width x depth", "compute ms",
+        "network ms", "total ms", "memory MB",
+        title=f"plan for {plan.decomposed.name} ({plan.decomposed.shape.words}), "
+        f"target {plan.target_ms:g} ms",
+        caption=caption,
+    )  # fmt: skip
+    for a in plan.assignments:
+        parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
+        for part in parts:
+            what = _seen(a) if part is a else "the same"
+            table.add_row(
+                str(a.k), part.device, what, *shown(part.predicted_ms, part.device),
+                f"{part.memory_bytes / 1e6:.0f}",
+            )  # fmt: skip
+    if plan.single_device is not None:
+        one = plan.single_device
+        what = "the teacher itself" if one.is_teacher else one.submodel.words
+        table.add_section()
+        table.add_row(
+            "", f"{one.device} alone", what, *shown(one.predicted_ms, one.device), "",
+        )  # fmt: skip
+    return table
+
+
+def _seen(a: Assignment) -> str:
+    """A sub-model, and where it looks if that is not everywhere."""
+    text = a.spec.words
+    return text if a.region == WHOLE else f"{text}, sees {where(a.region)}"
+
+
+def _print_accuracy(
+    console: Console, accuracy: PredictedAccuracy | None, predictor: Predictor
+) -> None:
+    if accuracy is None:
+        return
+    teacher = "assumed" if predictor.assumed else "known"
+    console.print(
+        f"predicted to be right on {accuracy.all_in:.1%} with all in, {accuracy.expected:.1%} as "
+        f"devices come and go; such predictions are off by {100 * accuracy.typical_error:.1f} "
+        f"points on average (teacher: {predictor.teacher_accuracy:.1%}, {teacher})",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _print_explanation(console: Console, told: Explanation) -> None:
+    what = "no part" if told.k is None else f"member {told.k}"
+    console.print(f"\n[bold]{told.device}[/bold] ({what})", highlight=False)
+    for sentence in told.sentences:
+        console.print(f"  {sentence}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _pareto_table(points: list[ParetoPoint]) -> Table:
+    """The quickest plan first."""
+    table = Table(
+        "latency ms", "expected", "all in", "members", "replicas", "J per answer",
+        title="no plan is predicted to be as accurate in less time",
+    )  # fmt: skip
+    for point in points:
+        energy = "" if point.energy_j is None else f"{point.energy_j:.3f}"
+        table.add_row(
+            f"{point.latency_ms:.2f}", f"{point.accuracy.expected:.1%}",
+            f"{point.accuracy.all_in:.1%}", str(point.members), str(point.replicas), energy,
+        )  # fmt: skip
+    return table

@@ -1,0 +1,147 @@
+"""`mdp-partition quantize`: a lower precision for the members in which it earns its place."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, get_args
+
+import msgspec
+import typer
+
+from mdp import console
+from mdp.errors import InputError
+from mdp.formats.bundle import Bundle
+from mdp.formats.profile import Precision, read_profiles
+from partitioner.cli.common import JsonOption, OwnRunOption, interruptible
+from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.export.quantize import WAYS
+from partitioner.run.folder import RunFolder
+from partitioner.run.progress import Progress
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give `app` this command."""
+    lists = console.list_options("--profiles", "--here", "--precision")
+    app.command(cls=lists)(quantize)
+
+
+def quantize(
+    *,
+    bundle: Annotated[Path, typer.Option(help="Trained and evaluated bundle in fp32.")],
+    data: Annotated[
+        str | None, typer.Option(help="Pictures, as for train; default: the run's own.")
+    ] = None,
+    run: OwnRunOption = None,
+    profiles: Annotated[
+        list[str] | None, typer.Option(help="Measured profiles of the bundle's devices.")
+    ] = None,
+    here: Annotated[
+        list[str] | None,
+        typer.Option(help="Devices that this machine stands for: they are measured here and now."),
+    ] = None,
+    max_loss: Annotated[
+        float, typer.Option(help="Percentage points that the fused answer may lose.")
+    ] = 0.5,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Only these: {', '.join(get_args(Precision))}; default: all."),
+    ] = None,
+    limit_train: Annotated[
+        int | None, typer.Option(help="As in the training that made the bundle.", min=1)
+    ] = None,
+    limit_test: Annotated[
+        int | None, typer.Option(help="Use only so many test pictures.", min=1)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Bundle folder to write; default: in place.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Serve members in bf16, fp16 or int8 where that is measured faster and loses little.
+
+    What the fused answer loses is decided on the calibration pictures and then measured on the
+    test pictures. Every attempt and its numbers go into the manifest.
+
+    Example: mdp-partition quantize --bundle bundle/ --data photos/ --profiles a.toml b.toml
+    --out bundle-int8/
+    """
+    if not 0 < max_loss <= 100:
+        raise InputError(f"--max-loss: expected a number above 0 and up to 100, got {max_loss:g}")
+    target = out or bundle
+    with interruptible(f"{target} is as it was"):
+        from partitioner.export.quantize_bundle import quantise
+        from partitioner.export.quantize_trials import Asked
+        from partitioner.pipeline import check_target, run_of
+
+        opened, folder, progress = Bundle.open(bundle), run_of(bundle, run), Progress()
+        check_target(target)
+        asked = Asked(
+            max_loss=max_loss / 100,
+            profiles=read_profiles(profiles or []),
+            here=here or [],
+            ways=[way for way in WAYS[1:] if way[0] in _precisions(precision)],
+        )
+        pictures = _pictures(opened, folder, data, limit_train, limit_test)
+        with _cache(folder) as cache:
+            report = quantise(opened, pictures, folder, asked, target, cache, progress)
+    written = Bundle.open(target)
+    if json:
+        console.print_json(_as_json(written, report))
+    else:
+        from partitioner.cli import tables
+
+        tables.print_quantisation(written)
+
+
+def _precisions(names: list[str] | None) -> list[str]:
+    known = get_args(Precision)
+    for name in names or []:
+        if name not in known:
+            raise InputError(f"--precision: expected some of {', '.join(known)}, got {name!r}")
+    return names or list(known)
+
+
+def _pictures(
+    bundle: Bundle,
+    run: RunFolder | None,
+    data: str | None,
+    limit_train: int | None,
+    limit_test: int | None,
+) -> Dataset:
+    """The named pictures, else the run's, else the digits if it is them; raises InputError."""
+    from partitioner.pipeline import data_for
+
+    if data is not None:
+        return open_dataset(data, limit_train=limit_train, limit_test=limit_test)
+    return data_for(bundle, run, None, limit_test)
+
+
+@contextmanager
+def _cache(run: RunFolder | None) -> Iterator[Path]:
+    """Where the pictures' views are kept: in the run, or nowhere for long."""
+    if run is not None:
+        yield run.cache
+        return
+    with TemporaryDirectory(prefix="mdp-views-") as folder:
+        yield Path(folder)
+
+
+def _as_json(bundle: Bundle, report: Any) -> dict[str, Any]:
+    """The content of `--json`."""
+    value = {
+        "bundle": str(bundle.path),
+        "digest": bundle.digest,
+        "assignments": [
+            {
+                "k": a.k,
+                "device": a.device,
+                "precision": a.spec.precision,
+                "runtime": a.runtime,
+                "predicted_ms": msgspec.to_builtins(a.predicted_ms),
+            }
+            for a in bundle.manifest.plan.assignments
+        ],
+        "quantisation": msgspec.to_builtins(bundle.manifest.quantisation),
+    }
+    return value if report is None else {**value, "evaluation": report.as_json(bundle)}

@@ -1,0 +1,336 @@
+"""`mdp-partition simulate`: what would a fleet do, without having it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mdp import console
+from mdp.errors import InputError
+from mdp.files import write_bytes
+from mdp.formats.bundle import Bundle
+from mdp.formats.plan import Plan, read_plan
+from mdp.formats.profile import DeviceProfile, read_profile, read_profiles, shipped_profiles
+from mdp.fusion.fuse import Fusion
+from mdp.requests.deadline import checked_deadline_ms
+from partitioner.cli.options import takes
+from partitioner.estimates.accuracy import shipped_law
+from partitioner.planner.make_plan import checked_client_mbit
+from partitioner.run.progress import Progress
+from partitioner.simulation.models import Load, LogNormal, Scenario
+from partitioner.simulation.questions import (
+    Answer,
+    WhatIf,
+    added,
+    answer,
+    each_lost,
+    hedged,
+    without,
+)
+from partitioner.simulation.setup import (
+    Assumptions,
+    added_model,
+    by_name,
+    device_models,
+    parts_of,
+)
+from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedSubsets, Worth
+
+#: Of a fleet with more devices, losing each is not tried unless asked for.
+MOST_LOST = 16
+#: Classes that a plan is taken to be for which does not tell, as `mdp-partition plan` does.
+_PLAN_CLASSES = 1000
+PLOT_KINDS = ("svg", "png")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Subject:
+    """What is simulated: a plan, its classes, and what its answers are worth."""
+
+    name: str
+    plan: Plan
+    num_classes: int
+    worth: Worth
+
+
+def add_to(app: typer.Typer) -> None:
+    """Give `app` this command."""
+    lists = console.list_options("--profiles", "--deadline-ms", "--lose", "--add")
+    app.command(cls=lists)(simulate)
+
+
+@takes(assumed=(Assumptions, ""))
+def simulate(
+    *,
+    deadline_ms: Annotated[list[float], typer.Option(help="Deadlines to try, one or more.")],
+    assumed: Assumptions,
+    bundle: Annotated[Path | None, typer.Option(help="Bundle folder to simulate.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Or a plan.toml, before it is built.")] = None,
+    profiles: Annotated[
+        list[str] | None,
+        typer.Option(help="Profiles of the plan's devices; default: shipped ones by name."),
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Requests for each deadline.")] = 10_000,
+    rate: Annotated[
+        float | None,
+        typer.Option(help="Requests a second, at random; default: each client waits its turn."),
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Callers, each with a connection of its own.")] = 1,
+    think_ms: Annotated[
+        float, typer.Option(help="Pause of a client after an answer, without --rate.")
+    ] = 0.0,
+    replicas: Annotated[
+        int, typer.Option(help="Take every device so many times, as replicas.")
+    ] = 1,
+    lose: Annotated[
+        list[str] | None,
+        typer.Option(help="What if these are lost, together; default: each in turn."),
+    ] = None,
+    add: Annotated[
+        list[str] | None,
+        typer.Option(help="What if PROFILE also serves a sub-model: PROFILE=K, or each in turn."),
+    ] = None,
+    hedge_ms: Annotated[
+        float | None, typer.Option(help="What if a replica is asked too after so long.")
+    ] = None,
+    client_mbit: Annotated[
+        float | None,
+        typer.Option(
+            help="What each client's own network port carries, in Mbit/s; default: what the plan "
+            "was made for; inf: no limit."
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Fuse the members' real outputs for the test pictures of this data."),
+    ] = None,
+    limit_test: Annotated[
+        int | None, typer.Option(help="Use only so many test pictures.", min=1)
+    ] = None,
+    fusion: Annotated[Fusion, typer.Option(help="How answers are fused.")] = "stacked",
+    seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
+    plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or FILE.png.")] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")
+    ] = False,
+) -> None:
+    """Ask what a fleet would do: accuracy, latency and load, and what changes with a device.
+
+    Sessions and fusion are those that serve; devices, links and failures are modelled from the
+    profiles, in virtual time.
+
+    Example: mdp-partition simulate --bundle examples/bundles/cifar10 --deadline-ms 5 10 20
+    --rate 100 --clients 4
+    """
+    for value in deadline_ms:
+        _check("--deadline-ms", value)
+        checked_deadline_ms(value)
+    load = _load(requests, rate, clients, think_ms)
+    if hedge_ms is not None:
+        _check("--hedge-ms", hedge_ms)
+    if client_mbit is not None:
+        checked_client_mbit(client_mbit)
+    kind = _plot_kind(plot)
+    subject = _subject(bundle, plan, data, limit_test, fusion)
+    if replicas < 1:
+        raise InputError(f"--replicas: expected at least 1, got {replicas}")
+    scenario = Scenario(
+        devices=device_models(
+            subject.plan,
+            _profiles(subject.plan, profiles),
+            subject.num_classes,
+            assumed,
+            copies=replicas,
+        ),
+        load=load,
+        deadline_ms=deadline_ms[0],
+        seed=seed,
+        before=LogNormal(median_s=assumed.before_ms * len(subject.plan.assignments) / 1e3),
+        after_s=assumed.after_ms / 1e3,
+        late_s=assumed.late_ms / 1e3,
+        detect_s=assumed.detect_s,
+        reconnect_s=assumed.reconnect_s,
+        client_bps=_client_bps(subject.plan, client_mbit),
+    )
+    what_ifs = _what_ifs(scenario, subject, assumed, lose, add, hedge_ms)
+    total = len(deadline_ms) * (1 + len(what_ifs))
+    with Progress().task("simulating", total) as advance:
+        answers = answer(
+            scenario, deadline_ms, what_ifs, subject.worth, lambda what: advance(1, what)
+        )
+    if plot is not None:
+        from partitioner.cli.simulate_tables import draw
+
+        write_bytes(plot, draw(answers, kind))
+    _show(subject, scenario, assumed, answers, json)
+
+
+def _client_bps(plan: Plan, client_mbit: float | None) -> float:
+    """What a client's port carries: as asked for, else as planned; plans may not say."""
+    if client_mbit is not None:
+        return 1e6 * client_mbit
+    return math.inf if plan.client_bps is None else plan.client_bps
+
+
+def _load(requests: int, rate: float | None, clients: int, think_ms: float) -> Load:
+    for option, count in (("--requests", requests), ("--clients", clients)):
+        if count < 1:
+            raise InputError(f"{option}: expected at least 1, got {count}")
+    if rate is not None:
+        _check("--rate", rate)
+    if not (math.isfinite(think_ms) and think_ms >= 0):
+        raise InputError(f"--think-ms: expected 0 or more, got {think_ms:g}")
+    return Load(requests=requests, clients=clients, rate_per_s=rate, think_s=think_ms / 1e3)
+
+
+def _check(option: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{option}: expected a number above 0, got {value:g}")
+
+
+def _plot_kind(plot: Path | None) -> str:
+    kind = "svg" if plot is None else plot.suffix.lower().removeprefix(".")
+    if kind not in PLOT_KINDS:
+        raise InputError(f"--plot: expected a name that ends in .svg or .png, got {plot}")
+    return kind
+
+
+def _subject(
+    bundle: Path | None,
+    plan: Path | None,
+    data: str | None,
+    limit_test: int | None,
+    fusion: Fusion,
+) -> _Subject:
+    if (bundle is None) == (plan is None):
+        raise InputError("expected either --bundle or --plan")
+    if plan is not None:
+        if data is not None:
+            raise InputError("--data: expected with --bundle, as a plan has no outputs to fuse")
+        chosen = read_plan(plan)
+        return _Subject(
+            name=str(plan),
+            plan=chosen,
+            num_classes=chosen.num_classes or _PLAN_CLASSES,
+            worth=PredictedSubsets(chosen, shipped_law().law),
+        )
+    assert bundle is not None
+    opened = Bundle.open(bundle)
+    worth: Worth = MeasuredSubsets(opened, fusion)
+    if data is not None:
+        from partitioner.export.evaluate import fused_parts
+
+        worth = FusedOutputs(opened, *fused_parts(opened, data, limit_test, Progress()), fusion)
+    return _Subject(
+        name=str(bundle),
+        plan=opened.manifest.plan,
+        num_classes=len(opened.manifest.labels),
+        worth=worth,
+    )
+
+
+def _profiles(plan: Plan, given: Sequence[str] | None) -> dict[str, DeviceProfile]:
+    """The named profiles, and shipped ones for devices of the plan that none was named for."""
+    found = by_name(read_profiles(given or []))
+    shipped = shipped_profiles()
+    for part in parts_of(plan):
+        if part.device not in found and part.device in shipped:
+            found[part.device] = read_profile(shipped[part.device])
+    return found
+
+
+def _what_ifs(
+    scenario: Scenario,
+    subject: _Subject,
+    assumed: Assumptions,
+    lose: Sequence[str] | None,
+    add: Sequence[str] | None,
+    hedge_ms: float | None,
+) -> list[WhatIf]:
+    names = [device.name for device in scenario.devices]
+    for name in lose or []:
+        if name not in names:
+            known = ", ".join(names[:MOST_LOST])
+            raise InputError(f"--lose: expected one of {known}, got {name!r}")
+    what_ifs = []
+    if lose:
+        what_ifs.append(without(*dict.fromkeys(lose)))
+    elif len(names) <= MOST_LOST:
+        what_ifs += each_lost(scenario)
+    additions = [one for text in add or [] for one in _additions(text, subject, assumed)]
+    what_ifs += additions
+    if hedge_ms is not None:
+        hedge = hedged(hedge_ms)
+        if len(scenario.members()) < len(names):
+            what_ifs.append(hedge)
+        elif not additions:
+            raise InputError("--hedge-ms: no sub-model has a replica; see --replicas and --add")
+        what_ifs += [_both(addition, hedge) for addition in additions]
+    return what_ifs
+
+
+def _both(first: WhatIf, second: WhatIf) -> WhatIf:
+    return WhatIf(
+        name=f"{first.name}, {second.name}",
+        change=lambda scenario: second.change(first.change(scenario)),
+    )
+
+
+def _additions(text: str, subject: _Subject, assumed: Assumptions) -> list[WhatIf]:
+    """What-ifs of `PROFILE=K`, or of `PROFILE` for every sub-model."""
+    path, separator, number = text.rpartition("=")
+    count = len(subject.plan.assignments)
+    if not separator:
+        path, ks = text, list(range(count))
+    elif number.isdecimal() and int(number) < count:
+        ks = [int(number)]
+    else:
+        raise InputError(f"--add {text}: expected a sub-model from 0 to {count - 1} after '='")
+    profile = read_profile(path)
+    return [added(added_model(subject.plan, profile, k, subject.num_classes, assumed)) for k in ks]
+
+
+def _show(
+    subject: _Subject,
+    scenario: Scenario,
+    assumed: Assumptions,
+    answers: Sequence[Answer],
+    json: bool,
+) -> None:
+    load, client_bps = scenario.load, scenario.client_bps
+    limited = math.isfinite(client_bps)
+    if json:
+        console.print_json(
+            {
+                "simulated": subject.name,
+                "accuracy_source": subject.worth.source,
+                "load": load,
+                "seed": scenario.seed,
+                "client_bps": client_bps if limited else None,
+                "assumed": assumed,
+                "deadlines": answers,
+            }
+        )
+        return
+    from partitioner.cli.simulate_tables import print_answers
+
+    who = f"{load.clients} client{'s' if load.clients > 1 else ''}"
+    how = f"{load.rate_per_s:g} requests a second" if load.rate_per_s else "one request at a time"
+    notes = [
+        f"accuracy: {subject.worth.source}; a request without an answer counts as wrong",
+        f"virtual time: {answers[0].base.span_s:,.0f} s; devices fell "
+        f"{sum(part.falls for part in answers[0].base.devices.values())} times",
+        "assumed: "
+        + ", ".join(
+            f"{name} {value:g}"
+            for name in Assumptions.__struct_fields__
+            if (value := getattr(assumed, name)) is not None
+        ),
+    ]
+    if limited:
+        notes.append(f"crops of a client share its port of {client_bps / 1e6:g} Mbit/s")
+    title = f"{subject.name}, simulated: {load.requests:,} requests, {who}, {how}"
+    print_answers(answers, title, notes)

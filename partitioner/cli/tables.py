@@ -1,0 +1,187 @@
+"""What the commands print for people: rich tables on stdout."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from mdp.formats.bundle import MANIFEST, Bundle, Evaluation
+from mdp.formats.plan import Plan
+from partitioner.data.datasets import SPLITS, Dataset, SplitName
+from partitioner.export.evaluate import Report
+
+
+def print_report(report: Report, plan: Plan) -> None:
+    """Accuracy and latency of the teacher, each member and every arrival subset."""
+    console, evaluation = Console(), report.evaluation
+    alone = Table(
+        "model", "shape", "accuracy", "ms, one thread here",
+        title=f"{evaluation.pictures:,} test pictures of {evaluation.data}",
+    )  # fmt: skip
+    if evaluation.teacher is not None:
+        teacher, took_ms = evaluation.teacher, report.teacher_latency_ms
+        elsewhere = f" on {teacher.pictures:,} of {teacher.data}" if teacher.pictures else ""
+        alone.add_row(
+            f"teacher {plan.decomposed.name}", plan.decomposed.shape.words,
+            f"{teacher.accuracy:.2%}{elsewhere}", "" if took_ms is None else f"{took_ms:.2f}",
+            end_section=True,
+        )  # fmt: skip
+    for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
+        alone.add_row(
+            f"{member.k} {member.device}", plan.assignments[member.k].spec.words,
+            f"{member.accuracy:.2%}", f"{latency_ms:.2f}",
+        )  # fmt: skip
+    console.print(alone)
+    console.print(_together(evaluation, plan))
+    if evaluation.early:
+        console.print(_early(evaluation, plan))
+    if remark := one_does_as_well(evaluation):
+        console.print(remark, soft_wrap=True, highlight=False)
+
+
+def one_does_as_well(evaluation: Evaluation) -> str:
+    """Which member alone is measured to do as well as all of them together; else an empty text."""
+    every = tuple(member.k for member in evaluation.members)
+    together = next(s.stacked for s in evaluation.subsets if s.members == every)
+    best = max(evaluation.members, key=lambda member: member.accuracy)
+    if len(every) < 2 or best.accuracy < together:
+        return ""
+    return (
+        f"{best.device} alone is right on {best.accuracy:.2%} of these {evaluation.pictures:,} "
+        f"pictures, all {len(every)} members together on {together:.2%}: on these pictures the "
+        "others add availability, not accuracy"
+    )
+
+
+def print_written(bundle: Bundle, run: Path) -> None:
+    """What a build has left behind, and what to do with it."""
+    size_mb = sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) / 1e6
+    assignments = bundle.manifest.plan.assignments
+    members = "1 sub-model" if len(assignments) == 1 else f"{len(assignments)} sub-models"
+    device = assignments[0].device
+    for line in (
+        f"{bundle.path}: {members}, digest {bundle.digest}",
+        f"next: copy it to every device and serve it there, mdp-agent run --bundle {bundle.path} "
+        f"--device {device} --bind tcp://0.0.0.0:7500 --key {device}.secret --clients clients/",
+        f"{run} ({size_mb:,.0f} MB) lets the same command go on or measure anew; it may be removed",
+    ):
+        print(line)
+
+
+def what_became_of(bundle: Bundle, report: Report, *, write: bool) -> str:
+    """One line: whether the manifest of `bundle`, as it was before, holds the report now."""
+    known, manifest = bundle.manifest.evaluation, bundle.path / MANIFEST
+    before = "never evaluated" if known is None else f"evaluated on {_pictures(known)}"
+    if not write:
+        return f"{bundle.path}: as it was, {before}; --write puts these figures into its manifest"
+    was = "had none" if known is None else f"was of {_pictures(known)}"
+    return (
+        f"{manifest}: its evaluation is now of {_pictures(report.evaluation)}, {was}; the digest "
+        f"stays {bundle.digest[:12]}, so agents need nothing new, and clients say the new "
+        "accuracies with a copy of this manifest"
+    )
+
+
+def _pictures(evaluation: Evaluation) -> str:
+    return f"{evaluation.pictures:,} pictures of {evaluation.data}"
+
+
+def _early(evaluation: Evaluation, plan: Plan) -> Table:
+    """How often an answer ends once some have arrived, where the client asks for that."""
+    table = Table("arrived", "ends", "other label", title="early termination, stacked")
+    for share in evaluation.early:
+        names = " + ".join(plan.assignments[k].device for k in share.arrived)
+        table.add_row(names, f"{share.ended:.1%}", f"{share.changed:.2%}")
+    return table
+
+
+def _together(evaluation: Evaluation, plan: Plan) -> Table:
+    """Every arrival subset, and after them the sizes that stand for the subsets not listed."""
+    table = Table(
+        "arrived", "boosted", "stacked", "bagged", "stacked ECE",
+        title="every arrival subset, with the expected calibration error",
+    )  # fmt: skip
+    for subset in evaluation.subsets:
+        names = " + ".join(plan.assignments[k].device for k in subset.members)
+        ece = "" if subset.ece is None else f"{subset.ece.stacked:.2%}"
+        values = (subset.boosted, subset.stacked, subset.bagged)
+        table.add_row(names, *(f"{value:.2%}" for value in values), ece)
+    table.add_section()
+    for entry in evaluation.sizes:
+        what = f"{entry.size} of {len(plan.assignments)}, of {entry.sampled} such sets"
+        for word, rules in (("mean", entry.mean), ("lowest", entry.lowest)):
+            values = (rules.boosted, rules.stacked, rules.bagged)
+            ece = f"{entry.ece.stacked:.2%}" if rules is entry.mean else ""
+            table.add_row(f"{word} {what}", *(f"{value:.2%}" for value in values), ece)
+    return table
+
+
+def data_as_json(data: Dataset) -> dict[str, Any]:
+    """What `mdp-partition data --json` prints: labels, and pictures per split and class."""
+    return {
+        "source": data.source,
+        "labels": data.labels,
+        "left_out": dict(data.left_out),
+        "splits": {
+            name: {
+                "pictures": len(data.split(name)),
+                "digest": data.split(name).digest,
+                "classes": dict(zip(data.labels, _counts(data, name), strict=True)),
+            }
+            for name in SPLITS
+        },
+    }
+
+
+def print_data(data: Dataset) -> None:
+    """How many pictures of each class each split has."""
+    table = Table("class", *SPLITS, title=data.source)
+    columns = [_counts(data, name) for name in SPLITS]
+    for label, *counts in zip(data.labels, *columns, strict=True):
+        table.add_row(label, *(f"{count:,}" for count in counts))
+    table.add_section()
+    table.add_row("all", *(f"{len(data.split(name)):,}" for name in SPLITS))
+    Console().print(table)
+    if data.remark:
+        Console().print(data.remark, soft_wrap=True, highlight=False, markup=False)
+
+
+def _counts(data: Dataset, name: SplitName) -> list[int]:
+    counts = Counter(data.split(name).targets.tolist())
+    return [counts[index] for index in range(len(data.labels))]
+
+
+def print_quantisation(bundle: Bundle) -> None:
+    """Every precision that was tried for every member, and what the fused answer lost."""
+    record, console = bundle.manifest.quantisation, Console()
+    assert record is not None
+    table = Table(
+        "k", "device", "precision", "runtime", "ms", "of fp32", "loss", "",
+        title=f"{record.calibration_pictures:,} calibration pictures, "
+        f"at most {record.max_loss:.2%} of them may be lost",
+    )  # fmt: skip
+    for member in record.members:
+        for one in member.tried:
+            ms = "" if one.compute_ms is None else f"{one.compute_ms:.3f}"
+            share = "" if not one.fp32_ms else f"{(one.compute_ms or 0) / one.fp32_ms:.0%}"
+            loss = "" if one.loss is None else f"{one.loss:.2%}"
+            kept = "kept" if one.kept else ""
+            table.add_row(
+                str(member.k), member.device, one.precision, one.runtime, ms, share, loss, kept
+            )
+        table.add_section()
+    console.print(table)
+    for member in record.members:
+        for one in member.tried:
+            said = f"{member.k} {member.device}, {one.precision} in {one.runtime}: {one.reason}"
+            console.print(said, soft_wrap=True, highlight=False)
+    for what, pair in (
+        ("calibration pictures, all in", record.calibration),
+        (f"{record.test_pictures:,} test pictures, all in", record.test),
+        (f"worst arrival subset on them, {list(record.worst.members)}", record.worst),
+    ):
+        console.print(
+            f"{what}: {pair.fp32:.2%} in fp32, {pair.now:.2%} now", soft_wrap=True, highlight=False
+        )

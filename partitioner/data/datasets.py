@@ -1,0 +1,324 @@
+"""Labelled pictures: the digits that scikit-learn carries, or a class-per-folder tree.
+
+Which picture falls into which split depends on its path alone, not on a seed: runs that differ in
+their seed are trained and measured on the same pictures.
+"""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.errors import InputError
+from mdp.pictures.crop import Pixels
+
+DIGITS = "digits"
+#: Shares of a class: held out for the test, and of the rest for calibration.
+TEST_SHARE, CALIBRATION_SHARE = 0.2, 0.1
+#: Folders that hold the test split beside `train`; the first that exists is taken.
+TEST_FOLDERS = ("test", "val")
+
+#: Folders that file systems and archivers leave beside pictures.
+STRAY_FOLDERS = frozenset(
+    {"__MACOSX", "@eaDir", "$RECYCLE.BIN", "System Volume Information", "lost+found"}
+)
+#: Endings of the formats that are read, and what the most common ones begin with: a file of another
+#: ending is a picture if its content says so.
+ENDINGS = frozenset({
+    ".avif", ".bmp", ".dds", ".dib", ".gif", ".j2k", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg",
+    ".jpx", ".mpo", ".pbm", ".pcx", ".pgm", ".png", ".pnm", ".ppm", ".qoi", ".sgi", ".tga", ".tif",
+    ".tiff", ".webp",
+})  # fmt: skip
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
+
+SplitName = Literal["train", "calibration", "test"]
+SPLITS: tuple[SplitName, ...] = ("train", "calibration", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class PictureSet:
+    """Labelled pictures in a fixed order; `targets[N]` index the data set's labels."""
+
+    #: What `mdp.pictures.crop.load_picture` takes: a path, or the pixels themselves.
+    sources: Sequence[Path | Pixels]
+    #: Path below the data folder, in POSIX notation.
+    names: tuple[str, ...]
+    targets: NDArray[np.int64]
+    #: sha256 over every picture's name, size in bytes (or pixels) and label.
+    digest: str
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Class names, sorted, and three splits that share no picture.
+
+    No sub-model is trained on `calibration`, nor is the teacher; stacking weights are fitted there.
+    """
+
+    source: str
+    labels: tuple[str, ...]
+    train: PictureSet
+    calibration: PictureSet
+    test: PictureSet
+    #: Files that lie among the pictures and are none: ending, or stray folder -> how many.
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def remark(self) -> str:
+        """One line about the files that were left out; empty where there are none."""
+        if not self.left_out:
+            return ""
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.left_out.items()))
+        count = sum(self.left_out.values())
+        files = "file that is no picture" if count == 1 else "files that are no pictures"
+        return f"{self.source}: left out {count:,} {files}: {kinds}"
+
+    def split(self, name: SplitName) -> PictureSet:
+        """The split called `name`."""
+        return {"train": self.train, "calibration": self.calibration, "test": self.test}[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    source: Path | Pixels
+    name: str
+    target: int
+
+
+def open_dataset(
+    source: str, *, limit_train: int | None = None, limit_test: int | None = None
+) -> Dataset:
+    """Find and split the pictures of `source`, `digits` or a folder; none is decoded yet.
+
+    `limit_train` bounds train and calibration together, `limit_test` the test split; both take
+    the same share of every class. Raises InputError naming what was found and what was expected.
+    """
+    left_out: Counter[str] = Counter()
+    if source == DIGITS:
+        labels, pool = _digits()
+        kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=source)
+    else:
+        labels, kept, test = _read_folder(Path(source), left_out)
+    kept = _limited(labels, kept, limit_train, "--limit-train", least=2)
+    test = _limited(labels, test, limit_test, "--limit-test", least=1)
+    train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=2, where=source)
+    return Dataset(
+        source=source,
+        labels=tuple(labels),
+        train=_picture_set(train),
+        calibration=_picture_set(calibration),
+        test=_picture_set(test),
+        left_out=dict(left_out),
+    )
+
+
+def _digits() -> tuple[list[str], list[_Sample]]:
+    """scikit-learn's handwritten digits: 1,797 scans of 8x8 pixels with 16 grey levels."""
+    from sklearn.datasets import load_digits
+
+    scans = load_digits()
+    grey = np.asarray(scans.images / 16 * 255, dtype=np.uint8)
+    pictures = np.repeat(grey[..., np.newaxis], 3, axis=3)
+    samples = [
+        _Sample(picture, f"{target}/{index:04d}.png", int(target))
+        for index, (picture, target) in enumerate(zip(pictures, scans.target, strict=True))
+    ]
+    return [str(digit) for digit in range(10)], samples
+
+
+def _read_folder(
+    root: Path, left_out: Counter[str]
+) -> tuple[list[str], list[_Sample], list[_Sample]]:
+    """Labels, and the samples to train on and to test with, of a class-per-folder tree.
+
+    Files that are no pictures are counted in `left_out`.
+    """
+    inside = _folders(root, "a folder of pictures, one sub-folder per class", left_out)
+    tests = [name for name in TEST_FOLDERS if name in inside]
+    if "train" in inside and tests:
+        labels, kept = _read_tree(root, "train", left_out)
+        test_labels, test = _read_tree(root, tests[0], left_out)
+        if labels != test_labels:
+            odd = sorted(set(labels) ^ set(test_labels))
+            raise InputError(
+                f"{root}: expected the same classes in train/ and {tests[0]}/, "
+                f"but only one of them has {', '.join(odd[:5])}"
+            )
+        _check_counts(labels, kept, least=2, where=f"{root}/train")
+        _check_counts(labels, test, least=1, where=f"{root}/{tests[0]}")
+        return labels, kept, test
+    if inside == ["train"]:
+        raise InputError(f"{root}: expected val/ or test/ beside train/, found neither")
+    labels, pool = _read_tree(root, "", left_out)
+    kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=str(root))
+    return labels, kept, test
+
+
+def _folders(folder: Path, expected: str, left_out: Counter[str]) -> list[str]:
+    """Names of the visible folders inside `folder` that may hold pictures, sorted."""
+    try:
+        with os.scandir(folder) as entries:
+            found = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
+    except OSError as error:
+        raise InputError(f"{folder}: expected {expected}: {error.strerror}") from error
+    _count_strays(folder, found, left_out)
+    return [name for name in found if name not in STRAY_FOLDERS]
+
+
+def _count_strays(folder: Path, names: list[str], left_out: Counter[str]) -> None:
+    for name in STRAY_FOLDERS & set(names):
+        left_out[name] += sum(len(files) for _, _, files in os.walk(folder / name))
+
+
+def _read_tree(root: Path, below: str, left_out: Counter[str]) -> tuple[list[str], list[_Sample]]:
+    """Labels and samples of the tree `root/below`, named by their path below it."""
+    # Strays at the root were counted as it was read.
+    labels = _folders(root / below, "one folder per class", left_out if below else Counter())
+    if len(labels) < 2:
+        found = f"only {labels[0]!r}" if labels else "none"
+        raise InputError(f"{root / below}: expected at least 2 class folders, found {found}")
+    samples = []
+    for target, label in enumerate(labels):
+        if not label.isprintable():
+            raise InputError(f"{root / below}: class folder {label!r}: expected a printable name")
+        folder = root / below / label
+        files, others = _files(folder)
+        if not files:
+            found = f"only {sum(others.values())} other files" if others else "no file"
+            raise InputError(f"{folder}: expected pictures of class {label!r}, found {found}")
+        left_out.update(others)
+        samples += [
+            _Sample(file, f"{label}/{file.relative_to(folder).as_posix()}", target)
+            for file in files
+        ]
+    return labels, samples
+
+
+def _files(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """Every visible picture below `folder`, sorted by path, and how many other files by kind."""
+    found: list[Path] = []
+    others: Counter[str] = Counter()
+
+    def stop(error: OSError) -> None:
+        raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+    walked: set[tuple[int, int]] = set()
+    for here, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        place = Path(here).stat()
+        if (place.st_dev, place.st_ino) in walked:
+            # Links may lead back: each folder is read once.
+            folders.clear()
+            continue
+        walked.add((place.st_dev, place.st_ino))
+        _count_strays(Path(here), folders, others)
+        kept = (n for n in folders if not n.startswith(".") and n not in STRAY_FOLDERS)
+        folders[:] = sorted(kept)
+        for path in (Path(here, name) for name in files if not name.startswith(".")):
+            if _is_picture(path):
+                found.append(path)
+            else:
+                others[path.suffix.lower() or "without an ending"] += 1
+    return sorted(found, key=lambda path: path.as_posix()), others
+
+
+def _is_picture(path: Path) -> bool:
+    """By its ending, or else by how it begins. Whether it can be decoded shows later."""
+    if path.suffix.lower() in ENDINGS:
+        return True
+    try:
+        with path.open("rb") as file:
+            begin = file.read(12)
+    except OSError:
+        return False
+    return begin.startswith(_BEGINNINGS) or (begin[:4] == b"RIFF" and begin[8:] == b"WEBP")
+
+
+def _check_counts(labels: list[str], samples: list[_Sample], *, least: int, where: str) -> None:
+    counts = np.bincount([sample.target for sample in samples], minlength=len(labels))
+    for label, count in zip(labels, counts, strict=True):
+        if count < least:
+            pictures = "picture" if count == 1 else "pictures"
+            raise InputError(
+                f"{where}: class {label!r} has {count} {pictures}, "
+                f"expected at least {least} so that one can be held out"
+            )
+
+
+def _by_class(labels: list[str], samples: list[_Sample]) -> list[list[_Sample]]:
+    """Each class's samples in the order of their names' hashes: shuffled, and always the same."""
+    classes: list[list[_Sample]] = [[] for _ in labels]
+    for sample in samples:
+        classes[sample.target].append(sample)
+    for members in classes:
+        members.sort(key=lambda s: hashlib.sha256(s.name.encode()).digest())
+    return classes
+
+
+def _hold_out(
+    labels: list[str], samples: list[_Sample], share: float, *, least: int, where: str
+) -> tuple[list[_Sample], list[_Sample]]:
+    """(kept, held out): `share` of every class is held out, at least one picture of each."""
+    _check_counts(labels, samples, least=least, where=where)
+    kept: list[_Sample] = []
+    held_out: list[_Sample] = []
+    for members in _by_class(labels, samples):
+        count = max(1, round(share * len(members)))
+        held_out += members[:count]
+        kept += members[count:]
+    return kept, held_out
+
+
+def _limited(
+    labels: list[str], samples: list[_Sample], limit: int | None, option: str, *, least: int
+) -> list[_Sample]:
+    """At most `limit` samples, the same share of every class and at least `least` of each."""
+    if limit is None or limit >= len(samples):
+        return samples
+    if limit < least * len(labels):
+        raise InputError(
+            f"{option}: expected at least {least * len(labels)}, "
+            f"{least} for each of {len(labels)} classes, got {limit}"
+        )
+    classes = _by_class(labels, samples)
+    quotas = [max(least, limit * len(members) // len(samples)) for members in classes]
+    # Rounding leaves some over, or, with tiny classes, takes some too many: even out in turn.
+    step = 1 if sum(quotas) < limit else -1
+    order = sorted(range(len(labels)), key=lambda c: -len(classes[c]))
+    while sum(quotas) != limit:
+        for c in order:
+            if sum(quotas) != limit and least <= quotas[c] + step <= len(classes[c]):
+                quotas[c] += step
+    return [s for members, quota in zip(classes, quotas, strict=True) for s in members[:quota]]
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # a link to nothing: named with the other broken pictures
+        return -1
+
+
+def _picture_set(samples: list[_Sample]) -> PictureSet:
+    samples = sorted(samples, key=lambda sample: (sample.target, sample.name))
+    digest = hashlib.sha256()
+    for sample in samples:
+        if isinstance(sample.source, Path):
+            content = str(_size_bytes(sample.source))
+        else:
+            content = hashlib.sha256(sample.source.tobytes()).hexdigest()
+        digest.update(f"{sample.name}\0{content}\0{sample.target}\n".encode())
+    return PictureSet(
+        sources=[sample.source for sample in samples],
+        names=tuple(sample.name for sample in samples),
+        targets=np.array([sample.target for sample in samples], dtype=np.int64),
+        digest=digest.hexdigest(),
+    )

@@ -1,0 +1,123 @@
+"""What a sub-model costs on any device: MACs, parameters and bytes. Plain functions.
+
+Counting is exact for timm's VisionTransformer with a class token, a learned position for every
+token, and two linear heads (boost and bag), as `partitioner.export.write` writes it. A network of
+another family brings its MACs and parameters along.
+"""
+
+import math
+
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
+from mdp.formats.profile import Precision
+
+_HEADS = 2
+_CHANNELS = 3
+#: Bytes of a stored number outside quantised matrix products. bf16 is stored as fp32 and converted
+#: by the runtime.
+_BYTES_PER_VALUE: dict[Precision, int] = {
+    "fp32": 4,
+    "fp16": 2,
+    "bf16": 4,
+    "int8": 4,
+    "int8-static": 4,
+}
+#: Of a network that is no ViT, an upper bound: two times 128 channels at half the picture's side.
+_VALUES_PER_PIXEL = 64
+_QUANTISED = ("int8", "int8-static")
+#: Whatever is quantised together has one fp32 scale and one int8 zero point.
+_SCALE_BYTES = 5
+
+#: Resident bytes that an inference session takes whatever the model, and per byte of weights:
+#: growth of a process with onnxruntime 1.31 on x86 was 12 to 14 MB plus 1.1 to 2.0 times the
+#: weights, for ViTs from 0.2 to 343 MB in fp32 and from 0.3 to 23 MB in int8 (some weights are kept
+#: a second time, packed for the kernels).
+SESSION_BYTES, BYTES_PER_WEIGHT_BYTE = 14_000_000, 2.0
+
+
+def tokens(spec: SubModelSpec) -> int:
+    """Length of the token sequence: the patches and the class token."""
+    return (spec.image_size // spec.patch_size) ** 2 + 1
+
+
+def hidden_dim(spec: SubModelSpec) -> int:
+    """Width of the MLP's hidden layer, rounded as timm does."""
+    return int(spec.embed_dim * spec.mlp_ratio)
+
+
+def layer_weights(spec: SubModelSpec) -> int:
+    """Weights of one layer's four matrix products."""
+    return spec.embed_dim * (4 * spec.embed_dim + 2 * hidden_dim(spec))
+
+
+def parameters(spec: Spec, num_classes: int) -> int:
+    """Learned numbers of the served sub-model, both heads included."""
+    if isinstance(spec, NetworkSpec):
+        return spec.parameters
+    width, hidden = spec.embed_dim, hidden_dim(spec)
+    embedding = (_CHANNELS * spec.patch_size**2 + 1) * width + (1 + tokens(spec)) * width
+    biases = 3 * width + width + hidden + width
+    norms = 2 * 2 * width
+    heads = _HEADS * (width + 1) * num_classes
+    return embedding + spec.depth * (layer_weights(spec) + biases + norms) + 2 * width + heads
+
+
+def macs(spec: Spec, num_classes: int) -> int:
+    """Multiply-accumulates of one picture's matrix products, both heads included."""
+    if isinstance(spec, NetworkSpec):
+        return spec.macs
+    width, length = spec.embed_dim, tokens(spec)
+    embedding = (length - 1) * _CHANNELS * spec.patch_size**2 * width
+    attention = 2 * length * length * width
+    layers = spec.depth * (length * layer_weights(spec) + attention)
+    return embedding + layers + _HEADS * width * num_classes
+
+
+def weight_bytes(spec: Spec, num_classes: int) -> int:
+    """Bytes of the learned numbers as stored; of a network in int8 without what stays fp32.
+
+    int8 holds the weights of the layers' matrix products and of the heads in one byte each, with a
+    scale and a zero point per output channel; the patch embedding, norms, biases and positions stay
+    fp32. int8-static leaves the heads too, and has a scale and a zero point per product's input.
+    """
+    count = parameters(spec, num_classes)
+    if spec.precision not in _QUANTISED:
+        return count * _BYTES_PER_VALUE[spec.precision]
+    if isinstance(spec, NetworkSpec):
+        return count
+    quantised = spec.depth * layer_weights(spec)
+    scales = spec.depth * (5 * spec.embed_dim + hidden_dim(spec))
+    if spec.precision == "int8":
+        quantised += _HEADS * spec.embed_dim * num_classes
+        scales += _HEADS * num_classes
+    else:
+        scales += 4 * spec.depth
+    rest = (count - quantised) * _BYTES_PER_VALUE[spec.precision]
+    return quantised + _SCALE_BYTES * scales + rest
+
+
+def activation_bytes(spec: Spec, batch: int = 1) -> int:
+    """Most bytes alive at once while the exported graph runs in its order, the pixels included.
+
+    Nothing is computed in place and views take no memory. The widest step is the GELU, the dealing
+    of queries, keys and values, the attention maps, or the normalising of the pixels.
+    """
+    if isinstance(spec, NetworkSpec):
+        values = _VALUES_PER_PIXEL * spec.image_size**2
+        return batch * (values * _BYTES_PER_VALUE[spec.precision] + _CHANNELS * spec.image_size**2)
+    width, length = spec.embed_dim, tokens(spec)
+    maps = spec.num_heads * length * length
+    pixels = _CHANNELS * spec.image_size**2
+    values = max(
+        length * (width + 3 * hidden_dim(spec)),
+        7 * length * width,
+        4 * length * width + maps,
+        2 * length * width + 2 * maps,
+        2 * pixels,
+    )
+    return batch * (values * _BYTES_PER_VALUE[spec.precision] + pixels)
+
+
+def memory_bytes(spec: Spec, num_classes: int) -> int:
+    """Bytes by which serving this sub-model makes the agent's process grow."""
+    weights = BYTES_PER_WEIGHT_BYTE * weight_bytes(spec, num_classes)
+    return math.ceil(SESSION_BYTES + weights + activation_bytes(spec))

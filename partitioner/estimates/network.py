@@ -1,0 +1,102 @@
+"""What a sub-model's messages cost: bytes of each encoding, on a link, at the client's port. Pure.
+
+All crops of one picture leave through the client's one network port. Each goes over a connection of
+its own, and the connections take turns with each other in an order that nobody plans (measured:
+docs/lab-log.md). What is sure is when all have left, so no crop is planned to be there sooner.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.formats.plan import Encoding
+from mdp.formats.profile import Link
+
+_HEADS, _CHANNELS = 2, 3
+#: Message header and ZeroMQ framing of one request or reply, estimated from the wire format.
+FRAMING_BYTES = 400
+#: Bytes of a JPEG crop of `mdp.pictures.crop.encode_jpeg` (quality 92): tables and headers, and per
+#: pixel. Median over 24 photographs at 112 px; it was 0.54 at 32 px and 0.35 at 224 px.
+JPEG_FIXED_BYTES, JPEG_BYTES_PER_PIXEL = 620.0, 0.40
+#: Milliseconds to encode and decode one pixel of a JPEG crop: 2.4e-5 was measured with Pillow on
+#: a Zen 4 server core at 112 px, doubled for small boards.
+JPEG_MS_PER_PIXEL = 5e-5
+#: A lossy encoding has to save at least this much to be worth what it costs in accuracy.
+JPEG_MIN_SAVING_MS = 2.0
+
+
+def request_bytes(image_size: int, encoding: Encoding) -> float:
+    """Bytes of one request: the crop as raw uint8 RGB, or estimated as JPEG, and its framing."""
+    pixels = image_size * image_size
+    if encoding == "raw":
+        return _CHANNELS * pixels + FRAMING_BYTES
+    return JPEG_FIXED_BYTES + JPEG_BYTES_PER_PIXEL * pixels + FRAMING_BYTES
+
+
+def reply_bytes(num_classes: int) -> float:
+    """Bytes of one reply: both heads' fp32 logits and the framing."""
+    return _HEADS * num_classes * 4 + FRAMING_BYTES
+
+
+def network_ms(link: Link, image_size: int, num_classes: int, encoding: Encoding) -> float:
+    """Milliseconds to send one crop, get its logits back and, for JPEG, code and decode it.
+
+    Both directions count. The link is the crop's alone; `Port` says what others cost it.
+    """
+    sent = request_bytes(image_size, encoding) + reply_bytes(num_classes)
+    coding_ms = JPEG_MS_PER_PIXEL * image_size**2 if encoding == "jpeg" else 0.0
+    return link.round_trip_s * 1e3 + sent * 8e3 / link.bandwidth_bps + coding_ms
+
+
+def choose_encoding(link: Link, image_size: int, num_classes: int) -> Encoding:
+    """Raw pixels, unless JPEG saves enough time on this link to be worth its loss."""
+    raw = network_ms(link, image_size, num_classes, "raw")
+    jpeg = network_ms(link, image_size, num_classes, "jpeg")
+    return "jpeg" if raw - jpeg >= JPEG_MIN_SAVING_MS else "raw"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Port:
+    """The client's port, and how many bytes of crops for one picture leave through it at most."""
+
+    bandwidth_bps: float = math.inf
+    most_bytes: float = math.inf
+
+    @property
+    def shared(self) -> bool:
+        """Whether the crops wait for each other at all."""
+        return self.bandwidth_bps < math.inf
+
+    def wait_ms(self, own_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """How long crops `[n]` of these bytes wait for the others, by a plan of `most_bytes`."""
+        if not self.shared:
+            return np.zeros(len(own_bytes))
+        return _wait_ms(self.most_bytes - own_bytes, self.bandwidth_bps)
+
+
+#: Every crop is taken to have the port to itself.
+UNSHARED = Port()
+
+
+def waits_ms(sizes_bytes: Sequence[float], bandwidth_bps: float) -> list[float]:
+    """How long each of the crops sent at once waits for all others: what they keep the port busy.
+
+    In whole microseconds, as a plan says them; 0 for a port without limit.
+    """
+    sizes = np.array(sizes_bytes, dtype=np.float64)
+    port = Port(bandwidth_bps=bandwidth_bps, most_bytes=float(sizes.sum()))
+    return [float(wait) for wait in port.wait_ms(sizes)]
+
+
+def _wait_ms(others_bytes: NDArray[np.float64], bandwidth_bps: float) -> NDArray[np.float64]:
+    waits: NDArray[np.float64] = np.round(np.maximum(others_bytes, 0.0) * 8e3 / bandwidth_bps, 3)
+    return waits
+
+
+def through_port(link: Link, bandwidth_bps: float) -> Link:
+    """A device's link as the client's port lets it be: no faster than the port."""
+    return msgspec.structs.replace(link, bandwidth_bps=min(link.bandwidth_bps, bandwidth_bps))

@@ -1,0 +1,315 @@
+"""Measure a bundle's own files: the teacher, each member, every arrival subset.
+
+Of a subset both the accuracy and the calibration error count.
+Everything here runs through the planned runtime and `mdp.fusion.fuse`, as it will on the devices.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.errors import InputError
+from mdp.files import write_json
+from mdp.formats.bundle import (
+    MANIFEST,
+    Bundle,
+    Evaluation,
+    MemberAccuracy,
+    PerRule,
+    SizeAccuracy,
+    SubsetAccuracy,
+    TeacherAccuracy,
+)
+from mdp.fusion.early_exit import EarlyBounds
+from mdp.fusion.fuse import (
+    Contribution,
+    Fusion,
+    FusionWeights,
+    Logits,
+    fuse,
+    listed_subsets,
+    probabilities,
+    unlisted_sizes,
+    weights_for,
+)
+from partitioner.data.crops import View, load_views, view_of
+from partitioner.data.datasets import Dataset, PictureSet, open_dataset
+from partitioner.estimates.macs import macs, parameters
+from partitioner.export.sessions import (
+    latency_ms,
+    member_contribution,
+    open_member,
+    open_session,
+    run_session,
+)
+from partitioner.fusion.early_exit_bounds import early_shares, measure_bounds
+from partitioner.fusion.stacking import SAMPLED, sampled_subsets
+from partitioner.run.folder import RunFolder
+from partitioner.run.progress import Progress
+
+Targets = NDArray[np.int64]
+#: Bins of the expected calibration error, as its authors use.
+ECE_BINS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `evaluate` prints: the manifest's evaluation, and what this machine needed for it."""
+
+    evaluation: Evaluation
+    #: One thread of the planned runtime, one picture, median, in milliseconds.
+    member_latency_ms: list[float]
+    teacher_latency_ms: float | None
+    #: The bundle's own, or measured for one that had none.
+    early: EarlyBounds | None = None
+
+    def as_json(self, bundle: Bundle) -> dict[str, Any]:
+        """The content of `mdp-partition evaluate --json`."""
+        value: dict[str, Any] = msgspec.to_builtins(self.evaluation)
+        plan, classes = bundle.manifest.plan, len(bundle.manifest.labels)
+        for member, assignment, took_ms in zip(
+            value["members"], plan.assignments, self.member_latency_ms, strict=True
+        ):
+            member["latency_ms"] = took_ms
+            member["parameters"] = parameters(assignment.spec, classes)
+            member["macs"] = macs(assignment.spec, classes)
+        if value["teacher"] is not None:
+            value["teacher"]["latency_ms"] = self.teacher_latency_ms
+            value["teacher"]["macs"] = macs(plan.decomposed.shape, classes)
+        return value
+
+
+def accuracy(logits: Logits, targets: Targets) -> float:
+    """Share of the rows of `logits[N, C]` whose largest entry is the target's."""
+    return float((logits.argmax(axis=1) == targets).mean())
+
+
+def expected_calibration_error(
+    probabilities: Logits, targets: Targets, bins: int = ECE_BINS
+) -> float:
+    """How far the top probability is from the accuracy, of `probabilities[N, C]`, 0 to 1.
+
+    Pictures are put into `bins` bins of equal width (m/M, (m+1)/M] by their top probability; the
+    distances of the bins' mean top probability from their accuracy are averaged with their shares
+    of the pictures. After Guo, Pleiss, Sun and Weinberger, On Calibration of Modern Neural
+    Networks, ICML 2017.
+    """
+    confidence = probabilities.max(axis=1).astype(np.float64)
+    right = probabilities.argmax(axis=1) == targets
+    index = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    distance = np.bincount(index, weights=right - confidence, minlength=bins)
+    return float(np.abs(distance).sum() / len(targets))
+
+
+def measure_subset(
+    contributions: Mapping[int, Contribution],
+    members: tuple[int, ...],
+    fusion: FusionWeights,
+    targets: Targets,
+) -> SubsetAccuracy:
+    """Accuracy and calibration error of one arrival subset under every fusion rule."""
+
+    def of(rule: Fusion) -> tuple[float, float]:
+        scores = probabilities(fuse(contributions, weights_for(members, rule, fusion)))
+        return accuracy(scores, targets), expected_calibration_error(scores, targets)
+
+    boosted, stacked, bagged = of("boosted"), of("stacked"), of("bagged")
+    return SubsetAccuracy(
+        members=members,
+        boosted=boosted[0],
+        stacked=stacked[0],
+        bagged=bagged[0],
+        ece=PerRule(boosted=boosted[1], stacked=stacked[1], bagged=bagged[1]),
+    )
+
+
+def subset_accuracies(
+    contributions: Mapping[int, Contribution], fusion: FusionWeights, targets: Targets
+) -> list[SubsetAccuracy]:
+    """What every listed arrival subset is worth: all of them up to 8 members."""
+    return [
+        measure_subset(contributions, members, fusion, targets)
+        for members in listed_subsets(contributions)
+    ]
+
+
+def size_accuracies(
+    contributions: Mapping[int, Contribution], fusion: FusionWeights, targets: Targets
+) -> tuple[SizeAccuracy, ...]:
+    """What the sizes with too many subsets to list are worth, from samples of them.
+
+    Others than those to which the sizes' weights were fitted, so that these prove themselves.
+    """
+    found, count = [], len(contributions)
+    for size in unlisted_sizes(count):
+        sample = [
+            measure_subset(contributions, members, fusion, targets)
+            for members in sampled_subsets(count, size, SAMPLED, seed=1)
+        ]
+        accuracies = [[one.boosted, one.stacked, one.bagged] for one in sample]
+        errors = [[one.ece.boosted, one.ece.stacked, one.ece.bagged] for one in sample if one.ece]
+        found.append(
+            SizeAccuracy(
+                size=size,
+                sampled=len(sample),
+                mean=_per_rule(np.mean(accuracies, axis=0)),
+                lowest=_per_rule(np.min(accuracies, axis=0)),
+                ece=_per_rule(np.mean(errors, axis=0)),
+            )
+        )
+    return tuple(found)
+
+
+def _per_rule(values: NDArray[np.float64]) -> PerRule:
+    boosted, stacked, bagged = values.tolist()
+    return PerRule(boosted=boosted, stacked=stacked, bagged=bagged)
+
+
+def check_labels(bundle: Bundle, data: Dataset) -> None:
+    """Raise InputError unless the classes of `data` are those of the bundle."""
+    manifest = bundle.manifest
+    if list(data.labels) != manifest.labels:
+        odd = sorted(set(data.labels) ^ set(manifest.labels))
+        raise InputError(
+            f"--data {data.source}: expected the {len(manifest.labels)} classes of {bundle.path}, "
+            f"but only one of them has {', '.join(odd[:5]) or 'this order'}"
+        )
+
+
+def run_members(
+    bundle: Bundle, data: Dataset, cache: Path, progress: Progress
+) -> tuple[dict[int, Contribution], list[float]]:
+    """Every member's logits `[N, C]` for the test split, and its latency in ms.
+
+    Raises InputError if the classes of `data` are not the bundle's. `cache` keeps the views.
+    """
+    check_labels(bundle, data)
+    return run_on(bundle, data.test, "test", cache, progress)
+
+
+def run_on(
+    bundle: Bundle, pictures: PictureSet, split: str, cache: Path, progress: Progress
+) -> tuple[dict[int, Contribution], list[float]]:
+    """Every member's logits `[N, C]` for one split, and its latency in ms."""
+    assignments = bundle.manifest.plan.assignments
+    views = load_views(
+        pictures,
+        [view_of(a) for a in assignments],
+        cache,
+        progress,
+        f"{split} split, for the members",
+    )
+    contributions, latencies_ms = {}, []
+    with progress.task(f"running the members on the {split} split", len(assignments)) as advance:
+        for assignment, pixels in zip(assignments, views, strict=True):
+            session = open_member(bundle.model(assignment.k), assignment)
+            contributions[assignment.k] = member_contribution(session, pixels, assignment)
+            latencies_ms.append(latency_ms(session, pixels))
+            advance(1, "")
+    return contributions, latencies_ms
+
+
+def fused_parts(
+    bundle: Bundle, source: str, limit_test: int | None, progress: Progress
+) -> tuple[dict[int, Contribution], Targets]:
+    """Every member's logits `[N, C]` for the test split of `source`, and the labels."""
+    data = open_dataset(source, limit_test=limit_test)
+    with TemporaryDirectory(prefix="mdp-views-") as cache:
+        contributions, _ = run_members(bundle, data, Path(cache), progress)
+    return contributions, data.test.targets
+
+
+def evaluate(
+    bundle: Bundle, data: Dataset, run: RunFolder | None, cache: Path, progress: Progress
+) -> Report:
+    """Measure `bundle` on the test split of `data`; raises InputError if its classes differ.
+
+    The teacher is measured where a `run` has it; else the accuracy that `bundle` holds is kept.
+    `cache` keeps the pictures' views.
+    """
+    contributions, latencies_ms = run_members(bundle, data, cache, progress)
+    assignments, targets = bundle.manifest.plan.assignments, data.test.targets
+    teacher = _teacher(bundle, data, run, cache, progress)
+    fusion = bundle.fusion_weights()
+    early = _early(bundle, data, fusion, cache, progress)
+    measured = TeacherAccuracy(accuracy=teacher[0]) if teacher else None
+    evaluation = Evaluation(
+        data=Path(data.source).name,
+        data_digest=data.test.digest,
+        pictures=len(targets),
+        teacher=measured or known_teacher(bundle.manifest.evaluation, data),
+        members=[
+            MemberAccuracy(
+                k=a.k, device=a.device, accuracy=accuracy(contributions[a.k].bag, targets)
+            )
+            for a in assignments
+        ],
+        subsets=subset_accuracies(contributions, fusion, targets),
+        sizes=size_accuracies(contributions, fusion, targets),
+        early=() if early is None else early_shares(contributions, fusion, early),
+    )
+    return Report(evaluation, latencies_ms, teacher[1] if teacher else None, early)
+
+
+def _early(
+    bundle: Bundle, data: Dataset, fusion: FusionWeights, cache: Path, progress: Progress
+) -> EarlyBounds | None:
+    """What the bundle says of early termination, or what its calibration pictures say of it.
+
+    None where these are not at hand: others may have been trained on.
+    """
+    manifest = bundle.manifest
+    if manifest.early is not None:
+        return manifest.early
+    if manifest.provenance.get("calibration_digest") != data.calibration.digest:
+        return None
+    contributions, _ = run_on(bundle, data.calibration, "calibration", cache, progress)
+    return measure_bounds(contributions, fusion)
+
+
+def known_teacher(before: Evaluation | None, data: Dataset) -> TeacherAccuracy | None:
+    """The teacher's accuracy of an earlier evaluation, with its pictures where they differ."""
+    if before is None or before.teacher is None or before.data_digest == data.test.digest:
+        return None if before is None else before.teacher
+    if before.teacher.data is not None:
+        return before.teacher
+    return msgspec.structs.replace(before.teacher, data=before.data, pictures=before.pictures)
+
+
+def _teacher(
+    bundle: Bundle, data: Dataset, run: RunFolder | None, cache: Path, progress: Progress
+) -> tuple[float, float] | None:
+    """Accuracy and latency in ms of the run's teacher, or None where it is not at hand.
+
+    Its kept answers are used where they are about these very pictures.
+    """
+    if run is None or not run.teacher_onnx.is_file():
+        return None
+    if bundle.manifest.provenance.get("run_digest") != run.digest(bundle.manifest.plan):
+        progress.note(f"{run.path}: not the run that {bundle.path} was made of: teacher left out")
+        return None
+    view = View(bundle.manifest.plan.decomposed.shape.image_size)
+    pixels = load_views(data.test, [view], cache, progress, "test split, for the teacher")[0]
+    session = open_session(run.teacher_onnx)
+    kept = run.answers(data.test.digest[:16]) if run.teacher.is_file() else None
+    if kept is not None and kept.is_file():
+        logits = np.load(kept)
+    else:
+        progress.note(f"running the teacher on {len(pixels):,} pictures")
+        logits = run_session(session, pixels, ["logits"])[0]
+    return accuracy(logits, data.test.targets), latency_ms(session, pixels)
+
+
+def write_report(bundle: Bundle, report: Report) -> Bundle:
+    """Put what was measured into the bundle's manifest, whole or not at all; returns the bundle."""
+    manifest = msgspec.structs.replace(
+        bundle.manifest, evaluation=report.evaluation, early=report.early
+    )
+    write_json(bundle.path / MANIFEST, manifest)
+    return Bundle(bundle.path, manifest)

@@ -1,0 +1,239 @@
+"""Make the graphs without weights that `mdp-agent probe` measures.
+
+    python -m partitioner.export.probe_encoders --out devices/probe/encoders_data
+
+Every graph is an untrained sub-model exported and quantised as a bundle's members are; then its
+large tensors are taken out, and the range of their values is noted instead. The device draws them
+anew, so that onnxruntime sees real tensors and optimises the graph as it does a trained one.
+"""
+
+import argparse
+import hashlib
+import io
+import lzma
+import tarfile
+import tempfile
+from collections import Counter
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from mdp.files import write_bytes, write_json
+from mdp.formats.plan import SubModelSpec
+from mdp.formats.profile import Precision
+from mdp.pictures.crop import Pixels
+from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
+from partitioner.export.write import ServedMember, to_onnx
+from partitioner.networks.submodel import SubModel
+
+#: Few, so that the heads weigh next to nothing: encoders are counted without them.
+NUM_CLASSES = 10
+#: Tensors of more bytes are taken out of the graph.
+KEPT_BYTES = 64
+
+#: image_size, patch_size, embed_dim, depth, num_heads, mlp_ratio. Token counts from 5 to 197,
+#: widths 32 to 768, depths 1 to 12, head sizes 16 to 64, MLP ratios 2 to 4, MACs from 60 thousand
+#: to 17 billion. The first tier spans all of them, each next one fills gaps, so that what was
+#: measured when a probe is interrupted spans them too.
+DESIGN: dict[str, tuple[tuple[int, int, int, int, int, float], ...]] = {
+    "quick": (
+        (8, 4, 32, 1, 2, 4.0),
+        (16, 4, 48, 2, 3, 4.0),
+        (32, 4, 64, 2, 2, 4.0),
+        (32, 4, 96, 4, 3, 4.0),
+        (56, 8, 128, 3, 4, 2.0),
+        (32, 4, 192, 4, 3, 4.0),
+        (224, 16, 64, 3, 4, 3.0),
+        (112, 16, 192, 6, 3, 4.0),
+        (224, 16, 192, 2, 3, 4.0),
+        (96, 16, 768, 2, 12, 4.0),
+        (160, 16, 384, 4, 6, 4.0),
+        (224, 16, 384, 2, 6, 4.0),
+    ),
+    "core": (
+        (12, 4, 192, 2, 6, 2.0),
+        (24, 4, 48, 4, 1, 4.0),
+        (64, 16, 32, 8, 2, 4.0),
+        (112, 8, 64, 1, 1, 4.0),
+        (28, 4, 256, 2, 4, 2.0),
+        (48, 4, 96, 2, 6, 3.0),
+        (128, 16, 256, 4, 8, 3.0),
+        (224, 32, 384, 3, 12, 4.0),
+        (48, 4, 128, 6, 2, 4.0),
+        (160, 16, 192, 12, 3, 4.0),
+        (224, 16, 768, 1, 12, 4.0),
+        (224, 16, 384, 12, 6, 4.0),
+    ),
+    "full": (
+        (8, 4, 64, 4, 2, 4.0),
+        (12, 4, 96, 3, 2, 2.0),
+        (20, 4, 64, 6, 4, 3.0),
+        (144, 16, 48, 3, 3, 4.0),
+        (52, 4, 32, 2, 1, 4.0),
+        (40, 8, 96, 12, 3, 4.0),
+        (16, 4, 384, 3, 6, 4.0),
+        (80, 8, 256, 1, 8, 2.0),
+        (96, 8, 192, 1, 12, 4.0),
+        (192, 32, 128, 8, 4, 4.0),
+        (208, 16, 128, 3, 8, 2.0),
+        (32, 8, 768, 1, 12, 4.0),
+        (36, 4, 384, 1, 8, 3.0),
+        (32, 4, 128, 12, 4, 4.0),
+        (192, 16, 256, 6, 4, 4.0),
+        (176, 16, 384, 8, 6, 4.0),
+        (224, 16, 192, 12, 3, 4.0),
+        (224, 16, 768, 12, 12, 4.0),
+    ),
+}
+#: Precisions beyond fp32, and the tiers that have them.
+TIERS_OF: dict[Precision, tuple[str, ...]] = {
+    "fp32": ("quick", "core", "full"),
+    "int8": ("quick", "core", "full"),
+    "int8-static": ("quick", "core"),
+    "fp16": ("quick", "core"),
+}
+_PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
+
+
+def design_specs(tier: str) -> list[SubModelSpec]:
+    """The shapes of one tier, in fp32."""
+    return [
+        SubModelSpec(
+            image_size=image_size,
+            patch_size=patch_size,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+        )
+        for image_size, patch_size, embed_dim, depth, num_heads, mlp_ratio in DESIGN[tier]
+    ]
+
+
+def untrained_model(spec: SubModelSpec, seed: int = 0) -> bytes:
+    """An fp32 sub-model as it is exported, with weights drawn."""
+    torch.manual_seed(seed)
+    submodel = SubModel(spec, NUM_CLASSES)
+    with torch.no_grad():
+        # Untrained biases and norms are all alike, and the exporter would merge them into one.
+        for parameter in submodel.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return to_onnx(ServedMember(submodel), spec.image_size, ["boost", "bag"], {})
+
+
+def calibration(image_size: int) -> Pixels:
+    """Pictures of noise: what ranges come out of them does not matter to the time."""
+    shape = (MIN_RANGE_PICTURES, image_size, image_size, 3)
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def without_tensors(model: Any) -> tuple[bytes, list[Any]]:
+    """The graph less its large tensors, and of each: name, type, dims, lowest, highest value."""
+    import onnx
+
+    kept, taken = [], []
+    for tensor in model.graph.initializer:
+        values = onnx.numpy_helper.to_array(tensor)
+        if values.nbytes <= KEPT_BYTES:
+            kept.append(tensor)
+            continue
+        low, high = (float(f"{float(edge):.3g}") for edge in (values.min(), values.max()))
+        taken.append([tensor.name, tensor.data_type, list(tensor.dims), low, high])
+    graph = onnx.ModelProto()
+    graph.CopyFrom(model)
+    # The noted shapes stay: onnxruntime fuses by them.
+    del graph.graph.initializer[:]
+    graph.graph.initializer.extend(kept)
+    return graph.SerializeToString(deterministic=True), taken
+
+
+def operators(model: Any) -> dict[str, int]:
+    """Nodes of each operator."""
+    return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
+
+
+def name_of(spec: SubModelSpec) -> str:
+    """Shape and precision as one word, for instance `vit-224-16-192x12-h3-m4-int8`."""
+    return (
+        f"vit-{spec.image_size}-{spec.patch_size}-{spec.embed_dim}x{spec.depth}"
+        f"-h{spec.num_heads}-m{spec.mlp_ratio:g}-{spec.precision}"
+    )
+
+
+def make(tiers: Iterable[str], out: Path, cache: Path) -> None:
+    """Write index and archive into `out`; what `cache` holds already is not exported again."""
+    entries, files = [], {}
+    for tier in tiers:
+        precisions: list[Precision] = [p for p, tiers in TIERS_OF.items() if tier in tiers]
+        for spec in design_specs(tier):
+            model = _cached_model(spec, cache)
+            for precision in precisions:
+                wanted = msgspec.structs.replace(spec, precision=precision)
+                entry, graph, tensors = make_one(model, wanted)
+                entries.append({**entry, "tier": tier})
+                files[entry["file"]] = graph
+                files[entry["file"].removesuffix(".onnx") + ".tensors"] = tensors
+            print(name_of(spec), flush=True)
+    content = archive(files)
+    write_bytes(out / "graphs.tar.xz", content)
+    index = {
+        "num_classes": NUM_CLASSES,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "versions": {package: metadata.version(package) for package in _PACKAGES},
+        "encoders": entries,
+    }
+    write_json(out / "index.json", index)
+
+
+def _cached_model(spec: SubModelSpec, cache: Path) -> bytes:
+    path = cache / f"{name_of(spec)}.onnx"
+    if not path.is_file():
+        write_bytes(path, untrained_model(spec))
+    return path.read_bytes()
+
+
+def make_one(model: bytes, spec: SubModelSpec) -> tuple[dict[str, Any], bytes, bytes]:
+    """Index entry without its tier, graph, and list of tensors of fp32 `model` in a precision."""
+    import onnx
+
+    pictures = calibration(spec.image_size) if spec.precision == "int8-static" else None
+    content = quantised(model, spec.precision, pictures)
+    converted = onnx.load_from_string(content)
+    graph, tensors = without_tensors(converted)
+    entry = {
+        "spec": msgspec.to_builtins(spec),
+        "file": f"{name_of(spec)}.onnx",
+        "operators": operators(converted),
+        "model_bytes": len(content),
+    }
+    return entry, graph, msgspec.msgpack.encode(tensors)
+
+
+def archive(files: dict[str, bytes]) -> bytes:
+    """A tar.xz of `files`, the same bytes for the same files."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    return lzma.compress(packed.getvalue(), preset=9)
+
+
+def main() -> None:
+    """Make all graphs."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("devices/probe/encoders_data"))
+    parser.add_argument("--cache", type=Path, help="keeps exports, to go on where it was stopped")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        make(DESIGN, arguments.out, arguments.cache or Path(folder))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,309 @@
+"""Deliver: one ONNX file per sub-model, checked against torch, in a bundle folder."""
+
+import importlib.metadata
+import platform
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mdp.errors import MDPError
+from mdp.files import replacing_folder, write_bytes, write_json
+from mdp.formats.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
+from mdp.formats.plan import Assignment, Plan
+from mdp.fusion.fuse import (
+    Contribution,
+    FusionWeights,
+    SizeWeights,
+    SubsetWeights,
+    listed_subsets,
+    unlisted_sizes,
+)
+from mdp.pictures.crop import Pixels
+from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
+from partitioner.export.sessions import member_contribution, open_member, open_session, run_session
+from partitioner.fusion.early_exit_bounds import measure_bounds
+from partitioner.fusion.stacking import fit_fusion
+from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel
+from partitioner.networks.teacher import Teacher
+from partitioner.run.progress import Progress
+from partitioner.training.context import Work
+from partitioner.training.teacher import ensure_teacher
+
+OPSET = 18
+#: Key of the provenance that a bundle without training has.
+UNTRAINED = "untrained"
+#: Largest allowed difference of any logit between onnxruntime and torch, in fp32.
+MAX_ERROR = 1e-3
+#: Test pictures and batch sizes on which the two are compared.
+_COMPARED, _BATCHES = 64, (1, 8)
+METHOD = (
+    "MDP (Wang et al., MSN 2023, DOI 10.1109/MSN60784.2023.00086), re-implemented from the abstract"
+)
+_PACKAGES = ("mdp-edge", "torch", "timm", "onnx", "onnxruntime", "numpy", "pillow")
+
+
+class ParityError(MDPError):
+    """An exported model does not compute what the trained one does."""
+
+
+class ServedMember(nn.Module):
+    """What a device runs: uint8 `[N, H, W, 3]` -> both heads `[N, C]`."""
+
+    def __init__(self, submodel: SubModel) -> None:
+        super().__init__()
+        self.normalise, self.submodel = Normalise(MEAN, STD), submodel
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Boost and bag logits."""
+        output = self.submodel(self.normalise(images.permute(0, 3, 1, 2).float()))
+        return output.boost, output.bag
+
+
+class ServedTeacher(nn.Module):
+    """The teacher in the same clothes: uint8 `[N, H, W, 3]` -> logits `[N, C]`."""
+
+    def __init__(self, teacher: Teacher) -> None:
+        super().__init__()
+        self.teacher = teacher
+
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        """Logits, as a tuple of one."""
+        return (self.teacher(images.permute(0, 3, 1, 2).float()),)
+
+
+def to_onnx(
+    module: nn.Module, image_size: int, outputs: list[str], properties: Mapping[str, str]
+) -> bytes:
+    """`module` as a checked ONNX model: input `images` uint8 `[N, S, S, 3]` with any N."""
+    import onnx
+
+    example = torch.zeros(2, image_size, image_size, 3, dtype=torch.uint8)
+    with warnings.catch_warnings():
+        # torch.export copies pytree specs in a way that its own pytree module has deprecated.
+        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        program: Any = torch.onnx.export(
+            module.eval(),
+            (example,),
+            input_names=["images"],
+            output_names=outputs,
+            dynamic_shapes={"images": {0: torch.export.Dim("N", min=1, max=2**16)}},
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    model = program.model_proto
+    _strip(model)
+    onnx.helper.set_model_props(model, dict(properties))
+    onnx.checker.check_model(model, full_check=True)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _strip(model: Any) -> None:
+    """Remove the exporter's notes: stack traces with this machine's paths, a third of the file."""
+    graph = model.graph
+    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    for tensor in graph.initializer:
+        del tensor.metadata_props[:]
+
+
+def check_parity(model: Path, module: nn.Module, pixels: Pixels, outputs: list[str]) -> float:
+    """Largest difference of any logit on real views `[N, S, S, 3]`, one by one and in eights.
+
+    Raises ParityError above MAX_ERROR.
+    """
+    session = open_session(model)
+    with torch.inference_mode():
+        expected = module.eval()(torch.from_numpy(np.array(pixels)))
+    worst = 0.0
+    for batch in _BATCHES:
+        found = run_session(session, pixels, outputs, batch)
+        for ours, theirs in zip(found, expected, strict=True):
+            worst = max(worst, float(np.abs(ours - theirs.numpy()).max()))
+    # Written so that a NaN is an error too.
+    if not worst <= MAX_ERROR:
+        raise ParityError(
+            f"{model}: differs from torch by {worst:.2e} on {len(pixels)} pictures, "
+            f"expected at most {MAX_ERROR:.0e}"
+        )
+    return worst
+
+
+def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
+    """Write the bundle folder `out`; returns each member's largest difference from torch.
+
+    Also exports the teacher into the run folder, so that it can be compared. Raises InputError if
+    the run is not finished and ParityError if a model is not what was trained.
+    """
+    work.run.require_trained(work.plan)
+    _export_teacher(work)
+    errors, calibration = {}, {}
+    with replacing_folder(out) as folder:
+        for assignment in work.plan.assignments:
+            k = assignment.k
+            errors[k], calibration[k] = _export_member(work, assignment, folder, name)
+        fusion = fit_fusion(calibration, work.data.calibration.targets)
+        write_json(folder / FUSION, fusion)
+        paths = [*(model_path(a.k) for a in work.plan.assignments), FUSION]
+        manifest = Manifest(
+            name=name,
+            labels=list(work.data.labels),
+            plan=work.plan,
+            files={path: file_entry(folder / path) for path in paths},
+            provenance=_provenance(work),
+            early=measure_bounds(calibration, fusion),
+        )
+        write_json(folder / MANIFEST, manifest)
+    return errors
+
+
+def _export_member(
+    work: Work, assignment: Assignment, folder: Path, name: str
+) -> tuple[float, Contribution]:
+    """Write one model; returns its difference from torch and its calibration logits."""
+    k, path = assignment.k, folder / model_path(assignment.k)
+    module = ServedMember(work.load_member(assignment))
+    pixels = work.member_pixels(assignment, "test")[:_COMPARED]
+    calibration = work.member_pixels(assignment, "calibration")
+    properties = _properties(assignment, name, len(work.data.labels))
+    error = _write_member(module, assignment, path, properties, pixels, calibration)
+    precision = assignment.spec.precision
+    work.progress.note(
+        f"sub-model {k} for {assignment.device}: {path.stat().st_size / 1e6:.2f} MB, "
+        f"at most {error:.1e} from torch on {len(pixels)} pictures"
+        + ("" if precision == "fp32" else f", then made to {precision}")
+    )
+    session = open_member(path, assignment)
+    return error, member_contribution(session, calibration, assignment)
+
+
+def _write_member(
+    module: ServedMember,
+    assignment: Assignment,
+    path: Path,
+    properties: Mapping[str, str],
+    pixels: Pixels,
+    calibration: Pixels,
+) -> float:
+    """Write one model in the planned precision; returns the fp32 one's difference from torch."""
+    model = to_onnx(module, assignment.spec.image_size, ["boost", "bag"], properties)
+    write_bytes(path, model)
+    error = check_parity(path, module, pixels, ["boost", "bag"])
+    write_bytes(path, quantised(model, assignment.spec.precision, calibration))
+    return error
+
+
+def _properties(assignment: Assignment, name: str, num_classes: int) -> dict[str, str]:
+    """What the model's metadata repeats of the manifest."""
+    return {
+        "mdp_format_version": "1",
+        "mdp_bundle": name,
+        "mdp_k": str(assignment.k),
+        "mdp_device": assignment.device,
+        "mdp_image_size": str(assignment.spec.image_size),
+        "mdp_num_classes": str(num_classes),
+    }
+
+
+def export_untrained(
+    plan: Plan, labels: list[str], out: Path, name: str, progress: Progress
+) -> dict[int, float]:
+    """Write a bundle of `plan` with random weights, for latency; returns differences from torch.
+
+    The manifest says that it is untrained, and nothing is expected of its answers. Raises
+    ParityError.
+    """
+    errors: dict[int, float] = {}
+    with replacing_folder(out) as folder:
+        for assignment in plan.assignments:
+            errors[assignment.k] = _untrained_member(assignment, folder, name, len(labels))
+            progress.note(f"sub-model {assignment.k} for {assignment.device}: untrained")
+        write_json(folder / FUSION, _plain_fusion(len(plan.assignments), len(labels)))
+        paths = [*(model_path(a.k) for a in plan.assignments), FUSION]
+        manifest = Manifest(
+            name=name,
+            labels=labels,
+            plan=plan,
+            files={path: file_entry(folder / path) for path in paths},
+            provenance={UNTRAINED: "random weights, for latency: its answers mean nothing"}
+            | versions(),
+        )
+        write_json(folder / MANIFEST, manifest)
+    return errors
+
+
+def _untrained_member(assignment: Assignment, folder: Path, name: str, num_classes: int) -> float:
+    """Write one model with weights drawn from its index; returns its difference from torch."""
+    size = assignment.spec.image_size
+    with torch.random.fork_rng():
+        torch.manual_seed(assignment.k)
+        module = ServedMember(SubModel(assignment.vit, num_classes))
+    shape = (MIN_RANGE_PICTURES, size, size, 3)
+    noise = np.random.default_rng(assignment.k).integers(0, 256, shape, dtype=np.uint8)
+    properties = _properties(assignment, name, num_classes) | {"mdp_" + UNTRAINED: "true"}
+    path = folder / model_path(assignment.k)
+    return _write_member(module, assignment, path, properties, noise[: _BATCHES[-1]], noise)
+
+
+def _plain_fusion(count: int, num_classes: int) -> FusionWeights:
+    """The mean of the bag heads for every arrival subset: there is nothing to fit to."""
+    return FusionWeights(
+        num_classes=num_classes,
+        subsets=[
+            SubsetWeights(members=s, a=(0.0,) * len(s), b=(1 / len(s),) * len(s))
+            for s in listed_subsets(range(count))
+        ],
+        by_size=tuple(
+            SizeWeights(size=size, a=(0.0,) * count, b=(1 / size,) * count)
+            for size in unlisted_sizes(count)
+        ),
+    )
+
+
+def _export_teacher(work: Work) -> None:
+    """Write the run's teacher.onnx once; a finished run's teacher does not change any more."""
+    path = work.run.teacher_onnx
+    if path.is_file():
+        return
+    teacher = ServedTeacher(ensure_teacher(work, None)).cpu()
+    size = work.plan.decomposed.shape.image_size
+    properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.decomposed.name}
+    write_bytes(path, to_onnx(teacher, size, ["logits"], properties))
+    pixels = work.teacher_pixels("test")[:_COMPARED]
+    try:
+        error = check_parity(path, teacher, pixels, ["logits"])
+    except ParityError:
+        path.unlink()
+        raise
+    work.progress.note(
+        f"teacher: {path.stat().st_size / 1e6:.2f} MB, at most {error:.1e} from torch"
+    )
+
+
+def _provenance(work: Work) -> dict[str, str]:
+    """How the bundle came about, in words."""
+    settings = work.settings
+    return {
+        "method": METHOD,
+        "seed": str(settings.seed),
+        "data": Path(work.data.source).name,
+        "train_digest": work.data.train.digest,
+        "calibration_digest": work.data.calibration.digest,
+        "test_digest": work.data.test.digest,
+        "settings_digest": sha256_of(work.run.settings_file),
+        "run_digest": work.run.digest(work.plan),
+        **versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What a bundle was made with."""
+    versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    return {"python": platform.python_version(), **versions}

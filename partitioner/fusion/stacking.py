@@ -1,0 +1,295 @@
+"""Fit the fusion weights and temperatures of every arrival subset on calibration logits. Numpy.
+
+For a subset S the fused logits z = sum over k in S of (a_k f_k + b_k c_k) are linear in the 2|S|
+scalars, so their cross-entropy is convex in them and Newton's method finds the best ones. Scalars
+and not matrices: with a calibration split of ordinary size a full matrix per subset overfits.
+Where a size has too many subsets to list, one pair of scalars per member is fitted to a balanced
+sample of them at once, which is as convex.
+
+Stacking starts as the better plain rule (boosted or bagged, with its temperature), or as the mean
+of both where neither is surely better, and moves away from there only as far as that surely helps:
+the pull toward the start is loosened step by step, and each step has to lower the leave-one-out
+cross-entropy. Surely means by some standard errors of the difference.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.errors import InputError
+from mdp.fusion.fuse import (
+    MAX_WEIGHT,
+    Contribution,
+    FusionWeights,
+    SizeWeights,
+    SubsetWeights,
+    Temperatures,
+    listed_subsets,
+    unlisted_sizes,
+)
+
+#: Pull toward the start, relative to each scalar's curvature there (1 weighs as much as the
+#: calibration pictures do), from tight to loose. The last keeps the scalars finite where the
+#: calibration split is classified without a mistake.
+RIDGES = (3.0, 1.0, 0.3, 0.1, 0.03)
+#: By how many standard errors something has to be better to be taken for better. Measured on the
+#: logits of ten trained ensembles of four, 6 draws of 1,250 calibration pictures each, 15 subsets:
+#: 0.6 % of the subsets are more than 0.2 points under the better plain rule on the 10,000 other
+#: pictures (at most 0.28). Without the mean of both as a start 1.1 % are (at most 0.57); with the
+#: loosest pull at once and the better rule as a start 3.3 % are, on three of the ensembles.
+STANDARD_ERRORS = 1.5
+#: How many subsets stand for all of a size, at most.
+SAMPLED = 48
+_MAX_STEPS = 50
+_CONVERGED = 1e-7
+#: Numbers of a slice of the logits that are worked on at once: some MB, which caches like.
+_AT_ONCE = 2**18
+#: Logits that differ by less than this within a picture say nothing.
+_FLAT = 1e-5
+
+Values = NDArray[np.float64]
+Targets = NDArray[np.int64]
+Indices = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One fused vector of logits: `parts[rows]` times `theta[scalars]`, summed."""
+
+    rows: Indices
+    scalars: Indices
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Find theta `[P]` with the least cross-entropy of `targets` `[N]`, the mean over `terms`.
+
+    `parts` `[R, C, N]` are what the terms choose from, with a mean of 0 over the classes; all terms
+    have equally many rows. Pictures come last, as sums over few classes are slow in numpy's layout.
+    """
+
+    parts: NDArray[np.float32]
+    targets: Targets
+    terms: Sequence[Term]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Scalars to start from, times the factor (one over the temperature) that suits them best."""
+
+    theta: Values
+    factor: float
+    #: Leave-one-out cross-entropy of every picture `[N]`.
+    left_out: Values
+
+
+def fit_fusion(contributions: Mapping[int, Contribution], targets: Targets) -> FusionWeights:
+    """Weights for every arrival subset from contributions `[N, C]` of members 0, 1, ... without
+    a gap and targets `[N]`; raises InputError for logits that are not finite.
+    """
+    for k, part in contributions.items():
+        if not (np.isfinite(part.boost).all() and np.isfinite(part.bag).all()):
+            raise InputError(f"sub-model {k}: expected finite calibration logits, found others")
+    return FusionWeights(
+        num_classes=contributions[0].bag.shape[1],
+        subsets=[
+            fit_subset(contributions, members, targets) for members in listed_subsets(contributions)
+        ],
+        by_size=tuple(
+            fit_size(contributions, size, targets) for size in unlisted_sizes(len(contributions))
+        ),
+    )
+
+
+def fit_subset(
+    contributions: Mapping[int, Contribution], members: Sequence[int], targets: Targets
+) -> SubsetWeights:
+    """Weights of one subset, and the temperatures of the plain rules."""
+    parts, both = _parts(contributions, members), np.arange(2 * len(members))
+    theta, temperatures = _fit(Task(parts, targets, [Term(both, both)]))
+    a, b = np.split(theta, 2)
+    return SubsetWeights(
+        members=tuple(members),
+        a=tuple(a.tolist()),
+        b=tuple(b.tolist()),
+        temperatures=temperatures,
+    )
+
+
+def fit_size(contributions: Mapping[int, Contribution], size: int, targets: Targets) -> SizeWeights:
+    """Weights that all subsets of one size share, fitted to a sample of them at once."""
+    count = len(contributions)
+    sample = [np.array(members) for members in sampled_subsets(count, size, SAMPLED, seed=0)]
+    both = [np.concatenate([members, members + count]) for members in sample]
+    parts = _parts(contributions, range(count))
+    theta, temperatures = _fit(Task(parts, targets, [Term(rows, rows) for rows in both]))
+    a, b = np.split(theta, 2)
+    return SizeWeights(
+        size=size, a=tuple(a.tolist()), b=tuple(b.tolist()), temperatures=temperatures
+    )
+
+
+def sampled_subsets(count: int, size: int, most: int, seed: int) -> list[tuple[int, ...]]:
+    """At most `most` different subsets of `size` out of `count` members, each member equally often.
+
+    Windows on shuffled circles of all members; a circle that repeats a subset is shuffled anew.
+    There have to be many more subsets than `most`.
+    """
+    random = np.random.default_rng([seed, count, size])
+    chosen: set[tuple[int, ...]] = set()
+    while len(chosen) + count <= most:
+        circle = np.tile(random.permutation(count), 2)
+        windows = {tuple(sorted(circle[at : at + size].tolist())) for at in range(count)}
+        if not windows & chosen:
+            chosen |= windows
+    return sorted(chosen)
+
+
+def cross_entropy(task: Task, theta: Values) -> float:
+    """Mean negative log-likelihood of the targets under theta `[P]`."""
+    return float(_losses(task, theta).mean())
+
+
+def _parts(
+    contributions: Mapping[int, Contribution], members: Sequence[int]
+) -> NDArray[np.float32]:
+    """The boost heads' logits, then the bag heads', centred over the classes `[2|S|, C, N]`."""
+    heads = [contributions[k].boost for k in members] + [contributions[k].bag for k in members]
+    return np.stack([(head - head.mean(axis=1, keepdims=True)).T for head in heads]).astype(
+        np.float32, order="C"
+    )
+
+
+def _fit(task: Task) -> tuple[Values, Temperatures]:
+    """Scalars for `task`, whose parts are boost heads, then bag heads, and both temperatures."""
+    half, size = len(task.parts) // 2, len(task.terms[0].rows) // 2
+    ones, zeros = np.ones(half), np.zeros(half)
+    boosted = _start(task, np.concatenate([ones, zeros]))
+    bagged = _start(task, np.concatenate([zeros, ones / size]))
+    temperatures = Temperatures(boosted=1 / boosted.factor, bagged=1 / bagged.factor)
+    start = min(boosted, bagged, key=lambda rule: float(rule.left_out.mean()))
+    if not (_sure(boosted.left_out - bagged.left_out) or _sure(bagged.left_out - boosted.left_out)):
+        start = _start(task, boosted.theta + bagged.theta)
+    theta, left_out = start.theta, start.left_out
+    curvature = np.diag(_derivatives(task, start.theta)[1])
+    for ridge in RIDGES:
+        pull = _pull(curvature, ridge)
+        looser, loss = _newton(task, theta, start.theta, pull)
+        if not _sure(left_out - loss) or np.abs(looser).max() > MAX_WEIGHT:
+            break
+        theta, left_out = looser, loss
+    return theta, temperatures
+
+
+def _sure(gains: Values) -> bool:
+    """Whether the mean of every picture's gain `[N]` is more than chance."""
+    error = float(gains.std() / np.sqrt(len(gains)))
+    return float(gains.mean()) > STANDARD_ERRORS * error
+
+
+def _start(task: Task, plain: Values) -> Start:
+    """Scalars `plain` `[P]` times the best positive factor."""
+    fused = np.stack(
+        [
+            np.tensordot(plain[term.scalars].astype(np.float32), task.parts[term.rows], axes=1)
+            for term in task.terms
+        ]
+    )
+    scaled = Task(
+        fused, task.targets, [Term(np.array([row]), np.zeros(1, int)) for row in range(len(fused))]
+    )
+    # Start near logits of unit size: from far away the softmax is flat and Newton would crawl.
+    spread = float(fused.std(dtype=np.float64))
+    first = 1 / spread if spread > _FLAT else 1.0
+    center = np.array([first])
+    pull = _pull(np.diag(_derivatives(scaled, center)[1]), RIDGES[-1])
+    found, left_out = _newton(scaled, center, center, pull)
+    most = MAX_WEIGHT / max(1.0, float(np.abs(plain).max()))
+    factor = min(max(float(found[0]), 1e-3 * first, 1 / MAX_WEIGHT), most)
+    if factor != float(found[0]):
+        # What points the wrong way is worth what it is worth with a positive factor.
+        left_out = _losses(scaled, np.array([factor]))
+    return Start(plain * factor, factor, left_out)
+
+
+def _pull(curvature: Values, ridge: float) -> Values:
+    """Strength `[P]` with which each scalar is drawn to where it started."""
+    pull: Values = ridge * curvature + 1e-12
+    return pull
+
+
+def _newton(task: Task, theta: Values, center: Values, pull: Values) -> tuple[Values, Values]:
+    """Minimise cross-entropy plus a ridge toward `center` from `theta`, by damped Newton steps.
+
+    Returns the minimum `[P]` and the leave-one-out cross-entropy of every picture there `[N]`.
+    Leaving picture i out moves the minimum by H^-1 g_i / N to first order (the infinitesimal
+    jackknife), which adds g_i' H^-1 g_i / N to its loss; the mean is Takeuchi's criterion.
+    """
+
+    def objective(point: Values) -> float:
+        return cross_entropy(task, point) + float(pull @ (point - center) ** 2) / 2
+
+    value = objective(theta)
+    for _ in range(_MAX_STEPS):
+        gradients, hessian = _derivatives(task, theta)
+        gradient = gradients.mean(axis=1) + pull * (theta - center)
+        step = np.linalg.solve(hessian + np.diag(pull), gradient)
+        share = 1.0
+        while (lower := objective(theta - share * step)) > value and share > 1e-6:
+            share /= 2
+        gained = value - lower
+        if gained > 0:
+            theta, value = theta - share * step, lower
+        if gained < _CONVERGED:
+            break
+    # The derivatives are those from which the last step, a negligible one, was taken.
+    moved = np.linalg.solve(hessian + np.diag(pull), gradients) / len(task.targets)
+    return theta, _losses(task, theta) + (gradients * moved).sum(axis=0)
+
+
+def _slices(task: Task) -> list[slice]:
+    """Cuts of the pictures that bring no more than some MB into work at once."""
+    _, classes, pictures = task.parts.shape
+    step = max(1, _AT_ONCE // (len(task.terms[0].rows) * classes))
+    return [slice(at, at + step) for at in range(0, pictures, step)]
+
+
+def _losses(task: Task, theta: Values) -> Values:
+    """Negative log-likelihood of every picture's target `[N]`, the mean over the terms."""
+    losses = np.zeros(len(task.targets))
+    for cut in _slices(task):
+        targets = task.targets[cut]
+        for term in task.terms:
+            z = np.tensordot(theta[term.scalars], task.parts[term.rows, :, cut], axes=1)
+            losses[cut] += _log_sum_exp(z) - z[targets, np.arange(len(targets))]
+    return losses / len(task.terms)
+
+
+def _derivatives(task: Task, theta: Values) -> tuple[Values, Values]:
+    """Every picture's gradient `[P, N]`, and the mean Hessian `[P, P]`, of the cross-entropy.
+
+    In single precision: they say where to go, and `_losses` says whether that was better.
+    """
+    gradients = np.zeros((len(theta), len(task.targets)))
+    hessian = np.zeros((len(theta), len(theta)))
+    for cut in _slices(task):
+        targets = task.targets[cut]
+        for term in task.terms:
+            part = task.parts[term.rows, :, cut]
+            z = np.tensordot(theta[term.scalars].astype(np.float32), part, axes=1)
+            weighted = part * np.exp(z - _log_sum_exp(z))
+            mean = weighted.sum(axis=1)
+            gradients[term.scalars, cut] += mean - part[:, targets, np.arange(len(targets))]
+            second = np.tensordot(weighted, part, axes=([1, 2], [1, 2])) - mean @ mean.T
+            hessian[np.ix_(term.scalars, term.scalars)] += second
+    return gradients / len(task.terms), hessian / (len(task.terms) * len(task.targets))
+
+
+def _log_sum_exp(z: NDArray[Any]) -> NDArray[Any]:
+    """Over the classes, of logits `[C, N]`."""
+    top = z.max(axis=0)
+    total: NDArray[Any] = top + np.log(np.exp(z - top).sum(axis=0))
+    return total

@@ -1,0 +1,147 @@
+"""Networks of any family that timm has, as ensemble members: a backbone and the same two heads."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mdp.errors import InputError
+from partitioner.networks.submodel import MemberOutput, Normalise
+from partitioner.torchvision_shim import import_timm
+
+#: How timm's names of a classifier's tensors begin.
+_HEADS = ("head.", "classifier.", "fc.")
+
+
+class Backbone(NamedTuple):
+    """A timm model name, the side of its square input in pixels, and how many blocks are kept."""
+
+    name: str
+    image_size: int
+    #: Transformer blocks kept, from the first on; 0 keeps all. Only for plain vision transformers.
+    depth: int = 0
+
+
+class FamilyMember(nn.Module):
+    """A timm backbone without its classifier; the boost head and the bag head read its feature."""
+
+    def __init__(self, backbone: Backbone, num_classes: int, weights: Path | None = None) -> None:
+        """Reads pretrained `weights` where given; raises InputError naming what does not fit."""
+        super().__init__()
+        self.backbone, trunk = backbone, create(backbone, 0, weights)
+        self.normalise = normalisation(trunk)
+        self.trunk = trunk
+        width = _feature_width(trunk, backbone.image_size)
+        self.boost = nn.Linear(width, num_classes)
+        self.bag = nn.Linear(width, num_classes)
+
+    def forward(self, pixels: Tensor) -> MemberOutput:
+        """Both heads `[B, C]` and the feature `[B, D]` of pixels `[B, 3, S, S]` in 0..255."""
+        feature: Tensor = self.trunk(self.normalise(pixels))
+        return MemberOutput(self.boost(feature), self.bag(feature), feature)
+
+    def start_heads(self, classifier: nn.Linear) -> None:
+        """Copy a pretrained classifier, rows already cut to the classes, into both heads."""
+        with torch.no_grad():
+            for head in (self.boost, self.bag):
+                head.weight.copy_(classifier.weight)
+                head.bias.copy_(classifier.bias)
+
+
+def create(
+    backbone: Backbone, num_classes: int, weights: Path | None = None, *, own_classes: bool = False
+) -> Any:
+    """The timm model with `num_classes` outputs (0: its pooled feature `[B, D]`).
+
+    Positions of a transformer are resampled to the image size. With `own_classes` the classifier of
+    `weights` is used too. Raises InputError for a name that timm does not have, and for weights of
+    another architecture.
+    """
+    timm = import_timm()
+    if not timm.is_model(backbone.name):
+        near = ", ".join(timm.list_models(f"*{backbone.name.split('_')[0]}*")[:5])
+        hint = f" (there are: {near}, ...)" if near else ""
+        raise InputError(f"{backbone.name}: timm {timm.__version__} has no such model{hint}")
+    try:
+        try:
+            size = backbone.image_size
+            model = timm.create_model(backbone.name, num_classes=num_classes, img_size=size)
+        except TypeError:  # a network without positions takes pictures of any size
+            model = timm.create_model(backbone.name, num_classes=num_classes)
+        if weights is not None:
+            read_weights(model, weights, own_classes=own_classes)
+    except (RuntimeError, TypeError, AssertionError, ValueError) as error:
+        raise InputError(f"{backbone.name} at {backbone.image_size} px: {error}") from error
+    if backbone.depth:
+        blocks = getattr(model, "blocks", None)
+        if not hasattr(model, "pos_embed") or len(blocks or ()) < backbone.depth:
+            raise InputError(f"{backbone.name}: cannot be cut to {backbone.depth} blocks")
+        model.blocks = model.blocks[: backbone.depth]
+    return model
+
+
+def read_weights(model: Any, weights: Path, *, own_classes: bool = False) -> None:
+    """Load pretrained `weights` into `model`, its classifier only where it has the same classes.
+
+    With `own_classes` it has to have them. Raises InputError where any other tensor is missing or
+    has another shape.
+    """
+    import_timm()
+    from timm.models import load_state_dict
+
+    state: dict[str, Tensor] = load_state_dict(str(weights), use_ema=False)
+    state = dict(adapted(model, state))
+    own = model.state_dict()
+    heads = {k for k in state if k.startswith(_HEADS)}
+    drop = {k for k in heads if k not in own or own[k].shape != state[k].shape}
+    kept = {k: v for k, v in state.items() if k not in drop}
+    wrong = [k for k, v in kept.items() if k not in own or own[k].shape != v.shape]
+    missing = [k for k in own if k not in kept and not k.startswith(_HEADS)]
+    if wrong or missing:
+        raise InputError(
+            f"{weights}: expected the tensors of {type(model).__name__}, "
+            f"but {', '.join((wrong + missing)[:3])} differ"
+        )
+    if own_classes and drop:
+        name = min(drop)
+        wanted = tuple(own[name].shape) if name in own else "none"
+        raise InputError(
+            f"{weights}: its classifier {name} is {tuple(state[name].shape)}, expected {wanted}: "
+            "as many rows as its labels file has names"
+        )
+    model.load_state_dict(kept, strict=False)
+
+
+def adapted(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """`state` with the positions of a vision transformer resampled to the image size of `model`."""
+    if not hasattr(model, "pos_embed") or "pos_embed" not in state:
+        return state
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    found: Mapping[str, Tensor] = checkpoint_filter_fn(dict(state), model)
+    return found
+
+
+def normalisation(model: Any) -> Normalise:
+    """Pixels 0..255 -> what the recipe of the timm model `model` was trained on."""
+    config = model.pretrained_cfg
+    return Normalise(tuple(config["mean"]), tuple(config["std"]))
+
+
+def cut_classifier(classifier: nn.Linear, rows: list[int]) -> nn.Linear:
+    """The rows `rows` of a pretrained classifier, in that order: a classifier of those classes."""
+    part = nn.Linear(classifier.in_features, len(rows))
+    with torch.no_grad():
+        part.weight.copy_(classifier.weight[rows])
+        part.bias.copy_(classifier.bias[rows])
+    return part
+
+
+def _feature_width(trunk: nn.Module, image_size: int) -> int:
+    """D of the feature `[B, D]`; asked in eval mode, which leaves running statistics alone."""
+    with torch.no_grad():
+        feature: Tensor = trunk.eval()(torch.zeros(1, 3, image_size, image_size))
+    trunk.train()
+    return feature.shape[1]

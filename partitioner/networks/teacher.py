@@ -1,0 +1,267 @@
+"""The teacher: a timm ViT by name, with weights from timm, from a file, or trained here."""
+
+import difflib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from mdp.errors import InputError
+from mdp.formats.plan import SubModelSpec, TeacherArgument, TeacherSpec
+from partitioner.networks.submodel import Normalise
+from partitioner.torchvision_shim import import_timm
+
+#: timm's modules whose models are built on the plain encoder, and the names that such models have.
+_MODULES = ("timm.models.vision_transformer", "timm.models.deit")
+FAMILIES = (
+    "vit_*",
+    "deit_*",
+    "deit3_*",
+    "flexivit_*",
+    "eva_large_*",
+    "beit3_*",
+    "aimv2_*",
+    "test_vit*",
+)
+_WORKS = (
+    f"works: timm's plain vision transformers ({', '.join(FAMILIES)}), also with register tokens, "
+    "distillation token, pooling, LayerScale, QK-norm or gated MLP"
+)
+#: Arguments that this program sets itself.
+_RESERVED = ("num_classes", "in_chans", "pretrained", "checkpoint_path", "dynamic_img_size")
+
+
+class Teacher(nn.Module):
+    """A timm ViT with its normalisation: pixels `[B, 3, S, S]` in 0..255 -> logits `[B, C]`."""
+
+    def __init__(self, network: Any, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        self.normalise = Normalise(tuple(mean), tuple(std))
+        self.network: nn.Module = network
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Logits `[B, C]`."""
+        logits: Tensor = self.network(self.normalise(pixels))
+        return logits
+
+
+def parse_arguments(pairs: Sequence[str]) -> dict[str, TeacherArgument]:
+    """`["img_size=24", "qkv_bias=false"]` -> typed constructor arguments; raises InputError."""
+    parsed: dict[str, TeacherArgument] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not (equals and key.isidentifier() and text):
+            raise InputError(f"--teacher-arg: expected key=value, got {pair!r}")
+        if key in _RESERVED:
+            raise InputError(f"--teacher-arg: {key!r} is set by mdp-partition itself")
+        if key in parsed:
+            raise InputError(f"--teacher-arg: {key!r} is given twice")
+        parsed[key] = _value(text)
+    return parsed
+
+
+def _value(text: str) -> TeacherArgument:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def teacher_spec(name: str, args: dict[str, TeacherArgument]) -> TeacherSpec:
+    """The teacher's shape, read off the built model (which gets no memory); raises InputError."""
+    return TeacherSpec(name=name, args=args, shape=_shape(name, outline(name, args)))
+
+
+def outline(name: str, args: dict[str, TeacherArgument]) -> Any:
+    """The teacher's network without memory for its weights; raises InputError if it cannot teach.
+
+    One picture goes through it, so that arguments that only fail there are found here.
+    """
+    with torch.device("meta"), torch.no_grad():
+        network = _create(name, args, num_classes=2, pretrained=False).eval()
+        try:
+            logits = network(torch.empty(1, 3, *network.patch_embed.img_size))
+        except Exception as error:
+            # What timm built runs code of many authors, with arguments of the user's.
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise InputError(f"--teacher: {name!r} ({args}) cannot run: {reason}") from error
+    if tuple(logits.shape) != (1, 2):
+        raise InputError(
+            f"--teacher: {name!r} ({args}) gives {list(logits.shape)} numbers for one picture, "
+            "expected one logit per class"
+        )
+    return network
+
+
+def build_teacher(spec: TeacherSpec, num_classes: int, *, pretrained: bool) -> Teacher:
+    """The teacher with a head for `num_classes`, freshly drawn or with timm's weights.
+
+    Raises InputError when timm cannot build it or its weights cannot be had.
+    """
+    network = _create(spec.name, spec.args, num_classes=num_classes, pretrained=pretrained)
+    facts = network.pretrained_cfg
+    return Teacher(network, facts["mean"], facts["std"])
+
+
+def check_knows_classes(spec: TeacherSpec, num_classes: int, *, pretrained: bool) -> None:
+    """Raise InputError unless timm's weights already answer with `num_classes` classes."""
+    known = import_timm().get_pretrained_cfg(spec.name).num_classes if pretrained else None
+    if known != num_classes:
+        raise InputError(
+            f"--teacher: {spec.name!r} does not know these {num_classes} classes: "
+            "give --teacher-epochs N to train it, or --teacher-checkpoint FILE"
+        )
+
+
+def load_checkpoint(teacher: Teacher, path: Path) -> None:
+    """Load weights from .safetensors or .pth (never executed: `weights_only`); raises InputError.
+
+    A .pth may hold the state dict itself or have it under `state_dict`, `model` or `model_state`.
+    """
+    state = _read_checkpoint(path)
+    state = {key.removeprefix("module.").removeprefix("network."): v for key, v in state.items()}
+    own = teacher.network.state_dict()
+    _check_head(teacher.network, state, path)
+    missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    if missing or unknown:
+        what = f"lacks {missing[0]!r}" if missing else f"has unknown {unknown[0]!r}"
+        raise InputError(f"{path}: not a checkpoint of this teacher: it {what}")
+    for key, value in own.items():
+        if tuple(state[key].shape) != tuple(value.shape):
+            raise InputError(
+                f"{path}: {key!r} has shape {list(state[key].shape)}, this teacher needs "
+                f"{list(value.shape)}"
+            )
+    try:
+        teacher.network.load_state_dict(state)
+    except Exception as error:
+        # A tensor of the right shape may still be of a kind that cannot be copied.
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{path}: not a readable checkpoint: {reason}") from error
+
+
+def _check_head(network: Any, state: dict[str, Tensor], path: Path) -> None:
+    """Raise InputError where the file's head answers other classes than the data has, or none."""
+    # One name, or two where a distillation token has a head of its own.
+    names = network.pretrained_cfg["classifier"]
+    for name in [names] if isinstance(names, str) else names:
+        key, classes = f"{name}.weight", len(network.get_parameter(f"{name}.weight"))
+        if key not in state and any(k.startswith("blocks.") for k in state):
+            raise InputError(
+                f"{path}: it has no head ({key!r}), expected one for the data's {classes} classes"
+            )
+        if key in state and state[key].ndim == 2 and len(state[key]) != classes:
+            raise InputError(
+                f"{path}: its head ({key!r}) answers {len(state[key])} classes, "
+                f"the data has {classes}; expected a checkpoint trained on the data's classes"
+            )
+
+
+def _read_checkpoint(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise InputError(f"{path}: expected a teacher checkpoint, found no file")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Reading a damaged file raises nearly anything; all of it means the same here.
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise InputError(f"{path}: not a readable checkpoint: {reason}") from error
+    for key in ("state_dict", "model", "model_state"):
+        if isinstance(content, dict) and isinstance(content.get(key), dict):
+            content = content[key]
+    if not isinstance(content, dict) or not all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
+    ):
+        raise InputError(f"{path}: expected a state dict, a mapping from names to tensors")
+    return content
+
+
+def _create(
+    name: str, args: dict[str, TeacherArgument], *, num_classes: int, pretrained: bool
+) -> Any:
+    timm = import_timm()
+    if not timm.is_model(name):
+        known = [n for m in _MODULES for n in timm.list_models(module=m.rpartition(".")[2])]
+        close = difflib.get_close_matches(name, known, n=3)
+        hint = f"; close to it: {', '.join(close)}" if close else f"; {_WORKS}"
+        raise InputError(f"--teacher: timm has no model {name!r}{hint}")
+    module = timm.models.model_entrypoint(name).__module__
+    if module not in _MODULES:
+        raise _refusal(name, f"it comes from {module}")
+    # Without a network the hub's client reports every one of its retries; the outcome is enough.
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    try:
+        network = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **args)
+    except Exception as error:
+        # timm hands arguments through to many constructors and weights through to a download.
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        given = "".join(f" {key}={value}" for key, value in args.items())
+        if pretrained:
+            raise InputError(
+                f"--pretrained: timm's weights of {name!r}{given} cannot be had: {reason}; "
+                "where there is no network, give them as a file: --teacher-checkpoint FILE"
+            ) from error
+        with_given = f" with --teacher-arg{given}" if args else ""
+        raise InputError(f"--teacher: {name!r} cannot be built{with_given}: {reason}") from error
+    _check_plain(name, network)
+    return network
+
+
+def _check_plain(name: str, network: Any) -> None:
+    """Raise InputError unless `network` is a plain ViT: square, one patch grid, usual blocks."""
+    from timm.layers import Attention, GluMlp, Mlp, PatchEmbed, SwiGLU
+    from timm.models.deit import VisionTransformerDistilled
+    from timm.models.vision_transformer import Block, VisionTransformer
+
+    if type(network) not in (VisionTransformer, VisionTransformerDistilled):
+        raise _refusal(name, f"it is a {type(network).__name__}")
+    if not len(network.blocks):
+        raise _refusal(name, "it has no blocks")
+    block, embed = network.blocks[0], network.patch_embed
+    if type(embed) is not PatchEmbed:
+        raise _refusal(name, f"its patch embedding is a {type(embed).__name__}")
+    if type(block) is not Block:
+        raise _refusal(name, f"its blocks are {type(block).__name__}, not pre-norm blocks")
+    if type(block.attn) is not Attention:
+        raise _refusal(name, f"its attention is a {type(block.attn).__name__}")
+    if type(block.mlp) not in (Mlp, GluMlp, SwiGLU):
+        raise _refusal(name, f"its MLP is a {type(block.mlp).__name__}")
+    if len({*embed.img_size}) != 1 or len({*embed.patch_size}) != 1:
+        raise _refusal(name, "its picture or patch is not square")
+
+
+def _refusal(name: str, reason: str) -> InputError:
+    return InputError(f"--teacher: {name!r} cannot be decomposed: {reason}; {_WORKS}")
+
+
+def _shape(name: str, network: Any) -> SubModelSpec:
+    """The encoder's shape in a sub-model's words.
+
+    A gated MLP counts as the plain one with as many weights. Register and distillation tokens and
+    pooling by attention have no word: the cost model leaves them out, a few hundredths of the
+    teacher's latency (4 registers beside 196 patches: 2 %), in the teacher's favour.
+    """
+    embed, block, width = network.patch_embed, network.blocks[0], network.embed_dim
+    matrices = [m for m in block.mlp.modules() if isinstance(m, nn.Linear)]
+    try:
+        return SubModelSpec(
+            image_size=embed.img_size[0],
+            patch_size=embed.patch_size[0],
+            embed_dim=width,
+            depth=len(network.blocks),
+            num_heads=block.attn.num_heads,
+            mlp_ratio=sum(m.weight.numel() for m in matrices) / (2 * width * width),
+        )
+    except ValueError as error:
+        raise InputError(f"--teacher: {name!r} has an unusable shape: {error}") from error

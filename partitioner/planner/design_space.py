@@ -1,0 +1,273 @@
+"""The grid that the planner searches: shapes, what a device sees, and what does not depend on it.
+
+Latency terms, bytes and capability are the same for all devices and counted once. Pure.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from mdp.formats.plan import Region, SubModelSpec
+from mdp.formats.profile import DeviceProfile, Precision
+from partitioner.estimates.accuracy import Predictor
+from partitioner.estimates.accuracy_law import (
+    QUANTISATION_LOSS,
+    WHOLE,
+    Array,
+    features,
+    model_of,
+    view_of,
+)
+from partitioner.estimates.latency_terms import terms
+from partitioner.estimates.macs import memory_bytes
+
+#: The smallest picture, relative to the teacher's; below half of it too little is left to see.
+MIN_IMAGE_SHARE = 0.5
+MIN_EMBED_DIM = 32
+MIN_DEPTH = 2
+#: Patch sizes relative to the teacher's, and how many tokens a sub-model has at least.
+PATCH_FACTORS = (0.5, 1.0, 2.0)
+MIN_TOKENS = 5
+#: Hidden widths of the MLP relative to the teacher's.
+MLP_SHARES = (1.0, 0.5)
+#: Head sizes tried after the teacher's own, for widths up to `SMALL_HEADS` of the teacher's heads;
+#: wider sub-models keep the teacher's head size, so that its heads can be copied whole.
+HEAD_SIZES, SMALL_HEADS = (64, 48, 32, 24, 16), 4
+#: Relative depth over relative width: sub-models keep within this factor of the teacher's build,
+#: for what lies outside was never measured, and no teacher can be copied into one very wide layer.
+MAX_ASPECT = 2.0
+#: What devices may see: the whole square, or its middle or a corner. Such a part was measured to be
+#: worth less alone and more beside others (docs/lab-log.md); other sizes were not tried.
+PART_SIDE = 0.75
+_MARGIN = (1 - PART_SIDE) / 2
+PARTS = (
+    Region(left=_MARGIN, top=_MARGIN, right=1 - _MARGIN, bottom=1 - _MARGIN),
+    Region(right=PART_SIDE, bottom=PART_SIDE),
+    Region(left=1 - PART_SIDE, top=1 - PART_SIDE),
+    Region(left=1 - PART_SIDE, bottom=PART_SIDE),
+    Region(top=1 - PART_SIDE, right=PART_SIDE),
+)
+REGIONS = (WHOLE, *PARTS)
+#: Widths that a kind's kernels have to pad up are not planned for it: 16 fp32 values are a vector
+#: of AVX-512 or four of NEON, 32 a warp.
+KERNEL_MULTIPLE = {"cpu": 16, "arm": 16, "gpu": 32}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """Every shape with every view and precision that the search tries; row i is choice i.
+
+    Rows are ordered by precision, then region, then shape.
+    """
+
+    #: The regions tried, the whole square first, and how many shapes.
+    tried: tuple[Region, ...]
+    shapes: int
+    specs: list[SubModelSpec]
+    regions: list[Region]
+    #: Terms of the latency formula `[n, terms]`.
+    counts: Array
+    image_sizes: NDArray[np.int64]
+    embed_dims: NDArray[np.int64]
+    memory_bytes: NDArray[np.int64]
+    capability: Array
+    #: Indices by which choices see the same, or are built alike.
+    view: NDArray[np.int64]
+    model: NDArray[np.int64]
+    #: Index in `tried`.
+    part: NDArray[np.int64]
+    #: The same index for the same view and precision.
+    group: NDArray[np.int64]
+    #: What no two members may share: shape and view, whatever the precision.
+    identity: NDArray[np.int64]
+    precisions: tuple[Precision, ...]
+    num_classes: int
+
+    def __len__(self) -> int:
+        return len(self.specs)
+
+    @property
+    def whole(self) -> NDArray[np.int64]:
+        """The rows that see the first of the regions tried; every other one costs the same."""
+        rows: NDArray[np.int64] = np.flatnonzero(self.part == 0)
+        return rows
+
+    def seeing(self, row: int, part: int) -> int:
+        """The row of the same shape and precision that sees another of the regions tried."""
+        return row + (part - int(self.part[row])) * self.shapes
+
+    def of_precision(self, precision: Precision, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in ascending `rows` those of a precision are."""
+        if precision not in self.precisions:
+            return rows[:0]
+        block = len(self.tried) * self.shapes
+        first = self.precisions.index(precision) * block
+        begin, end = np.searchsorted(rows, [first, first + block])
+        places: NDArray[np.int64] = np.arange(begin, end)
+        return places
+
+    def fast_on(self, profile: DeviceProfile) -> NDArray[np.bool_]:
+        """Which choices have widths that this kind of device need not pad."""
+        fast: NDArray[np.bool_] = self.embed_dims % KERNEL_MULTIPLE[profile.kind] == 0
+        return fast
+
+
+def sub_model_grid(teacher: SubModelSpec) -> list[SubModelSpec]:
+    """Every shape that the search tries: smaller than the teacher and built in its proportions.
+
+    All of them can be cut from the teacher's weights.
+    """
+    shapes = [
+        SubModelSpec(
+            image_size=image_size,
+            patch_size=patch_size,
+            embed_dim=embed_dim,
+            depth=depth,
+            num_heads=embed_dim // head_size,
+            mlp_ratio=teacher.mlp_ratio * share,
+            precision=teacher.precision,
+        )
+        for image_size, patch_size in _pictures(teacher)
+        for embed_dim, head_size in _widths(teacher)
+        for depth in range(min(MIN_DEPTH, teacher.depth), teacher.depth + 1)
+        if 1 / MAX_ASPECT <= _aspect(teacher, embed_dim, depth) <= MAX_ASPECT
+        for share in MLP_SHARES
+    ]
+    return [shape for shape in shapes if size_of(shape) != size_of(teacher)]
+
+
+def _pictures(teacher: SubModelSpec) -> list[tuple[int, int]]:
+    """(image_size, patch_size) of every picture tried, in whole patches of the teacher's."""
+    step = teacher.patch_size
+    first = math.ceil(MIN_IMAGE_SHARE * teacher.image_size / step) * step
+    patches = [int(step * f) for f in PATCH_FACTORS if (step * f).is_integer() and step * f >= 1]
+    return [
+        (image_size, patch)
+        for image_size in range(first, teacher.image_size + 1, step)
+        for patch in patches
+        if image_size % patch == 0
+        and _tokens(image_size, patch) <= _tokens(teacher.image_size, step)
+        and (_tokens(image_size, patch) >= MIN_TOKENS or patch == step)
+    ]
+
+
+def _tokens(image_size: int, patch_size: int) -> int:
+    return (image_size // patch_size) ** 2 + 1
+
+
+def _widths(teacher: SubModelSpec) -> list[tuple[int, int]]:
+    """(embed_dim, head size) of every width tried, ascending."""
+    own = teacher.embed_dim // teacher.num_heads
+    widths = {teacher.embed_dim: own}
+    for embed_dim in range(MIN_EMBED_DIM, teacher.embed_dim):
+        others = HEAD_SIZES if embed_dim <= SMALL_HEADS * own else ()
+        fitting = [
+            size
+            for size in (own, *others)
+            if embed_dim % size == 0 and embed_dim // size <= teacher.num_heads * (own // size)
+        ]
+        if fitting:
+            widths[embed_dim] = fitting[0]
+    return sorted(widths.items())
+
+
+def _aspect(teacher: SubModelSpec, embed_dim: int, depth: int) -> float:
+    return (depth / teacher.depth) / (embed_dim / teacher.embed_dim)
+
+
+def size_of(spec: SubModelSpec) -> tuple[int, int, int, int, float]:
+    """What makes two sub-models of one teacher different."""
+    return (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth, spec.mlp_ratio)
+
+
+def words(spec: SubModelSpec, region: Region = WHOLE) -> str:
+    """A shape as a person reads it."""
+    text = (
+        f"{spec.image_size} px, patch {spec.patch_size}, {spec.embed_dim} wide, {spec.depth} deep"
+    )
+    if spec.mlp_ratio != 4:
+        text += f", MLP x{spec.mlp_ratio:g}"
+    if spec.precision != "fp32":
+        text += f", {spec.precision}"
+    if region != WHOLE:
+        text += f", sees {where(region)}"
+    return text
+
+
+def where(region: Region) -> str:
+    """A region as a person reads it."""
+    if region == WHOLE:
+        return "the whole square"
+    wide, high = region.right - region.left, region.bottom - region.top
+    names = {0.0: ("left", "top"), 1.0: ("right", "bottom")}
+    # Where the free room beside the region is: all of it to one side, or evenly on both.
+    across = names.get(region.left / (1 - wide) if wide < 1 else 0.5, ("", ""))[0]
+    down = names.get(region.top / (1 - high) if high < 1 else 0.5, ("", ""))[1]
+    place = " ".join(word for word in (down, across) if word) or "middle"
+    return f"{wide:.0%} x {high:.0%} at the {place}"
+
+
+def make_choices(
+    teacher: SubModelSpec,
+    predictor: Predictor,
+    precisions: Sequence[Precision] = ("fp32",),
+    *,
+    shapes: Sequence[SubModelSpec] | None = None,
+    regions: Sequence[Region] = REGIONS,
+) -> Choices:
+    """Count everything about the shapes, by default the teacher's grid, that no device changes."""
+    plain = list(sub_model_grid(teacher) if shapes is None else shapes)
+    counts, num_classes = terms(plain, predictor.num_classes), predictor.num_classes
+    known = tuple(dict.fromkeys(precisions))
+    blocks = [(precision, region) for precision in known for region in regions]
+    capability, memory = [], []
+    for precision, region in blocks:
+        mine = [_with_precision(shape, precision) for shape in plain]
+        values = predictor.of_shapes(features(teacher, mine, [region] * len(mine)))
+        capability.append(quantised(values, precision))
+        memory.append(np.array([memory_bytes(spec, num_classes) for spec in mine]))
+    specs = [_with_precision(shape, precision) for precision, _ in blocks for shape in plain]
+    seen = [region for _, region in blocks for _ in plain]
+    part = np.tile(np.repeat(np.arange(len(regions)), len(plain)), len(known))
+    views = [view_of(s, r) for s, r in zip(specs, seen, strict=True)]
+    return Choices(
+        tried=tuple(regions),
+        shapes=len(plain),
+        specs=specs,
+        regions=seen,
+        counts=np.tile(counts, (len(blocks), 1)),
+        image_sizes=np.array([spec.image_size for spec in specs]),
+        embed_dims=np.array([spec.embed_dim for spec in specs]),
+        memory_bytes=np.concatenate(memory),
+        capability=np.concatenate(capability),
+        view=_indices(views),
+        model=_indices([model_of(spec) for spec in specs]),
+        part=part,
+        group=_indices(list(zip(views, [spec.precision for spec in specs], strict=True))),
+        identity=np.tile(np.arange(len(regions) * len(plain)), len(known)),
+        precisions=known,
+        num_classes=num_classes,
+    )
+
+
+def quantised(capability: Array, precision: Precision) -> Array:
+    """Capability after the loss that planning assumes of a precision."""
+    loss = QUANTISATION_LOSS.get(precision, 0.0)
+    values: Array = -np.log(np.minimum(np.exp(-capability) + loss, 1.0))
+    return values
+
+
+@lru_cache(maxsize=100_000)
+def _with_precision(spec: SubModelSpec, precision: Precision) -> SubModelSpec:
+    return msgspec.structs.replace(spec, precision=precision)
+
+
+def _indices(keys: Sequence[object]) -> NDArray[np.int64]:
+    """The same small number for the same key."""
+    known: dict[object, int] = {}
+    return np.array([known.setdefault(key, len(known)) for key in keys])

@@ -1,0 +1,163 @@
+"""What a search is about: the teacher, and every device with all that it could run. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from mdp.errors import InputError
+from mdp.formats.plan import PLANNED_MEMBERS, PredictedAccuracy, Region, TeacherSpec
+from mdp.formats.profile import DeviceProfile, Precision
+from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
+from partitioner.estimates.accuracy_law import WHOLE, Member, capability_of, together
+from partitioner.estimates.latency_quantiles import Pace, client_ms, pace_for, share_in_time
+from partitioner.estimates.network import through_port
+from partitioner.planner.availability import Objective, Sums, exact_arrivals
+from partitioner.planner.candidates import Device, evaluate_device, fitted_ways
+from partitioner.planner.design_space import REGIONS, make_choices
+from partitioner.planner.placement import Limits, Seat, settled
+
+FP32: tuple[Precision, ...] = ("fp32",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """Everything that a search needs, counted and fitted once for all its targets."""
+
+    teacher: TeacherSpec
+    predictor: Predictor
+    devices: tuple[Device, ...]
+    #: Each device with the teacher itself as its only choice, so far as its memory allows.
+    with_teacher: tuple[Device, ...]
+    max_energy_j: float | None
+    #: Of the answers that are to be complete within a target; None: targets are about typical ones.
+    percentile: float | None = None
+    #: What the client's port carries; infinite where it was not to be reckoned with.
+    client_bps: float = math.inf
+
+    @property
+    def most_members(self) -> int:
+        """How many members there can be."""
+        return min(PLANNED_MEMBERS, len(self.devices))
+
+    def limits(self, target_ms: float, members: int | None = None) -> Limits:
+        """The limits of a plan for this target with at most so many members."""
+        most = self.most_members if members is None else members
+        return Limits(
+            target_ms=target_ms,
+            max_energy_j=self.max_energy_j,
+            pace=pace_for(self.percentile, most),
+            most_members=most,
+            client_bps=self.client_bps,
+        )
+
+
+def make_problem(
+    teacher: TeacherSpec,
+    profiles: Sequence[DeviceProfile],
+    *,
+    num_classes: int = 1000,
+    predictor: Predictor | None = None,
+    precisions: Sequence[Precision] = FP32,
+    max_energy_j: float | None = None,
+    percentile: float | None = None,
+    regions: Sequence[Region] = REGIONS,
+    client_bps: float | None = None,
+) -> Problem:
+    """Cost every choice on every device; raises InputError for unusable arguments.
+
+    `client_bps` is what the client's port carries: by default as much as the quickest of the
+    devices' links, and with infinity every crop has its link to itself.
+    """
+    _check(profiles, num_classes, max_energy_j)
+    if client_bps is None:
+        client_bps = max(profile.link.bandwidth_bps for profile in profiles)
+    if not client_bps > 0:
+        raise InputError(f"expected a client's port above 0 bit/s, got {client_bps:g}")
+    if predictor is None:
+        predictor = predictor_for(shipped_law(), teacher.shape, num_classes=num_classes)
+    choices = make_choices(teacher.shape, predictor, precisions, regions=regions)
+    whole = make_choices(
+        teacher.shape, predictor, precisions, shapes=[teacher.shape], regions=[WHOLE]
+    )
+    # The order in which profiles are named must not matter.
+    ordered = [
+        msgspec.structs.replace(profile, link=through_port(profile.link, client_bps))
+        for profile in sorted(profiles, key=lambda profile: profile.name)
+    ]
+    fitted = [(profile, fitted_ways(profile, precisions)) for profile in ordered]
+    pace = pace_for(percentile, min(PLANNED_MEMBERS, len(ordered)))
+    return Problem(
+        teacher=teacher,
+        predictor=predictor,
+        devices=tuple(evaluate_device(*device, choices, pace) for device in fitted),
+        with_teacher=tuple(evaluate_device(*device, whole, pace) for device in fitted),
+        max_energy_j=max_energy_j,
+        percentile=percentile,
+        client_bps=client_bps,
+    )
+
+
+def _check(profiles: Sequence[DeviceProfile], num_classes: int, max_energy_j: float | None) -> None:
+    if num_classes < 2:
+        raise InputError(f"expected at least 2 classes, got {num_classes}")
+    if not profiles:
+        raise InputError("expected at least 1 profile, got 0")
+    repeated = [name for name, n in Counter(p.name for p in profiles).items() if n > 1]
+    if repeated:
+        raise InputError(
+            f"expected every profile once, got {', '.join(repeated)} repeatedly "
+            f"({repeated[0]}*2 for several boards of a kind)"
+        )
+    if max_energy_j is not None and not (math.isfinite(max_energy_j) and max_energy_j > 0):
+        raise InputError(f"expected an energy limit above 0 J, got {max_energy_j:g}")
+
+
+def predicted_accuracy(problem: Problem, seats: Sequence[Seat]) -> PredictedAccuracy:
+    """With every member in, and expected over which devices are there, counted exactly."""
+    predictor = problem.predictor
+    members = [
+        Member(capability=c.capability, view=c.view, model=c.model, region=c.part)
+        for c in (seat.candidate for seat in seats)
+    ]
+    objective, sums = exact_objective(problem, seats)
+    return PredictedAccuracy(
+        all_in=predictor.accuracy(together(predictor.law, members)),
+        expected=objective.value(sums),
+        typical_error=min(predictor.typical_error, 1.0),
+    )
+
+
+def exact_objective(problem: Problem, seats: Sequence[Seat]) -> tuple[Objective, Sums]:
+    """What the seats add up to in every pattern of who is served."""
+    predictor = problem.predictor
+    there = [availability(problem, seat) for seat in seats]
+    objective = Objective(
+        predictor.law, capability_of(predictor.teacher_accuracy), exact_arrivals(there)
+    )
+    return objective, objective.sums([(seat.candidate, [k]) for k, seat in enumerate(seats)])
+
+
+def availability(problem: Problem, seat: Seat) -> float:
+    """Share of the time in which someone serves this member."""
+    away = [1 - problem.devices[device].profile.availability for device in seat.devices]
+    return 1 - math.prod(away)
+
+
+def latency_ms(problem: Problem, seats: Sequence[Seat], pace: Pace) -> float:
+    """Milliseconds of an answer at this pace, by the slowest of all who serve a member."""
+    together = settled(seats, problem.client_bps)
+    return max(run.by_ms(pace) for seat in together for run in seat.runs)
+
+
+def share_complete(problem: Problem, seats: Sequence[Seat], target_ms: float) -> float:
+    """Share of answers with every member in by the target, with all devices there."""
+    left_ms = target_ms - client_ms(len(seats))
+    shares = [
+        share_in_time(left_ms, ms.compute, ms.network, seat.candidate.sigma, seat.candidate.jitter)
+        for seat in seats
+        for ms in [seat.candidate.predicted_ms]
+    ]
+    return math.prod(shares)

@@ -1,0 +1,165 @@
+"""The folder in which a run keeps what it has done, so that the same command can go on."""
+
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from mdp.errors import InputError
+from mdp.files import read_json, read_toml, write_bytes, write_json, write_toml
+from mdp.formats.bundle import sha256_of
+from mdp.formats.plan import Plan
+from partitioner.run.settings import Settings, differences
+
+
+class RunFolder:
+    """Where the parts of a run lie; a file that exists is whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.settings_file = path / "settings.json"
+        self.plan_file = path / "plan.toml"
+        self.teacher = path / "teacher.safetensors"
+        self.teacher_onnx = path / "teacher.onnx"
+        self.curves = path / "curves.json"
+        self.curves_picture = path / "curves.svg"
+        #: Views, variants, and what the teacher says to them.
+        self.cache = path / "cache"
+        #: What trained sub-models leave to those after them.
+        self.left_behind = path / "left-behind"
+
+    def member(self, k: int) -> Path:
+        """Weights of sub-model `k`, there once its training is finished."""
+        return self.path / f"member-{k}.safetensors"
+
+    def joint(self, k: int) -> Path:
+        """Weights of sub-model `k` after the joint pass, where there is one."""
+        return self.path / f"joint-{k}.safetensors"
+
+    def final(self, k: int) -> Path:
+        """The weights of sub-model `k` that are exported."""
+        joint = self.settings().joint_schedule.epochs > 0
+        return self.joint(k) if joint else self.member(k)
+
+    def answers(self, to: str) -> Path:
+        """What the finished teacher says `to` pictures that are named by their digest."""
+        return self.cache / f"teacher-{self.teacher_digest}-{to}.npy"
+
+    @cached_property
+    def teacher_digest(self) -> str:
+        """Names the finished teacher."""
+        return sha256_of(self.teacher)[:16]
+
+    def checkpoint(self, stage: str) -> Path:
+        """State of `teacher`, `member-<k>` or `joint` after its last finished epoch."""
+        return self.path / f"checkpoint-{stage}.pt"
+
+    def settings(self) -> Settings:
+        """What the run was started with; raises InputError where there is none."""
+        if not self.settings_file.is_file():
+            raise InputError(f"{self.path}: expected a run folder of mdp-partition train")
+        return read_json(self.settings_file, Settings)
+
+    def plan(self) -> Plan:
+        """The plan that the run follows."""
+        return read_toml(self.plan_file, Plan)
+
+    def start_or_continue(self, settings: Settings, plan: Plan) -> None:
+        """Write settings and plan, or check that they are those of before; raises InputError.
+
+        As long as nothing has been trained they may change.
+        """
+        if self.settings_file.exists() and self._begun():
+            before = self.settings()
+            changed = differences(_without_place(before), _without_place(settings))
+            changed = changed or differences(self.plan(), plan)
+            if changed:
+                raise InputError(
+                    f"{self.path}: made with other settings: {changed} "
+                    "(give the same ones to go on, or another folder with --run)"
+                )
+            if before != settings:
+                write_json(self.settings_file, settings)
+            return
+        own = {self.settings_file.name, self.plan_file.name, self.cache.name, self.left_behind.name}
+        found = {path.name for path in self.path.glob("[!.]*")}
+        if found - own:
+            raise InputError(f"{self.path}: expected a new, an empty or a run folder")
+        shutil.rmtree(self.left_behind, ignore_errors=True)
+        # The settings mark the folder as a run, so they come last.
+        write_toml(self.plan_file, plan)
+        write_json(self.settings_file, settings)
+
+    def _begun(self) -> bool:
+        """Whether any training has left something here."""
+        return any(any(self.path.glob(trace)) for trace in ("*.safetensors", "checkpoint-*.pt"))
+
+    def keep_curve(self, stage: str, curve: list[dict[str, float]]) -> None:
+        """Add one network's mean losses per epoch to curves.json, and draw them all anew."""
+        from partitioner.run.curves import draw_curves
+
+        curves: dict[str, list[dict[str, float]]] = {}
+        if self.curves.exists():
+            curves = msgspec.json.decode(
+                self.curves.read_bytes(), type=dict[str, list[dict[str, float]]]
+            )
+        curves[stage] = curve
+        write_json(self.curves, curves)
+        write_bytes(self.curves_picture, draw_curves(curves))
+
+    def require_trained(self, plan: Plan) -> None:
+        """Raise InputError unless the teacher and every sub-model of `plan` are finished."""
+        wanted = [self.teacher, *(self.final(a.k) for a in plan.assignments)]
+        missing = [path.name for path in wanted if not path.is_file()]
+        if missing:
+            raise InputError(
+                f"{self.path}: not trained to the end ({', '.join(missing)} missing): "
+                "run mdp-partition train again"
+            )
+
+    def digest(self, plan: Plan) -> str:
+        """sha256 over plan and trained weights: what a bundle is made from."""
+        weights = [self.teacher, *(self.final(a.k) for a in plan.assignments)]
+        return digest_of([self.plan_file, *weights])
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out, and clear what a killed one left half-written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.path}: cannot be made: {error.strerror}") from error
+        with (self.path / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InputError(f"{self.path}: another mdp-partition is at work there") from error
+            for left in (*self.path.glob(".*.partial"), *self.path.glob("*/.*.partial")):
+                left.unlink()
+            yield
+
+
+def _without_place(settings: Settings) -> Settings:
+    """The same pictures may lie elsewhere today; their digests tell that they are the same."""
+    data = msgspec.structs.replace(settings.data, source="")
+    return msgspec.structs.replace(settings, data=data)
+
+
+def digest_of(files: Sequence[Path]) -> str:
+    """sha256 over the contents of `files`, in this order."""
+    digest = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def default_run(bundle: Path) -> Path:
+    """The run folder that belongs to a bundle unless another one is named."""
+    return Path(f"{os.path.normpath(bundle)}.run")

@@ -1,0 +1,301 @@
+"""Every knob of a run, with its unit and range: what `settings.json` holds."""
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta, field
+
+from mdp.files import Record
+from mdp.formats.plan import TeacherArgument
+
+Autocast = Literal["fp32", "bf16"]
+Epochs = Annotated[int, Meta(ge=0, le=100_000, description="Passes over the training pictures")]
+BatchSize = Annotated[int, Meta(ge=1, le=65_536, description="Pictures per step")]
+LearningRate = Annotated[float, Meta(gt=0, le=1, description="AdamW's peak step size")]
+WeightDecay = Annotated[float, Meta(ge=0, le=10, description="AdamW's weight decay")]
+Smoothing = Annotated[
+    float, Meta(ge=0, lt=1, description="Share of a label that is spread over all classes")
+]
+Weight = Annotated[float, Meta(ge=0, le=1e6)]
+
+
+class Schedule(Record, frozen=True):
+    """How one network is trained: AdamW, warm-up, then a cosine down to zero."""
+
+    epochs: Epochs
+    batch_size: BatchSize
+    learning_rate: LearningRate | None
+    weight_decay: WeightDecay
+    label_smoothing: Smoothing
+
+
+#: The teacher's default step size: with weights drawn here, and with weights that know something.
+FROM_SCRATCH, FINE_TUNING = 1e-3, 1e-4
+
+
+class TeacherSchedule(Schedule, frozen=True):
+    """How the teacher is trained before it teaches; 0 epochs take it as it is."""
+
+    epochs: Epochs = 0
+    batch_size: BatchSize = 64
+    learning_rate: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(description="AdamW's peak step size; default: 0.001 from scratch, else 0.0001"),
+    ] = None
+    weight_decay: WeightDecay = 0.05
+    label_smoothing: Smoothing = 0.1
+
+    def settled(self, *, from_scratch: bool) -> "TeacherSchedule":
+        """With the default step size filled in."""
+        rate = self.learning_rate or (FROM_SCRATCH if from_scratch else FINE_TUNING)
+        return msgspec.structs.replace(self, learning_rate=rate)
+
+
+class MemberSchedule(Schedule, frozen=True):
+    """How each sub-model is trained, one after another."""
+
+    epochs: Annotated[int, Meta(ge=1, le=100_000, description="Epochs per sub-model")] = 20
+    later_share: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Epochs of every later sub-model, as a share of the first's"),
+    ] = 0.7
+    batch_size: BatchSize = 64
+    learning_rate: LearningRate = 2e-3
+    weight_decay: WeightDecay = 0.05
+    label_smoothing: Smoothing = 0.0
+    boost_weight: Annotated[
+        Weight, Meta(description="Weight of what the boost heads leave unexplained")
+    ] = 1.0
+    stack_weight: Annotated[
+        Weight, Meta(description="Weight of imitating another's last feature")
+    ] = 0.0
+    bag_weight: Annotated[Weight, Meta(description="Weight of the stand-alone classifier")] = 1.0
+    distillation: Annotated[
+        float,
+        Meta(
+            ge=0, le=1, description="The teacher's share in what heads are taught, against labels"
+        ),
+    ] = 0.5
+    temperature: Annotated[
+        float, Meta(gt=0, le=100, description="Softness of the teacher's answers")
+    ] = 2.0
+    boost_target: Annotated[
+        Literal["logits", "probabilities"],
+        Meta(
+            description="What the sum of the boost heads is held against: the teacher's logits, by "
+            "squared error, or labels and the teacher's probabilities, as the bag heads are"
+        ),
+    ] = "probabilities"
+    shrinkage: Annotated[
+        float, Meta(gt=0, le=1, description="Share of the residual that a boost head is to fit")
+    ] = 1.0
+    imitate: Annotated[
+        Literal["predecessor", "predecessors", "teacher"],
+        Meta(description="Whose last feature each sub-model imitates"),
+    ] = "predecessor"
+    start: Annotated[
+        Literal["auto", "teacher", "scratch"],
+        Meta(
+            description="Weights that a sub-model starts from: cut from the teacher's, or drawn; "
+            "auto cuts the later ones from an earlier sub-model, and draws only what cannot be cut"
+        ),
+    ] = "auto"
+    trunks: Annotated[
+        Literal[1, 2],
+        Meta(description="1: both heads on one trunk; 2: each on its own, half as deep"),
+    ] = 1
+    patience: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="Stop after so many epochs without a better bag loss on the calibration "
+            "split, and take the best; 0 is never",
+        ),
+    ] = 0
+
+    def of(self, k: int) -> "MemberSchedule":
+        """The schedule of sub-model `k`."""
+        share = self.later_share if k else 1.0
+        return msgspec.structs.replace(self, epochs=max(1, round(share * self.epochs)))
+
+
+class JointSchedule(Schedule, frozen=True):
+    """The last pass over all sub-models at once, with random ones left out; 0 epochs skip it."""
+
+    epochs: Epochs = 0
+    batch_size: BatchSize = 64
+    learning_rate: LearningRate = 3e-4
+    weight_decay: WeightDecay = 0.05
+    label_smoothing: Smoothing = 0.0
+    drop: Annotated[
+        float, Meta(ge=0, lt=1, description="Chance that a sub-model is left out of a step")
+    ] = 0.3
+    bag_weight: Annotated[Weight, Meta(description="Weight of the stand-alone classifiers")] = 0.3
+
+
+class Augmentation(Record, frozen=True):
+    """How much a variant of a picture differs from it; all of it is done by timm."""
+
+    variants: Annotated[
+        int, Meta(ge=1, le=1024, description="Variants per picture, the unchanged one included")
+    ] = 8
+    min_area: Annotated[
+        float, Meta(gt=0, le=1, description="Smallest share of the picture that a crop keeps")
+    ] = 0.6
+    flip: Annotated[
+        bool | None, Meta(description="Mirror half of the variants; on for folders, off for digits")
+    ] = None
+    rand_augment: Annotated[
+        str, Meta(description="RandAugment in timm's notation, as rand-m6-n2-mstd0.5; empty is off")
+    ] = ""
+    erasing: Annotated[
+        float, Meta(ge=0, le=1, description="Share of the variants with a random part erased")
+    ] = 0.0
+    mixup: Annotated[
+        float, Meta(ge=0, le=10, description="Mixup's alpha: variants are blends of two; 0 is off")
+    ] = 0.0
+    cutmix: Annotated[
+        float, Meta(ge=0, le=10, description="CutMix's alpha: variants are patched from two; 0 off")
+    ] = 0.0
+
+    @property
+    def mixes(self) -> bool:
+        """Whether a variant is made from two pictures."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+class RunOptions(Record, frozen=True):
+    """What else a training can be asked for."""
+
+    data: Annotated[
+        str,
+        Meta(
+            description="`digits`, or a folder with one folder per class, or with train/ and test/ "
+            "or val/ that hold such folders; one tree is split by the hash of each file's name"
+        ),
+    ]
+    limit_train: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Use only so many pictures for training and calibration"),
+    ] = None
+    limit_test: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="Use only so many test pictures")
+    ] = None
+    pretrained: Annotated[
+        bool, Meta(description="Start the teacher from timm's weights, which are downloaded")
+    ] = False
+    teacher_checkpoint: Annotated[
+        str | None,
+        Meta(description="Start the teacher from this .safetensors or .pth (weights only)"),
+    ] = None
+    seed: Annotated[int, Meta(ge=0, lt=2**32, description="Same seed, same result")] = 0
+    autocast: Annotated[
+        Literal["auto", "fp32", "bf16"],
+        Meta(description="Arithmetic of training; auto is bf16 where it is quicker"),
+    ] = "auto"
+    threads: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1024,
+            description="Threads to train with; 0 is this process's share of the cores",
+        ),
+    ] = 0
+
+
+class Asked(Record, frozen=True):
+    """Everything a training was asked for on the command line."""
+
+    options: RunOptions
+    teacher_schedule: TeacherSchedule
+    schedule: MemberSchedule
+    joint_schedule: JointSchedule
+    augmentation: Augmentation
+
+
+class DataFacts(Record, frozen=True):
+    """Which pictures a run is about."""
+
+    source: str
+    classes: int
+    limit_train: int | None
+    limit_test: int | None
+    #: First half of each split's digest.
+    train: str
+    calibration: str
+    test: str
+
+
+class TeacherFacts(Record, frozen=True):
+    """Where the teacher comes from; its name, arguments and shape."""
+
+    name: str
+    pretrained: bool
+    #: sha256 of the file given with --teacher-checkpoint.
+    checkpoint: str | None
+    args: dict[str, TeacherArgument] = field(default_factory=dict)
+
+
+class Settings(Record, frozen=True):
+    """Everything that a run's outcome depends on, except the plan, which lies beside it."""
+
+    seed: Annotated[int, Meta(ge=0, lt=2**32)]
+    #: Arithmetic of the matrix products in training.
+    autocast: Autocast
+    data: DataFacts
+    teacher: TeacherFacts
+    teacher_schedule: TeacherSchedule
+    schedule: MemberSchedule
+    joint_schedule: JointSchedule
+    augmentation: Augmentation
+    format_version: Literal[1] = 1
+
+
+#: Keys of a plan that follow from others: they are named only where nothing else differs.
+_FOLLOWING = re.compile(
+    r"accuracy\b|deadline_ms|energy_j|left_out|memory_bytes|on_time|predicted_ms|reason|single_device|why"
+)
+_HASH = re.compile(r"[0-9a-f]{32,64}")
+_SPLITS = {"train": "training", "calibration": "calibration", "test": "test"}
+
+
+def differences(there: object, here: object) -> str:
+    """The first five keys in which two records differ, in words; empty if they are equal.
+
+    What a user sets comes first, then parts of lists; what follows from these is left out.
+    """
+    old, new = _flat(msgspec.to_builtins(there)), _flat(msgspec.to_builtins(here))
+    keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    set_by_hand = [key for key in keys if not _FOLLOWING.search(key)]
+    whole = [key for key in set_by_hand if not re.search(r"\.\d+\b", key)]
+    found = [
+        _difference(key, old.get(key, "absent"), new.get(key, "absent"))
+        for key in whole or set_by_hand or keys
+    ]
+    return "; ".join(found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+
+
+def _difference(key: str, old: object, new: object) -> str:
+    """One key that differs; a hash tells nobody anything, so none is named."""
+    part, _, split = key.rpartition(".")
+    if part in ("", "data") and split in _SPLITS:
+        return f"the {_SPLITS[split]} pictures differ"
+    if any(isinstance(value, str) and _HASH.fullmatch(value) for value in (old, new)):
+        return f"{key} differs"
+    return f"{key} was {old}, is now {new}"
+
+
+def _flat(value: object, prefix: str = "") -> dict[str, object]:
+    """Nested mappings and lists as one mapping from a dotted path to a plain value."""
+    if isinstance(value, dict):
+        items = [(str(key), item) for key, item in value.items()]
+    elif isinstance(value, list):
+        items = [(str(index), item) for index, item in enumerate(value)]
+    else:
+        return {prefix: value}
+    flat: dict[str, object] = {}
+    for key, item in items:
+        flat |= _flat(item, f"{prefix}.{key}" if prefix else key)
+    return flat

@@ -1,0 +1,60 @@
+"""What a training needs to go on: one file, whole, after every finished epoch."""
+
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from mdp.errors import InputError
+from mdp.files import write_bytes
+from partitioner.run.curves import Curve
+
+
+@dataclass(slots=True)
+class State:
+    """How far a training has come, beside the weights and the optimiser's state."""
+
+    curve: Curve = field(default_factory=list)
+    #: The weights of the epoch with the best validation, where early stopping asks for them.
+    best: dict[str, Tensor] | None = None
+
+    def keep_best(self, module: nn.Module) -> None:
+        """Copy the weights of `module`, which will change."""
+        self.best = {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def save(module: nn.Module, optimiser: torch.optim.Optimizer, state: State, path: Path) -> None:
+    """Write a checkpoint; raises InputError where it cannot be written."""
+    buffer = io.BytesIO()
+    torch.save(
+        {
+            "module": module.state_dict(),
+            "optimiser": optimiser.state_dict(),
+            "curve": state.curve,
+            "best": state.best,
+        },
+        buffer,
+    )
+    write_bytes(path, buffer.getvalue())
+
+
+def restore(module: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> State:
+    """Take up the state of the last finished epoch, if there is one; raises InputError."""
+    if not path.exists():
+        return State()
+    try:
+        kept = torch.load(path, weights_only=True, map_location="cpu")
+        if kept["best"] is not None:
+            # Loaded for the check alone; the last epoch's weights take their place.
+            module.load_state_dict(kept["best"])
+        module.load_state_dict(kept["module"])
+        optimiser.load_state_dict(kept["optimiser"])
+        return State(msgspec.convert(kept["curve"], Curve), kept["best"])
+    except Exception as error:
+        # torch.load raises nearly anything for a damaged file; all of it means the same here.
+        raise InputError(
+            f"{path}: not a checkpoint of this run; remove it to start over"
+        ) from error

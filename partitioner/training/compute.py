@@ -1,0 +1,57 @@
+"""How this process computes: threads, the device, and the arithmetic that is quicker there."""
+
+import os
+from typing import TYPE_CHECKING, Literal
+
+from mdp.errors import InputError
+from partitioner.training.world import world
+
+if TYPE_CHECKING:
+    import torch
+
+
+def use_threads(threads: int) -> None:
+    """Let torch use `threads` threads that sleep while they wait; call it before torch is imported.
+
+    A thread of OpenMP spins while it waits for the others. Where the cores are shared with anyone
+    else that turns milliseconds into seconds: the thread waited for cannot run. Measured here,
+    one training step on two cores: 119 ms waiting asleep, 3,200 ms spinning.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def own_threads() -> int:
+    """This process's part of the cores it may run on; torchrun's others on this machine share."""
+    return max(1, len(os.sched_getaffinity(0)) // world().local_size)
+
+
+def training_device() -> "torch.device":
+    """This process's own GPU where there are any, else the CPU; raises InputError if too few."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    rank, count = world().local_rank, torch.cuda.device_count()
+    if rank >= count:
+        raise InputError(
+            f"torchrun --nproc-per-node: expected at most {count}, one process per GPU, "
+            f"got {world().local_size}"
+        )
+    return torch.device("cuda", rank)
+
+
+def quicker_autocast() -> Literal["fp32", "bf16"]:
+    """bf16 where the training device multiplies it in hardware, else fp32.
+
+    Measured on a Zen 4 core, one training step: 895 ms in fp32 and 463 ms in bf16 at width 192,
+    20 and 16 ms at width 64. Emulated bf16 is slower than fp32.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    supported = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return "bf16" if supported else "fp32"

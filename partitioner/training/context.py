@@ -1,0 +1,95 @@
+"""What every step of a run needs to know."""
+
+from dataclasses import dataclass
+
+from mdp.formats.plan import Assignment, Plan
+from partitioner.data.crops import View, load_views, view_of
+from partitioner.data.datasets import Dataset, SplitName
+from partitioner.data.memmaps import Views, load_weights
+from partitioner.data.variants import Variants
+from partitioner.networks.submodel import SubModel
+from partitioner.run.folder import RunFolder
+from partitioner.run.progress import Progress
+from partitioner.run.settings import Schedule, Settings
+from partitioner.training.loop import Stage, derived_seed
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A run: where it is kept, how it was asked for, and on which pictures."""
+
+    run: RunFolder
+    settings: Settings
+    plan: Plan
+    data: Dataset
+    progress: Progress
+
+    @property
+    def variants(self) -> Variants:
+        """The train split as every network of this run gets to see it."""
+        settings = self.settings
+        ours = settings.schedule.epochs + settings.joint_schedule.epochs
+        longest = max(ours, settings.teacher_schedule.epochs)
+        return Variants(
+            pictures=self.data.train,
+            num_classes=len(self.data.labels),
+            augmentation=settings.augmentation,
+            seed=settings.seed,
+            count=min(settings.augmentation.variants, longest),
+            teacher=self.teacher_view,
+            members=tuple(view_of(a) for a in self.plan.assignments),
+            cache=self.run.cache,
+            progress=self.progress,
+        )
+
+    @property
+    def teacher_view(self) -> View:
+        """What the teacher sees of a picture."""
+        return View(self.plan.decomposed.shape.image_size)
+
+    def teacher_pixels(self, split: SplitName) -> Views:
+        """A split `[N, S, S, 3]` as the teacher sees it, unchanged."""
+        what = f"{split} split, {self.teacher_view.image_size} px for the teacher"
+        pictures = self.data.split(split)
+        return load_views(pictures, [self.teacher_view], self.run.cache, self.progress, what)[0]
+
+    def member_pixels(self, assignment: Assignment, split: SplitName) -> Views:
+        """A split `[N, S, S, 3]` as one device sees it, unchanged."""
+        views = [view_of(a) for a in self.plan.assignments]
+        what = f"{split} split, for the sub-models"
+        arrays = load_views(self.data.split(split), views, self.run.cache, self.progress, what)
+        return arrays[assignment.k]
+
+    def stage(
+        self,
+        name: str,
+        what: str,
+        schedule: Schedule,
+        patience: int = 0,
+        *,
+        in_parts: bool = False,
+    ) -> Stage:
+        """Training of the network `name`, called `what`, on the train split."""
+        return Stage(
+            name=what,
+            pictures=len(self.data.train),
+            schedule=schedule,
+            seed=derived_seed(self.settings.seed, name),
+            autocast=self.settings.autocast,
+            checkpoint=self.run.checkpoint(name),
+            patience=patience,
+            in_parts=in_parts,
+        )
+
+    def new_member(self, assignment: Assignment) -> SubModel:
+        """Sub-model k with weights that are yet to be trained."""
+        trunks = self.settings.schedule.trunks
+        return SubModel(assignment.vit, len(self.data.labels), trunks)
+
+    def load_member(self, assignment: Assignment, *, joint: bool = True) -> SubModel:
+        """The trained sub-model k; as the joint pass left it, unless `joint` is false."""
+        run, submodel = self.run, self.new_member(assignment)
+        submodel.load_state_dict(
+            load_weights(run.final(assignment.k) if joint else run.member(assignment.k))
+        )
+        return submodel.eval()

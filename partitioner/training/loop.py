@@ -1,0 +1,260 @@
+"""Train one network for some epochs, with a checkpoint after each, so that it can go on later.
+
+Under torchrun every process takes its share of each batch. The batches, and so the outcome, are
+those of one process: see tests/integration/test_torchrun.py for how closely.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mdp.errors import InputError, MDPError
+from partitioner.run.curves import Curve
+from partitioner.run.progress import Progress
+from partitioner.run.settings import Autocast, Schedule
+from partitioner.training.checkpoint import State, restore, save
+from partitioner.training.compute import training_device
+from partitioner.training.distributed import (
+    agreed,
+    from_first,
+    is_first,
+    parallel,
+    share_of,
+    shared,
+    summed,
+    together,
+)
+from partitioner.training.world import world
+
+WARMUP_SHARE = 0.1
+MAX_GRADIENT_NORM = 1.0
+
+Index = NDArray[np.int64]
+#: (network to run, indices of a batch's pictures, epoch) -> named losses, each a mean over these
+#: pictures; `loss` is minimised. Under torchrun the pictures are this process's share of a batch
+#: and the network is wrapped; torch's random state is then the same on every process.
+BatchLoss = Callable[[nn.Module, Index, int], dict[str, Tensor]]
+#: How wrong a network in evaluation mode is on pictures it is not trained on; lower is better.
+Validate = Callable[[nn.Module], float]
+
+
+class TrainingDiverged(MDPError):
+    """A loss, a gradient or a weight is no longer a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One network's training: what it is called, on how many pictures, how, and from where."""
+
+    name: str
+    pictures: int
+    schedule: Schedule
+    seed: int
+    autocast: Autocast
+    checkpoint: Path
+    #: Epochs without a better validation after which to stop, with the best epoch's weights;
+    #: 0 trains to the end and takes the last ones.
+    patience: int = 0
+    #: Whether a batch may leave parts of the network out.
+    in_parts: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """What stays the same from step to step."""
+
+    module: nn.Module
+    #: The module, wrapped where several processes train it.
+    network: nn.Module
+    optimiser: torch.optim.Optimizer
+    stage: Stage
+    loss_of: BatchLoss
+    device: torch.device
+
+    @property
+    def batches(self) -> int:
+        """Steps per epoch."""
+        return math.ceil(self.stage.pictures / self.stage.schedule.batch_size)
+
+
+def derived_seed(seed: int, *what: object) -> int:
+    """A seed of its own for every purpose, 0 to 2**63 - 1."""
+    digest = hashlib.sha256(repr((seed, *what)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Linear warm-up over the first tenth of `steps`, then a cosine to zero."""
+    warmup = max(1, round(WARMUP_SHARE * steps))
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def fit(
+    module: nn.Module,
+    stage: Stage,
+    loss_of: BatchLoss,
+    progress: Progress,
+    *,
+    validate: Validate | None = None,
+) -> Curve:
+    """Train `module` in place, on the training device, from its last finished epoch to the end.
+
+    Every epoch's order of pictures follows from the seed and the epoch alone, so that a resumed
+    training ends with the same weights as one that was never stopped. `validate` is asked after
+    every epoch, by the first process. Raises TrainingDiverged, and InputError for a checkpoint
+    that cannot be gone on from.
+    """
+    if stage.patience and validate is None:
+        raise ValueError("patience needs something to validate with")
+    device = training_device()
+    module.to(device)
+    optimiser = torch.optim.AdamW(
+        _parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
+    )
+    state = _taken_up(module, optimiser, stage)
+    network = parallel(module, device, in_parts=stage.in_parts)
+    training = _Training(module, network, optimiser, stage, loss_of, device)
+    _train(training, state, progress, validate)
+    if state.best is not None:
+        module.load_state_dict(state.best)
+    module.eval()
+    return state.curve
+
+
+def _taken_up(module: nn.Module, optimiser: torch.optim.Optimizer, stage: Stage) -> State:
+    """The state of the last finished epoch, the same on every process."""
+    with together():
+        state = restore(module, optimiser, stage.checkpoint)
+    if not agreed(len(state.curve)):
+        raise shared(
+            InputError(f"{stage.checkpoint}: not the same file on every machine of this training")
+        )
+    return state
+
+
+def _train(
+    training: _Training, state: State, progress: Progress, validate: Validate | None
+) -> None:
+    stage, curve = training.stage, state.curve
+    epochs, per_epoch = stage.schedule.epochs, training.batches
+    with progress.task(stage.name, epochs * per_epoch, done=len(curve) * per_epoch) as advance:
+        for epoch in range(len(curve), epochs):
+            if stage.patience and epoch - _best_epoch(curve) > stage.patience:
+                break
+
+            def said(loss: float, epoch: int = epoch) -> None:
+                advance(1, f"epoch {epoch + 1} of {epochs}, loss {loss:.3f}")
+
+            curve.append(_epoch(training, epoch, said))
+            _check_weights(training, epoch)
+            if validate is not None:
+                curve[-1]["validation"] = _validation(training, epoch, validate)
+            if stage.patience and _best_epoch(curve) == epoch:
+                state.keep_best(training.module)
+            with together():
+                if is_first():
+                    save(training.module, training.optimiser, state, stage.checkpoint)
+    if len(curve) < epochs:
+        progress.note(
+            f"{stage.name}: stopped after epoch {len(curve)} of {epochs}, "
+            f"epoch {_best_epoch(curve) + 1} was the best"
+        )
+
+
+def _best_epoch(curve: Curve) -> int:
+    """The first epoch, from 0, with the lowest validation; -1 before the first."""
+    values = [epoch["validation"] for epoch in curve]
+    return values.index(min(values)) if values else -1
+
+
+def _epoch(training: _Training, epoch: int, said: Callable[[float], None]) -> dict[str, float]:
+    started_s = time.monotonic()
+    stage, batches = training.stage, training.batches
+    training.module.train()
+    torch.manual_seed(derived_seed(stage.seed, stage.name, epoch))
+    order = torch.randperm(stage.pictures).numpy()
+    steps, peak = stage.schedule.epochs * batches, stage.schedule.learning_rate or 0.0
+    sums: dict[str, float] = {}
+    for number, index in enumerate(np.array_split(order, batches)):
+        for group in training.optimiser.param_groups:
+            group["lr"] = learning_rate(epoch * batches + number, steps, peak)
+        # Shares may be uneven and use up the random state unevenly: it starts anew every time.
+        torch.manual_seed(derived_seed(stage.seed, stage.name, epoch, number))
+        losses = _step(training, index, epoch, number)
+        for name, loss in losses.items():
+            sums[name] = sums.get(name, 0.0) + loss / batches
+        said(losses["loss"])
+    return {**sums, "seconds": time.monotonic() - started_s}
+
+
+def _step(training: _Training, index: Index, epoch: int, number: int) -> dict[str, float]:
+    """One step on the pictures `index`; returns the named losses as means over all of them."""
+    stage, here = training.stage, world()
+    share, part = share_of(index, here)
+    with torch.autocast(training.device.type, torch.bfloat16, enabled=stage.autocast == "bf16"):
+        losses = training.loss_of(training.network, share, epoch)
+    training.optimiser.zero_grad(set_to_none=True)
+    # Gradients are averaged over processes; this makes it the mean over the batch's pictures.
+    (losses["loss"] * (part * here.size)).backward()  # type: ignore[no-untyped-call]
+    norm = nn.utils.clip_grad_norm_(training.module.parameters(), MAX_GRADIENT_NORM)
+    weighted = torch.stack([loss.detach().float() * part for loss in losses.values()])
+    means = dict(zip(losses, summed(weighted).tolist(), strict=True))
+    for what, value in (("loss", means["loss"]), ("gradient's norm", float(norm))):
+        if not math.isfinite(value):
+            raise _diverged(training, what, value, epoch, number)
+    training.optimiser.step()
+    return means
+
+
+def _check_weights(training: _Training, epoch: int) -> None:
+    """Raise TrainingDiverged rather than keep a state that nobody can go on from."""
+    for name, value in training.module.state_dict().items():
+        if value.is_floating_point() and not bool(value.isfinite().all()):
+            odd = float(value[~value.isfinite()].flatten()[0])
+            raise _diverged(training, f"weight {name}", odd, epoch, training.batches - 1)
+
+
+def _diverged(training: _Training, what: str, value: float, epoch: int, number: int) -> MDPError:
+    """An error that every process meets in the same step."""
+    stage = training.stage
+    kept = f"the state after epoch {epoch} is kept in {stage.checkpoint}" if epoch else ""
+    return shared(
+        TrainingDiverged(
+            f"{stage.name}: the {what} became {value} in epoch {epoch + 1}, step {number + 1} of "
+            f"{training.batches}; {kept or 'nothing had been finished before'}; "
+            "try a smaller learning rate in another run folder"
+        )
+    )
+
+
+def _validation(training: _Training, epoch: int, validate: Validate) -> float:
+    training.module.eval()
+    with torch.no_grad():
+        value = from_first(lambda: validate(training.module))
+    if not math.isfinite(value):
+        raise _diverged(training, "validation", value, epoch, training.batches - 1)
+    return value
+
+
+def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+    """Matrices and kernels decay; biases, norms, positions and tokens do not."""
+    decayed: list[nn.Parameter] = []
+    free: list[nn.Parameter] = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            still = parameter.ndim <= 1 or name.endswith(("pos_embed", "_token"))
+            (free if still else decayed).append(parameter)
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": free, "weight_decay": 0.0},
+    ]

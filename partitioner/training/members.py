@@ -1,0 +1,203 @@
+"""Decompose: teach K sub-models one after another, each on what those before it leave over."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from mdp.errors import InputError
+from mdp.files import write_bytes
+from mdp.formats.plan import Assignment
+from partitioner.data.crops import view_of
+from partitioner.data.memmaps import Array, Index, Views, load, rows
+from partitioner.networks.submodel import SubModel
+from partitioner.networks.teacher import Teacher
+from partitioner.networks.weight_init import Predecessor, inherit
+from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
+from partitioner.training.compute import training_device
+from partitioner.training.context import Work
+from partitioner.training.distributed import finished, first_then_others, is_first, together
+from partitioner.training.loop import derived_seed, fit
+from partitioner.training.student import Lesson, MemberLoss, Student
+from partitioner.training.teacher import Targets
+
+
+def train_members(work: Work, teacher: Teacher, targets: Targets) -> None:
+    """Train every sub-model that the run folder does not have yet, in boosting order."""
+    for assignment in work.plan.assignments:
+        k = assignment.k
+        if finished(work.run.member(k)):
+            continue
+        if k:
+            with first_then_others():
+                _ensure_left_behind(work, k - 1)
+            if is_first():
+                _forget(work, k - 2)
+        _train_member(work, assignment, teacher, targets)
+
+
+def _train_member(work: Work, assignment: Assignment, teacher: Teacher, targets: Targets) -> None:
+    k, schedule = assignment.k, work.settings.schedule.of(assignment.k)
+    with first_then_others():
+        lesson = _lesson(work, assignment, targets)
+        submodel = untrained(work, assignment, teacher)
+        validate = _BagLoss(work, assignment) if schedule.patience else None
+    student = Student(submodel, [feature.shape[1] for feature in lesson.imitated[0]])
+    what = f"training sub-model {k} for {assignment.device}"
+    stage = work.stage(f"member-{k}", what, schedule, schedule.patience)
+    loss_of = MemberLoss(lesson, schedule)
+    curve = fit(student, stage, loss_of, work.progress, validate=validate)
+    with together():
+        if is_first():
+            work.run.keep_curve(f"member-{k}", curve)
+            _report(work, assignment, submodel)
+            write_bytes(work.run.member(k), save(submodel.state_dict()))
+            stage.checkpoint.unlink(missing_ok=True)
+
+
+def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> SubModel:
+    """Sub-model k as its training finds it; raises InputError if the teacher does not fit it."""
+    torch.manual_seed(derived_seed(work.settings.seed, "member", assignment.k, "init"))
+    submodel = work.new_member(assignment)
+    start = work.settings.schedule.start
+    if start == "scratch" or (
+        start == "auto" and _inherit_from_earlier(work, submodel, assignment.k)
+    ):
+        return submodel
+    try:
+        for trunk in submodel.trunks():
+            inherit(trunk, teacher)
+    except InputError as error:
+        if start == "teacher":
+            raise
+        work.progress.note(f"sub-model {assignment.k} starts from drawn weights: {error}")
+    return submodel
+
+
+def _inherit_from_earlier(work: Work, submodel: SubModel, k: int) -> bool:
+    """Cut sub-model k from the first earlier one that is large enough; False if none is.
+
+    What that one has learned is kept, so that fewer epochs do (docs/accuracy.md).
+    """
+    for earlier in work.plan.assignments[:k]:
+        trained = work.load_member(earlier, joint=False)
+        try:
+            for trunk, heritage in zip(submodel.trunks(), trained.trunks(), strict=True):
+                inherit(trunk, Predecessor(heritage))
+        except InputError:
+            continue
+        return True
+    return False
+
+
+def _lesson(work: Work, assignment: Assignment, targets: Targets) -> Lesson:
+    """What sub-model k is trained on: its views, the labels, and what others know of them."""
+    k, variants, schedule = assignment.k, work.variants, work.settings.schedule
+    every = _seen(work, k)
+    features: list[list[Array]] = [[] for _ in every]
+    if schedule.stack_weight and schedule.imitate == "teacher":
+        features = [[targets.features[v]] for v in every]
+    elif schedule.stack_weight and k:
+        first = 0 if schedule.imitate == "predecessors" else k - 1
+        features = [[load(_feature(work, j, v)) for j in range(first, k)] for v in every]
+    return Lesson(
+        pixels=[variants.view(view_of(assignment), v) for v in every],
+        labels=[variants.labels(v) for v in every],
+        teacher=[targets.train[v] for v in every],
+        before=[load(_sum(work, k - 1, v)) for v in every] if k else [],
+        imitated=features,
+    )
+
+
+def _seen(work: Work, k: int) -> range:
+    """The variants that come up while sub-model k is trained."""
+    return range(min(work.variants.count, work.settings.schedule.of(k).epochs))
+
+
+class _BagLoss:
+    """Cross-entropy of the bag head on the calibration split: what early stopping goes by."""
+
+    def __init__(self, work: Work, assignment: Assignment) -> None:
+        self.pixels = work.member_pixels(assignment, "calibration")
+        self.targets = torch.from_numpy(work.data.calibration.targets)
+
+    def __call__(self, network: nn.Module) -> float:
+        logits = _bag_logits(network, self.pixels)
+        return float(F.cross_entropy(logits, self.targets))
+
+
+def _bag_logits(network: nn.Module, pixels: Views) -> Tensor:
+    """Bag logits `[N, C]` of a student, without a gradient."""
+    parts = np.array_split(np.arange(len(pixels)), math.ceil(len(pixels) / BATCH))
+    device = device_of(network)
+    with torch.inference_mode():
+        return torch.cat([network(batch(pixels, part, device)).bag.cpu() for part in parts])
+
+
+def _report(work: Work, assignment: Assignment, submodel: SubModel) -> None:
+    """Say how good the finished sub-model is on its own, on the calibration split."""
+    targets = work.data.calibration.targets
+    student = Student(submodel).to(device_of(submodel)).eval()
+    logits = _bag_logits(student, work.member_pixels(assignment, "calibration"))
+    right = float((logits.argmax(dim=1).numpy() == targets).mean())
+    work.progress.note(
+        f"sub-model {assignment.k} for {assignment.device}: {right:.1%} alone "
+        f"on {len(targets)} calibration pictures"
+    )
+
+
+def _ensure_left_behind(work: Work, k: int) -> None:
+    """Keep F_k and h_k of every variant that the next one sees, so that nobody runs k again."""
+    assignment, count, variants = work.plan.assignments[k], len(work.data.train), work.variants
+    imitated = work.settings.schedule.stack_weight > 0
+    seen = _seen(work, k + 1)
+    kept = [[_sum(work, k, v), _feature(work, k, v)][: 1 + imitated] for v in seen]
+    missing = [v for v, paths in enumerate(kept) if not all(path.exists() for path in paths)]
+    if not missing:
+        return
+    if k:
+        _ensure_left_behind(work, k - 1)
+    student = Student(work.load_member(assignment, joint=False)).to(training_device()).eval()
+    what, done = f"sub-model {k}'s outputs", (len(kept) - len(missing)) * count
+    with work.progress.task(what, len(kept) * count, done=done) as advance:
+        for variant in missing:
+            pixels = variants.view(view_of(assignment), variant)
+            before = load(_sum(work, k - 1, variant)) if k else None
+
+            def outputs_of(
+                index: Index, pixels: Views = pixels, before: Array | None = before
+            ) -> list[Tensor]:
+                output = student(batch(pixels, index, device_of(student)))
+                known = 0 if before is None else rows(before, index).to(output.boost.device)
+                return [known + output.boost, output.feature][: 1 + imitated]
+
+            keep_outputs(
+                kept[variant],
+                outputs_of,
+                count,
+                arithmetic=work.settings.autocast,
+                dtype=np.float16,
+                advance=advance,
+            )
+
+
+def _sum(work: Work, k: int, variant: int) -> Path:
+    """Where F_k of one variant lies."""
+    return work.run.left_behind / f"sum-{k}-{variant}.npy"
+
+
+def _feature(work: Work, k: int, variant: int) -> Path:
+    """Where h_k of one variant lies."""
+    return work.run.left_behind / f"feature-{k}-{variant}.npy"
+
+
+def _forget(work: Work, k: int) -> None:
+    """Remove what sub-model k left behind, now that its successor's is there."""
+    for variant in range(work.variants.count):
+        _sum(work, k, variant).unlink(missing_ok=True)
+        if work.settings.schedule.imitate != "predecessors":
+            _feature(work, k, variant).unlink(missing_ok=True)
