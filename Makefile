@@ -19,8 +19,9 @@ demo: $(STAMP)
 	  $(if $(PICTURES),--pictures $(PICTURES))
 
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
-PATIENT := $(patsubst %,tests/integration/test_%.py,partition_build torchrun quantised_fleet \
-	discovery agent_process full_disk)
+PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
+	commands/test_torchrun.py commands/test_quantised_fleet.py commands/test_discovery.py \
+	agents/test_agent_process.py agents/test_full_disk.py)
 
 # What is tested are the sources, so compiled modules go. Tests with deadlines of their own run one
 # after another, the others beside each other, a file at a time: what the tests of a file share is then
@@ -50,9 +51,9 @@ interpreted:
 	rm -f *.so mdp/requests/*.so partitioner/simulation/*.so
 
 # Both builds do the same. The checkout is interpreted again afterwards, also where something fails.
-USES_COMPILED := tests/unit/partitioner/test_simula* $(patsubst %,tests/unit/test_%.py,session session_invariants \
-	roster replica health hedging lateness exchange exchange_looks early prediction status) \
-	$(patsubst %,tests/integration/test_%.py,healthy_fleet failing_devices deadlines rolling_change)
+USES_COMPILED := $(addprefix tests/unit/,mdp/requests mdp/client mdp/fusion/test_early.py partitioner/simulation \
+	partitioner/cli/test_simulate_command.py) $(addprefix tests/integration/,clients/test_healthy_fleet.py \
+	clients/test_deadlines.py faults/test_failing_devices.py agents/test_rolling_change.py)
 test-compiled: $(STAMP) interpreted
 	mkdir -p runs
 	$(BIN)/python -m tests.compiled.traces keep runs/traces.json
@@ -71,7 +72,7 @@ soak: $(STAMP)
 
 # What may never happen to a call, over 100,000 histories: about ten minutes on one core.
 invariants: $(STAMP)
-	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout 0 tests/unit/test_session_invariants.py
+	HYPOTHESIS_PROFILE=nightly $(BIN)/pytest --timeout 0 tests/unit/mdp/requests/test_session_invariants.py
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -1,7 +1,7 @@
 """Train one network for some epochs, with a checkpoint after each, so that it can go on later.
 
 Under torchrun every process takes its share of each batch. The batches, and so the outcome, are
-those of one process: see tests/integration/test_torchrun.py for how closely.
+those of one process: see tests/integration/commands/test_torchrun.py for how closely.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ from mdp.client.sync import Client
 from mdp.errors import InferenceError
 from mdp.fusion.fuse import Fusion
 from mdp.requests.prediction import MemberTiming, Prediction
-from tests.support.fault_scene import picture
+from tests.support.faults.fault_scene import picture
 from tests.support.fleet import PATIENCE_S, ROOT
 
 Outcome = tuple[Prediction | InferenceError, float]

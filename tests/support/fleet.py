@@ -148,7 +148,7 @@ class Fleet:
         wait_for: str | None = "READY",
     ) -> AgentProcess:
         """Start `mdp-agent run` or an odd agent, and wait until it is as far as `wait_for` says."""
-        program = [sys.executable, "-m", "tests.support.odd_agent"]
+        program = [sys.executable, "-m", "tests.support.faults.odd_agent"]
         if not odd:
             program = [str(BIN / "mdp-agent"), "run", "--json"]
         device = name.partition("/")[0]

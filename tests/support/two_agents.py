@@ -23,7 +23,7 @@ from partitioner.export.quantize import quantised
 from tests.support.bundles import colour_picture
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import ANY_PORT, PLENTY_MS, ROOT, AgentProcess
-from tests.support.quantised import put_models
+from tests.support.models.quantised import put_models
 
 #: The manifest of a bundle of plain ViTs; its models are drawn anew.
 REFERENCE = ROOT / "tests/support/plain_vits"

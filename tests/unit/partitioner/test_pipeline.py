@@ -30,8 +30,8 @@ from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
-from tests.support.runs import QUIET, asked, spec, tiny_plan  # noqa: E402
-from tests.support.trees import CLASSES, write_tree  # noqa: E402
+from tests.support.models.runs import QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.trees import CLASSES, write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

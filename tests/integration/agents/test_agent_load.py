@@ -1,0 +1,183 @@
+"""Many clients at one agent: shares, batches, draining, and cores of its own."""
+
+import re
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from devices.agent.queue import CAPACITY
+from devices.cores import cores_in
+from mdp.formats.bundle import Bundle
+from mdp.protocol.messages import Result, contribution_of
+from mdp.transport import AgentKeys, new_pair
+from tests.integration.agents.test_agent_process import refused, start_alone
+from tests.support.bundles import change_assignment, write_bundle
+from tests.support.fakes import StrangePeer
+from tests.support.fleet import PATIENCE_S, Fleet, until
+from tests.support.serving import Held, Paying, queued, replies, request, serving
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
+        yield fleet
+
+
+def test_one_that_floods_keeps_nobody_out(fleet: Fleet) -> None:
+    bundle, runtime = Bundle.open(fleet.bundle), Held()
+    with (
+        serving(bundle, runtime) as (_, address),
+        StrangePeer(address) as greedy,
+        StrangePeer(address) as modest,
+    ):
+        runtime.hold()
+        greedy.send(request(bundle, 1))
+        until(runtime.waiting.is_set, "the first is computed")
+        for number in range(2, 41):
+            greedy.send(request(bundle, number))
+        # One is computed, 16 wait; the others have been told.
+        assert Counter(replies(greedy, 23).values()) == {"overloaded": 23}
+        assert queued(greedy) == CAPACITY
+        for number in (201, 202):
+            modest.send(request(bundle, number))
+        assert queued(modest) == CAPACITY
+        runtime.free.set()
+        assert replies(modest, 2) == {201: "answered", 202: "answered"}
+        left = replies(greedy, 17)
+        assert Counter(left.values()) == {"answered": 15, "overloaded": 2}
+        # The flood's first took longer to compute than both of the modest one's.
+        assert [batch[0] for batch in runtime.batches[:5]] == [1, 201, 202, 2, 3]
+
+
+def test_a_client_is_its_key_however_many_connections_it_has(fleet: Fleet) -> None:
+    bundle, runtime = Bundle.open(fleet.bundle), Held()
+    (own, secret), greedy, modest = new_pair(), new_pair(), new_pair()
+    keys = AgentKeys(secret=secret, allowed=frozenset([greedy[0], modest[0]]))
+    with serving(bundle, runtime, keys=keys) as (_, address), ExitStack() as stack:
+        crowd = [stack.enter_context(StrangePeer(address, (*greedy, own))) for _ in range(4)]
+        alone = stack.enter_context(StrangePeer(address, (*modest, own)))
+        assert queued(alone) == 0
+        runtime.hold()
+        crowd[0].send(request(bundle, 1))
+        until(runtime.waiting.is_set, "the first is computed")
+        for place, peer in enumerate(crowd):
+            for number in range(4):
+                peer.send(request(bundle, 10 * place + number))
+            assert queued(peer) == 4 * (place + 1)
+        alone.send(request(bundle, 201))
+        queued(alone)
+        runtime.free.set()
+        assert replies(alone, 1) == {201: "answered"}
+        # By connection, one of each of the four would have come before it.
+        assert 201 in [batch[0] for batch in runtime.batches[1:3]]
+
+
+def test_what_waits_is_computed_together(fleet: Fleet) -> None:
+    bundle, runtime = Bundle.open(fleet.bundle), Held()
+    with (
+        serving(bundle, runtime, batch=3, clock=Paying(runtime)) as (_, address),
+        StrangePeer(address) as peer,
+    ):
+        assert [len(batch) for batch in runtime.batches] == [1, 1, 2, 2, 3, 3], "measured"
+        runtime.hold()
+        peer.send(request(bundle, 1))
+        until(runtime.waiting.is_set, "the first is computed, and did not wait for others")
+        for number in range(2, 7):
+            peer.send(request(bundle, number))
+        assert queued(peer) == 5
+        runtime.free.set()
+        for number in range(1, 7):
+            envelope = peer.receive()
+            assert isinstance(envelope.message, Result)
+            assert envelope.message.request_id == number
+            assert contribution_of(envelope.buffers[0]).boost.tolist() == [number] * 3
+        assert runtime.batches == [[1], [2, 3, 4], [5, 6]]
+
+
+@pytest.mark.parametrize(
+    ("planned", "options", "sizes"),
+    [
+        (3, (), "1, 2, 3"),
+        (3, ("--batch", 2), "1, 2"),
+        (3, ("--batch", 1), None),
+    ],
+)
+def test_the_plan_says_how_many_unless_the_operator_does(
+    fleet: Fleet, planned: int, options: tuple[object, ...], sizes: str | None
+) -> None:
+    change_assignment(fleet.bundle, batch=planned)
+    agent = fleet.start("alpha", *options)
+    told = [event["event"] for event in agent.events]
+    expected = rf"{sizes} pictures at once take [\d., ]+ ms"
+    assert sum(bool(re.fullmatch(expected, event)) for event in told) == (sizes is not None)
+    assert len(told) == 3 + (sizes is not None)
+
+
+def test_how_many_at_once_does_not_change_what_a_bundle_is(fleet: Fleet) -> None:
+    before = Bundle.open(fleet.bundle).digest
+    change_assignment(fleet.bundle, batch=8)
+    assert Bundle.open(fleet.bundle).digest == before
+
+
+def test_all_that_many_clients_were_promised_is_kept_before_the_end(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    agent = fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
+    bundle = Bundle.open(fleet.bundle)
+    with ExitStack() as stack:
+        peers = [stack.enter_context(StrangePeer(agent.address)) for _ in range(8)]
+        for peer in peers:
+            for number in (1, 2):
+                peer.send(request(bundle, number))
+            queued(peer)
+        agent.signal(signal.SIGTERM)
+        agent.wait_for("DRAINING")
+        for peer in peers:
+            peer.send(request(bundle, 3))
+            assert replies(peer, 1) == {3: "draining"}
+        (gate / "run").touch()
+        for peer in peers:
+            assert replies(peer, 2) == {1: "answered", 2: "answered"}
+        assert agent.process.wait(PATIENCE_S) == 0
+    assert agent.stderr == ""
+
+
+def test_an_agent_stays_on_the_cores_that_it_is_given(fleet: Fleet) -> None:
+    change_assignment(fleet.bundle, threads=4)
+    core = max(own_cores())
+    agent = fleet.start("alpha", "--cpus", core, "--threads", 4)
+    with fleet.client() as client:
+        client.status(timeout_s=PATIENCE_S)
+    tasks = list(Path(f"/proc/{agent.process.pid}/task").iterdir())
+    # Two that serve, the one that waits, ZeroMQ's two, and those that compute.
+    assert len(tasks) >= 8
+    assert {allowed(task / "status") for task in tasks} == {frozenset([core])}
+
+
+def own_cores() -> frozenset[int]:
+    return allowed(Path("/proc/self/status"))
+
+
+def allowed(status: Path) -> frozenset[int]:
+    found = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status.read_text(), flags=re.MULTILINE)
+    assert found is not None
+    return cores_in(found[1])
+
+
+@pytest.mark.parametrize(
+    ("cores", "expected"),
+    [
+        ("two", "--cpus: expected numbers of cores as in 0,2-3, got 'two'"),
+        ("9998", r"--cpus 9998: expected some of the cores \d"),
+    ],
+)
+def test_cores_that_are_not_there_are_refused(fleet: Fleet, cores: str, expected: str) -> None:
+    refused(start_alone(fleet, "--cpus", cores), expected)

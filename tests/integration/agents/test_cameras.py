@@ -1,0 +1,322 @@
+"""Agents with eyes of their own: folders and a video play the camera, and only logits come back."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import mdp
+from mdp.client.sync import Client
+from mdp.errors import InferenceError, QuorumNotMet
+from mdp.formats.bundle import Bundle
+from mdp.protocol.messages import Failure, Look, encode
+from mdp.requests.prediction import MemberTiming, Prediction
+from tests.support.bundles import colour_picture, write_bundle
+from tests.support.fakes import StrangePeer
+from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet, until
+from tests.support.rtsp import PASSWORD, NetworkCamera
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+RED = colour_picture("red")
+NO_SOURCE = "no_frame: this agent has no source (--source)"
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
+        yield fleet
+
+
+def put(folder: Path, name: str, colour: str) -> None:
+    """Put a picture into a folder as a camera program should: whole or not at all."""
+    folder.mkdir(exist_ok=True)
+    hidden = folder / f".{name}"
+    Image.fromarray(colour_picture(colour)).save(hidden)
+    hidden.rename(folder / name)
+
+
+def frame_of(member: MemberTiming) -> int:
+    """The number of the frame that a device looked at."""
+    assert member.frame is not None
+    return member.frame
+
+
+def looked_until_all(client: Client, count: int, **options: float) -> Prediction:
+    """The first look at which `count` devices have something to see."""
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        assert time.monotonic() < until_s
+        try:
+            answer = client.look(deadline_ms=PLENTY_MS, **options)
+        except QuorumNotMet:
+            continue
+        if len(answer.used) == count:
+            return answer
+
+
+def test_two_devices_look_and_a_third_has_no_eyes(tmp_path: Path, fleet: Fleet) -> None:
+    put(tmp_path / "door", "1.png", "red")
+    put(tmp_path / "yard", "1.png", "red")
+    fleet.start("alpha", "--source", f"folder:{tmp_path / 'door'}", "--source-fps", 100)
+    fleet.start("beta", "--source", f"folder:{tmp_path / 'yard'}", "--source-fps", 100)
+    fleet.start("gamma")
+    with fleet.client() as client:
+        answer = looked_until_all(client, 2)
+        assert (answer.label, answer.mode, answer.used) == ("red", "stacked", ("alpha", "beta"))
+        assert answer.missing == {"gamma": NO_SOURCE}
+        assert answer.frame_spread_ms is not None
+        ages_ms = [m.frame_age_ms for m in answer.members if m.frame_age_ms is not None]
+        assert len(ages_ms) == len(answer.members)
+        assert answer.frame_spread_ms == pytest.approx(max(ages_ms) - min(ages_ms))
+        first = [frame_of(member) for member in answer.members]
+
+        def gone_on() -> bool:
+            later = [frame_of(member) for member in looked_until_all(client, 2).members]
+            return all(then < now for then, now in zip(first, later, strict=True))
+
+        until(gone_on, "both cameras give other frames")
+        whole = client.classify(colour_picture("green"), deadline_ms=PLENTY_MS)
+        assert (whole.label, whole.missing) == ("green", {})
+        sources = {status.device: status.source for status in client.status(timeout_s=PATIENCE_S)}
+        assert sources["gamma"] == ""
+        assert sources["alpha"].startswith(f"folder:{tmp_path / 'door'}: frame ")
+        watched = client.watch(every_ms=0, deadline_ms=PLENTY_MS)
+        labels = [next(watched).label for _ in range(3)]
+        assert labels == ["red"] * 3
+    shown = look(fleet, "--json", "--count", 2, "--every-ms", 0)
+    assert shown.returncode == 0, shown.stderr
+    for line in map(json.loads, shown.stdout.splitlines()):
+        assert (line["path"], line["label"], line["used"]) == (None, "red", ["alpha", "beta"])
+        assert line["frame_spread_ms"] >= 0
+        assert [member["frame"] > 0 for member in line["members"]] == [True, True]
+    command = [str(BIN / "mdp"), "status", "--fleet", str(fleet.folder / "fleet.toml")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    seen = [line for line in said.splitlines() if " looks at " in line]
+    assert [line.split(": frame ")[0] for line in seen] == [
+        f"alpha looks at folder:{tmp_path / 'door'}",
+        f"beta looks at folder:{tmp_path / 'yard'}",
+    ]
+    words = look(fleet).stdout.splitlines()
+    assert words[0].startswith("look: red (")
+    assert words[1].startswith("  frames alpha ")
+    assert words[2] == f"  without gamma: {NO_SOURCE}"
+
+
+def look(fleet: Fleet, *options: object) -> subprocess.CompletedProcess[str]:
+    command = [str(BIN / "mdp"), "look", "--fleet", str(fleet.folder / "fleet.toml")]
+    return subprocess.run(
+        [*command, "--deadline-ms", str(PLENTY_MS), *map(str, options)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+def test_a_moment_of_the_past_is_looked_at(tmp_path: Path, fleet: Fleet) -> None:
+    door = tmp_path / "door"
+    put(door, "1.png", "red")
+    fleet.start("alpha", "--source", f"folder:{door}", "--source-fps", 50)
+    with fleet.client() as client:
+        assert looked_until_all(client, 1).label == "red"
+        moment_s = time.monotonic()
+        # The next frames are of another colour; what was seen before is still there.
+        until(lambda: frame_of(looked_until_all(client, 1).members[0]) > 3, "some frames of red")
+        put(door, "1.png", "blue")
+        until(lambda: looked_until_all(client, 1).label == "blue", "a frame of blue")
+        past = client.look(deadline_ms=PLENTY_MS, at=moment_s, within_ms=PLENTY_MS)
+        assert past.label == "red"
+        with pytest.raises(QuorumNotMet, match=r"alpha: no_frame: .*the nearest frame is off by"):
+            client.look(deadline_ms=PLENTY_MS, at=moment_s - 100, within_ms=10.0)
+
+
+def test_an_empty_folder_is_no_reason_to_hang_and_is_opened_again(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    door = tmp_path / "door"
+    door.mkdir()
+    fleet.start("alpha", "--source", f"folder:{door}")
+    with fleet.client() as client:
+        with pytest.raises(
+            QuorumNotMet,
+            match=rf"no_frame: folder:{door} has given no frame yet \({door}: holds no",
+        ):
+            client.look(deadline_ms=PLENTY_MS)
+        (door / "0.png").write_bytes(b"no picture")
+        put(door, "1.png", "green")
+        assert looked_until_all(client, 1).label == "green"
+        (status,) = client.status(timeout_s=PATIENCE_S)[:1]
+        assert "could not be read" in status.source
+        for file in door.iterdir():
+            file.unlink()
+
+        def gone() -> bool:
+            try:
+                client.look(deadline_ms=PLENTY_MS, within_ms=1.0)
+            except QuorumNotMet as error:
+                return f"at most 1 ms were asked for ({door}: holds no file)" in str(error)
+            return False
+
+        until(gone, "the frames are all too old")
+    assert fleet.agents["alpha"].terminate() == 0
+
+
+def test_an_async_client_looks_as_well(tmp_path: Path, fleet: Fleet) -> None:
+    put(tmp_path / "door", "1.png", "blue")
+    fleet.start("alpha", "--source", f"folder:{tmp_path / 'door'}", "--source-fps", 100)
+
+    async def looks() -> list[str]:
+        async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
+            labels = []
+            watched = client.watch(every_ms=0, deadline_ms=PLENTY_MS, errors="yield")
+            async for answer in watched:
+                if not isinstance(answer, InferenceError):
+                    labels.append(answer.label)
+                if len(labels) == 3:
+                    break
+            await watched.aclose()  # type: ignore[attr-defined]
+            answer = await client.look(deadline_ms=PLENTY_MS)
+            return [*labels, answer.label]
+
+    assert asyncio.run(looks()) == ["blue"] * 4
+
+
+def test_what_the_agent_refuses_to_look_at(tmp_path: Path, fleet: Fleet) -> None:
+    put(tmp_path / "door", "1.png", "red")
+    agent = fleet.start("alpha", "--source", f"folder:{tmp_path / 'door'}")
+    look = Look(request_id=5, digest="0" * 64, k=0, budget_ms=1e6, ago_ms=0, within_ms=1e6)
+    with StrangePeer(agent.address) as peer:
+        peer.send(encode(look))
+        failure = peer.receive().message
+        assert isinstance(failure, Failure)
+        assert (failure.request_id, failure.code) == (5, "wrong_bundle")
+
+
+def test_eyes_follow_a_change_of_bundle(tmp_path: Path, fleet: Fleet) -> None:
+    put(tmp_path / "door", "1.png", "blue")
+    link = tmp_path / "served"
+    link.symlink_to(fleet.bundle)
+    source = ("--source", f"folder:{tmp_path / 'door'}", "--source-fps", 100)
+    agent = fleet.start("alpha", *source, bundle=link)
+    with fleet.client() as client:
+        assert looked_until_all(client, 1).label == "blue"
+        # Of another image size, so that the crops are others.
+        other = write_bundle(tmp_path / "other", sizes=(32, 12, 8))
+        link.unlink()
+        link.symlink_to(other)
+        agent.signal(signal.SIGHUP)
+        agent.wait_for(f"serves colours {Bundle.open(other).digest[:12]}")
+        assert looked_until_all(client, 1).label == "blue", "the former one is still served"
+    fleet.bundle = other
+    with fleet.client() as client:
+        assert looked_until_all(client, 1).label == "blue"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("folder:/no/such/folder", "--source folder:/no/such/folder: expected a folder"),
+        ("http://me:s3cret@door/", "--source: expected folder:PATH, video:FILE, camera:NUMBER"),
+    ],
+)
+def test_sources_that_cannot_be(fleet: Fleet, source: str, expected: str) -> None:
+    command = [str(BIN / "mdp-agent"), "run", "--bundle", str(fleet.bundle), "--device", "alpha"]
+    done = subprocess.run(
+        [*command, "--source", source],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"mdp-agent: {expected}")
+    assert done.stderr.count("\n") == 1
+    assert "s3cret" not in done.stderr
+
+
+def test_a_network_camera_that_hangs_up_and_one_that_hangs(tmp_path: Path, fleet: Fleet) -> None:
+    pytest.importorskip("cv2", reason="needs the camera extra")
+    with NetworkCamera(colour_picture("green", 48, 64)) as camera:
+        agent = fleet.start("alpha", "--source", camera.url, "--source-fps", 50)
+        with fleet.client() as client:
+            first = looked_until_all(client, 1)
+            assert first.label == "green"
+            camera.hang_up()
+            until(lambda: camera.viewers == 2, "the agent has come back")
+            # From here on, new frames come over the new connection.
+            number = frame_of(looked_until_all(client, 1).members[0])
+
+            def sees_more() -> bool:
+                return frame_of(looked_until_all(client, 1).members[0]) > number
+
+            until(sees_more, "there are new frames")
+            (status,) = client.status(timeout_s=PATIENCE_S)[:1]
+            assert status.source.startswith(f"{camera.shown_as}: frame ")
+            camera.hangs.set()
+
+            def told() -> str:
+                try:
+                    client.look(deadline_ms=PLENTY_MS, within_ms=100.0)
+                except QuorumNotMet as error:
+                    return str(error)
+                return ""
+
+            expected = f"no_frame: {camera.shown_as}: the newest frame is "
+            until(lambda: expected in told(), "the frame is too old")
+        # Its thread waits for the camera; it is not waited for.
+        assert agent.terminate() == 0
+        assert agent.stderr == ""
+        events = json.dumps(agent.events)
+    for secret in (PASSWORD, "t0ken"):
+        assert secret not in events + str(status) + str(first)
+
+
+def test_a_source_may_be_given_where_no_list_of_processes_shows_it(fleet: Fleet) -> None:
+    command = [str(BIN / "mdp-agent"), "run", "--bundle", str(fleet.bundle), "--device", "alpha"]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "MDP_SOURCE": "rtsp://me:s3cret@:0/"},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "mdp-agent: --source: expected rtsp://HOST/PATH or rtsp://USER:PASSWORD@HOST/PATH\n"
+    )
+
+
+def test_a_video_plays_the_camera_and_one_that_is_not_there_is_said_to_be_missing(
+    tmp_path: Path, fleet: Fleet
+) -> None:
+    pytest.importorskip("cv2", reason="needs the camera extra")
+    from tests.unit.devices.camera.test_cameras import write_film
+
+    write_film(tmp_path / "film.avi", ["green"] * 5)
+    fleet.start("alpha", "--source", f"video:{tmp_path / 'film.avi'}", "--source-fps", 50)
+    beta = fleet.start("beta", "--source", "camera:63")
+    with fleet.client() as client:
+        answer = looked_until_all(client, 1)
+        assert (answer.label, answer.used) == ("green", ("alpha",))
+        until(
+            lambda: (
+                client.look(deadline_ms=PLENTY_MS).missing["beta"]
+                == "no_frame: camera:63 has given no frame yet (camera:63: cannot be opened)"
+            ),
+            "beta has tried its camera",
+        )
+        beta.wait_for("no pictures: camera:63: cannot be opened")
+        until(lambda: frame_of(looked_until_all(client, 1).members[0]) > 5, "the film begins again")
+    for device in ("alpha", "beta"):
+        agent = fleet.agents[device]
+        assert agent.terminate() == 0, agent.stderr
+        assert agent.stderr == ""

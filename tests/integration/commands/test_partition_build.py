@@ -1,0 +1,197 @@
+"""`mdp-partition` as a process: a whole build, stopped in the middle, taken up again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mdp.formats.bundle import Bundle
+from tests.support.fleet import PLENTY_MS, Fleet
+from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles
+from tests.support.models.trees import CLASSES, write_tree
+
+pytestmark = pytest.mark.torch
+COMMAND = str(Path(sys.executable).parent / "mdp-partition")
+PATIENCE_S = 120.0
+
+
+TEACHER = ["--teacher", "vit_tiny_patch16_224", "--teacher-arg", *SHARED_ARGS]
+#: Small enough for a test, long enough to be stopped in the middle.
+KNOBS = ["--teacher-epochs", "5", "--epochs", "8", "--batch-size", "16", "--variants", "2"]
+NAME = ["--name", "patterns"]
+
+
+def plan_arguments(folder: Path) -> list[str]:
+    profiles = ["--profiles", str(folder / "alpha.toml"), str(folder / "beta.toml")]
+    return [*TEACHER, *profiles, "--latency-ms", str(SHARED_MS), "--data", str(folder / "tree")]
+
+
+def build_arguments(folder: Path, out: Path, *more: str) -> list[str]:
+    return [COMMAND, "build", *plan_arguments(folder), *KNOBS, *NAME, "--out", str(out), *more]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:partitioner"}
+
+
+def run(args: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        args, capture_output=True, text=True, timeout=PATIENCE_S, env=environment(), check=False
+    )
+
+
+@contextmanager
+def started(args: list[str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def interrupt_once(args: list[str], appeared: Path) -> tuple[int, str]:
+    """Start a build and press Ctrl-C as soon as a file is there; returns exit code and stderr."""
+    with started(args) as process:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not appeared.exists():
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=PATIENCE_S)
+        return process.returncode, err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree of pictures and two profiles."""
+    made = tmp_path_factory.mktemp("build")
+    write_tree(made / "tree", each=40)
+    write_profiles(made)
+    return made
+
+
+@dataclass
+class Whole:
+    """A bundle made without a stop by the four commands, and what each printed."""
+
+    bundle: Path
+    plan: dict[str, Any]
+    train: dict[str, Any]
+    export: dict[str, Any]
+    evaluate: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Whole:
+    """The four steps one by one, each as a command of its own."""
+    out, kept, plan = str(folder / "whole"), str(folder / "whole.run"), str(folder / "plan.toml")
+    data = ["--data", str(folder / "tree")]
+    commands = (
+        ["plan", *plan_arguments(folder), "--out", plan],
+        ["train", "--plan", plan, *data, "--run", kept, *KNOBS],
+        ["export", "--run", kept, "--out", out, *NAME],
+        ["evaluate", "--bundle", out, "--write"],
+    )
+    printed = []
+    for command in commands:
+        done = run([COMMAND, *command, "--json"])
+        assert done.returncode == 0, done.stderr
+        printed.append(json.loads(done.stdout))
+    return Whole(Path(out), *printed)
+
+
+def test_four_commands_make_an_evaluated_bundle(whole: Whole) -> None:
+    bundle = Bundle.open(whole.bundle)
+    assert bundle.manifest.labels == list(CLASSES)
+    # The two are equal, so either may come first.
+    assert {a.device for a in bundle.manifest.plan.assignments} == {"alpha", "beta"}
+    for name in bundle.manifest.files:
+        bundle.verified(name)
+    assert whole.plan["refused"] is False
+    assert whole.train["members"] == 2
+    assert whole.export["digest"] == bundle.digest
+    assert max(entry["error"] for entry in whole.export["max_abs_error"]) < 1e-3
+    evaluation, printed = bundle.manifest.evaluation, whole.evaluate
+    assert evaluation is not None
+    assert evaluation.teacher is not None
+    assert printed["pictures"] == evaluation.pictures == 24
+    assert printed["teacher"]["accuracy"] == evaluation.teacher.accuracy > 0.6
+    assert [m["accuracy"] for m in printed["members"]] == [m.accuracy for m in evaluation.members]
+    assert [s["members"] for s in printed["subsets"]] == [[0], [1], [0, 1]]
+    together = bundle.expected_accuracy((0, 1), "stacked")
+    assert together is not None
+    assert together > 0.6
+
+
+def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path) -> None:
+    out, tree = tmp_path / "one", folder / "tree"
+    done = run([
+        COMMAND, "build", *TEACHER, "--profiles", str(folder / "alpha.toml"), "--data", str(tree),
+        "--latency-ms", str(SHARED_MS), "--teacher-epochs", "2", "--epochs", "2",
+        "--batch-size", "16", "--variants", "2", "--out", str(out),
+    ])  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    bundle = Bundle.open(out)
+    assert [a.device for a in bundle.manifest.plan.assignments] == ["alpha"]
+    written, after, run_folder = done.stdout.splitlines()[-3:]
+    assert written == f"{out}: 1 sub-model, digest {bundle.digest}"
+    assert f"mdp-agent run --bundle {out} --device alpha" in after
+    assert run_folder.startswith(f"{out}.run (")
+    assert "may be removed" in run_folder
+
+    with Fleet(tmp_path, out).start_all("alpha") as fleet, fleet.client() as client:
+        answer = client.classify(tree / "ring" / "000.png", deadline_ms=PLENTY_MS)
+    assert (answer.used, answer.partial) == (("alpha",), False)
+    assert answer.expected_accuracy == bundle.expected_accuracy((0,), "stacked")
+
+
+def test_a_build_stopped_twice_ends_with_the_same_bundle(folder: Path, whole: Whole) -> None:
+    out, kept = folder / "stopped", folder / "stopped.run"
+    args = build_arguments(folder, out)
+    for appeared in ("checkpoint-teacher.pt", "checkpoint-member-0.pt"):
+        code, err = interrupt_once(args, kept / appeared)
+        assert code == 130, err
+        assert err.splitlines()[-1] == (
+            f"mdp-partition: interrupted; what is finished is kept in {kept}, "
+            "and the same command goes on from there"
+        )
+        assert "Traceback" not in err
+        assert not out.exists()
+        assert not list(kept.rglob("*.partial"))
+    done = run(args)
+    assert done.returncode == 0, done.stderr
+    assert "training the teacher" not in done.stderr
+    assert "every arrival subset" in done.stdout
+    assert Bundle.open(out).digest == Bundle.open(whole.bundle).digest
+    assert Bundle.open(out).manifest.evaluation == Bundle.open(whole.bundle).manifest.evaluation
+
+
+def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None:
+    before = Bundle.open(whole.bundle)
+    done = run(build_arguments(folder, whole.bundle, "--json"))
+    assert done.returncode == 0, done.stderr
+    assert "training" not in done.stderr
+    assert "from torch" not in done.stderr
+    assert Bundle.open(whole.bundle).manifest == before.manifest
+    assert json.loads(done.stdout)["pictures"] == 24
+
+
+def test_other_settings_are_refused(folder: Path, whole: Whole) -> None:
+    done = run(build_arguments(folder, whole.bundle, "--temperature", "9"))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "schedule.temperature was 2.0, is now 9.0" in line
+    assert "another folder with --run" in line

@@ -1,0 +1,87 @@
+"""A bundle that was quantised, served by real agents: as accurate as its manifest says."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace as changed
+
+from mdp.files import write_toml
+from mdp.formats.bundle import Bundle
+from partitioner.export.precision_choice import Way
+from tests.support.bundles import DEVICES, colour_picture, colour_plan, write_bundle
+from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet
+
+pytest.importorskip("torch")
+
+from partitioner.data.datasets import open_dataset
+from tests.support.models.quantised import profile_of, write_colours
+
+pytestmark = pytest.mark.torch
+WAYS: tuple[Way, ...] = (("int8", "onnxruntime"), ("int8-static", "openvino"), ("fp32", "openvino"))
+
+
+def partition(*args: object) -> Any:
+    """What `mdp-partition` prints as JSON."""
+    done = subprocess.run(
+        [str(BIN / "mdp-partition"), *map(str, args), "--json"],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_untrained_sub_models_are_served_and_promise_nothing(tmp_path: Path) -> None:
+    plan, out = colour_plan(), tmp_path / "out"
+    assignments = [
+        changed(a, runtime=runtime, submodel=changed(a.vit, precision=precision))
+        for a, (precision, runtime) in zip(plan.assignments[:2], WAYS, strict=False)
+    ]
+    write_toml(tmp_path / "plan.toml", changed(plan, assignments=assignments))
+    how = ["--untrained", "--plan", tmp_path / "plan.toml", "--labels", 5]
+    assert partition("export", *how, "--out", out)["trained"] is False
+    with Fleet(tmp_path, out) as fleet:
+        fleet.start_all("alpha", "beta")
+        with fleet.client() as client:
+            answer = client.classify(colour_picture("red"), deadline_ms=PLENTY_MS)
+            providers = [s.provider for s in client.status(timeout_s=PATIENCE_S)]
+    assert providers == ["CPUExecutionProvider", "openvino:CPU"]
+    assert answer.used == ("alpha", "beta")
+    assert answer.label in {"0", "1", "2", "3", "4"}
+    assert answer.expected_accuracy is None
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_agents_serve_what_was_kept_as_accurately_as_it_says(tmp_path: Path) -> None:
+    tree, out = write_colours(tmp_path / "tree"), tmp_path / "out"
+    profiles = []
+    for device, way in zip(DEVICES, WAYS, strict=True):
+        profiles.append(str(tmp_path / f"{device}.toml"))
+        write_toml(profiles[-1], profile_of(device, {way: 0.5}))
+    bundle = write_bundle(tmp_path / "bundle")
+    printed = partition(
+        "quantize", "--bundle", bundle, "--data", tree, "--profiles", *profiles,
+        "--max-loss", 5, "--out", out,
+    )  # fmt: skip
+    assert [(a["precision"], a["runtime"]) for a in printed["assignments"]] == list(WAYS)
+    made = Bundle.open(out)
+    assert printed["digest"] == made.digest
+    expected = made.expected_accuracy((0, 1, 2), "stacked")
+    assert expected == printed["quantisation"]["test"]["now"]
+    test = open_dataset(str(tree)).test
+    with Fleet(tmp_path, out) as fleet:
+        fleet.start_all()
+        with fleet.client() as client:
+            status = {s.device: s for s in client.status(timeout_s=PATIENCE_S)}
+            answers = [client.classify(path, deadline_ms=PLENTY_MS) for path in test.sources]
+    assert [status[device].provider for device in DEVICES] == [
+        "CPUExecutionProvider", "openvino:CPU", "openvino:CPU",
+    ]  # fmt: skip
+    assert {answer.mode for answer in answers} == {"stacked"}
+    assert {answer.expected_accuracy for answer in answers} == {expected}
+    labels = [made.manifest.labels[target] for target in test.targets]
+    right = sum(a.label == label for a, label in zip(answers, labels, strict=True))
+    assert right / len(labels) == pytest.approx(expected)

@@ -1,0 +1,853 @@
+"""Keys, and whoever comes without: real agents, real connections, on loopback."""
+
+import datetime
+import json
+import re
+import signal
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import zmq
+
+from devices.probe.link import measure_link, peer_keys
+from mdp import AsyncClient
+from mdp.client.sync import Client
+from mdp.errors import AgentError, ConfigError, InputError
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
+from mdp.formats.keys import fingerprint
+from mdp.protocol.messages import Ask, Infer, Status, encode, request_frame_bytes
+from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, new_pair, public_key_of, sockets
+from mdp.transport.absence import (
+    AGENT_IS_PLAIN,
+    ANOTHER_KEY,
+    CLIENT_IS_PLAIN,
+    NO_MORE,
+    NOT_ACCEPTED,
+)
+from mdp.transport.admission import connection_rate as arrivals
+from mdp.transport.admission import pending as door
+from mdp.transport.greeting import QUESTION
+from tests.integration.commands.test_command_line import here
+from tests.support.bundles import SIZES, colour_picture, write_bundle
+from tests.support.fakes import StrangePeer, other_program
+from tests.support.faults.strangers import Keys, Relay, crowd, host_and_port, hung_up
+from tests.support.fleet import (
+    ANY_PORT,
+    BIN,
+    PATIENCE_S,
+    PLENTY_MS,
+    AgentProcess,
+    Fleet,
+    until,
+)
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+RED = colour_picture("red")
+SIZE = SIZES[0]
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Keys:
+    return Keys(tmp_path_factory.mktemp("keys"))
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory, keys: Keys) -> Iterator[Fleet]:
+    """Alpha lets in the office's client and asks for keys, beta speaks plain text."""
+    folder = tmp_path_factory.mktemp("strangers")
+    with Fleet(folder, write_bundle(folder / "bundle")) as fleet:
+        keys.pair("alpha")
+        clients = keys.allow(folder / "clients", "office")
+        fleet.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
+        fleet.start("beta")
+        yield fleet
+
+
+@pytest.fixture
+def alpha(fleet: Fleet) -> AgentProcess:
+    return fleet.agents["alpha"]
+
+
+def write(
+    fleet: Fleet,
+    folder: Path,
+    agent_keys: dict[str, str],
+    key: Path | None = None,
+    **addresses: str,
+) -> Path:
+    """A fleet file in which devices have these public keys."""
+    entries = {name: agent.address for name, agent in fleet.agents.items()} | addresses
+    path = folder / "fleet.toml"
+    devices = [f"{name}={address}" for name, address in entries.items()]
+    new_fleet(Bundle.open(fleet.bundle), devices, path, public_key=agent_keys.get, key=key)
+    return path
+
+
+@contextmanager
+def office(fleet: Fleet, keys: Keys, folder: Path, **addresses: str) -> Iterator[Client]:
+    """The client that alpha lets in."""
+    known = {"alpha": keys.pair("alpha").public}
+    path = write(fleet, folder, known, keys.secret("office"), **addresses)
+    with Client.connect(path, timeout_s=PATIENCE_S) as client:
+        yield client
+
+
+def peer_of(alpha: AgentProcess, keys: Keys, name: str = "office") -> StrangePeer:
+    """A client of alpha that sends whatever it is told, with the keys of `name`."""
+    own = keys.pair(name)
+    return StrangePeer(alpha.address, (own.public, own.secret, keys.pair("alpha").public))
+
+
+def is_well(peer: StrangePeer) -> Status:
+    peer.send(encode(Ask(request_id=1)))
+    status = peer.receive().message
+    assert isinstance(status, Status)
+    return status
+
+
+def test_the_right_keys_give_answers(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    with office(fleet, keys, tmp_path) as client:
+        answer = client.classify(RED, deadline_ms=PLENTY_MS)
+        assert (answer.label, answer.used) == ("red", ("alpha", "beta"))
+        statuses = {status.device: status for status in client.status()}
+    assert [statuses[name].encrypted for name in ("alpha", "beta")] == [True, False]
+    assert statuses["alpha"].state == statuses["beta"].state == "READY"
+    # What the fleet file names can be named by hand as well.
+    path = write(fleet, tmp_path, {"alpha": keys.pair("alpha").public})
+    with Client.connect(path, key=keys.secret("office"), timeout_s=PATIENCE_S) as client:
+        assert "alpha" in client.classify(RED, deadline_ms=PLENTY_MS).used
+
+
+def test_nothing_can_be_read_on_the_way(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    digest = Bundle.open(fleet.bundle).digest.encode()
+    for device, expected in (("alpha", False), ("beta", True)):
+        with (
+            Relay(fleet.agents[device].address) as relay,
+            office(fleet, keys, tmp_path, **{device: relay.front}) as client,
+        ):
+            assert device in client.classify(RED, deadline_ms=PLENTY_MS).used
+            assert (digest in relay.sent) is expected
+            assert len(relay.sent) > SIZE * SIZE * 3 or device == "beta"
+
+
+#: Agents' keys by device, the client's own, and the device that is refused with the reason.
+REFUSALS = {
+    "another client": ({"alpha": "alpha"}, "stranger", "alpha", NOT_ACCEPTED),
+    "another agent": ({"alpha": "impostor"}, "office", "alpha", ANOTHER_KEY),
+    "plain client": ({}, None, "alpha", CLIENT_IS_PLAIN),
+    "plain agent": ({"alpha": "alpha", "beta": "impostor"}, "office", "beta", AGENT_IS_PLAIN),
+}
+
+
+@pytest.fixture(params=REFUSALS.values(), ids=list(REFUSALS))
+def refusal(
+    request: pytest.FixtureRequest, fleet: Fleet, keys: Keys, tmp_path: Path
+) -> tuple[Path, str, str]:
+    """A fleet file, the device that will not be there, and why."""
+    agents, own, device, reason = request.param
+    if own is not None:
+        keys.pair(own)
+    known = {name: keys.pair(whose).public for name, whose in agents.items()}
+    path = write(fleet, tmp_path, known, None if own is None else keys.secret(own))
+    return path, device, reason
+
+
+def test_a_refused_device_is_missing_with_its_reason(refusal: tuple[Path, str, str]) -> None:
+    path, device, reason = refusal
+    with Client.connect(path, timeout_s=PATIENCE_S) as client:
+        answer = client.classify(RED, deadline_ms=PLENTY_MS)
+        assert answer.missing[device] == f"refused: {reason}"
+        assert device not in answer.used
+        assert len(answer.used) == 1
+        status = {status.device: status for status in client.status()}[device]
+        assert (status.state, status.reason, status.usable) == ("REFUSED", reason, False)
+
+
+def test_the_commands_name_the_reason(
+    capsys: pytest.CaptureFixture[str], refusal: tuple[Path, str, str]
+) -> None:
+    path, device, reason = refusal
+
+    def seen() -> dict[str, str]:
+        code, out, err = here(capsys, "status", "--fleet", path, "--json")
+        assert (code, err) == (3, "")
+        return {said["device"]: said["reason"] for said in json.loads(out)["devices"]}
+
+    # On a busy machine, a second may not suffice for two handshakes.
+    until(lambda: seen()[device] == reason, "the status names the reason")
+    code, out, err = here(capsys, "doctor", "--fleet", path)
+    assert (code, err) == (3, "")
+    assert f"PROBLEM {device}: tcp://" in out
+
+
+async def ask_async(path: Path) -> dict[str, str]:
+    async with AsyncClient.connect(path, timeout_s=PATIENCE_S) as client:
+        return dict((await client.classify(RED, deadline_ms=PLENTY_MS)).missing)
+
+
+def test_the_async_client_says_the_same(refusal: tuple[Path, str, str]) -> None:
+    import asyncio
+
+    path, device, reason = refusal
+    assert asyncio.run(ask_async(path))[device] == f"refused: {reason}"
+
+
+def test_keys_that_do_not_suffice_are_refused_before_anything_is_sent(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    path = write(fleet, tmp_path, {"alpha": keys.pair("alpha").public})
+    with pytest.raises(
+        ConfigError, match="'alpha' has a key, this client has none: expected --key"
+    ):
+        Client(path)
+    with pytest.raises(ConfigError, match=r"gone\.secret: cannot be read: No such file"):
+        Client(path, key=tmp_path / "gone.secret")
+    away = write(fleet, tmp_path, {}, beta="tcp://192.0.2.1:7500")
+    with pytest.raises(
+        ConfigError, match=r"'beta': tcp://192\.0\.2\.1:7500 is not on this machine"
+    ):
+        Client(away)
+
+
+def test_a_device_that_changes_its_key_is_refused_and_used_again(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office")
+        keys.pair("impostor")
+        right, wrong = (
+            ("--key", keys.secret(name), "--clients", clients) for name in ("alpha", "impostor")
+        )
+        own.start("alpha", *right)
+        with office(own, keys, tmp_path) as client:
+            for options, expected in ((wrong, f"refused: {ANOTHER_KEY}"), (right, None)):
+                own.agents["alpha"].kill()
+                own.restart("alpha", *options)
+
+                def says(wanted: str | None) -> bool:
+                    (status,) = client.status(timeout_s=0.05)
+                    reason = None if status.state == "READY" else f"refused: {status.reason}"
+                    return reason == wanted
+
+                until(partial(says, expected), f"it is {expected}")
+            assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+
+
+def test_a_device_changes_its_key_without_being_missed(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office")
+        old, new = ("--key", keys.secret("alpha")), ("--key", keys.secret("alpha-2"))
+        own.start("alpha", *old, "--clients", clients)
+        path = write(own, tmp_path, {"alpha": keys.pair("alpha").public}, keys.secret("office"))
+        both = f'["{keys.pair("alpha").public}", "{keys.pair("alpha-2").public}"]'
+        path.write_text(path.read_text().replace(f'"{keys.pair("alpha").public}"', both))
+        with Client.connect(path, timeout_s=PATIENCE_S) as client:
+            assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+            for key in (new, old):
+                own.agents["alpha"].terminate()
+                own.restart("alpha", *key, "--clients", clients)
+                until(lambda: client.status(timeout_s=0.1)[0].state == "READY", "its key is good")
+                assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+
+
+def test_a_reason_is_dropped_when_the_device_goes(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office")
+        own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
+        keys.pair("stranger")
+        known = {"alpha": keys.pair("alpha").public}
+        path = write(own, tmp_path, known, keys.secret("stranger"))
+        with Client.connect(path, timeout_s=PATIENCE_S) as client:
+            assert client.status()[0].state == "REFUSED"
+            own.agents["alpha"].kill()
+            until(
+                lambda: client.status(timeout_s=0.05)[0].state == "UNREACHABLE",
+                "nobody is there any more",
+            )
+
+
+@pytest.mark.parametrize("words", [b"", QUESTION, QUESTION + bytes(30)], ids=["0", "11", "41"])
+def test_a_crowd_that_says_nothing_keeps_nobody_out(
+    fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path, words: bytes
+) -> None:
+    with peer_of(alpha, keys) as before, crowd(alpha.address, 200, words) as visitors:
+        assert is_well(before).state == "READY"
+        with office(fleet, keys, tmp_path) as client:
+            for _ in range(5):
+                assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha", "beta")
+        assert is_well(before).state == "READY"
+        assert not any(map(hung_up, visitors[-50:]))
+
+
+def plain_handshake() -> bytes:
+    """All that a client without keys says before its first message."""
+    greeting = QUESTION + b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
+    return greeting + b"\x04" + bytes([len(ready)]) + ready
+
+
+def thinned(router: Router, visitors: list[socket.socket], left: int) -> None:
+    """Poll until only the newest `left` of a crowd are there."""
+
+    def polled() -> bool:
+        list(router.poll(0.005))
+        return sum(not hung_up(visitor) for visitor in visitors) == left
+
+    until(polled, "the oldest have to go")
+    assert not any(map(hung_up, visitors[-left:]))
+    assert router.turned_away()["handshakes crowded out"] == len(visitors) - left
+
+
+def test_of_too_many_strangers_the_oldest_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_STRANGERS", 20)
+    with (
+        Router("tcp://127.0.0.1:0") as router,
+        crowd(router.address, 5, plain_handshake(), host="127.0.0.99") as known,
+        crowd(router.address, 50, host="127.0.0.99") as visitors,
+    ):
+        thinned(router, visitors, left=20)
+        assert not any(map(hung_up, known))
+
+
+def test_whoever_has_shown_its_key_does_not_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "MAX_STRANGERS", 20)
+    (agent, agent_secret), (client, client_secret) = new_pair(), new_pair()
+    keys = AgentKeys(secret=agent_secret, allowed=frozenset([client]))
+    with (
+        Router("tcp://127.0.0.1:0", keys=keys) as router,
+        StrangePeer(router.address, (client, client_secret, agent)) as peer,
+    ):
+        peer.send(encode(Ask(request_id=1)))
+        until(lambda: any(router.poll(0.005)), "the key is good")
+        # Their handshakes could not be over: they are shorter than any with keys.
+        with crowd(router.address, 50, plain_handshake()[:64] + bytes(400)) as visitors:
+            until(
+                lambda: any(router.poll(0.005)) or all(map(hung_up, visitors)),
+                "nonsense is cut off",
+            )
+        # From where the one with the key is: it is the oldest there.
+        half = plain_handshake()[:60]
+        with crowd(router.address, 50, half, host="127.0.0.1") as visitors:
+            thinned(router, visitors, left=20)
+        peer.send(encode(Ask(request_id=2)))
+        until(lambda: any(router.poll(0.005)), "it is still heard")
+
+
+def come(router: Router, host: str, already: int = 0) -> list[socket.socket]:
+    """Connections from `host`, begun and polled for until one does not come about."""
+    visitors: list[socket.socket] = []
+    while router.turned_away().get("host connecting too often", 0) == 0:
+        visitors.append(visit(router, host))
+        assert len(visitors) <= arrivals.AT_ONCE
+        until(lambda: made(visitors[-1]), "it is connected")
+        list(router.poll(0.01))
+    return visitors
+
+
+def visit(router: Router, host: str) -> socket.socket:
+    """A connection that is begun from `host`, which may be kept out."""
+    visitor = socket.socket()
+    visitor.bind((host, 0))
+    visitor.setblocking(False)
+    visitor.connect_ex(host_and_port(router.address))
+    return visitor
+
+
+def made(visitor: socket.socket) -> bool:
+    """Whether a connection has come about."""
+    try:
+        visitor.getpeername()
+    except OSError:
+        return False
+    return True
+
+
+def test_a_host_that_connects_too_often_has_to_wait_and_nobody_else() -> None:
+    with ExitStack() as stack:
+        router = stack.enter_context(Router("tcp://127.0.0.1:0"))
+        peer = stack.enter_context(StrangePeer(router.address, None))
+        peer.send(encode(Ask(request_id=1)))
+        until(lambda: any(router.poll(0.005)), "somebody is there already")
+        greedy, other = "127.0.0.99", "127.0.0.98"
+        visitors = come(router, greedy)
+        assert len(visitors) == arrivals.AT_ONCE
+        visitors.append(visit(router, greedy))
+        for connection in (*visitors, neighbour := visit(router, other)):
+            stack.callback(connection.close)
+        # What comes after it is there before it.
+        until(lambda: made(neighbour), "others are let in")
+        assert not made(visitors[-1])
+        peer.send(encode(Ask(request_id=2)))
+        until(lambda: any(router.poll(0.005)), "whoever is connected is heard")
+
+        def let_in() -> bool:
+            # Without a limit: this ends when a host's time has come, and when somebody has.
+            list(router.poll(None))
+            return made(visitors[-1])
+
+        until(let_in, "it does not have to wait for good")
+
+
+def test_whoever_knocks_with_a_wrong_key_is_counted_before_it_has_gone() -> None:
+    (agent, agent_secret), (_, allowed) = new_pair(), new_pair()
+    keys = AgentKeys(secret=agent_secret, allowed=frozenset([public_key_of(allowed)]))
+    with Router("tcp://127.0.0.1:0", keys=keys) as router:
+        knocks = 0
+
+        def is_kept_out() -> bool:
+            with StrangePeer(router.address, (*new_pair(), agent)):
+                nonlocal knocks
+                knocks += 1
+                until(
+                    lambda: (list(router.poll(0.01)), router.turned_away())[1] != {},
+                    "it is turned away",
+                )
+                return bool(router._access.arrivals.kept_out)
+
+        until(is_kept_out, "it is kept out")
+        assert knocks <= arrivals.AT_ONCE + arrivals.PER_S * PATIENCE_S
+
+
+def test_a_crowd_does_not_keep_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "HANDSHAKE_MS", 300)
+    with Router("tcp://127.0.0.1:0") as router, crowd(router.address, 20) as visitors:
+        until(lambda: all(map(hung_up, visitors)), "the silent are cut off")
+
+
+def test_descriptors_of_a_crowd_are_given_back(alpha: AgentProcess, keys: Keys) -> None:
+    process = psutil.Process(alpha.process.pid)
+    with peer_of(alpha, keys) as peer:
+        is_well(peer)
+        before = process.num_fds()
+        for _ in range(3):
+            with crowd(alpha.address, 200):
+                is_well(peer)
+        until(lambda: process.num_fds() <= before, "descriptors are given back")
+        is_well(peer)
+
+
+def test_a_frame_larger_than_any_crop_ends_its_connection_only(
+    fleet: Fleet, alpha: AgentProcess, keys: Keys
+) -> None:
+    largest = request_frame_bytes(SIZE)
+    infer = Infer(
+        request_id=5,
+        digest=Bundle.open(fleet.bundle).digest,
+        k=0,
+        budget_ms=PLENTY_MS,
+        image_size=256,
+        encoding="raw",
+    )
+    with peer_of(alpha, keys) as other, peer_of(alpha, keys) as peer:
+        is_well(other)
+        # As large as is taken: refused in words, in a connection that goes on.
+        peer.send(encode(infer, bytes(largest)))
+        assert peer.receive().message.text.startswith("expected a crop of 16 pixels")  # type: ignore[union-attr]
+        peer.send([encode(infer, b"")[0], bytes(largest + 64)])
+        is_well(other)
+        with pytest.raises(AssertionError, match="no reply"):
+            peer.receive(timeout_s=0.3)
+
+
+def null_greeting_and_message() -> bytes:
+    """What a client without keys would send: greeting, READY, and an Ask."""
+    (head,) = encode(Ask(request_id=1))
+    return plain_handshake() + b"\x00" + bytes([len(head)]) + bytes(head)
+
+
+OLD = [b"\x01\x00", b"\xff" + (1).to_bytes(8, "big") + b"\x7f\x01"]
+
+
+@pytest.mark.parametrize("start", [null_greeting_and_message(), *OLD], ids=["null", "1.0", "2.0"])
+def test_no_peer_talks_an_agent_out_of_its_keys(
+    alpha: AgentProcess, keys: Keys, start: bytes
+) -> None:
+    (head,) = encode(Ask(request_id=1))
+    with crowd(alpha.address, 1, start + b"\x00" + bytes([len(head)]) + bytes(head)) as (peer,):
+        peer.settimeout(PATIENCE_S)
+        told = b""
+        try:
+            while data := peer.recv(4096):
+                told += data
+        except OSError:
+            pass
+        assert b"request_id" not in told
+    with peer_of(alpha, keys) as known:
+        is_well(known)
+
+
+@pytest.mark.parametrize("greeting", [b"\x01\x00" * 20, b"SSH-2.0-x\r\n", OLD[1]])
+def test_no_peer_talks_a_client_out_of_its_keys(keys: Keys, greeting: bytes) -> None:
+    own = keys.pair("office")
+    known = ClientKeys(
+        public=own.public, secret=own.secret, agents={"alpha": keys.pair("alpha").public}
+    )
+    with other_program(0, greeting) as port:
+        dealers = Dealers({"alpha": f"tcp://127.0.0.1:{port}"}, keys=known)
+        try:
+            assert dealers.poll(0.5) == []
+            assert not dealers.connected
+        finally:
+            dealers.close()
+
+
+def test_what_was_said_once_cannot_be_said_again(
+    fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path
+) -> None:
+    with Relay(alpha.address) as relay, office(fleet, keys, tmp_path, alpha=relay.front) as client:
+        assert "alpha" in client.classify(RED, deadline_ms=PLENTY_MS).used
+        recorded = bytes(relay.sent)
+    with peer_of(alpha, keys) as peer:
+        before = is_well(peer).counts
+        for part in (recorded, recorded[:64] + recorded[300:], recorded[-500:]):
+            with crowd(alpha.address, 1, part) as (replayed,):
+                until(partial(hung_up, replayed), "it is not listened to")
+        assert is_well(peer).counts == before
+
+
+def test_a_byte_that_is_changed_on_the_way_ends_the_connection(
+    fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path
+) -> None:
+    with Relay(alpha.address) as relay, office(fleet, keys, tmp_path, alpha=relay.front) as client:
+        before = client.classify(RED, deadline_ms=PLENTY_MS)
+        assert before.used == ("alpha", "beta")
+        relay.flip = len(relay.sent) + 400
+        changed = client.classify(RED, deadline_ms=PLENTY_MS)
+        assert changed.missing["alpha"] == "disconnected"
+        assert (changed.label, changed.used) == ("red", ("beta",))
+        until(
+            lambda: "alpha" in client.classify(RED, deadline_ms=PLENTY_MS).used,
+            "it is dialled again",
+        )
+        assert relay.connections == 2
+
+
+def test_who_is_allowed_can_change_while_an_agent_serves(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office")
+        agent = own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
+
+        def reread(*names: str, expected: str) -> None:
+            keys.allow(clients, *names)
+            agent.signal(signal.SIGHUP)
+            agent.wait_for(expected)
+
+        with peer_of(agent, keys) as peer:
+            is_well(peer)
+            reread("phone", "tablet", expected="2 clients allowed")
+            with peer_of(agent, keys, "phone") as phone:
+                is_well(phone)
+                # The office's connection was up, and is heard no longer.
+                peer.send(encode(Ask(request_id=2)))
+                is_well(phone)
+                with pytest.raises(AssertionError, match="no reply"):
+                    peer.receive(timeout_s=0.3)
+                # Nobody is left: the folder is empty.
+                reread(expected="0 clients allowed")
+                phone.send(encode(Ask(request_id=2)))
+                with pytest.raises(AssertionError, match="no reply"):
+                    phone.receive(timeout_s=0.3)
+        reread("phone", expected="1 clients allowed")
+        with peer_of(agent, keys, "phone") as phone:
+            is_well(phone)
+        assert agent.terminate() == 0
+
+
+def audited(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of an audit log."""
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if "\n" in line]
+
+
+def test_whoever_is_let_out_is_out_whatever_else_is_wrong(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    audit = tmp_path / "audit"
+    keys.pair("newcomer")
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office", "phone")
+        agent = own.start(
+            "alpha", "--key", keys.secret("alpha"), "--clients", clients, "--audit", audit
+        )
+        with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
+            assert is_well(office).reason == is_well(phone).reason == ""
+            keys.allow(clients, "phone", "newcomer")
+            (clients / "broken.public").write_text("?")
+            agent.signal(signal.SIGHUP)
+            until(lambda: "clients: " in is_well(phone).reason, "the status names what is wrong")
+            assert is_well(phone).reason.startswith(f"clients: {clients}/broken.public: ")
+            # Its connection was ended.
+            revoked = fingerprint(keys.pair("office").public)
+
+            def ended() -> bool:
+                lines = [line for line in audited(audit) if line["event"] == "revoke"]
+                return [line["key"] for line in lines] == [revoked]
+
+            until(ended, "the office's connection is ended")
+            # Where something is wrong, nobody new is let in.
+            with peer_of(agent, keys, "newcomer") as newcomer:
+                newcomer.send(encode(Ask(request_id=1)))
+                unknown = fingerprint(keys.pair("newcomer").public)
+                until(
+                    lambda: (unknown, "refuse") in [(a["key"], a["event"]) for a in audited(audit)],
+                    "a newcomer is refused",
+                )
+                assert is_well(phone).state == "READY"
+        connected = [line for line in audited(audit) if line["event"] == "connect"]
+        assert {line["client"] for line in connected} == {"office", "phone"}
+        assert all(line["address"].startswith("127.0.0.1:") for line in connected)
+
+
+def test_a_key_that_has_expired_is_let_out(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office", "phone")
+        soon = datetime.datetime.now(tz=datetime.UTC) + datetime.timedelta(seconds=2)
+        (clients / "phone.limits").write_text(f"expires = {soon.isoformat()}")
+        agent = own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
+        # Its connection is ended when the time has come, and it is not let in again.
+        with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
+            phone.send(encode(Ask(request_id=1)))
+            agent.wait_for(re.compile("not answered: .*unknown key.*"))
+            assert is_well(office).state == "READY"
+
+
+def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    clients = keys.allow(tmp_path / "clients", "greedy", "office")
+    options = ["--json", "--bundle", fleet.bundle, "--device", "alpha", "--bind", ANY_PORT,
+               "--key", keys.secret("alpha"), "--clients", clients]  # fmt: skip
+    program = [str(BIN / "mdp-agent"), "run", *map(str, options)]
+    # Half of them are the process's own.
+    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *program]
+    agent = AgentProcess("alpha", command, tmp_path / "alpha.log").wait_for("READY")
+    host, port = host_and_port(agent.address)
+    own, context = keys.pair("greedy"), zmq.Context()
+    dealers = []
+    try:
+        for number in range(60):
+            dealer = context.socket(zmq.DEALER)
+            dealers.append(dealer)
+            dealer.linger = 0
+            dealer.curve_publickey, dealer.curve_secretkey = (
+                own.public.encode(),
+                own.secret.encode(),
+            )
+            dealer.curve_serverkey = keys.pair("alpha").public.encode()
+            # From several addresses, as one may only connect so often.
+            dealer.connect(f"tcp://127.0.7.{number // 15 + 1}:0;{host}:{port}")
+        agent.wait_for(re.compile("not answered: .*connections beyond a key's number.*"))
+        with peer_of(agent, keys) as office:
+            assert is_well(office).state == "READY"
+    finally:
+        for dealer in dealers:
+            dealer.close()
+        context.term()
+        agent.close()
+
+
+def test_a_key_without_room_for_one_more_connection_is_told_so(
+    fleet: Fleet, keys: Keys, tmp_path: Path
+) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        clients = keys.allow(tmp_path / "clients", "office")
+        (clients / "office.limits").write_text("connections = 1")
+        own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
+        with office(own, keys, tmp_path) as first, office(own, keys, tmp_path) as second:
+            assert first.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+            (status,) = second.status()
+            assert (status.state, status.reason) == ("REFUSED", NO_MORE)
+            first.close()
+            until(
+                lambda: second.status(timeout_s=0.05)[0].state == "READY", "the place is free again"
+            )
+
+
+def test_an_agent_says_whom_it_has_turned_away(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    own = keys.pair("stranger")
+    with Fleet(tmp_path, fleet.bundle) as others:
+        clients = keys.allow(tmp_path / "clients", "office")
+        agent = others.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
+        with StrangePeer(agent.address, (own.public, own.secret, keys.pair("alpha").public)):
+            agent.wait_for("not answered: 1 unknown key")
+
+
+def test_a_router_that_nobody_polls_can_be_closed() -> None:
+    router = Router("tcp://127.0.0.1:0")
+    host, port = host_and_port(router.address)
+    for _ in range(4):
+        with crowd(f"tcp://{host}:{port}", 300):
+            pass
+    router.close()
+
+
+def test_without_anybody_polling_a_refused_client_keeps_still() -> None:
+    public, secret = new_pair()
+    known = ClientKeys(public=public, secret=secret, agents={"alpha": new_pair()[0]})
+    agent = AgentKeys(secret=new_pair()[1], allowed=frozenset())
+    with Router("tcp://127.0.0.1:0", keys=agent) as router, Relay(router.address) as relay:
+        dealers = Dealers({"alpha": relay.front}, keys=known)
+        try:
+            until(lambda: relay.connections > 0, "it dials")
+            assert list(router.poll(0.5)) == []
+            # ZeroMQ would have dialled five times, and filled a queue that nobody reads.
+            assert relay.connections == 1
+        finally:
+            dealers.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--bind", "tcp://0.0.0.0:0"], "--bind tcp://0.0.0.0:0: other machines can reach it: exp"),
+        (["--bind", "tcp://*:0"], "--bind tcp://*:0: other machines can reach it: expected --key"),
+        (["--key", "alpha.secret"], "--key and --clients: expected both, or neither"),
+        (["--clients", "office.public"], "--key and --clients: expected both, or neither"),
+        (
+            ["--key", "alpha.secret", "--clients", "office.public", "--insecure"],
+            "--insecure: expected no --key with it, or --key alone",
+        ),
+        (
+            ["--key", "alpha.public", "--clients", "office.public"],
+            "alpha.public: expected a secret",
+        ),
+        (["--key", "alpha.secret", "--clients", "office.secret"], "office.secret: expected a pub"),
+        (["--key", "alpha.secret", "--clients", "none"], "none: cannot be read: No such file or"),
+    ],
+)
+def test_what_an_agent_does_not_start_with(
+    capsys: pytest.CaptureFixture[str],
+    fleet: Fleet,
+    keys: Keys,
+    options: list[str],
+    expected: str,
+) -> None:
+    from devices.cli import main as cli
+
+    keys.pair("office")
+    paths = [
+        str(keys.folder / option) if option.endswith((".secret", ".public", "none")) else option
+        for option in options
+    ]
+    command = ["mdp-agent", "run", "--bundle", str(fleet.bundle), "--device", "alpha", *paths]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", command)
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+    out, err = capsys.readouterr()
+    assert (end.value.code, out) == (2, "")
+    assert err.startswith("mdp-agent: ")
+    assert expected in err
+    assert err.count("\n") == 1
+
+
+def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
+    capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path
+) -> None:
+    with Fleet(tmp_path, fleet.bundle) as own:
+        agent = own.start("alpha", "--insecure", bind="tcp://0.0.0.0:0")
+        assert f"WARNING: {agent.address} is plain text" in agent.stderr
+        # This address leads to loopback, but does not look so.
+        path = write(own, tmp_path, {})
+        code, out, err = here(capsys, "status", "--fleet", path, "--json")
+        assert (code, out) == (2, "")
+        assert "is not on this machine: expected the agent's public key" in err
+        code, out, err = here(
+            capsys, "status", "--fleet", path, "--json", "--insecure", "--allow-partial"
+        )
+        assert code == 0
+        assert json.loads(out)["devices"][0]["reason"] == "plain text over the network"
+        assert err == (
+            f"mdp: WARNING: device 'alpha' at {agent.address} is plain text: whoever is on the way "
+            "can read and forge what is sent\n"
+        )
+        code, out, err = here(capsys, "doctor", "--fleet", path, "--insecure")
+        assert code == 3
+        assert f"PROBLEM alpha: {agent.address} is plain text: whoever" in out
+        with (
+            pytest.warns(
+                UserWarning, match=r"device 'alpha' at tcp://0\.0\.0\.0:\d+ is plain text"
+            ),
+            Client.connect(path, insecure=True, timeout_s=PATIENCE_S) as client,
+        ):
+            assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+
+
+def test_insecure_does_not_switch_keys_off(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    known = {"alpha": keys.pair("alpha").public}
+    path = write(fleet, tmp_path, known, keys.secret("office"))
+    with Client.connect(path, insecure=True, timeout_s=PATIENCE_S) as client:
+        assert client.status()[0].encrypted
+        assert "alpha" in client.classify(RED, deadline_ms=PLENTY_MS).used
+
+
+def test_an_address_that_is_taken() -> None:
+    keys = AgentKeys(secret=new_pair()[1], allowed=frozenset())
+    with (
+        Router("tcp://127.0.0.1:0", keys=keys) as router,
+        pytest.raises(AgentError, match=r"cannot listen on tcp://127\.0\.0\.1:[0-9]+: in use"),
+    ):
+        Router(router.address, keys=keys)
+
+
+def test_the_commands_from_keys_to_a_fleet(
+    capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path
+) -> None:
+    folder = tmp_path / "keys"
+    for name in ("alpha", "gamma-attic", "client"):
+        code, out, err = here(capsys, "keys", "new", "--out", folder, "--name", name, "--json")
+        assert (code, err) == (0, "")
+        assert len(json.loads(out)["public"]) == 40
+    code, out, err = here(capsys, "keys", "new", "--out", folder, "--name", "alpha")
+    assert (code, out) == (2, "")
+    assert "alpha.secret: exists already" in err
+    devices = ["--device", "alpha=tcp://10.0.0.7:7500", "--device", "gamma/attic=tcp://h:1"]
+    where = ["--bundle", fleet.bundle, "--out", tmp_path / "sub" / "fleet.toml"]
+    secret = folder / "client.secret"
+    code, out, err = here(
+        capsys, "fleet", "new", *devices, *where, "--keys", folder, "--key", secret, "--json"
+    )
+    assert (code, err) == (0, "")
+    content = (tmp_path / "sub" / "fleet.toml").read_text()
+    assert 'key = "../keys/client.secret"' in content
+    entries = {entry["device"]: entry["key"] for entry in json.loads(out)["devices"]}
+    assert all(key in content for key in entries.values())
+    with Client(tmp_path / "sub" / "fleet.toml") as client:
+        assert client.fleet.key == "../keys/client.secret"
+    code, out, err = here(capsys, "fleet", "new", *devices, *where, "--keys", folder)
+    assert (code, out) == (2, "")
+    assert "--keys and --key: expected both" in err
+    (folder / "alpha.public").unlink()
+    code, out, err = here(
+        capsys, "fleet", "new", *devices, *where, "--keys", folder, "--key", secret
+    )
+    assert (code, out) == (2, "")
+    assert "alpha.public: cannot be read: No such file" in err
+    code, out, err = here(capsys, "fleet", "new", *devices, *where)
+    assert (code, err) == (0, "")
+    assert "  alpha has no key: only --insecure will connect to it, in plain text" in out
+
+
+def test_a_link_to_an_agent_with_keys_is_measured(alpha: AgentProcess, keys: Keys) -> None:
+    for name in ("office", "stranger", "beta"):
+        keys.pair(name)
+    known = peer_keys(keys.secret("office"), keys.folder / "alpha.public")
+    assert measure_link(alpha.address, known).request_bytes == 256 * 256 * 3
+    for refused, expected in (
+        (peer_keys(keys.secret("stranger"), keys.folder / "alpha.public"), NOT_ACCEPTED),
+        (peer_keys(keys.secret("office"), keys.folder / "beta.public"), "the agent's key is anoth"),
+        (None, "the agent has a key: expected --peer-key, its public key file, and --key"),
+    ):
+        with pytest.raises(InputError, match=rf"^--peer {alpha.address}: {expected}") as raised:
+            measure_link(alpha.address, refused)
+        assert "fleet file" not in str(raised.value)

@@ -1,0 +1,269 @@
+"""One fault against one kind of fleet: calls that never stop, while a device fails and heals."""
+
+import math
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Self
+
+from mdp.client.sync import Client
+from mdp.errors import InferenceError, InsecureWarning
+from mdp.formats.bundle import Bundle
+from mdp.fusion.fuse import rule_for
+from mdp.requests.prediction import Prediction
+from tests.support.calling_client import ProcessCaller, timed
+from tests.support.faults.fault_promises import (
+    Call,
+    Fleetwise,
+    Kind,
+    Phase,
+    Promise,
+    broken,
+    broken_together,
+    matches,
+)
+from tests.support.faults.fault_scene import PICTURES, Scene, picture
+from tests.support.faults.fault_table import Fault
+from tests.support.fleet import PATIENCE_S
+
+#: Picture number, deadline in ms -> the answer or error, and the milliseconds it took.
+Caller = Callable[[int, float], tuple[Prediction | InferenceError, float]]
+#: Complete answers in a row, after which a device is taken to be back: it may owe a few as proof.
+SETTLED = 9
+#: How long a device may take to say how it is.
+LOOK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How much is asked of one run."""
+
+    deadline_ms: float = 400.0
+    #: Seconds between two calls.
+    between_s: float = 0.02
+    #: Whether faults last as long as they want, or only as many calls as they need.
+    whole: bool = True
+    #: The longest that a call may outlast its deadline.
+    grace_ms: float = 20.0
+
+
+@dataclass(slots=True)
+class Run:
+    """What happened in one cell of the matrix."""
+
+    fault: str
+    kind: Kind
+    calls: list[Call] = field(default_factory=list)
+    #: Every promise that was not kept, in words.
+    broken: list[str] = field(default_factory=list)
+    #: From when the fault was made to the first answer that knows of it; None if none has to.
+    known_s: float | None = None
+    #: From when it was healed until the device answers again.
+    back_s: float | None = None
+
+    def of(self, *phases: Phase) -> list[Call]:
+        """The calls of these phases."""
+        return [call for call in self.calls if call.phase in phases]
+
+
+class _Onlooker:
+    """Whether the faulty device gives good answers, and to others too.
+
+    A client of its own, of this device alone: the one that is watched would learn from the device's
+    status that it is well.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene, self._stack = scene, ExitStack()
+        self._client: Client | None = None
+        self._asked = 0
+        #: The least that the device has counted of others'; from 0 again where it was restarted.
+        self._least = math.inf
+
+    def saw_an_answer(self) -> bool:
+        """Whether the device has answered others since it was first looked at, and is well."""
+        if self._client is None:
+            fleet = self._scene.fleet_file(alone=True)
+            self._client = self._stack.enter_context(Client.connect(fleet, timeout_s=LOOK_S))
+        self._asked += 1
+        answer, _ = timed(self._client, 0, LOOK_S * 1e3)
+        if isinstance(answer, InferenceError):
+            # What it has counted of this is not known.
+            self._least = math.inf
+            return False
+        for status in self._client.status(timeout_s=LOOK_S):
+            if status.device == self._scene.faulty and status.usable:
+                before, others = self._least, status.counts["answered"] - self._asked
+                self._least = min(before, others)
+                return others > before
+        return False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+class _Runner:
+    def __init__(self, scene: Scene, fault: Fault, kind: Kind, call: Caller, pace: Pace) -> None:
+        self.run = Run(fault=fault.name, kind=kind)
+        self._scene, self._fault, self._call, self._pace = scene, fault, call, pace
+        self._promise: Promise = fault.promised(kind)
+        self._checks = Fleetwise(
+            kind=kind, expected_accuracy=_expected(scene), grace_ms=pace.grace_ms
+        )
+
+    def all(self) -> Run:
+        """Before, under and after the fault; what is not kept is in the run's `broken`."""
+        self._until_whole("finding")
+        self._some("before", 6)
+        made_s = self._meanwhile("turning", self._fault.make)
+        try:
+            self._under_the_fault(made_s)
+            self._note(self._fault.proof(self._scene))
+        finally:
+            healed_s = self._meanwhile("healing", self._fault.heal)
+        self.run.back_s = self._until_whole("healing") - healed_s
+        self._some("after", 6)
+        self._note(*broken_together(self.run.calls, self._promise, self._checks))
+        return self.run
+
+    def _note(self, *wrong: str) -> None:
+        for text in wrong:
+            if text and text not in self.run.broken:
+                self.run.broken.append(text)
+
+    def _one(self, phase: Phase) -> Call:
+        number = len(self.run.calls) % PICTURES
+        outcome, elapsed_ms = self._call(number, self._pace.deadline_ms)
+        call = Call(
+            phase=phase,
+            picture=number,
+            label=picture(number)[1],
+            deadline_ms=self._pace.deadline_ms,
+            elapsed_ms=elapsed_ms,
+            outcome=outcome,
+        )
+        self.run.calls.append(call)
+        self._note(*(f"{phase}: {text}" for text in broken(call, self._promise, self._checks)))
+        time.sleep(self._pace.between_s)
+        return call
+
+    def _some(self, phase: Phase, count: int) -> None:
+        for _ in range(count):
+            self._one(phase)
+
+    def _meanwhile(self, phase: Phase, change: Callable[[Scene], None]) -> float:
+        """Go on calling while the fault is made or healed; returns when that was done."""
+        failed: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                change(self._scene)
+            except BaseException as error:  # raised again in the thread that calls
+                failed.append(error)
+
+        started_s = time.monotonic()
+        worker = threading.Thread(target=work, name=phase)
+        worker.start()
+        while worker.is_alive():
+            self._one(phase)
+        worker.join()
+        if failed:
+            raise failed[0]
+        return time.monotonic() if phase == "healing" else started_s
+
+    def _under_the_fault(self, made_s: float) -> None:
+        faulty, known, promise = self._scene.faulty, False, self._promise
+        until_s = time.monotonic() + (self._fault.lasts_s if self._pace.whole else 0.0)
+        give_up_s = time.monotonic() + PATIENCE_S
+        made = 0
+        while made < self._fault.calls or time.monotonic() < until_s:
+            call = self._one("faulty")
+            reason = call.missing.get(faulty)
+            if not known and reason is not None and matches(promise.known, reason):
+                known, self.run.known_s = True, time.monotonic() - made_s
+            # What is known counts from then on; with a replica, nobody is told.
+            hidden = not promise.known or self._scene.setting.replica is not None
+            made += known or hidden
+            if time.monotonic() > give_up_s:
+                self._note(f"{faulty} was never known to have failed")
+                return
+
+    def _until_whole(self, phase: Phase) -> float:
+        """Call until answers are complete for good, the faulty device at work; returns since when.
+
+        With a replica they are complete without it, and one 20 times as quick may beat it in every
+        answer; then it has to answer what it is asked all the same.
+        """
+        setting, give_up_s = self._scene.setting, time.monotonic() + PATIENCE_S
+        whole, back_s = 0, math.inf
+        with _Onlooker(self._scene) as onlooker:
+            while whole < SETTLED or back_s == math.inf:
+                used = self._one(phase).used
+                complete = len(used) == len(setting.members)
+                whole, back_s = (whole + 1, back_s) if complete else (0, math.inf)
+                at_work = setting.faulty in used
+                if complete and not at_work and back_s == math.inf:
+                    at_work = onlooker.saw_an_answer()
+                if complete and at_work:
+                    back_s = min(back_s, time.monotonic())
+                if time.monotonic() > give_up_s:
+                    self._note(f"{setting.faulty} was not taken back in {PATIENCE_S:.0f} s")
+                    break
+        return back_s
+
+
+def _expected(scene: Scene) -> Callable[[tuple[str, ...]], float | None]:
+    bundle = Bundle.open(scene.bundle)
+    weights = bundle.fusion_weights()
+    order = scene.setting.members
+
+    def expected(used: tuple[str, ...]) -> float | None:
+        members = tuple(order.index(device.partition("/")[0]) for device in used)
+        fitted = weights.fitted(members) is not None
+        return bundle.expected_accuracy(
+            members, rule_for(members, scene.setting.fusion, fitted=fitted)
+        )
+
+    return expected
+
+
+@contextmanager
+def caller(scene: Scene) -> Iterator[Caller]:
+    """A client of the scene's fleet, in a process of its own where its clock is to jump."""
+    fleet, fusion, named = scene.fleet_file(), scene.setting.fusion, scene.where == "name"
+    if scene.where == "clock":
+        with ProcessCaller(fleet, fusion, scene.environment) as process:
+            yield process.call
+        return
+    with warnings.catch_warnings():
+        # A name may be one of this machine or not.
+        warnings.simplefilter("ignore", InsecureWarning)
+        client = Client.connect(fleet, fusion=fusion, timeout_s=PATIENCE_S, insecure=named)
+
+    def call(number: int, deadline_ms: float) -> tuple[Prediction | InferenceError, float]:
+        with scene.idle:
+            return timed(client, number, deadline_ms)
+
+    try:
+        yield call
+    finally:
+        closing = threading.Thread(target=client.close, daemon=True)
+        closing.start()
+        closing.join(PATIENCE_S)
+        assert not closing.is_alive(), "close() does not return"
+
+
+def run_cell(scene: Scene, fault: Fault, kind: Kind, pace: Pace) -> Run:
+    """Make `fault` in `scene` and heal it, calling all the while."""
+    scene.where = fault.where
+    fault.before(scene)
+    with caller(scene) as call:
+        run = _Runner(scene, fault, kind, call, pace).all()
+    fault.after(scene)
+    return run

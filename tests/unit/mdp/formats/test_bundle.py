@@ -1,0 +1,378 @@
+"""The manifest, and the files that it answers for."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mdp.errors import ConfigError
+from mdp.files import MAX_JSON_BYTES, write_json
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
+from mdp.fusion.fuse import weights_for
+from tests.support.bundles import (
+    LABELS,
+    change_assignment,
+    size_accuracy,
+    subset_accuracy,
+    write_bundle,
+)
+
+Change = Callable[[dict[str, Any]], object]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_bundle(tmp_path / "bundle")
+
+
+def change_manifest(folder: Path, change: Change) -> None:
+    path = folder / MANIFEST
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def test_a_bundle_opens_and_its_files_are_as_listed(folder: Path) -> None:
+    bundle = Bundle.open(folder)
+    assert bundle.manifest.labels == LABELS
+    for name in bundle.manifest.files:
+        assert bundle.verified(name) == folder / name
+    assert bundle.fusion_weights().num_classes == len(LABELS)
+
+
+def test_an_assignment_or_the_names_there_are(folder: Path) -> None:
+    bundle = Bundle.open(folder)
+    assert bundle.assignment("gamma").k == 2
+    with pytest.raises(
+        ConfigError,
+        match=r"no assignment for device 'delta' \(there are: alpha, beta, gamma\)",
+    ):
+        bundle.assignment("delta")
+
+
+def test_what_is_no_bundle_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere: expected a bundle folder with a manifest\.js"):
+        Bundle.open(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match=r"manifest\.json: cannot be read: No such file"):
+        Bundle.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../secret", "/etc/passwd", "a/../../b", "..", "", ".", "C:/x", "a\\..\\b", "a\0b"],
+)
+def test_a_listed_path_may_not_leave_the_folder(folder: Path, path: str) -> None:
+    change_manifest(folder, lambda m: m["files"].update({path: m["files"][FUSION]}))
+    with pytest.raises(ConfigError, match=r"`files` holds '.*': expected a relative path inside"):
+        Bundle.open(folder)
+
+
+@pytest.mark.parametrize("level", ["file", "folder"])
+def test_a_link_may_not_lead_out_of_the_folder(folder: Path, tmp_path: Path, level: str) -> None:
+    inside = folder / "submodels" / "0" / "model.onnx"
+    outside = tmp_path / "outside"
+    if level == "folder":
+        inside = inside.parent
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    with pytest.raises(ConfigError, match=r"model\.onnx: leads out of the bundle"):
+        Bundle.open(folder).verified(model_path(0))
+
+
+def test_the_folder_itself_may_be_a_link(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert Bundle.open(link).verified(model_path(0)) == link / model_path(0)
+
+
+def test_a_file_of_another_content_is_refused(folder: Path) -> None:
+    path = folder / model_path(1)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"1/model\.onnx: expected sha256 [0-9a-f]{64}, found"):
+        Bundle.open(folder).verified(model_path(1))
+
+
+def test_a_file_of_another_size_is_refused(folder: Path) -> None:
+    path = folder / model_path(1)
+    size_bytes = path.stat().st_size
+    path.write_bytes(path.read_bytes() + b"x")
+    expected = rf"1/model\.onnx: expected {size_bytes} bytes, found {size_bytes + 1}"
+    with pytest.raises(ConfigError, match=expected):
+        Bundle.open(folder).verified(model_path(1))
+
+
+def test_a_missing_file_is_named(folder: Path) -> None:
+    (folder / model_path(2)).unlink()
+    with pytest.raises(ConfigError, match=r"2/model\.onnx: missing, but listed in manifest\.json"):
+        Bundle.open(folder).verified(model_path(2))
+
+
+def test_a_path_that_no_file_system_takes_is_named(folder: Path) -> None:
+    name = "a" * 300
+    change_manifest(folder, lambda m: m["files"].update({name: m["files"][FUSION]}))
+    with pytest.raises(ConfigError, match="aaa: cannot be read: File name too long"):
+        Bundle.open(folder).verified(name)
+
+
+def test_links_that_lead_in_a_circle_are_named(folder: Path) -> None:
+    (folder / FUSION).unlink()
+    (folder / FUSION).symlink_to(FUSION)
+    with pytest.raises(ConfigError, match=r"fusion\.json: cannot be read: Symlink loop"):
+        Bundle.open(folder).verified(FUSION)
+
+
+def _first(manifest: dict[str, Any]) -> dict[str, Any]:
+    subset: dict[str, Any] = manifest["evaluation"]["subsets"][0]
+    return subset
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda m: m.update(surprise=1), "unknown field `surprise`"),
+        (lambda m: m["evaluation"].update(surprise=1), r"`surprise` - at `\$\.evaluation`"),
+        (lambda m: m.pop("labels"), "missing required field `labels`"),
+        (lambda m: m.update(labels=["one"]), r"length >= 2 - at `\$\.labels`"),
+        (lambda m: m.update(labels=["one", "two", "one"]), "`labels` name a class twice"),
+        (lambda m: m.update(labels="red"), r"Expected `array`, got `str` - at `\$\.labels`"),
+        (lambda m: m.update(name="no name"), r"matching regex .* - at `\$\.name`"),
+        (lambda m: m.update(name="line\n"), r"matching regex .* - at `\$\.name`"),
+        (
+            lambda m: m.update(labels=["a\x1b]0;b", "c"]),
+            r"printable text, got .* - at `\$\.labels\[0",
+        ),
+        (
+            lambda m: m.update(labels=["a", "b\nc"]),
+            r"printable text, got .* - at `\$\.labels\[1\]`",
+        ),
+        (lambda m: m.update(provenance={"by\u202e": "x"}), r"printable .* - at `\$\.provenance`"),
+        (lambda m: m["plan"].update(reason="\x9b31m"), r"printable .* - at `\$\.plan\.reason`"),
+        (lambda m: m.update(format_version=2), r"Invalid enum value 2 - at `\$\.format_version`"),
+        (lambda m: m["files"].pop(model_path(1)), "`files` lacks submodels/1/model.onnx"),
+        (lambda m: m["files"].pop(FUSION), "`files` lacks fusion.json"),
+        (lambda m: m["files"][FUSION].update(sha256="ab"), r"regex .* - at `\$\.files\[\.\.\.\]"),
+        (lambda m: m["files"][FUSION].update(size_bytes=-1), r"`int` >= 0"),
+        (lambda m: m["evaluation"]["subsets"].pop(), "have to list every arrival subset once"),
+        (
+            lambda m: m["evaluation"]["subsets"].append(_first(m)),
+            "have to list every arrival subset once",
+        ),
+        (lambda m: _first(m).update(members=[7]), "have to list every arrival subset once"),
+        (lambda m: _first(m).update(stacked=1.5), r"`float` <= 1"),
+        (lambda m: m["plan"]["assignments"][0].update(threads=1025), "`int` <= 1024"),
+        (lambda m: m["plan"]["assignments"][0].update(k=1), "listed by `k`, from 0 without gaps"),
+    ],
+)
+def test_what_a_manifest_may_not_say(folder: Path, change: Change, expected: str) -> None:
+    change_manifest(folder, change)
+    with pytest.raises(ConfigError, match=rf"manifest\.json: .*{expected}"):
+        Bundle.open(folder)
+
+
+def test_a_corrupt_manifest_is_named(folder: Path) -> None:
+    path = folder / MANIFEST
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ConfigError, match=r"manifest\.json: Input data was truncated"):
+        Bundle.open(folder)
+
+
+def pipe(folder: Path) -> None:
+    os.mkfifo(folder / MANIFEST)
+
+
+def device(folder: Path) -> None:
+    (folder / MANIFEST).symlink_to("/dev/zero")
+
+
+def outside(folder: Path) -> None:
+    write_bundle(folder.parent / "other")
+    (folder / MANIFEST).symlink_to(folder.parent / "other" / MANIFEST)
+
+
+def endless(folder: Path) -> None:
+    with (folder / MANIFEST).open("wb") as file:
+        file.truncate(MAX_JSON_BYTES + 1)  # a hole: it takes no room on the disk
+
+
+@pytest.mark.timeout(20)  # a pipe that is waited for never ends
+@pytest.mark.parametrize(
+    ("replace", "expected"),
+    [
+        (pipe, "expected a regular file, found a pipe or a device"),
+        (device, "leads out of the bundle"),
+        (outside, "leads out of the bundle"),
+        (endless, "expected at most 67,108,864 bytes, found more"),
+    ],
+)
+def test_a_manifest_that_is_no_ordinary_file_is_refused(
+    folder: Path, replace: Callable[[Path], None], expected: str
+) -> None:
+    (folder / MANIFEST).unlink()
+    replace(folder)
+    with pytest.raises(ConfigError, match=rf"manifest\.json: {expected}"):
+        Bundle.open(folder)
+
+
+def test_fusion_weights_for_other_labels_are_refused(folder: Path) -> None:
+    path = folder / FUSION
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "num_classes": 10}))
+    entry = msgspec.to_builtins(file_entry(path))
+    change_manifest(folder, lambda m: m["files"].update({FUSION: entry}))
+    expected = r"fusion\.json: key `num_classes`: expected 3, the number of labels, got 10"
+    with pytest.raises(ConfigError, match=expected):
+        Bundle.open(folder).fusion_weights()
+
+
+def test_the_digest_tells_models_labels_and_plans_apart(folder: Path, tmp_path: Path) -> None:
+    digest = Bundle.open(folder).digest
+    assert len(digest) == 64
+    assert Bundle.open(write_bundle(tmp_path / "same")).digest == digest
+    assert Bundle.open(write_bundle(tmp_path / "model", bag_scale=5.0)).digest != digest
+    assert Bundle.open(write_bundle(tmp_path / "plan", devices=("a", "b", "c"))).digest != digest
+    change_manifest(folder, lambda m: m.update(labels=["blue", "green", "rouge"]))
+    assert Bundle.open(folder).digest != digest
+
+
+def test_the_digest_does_not_depend_on_what_changes_no_answer(folder: Path) -> None:
+    digest = Bundle.open(folder).digest
+    change_assignment(folder, batch=3)
+    change_assignment(folder, spin=True)
+    assert Bundle.open(folder).manifest.plan.assignments[0].spin
+    assert Bundle.open(folder).digest == digest
+
+
+def test_a_bundle_keeps_its_digest_from_one_version_to_the_next() -> None:
+    # Of plain ViTs, written before there were other families. Agents that serve it would refuse
+    # clients of a version that takes it for another one.
+    bundle = Bundle.open(Path(__file__).parents[3] / "support/plain_vits")
+    assert bundle.digest == "143a2f3da63bbca1390a0a883d6a7d19f44b2c742af5e1bdc747a86397015eba"
+
+
+def test_a_bundle_of_other_networks_keeps_its_digest() -> None:
+    bundle = Bundle.open(Path(__file__).parents[4] / "examples/bundles/cifar10")
+    assert bundle.digest == ("7d6d4656744ade8610389550bf81ba9ec5926077193595b2a294ec03878157ee")
+
+
+def test_the_digest_does_not_depend_on_what_was_measured(folder: Path, tmp_path: Path) -> None:
+    digest = Bundle.open(folder).digest
+    never = Bundle.open(write_bundle(tmp_path / "never", evaluated=False))
+    assert never.digest == digest
+    assert never.manifest.evaluation is None
+    write_json(folder / FUSION, {"num_classes": 3, "subsets": []})
+    entry = msgspec.to_builtins(file_entry(folder / FUSION))
+    change_manifest(folder, lambda m: m["files"].update({FUSION: entry}))
+    assert Bundle.open(folder).digest == digest
+
+
+def test_expected_accuracy_of_every_subset_and_rule(folder: Path, tmp_path: Path) -> None:
+    bundle = Bundle.open(folder)
+    both = subset_accuracy((0, 2))
+    assert bundle.expected_accuracy((0, 2), "stacked") == both.stacked
+    assert bundle.expected_accuracy((0, 2), "bagged") == both.bagged
+    assert bundle.expected_accuracy((0, 2), "boosted") == both.boosted
+    assert len({both.stacked, both.bagged, both.boosted}) == 3
+    never = Bundle.open(write_bundle(tmp_path / "never", evaluated=False))
+    assert never.expected_accuracy((0, 2), "stacked") is None
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    devices = tuple(f"d{k}" for k in range(16))
+    return write_bundle(
+        tmp_path_factory.mktemp("many") / "bundle", devices=devices, sizes=(8,) * 16
+    )
+
+
+def test_sixteen_members_have_the_mean_of_the_size_where_a_subset_is_not_listed(
+    many: Path,
+) -> None:
+    bundle = Bundle.open(many)
+    assert bundle.manifest.evaluation is not None
+    assert len(bundle.manifest.evaluation.subsets) < 300
+    assert (many / MANIFEST).stat().st_size < 200_000
+    for members in ((3, 9), (0, 1, 2, 3, 4), tuple(range(16)), tuple(range(1, 15))):
+        assert bundle.expected_accuracy(members, "stacked") == subset_accuracy(members).stacked
+    odd, rest = (1, 3, 5, 7, 9), tuple(range(3, 16))
+    for members in (odd, rest):
+        mean = size_accuracy(len(members)).mean
+        assert bundle.expected_accuracy(members, "stacked") == mean.stacked
+        assert bundle.expected_accuracy(members, "bagged") == mean.bagged
+        assert bundle.expected_accuracy(members, "boosted") == mean.boosted
+    fitted = bundle.fusion_weights().fitted(odd)
+    assert fitted is not None
+    assert fitted.b == (0.2,) * 5
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda e: e["subsets"].pop(),
+            r"list every arrival subset once but those of the sizes \[3, 4, .* 13\]",
+        ),
+        (lambda e: e["subsets"].append({**e["subsets"][0], "members": [1, 3, 5]}), "every arrival"),
+        (lambda e: e["sizes"].pop(), r"`evaluation.sizes` have to list each of the sizes \[3, 4"),
+        (lambda e: e["sizes"].append(e["sizes"][0]), "each of the sizes"),
+        (lambda e: e.pop("sizes"), "each of the sizes"),
+        (lambda e: e["sizes"][0].update(sampled=0), "`int` >= 1"),
+        (lambda e: e["sizes"][0]["mean"].update(stacked=2.0), "`float` <= 1"),
+    ],
+)
+def test_what_an_evaluation_of_many_may_not_say(
+    many: Path, tmp_path: Path, change: Change, expected: str
+) -> None:
+    content = json.loads((many / MANIFEST).read_text())
+    change(content["evaluation"])
+    (tmp_path / MANIFEST).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=rf"manifest\.json: .*{expected}"):
+        Bundle.open(tmp_path)
+
+
+def test_sizes_are_refused_where_every_subset_is_listed(folder: Path) -> None:
+    entry = msgspec.to_builtins(size_accuracy(2))
+    change_manifest(folder, lambda m: m["evaluation"].update(sizes=[entry]))
+    with pytest.raises(
+        ConfigError, match=r"`evaluation.sizes` have to list each of the sizes \[\]"
+    ):
+        Bundle.open(folder)
+
+
+def test_shared_weights_of_other_members_are_refused(folder: Path) -> None:
+    path = folder / FUSION
+    shared = {"size": 2, "a": [1.0] * 4, "b": [1.0] * 4}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "by_size": [shared]}))
+    entry = msgspec.to_builtins(file_entry(path))
+    change_manifest(folder, lambda m: m["files"].update({FUSION: entry}))
+    expected = r"fusion\.json: key `by_size`: expected weights of 3 members, .*, got 4"
+    with pytest.raises(ConfigError, match=expected):
+        Bundle.open(folder).fusion_weights()
+
+
+def test_a_bundle_from_before_temperatures_and_calibration_errors_opens(folder: Path) -> None:
+    path = folder / FUSION
+    content = json.loads(path.read_text())
+    content.pop("by_size")
+    for subset in content["subsets"]:
+        subset.pop("temperatures")
+    path.write_text(json.dumps(content))
+    entry = msgspec.to_builtins(file_entry(path))
+
+    def older(manifest: dict[str, Any]) -> None:
+        manifest["files"][FUSION] = entry
+        manifest["evaluation"].pop("sizes")
+        for subset in manifest["evaluation"]["subsets"]:
+            subset.pop("ece")
+
+    change_manifest(folder, older)
+    bundle = Bundle.open(folder)
+    assert bundle.expected_accuracy((0, 2), "stacked") == subset_accuracy((0, 2)).stacked
+    assert bundle.manifest.evaluation is not None
+    assert bundle.manifest.evaluation.subsets[0].ece is None
+    assert weights_for((0, 2), "bagged", bundle.fusion_weights()).b == (0.5, 0.5)

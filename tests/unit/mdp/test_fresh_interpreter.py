@@ -1,0 +1,82 @@
+"""What an import loads, and what the package shows. Each import in an interpreter of its own."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import mdp
+
+ROOT = Path(__file__).parents[3]
+HEAVY = {"torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "scipy", "safetensors"}
+
+
+def loaded_by(statement: str) -> set[str]:
+    """Top-level packages in `sys.modules` after `statement`."""
+    program = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return {name.partition(".")[0] for name in json.loads(done.stdout.splitlines()[-1])}
+
+
+def test_the_client_needs_neither_torch_nor_onnxruntime_nor_a_command_line() -> None:
+    loaded = loaded_by("import mdp")
+    assert "zmq" in loaded
+    assert not loaded & (
+        HEAVY | {"onnxruntime", "cryptography", "typer", "rich", "click", "devices"}
+    )
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "mdp.cli.main",
+        "devices",
+        "devices.agent.server",
+        "devices.agent.queue",
+        "devices.cli.main",
+        "devices.probe.child",
+    ],
+)
+def test_neither_command_line_nor_agent_load_torch_or_onnxruntime(module: str) -> None:
+    loaded = loaded_by(f"import {module}")
+    assert not loaded & (HEAVY | {"onnxruntime", "partitioner"})
+
+
+def test_the_runtime_loads_onnxruntime_only_when_it_is_made() -> None:
+    assert "onnxruntime" not in loaded_by("import devices.runtime.base")
+
+
+def test_all_is_what_the_package_shows() -> None:
+    # In an interpreter of its own: other tests import sub-modules, which then show as well.
+    program = (
+        "import json, types, mdp\n"
+        "shown = [n for n, v in vars(mdp).items() if not n.startswith('_')"
+        " and not isinstance(v, types.ModuleType)]\n"
+        "print(json.dumps(shown))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert sorted([*json.loads(done.stdout), "__version__"]) == sorted(mdp.__all__)
+    assert list(mdp.__all__) == sorted(mdp.__all__)
+
+
+def test_every_name_shown_says_what_it_is() -> None:
+    for name in mdp.__all__:
+        if name != "__version__":
+            assert getattr(mdp, name).__doc__, name
+
+
+def test_one_version_everywhere() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    newest = re.search(
+        r"^## \[(?!Unreleased)([^\]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
+    assert newest is not None
+    assert project["version"] == mdp.__version__ == newest.group(1)

@@ -1,0 +1,233 @@
+"""Models that exist as one bundle: what is taken, what is refused, and what comes out."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from mdp.errors import ConfigError, MDPError
+from mdp.formats.bundle import Bundle
+from partitioner.assembly.members import read_map, read_names, rows_of
+from partitioner.cli.assemble import assemble
+from partitioner.networks.families import Backbone, FamilyMember, create
+from tests.support.models.trees import CLASSES, write_tree
+
+pytestmark = pytest.mark.torch
+#: A convolutional network of timm with 0.4 million numbers, and a vision transformer of that size.
+CONV, VIT = "test_efficientnet", "test_vit"
+SIDE = 32
+PROFILES = ["n100", "laptop-cpu"]
+#: More names than the data has classes, and in another order.
+NAMES = ("stripes", "dog", "ring", "cross")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tree(tmp_path_factory.mktemp("pictures") / "tree", each=140)
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with good and bad models and labels."""
+    folder = tmp_path_factory.mktemp("parts")
+    put_conv(folder)
+    put_vit(folder)
+    put_onnx(folder / "net.onnx")
+    put_onnx(folder / "five.onnx", classes=5)
+    put_onnx(folder / "wide.onnx", sides=(SIDE, 48))
+    put_onnx(folder / "int.onnx", kind=TensorProto.INT64)
+    put_onnx(folder / "free.onnx", sides=("H", "W"))
+    torch.save(create(Backbone(CONV, SIDE), 5).state_dict(), folder / "five.pt")
+    (folder / "others.txt").write_text("cat\ndog\nstripes\nfish\n")
+    (folder / "map.txt").write_text("ring\tcircle\n")
+    return folder
+
+
+def put_conv(folder: Path, classes: int = len(NAMES)) -> None:
+    torch.manual_seed(0)
+    network = create(Backbone(CONV, SIDE), classes)
+    torch.save(network.state_dict(), folder / "conv.pt")
+
+
+def put_vit(folder: Path) -> None:
+    torch.manual_seed(1)
+    torch.save(FamilyMember(Backbone(VIT, SIDE, 2), len(NAMES)).state_dict(), folder / "vit.pt")
+
+
+def put_onnx(
+    path: Path, kind: int = TensorProto.FLOAT, classes: int = len(NAMES), sides: Any = (SIDE, SIDE)
+) -> None:
+    """A classifier that says how red, green and blue a picture is, and one more number."""
+    channels = ["N", 3, *sides] if kind == TensorProto.FLOAT else ["N", *sides, 3]
+    weights = np.random.default_rng(0).normal(size=(3, classes)).astype(np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("ReduceMean", ["images", "axes"], ["mean"], keepdims=0),
+            helper.make_node("MatMul", ["mean", "w"], ["boost"]),
+        ],
+        "colours",
+        [helper.make_tensor_value_info("images", kind, channels)],
+        [helper.make_tensor_value_info("boost", TensorProto.FLOAT, ["N", classes])],
+        [
+            numpy_helper.from_array(np.array([2, 3]), "axes"),
+            numpy_helper.from_array(weights, "w"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, path)
+
+
+CONV_MODEL = {"timm": CONV, "weights": "conv.pt", "image_size": SIDE}
+VIT_MODEL = {"timm": VIT, "weights": "vit.pt", "image_size": SIDE, "depth": 2}
+ONNX_MODEL = {"onnx": "net.onnx", "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.5, 1.0]}
+
+
+def listed(folder: Path, *models: dict[str, Any]) -> Path:
+    """A models.toml, its labels beside it."""
+    (folder / "labels.txt").write_text("\n".join(NAMES) + "\n")
+    entries = [
+        {"device": device, "labels": "labels.txt"} | model
+        for device, model in zip(PROFILES, models, strict=False)
+    ]
+    path = folder / "models.toml"
+    path.write_bytes(msgspec.toml.encode({"models": entries}))
+    return path
+
+
+def run(parts: Path, folder: Path, tree: Path, *models: dict[str, Any]) -> Bundle:
+    out = folder / "bundle"
+    assemble(
+        models=listed(parts, *models),
+        data=str(tree),
+        profiles=PROFILES,
+        out=out,
+        limit=33,
+        json=True,
+    )
+    return Bundle.open(out)
+
+
+def test_a_network_and_an_onnx_file_become_a_bundle(
+    parts: Path, tmp_path: Path, tree: Path
+) -> None:
+    bundle = run(parts, tmp_path, tree, CONV_MODEL | {"licence": "MIT"}, ONNX_MODEL)
+    manifest = bundle.manifest
+    assert manifest.labels == sorted(CLASSES)
+    assert manifest.plan.teacher is None
+    first, second = manifest.plan.assignments
+    assert first.submodel is None
+    assert first.spec.words == f"{SIDE} px, {CONV}"
+    assert second.spec.outline == "net.onnx"
+    assert second.network is not None
+    assert second.network.macs == 3 * len(NAMES)
+    assert "estimated" in first.why
+    assert manifest.evaluation is not None
+    assert len(manifest.evaluation.subsets) == 3
+    assert "sha256" in manifest.provenance["model_0"]
+    assert manifest.provenance["model_0"].endswith("licence: MIT")
+    for name in manifest.files:
+        bundle.verified(name)
+
+
+def test_own_heads_are_kept_apart_and_quantised(parts: Path, tmp_path: Path, tree: Path) -> None:
+    from partitioner.export.sessions import contribution, open_session
+
+    bundle = run(parts, tmp_path, tree, VIT_MODEL | {"precision": "int8-static"})
+    assert bundle.manifest.plan.assignments[0].spec.precision == "int8-static"
+    noise = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), dtype=np.uint8)
+    found = contribution(open_session(bundle.model(0)), noise)
+    assert found.boost.shape == found.bag.shape == (2, len(CLASSES))
+    assert not np.allclose(found.boost, found.bag)
+    kinds = {
+        t.data_type
+        for t in onnx.load_from_string(bundle.content("submodels/0/model.onnx")).graph.initializer
+    }
+    assert TensorProto.INT8 in kinds
+
+
+WRONG_LABELS = {"labels": "others.txt"}
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (CONV_MODEL | {"timm": "efficientnet_b99"}, "has no such model"),
+        (CONV_MODEL | {"weights": "none.pt"}, "none.pt: expected a file of weights, found none"),
+        ({"timm": CONV, "image_size": SIDE}, "`timm` needs `weights`"),
+        ({"timm": CONV, "weights": "conv.pt"}, "`timm` needs `image_size`"),
+        ({}, "expected either `onnx` or `timm`"),
+        (CONV_MODEL | {"timm": "test_resnet"}, "expected the tensors of ResNet"),
+        (CONV_MODEL | {"weights": "five.pt"}, "as many rows as its labels file has names"),
+        (VIT_MODEL | {"depth": 1}, "expected the tensors of test_vit"),
+        (VIT_MODEL | WRONG_LABELS, "has no class named cross, ring of the data (2 of 3"),
+        (CONV_MODEL | {"map": "map.txt"}, "has no class named ring of the data"),
+        (ONNX_MODEL | {"onnx": "five.onnx"}, "output boost is [0, 5], expected [N, 4]"),
+        (ONNX_MODEL | {"onnx": "wide.onnx"}, "expected square pictures as float [N, 3, S, S]"),
+        (ONNX_MODEL | {"onnx": "int.onnx"}, "expected square pictures as float [N, 3, S, S]"),
+        (ONNX_MODEL | {"onnx": "free.onnx"}, "expected the key `image_size`"),
+        (ONNX_MODEL | {"image_size": 48}, "takes pictures of 32 px, not `image_size` 48"),
+        ({"onnx": "net.onnx"}, "takes floats: expected the keys `mean` and `std`"),
+        (ONNX_MODEL | {"onnx": "labels.txt"}, "labels.txt: expected an ONNX model"),
+    ],
+)
+def test_what_cannot_be_assembled_is_named(
+    parts: Path, tmp_path: Path, tree: Path, model: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(MDPError) as error:
+        run(parts, tmp_path, tree, model)
+    assert expected in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_device_without_a_profile_is_named(parts: Path, tmp_path: Path, tree: Path) -> None:
+    with pytest.raises(MDPError, match="device 'n100' has no profile in --profiles"):
+        assemble(
+            models=listed(parts, CONV_MODEL),
+            data=str(tree),
+            profiles=["laptop-cpu"],
+            out=tmp_path / "bundle",
+        )
+
+
+def test_rows_are_found_by_name() -> None:
+    assert rows_of(NAMES, ["cross", "ring"], {}, "x") == [3, 2]
+    assert rows_of(NAMES, ["cross", "wolf"], {"wolf": "dog"}, "x") == [3, 1]
+    with pytest.raises(MDPError, match="x: has several classes named a"):
+        rows_of(["a", "b", "a"], ["a", "b"], {}, "x")
+    with pytest.raises(MDPError, match="mapped to one"):
+        rows_of(NAMES, ["cross", "wolf"], {"wolf": "cross"}, "x")
+
+
+@pytest.mark.parametrize("text", ["a b\n", "a\t\n", "a\tb\na\tc\n", "a\tb\tc\n"])
+def test_a_map_has_two_columns(tmp_path: Path, text: str) -> None:
+    (tmp_path / "map.txt").write_text(text)
+    with pytest.raises(ConfigError, match="expected a class of the data, a tab"):
+        read_map(tmp_path / "map.txt")
+
+
+@pytest.mark.parametrize("text", ["", "one\n", "one\n\ntwo\n"])
+def test_a_labels_file_names_a_class_on_each_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "labels.txt").write_text(text)
+    with pytest.raises(ConfigError, match="the name of a class on each line"):
+        read_names(tmp_path / "labels.txt")
+
+
+def test_a_bundle_of_networks_can_be_quantised_but_not_trained(
+    parts: Path, tmp_path: Path, tree: Path
+) -> None:
+    from partitioner.estimates.accuracy_records import members_of
+
+    bundle = run(parts, tmp_path, tree, CONV_MODEL)
+    with pytest.raises(ConfigError, match="expected a plain ViT"):
+        members_of(bundle.manifest.plan)
+    with pytest.raises(ConfigError, match="the plan has no teacher"):
+        _ = bundle.manifest.plan.decomposed

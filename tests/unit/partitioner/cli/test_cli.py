@@ -1,0 +1,518 @@
+"""What a user sees of `mdp-partition`: one-line errors, exit codes, JSON alone on stdout."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+import typer
+
+import mdp.cli.main
+from mdp.files import write_toml
+from mdp.formats.bundle import Bundle, model_path
+from mdp.formats.plan import read_plan
+from mdp.formats.profile import read_profile
+from partitioner.cli import main as cli
+from partitioner.data.datasets import open_dataset
+from partitioner.export.sessions import contribution, open_member
+from tests.support.bundles import write_bundle
+from tests.support.models.quantised import profile_of, write_colours
+from tests.support.models.runs import SHARED_ARGS, SHARED_MS, tiny_plan, write_profiles
+from tests.support.models.trees import CLASSES, write_tree
+
+Outcome = tuple[int, str, str]
+Run = Callable[..., Outcome]
+TEACHER = ["--teacher", "vit_tiny_patch16_224"]
+SHARED = [*TEACHER, "--teacher-arg", *SHARED_ARGS]
+
+
+@pytest.fixture
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a test's profiles lie, apart from what it writes."""
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """Run a command line in this process; returns exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["mdp-partition", *map(str, args)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "import partitioner.cli.main\n"
+        "heavy = {'torch', 'timm', 'onnx', 'onnxruntime', 'sklearn'}\n"
+        "print(sorted(heavy & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("partitioner", ["plan", *TEACHER, "--profiles", "n100", "--latency-ms", "4"]),
+        ("partitioner", ["build", *TEACHER, "--profiles", "n100", "--latency-ms", "4",
+                         "--data", "digits", "--out", "b"]),
+        ("partitioner", ["evaluate", "--bundle", "bundle", "--data", "digits"]),
+        ("mdp", ["demo", "--work", "demo"]),
+    ],
+)  # fmt: skip
+def test_without_the_partition_extra_one_line_says_what_to_install(
+    tmp_path: Path, program: str, arguments: list[str]
+) -> None:
+    write_bundle(tmp_path / "bundle")
+    code = (
+        "import importlib.util, sys\n"
+        "hidden = ['torch', 'timm', 'onnx', 'onnxruntime', 'sklearn', 'scipy', 'safetensors']\n"
+        "sys.modules.update(dict.fromkeys(hidden))\n"
+        f"from {program}.cli.main import main\n"
+        "main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True, text=True, check=False, cwd=tmp_path,
+        timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert " is not installed" in line
+    assert "pip install '.[partition]' in a checkout" in line
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["plan", "train", "export", "evaluate", "quantize", "build", "data", "simulate"],
+)
+def test_every_command_has_help_with_an_example(run: Run, command: str) -> None:
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert f"Example: mdp-partition {command}" in out
+    assert "--json" in out
+
+
+@pytest.mark.parametrize("app", [cli.app, mdp.cli.main.app], ids=["mdp-partition", "mdp"])
+def test_every_option_says_what_it_is(app: typer.Typer) -> None:
+    def options(command: Any, path: str) -> Iterator[tuple[str, str | None]]:
+        for name, inner in getattr(command, "commands", {}).items():
+            yield from options(inner, f"{path} {name}")
+        yield from ((f"{path} {p.opts[0]}", p.help) for p in command.params if p.opts[0][0] == "-")
+
+    silent = [what for what, text in options(typer.main.get_command(app), "") if not text]
+    assert silent == []
+
+
+def test_exit_codes_are_documented(run: Run) -> None:
+    _, out, _ = run("--help")
+    words = " ".join(out.split())
+    assert "Exit codes: 0 fine, 2 usage or bad input, 4 the plan was refused" in words
+
+
+def test_data_counts_and_writes(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("data", "--data", "digits", "--split", "test", "--out", "tree")
+    assert code == 0
+    assert "359" in out
+    assert len(list((tmp_path / "tree").glob("*/*.png"))) == 359
+
+
+def test_data_as_json(run: Run) -> None:
+    code, out, err = run("data", "--data", "digits", "--limit-test", 20, "--json")
+    assert (code, err) == (0, "")
+    value = json.loads(out)
+    assert value["labels"] == list("0123456789")
+    assert value["splits"]["test"]["pictures"] == 20
+    assert set(value["splits"]["test"]["classes"].values()) <= {1, 2, 3}
+
+
+@pytest.mark.torch
+def test_what_is_no_picture_is_left_out_and_broken_pictures_are_named_together(
+    run: Run, tmp_path: Path
+) -> None:
+    tree = write_tree(tmp_path / "tree", each=10)
+    for path in ("ring/Thumbs.db", "ring/desktop.ini", "cross/notes.txt", "__MACOSX/ring/000.png"):
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(b"not a picture")
+    (tree / "ring/000.png").rename(tree / "ring/renamed")  # its content says what it is
+    code, out, err = run("data", "--data", "tree", "--json")
+    assert code == 0, err
+    counted = json.loads(out)
+    assert sum(split["pictures"] for split in counted["splits"].values()) == 30
+    assert counted["left_out"] == {".db": 1, ".ini": 1, ".txt": 1, "__MACOSX": 1}
+
+    data = open_dataset("tree")
+    broken = [Path(str(data.split(split).sources[0])) for split in ("train", "calibration", "test")]
+    for picture in broken:
+        picture.write_bytes(b"not a picture")
+    write_toml(tmp_path / "plan.toml", tiny_plan())
+    code, _, err = run("train", "--plan", "plan.toml", "--data", "tree", "--run", "r",
+                       "--teacher-epochs", 1)  # fmt: skip
+    assert code == 2
+    said = "left out 4 files that are no pictures: 1 .db, 1 .ini, 1 .txt, 1 __MACOSX"
+    assert err.count(said) == 1
+    last = err.splitlines()[-1]
+    assert last.startswith("mdp-partition: 3 pictures cannot be read: ")
+    assert all(str(path) in last for path in broken)
+    assert "training" not in err
+
+
+@pytest.mark.torch
+def test_plan_as_json_is_the_plan_and_nothing_else(
+    run: Run, profiles: Path, tmp_path: Path
+) -> None:
+    code, out, _ = run(
+        "plan", *SHARED, "--profiles", *write_profiles(profiles),
+        "--latency-ms", SHARED_MS, "--data", "digits", "--out", "p.toml", "--json",
+    )  # fmt: skip
+    assert code == 0
+    value = json.loads(out)
+    assert {"target_ms", "refused", "assignments", "single_device"} <= value.keys()
+    assert value["target_ms"] == SHARED_MS
+    assert value["refused"] is False
+    first = value["assignments"][0]
+    assert {"k", "device", "submodel", "predicted_ms", "memory_bytes"} <= first.keys()
+    assert set(first["predicted_ms"]) == {"compute", "network", "total"}
+    assert set(first["submodel"]) == {
+        "image_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "precision",
+    }  # fmt: skip
+    assert read_plan(tmp_path / "p.toml").assignments[0].device == first["device"]
+
+
+@pytest.mark.torch
+def test_a_refused_plan_is_shown_and_ends_with_4(run: Run, profiles: Path, tmp_path: Path) -> None:
+    args = ["plan", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000]
+    code, out, err = run(*args)
+    assert code == 4
+    assert err.startswith("mdp-partition: plan refused: ")
+    assert "refused" not in out
+    assert "alone" in err
+    assert err.count("\n") == 1
+    code, out, _ = run(*args, "--json")
+    assert code == 4
+    assert json.loads(out)["refused"] is True
+    assert not (tmp_path / "plan.toml").exists()
+
+
+@pytest.mark.torch
+def test_build_refuses_the_same_plan_before_any_work(
+    run: Run, profiles: Path, tmp_path: Path
+) -> None:
+    code, _, err = run(
+        "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000,
+        "--data", "digits", "--teacher-epochs", 1, "--out", "b",
+    )  # fmt: skip
+    assert code == 4
+    assert "plan refused" in err
+    assert not list(tmp_path.iterdir())
+
+
+BUILD = ["build", *TEACHER, "--profiles", "n100", "--out", "b", "--data", "digits"]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([*BUILD, "--latency-ms", 0], "--latency-ms: expected a number above 0, got 0"),
+        ([*BUILD, "--latency-ms", "nan"], "--latency-ms: expected a number above 0, got nan"),
+        ([*BUILD, "--latency-ms", 5, "--epochs", -1], "--epochs: expected `int` >= 1, got -1"),
+        ([*BUILD, "--latency-ms", 5, "--teacher-epochs", -1], "--teacher-epochs: expected `int`"),
+        ([*BUILD, "--latency-ms", 5, "--batch-size", 0], "--batch-size: expected `int`"),
+        ([*BUILD, "--latency-ms", 5, "--distillation", 2], "--distillation: expected `float`"),
+        ([*BUILD, "--latency-ms", 5, "--seed", -1], "--seed: expected `int` >= 0, got -1"),
+        ([*BUILD, "--latency-ms", 5, "--name", "a b"], "--name: expected letters, digits"),
+        (["data", "--data", "nowhere"], "nowhere: expected a folder of pictures"),
+        (["data", "--data", "digits", "--split", "dev"], "--split: expected one of train, calib"),
+        (["export", "--run", "nowhere", "--out", "b"], "nowhere: expected a run folder"),
+        (["evaluate", "--bundle", "nowhere"], "nowhere: expected a bundle folder"),
+        (["train", "--plan", "no.toml", "--data", "digits", "--run", "r"], "no.toml: cannot"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_exit_code_2(
+    run: Run, tmp_path: Path, args: list[object], message: str
+) -> None:
+    code, out, err = run(*args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"mdp-partition: {message}")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--teacher", "vit_tiny"], "--teacher: timm has no model 'vit_tiny'"),
+        (["--teacher", "resnet18"], "--teacher: 'resnet18' cannot be decomposed"),
+        ([*TEACHER, "--teacher-arg", "depth"], "--teacher-arg: expected key=value, got 'depth'"),
+        ([*SHARED], "--teacher: 'vit_tiny_patch16_224' does not know"),
+        (
+            [*SHARED, "--teacher-checkpoint", "none.pth"],
+            "none.pth: expected a teacher checkpoint, found no file",
+        ),
+        (
+            [*SHARED, "--teacher-checkpoint", "x.pth", "--pretrained"],
+            "--pretrained and --teacher-checkpoint: expected one of the two, got both",
+        ),
+    ],
+)  # fmt: skip
+def test_bad_teachers_are_one_line_and_exit_code_2(
+    run: Run, profiles: Path, args: list[str], message: str
+) -> None:
+    code, _, err = run(
+        "build",
+        "--data",
+        "digits",
+        "--profiles",
+        *write_profiles(profiles),
+        "--latency-ms",
+        SHARED_MS,
+        "--out",
+        "b",
+        *args,
+    )
+    assert code == 2
+    assert err.startswith(f"mdp-partition: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.torch
+def test_a_bad_picture_is_named_before_any_training(
+    run: Run, profiles: Path, tmp_path: Path
+) -> None:
+    tree = write_tree(tmp_path / "tree", each=8)
+    (tree / "ring" / "003.png").write_text("not a picture")
+    code, _, err = run(
+        "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", SHARED_MS,
+        "--data", tree, "--teacher-epochs", 1, "--out", "b",
+    )  # fmt: skip
+    assert code == 2
+    assert err.splitlines()[-1].startswith(f"mdp-partition: {tree}/ring/003.png: ")
+    assert "training" not in err
+    assert not (tmp_path / "b").exists()
+    assert not list(tmp_path.glob("b.run/cache/.*"))
+
+
+@pytest.mark.torch
+def test_something_else_at_out_is_noticed_before_any_work(
+    run: Run, profiles: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "mine").write_text("keep")
+    code, _, err = run(
+        "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", SHARED_MS,
+        "--data", "digits", "--teacher-epochs", 1, "--out", "b",
+    )  # fmt: skip
+    assert code == 2
+    assert "b: expected a new folder or a bundle to replace" in err
+    assert not (tmp_path / "b.run").exists()
+
+
+@pytest.mark.torch
+def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
+    run: Run, profiles: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    written = write_profiles(profiles)
+    for path in written:
+        profile = read_profile(path)
+        points = [msgspec.structs.replace(p, runtime="openvino") for p in profile.latency]
+        write_toml(path, msgspec.structs.replace(profile, latency=points))
+    code, _, err = run(
+        "build", *SHARED, "--profiles", *written, "--latency-ms", SHARED_MS,
+        "--data", "digits", "--teacher-epochs", 1, "--out", "b",
+    )  # fmt: skip
+    assert code == 2
+    assert err.splitlines()[-1].endswith(
+        "could not be measured here: openvino in fp32: openvino is not installed here: "
+        "pip install '.[partition,openvino]' in a checkout of MDP"
+    )
+    assert "training" not in err
+    assert not (tmp_path / "b.run").exists()
+
+
+def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Path) -> None:
+    from tests.support.bundles import write_bundle
+
+    bundle = write_bundle(tmp_path / "bundle")
+    code, _, err = run("evaluate", "--bundle", getattr(bundle, "path", bundle))
+    assert code == 2
+    assert "give --data, or --run with the folder it was trained in" in err
+
+
+def test_measuring_changes_nothing_unless_asked_to(run: Run, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    write_colours(tmp_path / "pictures")
+    manifest, bundle = tmp_path / "bundle/manifest.json", Bundle.open(tmp_path / "bundle")
+    before, known = manifest.read_bytes(), bundle.manifest.evaluation
+    assert known is not None
+    assert known.teacher is not None
+    args = ["evaluate", "--bundle", "bundle", "--data", "pictures", "--json"]
+
+    code, out, err = run(*args)
+    assert code == 0, err
+    measured = json.loads(out)
+    assert (measured["written"], measured["digest"]) == (False, bundle.digest)
+    assert manifest.read_bytes() == before
+    assert "bundle: as it was, evaluated on 100 pictures of colours; --write puts" in err
+
+    code, out, err = run(*args, "--write")
+    assert code == 0, err
+    assert json.loads(out)["written"] is True
+    now = Bundle.open(tmp_path / "bundle")
+    assert now.manifest.evaluation is not None
+    assert now.manifest.evaluation.pictures == measured["pictures"] != known.pictures
+    # The teacher is not at hand: its accuracy stays, and says which pictures it is of.
+    assert msgspec.to_builtins(now.manifest.evaluation.teacher) == {
+        "accuracy": known.teacher.accuracy, "data": "colours", "pictures": 100,
+    }  # fmt: skip
+    assert now.digest == bundle.digest
+    assert "was of 100 pictures of colours" in err
+    assert f"the digest stays {bundle.digest[:12]}" in err
+
+
+PLANNED = ["export", "--untrained", "--plan", "plan.toml", "--out", "b"]
+
+
+def untrained_plan(path: Path, *, members: int = 2, **changes: object) -> None:
+    plan = tiny_plan()
+    first = msgspec.structs.replace(plan.assignments[0].vit, **changes)
+    assignments = [
+        msgspec.structs.replace(plan.assignments[0], submodel=first),
+        msgspec.structs.replace(plan.assignments[1], runtime="openvino"),
+    ]
+    # Only shapes count, so the teacher may be anybody.
+    teacher = msgspec.structs.replace(plan.decomposed, name="nobody_s_teacher")
+    made = msgspec.structs.replace(plan, assignments=assignments[:members], teacher=teacher)
+    write_toml(path, made)
+
+
+def test_untrained_sub_models_are_as_planned_and_say_what_they_are(
+    run: Run, tmp_path: Path
+) -> None:
+    untrained_plan(tmp_path / "plan.toml", precision="int8")
+    code, out, err = run(*PLANNED, "--labels", 7, "--json")
+    assert code == 0, err
+    printed = json.loads(out)
+    assert printed["trained"] is False
+    assert max(entry["error"] for entry in printed["max_abs_error"]) < 1e-3
+    bundle = Bundle.open("b")
+    assert printed["digest"] == bundle.digest
+    assert bundle.manifest.provenance["untrained"] == (
+        "random weights, for latency: its answers mean nothing"
+    )
+    assert bundle.manifest.labels == ["0", "1", "2", "3", "4", "5", "6"]
+    assert bundle.expected_accuracy((0, 1), "stacked") is None
+    fitted = bundle.fusion_weights().fitted((0, 1))
+    assert fitted is not None
+    assert fitted.b == (0.5, 0.5)
+    props = [
+        {p.key: p.value for p in onnx.load(bundle.verified(model_path(k))).metadata_props}
+        for k in (0, 1)
+    ]
+    assert [p["mdp_precision"] for p in props] == ["int8", "fp32"]
+    assert [p["mdp_untrained"] for p in props] == ["true", "true"]
+    for assignment in bundle.manifest.plan.assignments:
+        pixels = np.zeros((1, assignment.vit.image_size, assignment.vit.image_size, 3))
+        session = open_member(bundle.verified(model_path(assignment.k)), assignment)
+        assert contribution(session, pixels.astype(np.uint8)).bag.shape == (1, 7)
+
+
+def test_untrained_classes_may_be_those_of_pictures(run: Run, tmp_path: Path) -> None:
+    untrained_plan(tmp_path / "plan.toml", members=1)
+    write_tree(tmp_path / "tree", each=5)
+    code, out, err = run(*PLANNED, "--data", "tree")
+    assert code == 0, err
+    assert out.startswith("exported untrained: b (at most ")
+    assert Bundle.open("b").manifest.labels == list(CLASSES)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["export", "--out", "b"], "expected --run, or --untrained with --plan; got neither"),
+        (
+            ["export", "--run", "r", "--labels", 3, "--out", "b"],
+            "--labels: goes with --untrained; a run has its own",
+        ),
+        ([*PLANNED, "--run", "r"], "--untrained: expected --plan instead of --run"),
+        (
+            ["export", "--untrained", "--labels", 3, "--out", "b"],
+            "--untrained: expected --plan with the plan to export",
+        ),
+        (PLANNED, "--untrained: expected either --labels or --data, to know the classes"),
+        ([*PLANNED, "--labels", 3], "plan.toml: cannot be read: No such file or directory"),
+    ],
+)
+def test_an_export_of_nothing_in_particular_is_refused(
+    run: Run, tmp_path: Path, arguments: list[object], expected: str
+) -> None:
+    code, out, err = run(*arguments)
+    assert (code, out) == (2, "")
+    assert err == f"mdp-partition: {expected}\n"
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--max-loss", 0], "--max-loss: expected a number above 0 and up to 100, got 0"),
+        (["--max-loss", "nan"], "--max-loss: expected a number above 0 and up to 100, got nan"),
+        (
+            ["--precision", "int4"],
+            "--precision: expected some of fp32, fp16, bf16, int8, int8-static, got 'int4'",
+        ),
+        ([], "bundle: give --data, or --run with the folder it was trained in"),
+        (["--run", "nowhere"], "nowhere: expected a run folder of mdp-partition train"),
+        (
+            ["--data", "tree", "--here", "omega"],
+            "--here: bundle has no device 'omega' (there are: alpha, beta, gamma)",
+        ),
+        (
+            ["--data", "tree"],
+            "--data tree: 36 calibration pictures cannot show a loss of 0.50 points: expected at "
+            "least 200, or a larger --max-loss",
+        ),
+    ],
+)
+def test_what_cannot_be_quantised_is_one_line(
+    run: Run, tmp_path: Path, arguments: list[object], expected: str
+) -> None:
+    write_bundle(tmp_path / "bundle")
+    write_colours(tmp_path / "tree")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    code, out, err = run("quantize", "--bundle", "bundle", *arguments)
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1] == f"mdp-partition: {expected}"
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_people_see_what_was_tried_and_what_it_costs(run: Run, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle")
+    write_colours(tmp_path / "tree")
+    write_toml(tmp_path / "alpha.toml", profile_of("alpha", {("int8", "onnxruntime"): 0.5}))
+    code, out, err = run(
+        "quantize", "--bundle", "bundle", "--data", "tree", "--profiles", "alpha.toml",
+        "--max-loss", 5, "--precision", "int8",
+    )  # fmt: skip
+    assert code == 0, err
+    assert "0 alpha, int8 in onnxruntime: 50% of fp32's time" in out
+    assert "1 beta, int8 in onnxruntime: nothing was measured on beta" in out
+    assert "90 test pictures, all in: " in out
+    # Without --out the bundle is replaced.
+    assert Bundle.open("bundle").assignment("alpha").vit.precision == "int8"

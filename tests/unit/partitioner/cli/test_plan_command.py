@@ -1,0 +1,509 @@
+"""`mdp-partition plan`: what it is asked for, what it says, and what it draws."""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from mdp.errors import InputError, PlanRefused
+from mdp.files import write_toml
+from mdp.formats.plan import Region, SubModelSpec, TeacherSpec, read_plan
+from mdp.formats.profile import DeviceProfile, Precision, ProbeRecord, Sustained, read_profile
+from mdp.requests.deadline import reserve_s
+from partitioner.cli import main as cli
+from partitioner.cli.plan_plot import draw_plan
+from partitioner.cli.plan_tables import print_planned
+from partitioner.estimates.accuracy_law import WHOLE
+from partitioner.estimates.latency import Way, fit_latency, relative_errors
+from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
+from partitioner.planner.design_space import PARTS, where
+from partitioner.planner.explain import cautions, explain, seats_of
+from partitioner.planner.make_plan import Planned, PlanOptions, make_planned, precisions_of
+from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
+from partitioner.planner.problem import Problem, make_problem
+from partitioner.planner.search import plan_within
+
+NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
+BASE = TeacherSpec(
+    name="vit_base_patch16_224",
+    shape=SubModelSpec(
+        image_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def problem() -> Problem:
+    return make_problem(BASE, [read_profile(name) for name in NAMES])
+
+
+@pytest.fixture(scope="module")
+def points(problem: Problem) -> list[ParetoPoint]:
+    """The Pareto list up to 50 ms, which takes seconds to find."""
+    return pareto(problem, 50.0)
+
+
+def with_points(name: str, **changes: object) -> DeviceProfile:
+    """A shipped profile with every point once more, run in another way, in half the time."""
+    profile = read_profile(name)
+    more = [
+        msgspec.structs.replace(point, latency_ms=point.latency_ms / 2, **changes)
+        for point in profile.latency
+    ]
+    return msgspec.structs.replace(profile, latency=[*profile.latency, *more])
+
+
+def test_the_pareto_list_rises_and_ends_at_the_plan(
+    problem: Problem, points: list[ParetoPoint]
+) -> None:
+    assert len(points) >= 5
+    latencies = [point.latency_ms for point in points]
+    accuracies = [point.accuracy.expected for point in points]
+    assert latencies == sorted(set(latencies))
+    assert accuracies == sorted(set(accuracies))
+    assert latencies[-1] <= 50.0
+    plan = plan_within(problem, 50.0)
+    assert plan.accuracy is not None
+    assert accuracies[-1] == pytest.approx(plan.accuracy.expected, abs=5e-4)
+
+
+def test_a_floor_is_reached_and_not_much_sooner(problem: Problem) -> None:
+    plan = plan_with_accuracy(problem, 0.75)
+    assert plan.accuracy is not None
+    assert plan.accuracy.expected >= 0.75
+    assert max(a.predicted_ms.total for a in plan.assignments) <= plan.target_ms
+    sooner = plan_within(problem, 0.97 * plan.target_ms)
+    assert sooner.accuracy is not None
+    assert sooner.accuracy.expected < 0.75
+
+
+def test_a_floor_that_nobody_reaches_names_what_can_be_reached(problem: Problem) -> None:
+    with pytest.raises(
+        PlanRefused,
+        match=r"no plan reaches an expected accuracy of 85.00%; the most accurate one within 20 ms "
+        r"is predicted to reach 7\d\.\d\d%",
+    ):
+        plan_with_accuracy(problem, 0.85, 20.0)
+
+
+def test_an_energy_limit_holds_for_all_members_together() -> None:
+    profiles = [read_profile(name) for name in ("n100", "raspberry-pi-5")]
+    free = plan_within(make_problem(BASE, profiles), 40.0)
+    spent_j = sum(a.energy_j or 0.0 for a in free.assignments)
+    limited = plan_within(make_problem(BASE, profiles, max_energy_j=spent_j / 2), 40.0)
+    assert 0 < sum(a.energy_j or 0.0 for a in limited.assignments) <= spent_j / 2
+    for assignment in free.assignments:
+        watts = read_profile(assignment.device).power_w
+        assert watts is not None
+        assert assignment.energy_j == pytest.approx(watts * assignment.predicted_ms.compute / 1e3)
+
+
+def test_a_device_without_known_power_has_no_part_under_an_energy_limit() -> None:
+    profiles = [read_profile(name) for name in NAMES]
+    plan = plan_within(make_problem(BASE, profiles, max_energy_j=1.0), 40.0)
+    assert "the profile has no `power_w`" in plan.left_out["laptop-cpu"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked", "found"),
+    [
+        ({"runtime": "openvino"}, ("fp32",), ("fp32", "openvino")),
+        ({"precision": "int8"}, ("fp32",), ("fp32", "onnxruntime")),
+        ({"precision": "int8"}, ("fp32", "int8"), ("int8", "onnxruntime")),
+        ({"precision": "int8"}, ("int8",), ("int8", "onnxruntime")),
+    ],
+)
+def test_only_measured_and_allowed_ways_are_planned(
+    changes: dict[str, object], asked: tuple[Precision, ...], found: tuple[str, str]
+) -> None:
+    profiles = [with_points(name, **changes) for name in ("n100", "raspberry-pi-5")]
+    plan = plan_within(make_problem(BASE, profiles, precisions=asked), 20.0)
+    named = {(a.vit.precision, a.runtime) for a in plan.assignments}
+    assert named == {found}
+
+
+def test_a_precision_that_was_not_measured_cannot_be_planned() -> None:
+    with pytest.raises(InputError, match=r"expected `latency` points of int8, found fp32"):
+        make_problem(BASE, [read_profile("n100")], precisions=("int8",))
+
+
+def test_the_explanation_names_limit_gain_and_sureness(problem: Problem) -> None:
+    plan = plan_within(problem, 50.0)
+    told = explain(problem, plan)
+    assert [t.device for t in told] == [a.device for a in plan.assignments]
+    for one in told:
+        text = " ".join(one.sentences)
+        assert "Runs " in text
+        assert "points of the expected accuracy." in text
+        assert "Limited by compute: " in text
+        assert "ms slack." in text
+        assert "Compute is expected between " in text
+    assert any("by estimated latencies" in " ".join(one.sentences) for one in told)
+
+
+def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000, explained=True)
+    seen = {a.device: a.region for a in planned.plan.assignments}
+    assert WHOLE in seen.values()
+    assert len(set(seen.values())) == 3
+    for told in planned.explanations:
+        region = seen[told.device]
+        sentence = next(s for s in told.sentences if s.startswith("Sees "))
+        assert sentence.startswith(f"Sees {where(region)}; seeing ")
+        change = float(sentence.split("accuracy by ")[1].split(" points")[0])
+        assert change < 0
+        assert ("though alone" in sentence) == (region != WHOLE)
+    print_planned(planned)
+    assert "sees 75% x 75%" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+    whole = make_planned(
+        BASE, NAMES, PlanOptions(latency_ms=20.0, whole_picture=True), 1000, explained=True
+    )
+    assert {a.region for a in whole.plan.assignments} == {WHOLE}
+    assert not any(s.startswith("Sees ") for told in whole.explanations for s in told.sentences)
+
+
+@pytest.mark.parametrize(
+    ("region", "words"),
+    [
+        (WHOLE, "the whole square"),
+        (PARTS[0], "75% x 75% at the middle"),
+        (PARTS[1], "75% x 75% at the top left"),
+        (PARTS[2], "75% x 75% at the bottom right"),
+        (PARTS[3], "75% x 75% at the top right"),
+        (PARTS[4], "75% x 75% at the bottom left"),
+        (Region(bottom=0.5), "100% x 50% at the top"),
+        (Region(left=0.1, right=0.6), "50% x 100% at the middle"),
+    ],
+)
+def test_a_region_in_words(region: Region, words: str) -> None:
+    assert where(region) == words
+
+
+def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plain = read_profile("n100")
+    load = Sustained(shape="one", minutes=10, first_minute_ms=10.0, last_minute_ms=13.0)
+    record = ProbeRecord(
+        complete=False,
+        date="2026-11-20",
+        processor="Test",
+        cores=4,
+        system="Linux",
+        versions={},
+        planned_points=90,
+        busy_points=2,
+        sustained=load,
+    )
+    path = tmp_path / "n100.toml"
+    write_toml(path, msgspec.structs.replace(plain, probe=record))
+    options = PlanOptions(latency_ms=20.0)
+    planned = make_planned(BASE, [str(path), "raspberry-pi-5"], options, 10, explained=True)
+    points = len(plain.latency)
+    expected = [
+        f"Its probe was interrupted: {points} of 90 points",
+        f"During 2 of {points} points others kept it busy, so it may be faster",
+        "After 10 minutes of load it takes 30% longer, which is planned with",
+    ]
+    assert cautions(profile_of(planned, "n100")) == expected
+    assert cautions(profile_of(planned, "raspberry-pi-5")) == []
+    told = {one.device: " ".join(one.sentences) for one in planned.explanations}
+    assert told["n100"].endswith(". ".join(expected) + ".")
+    print_planned(planned)
+    out = capsys.readouterr().out
+    assert [line for line in out.splitlines() if line.startswith("n100: ")] == [
+        f"n100: {sentence}" for sentence in expected
+    ]
+
+
+def test_a_device_that_slows_down_under_load_is_planned_as_slow_as_it_gets() -> None:
+    plain = read_profile("n100")
+
+    def under_load(last_minute_ms: float) -> DeviceProfile:
+        load = Sustained(
+            shape="one", minutes=10, first_minute_ms=10.0, last_minute_ms=last_minute_ms
+        )
+        record = ProbeRecord(
+            complete=True,
+            date="2026-11-20",
+            processor="Test",
+            cores=4,
+            system="Linux",
+            versions={},
+            planned_points=90,
+            busy_points=0,
+            sustained=load,
+        )
+        return msgspec.structs.replace(plain, probe=record)
+
+    shape = BASE.shape
+    cold = fit_latency(plain)
+    hot, noisy = fit_latency(under_load(13.0)), fit_latency(under_load(10.1))
+    assert hot.predict_ms(shape, 10) == pytest.approx(1.3 * cold.predict_ms(shape, 10))
+    assert hot.estimate(shape, 10).high_ms == pytest.approx(1.3 * cold.estimate(shape, 10).high_ms)
+    assert noisy.predict_ms(shape, 10) == cold.predict_ms(shape, 10)
+    # What was measured is still met.
+    points = plain.latency
+    assert relative_errors(hot, points) == pytest.approx(relative_errors(cold, points))
+    others = [read_profile(name) for name in ("raspberry-pi-5", "laptop-cpu")]
+    plan = plan_within(make_problem(BASE, [under_load(13.0), *others]), 40.0)
+    part = plan.assignment_of("n100")
+    assert part is not None
+    assert part.predicted_ms.compute == pytest.approx(
+        1.3 * cold.predict_ms(part.vit, 1000), abs=1e-3
+    )
+    assert part.predicted_ms.total <= 40.0
+
+
+def profile_of(planned: Planned, name: str) -> DeviceProfile:
+    return next(d.profile for d in planned.problem.devices if d.name == name)
+
+
+def test_the_deadline_leaves_room_for_slow_answers_the_client_and_its_reserve() -> None:
+    options = PlanOptions(latency_ms=20.0)
+    planned = make_planned(BASE, ["n100", "raspberry-pi-5"], options, 10)
+    plan = planned.plan
+    needed = []
+    for assignment in plan.assignments:
+        model = fit_latency(read_profile(assignment.device), Way(threads=assignment.threads))
+        slow_ms = model.estimate(assignment.vit, 10).high_ms
+        own_ms = 2 * CLIENT_MS_PER_MEMBER + DECODING_MS
+        needed.append(slow_ms + assignment.predicted_ms.network + own_ms)
+    assert plan.deadline_ms is not None
+    kept_ms = 1e3 * reserve_s(plan.deadline_ms)
+    assert plan.deadline_ms - kept_ms == pytest.approx(max(needed), abs=0.1)
+    assert plan.deadline_ms > max(a.predicted_ms.total for a in plan.assignments) + 2
+
+
+def test_a_device_s_name_is_never_cut_short(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 10)
+    print_planned(planned)
+    out = capsys.readouterr().out
+    rows = [line.split("│")[2].strip() for line in out.splitlines() if line.startswith("│")]
+    assert "raspberry-pi-5" in "".join(rows)
+    assert "…" not in out
+
+
+def test_what_is_left_out_and_what_replicates_is_explained_too() -> None:
+    away = [
+        msgspec.structs.replace(read_profile("n100"), name=f"n{i}", availability=0.3)
+        for i in range(20)
+    ]
+    slow = msgspec.structs.replace(
+        read_profile("n100"),
+        name="slow",
+        latency=[
+            msgspec.structs.replace(point, latency_ms=1000 * point.latency_ms)
+            for point in read_profile("n100").latency
+        ],
+    )
+    problem = make_problem(BASE, [*away, slow])
+    plan = plan_within(problem, 20.0)
+    assert plan.replicas
+    assert [seat.candidate.spec for seat in seats_of(problem, plan)] == [
+        a.submodel for a in plan.assignments
+    ]
+    told = {one.device: one for one in explain(problem, plan)}
+    replica = told[plan.replicas[0].device]
+    assert replica.sentences[0].startswith(f"Serves member {plan.replicas[0].k} too: ")
+    assert told["slow"].k is None
+    assert "ms too late" in told["slow"].sentences[0]
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_the_picture_is_the_same_every_time(
+    problem: Problem, points: list[ParetoPoint], kind: str
+) -> None:
+    plan = plan_within(problem, 50.0)
+    drawn = draw_plan(plan, points, kind)
+    assert drawn == draw_plan(plan, points, kind)
+    assert drawn.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
+    if kind == "svg":
+        for word in (*NAMES, "compute", "network", "slack", "predicted accuracy, %"):
+            assert word in drawn.decode()
+
+
+def test_own_runs_change_the_prediction() -> None:
+    bundle = Path(__file__).parents[3] / "support" / "plain_vits"
+    shape = SubModelSpec(
+        image_size=32, patch_size=8, embed_dim=192, depth=6, num_heads=3, mlp_ratio=4.0
+    )
+    teacher = TeacherSpec(name="vit_tiny_patch16_224", shape=shape)
+    options = PlanOptions(latency_ms=1.0)
+    without = make_planned(teacher, NAMES, options, 10)
+    known = make_planned(teacher, NAMES, options, 10, runs=[bundle])
+    assert (without.problem.predictor.assumed, known.problem.predictor.assumed) == (True, False)
+    assert known.problem.predictor.teacher_accuracy == pytest.approx(0.5928)
+    assert known.plan.accuracy is not None
+    assert 0.55 < known.plan.accuracy.all_in < 0.68
+
+
+PERCENTILE = "--percentile: expected a number from 50 to 99.9, got {}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "expected --latency-ms, --min-accuracy or both, got neither"),
+        ({"min_accuracy": 1.0}, "--min-accuracy: expected a share above 0 and below 1, got 1"),
+        ({"latency_ms": 5, "max_energy_j": 0}, "--max-energy-j: expected a number above 0, got 0"),
+        ({"latency_ms": 5, "percentile": 40}, PERCENTILE.format("40")),
+        ({"latency_ms": 5, "percentile": 100}, PERCENTILE.format("100")),
+        ({"latency_ms": 5, "percentile": math.nan}, PERCENTILE.format("nan")),
+        (
+            {"latency_ms": 5, "teacher_accuracy": 80},
+            "--teacher-accuracy: expected a share above 0 and below 1, got 80",
+        ),
+    ],
+)
+def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        PlanOptions(**options).check()
+    assert str(caught.value) == message
+
+
+def test_precisions_are_those_named_or_all_or_fp32() -> None:
+    assert precisions_of(None, False) == ("fp32",)
+    assert precisions_of(["int8", "fp32"], False) == ("fp32", "int8")
+    assert precisions_of(None, True) == ("fp32", "fp16", "bf16", "int8", "int8-static")
+    with pytest.raises(InputError, match=r"expected some of fp32, fp16, .* got 'int4'"):
+        precisions_of(["int4"], False)
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mdp-partition", "plan", *map(str, args)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+PLAN = ["--teacher", "vit_base_patch16_224", "--profiles", *NAMES]
+
+
+@pytest.mark.torch
+def test_everything_at_once_on_the_command_line(run: Run, tmp_path: Path) -> None:
+    more = ["--latency-ms", 40, "--explain", "--pareto", "--plot", "p.svg", "--out", "p.toml"]
+    code, out, err = run(*PLAN, *more)
+    assert (code, err) == (0, "")
+    assert "predicted to be right on " in out
+    assert "(teacher: 80.0%, assumed)" in out
+    assert "no plan is predicted to be as accurate in less time" in out
+    assert "Limited by compute" in out
+    assert (tmp_path / "p.svg").read_bytes().startswith(b"<?xml")
+    plan = read_plan(tmp_path / "p.toml")
+    assert plan.accuracy is not None
+    assert plan.single_device is not None
+    assert plan.single_device.accuracy is not None
+
+
+@pytest.mark.torch
+def test_the_table_says_which_latencies_are_estimated(run: Run) -> None:
+    code, out, err = run(*PLAN, "--latency-ms", 40)
+    assert (code, err) == (0, "")
+    rows = [line for line in out.splitlines() if "n100" in line and line.startswith("│")]
+    assert all("~" in row for row in rows)
+    said = " ".join(out.split())
+    assert "~ estimated, not measured on laptop-cpu, n100, raspberry-pi-5" in said
+    assert re.search(r"deadline of [\d.]+ ms or more, 8 of them for decoding a picture of", said)
+
+
+@pytest.mark.torch
+def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
+    run: Run, tmp_path: Path
+) -> None:
+    refused = ["--teacher", "vit_base_patch16_224", "--latency-ms", 60, "--out", "p.toml",
+               "--profiles", "jetson-orin-nano", "n100"]  # fmt: skip
+    code, out, err = run(*refused)
+    assert code == 4
+    assert not (tmp_path / "p.toml").exists()
+    works = re.search(r"the nearest target with a plan is ([\d.]+) ms", err)
+    assert works is not None
+    code, out, err = run(*refused[:3], works[1], *refused[4:])
+    assert (code, err) == (0, "")
+
+    code, out, err = run(*refused, "--anyway")
+    assert (code, err) == (0, "")
+    plan = read_plan(tmp_path / "p.toml")
+    assert (plan.refused, len(plan.assignments)) == (False, 2)
+    assert plan.reason.startswith("made against advice: jetson-orin-nano runs the teacher itself")
+    assert plan.reason in " ".join(out.split())
+
+
+@pytest.mark.torch
+def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_path: Path) -> None:
+    teacher = ["--teacher", "vit_base_patch16_224", "--out", "p.toml", "--latency-ms"]
+    code, _, err = run(*teacher, 100, "--profiles", "n100")
+    assert (code, err) == (0, "")
+    assert [a.device for a in read_plan(tmp_path / "p.toml").assignments] == ["n100"]
+
+    code, _, err = run(*teacher, 60, "--profiles", "n100*2", "laptop-cpu")
+    assert (code, err) == (0, "")
+    plan = read_plan(tmp_path / "p.toml")
+    served = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
+    served |= set(plan.left_out)
+    assert served == {"n100-1", "n100-2", "laptop-cpu"}
+
+    code, _, err = run(*teacher, 60, "--profiles", "n100", "n100")
+    assert code == 2
+    assert "n100*2 for several boards of a kind" in err
+    code, _, err = run(*teacher, 60, "--profiles", "n100*0")
+    assert code == 2
+    assert "n100*0: expected a number of boards from 1 to 64" in err
+
+
+@pytest.mark.torch
+def test_json_has_what_was_asked_for(run: Run) -> None:
+    code, out, err = run(*PLAN, "--min-accuracy", 0.7, "--pareto", "--explain", "--json")
+    assert (code, err) == (0, "")
+    value = json.loads(out)
+    assert {"target_ms", "refused", "assignments", "single_device", "accuracy"} <= value.keys()
+    assert value["accuracy"]["expected"] >= 0.7
+    assert {"latency_ms", "accuracy", "members", "replicas", "energy_j"} == set(value["pareto"][0])
+    assert next(told["device"] for told in value["explanations"]) in NAMES
+    assert value["predictor"]["assumed"] is True
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--latency-ms", 5, "--plot", "p.pdf"], "--plot: expected FILE.svg or FILE.png, got 'p."),
+        ([], "expected --latency-ms, --min-accuracy or both, got neither"),
+        (["--latency-ms", 5, "--precision", "int4"], "--precision: expected some of fp32"),
+        (["--latency-ms", 5, "--runs", "none.json"], "none.json: cannot be read"),
+    ],
+)
+def test_bad_input_is_one_line(run: Run, tmp_path: Path, args: list[object], message: str) -> None:
+    code, out, err = run(*PLAN, *args)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"mdp-partition: {message}")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_profile_file_is_as_good_as_a_shipped_one(tmp_path: Path) -> None:
+    write_toml(tmp_path / "mine.toml", msgspec.structs.replace(read_profile("n100"), name="mine"))
+    planned = make_planned(
+        BASE, [str(tmp_path / "mine.toml"), "n100"], PlanOptions(latency_ms=40), 10
+    )
+    assert {a.device for a in planned.plan.assignments} == {"mine", "n100"}

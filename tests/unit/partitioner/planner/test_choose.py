@@ -1,0 +1,178 @@
+"""The search against exhaustive search, on every small instance that can be enumerated."""
+
+import itertools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+
+from mdp.formats.plan import PLANNED_MEMBERS, Region
+from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
+from partitioner.estimates.accuracy_law import WHOLE, AccuracyLaw, capability_of
+from partitioner.planner.availability import Objective, exact_arrivals
+from partitioner.planner.candidates import Candidate, Device, evaluate_device, fitted_ways
+from partitioner.planner.design_space import REGIONS, make_choices, sub_model_grid
+from partitioner.planner.local_search import choose
+from partitioner.planner.placement import Limits, Seat, Seats, energy_of
+from tests.unit.partitioner.planner.test_search import TINY, device
+
+PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)
+
+
+def some_devices(
+    seed: int,
+    count: int,
+    shapes: int,
+    availability: tuple[float, ...] = (0.5, 0.8, 0.95, 1.0),
+    regions: Sequence[Region] = (WHOLE,),
+) -> list[Device]:
+    """Unequal devices with a few shapes each, drawn from the teacher's grid."""
+    draw = np.random.default_rng(seed)
+    grid = sub_model_grid(TINY.shape)
+    chosen = [grid[i] for i in sorted(draw.choice(len(grid), size=shapes, replace=False))]
+    choices = make_choices(TINY.shape, PREDICTOR, shapes=chosen, regions=regions)
+    profiles = [
+        device(
+            f"d{i}",
+            gmacs_per_s=float(draw.uniform(2, 60)),
+            round_trip_ms=float(draw.uniform(0.2, 3)),
+            availability=float(draw.choice(availability)),
+        )
+        for i in range(count)
+    ]
+    return [evaluate_device(p, fitted_ways(p, ["fp32"]), choices) for p in profiles]
+
+
+def exhaustive(
+    devices: Sequence[Device], target_ms: float, max_energy_j: float = math.inf
+) -> float:
+    """The best expected accuracy of all plans without replicas, over every shape everywhere."""
+    there = exact_arrivals([d.profile.availability for d in devices])
+    objective = Objective(PREDICTOR.law, capability_of(PREDICTOR.teacher_accuracy), there)
+    options: list[list[Candidate | None]] = []
+    for d in devices:
+        runs = [d.running(row) for row in range(len(d.choices))]
+        options.append(
+            [None, *(c for c in runs if c is not None and c.predicted_ms.total <= target_ms)]
+        )
+    best = 0.0
+    for combination in itertools.product(*options):
+        taken = [(i, c) for i, c in enumerate(combination) if c is not None]
+        if len({c.identity for _, c in taken}) < len(taken):
+            continue
+        if sum(c.energy_j or 0.0 for _, c in taken) > max_energy_j:
+            continue
+        best = max(best, objective.value(objective.sums([(c, [i]) for i, c in taken])))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_two_or_three_devices_get_the_best_plan_there_is(seed: int) -> None:
+    count, shapes = (2, 24) if seed % 2 else (3, 10)
+    devices = some_devices(seed, count, shapes)
+    target_ms = float(np.random.default_rng(seed).uniform(2, 20))
+    seats, found = choose(devices, PREDICTOR, Limits(target_ms=target_ms))
+    best = exhaustive(devices, target_ms)
+    # Devices that add next to nothing are left out; replicas may even be better.
+    assert found >= best - len(devices) * 1e-4
+    assert all(seat.candidate.predicted_ms.total <= target_ms for seat in seats)
+
+
+#: A law by which parts of the picture are worth seeing.
+PARTS_PAY = AccuracyLaw(
+    exponents=(0.06, 0.015, 0.025, 0.015, 0.045),
+    sharpness=11.0,
+    same_view=0.3,
+    same_model=0.0,
+    same_region=0.6,
+)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_regions_are_chosen_as_trying_them_all_would(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    predictor = replace(PREDICTOR, law=PARTS_PAY)
+    monkeypatch.setattr(sys.modules[__name__], "PREDICTOR", predictor)
+    count, shapes, regions = (2, 8, REGIONS) if seed % 2 else (3, 4, REGIONS[:3])
+    devices = some_devices(seed, count, shapes, regions=regions)
+    target_ms = float(np.random.default_rng(seed).uniform(2, 20))
+    _, found = choose(devices, predictor, Limits(target_ms=target_ms))
+    assert found >= exhaustive(devices, target_ms) - len(devices) * 1e-4
+
+
+def test_members_look_elsewhere_where_that_pays() -> None:
+    predictor = replace(PREDICTOR, law=PARTS_PAY)
+    devices = some_devices(2, 6, 60, availability=(1.0,), regions=REGIONS)
+    seats, _ = choose(devices, predictor, Limits(target_ms=20.0))
+    seen = [seat.candidate.part for seat in seats]
+    assert len(set(seen)) == len(seats) == 6
+    # Where a part costs what it has of the picture, nobody sees one.
+    dear = msgspec.structs.replace(PARTS_PAY, exponents=(0.06, 0.015, 0.025, 0.015, 1.0))
+    predictor = replace(PREDICTOR, law=dear)
+    choices = make_choices(TINY.shape, predictor, regions=REGIONS)
+    again = [evaluate_device(d.profile, d.models, choices) for d in devices]
+    seats, _ = choose(again, predictor, Limits(target_ms=20.0))
+    assert {seat.candidate.part for seat in seats} == {0}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_energy_limit_is_kept_and_nearly_used_up(seed: int) -> None:
+    devices = some_devices(100 + seed, 3, 9)
+    unlimited, _ = choose(devices, PREDICTOR, Limits(target_ms=20.0))
+    limit_j = 0.6 * energy_of(unlimited)
+    limits = Limits(target_ms=20.0, max_energy_j=limit_j)
+    seats, found = choose(devices, PREDICTOR, limits)
+    assert energy_of(seats) <= limit_j * (1 + 1e-9)
+    assert found >= 0.98 * exhaustive(devices, 20.0, limit_j)
+
+
+def test_more_time_is_never_worse() -> None:
+    devices = some_devices(7, 6, 60)
+    start: Seats = ()
+    before = 0.0
+    for target_ms in (2.0, 3.0, 5.0, 8.0, 13.0, 21.0):
+        start, found = choose(devices, PREDICTOR, Limits(target_ms=target_ms), start)
+        assert found >= before
+        before = found
+
+
+def same_shape(count: int, availability: Sequence[float]) -> list[Device]:
+    """Devices that can run one and the same shape only."""
+    shape = sub_model_grid(TINY.shape)[40]
+    choices = make_choices(TINY.shape, PREDICTOR, shapes=[shape], regions=[WHOLE])
+    profiles = [device(f"d{i}", availability=availability[i]) for i in range(count)]
+    return [evaluate_device(p, fitted_ways(p, ["fp32"]), choices) for p in profiles]
+
+
+def test_a_second_device_replicates_one_that_is_often_away() -> None:
+    seats, found = choose(same_shape(2, [0.6, 0.9]), PREDICTOR, Limits(target_ms=50.0))
+    assert [seat.devices for seat in seats] == [[1, 0]]
+    alone = PREDICTOR.accuracy(seats[0].candidate.capability)
+    assert found == pytest.approx(alone * (1 - 0.4 * 0.1))
+
+
+def test_nobody_replicates_a_device_that_is_always_there() -> None:
+    seats, _ = choose(same_shape(2, [1.0, 1.0]), PREDICTOR, Limits(target_ms=50.0))
+    assert [seat.devices for seat in seats] in ([[0]], [[1]])
+
+
+def test_of_many_devices_some_become_replicas() -> None:
+    devices = some_devices(3, 24, 200, availability=(0.3,))
+    seats, _ = choose(devices, PREDICTOR, Limits(target_ms=15.0))
+    busy = [d for seat in seats for d in seat.devices]
+    assert len(seats) <= PLANNED_MEMBERS
+    assert len(busy) == len(set(busy)) > len(seats)
+    assert len({seat.candidate.identity for seat in seats}) == len(seats)
+
+
+def test_the_same_search_finds_the_same_plan() -> None:
+    devices = some_devices(11, 14, 80)
+    first: tuple[Seats, float] = choose(devices, PREDICTOR, Limits(target_ms=10.0))
+    assert choose(devices, PREDICTOR, Limits(target_ms=10.0)) == first
+    assert isinstance(first[0][0], Seat)
+    assert isinstance(PREDICTOR, Predictor)

@@ -1,0 +1,210 @@
+"""All crops of one picture leave through the client's one port, and plans know it."""
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+
+from mdp.errors import InputError, PlanRefused
+from mdp.files import write_toml
+from mdp.formats.plan import read_plan
+from mdp.formats.profile import DeviceProfile, Link
+from partitioner.estimates.accuracy_law import capability_of
+from partitioner.estimates.network import Port, through_port, waits_ms
+from partitioner.planner.availability import Objective, exact_arrivals
+from partitioner.planner.candidates import Candidate, Device, evaluate_device
+from partitioner.planner.deadline import deadline_ms
+from partitioner.planner.explain import explain
+from partitioner.planner.local_search import choose
+from partitioner.planner.make_plan import PlanOptions
+from partitioner.planner.pareto import pareto, plan_with_accuracy
+from partitioner.planner.placement import Limits, bytes_of, settled
+from partitioner.planner.problem import make_problem
+from partitioner.planner.search import make_plan, plan_within
+from tests.unit.partitioner.planner.test_choose import PREDICTOR, some_devices
+from tests.unit.partitioner.planner.test_search import TINY, check, device
+
+MBIT = 1e6
+
+
+def linked(mbit: float, *names: str, gmacs_per_s: float = 20.0) -> list[DeviceProfile]:
+    """Equal devices, each on a link of this rate."""
+    link = Link(bandwidth_bps=mbit * MBIT, round_trip_s=0.001)
+    return [
+        msgspec.structs.replace(device(name, gmacs_per_s=gmacs_per_s), link=link) for name in names
+    ]
+
+
+def test_a_crop_waits_for_the_bytes_of_all_others() -> None:
+    assert waits_ms([150_000.0] * 3, 100 * MBIT) == [24.0, 24.0, 24.0]
+    assert waits_ms([1000.0, 4000.0], 8 * MBIT) == [4.0, 1.0]
+    assert waits_ms([150_000.0], 1 * MBIT) == [0.0]
+    assert waits_ms([150_000.0] * 3, math.inf) == [0.0, 0.0, 0.0]
+    assert waits_ms([], 1 * MBIT) == []
+
+
+def test_a_port_that_is_planned_for_a_total_keeps_a_crop_from_the_rest_of_it() -> None:
+    port = Port(bandwidth_bps=8 * MBIT, most_bytes=10_000.0)
+    assert port.wait_ms(np.array([1000.0, 4000.0])).tolist() == [9.0, 6.0]
+
+
+def test_no_link_is_faster_than_the_port() -> None:
+    link = Link(bandwidth_bps=100 * MBIT, round_trip_s=0.001)
+    assert through_port(link, 20 * MBIT).bandwidth_bps == 20 * MBIT
+    assert through_port(link, 1000 * MBIT) == link
+
+
+def best_there_is(devices: Sequence[Device], limits: Limits) -> float:
+    """The best expected accuracy of all plans without replicas."""
+    there = exact_arrivals([d.profile.availability for d in devices])
+    objective = Objective(PREDICTOR.law, capability_of(PREDICTOR.teacher_accuracy), there)
+    options: list[list[Candidate | None]] = [
+        [None, *(c for row in range(len(d.choices)) if (c := d.running(row)) is not None)]
+        for d in devices
+    ]
+    best = 0.0
+    for combination in itertools.product(*options):
+        taken = [(c, [i]) for i, c in enumerate(combination) if c is not None]
+        waits = waits_ms([c.request_bytes for c, _ in taken], limits.client_bps)
+        last_ms = max(
+            (c.predicted_ms.total + w for (c, _), w in zip(taken, waits, strict=True)), default=0.0
+        )
+        if last_ms <= limits.target_ms and len({c.identity for c, _ in taken}) == len(taken):
+            best = max(best, objective.value(objective.sums(taken)))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_shared_port_costs_at_most_two_percent_of_the_best_plan(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    client_bps = float(np.exp(draw.uniform(np.log(4 * MBIT), np.log(100 * MBIT))))
+    devices = [
+        evaluate_device(
+            msgspec.structs.replace(d.profile, link=through_port(d.profile.link, client_bps)),
+            d.models,
+            d.choices,
+        )
+        for d in some_devices(seed, *((2, 24) if seed % 2 else (3, 10)))
+    ]
+    limits = Limits(target_ms=float(draw.uniform(4, 25)), client_bps=client_bps)
+    seats, found = choose(devices, PREDICTOR, limits)
+    assert found >= 0.98 * best_there_is(devices, limits)
+    together = settled(seats, client_bps)
+    assert all(run.predicted_ms.total <= limits.target_ms for s in together for run in s.runs)
+
+
+def test_one_device_is_planned_as_if_nothing_were_shared() -> None:
+    one = linked(10, "a")
+    free, shared = (make_plan(TINY, one, target_ms=20, client_bps=b) for b in (math.inf, None))
+    assert msgspec.structs.replace(shared, client_bps=None) == free
+    assert shared.client_bps == 10 * MBIT
+
+
+def test_the_port_is_as_fast_as_the_quickest_link_unless_told() -> None:
+    profiles = [*linked(5, "a"), *linked(20, "b")]
+    plan = make_plan(TINY, profiles, target_ms=20, num_classes=10)
+    assert plan.client_bps == 20 * MBIT
+    check(plan, profiles, 10)
+
+
+def test_what_the_port_costs_is_planned_and_said() -> None:
+    problem = make_problem(TINY, linked(8, "a", "b", "c"), num_classes=10)
+    plan = plan_within(problem, 30.0)
+    assert len(plan.assignments) > 1
+    assert all(a.predicted_ms.total <= 30.0 for a in plan.assignments)
+    told = {e.device: " ".join(e.sentences) for e in explain(problem, plan)}
+    for a in plan.assignments:
+        said = re.search(r"waits ([\d.]+) ms for the crops of the others", told[a.device])
+        assert said is not None
+        assert 0 < float(said[1]) < a.predicted_ms.network
+        assert "(8 Mbit/s)" in told[a.device]
+    # The deadline that goes with the plan has room for it.
+    last_ms = max(a.predicted_ms.total for a in plan.assignments)
+    assert deadline_ms(problem, plan) > last_ms
+
+
+def test_without_a_limit_nobody_waits_and_nothing_is_noted() -> None:
+    problem = make_problem(TINY, linked(8, "a", "b"), num_classes=10, client_bps=math.inf)
+    plan = plan_within(problem, 30.0)
+    assert plan.client_bps is None
+    assert "waits" not in str(explain(problem, plan))
+
+
+def test_a_slower_port_never_makes_a_better_plan() -> None:
+    profiles = linked(100, "a", "b", "c")
+    found = []
+    for mbit in (math.inf, 100, 20, 5):
+        plan = make_plan(TINY, profiles, target_ms=8, num_classes=10, client_bps=mbit * MBIT)
+        assert plan.accuracy is not None
+        found.append(plan.accuracy.expected)
+    assert found == sorted(found, reverse=True)
+    assert found[0] > found[-1]
+
+
+def test_who_finds_the_port_taken_is_left_out_for_that() -> None:
+    quick, slow = linked(5, "a", gmacs_per_s=60.0), linked(5, *"bcdefgh", gmacs_per_s=0.05)
+    plan = make_plan(TINY, [*quick, *slow], target_ms=8.5, num_classes=10)
+    reasons = set(plan.left_out.values())
+    assert "with its crop at the client's port too, the answers would be too late" in reasons
+
+
+def test_two_devices_can_keep_the_target_that_is_named_for_two() -> None:
+    profiles = linked(8, "a", "b")
+    with pytest.raises(PlanRefused) as caught:
+        make_plan(TINY, profiles, target_ms=0.5, num_classes=10)
+    said = re.search(r"two devices can take part from ([\d.]+) ms on", str(caught.value))
+    assert said is not None
+    named_ms = float(said[1])
+    problem = make_problem(TINY, profiles, num_classes=10)
+    limits = problem.limits(named_ms)
+    a, b = (device.within(named_ms, pace=limits.pace) for device in problem.devices)
+    last_ms = [
+        max(c.waiting(w).predicted_ms.total for c, w in zip(pair, waits, strict=True))
+        for pair in itertools.product(a, b)
+        for waits in [waits_ms([c.request_bytes for c in pair], problem.client_bps)]
+    ]
+    assert named_ms - 0.1 < min(last_ms) <= named_ms
+
+
+def test_the_pareto_list_and_the_floor_reckon_with_it() -> None:
+    profiles = linked(8, "a", "b", "c")
+    problem = make_problem(TINY, profiles, num_classes=10)
+    points = pareto(problem)
+    assert [p.accuracy.expected for p in points] == sorted(p.accuracy.expected for p in points)
+    floor = points[-1].accuracy.expected - 0.002
+    plan = plan_with_accuracy(problem, floor)
+    assert plan.accuracy is not None
+    assert plan.accuracy.expected >= floor
+    assert max(a.predicted_ms.total for a in plan.assignments) <= plan.target_ms
+    free = make_problem(TINY, profiles, num_classes=10, client_bps=math.inf)
+    assert plan_with_accuracy(free, floor).target_ms < plan.target_ms
+
+
+def test_a_plan_file_says_for_which_port_it_was_made(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    file = tmp_path_factory.mktemp("plan") / "plan.toml"
+    plan = make_plan(TINY, linked(8, "a", "b"), target_ms=30, num_classes=10)
+    write_toml(file, plan)
+    assert "client_bps = 8000000.0" in file.read_text()
+    assert read_plan(file) == plan
+    # Older plans do not say.
+    file.write_text(file.read_text().replace("client_bps = 8000000.0\n", ""))
+    assert read_plan(file) == msgspec.structs.replace(plan, client_bps=None)
+
+
+def test_bytes_are_those_of_one_crop_a_member() -> None:
+    seats, _ = choose(some_devices(3, 3, 10), PREDICTOR, Limits(target_ms=20.0))
+    assert bytes_of(seats) == sum(seat.request_bytes for seat in seats) > 0
+
+
+@pytest.mark.parametrize("mbit", [0.0, -5.0, math.nan])
+def test_a_port_carries_something(mbit: float) -> None:
+    with pytest.raises(InputError, match="--client-mbit: expected a number above 0, got "):
+        PlanOptions(latency_ms=5.0, client_mbit=mbit).check()
+    with pytest.raises(InputError, match="expected a client's port above 0 bit/s, got "):
+        make_plan(TINY, linked(8, "a"), target_ms=5, client_bps=mbit * MBIT)

@@ -1,0 +1,463 @@
+"""Plans: each keeps its own promises, explains itself, and is refused where one device suffices."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mdp.errors import InputError, PlanRefused
+from mdp.formats.plan import Assignment, Plan, Replica, SubModelSpec, TeacherSpec, read_plan
+from mdp.formats.profile import DeviceProfile, Link, read_profile
+from partitioner.estimates import macs as cost
+from partitioner.estimates.accuracy import predictor_for, shipped_law
+from partitioner.estimates.accuracy_law import WHOLE
+from partitioner.estimates.latency import Way, fit_latency, predict, ways
+from partitioner.estimates.network import request_bytes
+from partitioner.planner.design_space import REGIONS, sub_model_grid
+from partitioner.planner.pareto import plan_with_accuracy
+from partitioner.planner.problem import make_problem
+from partitioner.planner.search import make_plan
+from tests.support.models.latencies import Formula
+
+DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
+#: With one thread the laptop runs the demo's teacher alone in 1.43 ms.
+DEMO_MS = 1.4
+
+
+def teacher(
+    image_size: int, patch_size: int, embed_dim: int, depth: int, num_heads: int
+) -> TeacherSpec:
+    shape = SubModelSpec(
+        image_size=image_size,
+        patch_size=patch_size,
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=num_heads,
+        mlp_ratio=4.0,
+    )
+    return TeacherSpec(name="vision_transformer", shape=shape)
+
+
+DIGITS = teacher(24, 4, 96, 6, 3)
+TINY = teacher(64, 8, 192, 9, 3)
+BASE = teacher(224, 16, 768, 12, 12)
+
+
+def device(
+    name: str,
+    *,
+    gmacs_per_s: float = 20.0,
+    fixed_ms: float = 0.2,
+    layer_ms: float = 0.05,
+    round_trip_ms: float = 1.0,
+    memory_bytes: int = 10**9,
+    availability: float = 1.0,
+    spin: bool = False,
+) -> DeviceProfile:
+    """A profile whose latency points follow a plain formula."""
+    formula = Formula(fixed_ms=fixed_ms, layer_ms=layer_ms, mac_ms=1e-6 / gmacs_per_s)
+    shapes = [teacher(16 * i, 8, 64 * i, d, i).shape for i in (1, 2, 4) for d in (2, 8)]
+    latency = [formula.point(shape) for shape in shapes]
+    link = Link(bandwidth_bps=1e9, round_trip_s=round_trip_ms / 1e3)
+    return msgspec.structs.replace(
+        read_profile("n100"),
+        name=name,
+        threads=1,
+        latency=latency,
+        link=link,
+        memory_bytes=memory_bytes,
+        availability=availability,
+        spin=spin,
+    )
+
+
+def shipped(*names: str) -> list[DeviceProfile]:
+    return [read_profile(name) for name in names]
+
+
+def size(spec: SubModelSpec) -> tuple[float, ...]:
+    return (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth, spec.mlp_ratio)
+
+
+def way_of(part: Assignment | Replica, profile: DeviceProfile) -> Way | None:
+    """The way of running that a plan names; None where fewer threads stood in."""
+    named = Way(runtime=part.runtime, provider=part.provider, threads=part.threads)
+    return named if named in ways(profile) else None
+
+
+def waits_of(plan: Plan, by_name: dict[str, DeviceProfile]) -> list[float]:
+    """What each member's crop waits for all others, which leave through the same port."""
+    sizes = []
+    for a in plan.assignments:
+        parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
+        sizes.append(max(request_bytes(a.vit.image_size, part.encoding) for part in parts))
+    quickest_bps = max(profile.link.bandwidth_bps for profile in by_name.values())
+    assert plan.client_bps == quickest_bps
+    return [(sum(sizes) - size) * 8e3 / quickest_bps for size in sizes]
+
+
+def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> None:
+    """What holds for every plan, whatever the devices are."""
+    by_name = {profile.name: profile for profile in profiles}
+    assigned = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
+    assert sorted([*assigned, *plan.left_out]) == sorted(by_name)
+    assert all(reason for reason in plan.left_out.values())
+    seen = {(size(a.vit), a.region) for a in plan.assignments}
+    assert len(seen) == len(plan.assignments)
+    assert {a.region for a in plan.assignments} <= set(REGIONS)
+    assert size(plan.decomposed.shape) not in {size(a.vit) for a in plan.assignments}
+    waited = waits_of(plan, by_name)
+    for device in assigned:
+        assignment = plan.assignment_of(device)
+        assert assignment is not None
+        profile = by_name[device]
+        model = fit_latency(profile, way_of(assignment, profile))
+        predicted = predict(profile, model, assignment.vit, num_classes)
+        ms = assignment.predicted_ms
+        assert ms.compute == predicted.compute
+        wait_ms = waited[assignment.k]
+        assert ms.network == pytest.approx(predicted.network + wait_ms, abs=1.5e-3)
+        assert ms.total == pytest.approx(ms.compute + ms.network, abs=1.5e-3)
+        assert predicted.total <= plan.target_ms
+        assert assignment.memory_bytes == cost.memory_bytes(assignment.vit, num_classes)
+        assert assignment.memory_bytes <= profile.memory_bytes
+        assert assignment.vit.precision == "fp32"
+        assert assignment.spin == profile.spin
+        assert assignment.why
+    assert plan.refused == bool(plan.reason)
+    assert plan.single_device is not None
+    assert plan.single_device.predicted_ms.total <= plan.target_ms
+    assert plan.accuracy is not None
+    assert 0 < plan.accuracy.expected <= plan.accuracy.all_in + 1e-9 < 1
+    if not plan.single_device.is_teacher:
+        assert plan.single_device.accuracy is not None
+        assert plan.single_device.accuracy <= plan.accuracy.all_in + 1e-9
+
+
+devices = st.builds(
+    device,
+    name=st.sampled_from("abcdefgh"),
+    gmacs_per_s=st.floats(0.5, 500),
+    fixed_ms=st.floats(0, 3),
+    layer_ms=st.floats(0, 0.5),
+    round_trip_ms=st.floats(0, 5),
+    memory_bytes=st.integers(5 * 10**6, 10**8),
+    availability=st.floats(0.5, 1),
+    spin=st.booleans(),
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    profiles=st.lists(devices, min_size=1, max_size=8, unique_by=lambda profile: profile.name),
+    shape=st.sampled_from([DIGITS, TINY]),
+    target_ms=st.floats(0.5, 40),
+    num_classes=st.integers(2, 200),
+)
+def test_every_plan_keeps_its_promises(
+    profiles: list[DeviceProfile], shape: TeacherSpec, target_ms: float, num_classes: int
+) -> None:
+    try:
+        plan = make_plan(shape, profiles, target_ms=target_ms, num_classes=num_classes)
+    except PlanRefused:
+        return
+    check(plan, profiles, num_classes)
+    # The order in which the profiles are named changes nothing.
+    again = make_plan(shape, profiles[::-1], target_ms=target_ms, num_classes=num_classes)
+    assert msgspec.structs.replace(again, left_out=plan.left_out) == plan
+    assert again.left_out == plan.left_out
+
+
+@settings(max_examples=25, deadline=None)
+@given(profile=devices, target_ms=st.floats(0.01, 1))
+def test_the_nearest_target_that_a_refusal_names_can_be_met(
+    profile: DeviceProfile, target_ms: float
+) -> None:
+    try:
+        make_plan(DIGITS, [profile], target_ms=target_ms, num_classes=10)
+    except PlanRefused as refusal:
+        if "memory" in str(refusal):
+            return
+        nearest_ms = float(str(refusal).split("could be met is ")[1].split(" ms")[0])
+        assert nearest_ms > target_ms
+        check(make_plan(DIGITS, [profile], target_ms=nearest_ms, num_classes=10), [profile], 10)
+
+
+def test_a_replica_s_threads_wait_as_its_own_device_was_probed() -> None:
+    away = [device(name, availability=0.1, spin=name in "ac") for name in "abcd"]
+    plan = make_plan(DIGITS, away, target_ms=2, num_classes=10)
+    assert len(plan.replicas) == 3
+    spinning = {a.device: a.spin for a in plan.assignments}
+    spinning |= {r.device: r.spin for r in plan.replicas}
+    assert spinning == {
+        "a": True, "b": False, "c": True, "d": False,
+    }  # fmt: skip
+
+
+def test_the_digits_demo_gets_three_different_members() -> None:
+    plan = make_plan(DIGITS, shipped(*DEMO), target_ms=DEMO_MS, num_classes=10)
+    check(plan, shipped(*DEMO), 10)
+    assert not plan.refused
+    assert len(plan.assignments) == 3
+    assert max(cost.macs(a.vit, 10) for a in plan.assignments) < 30e6
+
+
+def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
+    plan = make_plan(BASE, shipped("raspberry-pi-5", "jetson-orin-nano", "n100"), target_ms=60)
+    assert plan.refused
+    assert "jetson-orin-nano runs the teacher itself in" in plan.reason
+    assert plan.single_device is not None
+    assert plan.single_device.is_teacher
+    assert plan.single_device.submodel == BASE.shape
+
+
+def with_availability(**there: float) -> list[DeviceProfile]:
+    return [
+        msgspec.structs.replace(read_profile(name.replace("_", "-")), availability=share)
+        for name, share in there.items()
+    ]
+
+
+def test_a_teacher_that_is_often_away_is_no_reason_to_refuse() -> None:
+    profiles = with_availability(jetson_orin_nano=0.9, n100=0.99, laptop_cpu=0.99)
+    plan = make_plan(BASE, profiles, target_ms=60)
+    assert not plan.refused
+    # Still the best that one device can do: 72 % against less than that of any sub-model alone.
+    assert plan.single_device is not None
+    assert plan.accuracy is not None
+    assert plan.accuracy.expected > 0.9 * 0.8 + plan.accuracy.typical_error
+
+
+def test_a_teacher_that_is_rarely_away_is_kept_where_the_prediction_is_not_that_sure() -> None:
+    profiles = with_availability(jetson_orin_nano=0.985, n100=0.99, laptop_cpu=0.99)
+    plan = make_plan(BASE, profiles, target_ms=60)
+    assert plan.refused
+    assert plan.single_device is not None
+    assert plan.single_device.is_teacher
+    assert plan.reason.startswith("jetson-orin-nano runs the teacher itself in 48.2 ms, within ")
+    assert "as it is there 98% of the time it is right on 78.8%, the members on " in plan.reason
+    assert plan.reason.endswith(" as devices come and go, and such a prediction is not that sure")
+    # Not another number for the same words than the line above it prints.
+    assert plan.accuracy is not None
+    assert f"({plan.accuracy.expected:.1%} predicted, but no answer counts for " in plan.reason
+
+
+def test_members_that_outdo_the_teacher_are_no_reason_to_give_it_up() -> None:
+    profiles = with_availability(jetson_orin_nano=1.0, n100=1.0, laptop_cpu=1.0)
+    sure = msgspec.structs.replace(shipped_law().errors, source_left_out=1e-6)
+    predictor = predictor_for(
+        msgspec.structs.replace(shipped_law(), errors=sure), TINY.shape, num_classes=10
+    )
+    plan = make_plan(TINY, profiles, target_ms=60, num_classes=10, predictor=predictor)
+    assert plan.accuracy is not None
+    assert plan.accuracy.all_in > 0.81
+    assert plan.refused
+    assert plan.reason.endswith(" ms, within the target of 60 ms")
+
+
+def test_of_two_devices_with_the_teacher_the_more_dependable_one_counts() -> None:
+    profiles = with_availability(jetson_orin_nano=0.99, desktop_gpu=0.5, n100=0.5)
+    plan = make_plan(BASE, profiles, target_ms=60)
+    assert plan.single_device is not None
+    assert plan.single_device.device == "jetson-orin-nano"
+    assert plan.refused
+
+
+def test_one_sub_model_that_is_always_there_beats_a_teacher_that_is_not() -> None:
+    profiles = with_availability(jetson_orin_nano=0.5, n100=1.0, laptop_cpu=0.5)
+    plan = make_plan(BASE, profiles, target_ms=60)
+    assert plan.single_device is not None
+    assert (plan.single_device.device, plan.single_device.is_teacher) == ("n100", False)
+
+
+def test_a_teacher_below_the_accuracy_floor_is_no_reason_to_refuse() -> None:
+    profiles = shipped("raspberry-pi-5", "jetson-orin-nano", "n100", "laptop-cpu")
+    problem = make_problem(BASE, profiles, regions=[WHOLE])
+    plan = plan_with_accuracy(problem, 0.814)
+    assert plan.single_device is not None
+    assert plan.single_device.is_teacher
+    assert plan.single_device.accuracy == pytest.approx(0.8)
+    assert plan.accuracy is not None
+    assert plan.accuracy.expected >= 0.814
+    assert not plan.refused
+
+
+def test_below_the_teacher_s_own_latency_the_same_fleet_gets_a_plan() -> None:
+    profiles = shipped("raspberry-pi-5", "jetson-orin-nano", "n100")
+    plan = make_plan(BASE, profiles, target_ms=40)
+    check(plan, profiles, 1000)
+    assert not plan.refused
+    assert [a.device for a in plan.assignments] == ["jetson-orin-nano", "n100", "raspberry-pi-5"]
+    assert plan.single_device is not None
+    assert not plan.single_device.is_teacher
+    assert plan.single_device.device == "jetson-orin-nano"
+
+
+def test_one_device_alone_is_nothing_to_run_in_parallel() -> None:
+    slow = device("slow", fixed_ms=100.0)
+    plan = make_plan(TINY, [device("quick", gmacs_per_s=10), slow], target_ms=10, num_classes=10)
+    assert plan.refused
+    assert plan.reason == "only quick can take part, so there is nothing to run in parallel"
+    assert plan.left_out["slow"].startswith("even 32 px, patch 16, 32 wide, 2 deep, MLP x2 would ")
+    assert "ms too late" in plan.left_out["slow"]
+
+
+def test_a_device_without_memory_is_left_out_for_that() -> None:
+    small = device("small", memory_bytes=10**6)
+    plan = make_plan(TINY, [device("a", gmacs_per_s=10), small], target_ms=10, num_classes=10)
+    assert "MB more memory than there is" in plan.left_out["small"]
+
+
+def test_no_memory_anywhere_is_refused_for_that() -> None:
+    with pytest.raises(
+        PlanRefused, match=r"no device has the memory for a sub-model \(small: even"
+    ):
+        make_plan(TINY, [device("small", memory_bytes=10**6)], target_ms=10)
+
+
+def test_a_target_nobody_meets_names_the_nearest_ones() -> None:
+    profiles = [device("a", round_trip_ms=3), device("b", round_trip_ms=5)]
+    with pytest.raises(
+        PlanRefused,
+        match=r"within 1 ms; the nearest .* is 3\.[45] ms, by a, and two devices .* 5\.[45] ms on",
+    ):
+        make_plan(DIGITS, profiles, target_ms=1, num_classes=10)
+
+
+def test_a_plan_that_is_no_more_accurate_than_one_device_is_refused() -> None:
+    strong = device("strong", gmacs_per_s=30)
+    weak = device("weak", gmacs_per_s=0.05, layer_ms=0, fixed_ms=0)
+    plan = make_plan(teacher(32, 8, 192, 12, 3), [strong, weak], target_ms=4.5, num_classes=10)
+    assert plan.refused
+    assert plan.single_device is not None
+    assert plan.single_device.device == "strong"
+    assert plan.reason.startswith("strong alone is predicted to be right on ")
+    assert plan.reason.count("all 2 members together on ") == 1
+
+
+def test_a_weak_device_counts_where_the_strong_one_is_often_away() -> None:
+    strong = device("strong", gmacs_per_s=30, availability=0.8)
+    weak = device("weak", gmacs_per_s=0.05, layer_ms=0, fixed_ms=0)
+    plan = make_plan(teacher(32, 8, 192, 12, 3), [strong, weak], target_ms=4.5, num_classes=10)
+    assert not plan.refused
+    assert [a.device for a in plan.assignments] == ["weak", "strong"]
+
+
+def test_f_0_goes_to_the_most_dependable_device() -> None:
+    profiles = [
+        device("strong", gmacs_per_s=60, availability=0.7),
+        device("safe", gmacs_per_s=20, availability=0.99),
+        device("safer", gmacs_per_s=10, availability=1.0),
+    ]
+    plan = make_plan(TINY, profiles, target_ms=5, num_classes=10)
+    # 0.99 and 1.0 count as equal, so the more capable of the two comes first.
+    assert [assignment.device for assignment in plan.assignments] == ["safe", "safer", "strong"]
+
+
+def test_equal_devices_get_different_sub_models() -> None:
+    equal = [device(name, gmacs_per_s=20) for name in "abcdefgh"]
+    plan = make_plan(TINY, equal, target_ms=3.5, num_classes=10)
+    check(plan, equal, 10)
+    assert len(plan.assignments) == 8
+    views = {(assignment.vit.image_size, assignment.region) for assignment in plan.assignments}
+    assert len(views) == 8
+    whole = make_plan(TINY, equal, target_ms=3.5, num_classes=10, regions=[WHOLE])
+    check(whole, equal, 10)
+    assert {assignment.region for assignment in whole.assignments} == {WHOLE}
+    assert len({assignment.vit.image_size for assignment in whole.assignments}) >= 3
+
+
+def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:
+    only = teacher(8, 8, 48, 2, 1)
+    shapes = sub_model_grid(only.shape)
+    assert {(s.image_size, s.embed_dim, s.depth) for s in shapes} == {(8, 32, 2), (8, 48, 2)}
+    # A device for every shape, and one that is always there as they all are.
+    several = [device(f"d{i}") for i in range(len(shapes) + 1)]
+    plan = make_plan(only, several, target_ms=1.4, num_classes=10, regions=[WHOLE])
+    assert len(plan.assignments) <= len(shapes)
+    assert set(plan.left_out.values()) <= {
+        "another member already has every sub-model it could run",
+        "it would add less than 0.01 points to the expected accuracy",
+    }
+    assert plan.left_out
+
+
+def test_why_names_the_limit_that_the_next_bigger_one_would_break() -> None:
+    plan = make_plan(TINY, shipped(*DEMO), target_ms=5, num_classes=40)
+    n100 = plan.assignment_of("n100")
+    assert n100 is not None
+    assert f"takes {n100.predicted_ms.total:.2f} of 5 ms" in n100.why
+    assert "the next bigger one with this picture size" in n100.why
+    assert "ms too late" in n100.why
+
+
+def test_a_slow_link_is_sent_jpeg() -> None:
+    wifi = msgspec.structs.replace(
+        device("wifi", gmacs_per_s=50), link=Link(bandwidth_bps=20e6, round_trip_s=0.003)
+    )
+    plan = make_plan(BASE, [wifi, device("wired", gmacs_per_s=50)], target_ms=100)
+    assert {a.device: a.encoding for a in plan.assignments} == {"wifi": "jpeg", "wired": "raw"}
+
+
+def test_the_grid_keeps_the_teacher_s_proportions() -> None:
+    shapes = sub_model_grid(BASE.shape)
+    assert {shape.image_size for shape in shapes} == set(range(112, 225, 16))
+    assert {shape.patch_size for shape in shapes} == {8, 16, 32}
+    assert {shape.mlp_ratio for shape in shapes} == {4.0, 2.0}
+    assert size(BASE.shape) not in {size(shape) for shape in shapes}
+    for shape in shapes:
+        assert 0.5 <= (shape.depth / 12) / (shape.embed_dim / 768) <= 2
+        assert shape.embed_dim // shape.num_heads in (64, 32, 48, 16, 24)
+        assert 5 <= cost.tokens(shape) <= cost.tokens(BASE.shape)
+        if shape.embed_dim > 256:
+            assert shape.embed_dim // shape.num_heads == 64
+
+
+@pytest.mark.torch
+def test_every_shape_of_the_grid_can_be_cut_from_the_teacher() -> None:
+    from partitioner.networks.teacher import teacher_spec
+    from partitioner.networks.weight_init import check_heritage
+
+    built = teacher_spec("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 6})
+    check_heritage(built, sub_model_grid(built.shape))
+
+
+def test_a_gpu_is_not_planned_with_widths_that_it_pads() -> None:
+    narrow = msgspec.structs.replace(device("gpu", gmacs_per_s=3), kind="gpu")
+    plan = make_plan(BASE, [narrow, device("cpu", gmacs_per_s=3)], target_ms=20, num_classes=10)
+    assert plan.assignment_of("gpu") is not None
+    for target_ms in (5, 10, 20, 40):
+        plan = make_plan(BASE, [narrow, device("cpu")], target_ms=target_ms, num_classes=10)
+        gpu = plan.assignment_of("gpu")
+        assert gpu is not None
+        assert gpu.vit.embed_dim % 32 == 0
+
+
+@pytest.mark.parametrize("target_ms", [0.0, -1.0, math.nan, math.inf])
+def test_a_target_has_to_be_a_positive_time(target_ms: float) -> None:
+    with pytest.raises(InputError, match="expected a latency target above 0 ms, got"):
+        make_plan(DIGITS, [device("a")], target_ms=target_ms)
+
+
+def test_no_or_repeated_profiles_are_refused() -> None:
+    with pytest.raises(InputError, match="expected at least 1 profile, got 0"):
+        make_plan(DIGITS, [], target_ms=5)
+    with pytest.raises(InputError, match="expected every profile once, got d1 repeatedly"):
+        make_plan(DIGITS, [device("d0"), device("d1"), device("d1")], target_ms=5)
+
+
+def test_one_class_is_nothing_to_classify() -> None:
+    with pytest.raises(InputError, match="expected at least 2 classes, got 1"):
+        make_plan(DIGITS, [device("a")], target_ms=5, num_classes=1)
+
+
+def test_a_plan_survives_its_file(tmp_path_factory: pytest.TempPathFactory) -> None:
+    from mdp.files import write_toml
+
+    plan = make_plan(TINY, shipped(*DEMO), target_ms=5, num_classes=40)
+    path = tmp_path_factory.mktemp("plan") / "plan.toml"
+    write_toml(path, plan)
+    assert read_plan(path) == plan

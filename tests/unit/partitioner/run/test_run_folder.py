@@ -1,0 +1,161 @@
+"""A run goes on only as it was started, and only in one process at a time."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mdp.errors import InputError
+from partitioner.run.folder import RunFolder, default_run
+from partitioner.run.settings import (
+    Augmentation,
+    DataFacts,
+    JointSchedule,
+    MemberSchedule,
+    Settings,
+    TeacherFacts,
+    TeacherSchedule,
+    differences,
+)
+from tests.support.models.runs import tiny_plan
+
+
+def settings(source: str = "digits", **changes: object) -> Settings:
+    facts = DataFacts(
+        source=source, classes=10, limit_train=None, limit_test=None,
+        train="a", calibration="b", test="c",
+    )  # fmt: skip
+    plain = Settings(
+        seed=0,
+        autocast="fp32",
+        data=facts,
+        teacher=TeacherFacts(name="vit", pretrained=False, checkpoint=None, args={"depth": 2}),
+        teacher_schedule=TeacherSchedule(),
+        schedule=MemberSchedule(),
+        joint_schedule=JointSchedule(),
+        augmentation=Augmentation(),
+    )
+    return msgspec.structs.replace(plain, **changes)
+
+
+def test_the_same_settings_go_on(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.start_or_continue(settings(), tiny_plan())
+    run.start_or_continue(settings(), tiny_plan())
+    assert run.settings() == settings()
+    assert run.plan() == tiny_plan()
+
+
+def begun(path: Path) -> RunFolder:
+    """A run whose teacher has been trained for an epoch."""
+    run = RunFolder(path)
+    run.start_or_continue(settings(), tiny_plan())
+    run.checkpoint("teacher").write_bytes(b"")
+    return run
+
+
+def test_settings_may_change_until_something_is_trained(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.start_or_continue(settings(), tiny_plan())
+    run.cache.mkdir()
+    run.start_or_continue(settings(seed=3), tiny_plan())
+    assert run.settings().seed == 3
+
+
+def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    other = settings(seed=3, schedule=MemberSchedule(epochs=7))
+    with pytest.raises(
+        InputError, match=r"schedule\.epochs was 20, is now 7; seed was 0, is now 3 \(give the same"
+    ):
+        run.start_or_continue(other, tiny_plan())
+    assert run.settings() == settings()
+
+
+def test_another_plan_is_refused(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    other = msgspec.structs.replace(tiny_plan(), target_ms=9)
+    with pytest.raises(InputError, match=r"target_ms was 5\.0, is now 9"):
+        run.start_or_continue(settings(), other)
+
+
+def test_a_difference_is_said_in_words_first_what_was_asked_for(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    plan = tiny_plan()
+    first = msgspec.structs.replace(plan.assignments[0], why="other", memory_bytes=9)
+    other = msgspec.structs.replace(
+        plan, target_ms=9, deadline_ms=12.5, assignments=[first, plan.assignments[1]]
+    )
+    pictures = msgspec.structs.replace(settings().data, calibration="ab" * 16)
+    with pytest.raises(InputError, match=r"other settings: target_ms was 5\.0, is now 9 \(give"):
+        run.start_or_continue(settings(), other)
+    with pytest.raises(
+        InputError, match=r"other settings: the calibration pictures differ \(give the"
+    ):
+        run.start_or_continue(settings(data=pictures), plan)
+
+
+def test_pictures_may_move_as_long_as_they_are_the_same(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.start_or_continue(settings("/old/place"), tiny_plan())
+    run.start_or_continue(settings("/new/place"), tiny_plan())
+    assert run.settings().data.source == "/new/place"
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InputError, match="expected a new, an empty or a run folder"):
+        RunFolder(tmp_path).start_or_continue(settings(), tiny_plan())
+
+
+def test_no_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a run folder of mdp-partition train"):
+        RunFolder(tmp_path).settings()
+
+
+def test_an_unfinished_run_is_not_exported(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    run.start_or_continue(settings(), tiny_plan())
+    run.teacher.write_bytes(b"")
+    with pytest.raises(InputError, match=r"member-0\.safetensors, member-1\.safetensors missing"):
+        run.require_trained(tiny_plan())
+
+
+def test_one_process_at_a_time_and_no_leftovers(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    with run.locked():
+        left = run.path / ".teacher.safetensors.00.partial"
+        left.write_bytes(b"half")
+        with pytest.raises(InputError, match="another mdp-partition is at work there"):
+            RunFolder(run.path).locked().__enter__()
+    with run.locked():
+        assert not left.exists()
+
+
+def test_a_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="run: cannot be made: Not a directory"):
+        RunFolder(tmp_path / "file" / "run").locked().__enter__()
+
+
+def test_curves_are_collected(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.keep_curve("teacher", [{"loss": 1.0}])
+    run.keep_curve("member-0", [{"loss": 2.0}])
+    assert msgspec.json.decode(run.curves.read_bytes()) == {
+        "teacher": [{"loss": 1.0}],
+        "member-0": [{"loss": 2.0}],
+    }
+
+
+def test_where_a_bundle_s_run_lies() -> None:
+    assert default_run(Path("some/bundle/")) == Path("some/bundle.run")
+
+
+def test_differences_are_limited_to_five() -> None:
+    old = {str(number): number for number in range(8)}
+    assert differences(old, old) == ""
+    found = differences(old, dict.fromkeys(old, -1))
+    assert found.startswith("0 was 0, is now -1; ")
+    assert found.endswith(" and 3 more")
+    assert differences({"a": [1]}, {"a": [1, 2]}) == "a.1 was absent, is now 2"

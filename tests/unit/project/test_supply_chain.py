@@ -1,0 +1,72 @@
+"""What the gate installs: pinned, hashed, and listed."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[3]
+#: Builds differ by machine (tools/lock.py), as do the libraries that they bring.
+WITHOUT_HASHES = {"torch", "torchvision"}
+OF_TORCH = ("nvidia-", "cuda-", "triton")
+#: Installed by `make fuzz` and `make lock`.
+NOT_OF_THE_GATE = {"atheris", "uv"}
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return {canonicalize_name(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+
+
+def locked() -> dict[str, tuple[str, int]]:
+    """Name -> version and number of hashes."""
+    text = (ROOT / "constraints.lock").read_text()
+    entries = re.findall(
+        r"^([\w.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}.*\n)+)", text, re.M
+    )
+    return {canonicalize_name(n): (v, hashes.count("--hash=")) for n, v, hashes in entries}
+
+
+def test_every_version_that_the_gate_installs_has_hashes() -> None:
+    wanted = {n: v for n, v in pins().items() if n not in WITHOUT_HASHES | NOT_OF_THE_GATE}
+    assert {name: version for name, (version, _) in locked().items()} == wanted
+    assert all(count for _, count in locked().values())
+
+
+def test_nothing_is_installed_that_is_not_pinned() -> None:
+    known = {*pins(), "pip", "mdp-edge"}
+    here = {str(canonicalize_name(d.metadata["Name"])) for d in metadata.distributions()}
+    assert {name for name in here - known if not name.startswith(OF_TORCH)} == set()
+
+
+def test_what_builds_the_project_is_pinned_as_the_gate_has_it() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
+    for text in [*project["build-system"]["requires"], *hook["dependencies"]]:
+        requirement = Requirement(text)
+        assert str(requirement.specifier) == f"=={pins()[canonicalize_name(requirement.name)]}"
+
+
+def test_the_bill_of_materials_names_everything_once(tmp_path: Path) -> None:
+    path = tmp_path / "sbom.json"
+    subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "sbom.py"), str(path)], check=True, timeout=60
+    )
+    content = json.loads(path.read_text())
+    assert (content["bomFormat"], content["specVersion"]) == ("CycloneDX", "1.6")
+    parts = {part["bom-ref"]: part for part in content["components"]}
+    assert len(parts) == len(content["components"])
+    pillow = next(part for part in parts.values() if part["name"].lower() == "pillow")
+    assert pillow["purl"] == f"pkg:pypi/pillow@{metadata.version('pillow')}"
+    assert len(pillow["hashes"]) == locked()["pillow"][1]
+    project = content["metadata"]["component"]["bom-ref"]
+    needs = {entry["ref"]: entry["dependsOn"] for entry in content["dependencies"]}
+    assert needs.keys() == {*parts, project}
+    assert all(other in parts for others in needs.values() for other in others)
+    assert pillow["purl"] in needs[project]
