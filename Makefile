@@ -96,7 +96,7 @@ coverage: $(STAMP) interpreted
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.serving
-	$(BIN)/python -m benchmarks.startup
+	$(BIN)/python -m benchmarks.serving.startup
 
 # A quarter of an hour; as root also with network namespaces, control groups and a full disk.
 faults: $(STAMP)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from zmq.utils.garbage import gc as uncopied
 
-from benchmarks.machine import compiled
+from benchmarks.harness.machine import compiled
 
 # Reproducible by default; HYPOTHESIS_PROFILE=explore looks for new cases, and nightly for many.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from benchmarks.accuracy_table import as_rich
+from benchmarks.accuracy.table import as_rich
 from benchmarks.end_to_end.check import in_parts, run_one
 from benchmarks.end_to_end.devices import CLIENT, DEVICES, PERIOD_US, check_cores
 from benchmarks.end_to_end.leaving import leave_when_told
@@ -44,11 +44,11 @@ from benchmarks.end_to_end.report import (
     figures,
     sheets,
 )
+from benchmarks.end_to_end.rivals.split import columns, dealt
 from benchmarks.end_to_end.serve import Ready, ask_all
 from benchmarks.end_to_end.setup import Amount
-from benchmarks.end_to_end.split import columns, dealt
-from benchmarks.machine import describe_machine
-from benchmarks.page import write_figures
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.page import write_figures
 from mdp import console
 from mdp.errors import InputError
 from mdp.files import read_json, write_bytes, write_json

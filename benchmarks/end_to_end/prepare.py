@@ -12,8 +12,8 @@ from msgspec import structs
 
 from benchmarks.end_to_end.devices import DEVICES
 from benchmarks.end_to_end.namespaces import run
-from benchmarks.end_to_end.pieces import check_splittable, write_parts, write_stages
 from benchmarks.end_to_end.processes import Machines, await_line
+from benchmarks.end_to_end.rivals.pieces import check_splittable, write_parts, write_stages
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Assignment, Plan, TeacherSpec, read_plan
 from mdp.formats.profile import DeviceProfile, LatencyPoint, Link, Provenance, read_profile
@@ -78,7 +78,7 @@ def make_models(name: str, programs: Machines, folder: Path, seconds: float, not
 
 def time_teacher(programs: Machines, model: Path, seconds: float, folder: Path) -> list[float]:
     """Mean milliseconds of `model` on each device while the others compute it as well."""
-    command = [sys.executable, "-m", "benchmarks.end_to_end.speed", "--model", model,
+    command = [sys.executable, "-m", "benchmarks.end_to_end.rivals.speed", "--model", model,
                "--seconds", seconds]  # fmt: skip
     with ExitStack() as stack:
         running = [

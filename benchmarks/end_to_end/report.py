@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.accuracy_table import Sheet, as_markdown
+from benchmarks.accuracy.table import Sheet, as_markdown
 from benchmarks.end_to_end.outcomes import Answers, Found
 from mdp.cli.bench import percentiles
 from mdp.files import Record

@@ -21,7 +21,7 @@ from mdp.transport import new_pair
 #: Every program has a port of its own; fleets count upwards from theirs.
 TEACHER, PIPELINE, PARTS, HTTP, FLEETS = 7600, 7601, 7602, 8000, 7500
 TEACHER_REPLY, PIPELINE_REPLY = 7610, 7611
-_HTTP_SERVER = Path(__file__).with_name("http_server.py")
+_HTTP_SERVER = Path(__file__).with_name("rivals") / "http_server.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Serving:
         self._stack.enter_context(self._programs.running(device, name, words, ready=ready))
 
     def _module(self, device: Machine, module: str, name: str, *words: object) -> None:
-        program = f"benchmarks.end_to_end.{module}"
+        program = f"benchmarks.end_to_end.rivals.{module}"
         self._start(device, name, sys.executable, "-m", program, *words)
 
     def chain(
@@ -168,7 +168,7 @@ def _called(setup: Setup, programs: Machines, folder: Path, note: Callable[[str]
     """Run the client to its end, and read what it has written."""
     asked, found = folder / "setup.json", folder / "found.json"
     write_json(asked, setup)
-    words = [sys.executable, "-m", "benchmarks.end_to_end.caller", "--setup", asked,
+    words = [sys.executable, "-m", "benchmarks.end_to_end.rivals.caller", "--setup", asked,
              "--out", found]  # fmt: skip
     with programs.running(CLIENT, "caller", words, ready="READY") as process:
         assert process.stdout is not None

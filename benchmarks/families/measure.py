@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
+from benchmarks.harness.machine import describe_machine
 from mdp.files import write_bytes, write_json
 from mdp.fusion.fuse import Contribution, fuse
 from partitioner.assembly.imported import HEADS, timm_module

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.machine import describe_machine
-from benchmarks.page import write_figures
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.page import write_figures
 from mdp.client.sync import Client
 from mdp.files import write_json
 from mdp.formats.keys import new_keys

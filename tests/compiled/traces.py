@@ -15,8 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import compiled
-from benchmarks.simulator import fleets
+from benchmarks.harness.machine import compiled
+from benchmarks.simulator.__main__ import fleets
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
     DeviceModel,

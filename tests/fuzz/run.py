@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.machine import describe_machine
-from benchmarks.page import write_figures
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.page import write_figures
 from mdp.files import write_json
 from tests.fuzz.target import CORPUS, Target
 from tests.fuzz.targets import TARGETS

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.machine import describe_machine
+from benchmarks.harness.machine import describe_machine
 from devices.runtime.cuda import CUDA
 from mdp.client.status import DeviceStatus
 from mdp.client.sync import Client

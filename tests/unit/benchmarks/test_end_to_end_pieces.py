@@ -8,7 +8,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from benchmarks.end_to_end.check import in_parts, in_stages, run_one  # noqa: E402
-from benchmarks.end_to_end.pieces import (  # noqa: E402
+from benchmarks.end_to_end.rivals.pieces import (  # noqa: E402
     check_splittable,
     write_parts,
     write_stages,

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.end_to_end import frames
 from benchmarks.end_to_end.outcomes import LinkFound
-from benchmarks.end_to_end.part import Pass
-from benchmarks.end_to_end.rivals import content, in_order
+from benchmarks.end_to_end.rivals import frames
+from benchmarks.end_to_end.rivals.part import Pass
+from benchmarks.end_to_end.rivals.rivals import content, in_order
+from benchmarks.end_to_end.rivals.split import bounds, columns, dealt, sum_bytes, sum_s
+from benchmarks.end_to_end.rivals.split_rival import WIRE_FACTOR, Exchange, calculated
+from benchmarks.end_to_end.rivals.stage import decoded, encoded
 from benchmarks.end_to_end.setup import TensorSplit
-from benchmarks.end_to_end.split import bounds, columns, dealt, sum_bytes, sum_s
-from benchmarks.end_to_end.split_rival import WIRE_FACTOR, Exchange, calculated
-from benchmarks.end_to_end.stage import decoded, encoded
 from tests.support.pictures import four_corners
 
 SPLIT = TensorSplit(addresses=[("a", 1), ("b", 1), ("c", 1)], values=1_000, layers=2)

@@ -7,8 +7,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks import latency_numbers, latency_plans, latency_shapes
-from benchmarks.latency_measure import Row
+from benchmarks.latency import numbers as latency_numbers
+from benchmarks.latency import plans as latency_plans
+from benchmarks.latency import shapes as latency_shapes
+from benchmarks.latency.measure import Row
 from mdp.errors import InputError
 from mdp.files import write_toml
 from mdp.formats.plan import SubModelSpec

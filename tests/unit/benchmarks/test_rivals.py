@@ -10,15 +10,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks import accuracy, accuracy_numbers  # noqa: E402
-from benchmarks.accuracy_methods import METHODS, RATES, choices, joint_epochs  # noqa: E402
-from benchmarks.accuracy_results import Choice, Results, ResultsFile, Run, Trial  # noqa: E402
-from benchmarks.accuracy_shapes import REAL, SMOKE, cost, even, vit  # noqa: E402
+from benchmarks.accuracy import __main__ as accuracy  # noqa: E402
+from benchmarks.accuracy import numbers as accuracy_numbers  # noqa: E402
+from benchmarks.accuracy.methods import METHODS, RATES, choices, joint_epochs  # noqa: E402
+from benchmarks.accuracy.results import Choice, Results, ResultsFile, Run, Trial  # noqa: E402
+from benchmarks.accuracy.shapes import REAL, SMOKE, cost, even, vit  # noqa: E402
+from benchmarks.harness.timed import TimedProgress  # noqa: E402
 from benchmarks.rivals.class_split import joined  # noqa: E402
 from benchmarks.rivals.dealing import dealt, own_labels, own_logits  # noqa: E402
 from benchmarks.rivals.outcome import Subset  # noqa: E402
 from benchmarks.rivals.pruning import measured, pruned_for  # noqa: E402
-from benchmarks.timed import TimedProgress  # noqa: E402
 from mdp.errors import InputError  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
 
@@ -208,7 +209,7 @@ def test_everything_runs_once_and_is_shown(
 
 
 def test_expected_accuracy_weighs_every_subset_by_its_chance() -> None:
-    from benchmarks.accuracy_picture import LOST, arrived_by, expected_accuracy
+    from benchmarks.accuracy.picture import LOST, arrived_by, expected_accuracy
 
     assert arrived_by(1.0) == pytest.approx((1 - LOST) / 2)
     assert arrived_by(1e9) == pytest.approx(1 - LOST)

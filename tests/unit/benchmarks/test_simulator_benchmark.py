@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.page import END, begin
-from benchmarks.simulator import COMPILED, SPEED, merged
-from benchmarks.simulator_fleets import COMPUTING, MEDIANS_MS, SIGMA, WAITING, loads
-from benchmarks.simulator_picture import draw, put_table
-from benchmarks.simulator_reality import SIMULATED, gaps, played
-from benchmarks.stub_agent import durations
+from benchmarks.harness.page import END, begin
+from benchmarks.harness.stub_agent import durations
+from benchmarks.simulator.__main__ import COMPILED, SPEED, merged
+from benchmarks.simulator.fleets import COMPUTING, MEDIANS_MS, SIGMA, WAITING, loads
+from benchmarks.simulator.picture import draw, put_table
+from benchmarks.simulator.reality import SIMULATED, gaps, played
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.simulator_late import End, woken_late_s
+from benchmarks.simulator.late import End, woken_late_s
 from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 
 #: It is decided 2 ms before, and fused after that.

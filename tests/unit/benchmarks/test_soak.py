@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.soak import failures
-from benchmarks.soak_client import Tally
-from benchmarks.soak_faults import LASTS_S, QUIET_S, schedule
-from benchmarks.soak_picture import draw as draw_picture
-from benchmarks.soak_picture import markdown
-from benchmarks.soak_pictures import (
+from benchmarks.soak.__main__ import failures
+from benchmarks.soak.client import Tally
+from benchmarks.soak.faults import LASTS_S, QUIET_S, schedule
+from benchmarks.soak.picture import draw as draw_picture
+from benchmarks.soak.picture import markdown
+from benchmarks.soak.pictures import (
     CERTAIN,
     LEVELS,
     SIZES,
@@ -23,7 +23,7 @@ from benchmarks.soak_pictures import (
     picture_of,
     write_colour_bundle,
 )
-from benchmarks.soak_watch import Held, grown, slope_per_hour, trends
+from benchmarks.soak.watch import Held, grown, slope_per_hour, trends
 from mdp.errors import DeadlineExceeded
 from mdp.formats.bundle import Bundle, model_path
 from mdp.fusion.fuse import Contribution, arrival_subsets, fuse, probabilities, weights_for

@@ -5,7 +5,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from benchmarks.stream_rate import SLOW, Case, Rates, line_of, loop_rate, row_of, table
+from benchmarks.serving.stream_rate import SLOW, Case, Rates, line_of, loop_rate, row_of, table
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 

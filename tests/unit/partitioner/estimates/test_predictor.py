@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import predictor as maker
+from benchmarks.accuracy import predictor as maker
 from mdp.errors import ConfigError, InputError
 from mdp.formats.plan import Region, SubModelSpec
 from partitioner.estimates.accuracy import Predictor, fit, fit_law, predictor_for, shipped_law

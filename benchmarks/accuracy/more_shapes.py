@@ -1,0 +1,128 @@
+"""What members of other shapes are worth: runs that the accuracy predictor is fitted to.
+
+    python -m benchmarks.accuracy.more_shapes --data FOLDER --work FOLDER
+
+Teacher, pictures, epochs and training are those of `benchmarks.accuracy`, and only the members
+differ. Members of other shapes are trained as independent students that start from the teacher's
+weights: alone they are worth what ours are worth alone (docs/accuracy.md), in half the time.
+Members with other views are ours with its defaults. The file of results is rewritten after every
+finished run, and what is in it is not run again.
+"""
+
+import argparse
+import dataclasses
+import sys
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.accuracy.shapes import REAL, Shapes, vit
+from mdp.errors import InputError, MDPError
+from mdp.formats.plan import Plan, Region, SubModelSpec
+from partitioner.training.compute import use_threads
+
+RESULTS = Path(__file__).parents[1] / "results" / "shapes.json"
+STUDENTS = "independent-start-teacher"
+#: Members as unlike as devices are: 32 to 192 wide, 2 to 6 deep, 5 to 65 tokens, 16 to 32 px.
+FLEETS: dict[str, tuple[SubModelSpec, ...]] = {
+    "few-tokens": (vit(24, 8, 144, 2, 3), vit(16, 8, 48, 2, 1), vit(32, 8, 64, 4, 2)),
+    "deep-and-flat": (vit(24, 8, 96, 6, 2), vit(32, 8, 128, 2, 2), vit(16, 4, 48, 4, 1)),
+    "large-and-tiny": (vit(16, 8, 192, 6, 3), vit(32, 8, 32, 2, 1), vit(24, 8, 96, 2, 2)),
+    "wide-and-narrow": (vit(32, 8, 192, 3, 3), vit(32, 8, 48, 3, 1), vit(16, 8, 96, 4, 2)),
+    "many-tokens": (vit(32, 4, 64, 2, 2), vit(24, 4, 96, 3, 2), vit(24, 8, 48, 3, 1)),
+    "same-view": (vit(24, 8, 96, 3, 2),) * 4,
+    "views": (vit(24, 8, 96, 3, 2),) * 4,
+    "wider-views": (vit(24, 8, 96, 3, 2),) * 4,
+}  # fmt: skip
+#: What members see: the whole square, a closer look at parts of it, or all of them the whole.
+REGIONS: dict[str, tuple[Region, ...]] = {
+    "same-view": (Region(),) * 4,
+    "views": (
+        Region(),
+        Region(left=0.125, top=0.125, right=0.875, bottom=0.875),
+        Region(right=0.75, bottom=0.75),
+        Region(left=0.25, top=0.25),
+    ),
+    "wider-views": (
+        Region(),
+        Region(left=0.0625, top=0.0625, right=0.9375, bottom=0.9375),
+        Region(right=0.875, bottom=0.875),
+        Region(left=0.125, top=0.125),
+    ),
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what is missing; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.accuracy.more_shapes", description=__doc__
+    )
+    parser.add_argument("--data", required=True, help="class-per-folder tree")
+    parser.add_argument("--work", type=Path, required=True, help="folder for caches and weights")
+    parser.add_argument("--limit-train", type=int, default=12_500)
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--teacher-epochs", type=int, default=20)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--fleets", nargs="+", default=list(FLEETS), metavar="FLEET")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--threads", type=int, default=1)
+    asked = parser.parse_args(arguments)
+    use_threads(asked.threads)
+    try:
+        _work(asked)
+    except MDPError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _work(asked: argparse.Namespace) -> None:
+    # Loaded late: torch has to find the environment that main prepares.
+    from benchmarks.accuracy.methods import DEFAULT_RATE, OURS
+    from benchmarks.accuracy.results import Choice, Results, ResultsFile, TeacherResult
+    from benchmarks.accuracy.runs import performed
+    from benchmarks.accuracy.site import make_teacher, open_site, prepare, request_for
+    from partitioner.run.settings import RunOptions
+
+    unknown = sorted(set(asked.fleets) - set(FLEETS))
+    if unknown:
+        raise InputError(f"--fleets: expected some of {', '.join(FLEETS)}, got {unknown[0]!r}")
+    options = RunOptions(data=asked.data, limit_train=asked.limit_train)
+    site = open_site(REAL, options, asked.epochs, asked.teacher_epochs, asked.work)
+    file = ResultsFile(asked.out, site.lock("results"), site.configuration())
+    file.read()
+    make_teacher(site)
+
+    def with_teacher(there: Results, teacher: TeacherResult) -> Results:
+        return msgspec.structs.replace(there, teacher=teacher)
+
+    for seed in asked.seeds:
+        file.change(partial(with_teacher, teacher=prepare(site, seed)))
+        for name in asked.fleets:
+            if file.read().run(name, seed) is not None:
+                continue
+            fleet = dataclasses.replace(site, shapes=_with(FLEETS[name]))
+            method = OURS if name in REGIONS else STUDENTS
+            request = request_for(fleet, method, seed, Choice(learning_rate=DEFAULT_RATE))
+            if name in REGIONS:
+                seen = _seeing(request.plan, REGIONS[name])
+                request = dataclasses.replace(request, plan=seen)
+            run = msgspec.structs.replace(performed(fleet, request), method=name)
+            file.change(lambda there, run=run: there.with_run(run))  # type: ignore[misc]
+
+
+def _with(members: tuple[SubModelSpec, ...]) -> Shapes:
+    """The published benchmark's teacher with these members."""
+    return dataclasses.replace(REAL, members=members, singles=members[:1])
+
+
+def _seeing(plan: Plan, regions: tuple[Region, ...]) -> Plan:
+    """The plan with these regions instead of the whole square."""
+    pairs = zip(plan.assignments, regions, strict=True)
+    assignments = [msgspec.structs.replace(a, region=region) for a, region in pairs]
+    return msgspec.structs.replace(plan, assignments=assignments)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,236 @@
+"""Every precision in every runtime: milliseconds of one picture, and what the gate makes of it.
+
+    python -m benchmarks.fusion.quantisation --bundle FOLDER [--data cifar10/] [--seconds 3]
+
+Writes `results/quantisation.json`, and its tables into docs/quantisation.md: the members of
+a bundle of plain ViTs in fp32 (docs/real-pictures.md) and untrained ViT-S of 128 and 224 px, in
+each way that this machine has,
+with one and two threads; and with `--data` the accuracies that `mdp-partition quantize` finds with
+this machine standing for every device. Each way of a model gets its turn in every round, so that
+drift of the machine meets all of them.
+"""
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.page import write_figures
+from mdp.errors import InputError
+from mdp.files import write_json
+from mdp.formats.bundle import Bundle, model_path
+from mdp.formats.plan import SubModelSpec
+from mdp.pictures.crop import Pixels
+from partitioner.data.datasets import open_dataset
+from partitioner.export.quantize import WAYS, quantised
+from partitioner.export.quantize_bundle import quantise
+from partitioner.export.quantize_trials import Asked
+from partitioner.export.sessions import open_way
+from partitioner.export.write import ServedMember, to_onnx
+from partitioner.networks.submodel import SubModel
+from partitioner.run.progress import Progress
+
+ROOT = Path(__file__).parents[2]
+RESULT = ROOT / "benchmarks/results/quantisation.json"
+DOCUMENT = ROOT / "docs/quantisation.md"
+#: ViT-S, the smaller of timm's two common ones, at two picture sizes.
+UNTRAINED = {f"ViT-S at {size} px": size for size in (128, 224)}
+ROUNDS, WARM_UP, MIN_RUNS = 9, 3, 5
+#: Percentage points, as `mdp-partition quantize` has it.
+MAX_LOSS = 0.005
+
+
+def models(folder: Path) -> dict[str, tuple[bytes, SubModelSpec]]:
+    """Name -> exported fp32 model and its shape."""
+    bundle = Bundle.open(folder)
+    found = {
+        f"cifar10 {a.k}": (bundle.verified(model_path(a.k)).read_bytes(), a.vit)
+        for a in bundle.manifest.plan.assignments
+    }
+    for name, size in UNTRAINED.items():
+        spec = SubModelSpec(
+            image_size=size, patch_size=16, embed_dim=384, depth=12, num_heads=6, mlp_ratio=4.0
+        )
+        torch.manual_seed(0)
+        model = to_onnx(ServedMember(SubModel(spec, 100)), size, ["boost", "bag"], {})
+        found[name] = (model, spec)
+    return found
+
+
+def noise(spec: SubModelSpec, count: int) -> Pixels:
+    """Pictures of nothing `[N, S, S, 3]`."""
+    shape = (count, spec.image_size, spec.image_size, 3)
+    return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+
+
+def rows_of(
+    name: str, model: bytes, spec: SubModelSpec, threads: int, seconds: float
+) -> list[dict[str, Any]]:
+    """One row per way of running `model`; `seconds` are spent on each."""
+    sessions: dict[tuple[str, str], Any] = {}
+    refused: dict[tuple[str, str], str] = {}
+    bytes_of: dict[tuple[str, str], int] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for way in WAYS:
+            path = Path(folder) / f"{way[0]}.onnx"
+            path.write_bytes(quantised(model, way[0], noise(spec, 64)))
+            bytes_of[way] = path.stat().st_size
+            try:
+                sessions[way] = open_way(path, *way, threads=threads)
+            except InputError as error:
+                refused[way] = str(error)
+    times = {way: spread(found) for way, found in timed(sessions, spec, seconds).items()}
+    plain_ms = times["fp32", "onnxruntime"]["latency_ms"]
+    common = {"model": name, "spec": msgspec.to_builtins(spec), "threads": threads}
+    return [
+        {
+            **common,
+            "precision": way[0],
+            "runtime": way[1],
+            "file_bytes": bytes_of[way],
+            **(
+                {"refused": refused[way]}
+                if way in refused
+                else {**times[way], "of_fp32": round(times[way]["latency_ms"] / plain_ms, 3)}
+            ),
+        }
+        for way in WAYS
+    ]
+
+
+def timed(
+    sessions: dict[tuple[str, str], Any], spec: SubModelSpec, seconds: float
+) -> dict[tuple[str, str], list[list[float]]]:
+    """Milliseconds of every run, by way and round."""
+    one = {"images": noise(spec, 1)}
+    found: dict[tuple[str, str], list[list[float]]] = {way: [] for way in sessions}
+    for _ in range(ROUNDS):
+        for way, session in sessions.items():
+            for _ in range(WARM_UP):
+                session.run(None, one)
+            block: list[float] = []
+            while sum(block) < seconds * 1e3 / ROUNDS or len(block) < MIN_RUNS:
+                started_s = time.perf_counter()
+                session.run(None, one)
+                block.append((time.perf_counter() - started_s) * 1e3)
+            found[way].append(block)
+    return found
+
+
+def spread(rounds: list[list[float]]) -> dict[str, float]:
+    """The median round's median, and the fastest and the slowest round's."""
+    medians = sorted(float(np.median(block)) for block in rounds)
+    return {
+        "latency_ms": round(medians[len(medians) // 2], 4),
+        "fastest_round_ms": round(medians[0], 4),
+        "slowest_round_ms": round(medians[-1], 4),
+    }
+
+
+def gated(data: str, served: Path) -> dict[str, Any]:
+    """What the gate keeps of the bundle, if this machine stands for each of its devices."""
+    bundle = Bundle.open(served)
+    devices = [a.device for a in bundle.manifest.plan.assignments]
+    asked = Asked(max_loss=MAX_LOSS, profiles=[], here=devices)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "bundle"
+        quantise(bundle, open_dataset(data), None, asked, out, Path(folder), Progress())
+        manifest = Bundle.open(out).manifest
+    assert manifest.evaluation is not None
+    return {
+        "threads": [a.threads for a in bundle.manifest.plan.assignments],
+        "kept": [
+            {"k": a.k, "precision": a.spec.precision, "runtime": a.runtime}
+            for a in manifest.plan.assignments
+        ],
+        "quantisation": msgspec.to_builtins(manifest.quantisation),
+        "subsets": msgspec.to_builtins(manifest.evaluation.subsets),
+    }
+
+
+def main() -> None:
+    """Measure, and write what came out."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bundle", type=Path, required=True, help="of plain ViTs, in fp32")
+    parser.add_argument("--data", help="CIFAR-10 with train/ and test/, for the accuracies")
+    parser.add_argument("--seconds", type=float, default=3.0, help="measuring time of each row")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"machine": describe_machine(), "rows": []}
+    for name, (model, spec) in models(arguments.bundle).items():
+        for threads in arguments.threads:
+            rows = rows_of(name, model, spec, threads, arguments.seconds)
+            result["rows"] += rows
+            for row in rows:
+                print(line(row), flush=True)
+    if arguments.data:
+        result["gate"] = gated(arguments.data, arguments.bundle)
+    write_json(RESULT, result)
+    write_figures(DOCUMENT, "benchmarks.fusion.quantisation", figures(result))
+    print(RESULT)
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row for whoever waits."""
+    what = f"{row['model']}, {row['threads']} threads, {row['precision']} in {row['runtime']}"
+    if "refused" in row:
+        return f"{what}: {row['refused']}"
+    return f"{what}: {row['latency_ms']:.3g} ms, {row['of_fp32']:.0%}"
+
+
+def figures(result: dict[str, Any]) -> str:
+    """The tables of docs/quantisation.md."""
+    heads = " | ".join(f"{precision} {runtime}" for precision, runtime in WAYS)
+    lines = [f"| model | threads | {heads} |", "|---" * (len(WAYS) + 2) + "|"]
+    by_model: dict[tuple[str, int], list[str]] = {}
+    for row in result["rows"]:
+        cell = "-" if "refused" in row else f"{row['latency_ms']:.3g} ({row['of_fp32']:.0%})"
+        by_model.setdefault((row["model"], row["threads"]), []).append(cell)
+    for (model, threads), cells in by_model.items():
+        lines.append(f"| {model} | {threads} | {' | '.join(cells)} |")
+    machine = result["machine"]
+    text = (
+        f"{machine['processor']}, {machine['cores']} cores, load {machine['load_before']} before "
+        f"the run, {machine['date']}. Milliseconds of one picture, and the share of fp32 in "
+        f"onnxruntime.\n\n" + "\n".join(lines) + "\n"
+    )
+    return text + (_gate_figures(result["gate"], machine["cores"]) if "gate" in result else "")
+
+
+def _gate_figures(gate: dict[str, Any], cores: int) -> str:
+    record = gate["quantisation"]
+    threads = ", ".join(str(number) for number in gate["threads"])
+    lines = [
+        "| sub-model | precision | runtime | share of fp32's time | lost, alone | |",
+        "|---" * 6 + "|",
+    ]
+    for member in record["members"]:
+        for one in member["tried"]:
+            share = "" if not one["fp32_ms"] else f"{one['compute_ms'] / one['fp32_ms']:.0%}"
+            lost = "" if one["loss"] is None else f"{one['loss'] * 100:.2f}"
+            kept = "kept" if one["kept"] else ""
+            way = f"{one['precision']} | {one['runtime']}"
+            lines.append(f"| {member['k']} | {way} | {share} | {lost} | {kept} |")
+    all_in, worst = record["test"], record["worst"]
+    return (
+        f"\nThe gate on the bundle of plain ViTs that [real-pictures.md](real-pictures.md) makes, "
+        f"this machine standing for every device with "
+        f"its planned threads ({threads} on {cores} cores), loss in "
+        f"points on {record['calibration_pictures']:,} calibration pictures:\n\n"
+        + "\n".join(lines)
+        + f"\n\nOn {record['test_pictures']:,} test pictures, stacked: all members in "
+        f"{all_in['fp32']:.2%} in fp32 and {all_in['now']:.2%} with what was kept; the arrival "
+        f"subset that loses most, {list(worst['members'])}, {worst['fp32']:.2%} and "
+        f"{worst['now']:.2%}.\n"
+    )
+
+
+if __name__ == "__main__":
+    main()

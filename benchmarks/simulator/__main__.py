@@ -1,0 +1,179 @@
+"""How fast the simulator is, and how near to real fleets of three agents.
+
+    python -m benchmarks.simulator                    # all of it, about 27 minutes
+    python -m benchmarks.simulator --only waiting     # a part; what was kept of the others stays
+    python -m benchmarks.simulator --only             # nothing: the page from what was kept
+
+    computing   5 min  three `mdp-agent` on loopback that serve examples/bundles/cifar10, one thread
+                       each: they and the client take the machine's cores from each other
+    waiting    21 min  three real agents on loopback which wait for log-normal times instead of
+                       computing, as devices with processors of their own
+    speed       1 min  requests to devices per second of the processor, in one process; kept
+                       beside that of the other build, interpreted or compiled (make compiled)
+
+Each load of a fleet is run without a deadline that matters and with tight ones, block by block in
+turns. What the simulator is told are the computing times and round trips of the answers of the
+first, and how late the client is woken at a deadline, from calls that were cut by one with which
+nothing is compared. What it has to find are percentiles of the latency and the shares of complete
+and partial answers, also under the deadlines that it was told nothing about. Requests at random
+come at the same moments really and simulated.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.machine import compiled, describe_machine
+from benchmarks.simulator.fleets import COMPUTING, WAITING
+from benchmarks.simulator.picture import draw, put_table
+from benchmarks.simulator.reality import reality
+from mdp.files import write_bytes, write_json
+from partitioner.simulation.engine import simulate
+from partitioner.simulation.models import (
+    DeviceModel,
+    Jittered,
+    Load,
+    LogNormal,
+    Scenario,
+    SlowSpells,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "simulator.json"
+PAGE, PICTURE = ROOT / "docs" / "simulation.md", ROOT / "docs" / "simulation.svg"
+#: The compiled build's speed is a part of its own.
+SPEED, COMPILED = "speed", "speed_compiled"
+PARTS = (COMPUTING, WAITING, SPEED)
+
+
+def fleets() -> Iterator[tuple[str, Scenario]]:
+    """What speed is measured on: from one device to ten thousand."""
+
+    def devices(members: int, replicas: int, **more: Any) -> tuple[DeviceModel, ...]:
+        return tuple(
+            DeviceModel(
+                name=f"d{k}/{number}",
+                k=k,
+                compute=LogNormal(median_s=0.004 + 0.001 * (k % 5), sigma=0.2),
+                delay=Jittered(round_trip_s=0.001, jitter_s=0.0001),
+                request_bytes=50_000,
+                reply_bytes=8_000,
+                bandwidth_bps=9.4e8,
+                turnaround_s=0.0001,
+                **more,
+            )
+            for k in range(members)
+            for number in range(replicas)
+        )
+
+    failing = {
+        "mean_up_s": 500.0, "mean_down_s": 10.0, "loss": 0.001,
+        "slow": SlowSpells(every_s=60.0, lasts_s=1.0, factor=4.0),
+    }  # fmt: skip
+    three = devices(3, 1)
+    yield (
+        "1 device, 1 client",
+        Scenario(devices=devices(1, 1), load=Load(requests=200_000), deadline_ms=50.0),
+    )
+    yield (
+        "3 devices, 1 client",
+        Scenario(devices=three, load=Load(requests=100_000), deadline_ms=50.0),
+    )
+    yield (
+        "3 devices, 100 clients, 80 a second",
+        Scenario(
+            devices=three,
+            load=Load(requests=100_000, clients=100, rate_per_s=80.0),
+            deadline_ms=50.0,
+        ),
+    )
+    yield (
+        "16 devices, 10 clients, 60 a second",
+        Scenario(
+            devices=devices(16, 1),
+            load=Load(requests=20_000, clients=10, rate_per_s=60.0),
+            deadline_ms=50.0,
+        ),
+    )
+    yield (
+        "9,999 devices that fail, 3,333 clients",
+        Scenario(
+            devices=devices(3, 3333, **failing),
+            load=Load(requests=200_000, clients=3333, rate_per_s=20_000.0),
+            deadline_ms=50.0,
+        ),
+    )
+    yield (
+        "10,000 devices that fail, 16 members, 500 clients, hedged",
+        Scenario(
+            devices=devices(16, 625, **failing),
+            load=Load(requests=40_000, clients=500, rate_per_s=4_000.0),
+            deadline_ms=50.0,
+            hedge_after_s=0.02,
+        ),
+    )
+
+
+def speed(scale: float) -> list[dict[str, Any]]:
+    """Member-requests a second of the processor, for every fleet, best of two."""
+    rows = []
+    for name, scenario in fleets():
+        requests = max(100, int(scenario.load.requests * scale))
+        scenario = replace(scenario, load=replace(scenario.load, requests=requests))
+        best = 0.0
+        for _ in range(2):
+            started_s = time.process_time()
+            trace = simulate(scenario)
+            took_s = time.process_time() - started_s
+            best = max(best, trace.asks / took_s)
+        rows.append({"fleet": name, "member_requests": trace.asks, "per_s": round(best)})
+        print(f"{name:<60} {trace.asks:>9,} member-requests {best:>9,.0f} a second", flush=True)
+    return rows
+
+
+def merged(kept: Mapping[str, Any], part: str, new: Mapping[str, Any]) -> dict[str, Any]:
+    """What was found so far, with one part's results in the place of its former ones.
+
+    Rows that tell of which agents they are replace those of the same.
+    """
+    found = dict(kept) | {"machines": kept.get("machines", {}) | {part: new["machine"]}}
+    for name in ("reality", "woken_late"):
+        if name in new:
+            others = [row for row in kept.get(name, ()) if row["agents"] != part]
+            found[name] = sorted(others + new[name], key=lambda row: PARTS.index(row["agents"]))
+    return found | {name: new[name] for name in (SPEED, COMPILED) if name in new}
+
+
+def main() -> None:
+    """Measure, print, keep."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, metavar="PART")
+    parser.add_argument("--requests", type=int, default=2000, help="per load and deadline")
+    parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--scale", type=float, default=1.0, help="of the requests for speed")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--keep-docs", action="store_true", help="leave docs/ as it is")
+    options = parser.parse_args()
+    found = json.loads(options.out.read_text()) if options.out.is_file() else {}
+    for part in options.only:
+        new: dict[str, Any] = {"machine": describe_machine()}
+        if part == SPEED:
+            part = COMPILED if compiled() else SPEED
+            new[part] = speed(options.scale)
+        else:
+            new["reality"], new["woken_late"] = reality(part, options.requests, options.blocks)
+        found = merged(found, part, new)
+        write_json(options.out, found)
+    if not options.keep_docs:
+        put_table(PAGE, found)
+        write_bytes(PICTURE, draw(found["reality"]))
+
+
+if __name__ == "__main__":
+    main()

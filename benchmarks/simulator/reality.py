@@ -1,0 +1,257 @@
+"""What three real agents do under a load and a deadline, beside what the simulator says of it."""
+
+import asyncio
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.simulator.fleets import fleet_of, loads
+from benchmarks.simulator.late import End, woken_late_s
+from benchmarks.simulator.picture import markdown
+from mdp import AsyncClient
+from mdp.cli.bench import noise_picture
+from mdp.errors import InferenceError
+from mdp.formats.bundle import Bundle
+from mdp.requests.prediction import Prediction
+from mdp.requests.session import LATE
+from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
+from partitioner.simulation.engine import simulate
+from partitioner.simulation.models import (
+    DeviceModel,
+    Dice,
+    Draws,
+    Load,
+    Measured,
+    Scenario,
+    exponential,
+)
+from partitioner.simulation.setup import Assumptions
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+PLENTY_MS = 1000.0
+#: An agent encodes and sends a reply before it goes on (docs/lab-log.md, what a call costs).
+TURNAROUND_S = 0.0001
+#: Shares of the usual calls, in percent, that come before the moment to decide. Under the first
+#: deadline it is measured how late the client is woken; the others are simulated.
+CALIBRATED, COMPARED = 75, (60, 90)
+#: Requests of callers that wait for each other. Those that come at random are as many as really.
+SIMULATED = 50_000
+
+
+@dataclass(slots=True)
+class Seen:
+    """What one load under one deadline showed."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    complete: int = 0
+    requests: int = 0
+    answers: list[Prediction] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+
+    def take(self, answer: Prediction | InferenceError, took_ms: float) -> None:
+        """Count one call's end, after so long by the caller's clock."""
+        self.requests += 1
+        if isinstance(answer, Prediction):
+            self.latencies_ms.append(answer.latency_ms)
+            self.complete += not answer.partial
+            self.answers.append(answer)
+            self.ends.append(End(answer.latency_ms, LATE in answer.missing.values()))
+        else:
+            self.ends.append(End(took_ms, LATE in answer.outcomes.values()))
+
+
+async def ask(client: AsyncClient, picture: Any, deadline_ms: float, seen: Seen) -> None:
+    """One call, whatever becomes of it."""
+    answer: Prediction | InferenceError
+    started_s = time.monotonic()
+    try:
+        answer = await client.classify(picture, deadline_ms=deadline_ms)
+    except InferenceError as error:
+        answer = error
+    seen.take(answer, (time.monotonic() - started_s) * 1e3)
+
+
+def gaps(seed: int) -> Draws:
+    """Between requests that come at random, of mean 1: those that a simulation of this seed has."""
+    return Draws(Dice(seed), "", "arrivals", exponential)
+
+
+async def at_random(
+    client: AsyncClient, rate_per_s: float, requests: int, deadline_ms: float, seed: int, seen: Seen
+) -> None:
+    """Requests as a Poisson process, whether or not those before have been answered."""
+    picture, gap = noise_picture(64), gaps(seed)
+    calls, due_s = set(), time.monotonic()
+    for _ in range(requests):
+        due_s += gap.next() / rate_per_s
+        await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+        call = asyncio.create_task(ask(client, picture, deadline_ms, seen))
+        calls.add(call)
+        call.add_done_callback(calls.discard)
+    await asyncio.gather(*calls)
+
+
+async def one_by_one(
+    client: AsyncClient, requests: int, deadline_ms: float, clients: int, seen: Seen
+) -> None:
+    """Callers that each wait for an answer before they ask again."""
+    picture = noise_picture(64)
+    left = iter(range(requests))
+
+    async def caller() -> None:
+        for _ in left:
+            await ask(client, picture, deadline_ms, seen)
+
+    await asyncio.gather(*(caller() for _ in range(clients)))
+
+
+async def measure(
+    fleet: Path, load: Load, deadlines_ms: Sequence[float], blocks: int
+) -> dict[float, Seen]:
+    """One load under each deadline, in turns; the first block warms up."""
+    seen: dict[float, Seen] = defaultdict(Seen)
+    per_block = load.requests // blocks
+    async with AsyncClient.connect(fleet, timeout_s=10.0) as client:
+        for block in range(blocks + 1):
+            for deadline_ms in deadlines_ms:
+                into = seen[deadline_ms] if block else Seen()
+                count = per_block if block else min(50, per_block)
+                if load.rate_per_s is None:
+                    await one_by_one(client, count, deadline_ms, load.clients, into)
+                else:
+                    rate = load.rate_per_s
+                    await at_random(client, rate, count, deadline_ms, block, into)
+    return dict(seen)
+
+
+def told(
+    bundle: Bundle, answers: Sequence[Prediction], late_s: Sequence[float], together: str
+) -> Scenario:
+    """A fleet with the computing times and round trips of these answers, and such wake-ups.
+
+    Each device's are drawn apart from all others', or `together`, whole answers at a time: agents
+    that share the cores of one machine keep each other waiting, as real devices do not.
+    """
+    whole = [answer for answer in answers if not answer.partial]
+    compute_s: dict[str, list[float]] = defaultdict(list)
+    trips_s: dict[str, list[float]] = defaultdict(list)
+    before_s = []
+    for answer in whole:
+        longest_ms = 0.0
+        for member in answer.members:
+            compute_s[member.device].append(member.compute_ms / 1e3)
+            trips_s[member.device].append(member.network_ms / 1e3)
+            longest_ms = max(longest_ms, member.queue_ms + member.compute_ms + member.network_ms)
+        before_s.append(max(0.0, answer.latency_ms - longest_ms - CLIENT_FUSE_MS) / 1e3)
+    return Scenario(
+        devices=tuple(
+            DeviceModel(
+                name=a.device,
+                k=a.k,
+                compute=Measured(values_s=tuple(compute_s[a.device]), together=together),
+                delay=Measured(values_s=tuple(trips_s[a.device]), together=together),
+                turnaround_s=TURNAROUND_S,
+            )
+            for a in bundle.manifest.plan.assignments
+        ),
+        load=Load(requests=1),
+        deadline_ms=PLENTY_MS,
+        before=Measured(values_s=tuple(before_s), together=together),
+        after_s=CLIENT_FUSE_MS / 1e3,
+        late_s=Measured(values_s=tuple(late_s)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What the simulator says: of each request its latency in ms, and how it ended."""
+
+    latencies_ms: Floats
+    answered: Flags
+    complete: Flags
+
+
+def played(scenario: Scenario, blocks: int) -> Played:
+    """`scenario` in as many blocks as really, where requests that come at random come as really.
+
+    So chance is the same for both: of 2,000 requests to a device that is 81 % busy, the 99th
+    percentile differs by a sixth from one Poisson process to the next, and by 7 % between two runs
+    of the same one. Callers that wait for an answer need no such thing: theirs are `SIMULATED`.
+    """
+    load = scenario.load
+    if load.rate_per_s is None:
+        runs = [replace(scenario, load=replace(load, requests=SIMULATED))]
+    else:
+        block = replace(load, requests=load.requests // blocks)
+        runs = [replace(scenario, seed=1 + number, load=block) for number in range(blocks)]
+    parts = []
+    for run in runs:
+        trace = simulate(run)
+        answered = np.array(trace.subset) != trace.subsets.get((), -1)
+        complete = answered & (np.array(trace.partial) == 0)
+        parts.append((np.array(trace.latencies_s) * 1e3, answered, complete))
+    return Played(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def compared(scenario: Scenario, blocks: int, real: Seen) -> dict[str, Any]:
+    """One deadline: what was measured, what is simulated, and how far apart they are."""
+    said = played(scenario, blocks)
+    latencies_ms = said.latencies_ms[said.answered]
+    row: dict[str, Any] = {"deadline_ms": scenario.deadline_ms, "requests": real.requests}
+    for point in (50, 90, 99):
+        row[f"p{point}"] = pair(
+            percentile(real.latencies_ms, point), percentile(latencies_ms, point)
+        )
+    row["answered"] = pair(len(real.latencies_ms) / real.requests, float(said.answered.mean()))
+    row["complete"] = pair(real.complete / real.requests, float(said.complete.mean()))
+    return row
+
+
+def percentile(values: Sequence[float] | Floats, point: float) -> float:
+    """Of `values`; 0 if there are none."""
+    return float(np.percentile(values, point)) if len(values) else 0.0
+
+
+def pair(measured: float, simulated: float) -> dict[str, float]:
+    """Both, and the simulated one's relative error."""
+    off = simulated / measured - 1 if measured else 0.0
+    return {"measured": measured, "simulated": simulated, "error": off}
+
+
+def reality(
+    agents: str, requests: int, blocks: int
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Every load of such a fleet under every deadline, beside the simulator; and by how much each
+    load's client was woken late."""
+    rows, late = [], []
+    with tempfile.TemporaryDirectory() as name, fleet_of(agents, Path(name)) as fleet:
+        fleet.client().close()  # now all of them are READY
+        for load_name, load in loads(agents, requests).items():
+            of: dict[str, Any] = {"agents": agents, "load": load_name}
+            first = asyncio.run(measure(fleet.path, replace(load, requests=200), [PLENTY_MS], 1))
+            usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [CALIBRATED, *COMPARED])
+            # Deciding comes 2 ms before a short deadline, or after half of a very short one.
+            tight = [float(round(ms + min(2.0, ms), 2)) for ms in usual_ms]
+            seen = asyncio.run(measure(fleet.path, load, [PLENTY_MS, *tight], blocks))
+            ends = seen.pop(tight[0]).ends
+            late_s = woken_late_s(ends, tight[0]) or (Assumptions().late_ms / 1e3,)
+            cut = sum(end.cut for end in ends)
+            points = {f"p{p}": float(np.percentile(late_s, p)) * 1e3 for p in (50, 90, 99)}
+            late.append({**of, "deadline_ms": tight[0], "cut": cut, **points})
+            for drawn, together in (("apart", ""), ("together", "answers")):
+                base = told(fleet.bundle, seen[PLENTY_MS].answers, late_s, together)
+                for deadline_ms, real in seen.items():
+                    scenario = replace(base, load=load, deadline_ms=deadline_ms)
+                    row = compared(scenario, blocks, real)
+                    rows.append({**of, "drawn": drawn, **row})
+                    print(markdown(rows[-1:]), end="", flush=True)
+    return rows, late
