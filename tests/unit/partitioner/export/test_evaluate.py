@@ -69,7 +69,7 @@ def test_the_calibration_error_is_a_fraction_and_no_less_than_the_overall_distan
     targets = random.integers(classes, size=50)
     found = expected_calibration_error(scores, targets, bins)
     right = scores.argmax(axis=1) == targets
-    assert abs(right.mean() - scores.max(axis=1).mean()) - 1e-9 <= found <= 1.0
+    assert abs(right.mean() - scores.max(axis=1).mean(dtype=np.float64)) - 1e-9 <= found <= 1.0
 
 
 def test_probabilities_that_say_the_truth_have_no_calibration_error() -> None:
