@@ -71,7 +71,7 @@ def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: 
         ("no bundle", "nowhere: expected a bundle folder with a manifest.json"),
         ("never evaluated", "bundle: never evaluated; run mdp-partition evaluate --write first"),
         ("other classes", "expected folders named after classes of"),
-        ("no pictures", "w: expected a folder per class with pictures"),
+        ("no pictures", "w: expected pictures, or a folder per class with some"),
         ("work is a file", "file: cannot be made: File exists"),
     ],
 )

@@ -197,15 +197,15 @@ def test_what_cannot_be_written_to_a_full_disk_stops_nothing(tmp_path: Path) -> 
 #: which load does: the first, or that of another bundle.
 FOREVER = """
 import sys
-from devices import serving
+from devices.agent import options
 from devices.cli.main import main
-loads, whole = [], serving.open_runtime
-def open_runtime(*args, **options):
+loads, whole = [], options.open_runtime
+def open_runtime(*args, **how):
     loads.append(args)
     while len(loads) == {hold}:
-        whole(*args, **options)
-    return whole(*args, **options)
-serving.open_runtime = open_runtime
+        whole(*args, **how)
+    return whole(*args, **how)
+options.open_runtime = open_runtime
 main()
 """
 
