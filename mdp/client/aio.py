@@ -29,6 +29,7 @@ from mdp.requests.capture import (
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.prediction import Prediction
+from mdp.transport import this_process
 
 #: How often somebody who waits for devices looks after those that are not there.
 _LOOK_S = 0.1
@@ -143,7 +144,7 @@ class AsyncClient(Connection):
     def close(self) -> None:
         """Close the connections; calls under way and later ones raise InputError."""
         self._closed = True
-        if self._pid != os.getpid():
+        if self._process is not this_process():
             return
         for link in list(self._links):
             self._leave(link)

@@ -25,7 +25,7 @@ from mdp.requests.deadline import reserve_s
 from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.prediction import Prediction
 from mdp.requests.session import NO_TIME
-from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of
+from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of, this_process
 
 DEFAULT_DEADLINE_MS = 1000.0
 #: How long `connect` waits for devices that do not answer.
@@ -145,7 +145,7 @@ class Connection:
         )
         self._clock = clock
         self._closed = False
-        self._pid = os.getpid()
+        self._process = this_process()
         self._link = Link(self._options, clock, stacklevel=4)
 
     @property
@@ -168,7 +168,7 @@ class Connection:
 
         The forked process has neither libzmq's thread nor a lock's holder: a call would never end.
         """
-        if self._pid != os.getpid():
+        if self._process is not this_process():
             raise InputError(FORKED)
         if self._closed:
             raise InputError(CLOSED)

@@ -34,6 +34,7 @@ from mdp.requests.capture import (
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.prediction import Prediction
+from mdp.transport import this_process
 
 #: How often a thread looks whether another one's turn has also brought its own answer.
 _LOOK_S = 0.005
@@ -281,7 +282,7 @@ class Client(Connection):
         thread's own one, in a signal handler, that call closes at its end.
         """
         self._closed = True
-        if self._pid == os.getpid() and self._holder != threading.get_ident():
+        if self._process is this_process() and self._holder != threading.get_ident():
             with self._turn:
                 self._transport.close()
 

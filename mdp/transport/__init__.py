@@ -8,7 +8,7 @@ from mdp.transport.admission.access import AgentKeys, Audit
 from mdp.transport.dealers import CLOSED, FORKED, Dealers
 from mdp.transport.events import ClientKeys, Connected, Disconnected, Received, TransportEvent
 from mdp.transport.router import Peer, Router
-from mdp.transport.sockets import new_pair, public_key_of
+from mdp.transport.sockets import new_pair, public_key_of, this_process
 
 __all__ = [
     "CLOSED",
@@ -25,4 +25,5 @@ __all__ = [
     "TransportEvent",
     "new_pair",
     "public_key_of",
+    "this_process",
 ]

@@ -10,7 +10,6 @@ dials.
 
 import contextlib
 import math
-import os
 import select
 import time
 import weakref
@@ -35,6 +34,7 @@ from mdp.transport.sockets import (
     receive,
     require_descriptors,
     send,
+    this_process,
     told_within,
 )
 
@@ -87,7 +87,7 @@ class Dealers:
         self._unsure: dict[zmq.Socket[bytes], str] = {}
         #: What a send in vain has found out, to be reported by the next `poll`.
         self._early: list[TransportEvent] = []
-        self._pid = os.getpid()
+        self._process = this_process()
         # libzmq ends the process where there are too few.
         require_descriptors(CONTEXT_DESCRIPTORS + DEVICE_DESCRIPTORS * len(addresses))
         #: Waits on the sockets' descriptors, which costs the same for one device and for many.
@@ -95,7 +95,7 @@ class Dealers:
         self._context = zmq.Context()
         #: For a client that is dropped without `close`: pyzmq's own destructor of a context waits
         #: for ever for sockets that the garbage collector has taken before it.
-        self._end = weakref.finalize(self, end, self._context, self._sockets, self._pid)
+        self._end = weakref.finalize(self, end, self._context, self._sockets, self._process)
         self._end.atexit = False
         try:
             for device in addresses:
@@ -194,7 +194,7 @@ class Dealers:
         May return early with nothing, when agents that are not there have to be dialled again.
         Takes in as much of one device as may wait at most; see `unfinished`.
         """
-        if self._pid != os.getpid():
+        if self._process is not this_process():
             raise InputError(FORKED)
         if self._context.closed:
             raise InputError(CLOSED)
@@ -385,6 +385,6 @@ class Dealers:
 
     def close(self) -> None:
         """Close every socket; what was still on its way is dropped."""
-        if self._pid == os.getpid() and not self._context.closed:
+        if self._process is this_process() and not self._context.closed:
             self._epoll.close()
             self._end()

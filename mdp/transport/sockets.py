@@ -84,11 +84,27 @@ def monitor_of(zmq_socket: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[byte
     return monitor
 
 
+def _renew() -> None:
+    global _process
+    _process = object()
+
+
+_process = object()
+os.register_at_fork(after_in_child=_renew)
+
+
+def this_process() -> object:
+    """Identity of this process, another one in a forked child; `os.getpid` is a system call."""
+    return _process
+
+
 def end(
-    context: "zmq.Context[zmq.Socket[bytes]]", sockets: Collection["zmq.Socket[bytes]"], pid: int
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    sockets: Collection["zmq.Socket[bytes]"],
+    process: object,
 ) -> None:
-    """Close `sockets` and their context, in the process `pid` that has made them only."""
-    if os.getpid() != pid or context.closed:
+    """Close `sockets` and their context, in `this_process` that has made them only."""
+    if process is not _process or context.closed:
         return
     for zmq_socket in sockets:
         # Before its reader goes: libzmq's thread would wait for one.

@@ -1,7 +1,6 @@
 """A slow decoder in a stream keeps no other call from being decided in time."""
 
 import math
-import os
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from mdp.client.sync import Client
+from mdp.transport import this_process
 
 
 class Bench:
@@ -20,7 +20,7 @@ class Bench:
         self.decided: list[tuple[float, float]] = []
         self.client = object.__new__(Client)
         self.client._turn = threading.Lock()
-        self.client._closed, self.client._pid = False, os.getpid()
+        self.client._closed, self.client._process = False, this_process()
         self.client._clock = lambda: self.now_s
         link = SimpleNamespace(exchange=self, transport=SimpleNamespace(poll=lambda left_s: []))
         self.client._link = link  # type: ignore[assignment]
