@@ -1,4 +1,4 @@
-"""The fault matrix as it stands in docs/reliability.md."""
+"""The fault matrix as it stands in docs/results/reliability.md."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

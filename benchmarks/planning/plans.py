@@ -1,6 +1,6 @@
-"""Plans of the shipped profiles, with their predictions: what docs/planning.md shows.
+"""Plans of the shipped profiles, with their predictions: what docs/results/planning.md shows.
 
-    python -m benchmarks.planning.plans [--docs docs]
+    python -m benchmarks.planning.plans [--docs docs/results]
 
 Nothing is measured here. Plans follow from the shipped profiles and the shipped law, so this is run
 again whenever one of them changes.
@@ -77,7 +77,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.planning.plans", description=__doc__
     )
-    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/results"))
     docs = parser.parse_args().docs
     cases = [(t, ms, fleet) for t in TEACHERS for ms in TARGETS_MS for fleet in FLEETS]
     found = {case: planned(*case) for case in cases}

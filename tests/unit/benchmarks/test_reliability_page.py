@@ -1,4 +1,4 @@
-"""docs/reliability.md names every reason that a device can be missing for."""
+"""docs/results/reliability.md names every reason that a device can be missing for."""
 
 import re
 from typing import get_args
@@ -20,7 +20,7 @@ from mdp.transport.dealer import CONNECT_MS, RECONNECT_MS
 from tests.support.faults.fault_table import FAULTS
 from tests.support.fleet import ROOT
 
-PAGE = (ROOT / "docs" / "reliability.md").read_text()
+PAGE = (ROOT / "docs" / "results" / "reliability.md").read_text()
 #: The first column of the table of reasons, up to a colon.
 NAMED = {found.partition(":")[0] for found in re.findall(r"^\| `([^`]+)` \|", PAGE, re.MULTILINE)}
 OWN = (LATE, NO_TIME, NOT_NEEDED, PROBATION, BACKLOGGED, UNREACHABLE, UNSTEADY)
