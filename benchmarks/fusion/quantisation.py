@@ -4,9 +4,9 @@
 
 Writes `results/quantisation.json`, and its tables into docs/results/quantisation.md: the members of
 a bundle of plain ViTs in fp32 (docs/results/real-pictures.md) and untrained ViT-S of 128 and 224
-px, in each way that this machine has, with one and two threads; and with `--data` the accuracies that `mdp-partition quantize` finds with
-this machine standing for every device. Each way of a model gets its turn in every round, so that
-drift of the machine meets all of them.
+px, in each way that this machine has, with one and two threads; and with `--data` the accuracies
+that `mdp-partition quantize` finds with this machine standing for every device. Each way of a
+model gets its turn in every round, so that drift of the machine meets all of them.
 """
 
 import argparse
