@@ -81,6 +81,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python tools/large_files.py
+	$(BIN)/python -m tools.links
 	$(BIN)/python tools/subjects.py
 
 # Which lines and branches the unit, contract and fuzz tests run, their subprocesses included. Fails
