@@ -3,7 +3,7 @@
 python -m tools.links
 
 Links are the relative ones of every Markdown file in git; anchors are those that GitHub gives to
-headings. Mentions are `docs/NAME.md` and `docs/NAME.svg` in any text file.
+headings. Mentions are paths of pages and pictures that begin with docs/, in any text file.
 """
 
 import re
