@@ -50,7 +50,7 @@ def row(plan: Plan, teacher: str, target_ms: float, fleet: str) -> list[str]:
     """One plan as a row of the table."""
     start = [teacher, f"{target_ms:g}", fleet]
     if plan.refused:
-        return [*start, f"**refused**: {plan.reason}", "", ""]
+        return [*start, f"**refused**: {plan.reason.partition(';')[0]}", "", ""]
     members = "; ".join(
         f"{a.device} {a.vit.image_size} px / {a.vit.patch_size}, "
         f"{a.vit.embed_dim} x {a.vit.depth}"
@@ -66,10 +66,13 @@ def row(plan: Plan, teacher: str, target_ms: float, fleet: str) -> list[str]:
 
 
 def explanation(shown: Planned) -> str:
-    """What `mdp-partition plan --explain` prints."""
+    """What `mdp-partition plan --explain` prints, of the members only the first in words."""
     stream = io.StringIO()
     print_planned(shown, Console(file=stream, width=_WIDTH))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    second = next(n for n, line in enumerate(lines) if line.endswith("(member 1)"))
+    table = next(n for n, line in enumerate(lines) if n > second and line.startswith("┏")) - 1
+    return "\n".join([*lines[:second], "...", *lines[table:]])
 
 
 def main() -> None:
