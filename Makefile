@@ -43,7 +43,7 @@ test-gpu: $(STAMP)
 	PYTHONPATH=runs/gpu $(if $(KEEP),MDP_KEEP=1) $(BIN)/pytest tests/gpu/served.py
 
 # The simulator's loop compiled, 1.6 times as fast with ten thousand devices. Python takes what is
-# compiled until it is removed, so compile again after every change (docs/simulation.md).
+# compiled until it is removed, so compile again after every change (docs/explanation/simulator.md).
 compiled: $(STAMP) interpreted
 	$(BIN)/python tools/compiled.py
 
@@ -81,6 +81,7 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 	$(BIN)/python tools/large_files.py
+	$(BIN)/python -m tools.links
 	$(BIN)/python tools/subjects.py
 
 # Which lines and branches the unit, contract and fuzz tests run, their subprocesses included. Fails

@@ -2,7 +2,7 @@
 
 python examples/quickstart.py fleet.toml cat.jpg dog.jpg
 
-Beyond one machine both sides need keys (`mdp keys new`, docs/security.md). A fleet file made with
+Beyond one machine both sides need keys (docs/how-to/keys.md). A fleet file made with
 `mdp fleet new --keys keys/ --key keys/client.secret` names them, and nothing changes here.
 """
 

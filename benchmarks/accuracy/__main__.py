@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy --data FOLDER --work FOLDER --tune
     python -m benchmarks.accuracy --data FOLDER --work FOLDER
     python -m benchmarks.accuracy --data FOLDER --work FOLDER --latency     (on an idle machine)
-    python -m benchmarks.accuracy --table [--markdown | --page docs/accuracy.md]
+    python -m benchmarks.accuracy --table [--markdown | --page docs/results/accuracy.md]
     python -m benchmarks.accuracy --smoke --work FOLDER                     (digits, seconds)
 
 The file of results is rewritten after every finished run, and what is in it is not run again. So a

@@ -1,6 +1,6 @@
 """accuracy.json as a picture: every arrival subset, and expected accuracy against the deadline.
 
-    python -m benchmarks.accuracy.picture [--out docs/accuracy.svg]
+    python -m benchmarks.accuracy.picture [--out docs/results/accuracy.svg]
 
 The right panel needs a model of delays, and it is a model: every device answers after the time that
 was planned for it, times a log-normal factor (sigma 0.5, median 1), independently; with the chance
@@ -150,7 +150,7 @@ def main() -> None:
     """Draw."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--out", type=Path, default=Path("docs/accuracy.svg"))
+    parser.add_argument("--out", type=Path, default=Path("docs/results/accuracy.svg"))
     arguments = parser.parse_args()
     write_bytes(arguments.out, draw(read_json(arguments.results, Results)))
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.end_to_end --out benchmarks/results/end-to-end.json
     python -m benchmarks.end_to_end --table benchmarks/results/end-to-end.json \\
-        --page docs/end-to-end.md --picture docs/end-to-end.svg
+        --page docs/results/end-to-end.md --picture docs/results/end-to-end.svg
 
 Needs root, iproute2 and two cores, and some twelve minutes; --quick takes a third of that and only
 shows that everything runs. The HTTP servers need an environment of their own: see --http-python.

@@ -8,7 +8,8 @@ data sets by name. All run in fp32 on one onnxruntime thread of this machine, ti
 milliseconds are processor time, so that others at work matter little.
 
 Which model and which fleet a budget gets is decided on the calibration split, and reported on the
-test split. Writes benchmarks/results/families.json and prints the tables of docs/families.md.
+test split. Writes benchmarks/results/families.json and prints the tables of
+docs/results/families.md.
 """
 
 import argparse

@@ -32,7 +32,7 @@ from tests.support.faults.fault_table import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
-PAGE = ROOT / "docs" / "reliability.md"
+PAGE = ROOT / "docs" / "results" / "reliability.md"
 #: Says that this process has namespaces of its own already.
 INSIDE = "--inside"
 

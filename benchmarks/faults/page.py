@@ -1,4 +1,4 @@
-"""The fault matrix as it stands in docs/reliability.md."""
+"""The fault matrix as it stands in docs/results/reliability.md."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ def write_page(page: Path, result: dict[str, Any]) -> None:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """What was run, how each fault was made, and every cell of the matrix."""
+    """What was run, how each fault was made, and what became of each promise."""
     rows, machine = result["rows"], result["machine"]
     kept = sum(row["kept"] for row in rows)
     calls = sum(row["calls"] for row in rows)
@@ -29,7 +29,7 @@ def markdown(result: dict[str, Any]) -> str:
         f"{kept} of {len(rows)} promises kept in {calls:,} calls with a deadline of "
         f"{result['deadline_ms']:g} ms; {beyond}. It took {result['seconds'] / 60:.0f} minutes."
     )
-    parts = [said, _made(result["faults"]), _matrix(result["faults"], rows), _details(rows)]
+    parts = [said, _made(result["faults"]), _matrix(result["faults"], rows)]
     return "\n\n".join(parts)
 
 
@@ -44,6 +44,7 @@ def _made(faults: Iterable[dict[str, Any]]) -> str:
 
 
 def _matrix(faults: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> str:
+    """A row per fault: what became of the promise in each fleet, and the worst of all fleets."""
     kinds = list(dict.fromkeys(row["kind"] for row in rows))
     cells = {(row["fault"], row["kind"]): row for row in rows}
 
@@ -51,30 +52,24 @@ def _matrix(faults: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) ->
         found = cells.get((fault, kind))
         if found is None:
             return "not run"
-        return "kept" if found["kept"] else "**not kept**"
+        if found["kept"]:
+            return f"kept, {found['waited']}"
+        return "**not kept**: " + "; ".join(found["broken"])
 
-    names = [fault["fault"] for fault in faults]
-    return _table(("fault", *kinds), ((n, *(cell(n, kind) for kind in kinds)) for n in names))
+    def worst(fault: str, key: str, form: str) -> str:
+        values = [row[key] for row in rows if row["fault"] == fault and row[key] is not None]
+        return format(max(values), form) if values else ""
 
-
-def _details(rows: Iterable[dict[str, Any]]) -> str:
     return _table(
-        ("fault", "fleet", "promised", "came", "kept", "calls", "waited", "worst ms", "known s",
-         "back s"),
+        ("fault", *kinds, "worst ms", "known s", "back s"),
         (
             (
-                row["fault"], row["kind"], row["promised"], row["came"],
-                "yes" if row["kept"] else "**no**: " + "; ".join(row["broken"]),
-                str(row["calls"]), str(row["waited"]), f"{row['overshoot_ms']:+.1f}",
-                _seconds(row["known_s"]), _seconds(row["back_s"]),
+                name, *(cell(name, kind) for kind in kinds), worst(name, "overshoot_ms", "+.1f"),
+                worst(name, "known_s", ".1f"), worst(name, "back_s", ".1f"),
             )
-            for row in rows
+            for name in (fault["fault"] for fault in faults)
         ),
     )  # fmt: skip
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

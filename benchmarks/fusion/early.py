@@ -5,7 +5,8 @@
 Runs the members once on the test pictures (and the calibration pictures, to compare rules), then
 plays every picture through a real session in every order of arrival. Nothing is timed but by the
 plan's own predictions, so a busy machine is as good as an idle one: half a minute for 10,000
-pictures and three members. Writes benchmarks/results/early.json and the figures in docs/client.md.
+pictures and three members. Writes benchmarks/results/early.json and the figures in
+docs/results/early-exit.md.
 """
 
 import argparse
@@ -33,7 +34,7 @@ from partitioner.export.evaluate import run_on
 from partitioner.run.progress import Progress
 
 HERE = Path(__file__).parents[1]
-RESULT, PAGE = HERE / "results" / "early.json", HERE.parent / "docs" / "client.md"
+RESULT, PAGE = HERE / "results" / "early.json", HERE.parent / "docs" / "results" / "early-exit.md"
 Parts = Mapping[int, Contribution]
 Labels = NDArray[np.int64]
 
@@ -123,7 +124,7 @@ def compare_rules(bundle: Bundle, calibration: Parts, test: Parts) -> list[dict[
 
 
 def figures(content: dict[str, Any]) -> str:
-    """The tables of docs/client.md."""
+    """The tables of docs/results/early-exit.md."""
     orders: list[dict[str, Any]] = content["orders"]
     rules: list[dict[str, dict[str, float]]] = content["rules"]
     lines = [

@@ -2,12 +2,11 @@
 
     python -m benchmarks.fusion.quantisation --bundle FOLDER [--data cifar10/] [--seconds 3]
 
-Writes `results/quantisation.json`, and its tables into docs/quantisation.md: the members of
-a bundle of plain ViTs in fp32 (docs/real-pictures.md) and untrained ViT-S of 128 and 224 px, in
-each way that this machine has,
-with one and two threads; and with `--data` the accuracies that `mdp-partition quantize` finds with
-this machine standing for every device. Each way of a model gets its turn in every round, so that
-drift of the machine meets all of them.
+Writes `results/quantisation.json`, and its tables into docs/results/quantisation.md: the members of
+a bundle of plain ViTs in fp32 (docs/results/real-pictures.md) and untrained ViT-S of 128 and 224
+px, in each way that this machine has, with one and two threads; and with `--data` the accuracies
+that `mdp-partition quantize` finds with this machine standing for every device. Each way of a
+model gets its turn in every round, so that drift of the machine meets all of them.
 """
 
 import argparse
@@ -38,7 +37,7 @@ from partitioner.run.progress import Progress
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks/results/quantisation.json"
-DOCUMENT = ROOT / "docs/quantisation.md"
+DOCUMENT = ROOT / "docs/results/quantisation.md"
 #: ViT-S, the smaller of timm's two common ones, at two picture sizes.
 UNTRAINED = {f"ViT-S at {size} px": size for size in (128, 224)}
 ROUNDS, WARM_UP, MIN_RUNS = 9, 3, 5
@@ -186,7 +185,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def figures(result: dict[str, Any]) -> str:
-    """The tables of docs/quantisation.md."""
+    """The tables of docs/results/quantisation.md."""
     heads = " | ".join(f"{precision} {runtime}" for precision, runtime in WAYS)
     lines = [f"| model | threads | {heads} |", "|---" * (len(WAYS) + 2) + "|"]
     by_model: dict[tuple[str, int], list[str]] = {}

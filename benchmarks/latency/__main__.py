@@ -36,7 +36,7 @@ from mdp.formats.profile import DeviceProfile, read_profile
 RESULTS = Path(__file__).parents[1] / "results"
 ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"
 PROFILE = RESULTS / "this-machine.toml"
-DOCS = Path("docs")
+DOCS = Path("docs/results")
 
 
 def run_measure(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
-"""Plans of the shipped profiles, with their predictions: what docs/planning.md shows.
+"""Plans of the shipped profiles, with their predictions: what docs/results/planning.md shows.
 
-    python -m benchmarks.planning.plans [--docs docs]
+    python -m benchmarks.planning.plans [--docs docs/results]
 
 Nothing is measured here. Plans follow from the shipped profiles and the shipped law, so this is run
 again whenever one of them changes.
@@ -50,7 +50,7 @@ def row(plan: Plan, teacher: str, target_ms: float, fleet: str) -> list[str]:
     """One plan as a row of the table."""
     start = [teacher, f"{target_ms:g}", fleet]
     if plan.refused:
-        return [*start, f"**refused**: {plan.reason}", "", ""]
+        return [*start, f"**refused**: {plan.reason.partition(';')[0]}", "", ""]
     members = "; ".join(
         f"{a.device} {a.vit.image_size} px / {a.vit.patch_size}, "
         f"{a.vit.embed_dim} x {a.vit.depth}"
@@ -66,10 +66,13 @@ def row(plan: Plan, teacher: str, target_ms: float, fleet: str) -> list[str]:
 
 
 def explanation(shown: Planned) -> str:
-    """What `mdp-partition plan --explain` prints."""
+    """What `mdp-partition plan --explain` prints, of the members only the first in words."""
     stream = io.StringIO()
     print_planned(shown, Console(file=stream, width=_WIDTH))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    second = next(n for n, line in enumerate(lines) if line.endswith("(member 1)"))
+    table = next(n for n, line in enumerate(lines) if n > second and line.startswith("┏")) - 1
+    return "\n".join([*lines[:second], "...", *lines[table:]])
 
 
 def main() -> None:
@@ -77,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.planning.plans", description=__doc__
     )
-    parser.add_argument("--docs", type=Path, default=Path("docs"))
+    parser.add_argument("--docs", type=Path, default=Path("docs/results"))
     docs = parser.parse_args().docs
     cases = [(t, ms, fleet) for t in TEACHERS for ms in TARGETS_MS for fleet in FLEETS]
     found = {case: planned(*case) for case in cases}

@@ -9,8 +9,8 @@
     stream        3 min  `stream` beside the slowest member's model run in a loop
     many-agents   2 min  one client and 64 agents, beside a bare fan-out
 
-Each writes results/serving-<name>.json and its table in docs/serving.md. Nothing else should run on
-the machine meanwhile.
+Each writes results/serving-<name>.json and its table in docs/results/serving.md. Nothing else
+should run on the machine meanwhile.
 """
 
 import argparse
@@ -25,11 +25,11 @@ from benchmarks.serving import dead_device, many_agents, overhead, overshoot, st
 
 PARTS = {part.NAME: part for part in (overhead, dead_device, overshoot, stream_rate, many_agents)}
 RESULTS = Path(__file__).parents[1] / "results"
-PAGE = Path(__file__).parents[2] / "docs" / "serving.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "serving.md"
 
 
 def figures(kept: dict[str, dict[str, Any]]) -> str:
-    """What docs/serving.md shows of every part that was ever measured."""
+    """What docs/results/serving.md shows of every part that was ever measured."""
     blocks = []
     for name, outcome in kept.items():
         machine = outcome["machine"]

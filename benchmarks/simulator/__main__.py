@@ -44,7 +44,8 @@ from partitioner.simulation.models import (
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "simulator.json"
-PAGE, PICTURE = ROOT / "docs" / "simulation.md", ROOT / "docs" / "simulation.svg"
+PAGE = ROOT / "docs" / "results" / "simulation.md"
+PICTURE = PAGE.with_suffix(".svg")
 #: The compiled build's speed is a part of its own.
 SPEED, COMPILED = "speed", "speed_compiled"
 PARTS = (COMPUTING, WAITING, SPEED)

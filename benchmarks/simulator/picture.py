@@ -1,4 +1,4 @@
-"""The simulator against reality: as a table for docs/simulation.md, and as a picture."""
+"""The simulator against reality: as a table for docs/results/simulation.md, and as a picture."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -42,7 +42,7 @@ from tests.support import fleet as fleet_of_processes
 from tests.support.fleet import Fleet
 
 RESULTS = Path(__file__).parents[1] / "results" / "soak.json"
-PAGE = Path(__file__).parents[2] / "docs" / "soak.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "soak.md"
 #: Fleet entry -> whether it is never ended, only stopped.
 REPLICA = f"{DEVICES[1]}/second"
 SURVIVOR = DEVICES[2]

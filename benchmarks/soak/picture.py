@@ -1,4 +1,4 @@
-"""The soak as figures for docs/soak.md, and as a picture."""
+"""The soak as figures for docs/results/soak.md, and as a picture."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -39,8 +39,8 @@ def some_pictures(side: int) -> list[Picture]:
 def overhead_ms(prediction: Prediction) -> float:
     """What a call cost beyond the computing of its slowest member.
 
-    That is the overhead of docs/serving.md, for one picture under way; with more, a picture's
-    waiting for the one before it is in it.
+    That is the overhead of docs/results/serving.md, for one picture under way; with more,
+    a picture's waiting for the one before it is in it.
     """
     return prediction.latency_ms - max(member.compute_ms for member in prediction.members)
 

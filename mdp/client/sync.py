@@ -101,9 +101,9 @@ class Client(Connection):
         `insecure` allows plain text to other machines, of which a warning is given. A device that
         has not answered after `hedge_after_ms`, or after what 95 % of its recent answers took, has
         its replica asked beside it, for at most `hedge_share` of all requests. With `early`, an
-        answer is given as soon as nobody who is awaited can change its label (docs/client.md);
-        NeverEarlyWarning says that the bundle does not tell when. Raises ConfigError if the fleet,
-        its bundle or a key is wrong.
+        answer is given as soon as nobody who is awaited can change its label
+        (docs/explanation/calls.md); NeverEarlyWarning says that the bundle does not tell when.
+        Raises ConfigError if the fleet, its bundle or a key is wrong.
         """
         return cls(
             fleet,

@@ -1,4 +1,4 @@
-"""Messages <-> frames. No sockets, no clocks; docs/protocol.md says the same byte by byte.
+"""Messages <-> frames. No sockets, no clocks; docs/reference/protocol.md has every byte.
 
 A message is one or two frames, as each frame costs as much as some hundred bytes:
 

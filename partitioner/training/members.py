@@ -81,7 +81,7 @@ def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> SubModel:
 def _inherit_from_earlier(work: Work, submodel: SubModel, k: int) -> bool:
     """Cut sub-model k from the first earlier one that is large enough; False if none is.
 
-    What that one has learned is kept, so that fewer epochs do (docs/accuracy.md).
+    What that one has learned is kept, so that fewer epochs do (docs/results/accuracy.md).
     """
     for earlier in work.plan.assignments[:k]:
         trained = work.load_member(earlier, joint=False)

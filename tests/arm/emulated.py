@@ -46,7 +46,7 @@ pytestmark = pytest.mark.timeout(2 * PATIENT_S)
 #: ELF's number of the architecture (elf.h), and where it stands.
 _EM_AARCH64, _E_MACHINE = 183, slice(18, 20)
 RESULTS = ROOT / "benchmarks" / "results" / "arm.json"
-PAGE = ROOT / "docs" / "platforms.md"
+PAGE = ROOT / "docs" / "results" / "platforms.md"
 
 
 @pytest.fixture(scope="session", autouse=True)

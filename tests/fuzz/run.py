@@ -24,7 +24,8 @@ from tests.fuzz.target import CORPUS, Target
 from tests.fuzz.targets import TARGETS
 
 ROOT = Path(__file__).parents[2]
-RESULTS, PAGE = ROOT / "benchmarks" / "results" / "fuzz.json", ROOT / "docs" / "fuzzing.md"
+RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"
+PAGE = ROOT / "docs" / "results" / "fuzzing.md"
 #: Seconds after which an input counts as a hang; generous, as others may use the machine.
 HANG_S = 60
 _PROGRESS = re.compile(

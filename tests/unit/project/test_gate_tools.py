@@ -1,11 +1,11 @@
-"""What `make check` runs of tools/: subjects of commits that fit, and files that are not large."""
+"""What `make check` runs of tools/: subjects that fit, small files, links that lead somewhere."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tools import large_files, subjects
+from tools import large_files, links, subjects
 
 
 def git(folder: Path, *words: str) -> None:
@@ -73,3 +73,26 @@ def test_a_large_file_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(bytes(size))
     found = large_files.too_large(tmp_path, [*names, "gone.bin"])
     assert found == [f"{large_files.MOST_BYTES + 1} bytes: large.bin"]
+
+
+def test_dead_links_anchors_and_mentions_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, gone = "docs" + "/page.md", "docs" + "/gone.md"
+    (tmp_path / "docs").mkdir()
+    headings = "# A `code` heading\n\n```\n# none\n```\n\n## Twice\n\n## Twice\n"
+    (tmp_path / page).write_text(headings)
+    good = f"[a]({page}#a-code-heading) [b]({page}#twice-1) [c](https://x.org/d.md) `[d](no)`"
+    (tmp_path / "README.md").write_text(f"{good}\n```\n[e](no)\n```\n")
+    (tmp_path / "module.py").write_text(f'"""See {page}."""\n')
+    monkeypatch.setattr(links, "tracked", lambda: ["README.md", "module.py", page])
+    assert links.main(tmp_path) == 0
+    (tmp_path / "README.md").write_text(f"[a](gone.md) [b]({page}#none) [c](#none)\n")
+    (tmp_path / "module.py").write_text(f'"""See {gone}."""\n')
+    assert links.main(tmp_path) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "README.md: link to gone.md: expected a file",
+        f"README.md: link to {page}#none: expected a heading of this name",
+        "README.md: link to #none: expected a heading of this name",
+        f"module.py: mention of {gone}: expected a file",
+    ]

@@ -1,4 +1,4 @@
-"""docs/protocol.md and mdp/protocol/messages.py say the same."""
+"""docs/reference/protocol.md and mdp/protocol/messages.py say the same."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ from mdp.protocol import messages as wire
 from mdp.transport import sockets, zap
 from mdp.transport.admission import pending as door
 
-PAGE = (Path(__file__).parents[4] / "docs" / "protocol.md").read_text()
+PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "protocol.md").read_text()
 KINDS = (
     wire.Infer,
     wire.Ask,

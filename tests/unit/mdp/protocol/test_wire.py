@@ -98,7 +98,7 @@ def test_a_status_without_a_source_is_one_that_older_clients_understand() -> Non
 
 
 def test_a_look_is_small() -> None:
-    assert 140 < sum(map(len, encode(LOOK))) < 160, "docs/cameras.md tells it"
+    assert 140 < sum(map(len, encode(LOOK))) < 160, "docs/how-to/cameras.md tells it"
 
 
 def test_the_first_bytes_say_what_comes() -> None:

@@ -1,4 +1,4 @@
-"""docs/training.md names every option of a training, with the default that it has."""
+"""docs/reference/training.md names every option of a training, with the default that it has."""
 
 import re
 from pathlib import Path
@@ -16,7 +16,7 @@ from partitioner.run.settings import (
     TeacherSchedule,
 )
 
-DOC = (Path(__file__).parents[4] / "docs/training.md").read_text()
+DOC = (Path(__file__).parents[4] / "docs/reference/training.md").read_text()
 #: Schedules have a table without dashes in front, with one column for each kind of network.
 COLUMNS: list[tuple[type[Record], int]] = [
     (MemberSchedule, 2),
@@ -65,7 +65,7 @@ def test_every_option_stands_there_with_its_default(kind: type[Record], prefix: 
         # Schedules have a table of their own; mirroring depends on the data.
         if field.name in shared or name in ("--patience", "--flip"):
             continue
-        assert name in table, f"docs/training.md does not name {name}"
+        assert name in table, f"docs/reference/training.md does not name {name}"
         if not field.required:
             assert told(table[name][2]) == said(field.default), name
             compared += 1
