@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import msgspec
 import typer
 
 from mdp import console
@@ -14,6 +15,7 @@ from mdp.extras import PARTITION, install
 from mdp.files import Record
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import TeacherSpec, read_plan
+from mdp.formats.profile import read_profiles
 from partitioner.cli import assemble as assemble_command
 from partitioner.cli import export as export_command
 from partitioner.cli import plan as plan_command
@@ -198,8 +200,15 @@ def build(
         progress = _progress()
         with together():
             named = bundle_name(name, out)
+            steps.check_target(out)
+            read_profiles(profiles)
             pictures = steps.open_asked(asked)
             spec = _teacher(teacher, teacher_arg)
+        if asked.given_teacher and plan_options.teacher_accuracy is None:
+            with _owned(folder):
+                share = steps.teacher_accuracy(folder, spec, pictures, asked, progress)
+            plan_options = msgspec.structs.replace(plan_options, teacher_accuracy=share)
+        with together():
             planned = planning.make_planned(
                 spec, profiles, plan_options, len(pictures.labels),
                 precisions=precisions, runs=runs or [],
@@ -208,7 +217,6 @@ def build(
             if is_first() and (not json or made.refused):
                 plan_command.show(planned, json)
             plan_command.refuse(planned)
-            steps.check_target(out)
             steps.check_ways(made, pictures)
         with _owned(folder):
             work = steps.train_step(folder, made, pictures, asked, progress)

@@ -14,13 +14,14 @@ from mdp.files import write_bytes
 from partitioner.data.datasets import SplitName
 from partitioner.data.memmaps import Array, Index, Views, load, load_weights
 from partitioner.networks.submodel import draw_weights
-from partitioner.networks.teacher import Teacher, build_teacher, load_checkpoint
+from partitioner.networks.teacher import Teacher, build_teacher
 from partitioner.training.cached_outputs import batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
 from partitioner.training.distributed import finished, first_then_others, is_first, together
 from partitioner.training.loop import derived_seed, fit
 from partitioner.training.losses import centred
+from partitioner.training.teacher_start import GivenTeacher
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,7 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
     `checkpoint` is the user's file to start from. Raises InputError where it does not fit.
     """
     if finished(work.run.teacher):
-        teacher = build_teacher(work.plan.decomposed, len(work.data.labels), pretrained=False)
-        teacher.load_state_dict(load_weights(work.run.teacher))
-        return teacher.eval()
+        return _kept(work)
     # The first process downloads or complains, the others find the files.
     with first_then_others():
         teacher = _untrained(work, checkpoint)
@@ -53,17 +52,19 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
     return teacher.eval()
 
 
+def _kept(work: Work) -> Teacher:
+    teacher = build_teacher(work.plan.decomposed, len(work.data.labels), pretrained=False)
+    teacher.load_state_dict(load_weights(work.run.teacher))
+    return teacher.eval()
+
+
 def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
-    settings, spec = work.settings, work.plan.decomposed
-    pretrained = settings.teacher.pretrained
-    torch.manual_seed(derived_seed(settings.seed, "teacher", "init"))
-    if pretrained:
-        work.progress.note(f"getting timm's weights of {spec.name}")
-    teacher = build_teacher(spec, len(work.data.labels), pretrained=pretrained)
-    if checkpoint is not None:
-        load_checkpoint(teacher, checkpoint)
-    elif not pretrained:
-        draw_weights(teacher.network)
+    facts, spec = work.settings.teacher, work.plan.decomposed
+    torch.manual_seed(derived_seed(work.settings.seed, "teacher", "init"))
+    if facts.pretrained or checkpoint is not None:
+        return GivenTeacher(work.run, spec, facts, work.data, checkpoint, work.progress).build()
+    teacher = build_teacher(spec, len(work.data.labels), pretrained=False)
+    draw_weights(teacher.network)
     return teacher
 
 
@@ -134,6 +135,8 @@ def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
             dtype=np.float32,
             advance=advance,
         )
+    right = accuracy(load(path), work.data.split(split).targets)
+    work.progress.note(f"teacher: {right:.1%} on {len(pixels):,} {split} pictures")
 
 
 @dataclass(frozen=True, slots=True)
