@@ -67,10 +67,9 @@ def teacher_facts(asked: Asked, data: Dataset, teacher: TeacherSpec) -> TeacherF
     """
     from partitioner.networks.teacher_weights import known_classes
 
-    options, checkpoint = asked.options, _checkpoint(asked)
-    if options.pretrained and checkpoint is not None:
+    options, labels = asked.options, asked.options.teacher_labels
+    if options.pretrained and options.teacher_checkpoint is not None:
         raise InputError("--pretrained and --teacher-checkpoint: expected one of the two, got both")
-    labels = options.teacher_labels
     if labels is not None and not asked.given_teacher:
         raise InputError(
             "--teacher-labels: expected --teacher-checkpoint or --pretrained beside it"
@@ -82,6 +81,7 @@ def teacher_facts(asked: Asked, data: Dataset, teacher: TeacherSpec) -> TeacherF
             f"--teacher: {teacher.name!r} does not know these {len(data.labels)} classes: give "
             "--teacher-epochs N to train it, --teacher-checkpoint FILE or --pretrained"
         )
+    checkpoint = _checkpoint(asked)
     facts = TeacherFacts(
         name=teacher.name,
         pretrained=options.pretrained,
@@ -112,16 +112,20 @@ def teacher_facts(asked: Asked, data: Dataset, teacher: TeacherSpec) -> TeacherF
 
 
 def teacher_accuracy(
-    run: RunFolder, teacher: TeacherSpec, data: Dataset, asked: Asked, progress: Progress
+    run: RunFolder,
+    teacher: TeacherSpec,
+    facts: TeacherFacts,
+    data: Dataset,
+    asked: Asked,
+    progress: Progress,
 ) -> float:
     """Share of the calibration pictures that a teacher with given weights is right on.
 
-    As it is before it is trained further. Raises InputError.
+    As it is before it is trained further. Raises InputError, also where `run` has another teacher.
     """
     from partitioner.training.teacher_start import GivenTeacher
 
     with together():
-        facts = teacher_facts(asked, data, teacher)
         run.check_teacher(facts)
     given = GivenTeacher(run, teacher, facts, data, _checkpoint(asked), progress)
     with first_then_others():

@@ -204,9 +204,10 @@ def build(
             read_profiles(profiles)
             pictures = steps.open_asked(asked)
             spec = _teacher(teacher, teacher_arg)
-        if asked.given_teacher and plan_options.teacher_accuracy is None:
+            facts = steps.teacher_facts(asked, pictures, spec) if asked.given_teacher else None
+        if facts is not None and plan_options.teacher_accuracy is None:
             with _owned(folder):
-                share = steps.teacher_accuracy(folder, spec, pictures, asked, progress)
+                share = steps.teacher_accuracy(folder, spec, facts, pictures, asked, progress)
             plan_options = msgspec.structs.replace(plan_options, teacher_accuracy=share)
         with together():
             planned = planning.make_planned(

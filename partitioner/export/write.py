@@ -292,7 +292,7 @@ def _provenance(work: Work) -> dict[str, str]:
     settings = work.settings
     return {
         "method": METHOD,
-        **_teacher_provenance(work),
+        **teacher_provenance(work),
         "seed": str(settings.seed),
         "data": Path(work.data.source).name,
         "train_digest": work.data.train.digest,
@@ -312,7 +312,7 @@ _CLASSES = {
 }
 
 
-def _teacher_provenance(work: Work) -> dict[str, str]:
+def teacher_provenance(work: Work) -> dict[str, str]:
     """Whose weights the teacher has, how it reads pictures, and which classifier it has."""
     facts, epochs = work.settings.teacher, work.settings.teacher_schedule.epochs
     network = outline(facts.name, facts.args)

@@ -76,7 +76,7 @@ class GivenTeacher:
         path = self.run.cache / f"accuracy-{self._digest}.json"
         if not path.exists():
             teacher = self.build()
-            logits = self._outputs(teacher, "calibration", pre_logits=False)
+            logits = self.outputs(teacher, "calibration", pre_logits=False)
             targets = torch.from_numpy(self.data.calibration.targets)
             right = int((logits.cpu().argmax(dim=1) == targets).sum())
             write_json(path, Right(right, len(targets)))
@@ -84,13 +84,13 @@ class GivenTeacher:
 
     def _fit(self, teacher: Teacher, path: Path) -> None:
         count = len(self.data.train)
-        features = self._outputs(teacher, "train", pre_logits=True)
+        features = self.outputs(teacher, "train", pre_logits=True)
         targets = torch.from_numpy(self.data.train.targets).to(features.device)
         weight, bias = fit_classifier(features, targets, len(self.data.labels))
-        write_bytes(path, save({"weight": weight.cpu(), "bias": bias.cpu()}))
+        write_bytes(path, save({"weight": weight.cpu().contiguous(), "bias": bias.cpu()}))
         self.progress.note(f"teacher: a linear probe fitted on {count:,} training pictures")
 
-    def _outputs(self, teacher: Teacher, split: SplitName, *, pre_logits: bool) -> Tensor:
+    def outputs(self, teacher: Teacher, split: SplitName, *, pre_logits: bool) -> Tensor:
         """Logits `[N, C]`, or what the classifier reads `[N, D]`; float32."""
         pixels, network = self.pixels(split), teacher.eval().to(training_device()).network
         found: list[Tensor] = []
