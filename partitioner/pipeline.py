@@ -123,7 +123,7 @@ def teacher_accuracy(
 
     As it is before it is trained further. Raises InputError, also where `run` has another teacher.
     """
-    from partitioner.training.teacher_start import GivenTeacher
+    from partitioner.training.teacher import GivenTeacher
 
     with together():
         run.check_teacher(facts)

@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy.given_teacher --teacher-checkpoint FILE --data FOLDER \
         [--teacher-labels FILE] [--teacher-arg img_size=160] [--limit-train N] [--limit-test N]
 
-With labels its classifier is cut to the data's classes; without, a linear probe is fitted, and
+The figures of docs/training.md. With labels its classifier is cut to the data's classes; without, a linear probe is fitted, and
 ridge regression on one-hot labels to the same features beside it, penalty and temperature of both
 chosen on every fifth training picture. Prints accuracy and cross-entropy on the test split and,
 of Imagenette, on the pictures of ImageNet's own validation set, which pretraining has not seen.
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.networks.linear_probe import SHARPNESS, fit_classifier
 from partitioner.networks.teacher import parse_arguments, teacher_spec
 from partitioner.pipeline import teacher_facts
 from partitioner.run.folder import RunFolder
@@ -32,8 +33,7 @@ from partitioner.run.settings import (
     TeacherSchedule,
 )
 from partitioner.training.compute import use_threads
-from partitioner.training.linear_probe import SHARPNESS, fit_classifier
-from partitioner.training.teacher_start import GivenTeacher
+from partitioner.training.teacher import GivenTeacher
 
 #: What a name of a picture holds that pretraining on ImageNet's training set has not seen.
 UNSEEN = "ILSVRC2012_val_"

@@ -31,7 +31,7 @@ from partitioner.cli.common import (
     prepare,
     say,
 )
-from partitioner.cli.options import takes
+from partitioner.cli.options import RecipeOption, takes
 from partitioner.cli.plan import (
     ArgumentsOption,
     PrecisionOption,
@@ -87,6 +87,7 @@ def train(
     schedule: MemberSchedule,
     joint_schedule: JointSchedule,
     augmentation: Augmentation,
+    recipe: RecipeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train the teacher, if asked to, and then a plan's sub-models one after another.
@@ -176,6 +177,7 @@ def build(
     teacher_arg: ArgumentsOption = None,
     run: OwnRunOption = None,
     name: NameOption = None,
+    recipe: RecipeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Plan, train, export and evaluate in a row; what is done already is not done again.

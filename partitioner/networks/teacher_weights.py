@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -31,8 +32,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # Reading a damaged file raises nearly anything; all of it means the same here.
-        raise InputError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
+        # Reading a damaged file raises nearly anything; all of it means the same here. What torch
+        # says of other pickles advises to execute them.
+        reason = "expected tensors alone" if isinstance(error, UnpicklingError) else _reason(error)
+        raise InputError(f"{path}: not a readable checkpoint: {reason}") from error
     for key in ("state_dict", "model", "model_state"):
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

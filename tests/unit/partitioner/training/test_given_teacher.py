@@ -22,7 +22,7 @@ from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
 from partitioner.networks.weight_init import inherit  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import Asked, TeacherFacts  # noqa: E402
-from partitioner.training import teacher_start  # noqa: E402
+from partitioner.training import teacher as teacher_module  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
@@ -128,7 +128,7 @@ def test_other_classes_get_a_linear_probe_once(
     run, wanted = RunFolder(tmp_path / "run"), given.asked()
     share = given.accuracy(run)
     # What it has learned is kept: nothing is fitted or counted again.
-    monkeypatch.delattr(teacher_start, "fit_classifier")
+    monkeypatch.delattr(teacher_module, "fit_classifier")
     assert given.accuracy(run) == share
     work = trained(given, run.path, wanted)
     assert work.settings.teacher.classes == "probe"

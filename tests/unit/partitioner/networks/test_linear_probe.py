@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
-from partitioner.training.linear_probe import fit_classifier  # noqa: E402
+from partitioner.networks.linear_probe import fit_classifier  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
