@@ -87,18 +87,16 @@ class RunFolder:
             if before != settings:
                 write_json(self.settings_file, settings)
             return
-        own = {self.settings_file.name, self.plan_file.name, self.cache.name, self.left_behind.name}
-        found = {path.name for path in self.path.glob("[!.]*")}
-        if found - own:
-            raise InputError(f"{self.path}: expected a new, an empty or a run folder")
+        self._check_own()
         shutil.rmtree(self.left_behind, ignore_errors=True)
         # The settings mark the folder as a run, so they come last.
         write_toml(self.plan_file, plan)
         write_json(self.settings_file, settings)
 
     def check_teacher(self, facts: TeacherFacts) -> None:
-        """Raise InputError where what has been trained here has another teacher."""
+        """Raise InputError where what has been trained here has another teacher, or is no run."""
         if not (self.settings_file.exists() and self._begun()):
+            self._check_own()
             return
         before = msgspec.structs.replace(self.settings().teacher, file=facts.file)
         changed = differences(before, facts)
@@ -107,6 +105,13 @@ class RunFolder:
                 f"{self.path}: trained with another teacher: {changed} "
                 "(give the same one to go on, or another folder with --run)"
             )
+
+    def _check_own(self) -> None:
+        """Raise InputError where anything lies here that no run has before it trains."""
+        own = {self.settings_file.name, self.plan_file.name, self.cache.name, self.left_behind.name}
+        found = {path.name for path in self.path.glob("[!.]*")}
+        if found - own:
+            raise InputError(f"{self.path}: expected a new, an empty or a run folder")
 
     def _begun(self) -> bool:
         """Whether any training has left something here."""

@@ -136,6 +136,8 @@ def test_other_classes_get_a_linear_probe_once(
     right = int((answers.argmax(axis=1) == given.data.calibration.targets).sum())
     assert share == (right + 0.5) / (len(answers) + 1)
     assert share > 0.5
+    with pytest.raises(InputError, match="tree: expected a new, an empty or a run folder"):
+        given.accuracy(RunFolder(given.folder / "tree"))
 
 
 def test_a_linear_probe_is_where_further_training_starts(given: Given, tmp_path: Path) -> None:
