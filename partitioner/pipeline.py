@@ -131,7 +131,13 @@ def teacher_accuracy(
     with first_then_others():
         _cut_views(given.pixels, progress)
         given.accuracy()
-    return given.accuracy()
+    share = given.accuracy()
+    if asked.teacher_schedule.epochs:
+        progress.note(
+            f"teacher: {share:.1%} of the calibration pictures before it is trained further, which "
+            "the plan is made for; --teacher-accuracy tells it another"
+        )
+    return share
 
 
 def _checkpoint(asked: Asked) -> Path | None:
