@@ -1,5 +1,6 @@
 """The four steps of a build, each of which finds out what is done already."""
 
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,7 +10,8 @@ from mdp.errors import ConfigError, InputError, MDPError, PlanRefused
 from mdp.files import read_json
 from mdp.formats.bundle import MANIFEST, Bundle, Manifest, sha256_of
 from mdp.formats.plan import Plan, TeacherSpec
-from partitioner.data.datasets import DIGITS, SPLITS, Dataset, open_dataset
+from partitioner.assembly.members import read_map, read_names, rows_of
+from partitioner.data.datasets import DIGITS, SPLITS, Dataset, SplitName, open_dataset
 from partitioner.export.evaluate import Report, evaluate, write_report
 from partitioner.run.folder import RunFolder, default_run
 from partitioner.run.progress import Progress
@@ -28,18 +30,13 @@ from partitioner.training.distributed import first_then_others, is_first, togeth
 def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
     """What this run's settings.json has to say."""
     from partitioner.data.augment import check_policy
-    from partitioner.networks.teacher import check_knows_classes
     from partitioner.training.compute import quicker_autocast
 
     options, flip = asked.options, asked.augmentation.flip
-    if options.pretrained and options.teacher_checkpoint is not None:
-        raise InputError("--pretrained and --teacher-checkpoint: expected one of the two, got both")
+    facts = teacher_facts(asked, data, teacher)
     check_policy(asked.augmentation.rand_augment)
     if asked.schedule.shrinkage < 1 and asked.schedule.boost_target != "logits":
         raise InputError("--shrinkage: expected 1 unless --boost-target is logits")
-    checkpoint = _checkpoint(asked)
-    if asked.teacher_schedule.epochs == 0 and checkpoint is None:
-        check_knows_classes(teacher, len(data.labels), pretrained=options.pretrained)
     return Settings(
         seed=options.seed,
         autocast=quicker_autocast() if options.autocast == "auto" else options.autocast,
@@ -52,15 +49,8 @@ def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
             calibration=data.calibration.digest[:32],
             test=data.test.digest[:32],
         ),
-        teacher=TeacherFacts(
-            name=teacher.name,
-            pretrained=options.pretrained,
-            checkpoint=sha256_of(checkpoint) if checkpoint else None,
-            args=teacher.args,
-        ),
-        teacher_schedule=asked.teacher_schedule.settled(
-            from_scratch=checkpoint is None and not options.pretrained
-        ),
+        teacher=facts,
+        teacher_schedule=asked.teacher_schedule.settled(from_scratch=not asked.given_teacher),
         schedule=asked.schedule,
         joint_schedule=asked.joint_schedule,
         # Mirrored digits are other signs; mirrored photographs are still photographs.
@@ -68,6 +58,86 @@ def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
             asked.augmentation, flip=data.source != DIGITS if flip is None else flip
         ),
     )
+
+
+def teacher_facts(asked: Asked, data: Dataset, teacher: TeacherSpec) -> TeacherFacts:
+    """Where the teacher's weights come from, and how their classes become the data's.
+
+    Raises InputError where the weights do not fit the teacher or the names not the classes.
+    """
+    from partitioner.networks.teacher_weights import known_classes
+
+    options, labels = asked.options, asked.options.teacher_labels
+    if options.pretrained and options.teacher_checkpoint is not None:
+        raise InputError("--pretrained and --teacher-checkpoint: expected one of the two, got both")
+    if labels is not None and not asked.given_teacher:
+        raise InputError(
+            "--teacher-labels: expected --teacher-checkpoint or --pretrained beside it"
+        )
+    if options.teacher_map is not None and labels is None:
+        raise InputError("--teacher-map: expected --teacher-labels beside it")
+    if not asked.given_teacher and not asked.teacher_schedule.epochs:
+        raise InputError(
+            f"--teacher: {teacher.name!r} does not know these {len(data.labels)} classes: give "
+            "--teacher-epochs N to train it, --teacher-checkpoint FILE or --pretrained"
+        )
+    checkpoint = _checkpoint(asked)
+    facts = TeacherFacts(
+        name=teacher.name,
+        pretrained=options.pretrained,
+        checkpoint=sha256_of(checkpoint) if checkpoint else None,
+        args=teacher.args,
+        file=checkpoint.name if checkpoint else None,
+    )
+    if not asked.given_teacher:
+        return facts
+    known = known_classes(teacher, checkpoint)
+    if labels is None:
+        kept = known == len(data.labels)
+        return msgspec.structs.replace(facts, classes="kept" if kept else "probe")
+    names = read_names(Path(labels))
+    if len(names) != known:
+        raise InputError(
+            f"{labels}: names {len(names)} classes, expected {known}: as many as the classifier of "
+            f"{checkpoint or teacher.name} has rows"
+        )
+    rows = rows_of(
+        names,
+        data.labels,
+        read_map(Path(options.teacher_map)) if options.teacher_map else {},
+        labels,
+        "give --teacher-map FILE with their names there, or no --teacher-labels for a linear probe",
+    )
+    return msgspec.structs.replace(facts, classes="names", rows=rows)
+
+
+def teacher_accuracy(
+    run: RunFolder,
+    teacher: TeacherSpec,
+    facts: TeacherFacts,
+    data: Dataset,
+    asked: Asked,
+    progress: Progress,
+) -> float:
+    """Share of the calibration pictures that a teacher with given weights is right on.
+
+    As it is before it is trained further. Raises InputError, also where `run` has another teacher.
+    """
+    from partitioner.training.teacher import GivenTeacher
+
+    with together():
+        run.check_teacher(facts)
+    given = GivenTeacher(run, teacher, facts, data, _checkpoint(asked), progress)
+    with first_then_others():
+        _cut_views(given.pixels, progress)
+        given.accuracy()
+    share = given.accuracy()
+    if asked.teacher_schedule.epochs:
+        progress.note(
+            f"teacher: {share:.1%} of the calibration pictures before it is trained further, which "
+            "the plan is made for; --teacher-accuracy tells it another"
+        )
+    return share
 
 
 def _checkpoint(asked: Asked) -> Path | None:
@@ -100,7 +170,7 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
         progress.note(data.remark)
     # Pictures that cannot be read have to show up now, all at once, not after hours of training.
     with first_then_others():
-        _cut_views(work)
+        _cut_views(work.first_pixels, progress)
     teacher = ensure_teacher(work, _checkpoint(asked))
     with first_then_others():
         targets = ensure_targets(work, teacher)
@@ -109,20 +179,19 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     return work
 
 
-def _cut_views(work: Work) -> None:
-    """Cut every split for the teacher and the first member; raises UnreadablePictures."""
+def _cut_views(cut: Callable[[SplitName], object], progress: Progress) -> None:
+    """Cut every split; raises UnreadablePictures naming the unreadable ones of all of them."""
     from partitioner.data.crops import NAMED, UnreadablePictures
 
     broken: list[str] = []
     for split in SPLITS:
         try:
-            work.teacher_pixels(split)
-            work.member_pixels(work.plan.assignments[0], split)
+            cut(split)
         except UnreadablePictures as error:
             broken += error.reasons
     if len(broken) > NAMED:
         for reason in broken:
-            work.progress.note(reason)
+            progress.note(reason)
     if broken:
         raise UnreadablePictures(broken)
 

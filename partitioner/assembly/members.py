@@ -114,7 +114,11 @@ def _text(path: Path) -> str:
 
 
 def rows_of(
-    names: Sequence[str], wanted: Sequence[str], mapped: Mapping[str, str], where: str
+    names: Sequence[str],
+    wanted: Sequence[str],
+    mapped: Mapping[str, str],
+    where: str,
+    remedy: str = "give a `map` with their names there",
 ) -> list[int]:
     """The model's row of every class of the data; raises InputError naming those without one."""
     places: dict[str, list[int]] = {}
@@ -125,7 +129,7 @@ def rows_of(
     if absent:
         raise InputError(
             f"{where}: has no class named {', '.join(absent[:_SHOWN])} of the data "
-            f"({len(absent)} of {len(wanted)} classes missing): give a `map` with their names there"
+            f"({len(absent)} of {len(wanted)} classes missing): {remedy}"
         )
     twice = [label for label, rows in looked_up.items() if len(rows) > 1]
     if twice:

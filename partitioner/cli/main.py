@@ -6,6 +6,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
+import msgspec
 import typer
 
 from mdp import console
@@ -14,6 +15,7 @@ from mdp.extras import PARTITION, install
 from mdp.files import Record
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import TeacherSpec, read_plan
+from mdp.formats.profile import read_profiles
 from partitioner.cli import assemble as assemble_command
 from partitioner.cli import export as export_command
 from partitioner.cli import plan as plan_command
@@ -29,7 +31,7 @@ from partitioner.cli.common import (
     prepare,
     say,
 )
-from partitioner.cli.options import takes
+from partitioner.cli.options import RecipeOption, takes
 from partitioner.cli.plan import (
     ArgumentsOption,
     PrecisionOption,
@@ -85,6 +87,7 @@ def train(
     schedule: MemberSchedule,
     joint_schedule: JointSchedule,
     augmentation: Augmentation,
+    recipe: RecipeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train the teacher, if asked to, and then a plan's sub-models one after another.
@@ -174,6 +177,7 @@ def build(
     teacher_arg: ArgumentsOption = None,
     run: OwnRunOption = None,
     name: NameOption = None,
+    recipe: RecipeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Plan, train, export and evaluate in a row; what is done already is not done again.
@@ -198,8 +202,16 @@ def build(
         progress = _progress()
         with together():
             named = bundle_name(name, out)
+            steps.check_target(out)
+            read_profiles(profiles)
             pictures = steps.open_asked(asked)
             spec = _teacher(teacher, teacher_arg)
+            facts = steps.teacher_facts(asked, pictures, spec) if asked.given_teacher else None
+        if facts is not None and plan_options.teacher_accuracy is None:
+            with _owned(folder):
+                share = steps.teacher_accuracy(folder, spec, facts, pictures, asked, progress)
+            plan_options = msgspec.structs.replace(plan_options, teacher_accuracy=share)
+        with together():
             planned = planning.make_planned(
                 spec, profiles, plan_options, len(pictures.labels),
                 precisions=precisions, runs=runs or [],
@@ -208,7 +220,6 @@ def build(
             if is_first() and (not json or made.refused):
                 plan_command.show(planned, json)
             plan_command.refuse(planned)
-            steps.check_target(out)
             steps.check_ways(made, pictures)
         with _owned(folder):
             work = steps.train_step(folder, made, pictures, asked, progress)

@@ -1,18 +1,23 @@
-"""Records as command-line options: every knob is declared once, with its range and its help."""
+"""Records as command-line options: every knob is declared once, with its range and its help.
 
+A recipe, a TOML file of options by their names, may give the defaults of a command.
+"""
+
+import difflib
 import functools
 import inspect
 import operator
 import re
 from collections.abc import Callable
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 import typer
 
-from mdp.errors import InputError
-from mdp.files import Record
+from mdp.errors import ConfigError, InputError
+from mdp.files import MAX_TOML_BYTES, Record, read_regular
 
 R = TypeVar("R", bound=Record)
 Command = Callable[..., None]
@@ -38,6 +43,50 @@ def takes(**records: tuple[type[Record], str]) -> Callable[[Command], Command]:
         return wrapper
 
     return decorate
+
+
+def _follow(context: typer.Context, path: Path | None) -> Path | None:
+    """Take the options of a recipe for defaults of a command; raises ConfigError."""
+    if path is None:
+        return None
+    places = {
+        option.removeprefix("--"): parameter
+        for parameter in context.command.params
+        if not parameter.is_eager
+        for option in parameter.opts
+    }
+    content = _read_recipe(path)
+    context.default_map = {}
+    for name, value in content.items():
+        parameter = places.get(name)
+        if parameter is None or parameter.name is None:
+            close = ", ".join(difflib.get_close_matches(name, places, n=1))
+            hint = f"; close to it: {close}" if close else ""
+            raise ConfigError(f"{path}: key {name!r}: expected an option of this command{hint}")
+        several = getattr(parameter, "multiple", False)
+        if isinstance(value, list) != several:
+            wanted = "a list of values" if several else "one value"
+            raise ConfigError(f"{path}: key {name!r}: expected {wanted}, got {value!r}")
+        context.default_map[parameter.name] = value
+    return path
+
+
+def _read_recipe(path: Path) -> dict[str, Any]:
+    content, _ = read_regular(path, MAX_TOML_BYTES)
+    try:
+        return msgspec.toml.decode(content, type=dict[str, bool | int | float | str | list[str]])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: expected options by their names: {error}") from error
+
+
+RecipeOption = Annotated[
+    Path | None,
+    typer.Option(
+        callback=_follow,
+        is_eager=True,
+        help="TOML file of this command's options by their names; those given here count before.",
+    ),
+]
 
 
 def option_name(prefix: str, field: str) -> str:

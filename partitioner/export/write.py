@@ -29,7 +29,7 @@ from partitioner.export.sessions import member_contribution, open_member, open_s
 from partitioner.fusion.early_exit_bounds import measure_bounds
 from partitioner.fusion.stacking import fit_fusion
 from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel
-from partitioner.networks.teacher import Teacher
+from partitioner.networks.teacher import Teacher, outline
 from partitioner.run.progress import Progress
 from partitioner.training.context import Work
 from partitioner.training.teacher import ensure_teacher
@@ -292,6 +292,7 @@ def _provenance(work: Work) -> dict[str, str]:
     settings = work.settings
     return {
         "method": METHOD,
+        **teacher_provenance(work),
         "seed": str(settings.seed),
         "data": Path(work.data.source).name,
         "train_digest": work.data.train.digest,
@@ -300,6 +301,34 @@ def _provenance(work: Work) -> dict[str, str]:
         "settings_digest": sha256_of(work.run.settings_file),
         "run_digest": work.run.digest(work.plan),
         **versions(),
+    }
+
+
+#: Which classifier a teacher with given weights has, in words.
+_CLASSES = {
+    "kept": "its own classifier as it is",
+    "names": "rows of its own classifier, cut by class names",
+    "probe": "a linear probe on its features",
+}
+
+
+def teacher_provenance(work: Work) -> dict[str, str]:
+    """Whose weights the teacher has, how it reads pictures, and which classifier it has."""
+    facts, epochs = work.settings.teacher, work.settings.teacher_schedule.epochs
+    network = outline(facts.name, facts.args)
+    config = network.pretrained_cfg
+    given = facts.pretrained or facts.checkpoint is not None
+    weights = "timm's" if facts.pretrained else "drawn"
+    if facts.checkpoint is not None:
+        weights = f"{facts.file}, sha256 {facts.checkpoint}"
+    trained = f", trained for {epochs} epochs here" if epochs else ""
+    mean, std = (" ".join(f"{value:g}" for value in config[key]) for key in ("mean", "std"))
+    return {
+        "teacher": " ".join([facts.name, *(f"{k}={v}" for k, v in sorted(facts.args.items()))]),
+        "teacher_weights": weights + trained,
+        "teacher_normalisation": f"mean {mean}, std {std}, of pixels 0..1",
+        "teacher_pooling": network.global_pool or "none",
+        "teacher_classes": _CLASSES[facts.classes] if given else "as trained here",
     }
 
 

@@ -1,9 +1,9 @@
-"""The teacher: a timm ViT by name, with weights from timm, from a file, or trained here."""
+"""The teacher: a timm ViT by name, its shape and its normalisation."""
 
 import difflib
 import logging
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ _WORKS = (
     f"works: timm's plain vision transformers ({', '.join(FAMILIES)}), also with register tokens, "
     "distillation token, pooling, LayerScale, QK-norm or gated MLP"
 )
+#: Arguments that say how pixels 0..1 were normalised, where a checkpoint's recipe is not timm's.
+_RECIPE = ("mean", "std")
 #: Arguments that this program sets itself.
 _RESERVED = ("num_classes", "in_chans", "pretrained", "checkpoint_path", "dynamic_img_size")
 
@@ -110,87 +112,11 @@ def build_teacher(spec: TeacherSpec, num_classes: int, *, pretrained: bool) -> T
     return Teacher(network, facts["mean"], facts["std"])
 
 
-def check_knows_classes(spec: TeacherSpec, num_classes: int, *, pretrained: bool) -> None:
-    """Raise InputError unless timm's weights already answer with `num_classes` classes."""
-    known = import_timm().get_pretrained_cfg(spec.name).num_classes if pretrained else None
-    if known != num_classes:
-        raise InputError(
-            f"--teacher: {spec.name!r} does not know these {num_classes} classes: "
-            "give --teacher-epochs N to train it, or --teacher-checkpoint FILE"
-        )
-
-
-def load_checkpoint(teacher: Teacher, path: Path) -> None:
-    """Load weights from .safetensors or .pth (never executed: `weights_only`); raises InputError.
-
-    A .pth may hold the state dict itself or have it under `state_dict`, `model` or `model_state`.
-    """
-    state = _read_checkpoint(path)
-    state = {key.removeprefix("module.").removeprefix("network."): v for key, v in state.items()}
-    own = teacher.network.state_dict()
-    _check_head(teacher.network, state, path)
-    missing, unknown = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
-    if missing or unknown:
-        what = f"lacks {missing[0]!r}" if missing else f"has unknown {unknown[0]!r}"
-        raise InputError(f"{path}: not a checkpoint of this teacher: it {what}")
-    for key, value in own.items():
-        if tuple(state[key].shape) != tuple(value.shape):
-            raise InputError(
-                f"{path}: {key!r} has shape {list(state[key].shape)}, this teacher needs "
-                f"{list(value.shape)}"
-            )
-    try:
-        teacher.network.load_state_dict(state)
-    except Exception as error:
-        # A tensor of the right shape may still be of a kind that cannot be copied.
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{path}: not a readable checkpoint: {reason}") from error
-
-
-def _check_head(network: Any, state: dict[str, Tensor], path: Path) -> None:
-    """Raise InputError where the file's head answers other classes than the data has, or none."""
-    # One name, or two where a distillation token has a head of its own.
-    names = network.pretrained_cfg["classifier"]
-    for name in [names] if isinstance(names, str) else names:
-        key, classes = f"{name}.weight", len(network.get_parameter(f"{name}.weight"))
-        if key not in state and any(k.startswith("blocks.") for k in state):
-            raise InputError(
-                f"{path}: it has no head ({key!r}), expected one for the data's {classes} classes"
-            )
-        if key in state and state[key].ndim == 2 and len(state[key]) != classes:
-            raise InputError(
-                f"{path}: its head ({key!r}) answers {len(state[key])} classes, "
-                f"the data has {classes}; expected a checkpoint trained on the data's classes"
-            )
-
-
-def _read_checkpoint(path: Path) -> dict[str, Tensor]:
-    from safetensors.torch import load_file
-
-    if not path.is_file():
-        raise InputError(f"{path}: expected a teacher checkpoint, found no file")
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # Reading a damaged file raises nearly anything; all of it means the same here.
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise InputError(f"{path}: not a readable checkpoint: {reason}") from error
-    for key in ("state_dict", "model", "model_state"):
-        if isinstance(content, dict) and isinstance(content.get(key), dict):
-            content = content[key]
-    if not isinstance(content, dict) or not all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()
-    ):
-        raise InputError(f"{path}: expected a state dict, a mapping from names to tensors")
-    return content
-
-
 def _create(
-    name: str, args: dict[str, TeacherArgument], *, num_classes: int, pretrained: bool
+    name: str, args: Mapping[str, TeacherArgument], *, num_classes: int, pretrained: bool
 ) -> Any:
     timm = import_timm()
+    recipe = {key: _channels(key, args[key]) for key in _RECIPE if key in args}
     if not timm.is_model(name):
         known = [n for m in _MODULES for n in timm.list_models(module=m.rpartition(".")[2])]
         close = difflib.get_close_matches(name, known, n=3)
@@ -202,7 +128,13 @@ def _create(
     # Without a network the hub's client reports every one of its retries; the outcome is enough.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
-        network = timm.create_model(name, pretrained=pretrained, num_classes=num_classes, **args)
+        network = timm.create_model(
+            name,
+            pretrained=pretrained,
+            pretrained_cfg_overlay=recipe,
+            num_classes=num_classes,
+            **{key: value for key, value in args.items() if key not in _RECIPE},
+        )
     except Exception as error:
         # timm hands arguments through to many constructors and weights through to a download.
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -216,6 +148,21 @@ def _create(
         raise InputError(f"--teacher: {name!r} cannot be built{with_given}: {reason}") from error
     _check_plain(name, network)
     return network
+
+
+def _channels(key: str, value: TeacherArgument) -> tuple[float, ...]:
+    """One number for all channels or three with commas; raises InputError."""
+    try:
+        numbers = [float(part) for part in str(value).split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 3) or not all(map(math.isfinite, numbers)):
+        raise InputError(
+            f"--teacher-arg: {key} expected a number, or three with commas, got {value!r}"
+        )
+    if key == "std" and min(numbers) <= 0:
+        raise InputError(f"--teacher-arg: std expected numbers above 0, got {value!r}")
+    return tuple(numbers * (3 // len(numbers)))
 
 
 def _check_plain(name: str, network: Any) -> None:

@@ -15,7 +15,7 @@ from mdp.errors import InputError
 from mdp.files import read_json, read_toml, write_bytes, write_json, write_toml
 from mdp.formats.bundle import sha256_of
 from mdp.formats.plan import Plan
-from partitioner.run.settings import Settings, differences
+from partitioner.run.settings import Settings, TeacherFacts, differences
 
 
 class RunFolder:
@@ -87,14 +87,31 @@ class RunFolder:
             if before != settings:
                 write_json(self.settings_file, settings)
             return
-        own = {self.settings_file.name, self.plan_file.name, self.cache.name, self.left_behind.name}
-        found = {path.name for path in self.path.glob("[!.]*")}
-        if found - own:
-            raise InputError(f"{self.path}: expected a new, an empty or a run folder")
+        self._check_own()
         shutil.rmtree(self.left_behind, ignore_errors=True)
         # The settings mark the folder as a run, so they come last.
         write_toml(self.plan_file, plan)
         write_json(self.settings_file, settings)
+
+    def check_teacher(self, facts: TeacherFacts) -> None:
+        """Raise InputError where what has been trained here has another teacher, or is no run."""
+        if not (self.settings_file.exists() and self._begun()):
+            self._check_own()
+            return
+        before = msgspec.structs.replace(self.settings().teacher, file=facts.file)
+        changed = differences(before, facts)
+        if changed:
+            raise InputError(
+                f"{self.path}: trained with another teacher: {changed} "
+                "(give the same one to go on, or another folder with --run)"
+            )
+
+    def _check_own(self) -> None:
+        """Raise InputError where anything lies here that no run has before it trains."""
+        own = {self.settings_file.name, self.plan_file.name, self.cache.name, self.left_behind.name}
+        found = {path.name for path in self.path.glob("[!.]*")}
+        if found - own:
+            raise InputError(f"{self.path}: expected a new, an empty or a run folder")
 
     def _begun(self) -> bool:
         """Whether any training has left something here."""
@@ -146,9 +163,10 @@ class RunFolder:
 
 
 def _without_place(settings: Settings) -> Settings:
-    """The same pictures may lie elsewhere today; their digests tell that they are the same."""
+    """The same files may lie elsewhere today; their digests tell that they are the same."""
     data = msgspec.structs.replace(settings.data, source="")
-    return msgspec.structs.replace(settings, data=data)
+    teacher = msgspec.structs.replace(settings.teacher, file=None)
+    return msgspec.structs.replace(settings, data=data, teacher=teacher)
 
 
 def digest_of(files: Sequence[Path]) -> str:

@@ -190,6 +190,21 @@ class RunOptions(Record, frozen=True):
         str | None,
         Meta(description="Start the teacher from this .safetensors or .pth (weights only)"),
     ] = None
+    teacher_labels: Annotated[
+        str | None,
+        Meta(
+            description="Names of the classes that the teacher's given weights answer, one a line: "
+            "their classifier is cut to the data's classes by name; without names a linear probe "
+            "is fitted where the number of classes differs"
+        ),
+    ] = None
+    teacher_map: Annotated[
+        str | None,
+        Meta(
+            description="Two columns, parted by a tab: a class of the data, and its name in "
+            "--teacher-labels"
+        ),
+    ] = None
     seed: Annotated[int, Meta(ge=0, lt=2**32, description="Same seed, same result")] = 0
     autocast: Annotated[
         Literal["auto", "fp32", "bf16"],
@@ -214,6 +229,11 @@ class Asked(Record, frozen=True):
     joint_schedule: JointSchedule
     augmentation: Augmentation
 
+    @property
+    def given_teacher(self) -> bool:
+        """Whether the teacher has weights at hand, the user's or timm's."""
+        return self.options.pretrained or self.options.teacher_checkpoint is not None
+
 
 class DataFacts(Record, frozen=True):
     """Which pictures a run is about."""
@@ -236,6 +256,12 @@ class TeacherFacts(Record, frozen=True):
     #: sha256 of the file given with --teacher-checkpoint.
     checkpoint: str | None
     args: dict[str, TeacherArgument] = field(default_factory=dict)
+    #: Name of that file.
+    file: str | None = None
+    #: Its classifier: kept as it is (or drawn with the rest), rows cut by name, or a linear probe.
+    classes: Literal["kept", "names", "probe"] = "kept"
+    #: With `names`: the row of each class of the data.
+    rows: list[int] | None = None
 
 
 class Settings(Record, frozen=True):

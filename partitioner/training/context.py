@@ -60,6 +60,11 @@ class Work:
         arrays = load_views(self.data.split(split), views, self.run.cache, self.progress, what)
         return arrays[assignment.k]
 
+    def first_pixels(self, split: SplitName) -> None:
+        """Cut a split for the teacher and the first sub-model."""
+        self.teacher_pixels(split)
+        self.member_pixels(self.plan.assignments[0], split)
+
     def stage(
         self,
         name: str,

@@ -222,6 +222,30 @@ def test_build_refuses_the_same_plan_before_any_work(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.torch
+def test_build_plans_with_what_a_given_teacher_was_measured_to_know(
+    run: Run, profiles: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import save_file
+
+    from partitioner.networks.teacher import build_teacher, parse_arguments, teacher_spec
+
+    spec = teacher_spec("vit_tiny_patch16_224", parse_arguments(SHARED_ARGS))
+    weights = tmp_path / "t.safetensors"
+    save_file(build_teacher(spec, 5, pretrained=False).network.state_dict(), weights)
+    args = [
+        "build", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000,
+        "--data", "digits", "--limit-train", 100, "--teacher-checkpoint", weights, "--out", "b",
+    ]  # fmt: skip
+    code, out, err = run(*args, "--json")
+    predictor = json.loads(out)["predictor"]
+    assert (code, predictor["assumed"]) == (4, False)
+    # Ten calibration pictures, and half a picture right and half a picture wrong beside them.
+    assert 11 * predictor["teacher_accuracy"] % 1 == pytest.approx(0.5)
+    assert "a linear probe fitted on 90 training pictures" in err
+    assert {path.name for path in tmp_path.iterdir()} == {weights.name, "b.run"}
+
+
 BUILD = ["build", *TEACHER, "--profiles", "n100", "--out", "b", "--data", "digits"]
 
 

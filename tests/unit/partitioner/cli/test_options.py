@@ -1,15 +1,17 @@
 """Options made from records: every knob once, with its range."""
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import typer
 from msgspec import Meta
 from typer.testing import CliRunner
 
-from mdp.errors import InputError
+from mdp.errors import ConfigError, InputError
 from mdp.files import Record
-from partitioner.cli.options import takes
+from partitioner.cli.main import app as partitioner
+from partitioner.cli.options import RecipeOption, takes
 
 
 class Knobs(Record, frozen=True):
@@ -23,7 +25,7 @@ def invoke(*args: str) -> Knobs:
 
     @app.command()
     @takes(knobs=(Knobs, "slow_"))
-    def command(*, name: str = "x", knobs: Knobs) -> None:
+    def command(*, name: str = "x", recipe: RecipeOption = None, knobs: Knobs) -> None:
         seen.append(knobs)
 
     result = CliRunner().invoke(app, args)
@@ -67,3 +69,45 @@ def test_help_has_the_description() -> None:
     shown = CliRunner().invoke(app, ["--help"]).output
     assert "How often" in shown
     assert "--flip" in shown
+
+
+def test_a_recipe_gives_defaults(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.toml"
+    recipe.write_text("slow-epochs = 7\nslow-rate = 0.5\nslow-flip = false\n")
+    given = Knobs(epochs=7, rate=0.5, flip=False)
+    assert invoke("--recipe", str(recipe)) == given
+    assert invoke("--slow-epochs", "9", "--recipe", str(recipe)) == Knobs(9, 0.5, flip=False)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            "slow-epoch = 7",
+            "r.toml: key 'slow-epoch': expected an option of this command; close to",
+        ),
+        ("recipe = 'r.toml'", "r.toml: key 'recipe': expected an option of this command"),
+        ("slow-rate = ['0.5']", "r.toml: key 'slow-rate': expected one value, got"),
+        ("slow-epochs =", "r.toml: expected options by their names: "),
+        ("[slow]", "r.toml: expected options by their names: "),
+        ("slow-epochs = 0", "--slow-epochs: expected `int` >= 1, got 0"),
+    ],
+)
+def test_a_recipe_that_is_none(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "r.toml").write_text(content)
+    with pytest.raises((ConfigError, InputError), match=message) as told:
+        invoke("--recipe", str(tmp_path / "r.toml"))
+    assert "\n" not in str(told.value)
+
+
+RECIPES = sorted((Path(__file__).parents[4] / "examples/recipes").glob("*.toml"))
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
+def test_the_recipes_that_come_along_are_options_of_build(recipe: Path) -> None:
+    build: Any = typer.main.get_command(partitioner).commands["build"]  # type: ignore[attr-defined]
+    args = ["--recipe", recipe, "--data", "digits", "--profiles", "n100", "--out", "b"]
+    params = build.make_context("build", [str(arg) for arg in args]).params
+    assert params["teacher_arg"][-1] == "num_heads=3"
+    assert params["epochs"] == 10
+    assert params["whole_picture"] is True

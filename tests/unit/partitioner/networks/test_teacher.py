@@ -20,9 +20,14 @@ from partitioner.networks.teacher import (  # noqa: E402
     FAMILIES,
     Teacher,
     build_teacher,
-    load_checkpoint,
     parse_arguments,
     teacher_spec,
+)
+from partitioner.networks.teacher_weights import (  # noqa: E402
+    classifiers,
+    given_teacher,
+    known_classes,
+    load_checkpoint,
 )
 from partitioner.torchvision_shim import import_timm  # noqa: E402
 
@@ -220,8 +225,11 @@ def test_a_teacher_with_registers_is_exported(tmp_path: Path) -> None:
     assert np.ptp(served(torch.from_numpy(views))[0].detach().numpy(), axis=0).max() > 0.01
 
 
+SPEC = teacher_spec(NAME, ARGS)
+
+
 def teacher(classes: int = 3) -> Teacher:
-    return build_teacher(teacher_spec(NAME, ARGS), classes, pretrained=False)
+    return build_teacher(SPEC, classes, pretrained=False)
 
 
 @pytest.mark.parametrize("file", ["t.safetensors", "t.pth", "nested.pth"])
@@ -245,32 +253,95 @@ def test_a_run_s_own_teacher_is_a_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(source(pixels), target(pixels))
 
 
-def test_a_checkpoint_for_other_classes(tmp_path: Path) -> None:
-    save_file(teacher(5).network.state_dict(), tmp_path / "t.safetensors")
-    expected = (
-        r"t\.safetensors: its head \('head.weight'\) answers 5 classes, the data has 3; expected"
-    )
-    with pytest.raises(InputError, match=expected):
-        load_checkpoint(teacher(3), tmp_path / "t.safetensors")
+@pytest.mark.parametrize("headless", [False, True])
+def test_a_checkpoint_for_other_classes_leaves_the_head_alone(
+    tmp_path: Path, headless: bool
+) -> None:
+    state, target = teacher(5).network.state_dict(), teacher(3)
+    if headless:
+        del state["head.weight"], state["head.bias"]
+    save_file(state, tmp_path / "t.safetensors")
+    before = {key: value.clone() for key, value in target.network.state_dict().items()}
+    load_checkpoint(target, tmp_path / "t.safetensors")
+    for key, value in target.network.state_dict().items():
+        assert torch.equal(value, (before if key.startswith("head.") else state)[key]), key
+    assert known_classes(SPEC, tmp_path / "t.safetensors") == (0 if headless else 5)
 
 
-def test_a_checkpoint_for_other_classes_with_two_heads(tmp_path: Path) -> None:
+def test_a_checkpoint_whose_two_heads_differ(tmp_path: Path) -> None:
     spec = teacher_spec("deit_tiny_distilled_patch16_224", ARGS)
     state = build_teacher(spec, 3, pretrained=False).network.state_dict()
     state["head_dist.weight"] = torch.zeros(7, 24)
     save_file(state, tmp_path / "t.safetensors")
-    with pytest.raises(InputError, match=r"its head \('head_dist.weight'\) answers 7 classes, the"):
+    with pytest.raises(InputError, match=r"not one number of classes: .*'head_dist.weight' has 7 "):
         load_checkpoint(build_teacher(spec, 3, pretrained=False), tmp_path / "t.safetensors")
 
 
-def test_a_checkpoint_without_head(tmp_path: Path) -> None:
+def test_a_classifier_without_bias_is_not_taken_for_none(tmp_path: Path) -> None:
     state = teacher().network.state_dict()
-    del state["head.weight"], state["head.bias"]
+    del state["head.bias"]
     save_file(state, tmp_path / "t.safetensors")
-    with pytest.raises(
-        InputError, match=r"it has no head \('head.weight'\), expected one for .* 3 "
-    ):
-        load_checkpoint(teacher(3), tmp_path / "t.safetensors")
+    with pytest.raises(InputError, match=r"not a checkpoint of this teacher: it lacks 'head.bias'"):
+        load_checkpoint(teacher(), tmp_path / "t.safetensors")
+
+
+@pytest.mark.parametrize("name", [NAME, "deit_tiny_distilled_patch16_224"])
+def test_rows_of_the_classifier_are_cut_in_the_data_s_order(tmp_path: Path, name: str) -> None:
+    spec = teacher_spec(name, ARGS)
+    source = build_teacher(spec, 5, pretrained=False).eval()
+    with torch.no_grad():
+        for head in classifiers(source.network):
+            for weights in source.network.get_submodule(head).parameters():
+                weights.normal_()
+    save_file(source.network.state_dict(), tmp_path / "t.safetensors")
+    cut = given_teacher(spec, 3, tmp_path / "t.safetensors", [4, 0, 3]).eval()
+    pixels = 255 * torch.rand(4, 3, 12, 12)
+    assert torch.allclose(cut(pixels), source(pixels)[:, [4, 0, 3]], atol=1e-5)
+
+
+def test_positions_are_resampled_to_another_picture_size(tmp_path: Path) -> None:
+    state = teacher().network.state_dict()
+    old = state["pos_embed"].normal_()[0]
+    save_file(state, tmp_path / "t.safetensors")
+    spec = teacher_spec(NAME, ARGS | {"img_size": 24})
+    new = given_teacher(spec, 3, tmp_path / "t.safetensors").network.state_dict()["pos_embed"][0]
+    assert (len(old), len(new)) == (1 + 3 * 3, 1 + 6 * 6)
+    assert torch.equal(new[0], old[0])
+    assert (new[1] - old[1]).norm() < (new[1] - old[-1]).norm()
+    assert (new[-1] - old[-1]).norm() < (new[-1] - old[1]).norm()
+    with pytest.raises(InputError, match="`image_size` 25 has to be a multiple of `patch_size` 4"):
+        teacher_spec(NAME, ARGS | {"img_size": 25})
+
+
+def test_positions_that_are_no_square_cannot_be_resampled(tmp_path: Path) -> None:
+    state = teacher().network.state_dict()
+    state["pos_embed"] = torch.zeros(1, 8, 24)
+    save_file(state, tmp_path / "t.safetensors")
+    with pytest.raises(InputError, match=r"its positions or patches cannot be resampled: ") as told:
+        load_checkpoint(teacher(), tmp_path / "t.safetensors")
+    assert "\n" not in str(told.value)
+
+
+def test_a_norm_on_the_other_side_of_the_pooling_names_the_argument(tmp_path: Path) -> None:
+    pooled = teacher_spec(NAME, ARGS | {"global_pool": "avg"})
+    for made, wanted, hint in ((pooled, SPEC, "avg"), (SPEC, pooled, "token")):
+        save_file(
+            build_teacher(made, 3, pretrained=False).network.state_dict(),
+            tmp_path / "t.safetensors",
+        )
+        with pytest.raises(InputError, match=rf"pooling: --teacher-arg global_pool={hint} has it"):
+            known_classes(wanted, tmp_path / "t.safetensors")
+
+
+def test_the_normalisation_of_a_recipe_that_is_not_timm_s() -> None:
+    args = parse_arguments(["mean=0.1,0.2,0.3", "std=0.5", *(f"{k}={v}" for k, v in ARGS.items())])
+    spec = teacher_spec(NAME, args)
+    normalise = build_teacher(spec, 3, pretrained=False).normalise
+    seen = normalise(torch.full((1, 3, 1, 1), 255.0)).flatten()
+    assert torch.allclose(seen, torch.tensor([1.8, 1.6, 1.4]))
+    for pair in ("mean=0.1,0.2", "std=0", "mean=grey"):
+        with pytest.raises(InputError, match=f"--teacher-arg: {pair.partition('=')[0]} expected"):
+            teacher_spec(NAME, ARGS | parse_arguments([pair]))
 
 
 def test_a_checkpoint_of_another_size(tmp_path: Path) -> None:
