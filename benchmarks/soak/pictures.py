@@ -17,7 +17,7 @@ from mdp.files import read_json, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
 from mdp.fusion.fuse import FusionWeights
 from mdp.pictures.crop import Pixels
-from tests.support.bundles import write_bundle
+from mdp.testing.bundles import write_bundle
 
 #: Colours per channel, and how far apart they are.
 LEVELS, STEP = 6, 51
