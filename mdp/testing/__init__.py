@@ -9,7 +9,7 @@ from mdp.testing.agents import ANY_PORT, AgentFleet, AgentProcess, agent_command
 from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.fake_agent import FakeAgent
 from mdp.testing.fake_fleet import FakeFleet, fake_fleet
-from mdp.testing.processes import until
+from mdp.testing.processes import LineProcess, until
 from mdp.testing.relay import Relay
 from mdp.testing.relay_process import Link
 
@@ -19,6 +19,7 @@ __all__ = [
     "AgentProcess",
     "FakeAgent",
     "FakeFleet",
+    "LineProcess",
     "Link",
     "Relay",
     "agent_command",

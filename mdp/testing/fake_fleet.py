@@ -22,18 +22,15 @@ class FakeFleet:
     def __init__(self, folder: Path, bundle: Bundle, agents: Sequence[FakeAgent]) -> None:
         """`agents` serve `bundle`, each another of its sub-models, in their order."""
         self.bundle = bundle
-        self._agents = list(agents)
+        #: By the index `k` of their sub-models.
+        self.members = list(agents)
         #: fleet.toml, to connect to.
         self.path = folder / "fleet.toml"
         self.write()
 
-    def member(self, k: int) -> FakeAgent:
-        """The agent of sub-model `k`, counted from 0."""
-        return self._agents[k]
-
     def answer(self, answer: Answer | Callable[[Pixels], Answer]) -> None:
         """Have every member answer so; see `FakeAgent.answer`."""
-        for agent in self._agents:
+        for agent in self.members:
             agent.answer(answer)
 
     def write(self, addresses: Mapping[str, str] = MappingProxyType({})) -> Path:
@@ -41,7 +38,7 @@ class FakeFleet:
 
         A client that is connected takes it in with `reload`.
         """
-        known = {agent.device: agent.address for agent in self._agents} | dict(addresses)
+        known = {agent.device: agent.address for agent in self.members} | dict(addresses)
         new_fleet(self.bundle, [f"{name}={where}" for name, where in known.items()], self.path)
         return self.path
 
