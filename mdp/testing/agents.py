@@ -51,7 +51,7 @@ class AgentProcess(LineProcess):
         environment: Mapping[str, str] = MappingProxyType({}),
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Start `command`; it may have said nothing yet when this returns."""
+        """Start `command`; it may have written nothing yet when this returns."""
         super().__init__(device, command, log, environment=environment, patience_s=patience_s)
         self.device = device
         #: What has been read of its output so far.
@@ -73,7 +73,7 @@ class AgentProcess(LineProcess):
             self.events.append(json.loads(said))
         return self
 
-    def _told(self) -> str:
+    def _quoted(self) -> str:
         return f"{self.events} {self.stderr}"
 
 
@@ -100,7 +100,7 @@ class AgentFleet:
         program: Sequence[str] = (),
         wait_for: str | None = "READY",
     ) -> AgentProcess:
-        """Start an agent, and wait until it is as far as `wait_for` says.
+        """Start an agent, and wait for the event `wait_for`, if any.
 
         `options` are those of `mdp-agent run`; `program` is another one that takes its options.
         """

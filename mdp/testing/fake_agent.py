@@ -1,4 +1,4 @@
-"""An agent in this process that answers as told: a real socket on loopback, and no model."""
+"""An agent in this process: a real socket on loopback, answers that are set, and no model."""
 
 import threading
 import time
@@ -6,17 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mdp.errors import WireError
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import (
     Ask,
     Buffer,
-    Envelope,
     Failure,
     FailureCode,
     Infer,
@@ -63,10 +64,10 @@ def logits_of(answer: Answer, labels: Sequence[str]) -> NDArray[np.float32]:
 
 
 class FakeAgent:
-    """Serves one sub-model of a bundle as `answer`, `delay`, `fail` and `silence` say.
+    """Plays the agent of one sub-model of a bundle, in a thread, on a port of loopback.
 
-    What these say holds for every request that comes after; `recover` takes all but the answer
-    back. Requests on the way when something else is said are answered as before.
+    `answer`, `delay`, `fail` and `silence` hold for the requests that come after; `recover` takes
+    back all but the answer.
     """
 
     def __init__(self, bundle: Bundle, k: int, answer: Answer) -> None:
@@ -80,6 +81,7 @@ class FakeAgent:
         self._bundle = bundle
         self._answered = 0
         self._behaviour = Behaviour(answer=lambda crop: answer)
+        #: Where it listens, also after `stop`.
         self.address = ANY_PORT
         self._thread: threading.Thread | None = None
         self.start()
@@ -99,11 +101,13 @@ class FakeAgent:
         self._behaviour = replace(self._behaviour, delay_s=milliseconds / 1e3)
 
     def fail(self, code: FailureCode = "failed", text: str = "told to fail") -> None:
-        """Reply with a failure; docs/protocol.md lists the codes."""
+        """Reply with a failure; raises ValueError for a code that the protocol does not have."""
+        if code not in (known := get_args(FailureCode)):
+            raise ValueError(f"expected one of {', '.join(known)}, got {code!r}")
         self._behaviour = replace(self._behaviour, failure=(code, text))
 
     def silence(self) -> None:
-        """Take every request and reply to none, as a program that hangs does."""
+        """Take every message and reply to none, like a program that hangs."""
         self._behaviour = replace(self._behaviour, silent=True)
 
     def recover(self) -> None:
@@ -111,7 +115,7 @@ class FakeAgent:
         self._behaviour = Behaviour(answer=self._behaviour.answer)
 
     def stop(self) -> None:
-        """End connections and stop listening, as a device that is switched off does."""
+        """End connections and stop listening, like a device that is switched off."""
         if self._thread is not None:
             self._over = True
             self._router.wake()
@@ -134,7 +138,7 @@ class FakeAgent:
             left_s = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
             for peer, frames in self._router.poll(left_s):
                 behaviour = self._behaviour
-                reply = self._reply(decode(frames), behaviour)
+                reply = self._reply(frames, behaviour)
                 if reply is not None:
                     due_s = time.monotonic() + behaviour.delay_s
                     heappush(waiting, (due_s, next(order), peer.route, reply))
@@ -142,9 +146,14 @@ class FakeAgent:
                 _, _, route, reply = heappop(waiting)
                 self._router.send(route, reply)
 
-    def _reply(self, envelope: Envelope, behaviour: Behaviour) -> list[Buffer] | None:
+    def _reply(self, frames: Sequence[Buffer], behaviour: Behaviour) -> list[Buffer] | None:
         """Frames of the reply to one message; None for none."""
+        try:
+            envelope = decode(frames)
+        except WireError as error:
+            return encode(Failure(request_id=0, code="bad_message", text=as_line(str(error))))
         message = envelope.message
+        self.requests += isinstance(message, Infer)
         if behaviour.silent:
             return None
         if isinstance(message, Ask):
@@ -154,7 +163,6 @@ class FakeAgent:
             return encode(Failure(request_id=message.request_id, code="no_frame", text=text))
         if not isinstance(message, Infer):
             return None
-        self.requests += 1
         if behaviour.failure is not None:
             code, text = behaviour.failure
             failure = Failure(request_id=message.request_id, code=code, text=as_line(text))
@@ -172,8 +180,8 @@ class FakeAgent:
             text = as_line(f"{type(error).__name__}: {error}")
             return encode(Failure(request_id=infer.request_id, code="failed", text=text))
         self._answered += 1
-        # The same logits for different crops are taken for those of a device that is stuck; a shift
-        # of all of them changes no probability.
+        # A client excludes a device whose logits are the same for different crops; a shift of all
+        # logits changes no probability.
         logits = logits + np.float32(1e-3 * (self._answered % 8))
         result = Result(
             request_id=infer.request_id,

@@ -1,4 +1,4 @@
-"""Processes that are spoken to line by line; every wait for one of them has an end."""
+"""Processes that are read and written line by line; every wait for one of them is bounded."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def until(reached: Callable[[], bool], what: str, patience_s: float = PATIENCE_S
     until_s = time.monotonic() + patience_s
     while not reached():
         if time.monotonic() > until_s:
-            raise AssertionError(f"waited in vain: {what}")
+            raise AssertionError(f"not within {patience_s:g} s: {what}")
         time.sleep(0.005)
 
 
@@ -55,9 +55,9 @@ class Lines:
 
 
 class LineProcess:
-    """A process whose standard output is read line by line, and that may be told lines.
+    """A process whose standard output is read, and whose standard input is written, line by line.
 
-    What a method waits for in vain raises AssertionError with what the process has said.
+    Every wait ends after `patience_s` seconds with an AssertionError that quotes the process's log.
     """
 
     def __init__(
@@ -108,14 +108,17 @@ class LineProcess:
 
     def line(self, expected: str = "a line", timeout_s: float | None = None) -> str:
         """Its next line without the line's end; `expected` says in messages what it should be."""
+        timeout_s = self.patience_s if timeout_s is None else timeout_s
         try:
-            line = self._lines.next(self.patience_s if timeout_s is None else timeout_s)
+            line = self._lines.next(timeout_s)
         except TimeoutError:
-            raise AssertionError(f"{self.name} never said {expected}: {self._told()}") from None
+            raise AssertionError(
+                f"{self.name}: expected {expected} within {timeout_s:.3g} s: {self._quoted()}"
+            ) from None
         if line is None:
             code = self.process.wait(self.patience_s)
             raise AssertionError(
-                f"{self.name} ended with {code} and never said {expected}: {self._told()}"
+                f"{self.name}: expected {expected}, ended with {code}: {self._quoted()}"
             )
         return line
 
@@ -130,13 +133,15 @@ class LineProcess:
         while (line := self._lines.next(None)) is not None:
             yield line
 
-    def _told(self) -> str:
-        """What a message adds about this process."""
+    def _quoted(self) -> str:
+        """What a message quotes of this process."""
         return " / ".join(self.stderr.splitlines()[-_LAST_LINES:])
 
     def say(self, line: str) -> None:
         """Write a line to its standard input."""
-        self._stdin.write(line.encode() + b"\n")
+        # That it has ended is found, with its exit code, where its next line is read.
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.write(line.encode() + b"\n")
 
     def ask(self, line: str) -> str:
         """Write a line to its standard input, and return the next that it writes."""
@@ -182,7 +187,6 @@ class LineProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         elif self.process.poll() is None:
-            self.signal(signal.SIGCONT)
             self.process.kill()
         self.process.wait(self.patience_s)
         self._stdin.close()

@@ -96,7 +96,9 @@ def test_a_program_that_ends_too_soon_is_named_with_its_last_words(tmp_path: Pat
     words = [sys.executable, "-c", "raise SystemExit('no such thing')"]
     with (
         machines(tmp_path) as (_, programs),
-        pytest.raises(ProgramError, match=r"odd on slow ended with 1 .*: no such thing"),
+        pytest.raises(
+            ProgramError, match="odd on slow: expected READY, ended with 1: no such thing"
+        ),
         programs.running(DEVICES[2], "odd", words, ready="READY"),
     ):
         raise AssertionError

@@ -9,8 +9,10 @@ import onnx
 import pytest
 
 import mdp
+from mdp.protocol.messages import Failure
 from mdp.testing import LineProcess, fake_fleet
 from mdp.testing.bundles import colour_model
+from tests.support.fakes import StrangePeer
 from tests.support.fleet import PLENTY_MS, ROOT
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -41,14 +43,24 @@ def test_a_fake_member_s_answers_delays_and_errors() -> None:
         assert answer.probability == pytest.approx(1 / (1 + np.exp(-1.5)), abs=1e-3)
         only.delay(30)
         assert client.classify(PICTURE, deadline_ms=PLENTY_MS).latency_ms >= 30
+        with StrangePeer(only.address) as stranger:
+            stranger.send([b"junk"])
+            refused = stranger.receive().message
+            assert isinstance(refused, Failure)
+            assert refused.code == "bad_message"
         only.answer(lambda crop: "horse")
         with pytest.raises(mdp.QuorumNotMet, match="expected one of cat, dog, got 'horse'"):
             client.classify(PICTURE, deadline_ms=PLENTY_MS)
-        assert only.requests == 3
+        only.silence()
+        with pytest.raises(mdp.DeadlineExceeded):
+            client.classify(PICTURE, deadline_ms=100)
+        assert only.requests == 4
         assert only.last_crop is not None
         assert only.last_crop.shape == (32, 32, 3)
         with pytest.raises(ValueError, match="expected a logit for each of 2 labels"):
             only.answer([1.0])
+        with pytest.raises(ValueError, match=r"expected one of bad_message, .*, got 'busy'"):
+            only.fail("busy")  # type: ignore[arg-type]
 
 
 def test_a_process_that_ends_or_says_nothing_is_named(tmp_path: Path) -> None:
@@ -56,9 +68,9 @@ def test_a_process_that_ends_or_says_nothing_is_named(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with LineProcess("it", [sys.executable, "-c", said], log, patience_s=30.0) as process:
         assert process.line() == "here"
-        with pytest.raises(AssertionError, match="it never said anything"):
+        with pytest.raises(AssertionError, match="it: expected anything within 0 s"):
             process.line("anything", timeout_s=0.0)
         assert process.ask("back") == "back"
-        expected = "it ended with 1 and never said anything: no more of this"
+        expected = "it: expected anything, ended with 1: no more of this"
         with pytest.raises(AssertionError, match=expected):
             process.line("anything")
