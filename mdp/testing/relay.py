@@ -24,7 +24,7 @@ WELL = Link()
 class Relay:
     """Listens on loopback and passes on to `address`, as `link` says at that moment.
 
-    In a process of its own, so that it takes no time from whoever is in this one.
+    In a process of its own, so that it takes no time from the threads of this one.
     """
 
     def __init__(self, address: str, *, seed: int = 0) -> None:
