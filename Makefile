@@ -28,19 +28,21 @@ PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
 # made once.
 test: $(STAMP) interpreted
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
-		$(PATIENT) tests/unit tests/contract tests/fuzz
-	$(BIN)/pytest tests/integration $(addprefix --ignore=,$(PATIENT))
+		$(PATIENT) tests/unit tests/contract tests/fuzz benchmarks/tests/unit
+	$(BIN)/pytest tests/integration benchmarks/tests/integration examples $(addprefix --ignore=,$(PATIENT))
 
 # The agent under an emulator; fetches 400 MB into runs/arm once. make test-arm KEEP=yes keeps figures.
 test-arm: $(STAMP)
 	$(BIN)/python -m tests.arm.prepare
-	$(if $(KEEP),MDP_KEEP=1) $(BIN)/pytest tests/arm/emulated.py
+	$(BIN)/pytest tests/arm/emulated.py
+	$(if $(KEEP),$(BIN)/python -m benchmarks.keep arm)
 
 # The agent on an NVIDIA GPU; fetches onnxruntime for it and CUDA's libraries, 1.5 GB, into runs/gpu once.
 GPU_ONNXRUNTIME := onnxruntime-gpu[cuda,cudnn]==$(shell sed -n 's/^onnxruntime==//p' constraints.txt)
 test-gpu: $(STAMP)
 	test -d runs/gpu || $(BIN)/pip install --quiet --constraint constraints.txt --target runs/gpu '$(GPU_ONNXRUNTIME)'
-	PYTHONPATH=runs/gpu $(if $(KEEP),MDP_KEEP=1) $(BIN)/pytest tests/gpu/served.py
+	PYTHONPATH=runs/gpu $(BIN)/pytest tests/gpu/served.py
+	$(if $(KEEP),PYTHONPATH=runs/gpu $(BIN)/python -m benchmarks.keep gpu)
 
 # The simulator's loop compiled, 1.6 times as fast with ten thousand devices. Python takes what is
 # compiled until it is removed, so compile again after every change (docs/explanation/simulator.md).
@@ -56,15 +58,16 @@ USES_COMPILED := $(addprefix tests/unit/,mdp/requests mdp/client mdp/fusion/test
 	clients/test_deadlines.py faults/test_failing_devices.py agents/test_rolling_change.py)
 test-compiled: $(STAMP) interpreted
 	mkdir -p runs
-	$(BIN)/python -m tests.compiled.traces keep runs/traces.json
+	$(BIN)/python -m benchmarks.simulator.traces keep runs/traces.json
 	trap '$(MAKE) interpreted' EXIT INT TERM; set -e; $(MAKE) compiled; \
-	$(BIN)/python -m tests.compiled.traces compare runs/traces.json; \
+	$(BIN)/python -m benchmarks.simulator.traces compare runs/traces.json; \
 	$(BIN)/pytest $(USES_COMPILED)
 
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --only-binary :all: atheris
-	$(BIN)/python -m tests.fuzz.run --runs $(RUNS) --seconds $(SECONDS) $(if $(TARGETS),--targets $(TARGETS)) $(if $(KEEP),--keep)
+	$(BIN)/python -m tests.fuzz.run --runs $(RUNS) --seconds $(SECONDS) $(if $(TARGETS),--targets $(TARGETS))
+	$(if $(KEEP),$(BIN)/python -m benchmarks.keep fuzz)
 
 # So many minutes of load among kills, and half a minute: make soak MINUTES=30 KEEP=yes.
 soak: $(STAMP)
@@ -91,7 +94,7 @@ coverage: $(STAMP) interpreted
 	rm -rf runs/coverage
 	mkdir -p runs/coverage
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile \
-		tests/unit tests/contract tests/fuzz
+		tests/unit tests/contract tests/fuzz benchmarks/tests/unit
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 

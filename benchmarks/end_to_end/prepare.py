@@ -12,7 +12,7 @@ from msgspec import structs
 
 from benchmarks.end_to_end.devices import DEVICES
 from benchmarks.end_to_end.namespaces import run
-from benchmarks.end_to_end.processes import Machines, await_line
+from benchmarks.end_to_end.processes import Machines, line_with
 from benchmarks.end_to_end.rivals.pieces import check_splittable, write_parts, write_stages
 from mdp.files import write_bytes, write_toml
 from mdp.formats.plan import Assignment, Plan, TeacherSpec, read_plan
@@ -63,7 +63,7 @@ def make_models(name: str, programs: Machines, folder: Path, seconds: float, not
     size = spec.shape.image_size
     write_bytes(whole, to_onnx(ServedTeacher(teacher), size, ["logits"], {}))
     note("timing it on all devices at once")
-    teacher_ms = time_teacher(programs, whole, seconds, folder)
+    teacher_ms = time_teacher(programs, whole, seconds)
     speeds = [1 / ms for ms in teacher_ms]
     note("cutting it into stages and into parts of layers")
     return Models(
@@ -76,7 +76,7 @@ def make_models(name: str, programs: Machines, folder: Path, seconds: float, not
     )
 
 
-def time_teacher(programs: Machines, model: Path, seconds: float, folder: Path) -> list[float]:
+def time_teacher(programs: Machines, model: Path, seconds: float) -> list[float]:
     """Mean milliseconds of `model` on each device while the others compute it as well."""
     command = [sys.executable, "-m", "benchmarks.end_to_end.rivals.speed", "--model", model,
                "--seconds", seconds]  # fmt: skip
@@ -86,13 +86,8 @@ def time_teacher(programs: Machines, model: Path, seconds: float, folder: Path) 
             for device in DEVICES
         ]
         for process in running:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-        lines = [
-            await_line(process, "MEAN", "speed", folder / f"{device.name}-speed.log")
-            for process, device in zip(running, DEVICES, strict=True)
-        ]
+            process.say("")
+        lines = [line_with(process, "MEAN") for process in running]
     return [float(line.split()[1]) for line in lines]
 
 

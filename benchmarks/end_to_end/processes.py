@@ -1,20 +1,20 @@
 """Programs on the machines of the benchmark."""
 
 import os
-import signal
-import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.end_to_end.devices import MACHINES, Machine, share_of_core
 from benchmarks.end_to_end.leaving import undisturbed
 from benchmarks.end_to_end.namespaces import PREFIX, Network
 from mdp.errors import MDPError
+from mdp.testing.processes import LineProcess
 
 #: A process enters its group while it still sees the host's /sys, then its namespace and core.
 _ENTER = 'echo $$ > "$1" && shift && exec ip netns exec "$@"'
-_LAST_LINES = 3
+#: A program that has said nothing for so long is stuck: some compile or load large models first.
+PATIENCE_S = 600.0
 #: Where the packages lie that programs import.
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,49 +38,33 @@ class Machines:
     @contextmanager
     def running(
         self, machine: Machine, name: str, command: Sequence[object], *, ready: str = ""
-    ) -> Iterator[subprocess.Popen[str]]:
-        """A program that has said a line with `ready` in it, if any; it is killed at the end."""
-        log = self.log(machine, name)
+    ) -> Iterator[LineProcess]:
+        """A program that has said a line with `ready` in it, if any; it is killed at the end.
+
+        Raises ProgramError where it ends, or says nothing for long, before.
+        """
         namespace, core = self._network.namespace(machine), str(machine.core)
-        words = ["sh", "-c", _ENTER, "sh", str(self._groups[machine.name]), namespace]
-        with log.open("w") as errors:
-            process = subprocess.Popen(
-                [*words, "taskset", "-c", core, *map(str, command)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                # Ctrl-C is for the benchmark, which ends everything in its order.
-                start_new_session=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )
-        try:
+        words = ["sh", "-c", _ENTER, "sh", self._groups[machine.name], namespace]
+        with LineProcess(
+            f"{name} on {machine.name}",
+            [*words, "taskset", "-c", core, *command],
+            self.log(machine, name),
+            environment={"PYTHONPATH": str(ROOT)},
+            patience_s=PATIENCE_S,
+            # Ctrl-C is for the benchmark, which ends everything in its order.
+            own_session=True,
+        ) as process:
             if ready:
-                await_line(process, ready, f"{name} on {machine.name}", log)
+                line_with(process, ready)
             yield process
-        finally:
-            end(process)
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    """Kill a program with its children, which would otherwise keep its pipes open."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):
-                pipe.close()
-
-
-def await_line(process: subprocess.Popen[str], wanted: str, what: str, log: Path) -> str:
-    """The first line that has `wanted` in it; raises ProgramError if the program ends before."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if wanted in line:
-            return line
-    said = " / ".join(log.read_text().splitlines()[-_LAST_LINES:])
-    raise ProgramError(f"{what} ended with {process.wait()}: {said}")
+def line_with(process: LineProcess, wanted: str) -> str:
+    """The next line of a program that has `wanted` in it; raises ProgramError."""
+    try:
+        return process.line_with(wanted)
+    except AssertionError as error:
+        raise ProgramError(str(error)) from error
 
 
 @contextmanager

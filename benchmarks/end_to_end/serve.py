@@ -16,6 +16,7 @@ from mdp.files import read_json, write_json
 from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import new_keys
+from mdp.testing.agents import agent_command
 from mdp.transport import new_pair
 
 #: Every program has a port of its own; fleets count upwards from theirs.
@@ -73,7 +74,7 @@ class Serving:
         """Agents of a bundle, with keys as by default between machines; the fleet file."""
         own = self._folder / f"fleet-{port}"
         own.mkdir()
-        bundle, program = Bundle.open(folder), Path(sys.executable).parent / "mdp-agent"
+        bundle = Bundle.open(folder)
         new_keys(own, "client", new_pair)
         entries, public = [], {}
         for assignment in bundle.manifest.plan.assignments:
@@ -81,10 +82,9 @@ class Serving:
             public[device.name] = new_keys(own, device.name, new_pair).public
             address = f"tcp://{device.address}:{port}"
             entries.append(f"{device.name}={address}")
-            self._start(device, f"agent-{port}", program, "run", "--bundle", folder,
-                        "--device", device.name, "--bind", address, "--threads", 1, "--json",
-                        "--key", own / f"{device.name}.secret",
-                        "--clients", own / "client.public", ready='"READY"')  # fmt: skip
+            keys = ("--key", own / f"{device.name}.secret", "--clients", own / "client.public")
+            command = agent_command(folder, device.name, "--threads", 1, *keys, bind=address)
+            self._start(device, f"agent-{port}", *command, ready='"READY"')
         new_fleet(bundle, entries, own / "fleet.toml", public_key=public.get,
                   key=own / "client.secret")  # fmt: skip
         return own / "fleet.toml"
@@ -171,10 +171,8 @@ def _called(setup: Setup, programs: Machines, folder: Path, note: Callable[[str]
     words = [sys.executable, "-m", "benchmarks.end_to_end.rivals.caller", "--setup", asked,
              "--out", found]  # fmt: skip
     with programs.running(CLIENT, "caller", words, ready="READY") as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            note(line.rstrip())
-        if process.wait():
-            log = (programs.log(CLIENT, "caller")).read_text().splitlines()
-            raise ProgramError(f"the client failed: {' / '.join(log[-3:])}")
+        for line in process.rest():
+            note(line)
+        if process.finish():
+            raise ProgramError(f"the client failed: {' / '.join(process.stderr.splitlines()[-3:])}")
     return read_json(found, Found)

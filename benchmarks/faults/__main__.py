@@ -6,7 +6,7 @@
 Real agents, real signals; links by a relay on loopback and, as root, by network namespaces with
 `tc tbf`. As root it runs in a network and a mount namespace of its own, so that nothing of it is
 left behind. What cannot be made on this machine is listed as not run, with the reason. The exit
-code is 1 if a promise was not kept. Faults and promises are in tests/support/faults/fault_table.py.
+code is 1 if a promise was not kept. Faults and promises are in benchmarks/faults/table.py.
 """
 
 import argparse
@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.faults.page import write_page
+from benchmarks.faults.promises import Kind, in_words, summary
+from benchmarks.faults.runs import Pace, Run, run_cell
+from benchmarks.faults.scene import Scene, Where
+from benchmarks.faults.table import FAULTS, Fault
 from benchmarks.harness.machine import describe_machine
 from mdp.errors import InferenceError
 from mdp.files import write_json
-from tests.support.faults.fault_promises import Kind, in_words, summary
-from tests.support.faults.fault_runs import Pace, Run, run_cell
-from tests.support.faults.fault_scene import Scene, Where
-from tests.support.faults.fault_table import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"

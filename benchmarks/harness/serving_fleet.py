@@ -1,7 +1,5 @@
 """What the benchmarks of serving run against: stub agents, and the same exchange in bare pyzmq."""
 
-import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +17,10 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import KeyPair, load_pair, new_keys
 from mdp.protocol.messages import Infer, Result, decode, encode
+from mdp.testing.agents import AgentProcess, agent_command
+from mdp.testing.bundles import LABELS, write_bundle
+from mdp.testing.processes import LineProcess
 from mdp.transport import new_pair, public_key_of
-from tests.support.bundles import LABELS, write_bundle
 
 #: Agents that are not there after so long are not coming.
 CONNECT_S = 60.0
@@ -61,7 +61,7 @@ class ServedFleet:
     key: Path | None
     public_keys: Mapping[str, str]
     addresses: dict[str, str]
-    processes: dict[str, "subprocess.Popen[str]"]
+    processes: dict[str, AgentProcess]
     #: How to start a device's process again.
     commands: dict[str, list[str]]
 
@@ -80,36 +80,35 @@ class ServedFleet:
     def restart(self, device: str) -> None:
         """Start a device's process again, after its end, where it listened before."""
         where = ["--bind", self.addresses[device]]
-        process = subprocess.Popen(
-            [*self.commands[device], *where], stdout=subprocess.PIPE, text=True
-        )
+        self.processes[device].close()
+        process = AgentProcess(device, [*self.commands[device], *where]).wait_for("LISTENING")
         self.processes[device] = process
-        assert json.loads(_line(process))["address"] == self.addresses[device]
+        assert process.address == self.addresses[device]
 
 
 @contextmanager
 def running(bundle: Bundle, folder: Path, commands: Mapping[tuple[str, ...], list[str]],
             public_keys: Mapping[str, str] = MappingProxyType({}),
             key: Path | None = None) -> Iterator[ServedFleet]:  # fmt: skip
-    """A process per command, of which each says in JSON where its devices listen."""
+    """A process per command, each of which says for every of its devices where it is LISTENING."""
     fleet = ServedFleet(
         path=folder / "fleet.toml", bundle=bundle, key=key, public_keys=public_keys,
         addresses={}, processes={}, commands={},
     )  # fmt: skip
     try:
         for devices, command in commands.items():
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            process = AgentProcess(devices[0], command)
             fleet.processes.update(dict.fromkeys(devices, process))
             fleet.commands.update(dict.fromkeys(devices, command))
-        for device, process in fleet.processes.items():
-            fleet.addresses[device] = json.loads(_line(process))["address"]
+        for devices in commands:
+            said = fleet.processes[devices[0]].wait_for("LISTENING", count=len(devices)).events
+            fleet.addresses.update((event["device"], event["address"]) for event in said)
         entries = [f"{device}={address}" for device, address in fleet.addresses.items()]
         new_fleet(bundle, entries, fleet.path, public_key=public_keys.get, key=key)
         yield fleet
     finally:
         for process in {*fleet.processes.values()}:
-            process.kill()
-            process.communicate()
+            process.close()
 
 
 @contextmanager
@@ -149,29 +148,12 @@ def colour_bundle(folder: Path, count: int, side: int) -> Bundle:
 @contextmanager
 def served(bundle: Bundle, folder: Path, *options: object) -> Iterator[ServedFleet]:
     """`mdp-agent run` for every assignment of `bundle`."""
-    program = str(Path(sys.executable).parent / "mdp-agent")
-    shared = [program, "run", "--json", "--bundle", str(bundle.path), *map(str, options)]
     commands: dict[tuple[str, ...], list[str]] = {
-        (a.device,): [*shared, "--bind", "tcp://127.0.0.1:0", "--device", a.device]
+        (a.device,): agent_command(bundle.path, a.device, *options)
         for a in bundle.manifest.plan.assignments
     }
     with running(bundle, folder, commands) as fleet:
         yield fleet
-
-
-@contextmanager
-def _process(command: Sequence[str]) -> Iterator["subprocess.Popen[str]"]:
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _line(process: "subprocess.Popen[str]") -> str:
-    assert process.stdout is not None
-    return process.stdout.readline()
 
 
 def request_to(digest: str, k: int, side: int) -> list[bytes]:
@@ -210,9 +192,9 @@ def bare_exchange(
         shares = [min(per_process, count - first) for first in range(0, count, per_process)]
         for share in shares:
             command = [sys.executable, "-c", ECHO, secret, str(share), *map(str, reply_sizes())]
-            process = stack.enter_context(_process(command))
+            process = stack.enter_context(LineProcess("the bare ROUTERs", command))
             for _ in range(share):
-                address = f"tcp://127.0.0.1:{int(_line(process))}"
+                address = f"tcp://127.0.0.1:{int(process.line('a port'))}"
                 peers.append(BarePeer(address, request, public))
         yield stack.enter_context(BareClient(peers, _some_pair() if keys else None))
 

@@ -103,7 +103,8 @@ def main() -> None:
             runtime = StubRuntime(classes, durations(options, device))
             agent = Agent(bundle, bundle.assignment(device), partial(_loaded, runtime), router)
             agents.append(agent)
-            print(json.dumps({"device": device, "address": router.address}), flush=True)
+            said = {"event": "LISTENING", "device": device, "address": router.address}
+            print(json.dumps(said), flush=True)
 
         def stop(*_: object) -> None:
             for agent in agents:

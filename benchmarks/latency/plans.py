@@ -13,9 +13,7 @@ its calls as the scheduler pleases.
 """
 
 import dataclasses
-import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,12 +37,13 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.plan import Plan
 from mdp.formats.profile import DeviceProfile, Link, Precision
+from mdp.testing.agents import AgentProcess, agent_command
+from mdp.testing.bundles import LABELS, write_bundle
 from partitioner.estimates.latency import Way, matching_points
 from partitioner.estimates.latency_quantiles import jitter_of, pace_for, spread_of
 from partitioner.estimates.network import reply_bytes, request_bytes
 from partitioner.networks.teacher import teacher_spec
 from partitioner.planner.make_plan import PlanOptions, make_planned
-from tests.support.bundles import LABELS, write_bundle
 
 #: Targets of each teacher, in milliseconds; those that are refused are left out.
 TARGETS_MS = {
@@ -160,20 +159,9 @@ def _agents(bundle: Bundle, folder: Path, cores: dict[str, int]) -> Iterator[Pat
 
 @contextmanager
 def _agent(bundle: Bundle, device: str, core: int) -> Iterator[str]:
-    program = str(Path(sys.executable).parent / "mdp-agent")
-    where = ["--bind", "tcp://127.0.0.1:0", "--threads", "1", "--cpus", str(core), "--json"]
-    command = [sys.executable, "-c", _ASIDE]
-    command += [program, "run", "--bundle", str(bundle.path), "--device", device, *where]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                event = json.loads(line)
-                if event["event"] == "READY":
-                    yield str(event["address"])
-                    break
-        finally:
-            process.terminate()
+    command = agent_command(bundle.path, device, "--threads", 1, "--cpus", core)
+    with AgentProcess(device, [sys.executable, "-c", _ASIDE, *command]) as agent:
+        yield agent.wait_for("READY").address
 
 
 def measure_idle_link(folder: Path, cores: dict[str, int], requests: int) -> Link:

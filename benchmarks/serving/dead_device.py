@@ -60,9 +60,10 @@ def call_ms(client: Client, deadline_ms: float) -> tuple[float, bool]:
 def lose(fleet: ServedFleet, how: str) -> None:
     """Take the victim away."""
     process = fleet.processes[VICTIM]
-    process.send_signal(signal.SIGKILL if how == KILLED else signal.SIGSTOP)
     if how == KILLED:
-        process.wait()
+        process.kill()
+    else:
+        process.signal(signal.SIGSTOP)
 
 
 def bring_back(fleet: ServedFleet, how: str, client: Client, deadline_ms: float) -> None:
@@ -70,7 +71,7 @@ def bring_back(fleet: ServedFleet, how: str, client: Client, deadline_ms: float)
     if how == KILLED:
         fleet.restart(VICTIM)
     else:
-        fleet.processes[VICTIM].send_signal(signal.SIGCONT)
+        fleet.processes[VICTIM].signal(signal.SIGCONT)
     until_s = time.monotonic() + PATIENCE_S
     while not call_ms(client, deadline_ms)[1]:
         assert time.monotonic() < until_s, "the device was not taken back"

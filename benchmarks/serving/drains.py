@@ -47,13 +47,16 @@ from mdp.formats.fleet import new_fleet
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Picture, Pixels
 from mdp.requests.prediction import Prediction
+from mdp.testing.agents import ANY_PORT
+from mdp.testing.bundles import colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S
 from mdp.transport import Router
-from tests.support.bundles import colour_picture, write_bundle
-from tests.support.fleet import ANY_PORT, PATIENCE_S, PLENTY_MS
 
 RESULTS = Path(__file__).parents[1] / "results" / "drains.json"
 DEVICE, CALLS, BUSY = "alpha", 8, 5
 RED = colour_picture("red")
+#: A deadline that is never meant to be reached.
+PLENTY_MS = 20_000.0
 Answer = Prediction | BaseException
 
 

@@ -27,7 +27,8 @@ from mdp.errors import InferenceError
 from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.requests.prediction import Prediction
-from tests.support.fleet import PATIENCE_S, Fleet
+from mdp.testing.agents import AgentFleet
+from mdp.testing.processes import PATIENCE_S
 
 RESULTS = Path(__file__).parents[1] / "results" / "rolling.json"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bundles" / "cifar10"
@@ -85,7 +86,7 @@ def measure(bundle: Path, folder: Path, quiet_s: float) -> dict[str, object]:
     live = folder / "live"
     live.symlink_to("old")
     digest = Bundle.open(folder / "new").digest[:12]
-    with Fleet(folder, live) as fleet:
+    with AgentFleet(folder, live) as fleet:
         devices = [a.device for a in Bundle.open(live).manifest.plan.assignments]
         for device in devices:
             fleet.start(device, "--threads", 1)

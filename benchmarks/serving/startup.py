@@ -26,9 +26,10 @@ from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.formats.fleet import new_fleet
 from mdp.formats.plan import SubModelSpec
+from mdp.testing.agents import AgentProcess, agent_command
+from mdp.testing.bundles import LABELS, write_bundle
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
-from tests.support.bundles import LABELS, write_bundle
 
 RESULTS = Path(__file__).parents[1] / "results" / "startup.json"
 BASE = "import numpy, zmq, PIL"
@@ -75,25 +76,19 @@ def vit_bundle(folder: Path) -> Bundle:
 
 def measure_agent(bundle: Bundle) -> dict[str, float]:
     """Milliseconds from process start to READY, and resident MiB when READY and after requests."""
-    program = str(Path(sys.executable).parent / "mdp-agent")
-    where = ["--bind", "tcp://127.0.0.1:0", "--threads", "1", "--json"]
-    command = [program, "run", "--bundle", str(bundle.path), "--device", "board", *where]
+    command = agent_command(bundle.path, "board", "--threads", 1)
     started_s = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            event = json.loads(line)
-            if event["event"] == "READY":
-                break
+    with AgentProcess("board", command) as agent:
+        agent.wait_for("READY")
         ready_ms = (time.perf_counter() - started_s) * 1e3
-        memory = psutil.Process(process.pid).memory_info
+        memory = psutil.Process(agent.process.pid).memory_info
         at_ready = memory().rss / 2**20
         fleet = bundle.path.parent / "fleet.toml"
-        new_fleet(bundle, [f"board={event['address']}"], fleet)
+        new_fleet(bundle, [f"board={agent.address}"], fleet)
         with Client.connect(fleet) as client:
             answers = [client.classify(noise_picture(224)) for _ in range(REQUESTS)]
         after = memory().rss / 2**20
-        process.terminate()
+        agent.terminate()
     assert not any(answer.partial for answer in answers)
     return {"ready_ms": ready_ms, "rss_ready_mib": at_ready, "rss_after_requests_mib": after}
 

@@ -20,14 +20,11 @@ own; what the kernel does for its packets is on the same cores, and a part of th
 """
 
 import argparse
-import contextlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -41,9 +38,11 @@ from mdp.cli.bench import noise_picture, percentiles
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import load_public, new_keys
+from mdp.testing.agents import AgentFleet
+from mdp.testing.bundles import write_bundle
+from mdp.testing.processes import LineProcess
 from mdp.transport import new_pair
 from mdp.transport.greeting import QUESTION
-from tests.support.bundles import write_bundle
 
 RESULTS = Path(__file__).parents[1] / "results" / "strangers.json"
 SIDE = 224
@@ -127,27 +126,7 @@ while True:
 """
 
 
-@contextmanager
-def agent(bundle: Bundle, device: str, *options: object) -> Iterator[str]:
-    """Address of a running agent that is READY."""
-    program = str(Path(sys.executable).parent / "mdp-agent")
-    where = ["--bind", "tcp://127.0.0.1:0", "--threads", "1", "--json", *map(str, options)]
-    command = [program, "run", "--bundle", str(bundle.path), "--device", device, *where]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                event = json.loads(line)
-                if event["event"] == "READY":
-                    yield str(event["address"])
-                    break
-        finally:
-            process.terminate()
-
-
-class Crowd:
+class Crowd(LineProcess):
     """Strangers in a process of their own, stopped while nobody is to be disturbed."""
 
     def __init__(self, kind: str, address: str, count: int, public: str) -> None:
@@ -156,32 +135,12 @@ class Crowd:
         arguments = [ASIDE + KNOCKERS, f"tcp://{ELSEWHERE}:0;127.0.0.1:{port}", str(count), public]
         if kind != KNOCKING:
             arguments = [ASIDE + CROWD, port, str(count), words, ELSEWHERE]
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._line()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        super().__init__("the crowd", [sys.executable, "-c", *arguments])
+        self.line("that it is there")
 
     def made(self) -> int:
         """How many connections it has made so far."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        return int(self._line())
-
-    def __enter__(self) -> "Crowd":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(OSError):
-            self._process.kill()
-        self._process.communicate()
+        return int(self.ask(""))
 
 
 def served(stack: ExitStack, folder: Path, devices: int, *, keys: bool) -> tuple[Path, str, str]:
@@ -196,7 +155,8 @@ def served(stack: ExitStack, folder: Path, devices: int, *, keys: bool) -> tuple
             known[name] = new_keys(folder, name, new_pair).public
             allowed = folder / "client.public"
             options[name] = ["--key", folder / f"{name}.secret", "--clients", allowed]
-    addresses = [stack.enter_context(agent(bundle, name, *options[name])) for name in names]
+    agents = stack.enter_context(AgentFleet(folder, bundle.path))
+    addresses = [agents.start(name, "--threads", 1, *options[name]).address for name in names]
     fleet, key = folder / "fleet.toml", folder / "client.secret" if keys else None
     entries = [f"{name}={address}" for name, address in zip(names, addresses, strict=True)]
     new_fleet(bundle, entries, fleet, public_key=known.get, key=key)

@@ -39,9 +39,9 @@ from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.formats.plan import SubModelSpec
 from mdp.pictures.crop import Picture, Pixels
+from mdp.testing.bundles import LABELS, write_bundle
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
-from tests.support.bundles import LABELS, write_bundle
 
 NAME = "stream"
 #: A model that is not ready to be run after so long is not coming.

@@ -20,7 +20,6 @@ It ends with 1 unless
 import argparse
 import json
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,9 +36,9 @@ from mdp.files import write_bytes, write_json
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import new_keys
+from mdp.testing.agents import AgentFleet
+from mdp.testing.processes import LineProcess
 from mdp.transport import new_pair
-from tests.support import fleet as fleet_of_processes
-from tests.support.fleet import Fleet
 
 RESULTS = Path(__file__).parents[1] / "results" / "soak.json"
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "soak.md"
@@ -62,31 +61,28 @@ POINTS = 360
 LONG, WARM_UP = 0.5, 0.1
 
 
-class SoakClient:
+class SoakClient(LineProcess):
     """One client process, what it is told, and what it has written."""
 
     def __init__(self, style: str, seed: int, fleet: Path, deadline_ms: float) -> None:
         self.style = style
-        self._log = fleet.parent / f"{style}.jsonl"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.soak.client", "--fleet", str(fleet),
-             "--style", style, "--seed", str(seed), "--deadline-ms", str(deadline_ms),
-             "--log", str(self._log)],
-            stdin=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        #: A file, as nobody reads a pipe while the load lasts.
+        self._written = fleet.parent / f"{style}.jsonl"
+        command = [sys.executable, "-m", "benchmarks.soak.client", "--fleet", fleet,
+                   "--style", style, "--seed", seed, "--deadline-ms", deadline_ms,
+                   "--log", self._written]  # fmt: skip
+        super().__init__(f"the {style} client", command, patience_s=PATIENCE_S)
         self.wait("connected", "")
 
     def lines(self) -> list[dict[str, Any]]:
         """Everything that it has written so far."""
-        text = self._log.read_text() if self._log.exists() else ""
+        text = self._written.read_text() if self._written.exists() else ""
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def begin(self, name: str, seconds: float, rate: float | None, at_once: int) -> None:
         """Tell it to call at `rate` a second, or without one keep `at_once` calls under way."""
-        assert self.process.stdin is not None
         load = {"name": name, "seconds": seconds, "rate": rate, "at_once": at_once}
-        said = json.dumps(load)
-        print(said, file=self.process.stdin, flush=True)
+        self.say(json.dumps(load))
 
     def wait(self, kind: str, load: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
         """The line of `kind` about `load`; raises TimeoutError, RuntimeError if it has ended."""
@@ -96,24 +92,10 @@ class SoakClient:
                 if (line["kind"], line["load"]) == (kind, load):
                     return line
             if self.process.poll() is not None:
-                raise RuntimeError(f"the {self.style} client ended with {self.process.returncode}")
+                raise RuntimeError(f"{self.name} ended with {self.process.returncode}")
             if time.monotonic() > until_s:
-                raise TimeoutError(f"the {self.style} client never said {kind} of {load!r}")
+                raise TimeoutError(f"{self.name} never said {kind} of {load!r}")
             time.sleep(0.1)
-
-    def end(self) -> int:
-        """Let it finish; returns its exit code."""
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        return self.process.wait(PATIENCE_S)
-
-    def __enter__(self) -> "SoakClient":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
 
 
 class Soak:
@@ -126,7 +108,7 @@ class Soak:
         public = _keys(folder, names)
         allowed = ["--clients", folder / "client.public"]
         options = {name: ["--key", folder / f"{_file(name)}.secret", *allowed] for name in names}
-        fleet = stack.enter_context(Fleet(folder, bundle.path))
+        fleet = stack.enter_context(AgentFleet(folder, bundle.path, patience_s=PATIENCE_S))
         self.agents = Agents(fleet, options)
         stack.callback(self.agents.leave)
         path = _write_fleet(folder, bundle, self.agents.addresses(), public)
@@ -213,7 +195,7 @@ class Soak:
 
     def wind_up(self) -> list[str]:
         """End everybody; returns what went wrong on the way, and before."""
-        codes = [(client.style, client.end()) for client in self.clients]
+        codes = [(client.style, client.finish()) for client in self.clients]
         self.agents.stop_all()
         ended = [f"the {style} client ended with {code}" for style, code in codes if code]
         return [*self.agents.complaints, *ended]
@@ -290,7 +272,6 @@ def main() -> int:
     options = parser.parse_args()
     # Whoever ends this process does not leave agents and clients behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    fleet_of_processes.PATIENCE_S = PATIENCE_S
     result: dict[str, Any] = {
         "machine": describe_machine(),
         "minutes": options.minutes,

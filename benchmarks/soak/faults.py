@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tests.support.fleet import AgentProcess, Fleet
+from mdp.testing.agents import AgentFleet, AgentProcess
 
 #: SIGKILL and a new start; SIGSTOP and SIGCONT; SIGTERM and a new start.
 Kind = Literal["kill", "stop", "restart"]
@@ -50,7 +50,7 @@ def schedule(
 class Agents:
     """The agents of the fleet, each started again at its own address with its own key."""
 
-    def __init__(self, fleet: Fleet, options: Mapping[str, Sequence[object]]) -> None:
+    def __init__(self, fleet: AgentFleet, options: Mapping[str, Sequence[object]]) -> None:
         self._fleet = fleet
         self._options = options
         #: What went otherwise than it should have.

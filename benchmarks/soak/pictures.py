@@ -10,14 +10,13 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from mdp.files import read_json, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
 from mdp.fusion.fuse import FusionWeights
 from mdp.pictures.crop import Pixels
-from tests.support.bundles import write_bundle
+from mdp.testing.bundles import write_bundle
+from mdp.testing.onnx_writer import FLOAT, UINT8, Node, Value, onnx_model
 
 #: Colours per channel, and how far apart they are.
 LEVELS, STEP = 6, 51
@@ -58,7 +57,7 @@ def write_colour_bundle(folder: Path) -> Bundle:
     files = dict(bundle.manifest.files)
     for k, size in enumerate(SIZES):
         path = folder / model_path(k)
-        path.write_bytes(_model(size).SerializeToString())
+        path.write_bytes(_model(size))
         files[model_path(k)] = file_entry(path)
     weights = read_json(folder / FUSION, FusionWeights)
     write_json(folder / FUSION, msgspec.structs.replace(weights, num_classes=LEVELS**3))
@@ -69,30 +68,21 @@ def write_colour_bundle(folder: Path) -> Bundle:
     return Bundle.open(folder)
 
 
-def _model(image_size: int) -> onnx.ModelProto:
+def _model(image_size: int) -> bytes:
     grid = colours().astype(np.float32) / STEP
-    constants = {
+    constants: dict[str, np.ndarray] = {
         "scale": np.array(1 / STEP, dtype=np.float32),
-        "weight": np.ascontiguousarray(2 * SHARPNESS * grid.T),
-        "bias": -SHARPNESS * (grid**2).sum(axis=1),
+        "weight": np.ascontiguousarray(2 * SHARPNESS * grid.T, dtype=np.float32),
+        "bias": (-SHARPNESS * (grid**2).sum(axis=1)).astype(np.float32),
     }
     nodes = [
-        helper.make_node("Cast", ["images"], ["floats"], to=TensorProto.FLOAT),
-        helper.make_node("ReduceMean", ["floats"], ["mean"], axes=[1, 2], keepdims=0),
-        helper.make_node("Mul", ["mean", "scale"], ["steps"]),
-        helper.make_node("MatMul", ["steps", "weight"], ["product"]),
-        helper.make_node("Add", ["product", "bias"], ["boost"]),
-        helper.make_node("Identity", ["boost"], ["bag"]),
+        Node("Cast", ["images"], ["floats"], {"to": FLOAT}),
+        Node("ReduceMean", ["floats"], ["mean"], {"axes": [1, 2], "keepdims": 0}),
+        Node("Mul", ["mean", "scale"], ["steps"], {}),
+        Node("MatMul", ["steps", "weight"], ["product"], {}),
+        Node("Add", ["product", "bias"], ["boost"], {}),
+        Node("Identity", ["boost"], ["bag"], {}),
     ]
-    images = ["N", image_size, image_size, 3]
-    graph = helper.make_graph(
-        nodes,
-        "colours",
-        [helper.make_tensor_value_info("images", TensorProto.UINT8, images)],
-        [
-            helper.make_tensor_value_info(head, TensorProto.FLOAT, ["N", len(grid)])
-            for head in ("boost", "bag")
-        ],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    images = Value("images", UINT8, ["N", image_size, image_size, 3])
+    heads = [Value(head, FLOAT, ["N", len(grid)]) for head in ("boost", "bag")]
+    return onnx_model(nodes, [images], heads, constants)

@@ -231,7 +231,7 @@ class Roster:
         asked_s = self._settle(call, device)
         self._expire(now_s)
         late = self._lateness.settle(call, device)
-        if code in (*NO_TIME_THERE, NO_FRAME) and asked_s is None and late is None:
+        if (code in NO_TIME_THERE or code == NO_FRAME) and asked_s is None and late is None:
             return
         if code in NO_TIME_THERE:
             if pending is not None and asked_s is not None:

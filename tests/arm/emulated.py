@@ -4,11 +4,9 @@ It serves the bundle that comes along beside the agent of this machine; the same
 through keys and TCP, and their logits are compared.
 """
 
-import json
-import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -17,17 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.page import write_figures
 from mdp.client.sync import Client
 from mdp.files import write_json
 from mdp.formats.keys import new_keys
 from mdp.protocol.messages import Ask, Failure, Status, encode
+from mdp.testing.agents import AgentProcess
+from mdp.testing.processes import until
 from mdp.transport import new_pair
 from mdp.transport.absence import NOT_ACCEPTED
 from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
-from tests.support import fleet
-from tests.support.fleet import BIN, PLENTY_MS, ROOT, AgentProcess, until
+from tests.support.fleet import BIN, PLENTY_MS, ROOT
 from tests.support.two_agents import (
     DEVICES,
     PICTURES,
@@ -45,15 +42,7 @@ PATIENT_S = 600.0
 pytestmark = pytest.mark.timeout(2 * PATIENT_S)
 #: ELF's number of the architecture (elf.h), and where it stands.
 _EM_AARCH64, _E_MACHINE = 183, slice(18, 20)
-RESULTS = ROOT / "benchmarks" / "results" / "arm.json"
-PAGE = ROOT / "docs" / "results" / "platforms.md"
-
-
-@pytest.fixture(scope="session", autouse=True)
-def patient() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet, "PATIENCE_S", PATIENT_S)
-        yield
+FIGURES = ROOT / "runs" / "arm.json"
 
 
 @pytest.fixture(scope="session")
@@ -63,32 +52,10 @@ def arm() -> Arm:
 
 @pytest.fixture(scope="session")
 def figures() -> Iterator[list[dict[str, Any]]]:
-    """What was measured; kept if MDP_KEEP says so."""
+    """What was measured; `python -m benchmarks.keep arm` puts it into the results and the page."""
     rows: list[dict[str, Any]] = []
     yield rows
-    print(json.dumps(rows, indent=1))
-    if os.environ.get("MDP_KEEP"):
-        machine = describe_machine()
-        write_json(RESULTS, {"machine": machine, "processor": PROCESSOR, "rows": rows})
-        write_figures(PAGE, "tests.arm.emulated", markdown(rows, machine))
-
-
-def markdown(rows: Sequence[dict[str, Any]], machine: dict[str, object]) -> str:
-    """The figures as a table."""
-    lines = [
-        f"{PICTURES} pictures, {PROCESSOR} emulated on {machine['cores']} virtual cores, "
-        f"{machine['processor']}, load {machine['load_before']} before, {machine['date']}.\n",
-        "| sub-model | precision | largest logit | largest difference | same label "
-        "| READY after s, here | emulated |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['device']} | {row['precision']} | {row['largest_logit']:.2f} "
-        f"| {row['largest_difference']:.2g} | {row['same_label']}/{row['pictures']} "
-        f"| {row['start_s']['here']:.1f} | {row['start_s']['arm']:.1f} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+    write_json(FIGURES, {"processor": PROCESSOR, "rows": rows})
 
 
 CASES = [(device, precision) for precision in TOLERANCE for device in DEVICES]
@@ -109,7 +76,12 @@ def pair(
     with ExitStack() as stack:
         for name, command in commands.items():
             began_s = time.monotonic()
-            agent = AgentProcess(device, [*command, *made.options(name)], folder / f"{name}.log")
+            agent = AgentProcess(
+                device,
+                [*command, *made.options(name)],
+                folder / f"{name}.log",
+                patience_s=PATIENT_S,
+            )
             stack.callback(agent.close)
             made.agents[name] = agent.wait_for("READY")
             made.start_s[name] = time.monotonic() - began_s

@@ -15,7 +15,7 @@ from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment
-from tests.support.bundles import DEVICES, SIZES, write_bundle
+from mdp.testing.bundles import DEVICES, SIZES, write_bundle
 
 NO_LIBRARY = "Failed to load libcublas"
 

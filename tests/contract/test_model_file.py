@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mdp.errors import ConfigError
 from mdp.formats.model_file import ModelFile, names_other_files
-from tests.support.bundles import colour_model
+from mdp.testing.bundles import colour_model
 
 BUNDLE = Path(__file__).parents[2] / "examples/bundles/cifar10"
 
@@ -76,7 +76,7 @@ def compiled(model: onnx.ModelProto) -> None:
 def test_another_file_is_found_wherever_it_is_named(
     add: Callable[[onnx.ModelProto], None],
 ) -> None:
-    model = colour_model(12, 1.0, 4.0)
+    model = onnx.load_from_string(colour_model(12, 1.0, 4.0))
     assert not names_other_files(model.SerializeToString())
     add(model)
     assert names_other_files(model.SerializeToString())
@@ -99,7 +99,7 @@ def tensors(message: object) -> Iterator[TensorProto]:
 
 def test_no_damage_hides_another_file() -> None:
     """What `onnx` reads as external is found, or the file is refused altogether."""
-    model = colour_model(12, 1.0, 4.0)
+    model = onnx.load_from_string(colour_model(12, 1.0, 4.0))
     in_a_branch(model)
     model.graph.initializer.append(outside())
     whole, chance = model.SerializeToString(), random.Random(0)

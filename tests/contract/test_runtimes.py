@@ -22,15 +22,8 @@ from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment
 from mdp.pictures.crop import Pixels
-from tests.support.bundles import (
-    CHANNELS,
-    DEVICES,
-    SIZES,
-    change_assignment,
-    colour_model,
-    listed,
-    write_bundle,
-)
+from mdp.testing.bundles import CHANNELS, DEVICES, SIZES, colour_model, write_bundle
+from tests.support.bundles import change_assignment, listed
 
 CUDA = "CUDAExecutionProvider"
 K = 1
@@ -267,7 +260,7 @@ def test_another_number_of_classes_is_refused(model: ModelFile, assignment: Assi
 
 
 def written(folder: Path, change: Callable[[onnx.ModelProto], object]) -> ModelFile:
-    model = colour_model(SIZES[K], 1.0, 4.0)
+    model = onnx.load_from_string(colour_model(SIZES[K], 1.0, 4.0))
     change(model)
     return ModelFile(folder / "model.onnx", model.SerializeToString())
 

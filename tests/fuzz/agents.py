@@ -24,10 +24,10 @@ from mdp.protocol.messages import (
     decode,
     encode,
 )
+from mdp.testing.bundles import DEVICES, LABELS, SIZES, write_bundle
 from mdp.transport import Peer, Router
 from tests.fuzz.messages import frames_of, joined, parse_frames, render_frames
 from tests.fuzz.target import Structure, Target, scratch
-from tests.support.bundles import DEVICES, LABELS, SIZES, write_bundle
 from tests.support.pictures import encoded, four_corners
 
 PEER = Peer(b"peer", "peer")

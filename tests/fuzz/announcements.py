@@ -5,9 +5,9 @@ from functools import cache
 
 from mdp.discovery.announcements import Found, propose, texts_of
 from mdp.formats.bundle import Bundle
+from mdp.testing.bundles import DEVICES, write_bundle
 from tests.fuzz.messages import frames_of, join_bytes, joined
 from tests.fuzz.target import Structure, Target, scratch
-from tests.support.bundles import DEVICES, write_bundle
 
 #: A key that the user has of `beta`: any 40 characters serve, as nothing connects.
 KEYS = {DEVICES[1]: "0" * 40}

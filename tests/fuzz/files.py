@@ -17,9 +17,9 @@ from mdp.formats.keys import PUBLIC, SECRET, KeyFile, load_allowed, load_pair, l
 from mdp.formats.plan import Assignment, Plan, Replica, read_plan
 from mdp.formats.profile import DeviceProfile, contradictions, read_profile
 from mdp.fusion.fuse import Contribution, FusionWeights, fuse, probabilities, rule_for, weights_for
+from mdp.testing.bundles import DEVICES, write_bundle
 from mdp.transport import public_key_of
 from tests.fuzz.target import Structure, Target, refused, scratch
-from tests.support.bundles import DEVICES, write_bundle
 
 JSON = Structure(parse=msgspec.json.decode, render=msgspec.json.encode)
 TOML = Structure(parse=msgspec.toml.decode, render=msgspec.toml.encode)

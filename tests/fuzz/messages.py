@@ -32,10 +32,10 @@ from mdp.protocol.messages import (
     pixels_of,
 )
 from mdp.requests.prediction import Prediction
+from mdp.testing.bundles import DEVICES, LABELS, SIZES, write_bundle
 from mdp.transport import zap
 from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, QUESTION, mechanism_of
 from tests.fuzz.target import Structure, Target, refused, scratch
-from tests.support.bundles import DEVICES, LABELS, SIZES, write_bundle
 from tests.support.exchanges import Desk
 from tests.support.pictures import encoded, four_corners
 

@@ -1,7 +1,9 @@
-"""`make fuzz`: every target under atheris in turn; says what came of it, and keeps the figures.
+"""`make fuzz`: every target under atheris in turn; says what came of it.
 
 A finding ends the run: the input that led to it lies in the work folder, to be read again by
-`python -m tests.fuzz.replay TARGET FILE`, and to be kept in the corpus once it is understood.
+`python -m tests.fuzz.replay TARGET FILE`, and to be kept in the corpus once it is understood. The
+figures of every target's last run come to lie in figures.json there, and `python -m benchmarks.keep
+fuzz` puts them into the results and the page.
 """
 
 import argparse
@@ -17,15 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.page import write_figures
 from mdp.files import write_json
 from tests.fuzz.target import CORPUS, Target
 from tests.fuzz.targets import TARGETS
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"
-PAGE = ROOT / "docs" / "results" / "fuzzing.md"
 #: Seconds after which an input counts as a hang; generous, as others may use the machine.
 HANG_S = 60
 _PROGRESS = re.compile(
@@ -117,57 +114,23 @@ def _slope_kib(samples: Sequence[Mapping[str, Any]]) -> float | None:
     return round(float(np.polyfit(inputs, rss, 1)[0]) * 1e6 / 1024, 1)
 
 
-def keep(work: Path) -> None:
-    """Write the figures of the last run of every target into the results and the page."""
-    rows = [
+def told(work: Path) -> list[dict[str, Any]]:
+    """The figures of the last run of every target."""
+    return [
         json.loads(path.read_text())
         for name in TARGETS
         if (path := work / name / "figures.json").is_file()
     ]
-    machine = describe_machine()
-    write_json(RESULTS, {"machine": machine, "rows": rows})
-    write_figures(PAGE, "tests.fuzz.run", markdown(rows, machine))
-
-
-def markdown(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
-    """The figures as a table."""
-    total, found = sum(row["inputs"] for row in rows), [r for r in rows if r["finding"]]
-    verdict = (
-        f"{len(found)} targets with a finding"
-        if found
-        else "no crash, no hang, no process beyond its memory"
-    )
-    text = (
-        f"{total:,} inputs, {verdict}; {machine['cores']} virtual cores shared with other work, "
-        f"{machine['processor']}, {machine['date']}.\n\n"
-        "| target | inputs | accepted | a second of one core | branches | slowest ms | peak MiB "
-        "| growth, KiB a million inputs |\n|---|---|---|---|---|---|---|---|\n"
-    )
-    for row in rows:
-        growth = row["growth_kib_per_million"]
-        cells = [
-            row["target"],
-            f"{row['inputs']:,}",
-            f"{row['accepted_share']:.1%}",
-            f"{row['inputs'] / max(0.1, row['processor_s']):,.0f}",
-            f"{row['branches_before']} -> {row['branches']}",
-            f"{row['slowest_input_ms']:.0f}",
-            f"{row['peak_mib']:.0f}",
-            "too short to say" if growth is None else f"{round(growth):,}",
-        ]
-        text += "| " + " | ".join(cells) + " |\n"
-    return text
 
 
 def main() -> int:
-    """Fuzz, print, keep; 1 if anything was found."""
+    """Fuzz and print; 1 if anything was found."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=list(TARGETS))
     parser.add_argument("--runs", type=int, default=1_000_000, help="inputs of all targets")
     parser.add_argument("--seconds", type=float, default=86_400.0, help="at most, per target")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--work", type=Path, default=Path("runs/fuzz"))
-    parser.add_argument("--keep", action="store_true", help=f"write {RESULTS.name} and the page")
     options = parser.parse_args()
     chosen = [TARGETS[name] for name in options.targets]
     total = sum(target.share for target in chosen)
@@ -182,8 +145,7 @@ def main() -> int:
         )
         print(json.dumps(figures), flush=True)
         found = found or figures["finding"] is not None
-    if options.keep:
-        keep(options.work)
+    write_json(options.work / "figures.json", told(options.work))
     return int(found)
 
 

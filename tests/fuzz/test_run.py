@@ -7,7 +7,7 @@ import pytest
 from tests.fuzz.files import words_of
 from tests.fuzz.keep import chosen
 from tests.fuzz.mutation import mutate
-from tests.fuzz.run import markdown, summary
+from tests.fuzz.run import summary
 from tests.fuzz.target import seeds_of
 from tests.fuzz.targets import TARGETS
 
@@ -36,18 +36,11 @@ def test_a_summary_holds_what_libfuzzer_and_the_child_said() -> None:
     assert (figures["slowest_input_ms"], figures["peak_mib"]) == (4.0, 128.0)
     # One KiB a thousand inputs.
     assert figures["growth_kib_per_million"] == pytest.approx(1000)
-    text = markdown([figures], {"cores": 2, "processor": "any", "date": "today"})
-    assert text.startswith(
-        "3,000 inputs, no crash, no hang, no process beyond its memory; 2 virtual"
-    )
-    assert "| frames | 3,000 | 10.0% | 150 | 131 -> 159 | 4 | 128 | 1,000 |" in text
 
 
 def test_a_run_that_ended_early_counts_what_was_read() -> None:
     figures = summary(TARGETS["frames"], [sample(1), sample(2)], "")
     assert (figures["inputs"], figures["growth_kib_per_million"]) == (2000, None)
-    shown = markdown([figures | {"finding": "crash"}], {"cores": 2, "processor": "", "date": ""})
-    assert "1 targets with a finding" in shown
 
 
 def test_inputs_that_take_no_new_step_are_not_kept() -> None:

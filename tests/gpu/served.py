@@ -5,8 +5,6 @@ to fall back to the processor; the same crops go to both through keys and TCP, a
 compared.
 """
 
-import json
-import os
 import signal
 import statistics
 import subprocess
@@ -18,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness.machine import describe_machine
 from devices.runtime.cuda import CUDA
 from mdp.client.status import DeviceStatus
 from mdp.client.sync import Client
@@ -26,7 +23,9 @@ from mdp.files import write_json
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.profile import Precision, read_profile
-from tests.support.fleet import ANY_PORT, BIN, PATIENCE_S, PLENTY_MS, ROOT, AgentProcess
+from mdp.testing.agents import ANY_PORT, AgentProcess
+from mdp.testing.processes import PATIENCE_S
+from tests.support.fleet import BIN, PLENTY_MS, ROOT
 from tests.support.two_agents import (
     DEVICES,
     PICTURES,
@@ -39,7 +38,7 @@ from tests.support.two_agents import (
 CPU = "CPUExecutionProvider"
 #: Largest difference of a logit: sums in another order; in fp16, numbers of 11 bits.
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-4, "fp16": 0.05}
-RESULTS = ROOT / "benchmarks" / "results" / "gpu.json"
+FIGURES = ROOT / "runs" / "gpu.json"
 #: A command begun with this sees no GPU.
 NO_GPU = ["env", "CUDA_VISIBLE_DEVICES="]
 AGENT = str(BIN / "mdp-agent")
@@ -50,12 +49,10 @@ pytestmark = pytest.mark.timeout(5 * PATIENCE_S)
 
 @pytest.fixture(scope="session")
 def figures() -> Iterator[list[dict[str, Any]]]:
-    """What was measured; kept if MDP_KEEP says so."""
+    """What was measured; `python -m benchmarks.keep gpu` puts it into the results."""
     rows: list[dict[str, Any]] = []
     yield rows
-    print(json.dumps(rows, indent=1))
-    if os.environ.get("MDP_KEEP"):
-        write_json(RESULTS, {"machine": describe_machine(), "gpu": gpu_name(), "rows": rows})
+    write_json(FIGURES, {"gpu": gpu_name(), "rows": rows})
 
 
 CASES: list[tuple[str, Precision]] = [

@@ -28,8 +28,8 @@ from mdp.protocol.messages import (
     logits_buffer,
 )
 from mdp.requests.prediction import Prediction
+from mdp.testing.bundles import LABELS, colour_picture
 from mdp.transport import Connected, Disconnected, Received
-from tests.support.bundles import LABELS, colour_picture
 
 
 class Clock:

@@ -12,10 +12,12 @@ from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import Ask, Buffer, Failure, Infer, Result, Status, encode
+from mdp.testing.agents import ANY_PORT
+from mdp.testing.bundles import SIZES
+from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, Router
-from tests.support.bundles import SIZES
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import ANY_PORT, PATIENCE_S, PLENTY_MS, until
+from tests.support.fleet import PLENTY_MS
 
 
 class Held:

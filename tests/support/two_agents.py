@@ -18,11 +18,12 @@ from mdp.formats.profile import Precision
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels, crop
 from mdp.protocol.messages import Infer, Result, contribution_of, encode
+from mdp.testing.agents import ANY_PORT, AgentProcess
+from mdp.testing.bundles import colour_picture
 from mdp.transport import new_pair, public_key_of
 from partitioner.export.quantize import quantised
-from tests.support.bundles import colour_picture
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import ANY_PORT, PLENTY_MS, ROOT, AgentProcess
+from tests.support.fleet import PLENTY_MS, ROOT
 from tests.support.models.quantised import put_models
 
 #: The manifest of a bundle of plain ViTs; its models are drawn anew.

@@ -13,11 +13,13 @@ from devices.agent.queue import CAPACITY
 from devices.cores import cores_in
 from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import Result, contribution_of
+from mdp.testing.bundles import write_bundle
+from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, new_pair
 from tests.integration.agents.test_agent_process import refused, start_alone
-from tests.support.bundles import change_assignment, write_bundle
+from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import PATIENCE_S, Fleet, until
+from tests.support.fleet import Fleet
 from tests.support.serving import Held, Paying, queued, replies, request, serving
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -22,19 +22,12 @@ from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import Failure, Infer, Result, encode
+from mdp.testing.agents import ANY_PORT
+from mdp.testing.bundles import SIZES, colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import Router
-from tests.support.bundles import SIZES, colour_picture, write_bundle
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import (
-    ANY_PORT,
-    BIN,
-    PATIENCE_S,
-    PLENTY_MS,
-    ROOT,
-    Fleet,
-    answers_until,
-    until,
-)
+from tests.support.fleet import BIN, PLENTY_MS, ROOT, Fleet, answers_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -18,9 +18,10 @@ from mdp.errors import InferenceError, QuorumNotMet
 from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import Failure, Look, encode
 from mdp.requests.prediction import MemberTiming, Prediction
-from tests.support.bundles import colour_picture, write_bundle
+from mdp.testing.bundles import colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet, until
+from tests.support.fleet import BIN, PLENTY_MS, Fleet
 from tests.support.rtsp import PASSWORD, NetworkCamera
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

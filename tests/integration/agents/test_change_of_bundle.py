@@ -15,12 +15,11 @@ from mdp.files import replacing_folder
 from mdp.formats.bundle import MANIFEST, Bundle, model_path
 from mdp.formats.fleet import new_fleet
 from mdp.requests.prediction import Prediction
-from tests.support.bundles import (
-    change_assignment,
-    colour_picture,
-    write_bundle,
-)
-from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, AgentProcess, Fleet, until
+from mdp.testing.agents import AgentProcess
+from mdp.testing.bundles import colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
+from tests.support.bundles import change_assignment
+from tests.support.fleet import BIN, PLENTY_MS, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

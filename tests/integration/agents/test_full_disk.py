@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.bundles import DEVICES, write_bundle
-from tests.support.faults.confined import fill, mounting_works, small_disk
+from mdp.testing.bundles import DEVICES, write_bundle
+from mdp.testing.machine_faults import fill, mounting_works, small_disk
 from tests.support.fleet import BIN, ROOT
 
 NO_ROOM = "cannot be written: No space left on device\n"

@@ -17,8 +17,9 @@ from mdp.client.sync import Client
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.requests.prediction import Prediction
-from tests.support.bundles import DEVICES, colour_picture, write_bundle
-from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, until
+from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
+from tests.support.fleet import PLENTY_MS, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -14,10 +14,12 @@ import pytest
 import mdp
 from mdp.client import crops as views
 from mdp.pictures.crop import Picture
+from mdp.testing.bundles import LABELS, colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S
+from mdp.testing.raw_agent import raw_agent
 from mdp.transport import dealers
-from tests.support.bundles import LABELS, colour_picture, write_bundle
-from tests.support.fakes import FakeAgent, raw_agent
-from tests.support.fleet import PATIENCE_S, PLENTY_MS, ROOT, Fleet
+from tests.support.fakes import FakeAgent
+from tests.support.fleet import PLENTY_MS, ROOT, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 RED = colour_picture("red")

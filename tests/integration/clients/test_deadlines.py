@@ -14,8 +14,9 @@ import pytest
 import mdp
 from mdp.client.crops import QUICK_PIXELS
 from mdp.requests.prediction import Prediction
-from tests.support.bundles import DEVICES, colour_picture, write_bundle
-from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, until
+from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
+from tests.support.fleet import PLENTY_MS, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tests.support.bundles import DEVICES, colour_picture, write_bundle
+from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

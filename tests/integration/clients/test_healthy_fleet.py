@@ -10,16 +10,12 @@ import pytest
 from PIL import Image
 
 import mdp
+from mdp.fusion.fuse import Fusion
 from mdp.pictures.crop import Picture
 from mdp.requests.prediction import Prediction
-from tests.support.bundles import (
-    DEVICES,
-    LABELS,
-    colour_picture,
-    subset_accuracy,
-    write_bundle,
-)
-from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet
+from mdp.testing.bundles import DEVICES, LABELS, colour_picture, subset_accuracy, write_bundle
+from mdp.testing.processes import PATIENCE_S
+from tests.support.fleet import PLENTY_MS, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -42,7 +38,7 @@ def complete(answer: Prediction, label: str, mode: str = "stacked") -> bool:
 
 
 @pytest.mark.parametrize("fusion", ["stacked", "boosted", "bagged"])
-def test_every_mode_on_request(fleet: Fleet, fusion: str) -> None:
+def test_every_mode_on_request(fleet: Fleet, fusion: Fusion) -> None:
     with fleet.client(fusion) as client:
         for label in LABELS:
             answer = client.classify(colour_picture(label), deadline_ms=PLENTY_MS)

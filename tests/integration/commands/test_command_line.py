@@ -18,9 +18,10 @@ from mdp.cli import main as cli
 from mdp.cli.doctor import tcp_diagnosis
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle
 from mdp.formats.fleet import new_fleet
-from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
+from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
 from tests.support.fakes import other_program
-from tests.support.fleet import BIN, PATIENCE_S, ROOT, Fleet, until
+from tests.support.fleet import BIN, ROOT, Fleet
 from tests.support.pictures import encoded, with_orientation
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -8,7 +8,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
+from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from tests.support.fleet import BIN, ROOT
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

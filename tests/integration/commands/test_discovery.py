@@ -24,10 +24,12 @@ from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import read_fleet
 from mdp.formats.keys import PUBLIC, SECRET, fingerprint, load_public, new_keys
+from mdp.testing.agents import AgentProcess
+from mdp.testing.bundles import colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
+from mdp.testing.wires import NEAR, Namespace
 from mdp.transport import new_pair
-from tests.support.bundles import colour_picture, write_bundle
-from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, AgentProcess, Fleet, until
-from tests.support.wires import NEAR, Namespace
+from tests.support.fleet import BIN, PLENTY_MS, Fleet
 
 pytest.importorskip("zeroconf", reason="needs the discover extra")
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -16,8 +16,9 @@ from devices.probe.encoders import complete, extract, read_index
 from devices.probe.measure import Load, Measured, Run
 from devices.probe.worker import Worker
 from mdp.formats.profile import DeviceProfile, read_profile
-from tests.support.bundles import write_bundle
-from tests.support.fleet import BIN, PATIENCE_S, ROOT, Fleet
+from mdp.testing.bundles import write_bundle
+from mdp.testing.processes import PATIENCE_S
+from tests.support.fleet import BIN, ROOT, Fleet
 
 CPU = "CPUExecutionProvider"
 SMALLEST = read_index().encoders[0]

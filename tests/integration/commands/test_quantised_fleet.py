@@ -10,9 +10,10 @@ from msgspec.structs import replace as changed
 
 from mdp.files import write_toml
 from mdp.formats.bundle import Bundle
+from mdp.testing.bundles import DEVICES, colour_picture, colour_plan, write_bundle
+from mdp.testing.processes import PATIENCE_S
 from partitioner.export.precision_choice import Way
-from tests.support.bundles import DEVICES, colour_picture, colour_plan, write_bundle
-from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet
+from tests.support.fleet import BIN, PLENTY_MS, Fleet
 
 pytest.importorskip("torch")
 

@@ -14,15 +14,11 @@ import pytest
 
 import mdp
 from mdp.requests.prediction import Prediction
+from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import Dealers
-from tests.support.bundles import (
-    DEVICES,
-    colour_picture,
-    subset_accuracy,
-    with_early_bounds,
-    write_bundle,
-)
-from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet, answers_until, until
+from tests.support.bundles import with_early_bounds
+from tests.support.fleet import PLENTY_MS, Fleet, answers_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

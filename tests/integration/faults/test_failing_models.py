@@ -18,9 +18,12 @@ from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import Failure
-from tests.support.bundles import change_assignment, write_bundle
+from mdp.testing.agents import ANY_PORT, AgentProcess
+from mdp.testing.bundles import write_bundle
+from mdp.testing.processes import PATIENCE_S, until
+from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import ANY_PORT, PATIENCE_S, AgentProcess, Fleet, until
+from tests.support.fleet import Fleet
 from tests.support.serving import Held, replies, request, serving, told
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

@@ -26,23 +26,12 @@ from mdp.protocol.messages import (
     encode,
 )
 from mdp.requests.prediction import Prediction
-from tests.support.bundles import (
-    DEVICES,
-    SIZES,
-    change_assignment,
-    colour_picture,
-    write_bundle,
-)
+from mdp.testing.agents import ANY_PORT
+from mdp.testing.bundles import DEVICES, SIZES, colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
+from tests.support.bundles import change_assignment
 from tests.support.fakes import FakeAgent, Handler, StrangePeer, other_program, red_result
-from tests.support.fleet import (
-    ANY_PORT,
-    BIN,
-    PATIENCE_S,
-    PLENTY_MS,
-    Fleet,
-    answers_until,
-    until,
-)
+from tests.support.fleet import BIN, PLENTY_MS, Fleet, answers_until
 from tests.support.pictures import (
     encoded,
     exif_that_warns,

@@ -24,6 +24,9 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import fingerprint
 from mdp.protocol.messages import Ask, Infer, Status, encode, request_frame_bytes
+from mdp.testing.agents import ANY_PORT, AgentProcess
+from mdp.testing.bundles import SIZES, colour_picture, write_bundle
+from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, new_pair, public_key_of, sockets
 from mdp.transport.absence import (
     AGENT_IS_PLAIN,
@@ -36,18 +39,9 @@ from mdp.transport.admission import connection_rate as arrivals
 from mdp.transport.admission import pending as door
 from mdp.transport.greeting import QUESTION
 from tests.integration.commands.test_command_line import here
-from tests.support.bundles import SIZES, colour_picture, write_bundle
 from tests.support.fakes import StrangePeer, other_program
 from tests.support.faults.strangers import Keys, Relay, crowd, host_and_port, hung_up
-from tests.support.fleet import (
-    ANY_PORT,
-    BIN,
-    PATIENCE_S,
-    PLENTY_MS,
-    AgentProcess,
-    Fleet,
-    until,
-)
+from tests.support.fleet import BIN, PLENTY_MS, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

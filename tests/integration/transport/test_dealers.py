@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from mdp.errors import ConfigError
+from mdp.testing.agents import ANY_PORT
+from mdp.testing.processes import PATIENCE_S, until
+from mdp.testing.raw_agent import raw_agent
 from mdp.transport import Connected, Dealers, Disconnected, Received, Router, TransportEvent
 from mdp.transport import dealer as dealer_settings
-from tests.support.fakes import raw_agent
-from tests.support.fleet import ANY_PORT, PATIENCE_S, until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 #: Nobody listens there.

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.faults.relay import WELL, Link, Relay
+from mdp.testing.processes import PATIENCE_S, until
+from mdp.testing.relay import WELL, Relay
+from mdp.testing.relay_process import Link
 from tests.support.faults.strangers import host_and_port
-from tests.support.fleet import PATIENCE_S, until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 

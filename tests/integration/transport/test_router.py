@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from mdp.protocol.messages import Ask, Buffer, Failure, decode, encode
+from mdp.testing.agents import ANY_PORT
+from mdp.testing.processes import PATIENCE_S
 from mdp.transport import Peer, Router
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import ANY_PORT, PATIENCE_S
 
 
 def answer(router: Router, peer: Peer, request_id: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from mdp.protocol.messages import Ask, Infer, decode
 from mdp.requests.prediction import Prediction
 from mdp.requests.session import LATE
-from tests.support.bundles import write_bundle
+from mdp.testing.bundles import write_bundle
 from tests.support.exchanges import Desk
 
 #: Round trips of the others, of the late one when it is in time, and of words how a device is.

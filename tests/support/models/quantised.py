@@ -13,8 +13,8 @@ from PIL import Image
 from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.formats.profile import DeviceProfile, LatencyPoint, Provenance, read_profile
+from mdp.testing.bundles import CHANNELS, LABELS, SIZES, colour_model, shape
 from partitioner.export.precision_choice import Way
-from tests.support.bundles import CHANNELS, LABELS, SIZES, colour_model, shape
 
 #: Of each class; 36 of all are for calibration, 90 for the test.
 EACH = 150
@@ -53,7 +53,7 @@ def profile_of(device: str, times: Mapping[Way, float], *, measured: bool = True
 
 def fragile_model(image_size: int, scale: float) -> onnx.ModelProto:
     """A colour model whose activations carry a large constant, which 8 bits cannot."""
-    model = colour_model(image_size, scale, scale)
+    model = onnx.load_from_string(colour_model(image_size, scale, scale))
     lifted = numpy_helper.from_array(np.array([1e5], dtype=np.float32), "constant")
     model.graph.initializer.append(lifted)
     for product in model.graph.node:

@@ -37,6 +37,7 @@ def test_the_client_needs_neither_torch_nor_onnxruntime_nor_a_command_line() -> 
     "module",
     [
         "mdp.cli.main",
+        "mdp.testing",
         "devices",
         "devices.agent.server",
         "devices.agent.queue",
@@ -56,7 +57,8 @@ def test_the_runtime_loads_onnxruntime_only_when_it_is_made() -> None:
 def test_all_is_what_the_package_shows() -> None:
     # In an interpreter of its own: other tests import sub-modules, which then show as well.
     program = (
-        "import json, types, mdp\n"
+        "import json, sys, types, mdp\n"
+        "assert 'mdp.testing' not in sys.modules\n"
         "shown = [n for n, v in vars(mdp).items() if not n.startswith('_')"
         " and not isinstance(v, types.ModuleType)]\n"
         "print(json.dumps(shown))"

@@ -21,7 +21,7 @@ from mdp.formats.plan import Encoding
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import Buffer, Failure, Infer, Message, Result, contribution_of, decode
-from tests.support.bundles import SIZES, write_bundle
+from mdp.testing.bundles import SIZES, write_bundle
 
 SIZE = SIZES[0]
 

@@ -22,7 +22,7 @@ from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import Infer
-from tests.support.bundles import SIZES, write_bundle
+from mdp.testing.bundles import SIZES, write_bundle
 
 MB = 1_000_000
 

@@ -10,7 +10,8 @@ from devices.agent.options import Serving
 from mdp.errors import AgentError, ConfigError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Assignment
-from tests.support.bundles import change_assignment, write_bundle
+from mdp.testing.bundles import write_bundle
+from tests.support.bundles import change_assignment
 
 
 @pytest.fixture

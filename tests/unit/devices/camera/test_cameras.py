@@ -12,7 +12,7 @@ from PIL import Image
 from devices.camera.capture import FolderCamera, check_source, open_camera, open_eyes
 from devices.camera.frames import Source, SourceError
 from mdp.errors import AgentError, InputError, PictureError
-from tests.support.bundles import colour_picture
+from mdp.testing.bundles import colour_picture
 
 
 def write(path: Path, colour: str) -> None:

@@ -28,7 +28,7 @@ from devices.camera.frames import (
 from mdp.errors import InputError, PictureError
 from mdp.formats.plan import Region
 from mdp.pictures.crop import Pixels
-from tests.support.bundles import SIZES, colour_picture, colour_plan
+from mdp.testing.bundles import SIZES, colour_picture, colour_plan
 from tests.support.exchanges import Clock
 
 ALPHA = colour_plan().assignments[0]

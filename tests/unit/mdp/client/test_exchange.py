@@ -23,15 +23,15 @@ from mdp.protocol.messages import (
 )
 from mdp.requests.deadline import MAX_DEADLINE_MS, checked_deadline_ms, reserve_s
 from mdp.requests.health import FIRST_REST_S, TOLERATED_STRIKES
-from tests.support.bundles import (
+from mdp.testing.bundles import (
     LABELS,
     SIZES,
     colour_picture,
     colour_plan,
     subset_accuracy,
-    with_early_bounds,
     write_bundle,
 )
+from tests.support.bundles import with_early_bounds
 from tests.support.exchanges import Desk
 
 THREE = (("alpha", 0), ("beta", 1), ("gamma", 2))

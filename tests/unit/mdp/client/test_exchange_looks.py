@@ -8,7 +8,7 @@ import pytest
 from mdp.fusion.fuse import Contribution
 from mdp.protocol.messages import Failure, Look, Seen, decode, logits_buffer
 from mdp.requests.capture import Glance, glance_at
-from tests.support.bundles import LABELS, write_bundle
+from mdp.testing.bundles import LABELS, write_bundle
 from tests.support.exchanges import Desk
 
 

@@ -9,7 +9,7 @@ from mdp.client.status import device_status
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import FleetEntry
 from mdp.protocol.messages import State, Status, answered_by
-from tests.support.bundles import write_bundle
+from mdp.testing.bundles import write_bundle
 
 ENTRY = FleetEntry(device="beta/attic", address="tcp://10.0.0.8:7500", k=1, key="0" * 40)
 

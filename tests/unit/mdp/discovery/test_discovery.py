@@ -23,7 +23,7 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
 from mdp.formats.keys import fingerprint
 from mdp.formats.plan import MAX_MEMBERS
-from tests.support.bundles import write_bundle
+from mdp.testing.bundles import write_bundle
 
 #: Any 32 bytes are somebody's public key.
 KEYS = {name: letter * 40 for name, letter in zip(("alpha", "beta", "client"), "abc", strict=True)}

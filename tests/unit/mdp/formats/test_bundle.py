@@ -13,13 +13,8 @@ from mdp.errors import ConfigError
 from mdp.files import MAX_JSON_BYTES, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
 from mdp.fusion.fuse import weights_for
-from tests.support.bundles import (
-    LABELS,
-    change_assignment,
-    size_accuracy,
-    subset_accuracy,
-    write_bundle,
-)
+from mdp.testing.bundles import LABELS, size_accuracy, subset_accuracy, write_bundle
+from tests.support.bundles import change_assignment
 
 Change = Callable[[dict[str, Any]], object]
 

@@ -7,7 +7,7 @@ import pytest
 from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry, agent_keys, exposed, new_fleet, read_fleet
-from tests.support.bundles import write_bundle
+from mdp.testing.bundles import write_bundle
 
 ALPHA = '{ device = "alpha", address = "tcp://10.0.0.7:7500", k = 0 }'
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from mdp.errors import ConfigError
 from mdp.files import write_toml
 from mdp.formats.plan import MAX_MEMBERS, Assignment, NetworkSpec, Plan, read_plan
-from tests.support.bundles import colour_plan
+from mdp.testing.bundles import colour_plan
 
 
 def without_none(value: Any) -> Any:

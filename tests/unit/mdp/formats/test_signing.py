@@ -19,7 +19,8 @@ from mdp.formats.signing import (
     new_bundle_key,
     sign,
 )
-from tests.support.bundles import change_assignment, listed, write_bundle
+from mdp.testing.bundles import write_bundle
+from tests.support.bundles import change_assignment, listed
 
 
 @pytest.fixture

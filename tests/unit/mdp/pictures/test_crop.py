@@ -26,7 +26,7 @@ from mdp.pictures.crop import (
     load_picture,
     region_box,
 )
-from tests.support.fleet import PATIENCE_S
+from mdp.testing.processes import PATIENCE_S
 from tests.support.pictures import (
     chunk,
     encoded,

@@ -10,7 +10,7 @@ import pytest
 from mdp.errors import PictureError
 from mdp.pictures import decoders
 from mdp.pictures.decoders import LARGE_BYTES, NOT_DECODED, Decoders, Decoding, memory_for
-from tests.support.fleet import PATIENCE_S, until
+from mdp.testing.processes import PATIENCE_S, until
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from mdp.requests.health import (
     TOLERATED_STRIKES,
 )
 from mdp.requests.latency import FIRST_PAUSE_S, OVERDUE, Late, Lateness
-from tests.support.bundles import write_bundle
+from mdp.testing.bundles import write_bundle
 from tests.support.faults.late_calls import USUAL_S, late_in, play
 
 #: What a call gives a device, and how long that takes when it is late for it.

@@ -16,14 +16,7 @@ from mdp.fusion.fuse import Contribution, Fusion, probabilities
 from mdp.requests import prediction
 from mdp.requests.prediction import TOP_K, Judge, Prediction, likeliest, no_answer
 from mdp.requests.session import Arrival, Finish
-from tests.support.bundles import (
-    DEVICES,
-    LABELS,
-    size_accuracy,
-    subset_accuracy,
-    write_bundle,
-)
-from tests.support.calling_client import said, understood
+from mdp.testing.bundles import DEVICES, LABELS, size_accuracy, subset_accuracy, write_bundle
 
 
 @pytest.fixture(scope="module")
@@ -242,12 +235,3 @@ def test_the_likeliest_classes_are_those_of_a_whole_sort(num_classes: int) -> No
     classes, shares = likeliest(logits)
     assert classes == whole
     assert shares == pytest.approx(probabilities(logits)[whole].tolist())
-
-
-def test_an_answer_and_an_error_survive_the_way_between_two_processes(folder: Path) -> None:
-    answer = conclude(folder, (0, 1))
-    assert understood(said(answer, 3.5)) == (answer, 3.5)
-    error = DeadlineExceeded("no answer within 80 ms (a: late)", {"a": "late"})
-    told, elapsed_ms = understood(said(error, 81.0))
-    assert isinstance(told, DeadlineExceeded)
-    assert (str(told), told.outcomes, elapsed_ms) == (str(error), error.outcomes, 81.0)

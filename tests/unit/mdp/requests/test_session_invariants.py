@@ -42,14 +42,9 @@ from mdp.requests.hedging import BURST
 from mdp.requests.prediction import Prediction
 from mdp.requests.replicas import NO_TIME_THERE
 from mdp.requests.session import NOT_NEEDED
+from mdp.testing.bundles import LABELS, colour_picture, subset_accuracy, write_bundle
 from mdp.transport import Connected, Disconnected, Received
-from tests.support.bundles import (
-    LABELS,
-    colour_picture,
-    subset_accuracy,
-    with_early_bounds,
-    write_bundle,
-)
+from tests.support.bundles import with_early_bounds
 
 #: `make invariants` plays the nightly number.
 HISTORIES = 100_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 2_000

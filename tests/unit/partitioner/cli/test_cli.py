@@ -18,10 +18,10 @@ from mdp.files import write_toml
 from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.plan import read_plan
 from mdp.formats.profile import read_profile
+from mdp.testing.bundles import write_bundle
 from partitioner.cli import main as cli
 from partitioner.data.datasets import open_dataset
 from partitioner.export.sessions import contribution, open_member
-from tests.support.bundles import write_bundle
 from tests.support.models.quantised import profile_of, write_colours
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, tiny_plan, write_profiles
 from tests.support.models.trees import CLASSES, write_tree
@@ -371,7 +371,7 @@ def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
 
 
 def test_evaluate_asks_for_pictures_where_none_are_known(run: Run, tmp_path: Path) -> None:
-    from tests.support.bundles import write_bundle
+    from mdp.testing.bundles import write_bundle
 
     bundle = write_bundle(tmp_path / "bundle")
     code, _, err = run("evaluate", "--bundle", getattr(bundle, "path", bundle))

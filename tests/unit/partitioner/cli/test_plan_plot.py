@@ -5,9 +5,9 @@ import re
 import pytest
 
 from mdp.formats.plan import Plan, PredictedAccuracy
+from mdp.testing.bundles import colour_plan
 from partitioner.cli.plan_plot import draw_plan
 from partitioner.planner.pareto import ParetoPoint
-from tests.support.bundles import colour_plan
 
 
 @pytest.fixture

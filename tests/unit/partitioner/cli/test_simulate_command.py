@@ -12,10 +12,10 @@ from PIL import Image
 
 from mdp.files import write_toml
 from mdp.formats.profile import shipped_profiles
+from mdp.testing.bundles import LABELS, colour_picture, colour_plan, subset_accuracy, write_bundle
 from partitioner.cli import main as cli
 from partitioner.data.datasets import open_dataset
 from partitioner.estimates.network import request_bytes
-from tests.support.bundles import LABELS, colour_picture, colour_plan, subset_accuracy, write_bundle
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
 Run = Callable[..., tuple[int, str, str]]

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from mdp.formats.plan import Plan, PredictedMs, Replica
 from mdp.formats.profile import DeviceProfile, LatencyPoint, read_profile
+from mdp.testing.bundles import colour_plan
 from partitioner.estimates.batching import batch_shares, with_batches
-from tests.support.bundles import colour_plan
 
 
 def point(depth: int, latency_ms: float, batch: int = 1, **changes: object) -> LatencyPoint:

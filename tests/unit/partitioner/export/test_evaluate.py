@@ -18,6 +18,7 @@ from mdp.fusion.fuse import (
     listed_subsets,
     unlisted_sizes,
 )
+from mdp.testing.bundles import colour_plan, size_accuracy, subset_accuracy
 from partitioner.cli.tables import print_report
 from partitioner.export.evaluate import (
     Report,
@@ -27,7 +28,6 @@ from partitioner.export.evaluate import (
     subset_accuracies,
 )
 from partitioner.fusion.stacking import sampled_subsets
-from tests.support.bundles import colour_plan, size_accuracy, subset_accuracy
 
 
 def top(*confidences: float) -> np.ndarray:

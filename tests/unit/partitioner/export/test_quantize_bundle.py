@@ -15,6 +15,7 @@ from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle, Quantisation, TriedPrecision
 from mdp.formats.plan import PredictedMs, Replica
+from mdp.testing.bundles import DEVICES, SIZES, write_bundle
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.export import quantize_trials
 from partitioner.export.evaluate import Report
@@ -22,7 +23,6 @@ from partitioner.export.precision_choice import Way, too_slow
 from partitioner.export.quantize import QuantisationError, quantised
 from partitioner.export.quantize_bundle import quantise
 from partitioner.export.quantize_trials import Asked
-from tests.support.bundles import DEVICES, SIZES, write_bundle
 from tests.support.models.quantised import (
     fragile_model,
     profile_of,

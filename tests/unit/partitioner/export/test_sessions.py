@@ -8,8 +8,8 @@ import pytest
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from mdp.errors import InputError  # noqa: E402
+from mdp.testing.bundles import colour_model  # noqa: E402
 from partitioner.export.sessions import open_session  # noqa: E402
-from tests.support.bundles import colour_model  # noqa: E402
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -49,7 +49,7 @@ def test_threads_wait_awake_only_where_asked_and_only_while_they_run(
     tmp_path: Path,
 ) -> None:
     model = tmp_path / "model.onnx"
-    model.write_bytes(colour_model(8, 1.0, 1.0).SerializeToString())
+    model.write_bytes(colour_model(8, 1.0, 1.0))
 
     def entry(spin: bool, name: str) -> str:
         options = open_session(model, threads=2, spin=spin).get_session_options()

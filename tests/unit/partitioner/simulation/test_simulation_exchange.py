@@ -30,6 +30,7 @@ from mdp.protocol.messages import (
     logits_buffer,
 )
 from mdp.requests.prediction import Prediction
+from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from mdp.transport import Received
 from partitioner.simulation.device import Job, SimulatedDevice
 from partitioner.simulation.engine import simulate
@@ -43,7 +44,6 @@ from partitioner.simulation.models import (
     SlowSpells,
     chance,
 )
-from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
 
 RED: Picture = colour_picture("red")
 LOGITS = logits_buffer(Contribution(np.zeros(3, np.float32), np.zeros(3, np.float32)))

@@ -13,6 +13,7 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Plan, PredictedAccuracy, PredictedMs, Replica
 from mdp.formats.profile import DeviceProfile, read_profile
 from mdp.fusion.fuse import Contribution, fuse, weights_for
+from mdp.testing.bundles import LABELS, colour_plan, subset_accuracy, write_bundle
 from partitioner.estimates.accuracy_law import AccuracyLaw, Member, capability_of, together
 from partitioner.estimates.latency import Way, fit_latency, own_way, predict
 from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
@@ -30,7 +31,6 @@ from partitioner.simulation.setup import (
     sigma,
 )
 from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedSubsets
-from tests.support.bundles import LABELS, colour_plan, subset_accuracy, write_bundle
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
 

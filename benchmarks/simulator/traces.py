@@ -1,7 +1,7 @@
 """Both builds of the simulator do the same: `make test-compiled`.
 
-    python -m tests.compiled.traces keep FILE       interpreted
-    python -m tests.compiled.traces compare FILE    compiled
+    python -m benchmarks.simulator.traces keep FILE       interpreted
+    python -m benchmarks.simulator.traces compare FILE    compiled
 
 Every scenario's trace is kept by the one and has to be that of the other, to the last digit.
 """

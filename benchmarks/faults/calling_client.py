@@ -2,21 +2,19 @@
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Self, get_args
+from typing import get_args
 
+from benchmarks.faults.scene import picture
 from mdp import errors
 from mdp.client.sync import Client
 from mdp.errors import InferenceError
 from mdp.fusion.fuse import Fusion
 from mdp.requests.prediction import MemberTiming, Prediction
-from tests.support.faults.fault_scene import picture
-from tests.support.fleet import PATIENCE_S, ROOT
+from mdp.testing.processes import PATIENCE_S, LineProcess
 
 Outcome = tuple[Prediction | InferenceError, float]
 
@@ -32,40 +30,17 @@ def timed(client: Client, number: int, deadline_ms: float) -> Outcome:
     return outcome, (time.monotonic() - started_s) * 1e3
 
 
-class ProcessCaller:
+class ProcessCaller(LineProcess):
     """A client in a process of its own, with an environment of its own."""
 
-    def __init__(
-        self,
-        fleet: Path,
-        fusion: Fusion,
-        environment: Mapping[str, str],
-    ) -> None:
-        known = [f"{key}={value}" for key, value in environment.items()]
-        command = ["env", *known, sys.executable, "-m", "tests.support.calling_client"]
+    def __init__(self, fleet: Path, fusion: Fusion, environment: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", "benchmarks.faults.calling_client"]
         command += ["--fleet", str(fleet), "--fusion", fusion]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        super().__init__("the client", command, environment=environment)
 
     def call(self, number: int, deadline_ms: float) -> Outcome:
         """What became of one call."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([number, deadline_ms]) + "\n")
-        self._process.stdin.flush()
-        return understood(self._process.stdout.readline())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._process.communicate(timeout=PATIENCE_S)
+        return understood(self.ask(json.dumps([number, deadline_ms])))
 
 
 def understood(line: str) -> Outcome:

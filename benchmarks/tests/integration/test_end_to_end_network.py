@@ -54,13 +54,13 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path) -> None:
             words = [sys.executable, "-c", SAY]
             with programs.running(DEVICES[0], "say", words, ready="READY") as process:
                 seen.append(process)
-                assert os.sched_getaffinity(process.pid) == {DEVICES[0].core}
+                assert os.sched_getaffinity(process.process.pid) == {DEVICES[0].core}
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert left() == []
-    assert seen[0].returncode is not None
+    assert seen[0].process.returncode is not None
     assert sorted(path.name for path in Path("/sys/class/net").iterdir()) == interfaces
 
 
@@ -85,8 +85,7 @@ def test_machines_reach_each_other_and_what_they_send_is_counted(tmp_path: Path)
         with programs.running(DEVICES[1], "serve", [*words, serve], ready="READY"):
             before = sent()
             with programs.running(CLIENT, "send", [*words, send], ready="READY") as process:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "SENT 0\n"
+                assert process.line() == "SENT 0"
         client, _, middle, _ = (after - was for after, was in zip(sent(), before, strict=True))
     # Headers of 70 packets, and a few without content.
     assert 100_000 < client < 112_000
@@ -97,7 +96,9 @@ def test_a_program_that_ends_too_soon_is_named_with_its_last_words(tmp_path: Pat
     words = [sys.executable, "-c", "raise SystemExit('no such thing')"]
     with (
         machines(tmp_path) as (_, programs),
-        pytest.raises(ProgramError, match="odd on slow ended with 1: no such thing"),
+        pytest.raises(
+            ProgramError, match="odd on slow: expected READY, ended with 1: no such thing"
+        ),
         programs.running(DEVICES[2], "odd", words, ready="READY"),
     ):
         raise AssertionError

@@ -1,10 +1,4 @@
-"""A link that misbehaves: a TCP relay between a client and one agent, in user space.
-
-What is lost on a real link never reaches a TCP reader as a gap: it is sent again, and everything
-behind it waits. Loss is modelled as just that: each piece is delayed by the retransmissions it
-needs, each twice as long as the one before, and nothing overtakes it. A partition is modelled as
-silence: nothing moves, nothing is closed, and connections still under way end nowhere.
-"""
+"""What the process of `mdp.testing.relay` does; it needs the standard library only."""
 
 import asyncio
 import contextlib
@@ -12,14 +6,10 @@ import json
 import random
 import socket
 import struct
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from dataclasses import dataclass
 
 #: Bytes that travel together, about what fits into one packet.
 SEGMENT_BYTES = 1448
@@ -47,65 +37,7 @@ class Link:
     flap_s: float | None = None
 
 
-WELL = Link()
-
-
-class Relay:
-    """Listens on loopback and passes on to `address`, as `link` says at that moment.
-
-    In a process of its own, so that it takes no time from whoever is in this one.
-    """
-
-    def __init__(self, address: str, *, seed: int = 0) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.faults.relay", address, str(seed)],
-            cwd=Path(__file__).parents[3],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._link = WELL
-        self.address = self._said()
-
-    def _said(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def _ask(self, words: dict[str, object]) -> str:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(words) + "\n")
-        self._process.stdin.flush()
-        return self._said()
-
-    @property
-    def link(self) -> Link:
-        """How the link behaves now."""
-        return self._link
-
-    @link.setter
-    def link(self, link: Link) -> None:
-        self._ask(asdict(link))
-        self._link = link
-
-    @property
-    def troubles(self) -> int:
-        """Segments lost and connections reset so far."""
-        return int(self._ask(asdict(self._link)))
-
-    def close(self) -> None:
-        """End every connection, the listener and the process."""
-        self._process.communicate()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+_WELL = Link()
 
 
 class _Passage:
@@ -113,7 +45,7 @@ class _Passage:
 
     def __init__(self, address: str, seed: int) -> None:
         host, _, port = address.removeprefix("tcp://").rpartition(":")
-        self.link = WELL
+        self.link = _WELL
         #: Segments lost and connections reset so far.
         self.troubles = 0
         self._to = (host, int(port))
@@ -213,7 +145,7 @@ class _Passage:
             while True:
                 due_s, data = await way.get()
                 # A link that has become well lets what waits go at once.
-                await self._while(lambda: self.link != WELL and self._loop.time() < due_s)  # noqa: B023
+                await self._while(lambda: self.link != _WELL and self._loop.time() < due_s)  # noqa: B023
                 await self._while(lambda: self.link.silent)
                 if not data:
                     return

@@ -15,19 +15,27 @@ from mdp.errors import InputError
 from mdp.files import write_toml
 from mdp.formats.plan import SubModelSpec
 from mdp.formats.profile import Link
+from partitioner.estimates.latency_terms import COLUMN, PASSES, terms
 from partitioner.planner.design_space import sub_model_grid
-from tests.support.models.latencies import Formula
 
 pytestmark = pytest.mark.torch
 
 VIT_S = SubModelSpec(
     image_size=224, patch_size=16, embed_dim=384, depth=12, num_heads=6, mlp_ratio=4.0
 )
-TRUTH = Formula(fixed_ms=0.2, layer_ms=0.05, mac_ms=2e-8, value_ms=3e-8, weight_ms=1e-7)
+#: Milliseconds of each term: of a call, of a layer, of work, of what is read and written.
+TRUTH_MS = {"call": 0.2, "layers": 0.05, "weights": 1e-7}
+TRUTH_MS |= dict.fromkeys(["embedding_macs", "layer_macs", "attention_macs"], 2e-8)
+TRUTH_MS |= {name: 3e-8 * times for name, times in PASSES.items()}
+
+
+def truth_ms(spec: SubModelSpec, num_classes: int) -> float:
+    counts = terms([spec], num_classes)[0]
+    return sum(ms * float(counts[COLUMN[name]]) for name, ms in TRUTH_MS.items())
 
 
 def row(case: latency_shapes.Case, factor: float = 1.0, threads: int = 1) -> Row:
-    latency_ms = factor * TRUTH.predict_ms(case.spec, case.num_classes)
+    latency_ms = factor * truth_ms(case.spec, case.num_classes)
     return Row(
         case=case,
         precision="fp32",

@@ -1,4 +1,8 @@
-"""Less memory or processor time, a full disk, another clock, no name server: made by root."""
+"""Faults of a machine: little memory or processor time, a full disk, another clock, no name server.
+
+Linux; all but another clock need root. Each function that makes a fault undoes it at the end of its
+`with` block, and `groups_work`, `mounting_works` and `own_names_work` say why one cannot be made.
+"""
 
 import contextlib
 import os
@@ -40,7 +44,7 @@ def _group(
     *,
     at_most: dict[str, object] | None = None,
 ) -> Iterator[None]:
-    """A control group with `pid` in it; of `settings`, those count that this version has."""
+    """A control group with `pid` in it; settings that this version of them lacks are left out."""
     parent = _parent(controller)
     group = parent / f"mdp-{uuid.uuid4().hex[:8]}"
     before = parent / "cgroup.procs"
@@ -55,7 +59,7 @@ def _group(
         (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
-        # Whoever is still in it goes back; a group with a process cannot be removed.
+        # A group with a process cannot be removed.
         for left in (group / "cgroup.procs").read_text().split():
             with contextlib.suppress(OSError):
                 before.write_text(left)
@@ -96,12 +100,12 @@ def small_disk(folder: Path, size_bytes: int) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        # Lazily: whoever still has a file open there does not keep it from going.
+        # Lazily: a process may still have a file open there.
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def fill(folder: Path, *files: Path) -> Path:
-    """Write until there is no room left, in `files` that are there neither; returns what to remove.
+    """Write until there is no room left, also in `files`; returns the file to remove for room.
 
     A file has room up to the end of its last page, however full its disk is.
     """
@@ -124,9 +128,9 @@ def mounting_works() -> str:
 
 @contextmanager
 def silent_name_server(folder: Path, *hosts: str) -> Iterator[socket.socket]:
-    """Let names be resolved by a hosts file with `hosts` in `folder`, or by nobody.
+    """Replace the name server by one that never answers, in this whole mount namespace.
 
-    Yields what takes the questions and never answers. For everybody in this mount namespace.
+    Yields its socket. `hosts` are loopback, by a copy of /etc/hosts in `folder`.
     """
     address, known = "127.0.0.53", Path("/etc/hosts").read_text()
     files = {

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.end_to_end.outcomes import Answers, Found, LinkFound, SplitFound
 from benchmarks.end_to_end.picture import draw
 from benchmarks.end_to_end.report import OURS, DeviceRow, LinkResult, Results, figures, sheets
-from tests.support.bundles import colour_plan
+from mdp.testing.bundles import colour_plan
 
 
 def answers(name: str, factor: float, *, calculated: bool = False) -> Answers:

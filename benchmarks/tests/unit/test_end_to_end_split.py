@@ -15,7 +15,6 @@ from benchmarks.end_to_end.rivals.split import bounds, columns, dealt, sum_bytes
 from benchmarks.end_to_end.rivals.split_rival import WIRE_FACTOR, Exchange, calculated
 from benchmarks.end_to_end.rivals.stage import decoded, encoded
 from benchmarks.end_to_end.setup import TensorSplit
-from tests.support.pictures import four_corners
 
 SPLIT = TensorSplit(addresses=[("a", 1), ("b", 1), ("c", 1)], values=1_000, layers=2)
 LINK = LinkFound(bandwidth_bps=80e6, round_trip_s=0.002)
@@ -106,7 +105,8 @@ def test_tokens_reach_the_next_stage_in_their_shape(between: bytes, error: float
 
 
 def test_a_first_stage_gets_the_picture_raw_or_as_jpeg() -> None:
-    pixels = four_corners(32, 32)
+    pixels = np.full((32, 32, 3), (200, 30, 30), dtype=np.uint8)
+    pixels[16:] = (30, 30, 200)
     raw = frames.RAW + frames.FP32 + content(pixels, "raw")
     assert np.array_equal(decoded(raw, [1, 32, 32, 3])[1][0], pixels)
     jpeg = frames.JPEG + frames.FP16 + content(pixels, "jpeg")

@@ -2,8 +2,8 @@
 
     this namespace ── veth ── switch ── veth ── device
 
-The switch is a namespace that passes packets on. With passing switched off it loses them without
-a word, and neither end learns of it, as with a real switch that has lost its power. Needs root.
+The switch is a namespace that forwards packets. With forwarding off they are dropped and no
+connection is closed, as by a switch without power. Needs Linux and root.
 """
 
 import contextlib

@@ -14,20 +14,23 @@ from typing import Literal, Self
 import numpy as np
 import zmq
 
+from benchmarks.faults import faulty_agent
+from benchmarks.faults.promises import SETTINGS, Kind
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import load_public, new_keys
+from mdp.testing.agents import ANY_PORT, AgentProcess, agent_command
+from mdp.testing.bundles import CHANNELS, LABELS, write_bundle
+from mdp.testing.machine_faults import another_clock
+from mdp.testing.processes import PATIENCE_S, until
+from mdp.testing.relay import Relay
+from mdp.testing.wires import Wire
 from mdp.transport import new_pair
-from tests.support.bundles import CHANNELS, LABELS, write_bundle
-from tests.support.faults import faulty_agent
-from tests.support.faults.confined import another_clock
-from tests.support.faults.fault_promises import SETTINGS, Kind
-from tests.support.faults.relay import Relay
-from tests.support.fleet import ANY_PORT, PATIENCE_S, ROOT, AgentProcess, until
-from tests.support.wires import Wire
 
 #: How the client reaches the faulty device, or what else is special about everyone's processes.
 Where = Literal["loopback", "relay", "wire", "clock", "name"]
+#: Where the packages lie that agents import.
+ROOT = Path(__file__).parents[2]
 #: What the faulty device is called where it has a name.
 HOST = "pi.fleet.example"
 #: A crop of 27,648 bytes, the same for everyone, so that a slow link is as slow for all of them.
@@ -117,16 +120,15 @@ class Scene:
             keys = (self.folder / "device.secret", self.folder / "client.public")
             options = ["--key", str(keys[0]), "--clients", str(keys[1])]
         known = {faulty_agent.VARIABLE: str(self.word), "PYTHONPATH": str(ROOT), **self.environment}
-        program = [str(Path(sys.executable).parent / "mdp-agent")]
+        device = name.partition("/")[0]
+        command = agent_command(
+            bundle or self.bundle, device, "--threads", 1, *options, bind=bind or ANY_PORT
+        )
         if name == self.faulty:
-            program = [sys.executable, "-m", "tests.support.faults.faulty_agent"]
-        command = [
-            *inside, "env", *(f"{key}={value}" for key, value in known.items()), *before, *program,
-            "run", "--json", "--device", name.partition("/")[0], "--bundle",
-            str(bundle or self.bundle), "--bind", bind or ANY_PORT, "--threads", "1", *options,
-        ]  # fmt: skip
+            command[:1] = [sys.executable, "-m", "benchmarks.faults.faulty_agent"]
+        environment = [f"{key}={value}" for key, value in known.items()]
         log = self.folder / f"{name.replace('/', '-')}.log"
-        agent = AgentProcess(name, command, log)
+        agent = AgentProcess(name, [*inside, "env", *environment, *before, *command], log)
         self._undo.callback(agent.close)
         self.agents[name] = agent
         return agent

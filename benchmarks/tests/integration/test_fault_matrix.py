@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults.confined import mounting_works
-from tests.support.faults.fault_promises import Kind, summary
-from tests.support.faults.fault_runs import Pace, run_cell
-from tests.support.faults.fault_scene import Scene
-from tests.support.faults.fault_table import FAULTS
-from tests.support.fleet import ROOT
+from benchmarks.faults.promises import Kind, summary
+from benchmarks.faults.runs import Pace, run_cell
+from benchmarks.faults.scene import ROOT, Scene
+from benchmarks.faults.table import FAULTS
+from mdp.testing.machine_faults import mounting_works
 
 #: As many calls as a fault needs, with a deadline that a busy machine can keep; how long they took
 #: is for `make faults` to judge.

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 from msgspec.structs import replace as changed
 
-from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
-from mdp.requests.prediction import Prediction
-from tests.support.faults.fault_promises import (
+from benchmarks.faults.calling_client import said, understood
+from benchmarks.faults.promises import (
     Call,
     Fleetwise,
     Kind,
@@ -18,6 +17,8 @@ from tests.support.faults.fault_promises import (
     in_words,
     summary,
 )
+from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
+from mdp.requests.prediction import Prediction
 
 GONE = Promise(reasons=("unreachable",), known=("unreachable",))
 SLOW = Promise(reasons=("late", "silent: .+"), known=("silent: .+",), waits=2)
@@ -181,3 +182,11 @@ def test_in_words() -> None:
         "3 stacked from alpha, gamma (2 beta silent, 1 beta late)"
     )
     assert summary([gone]) == "1 QuorumNotMet (1 alpha unreachable)"
+
+
+def test_an_answer_and_an_error_survive_the_way_between_two_processes() -> None:
+    assert understood(said(LESS, 3.5)) == (LESS, 3.5)
+    error = DeadlineExceeded("no answer within 80 ms (a: late)", {"a": "late"})
+    told, elapsed_ms = understood(said(error, 81.0))
+    assert isinstance(told, DeadlineExceeded)
+    assert (str(told), told.outcomes, elapsed_ms) == (str(error), error.outcomes, 81.0)

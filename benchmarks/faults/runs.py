@@ -9,13 +9,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
-from mdp.client.sync import Client
-from mdp.errors import InferenceError, InsecureWarning
-from mdp.formats.bundle import Bundle
-from mdp.fusion.fuse import rule_for
-from mdp.requests.prediction import Prediction
-from tests.support.calling_client import ProcessCaller, timed
-from tests.support.faults.fault_promises import (
+from benchmarks.faults.calling_client import ProcessCaller, timed
+from benchmarks.faults.promises import (
     Call,
     Fleetwise,
     Kind,
@@ -25,9 +20,14 @@ from tests.support.faults.fault_promises import (
     broken_together,
     matches,
 )
-from tests.support.faults.fault_scene import PICTURES, Scene, picture
-from tests.support.faults.fault_table import Fault
-from tests.support.fleet import PATIENCE_S
+from benchmarks.faults.scene import PICTURES, Scene, picture
+from benchmarks.faults.table import Fault
+from mdp.client.sync import Client
+from mdp.errors import InferenceError, InsecureWarning
+from mdp.formats.bundle import Bundle
+from mdp.fusion.fuse import rule_for
+from mdp.requests.prediction import Prediction
+from mdp.testing.processes import PATIENCE_S
 
 #: Picture number, deadline in ms -> the answer or error, and the milliseconds it took.
 Caller = Callable[[int, float], tuple[Prediction | InferenceError, float]]
@@ -240,6 +240,7 @@ def caller(scene: Scene) -> Iterator[Caller]:
     if scene.where == "clock":
         with ProcessCaller(fleet, fusion, scene.environment) as process:
             yield process.call
+            process.finish()
         return
     with warnings.catch_warnings():
         # A name may be one of this machine or not.

@@ -5,6 +5,8 @@ from typing import get_args
 
 import pytest
 
+from benchmarks.faults.scene import ROOT
+from benchmarks.faults.table import FAULTS
 from mdp.client.dispatcher import BACKLOGGED
 from mdp.protocol.messages import FailureCode
 from mdp.requests.health import (
@@ -17,8 +19,6 @@ from mdp.requests.health import (
 from mdp.requests.session import LATE, NO_TIME, NOT_NEEDED, PROBATION
 from mdp.requests.stuck_output import DIFFERENT_CROPS
 from mdp.transport.dealer import CONNECT_MS, RECONNECT_MS
-from tests.support.faults.fault_table import FAULTS
-from tests.support.fleet import ROOT
 
 PAGE = (ROOT / "docs" / "reference" / "reasons.md").read_text()
 MATRIX = (ROOT / "docs" / "results" / "reliability.md").read_text()

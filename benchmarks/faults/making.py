@@ -1,0 +1,199 @@
+"""How each fault is made and healed in a scene, and what speaks against its having been made."""
+
+import resource
+import signal
+import socket
+import time
+from collections.abc import Callable
+
+from benchmarks.faults.faulty_agent import MIB
+from benchmarks.faults.scene import HOST, Scene, picture
+from mdp.client.sync import Client
+from mdp.testing.machine_faults import (
+    faketime_library,
+    fill,
+    memory_limit,
+    processor_limit,
+    silent_name_server,
+    small_disk,
+)
+from mdp.testing.processes import PATIENCE_S, until
+from mdp.testing.raw_agent import raw_agent
+from mdp.testing.relay_process import Link
+from mdp.transport import dealer
+
+
+def restart(scene: Scene) -> None:
+    scene.restart()
+
+
+def says(word: str) -> Callable[[Scene], None]:
+    def say(scene: Scene) -> None:
+        scene.word.write_text(word)
+
+    return say
+
+
+def links(link: Link) -> Callable[[Scene], None]:
+    def change(scene: Scene) -> None:
+        scene.relay.link = link
+
+    return change
+
+
+def serves_others(scene: Scene) -> None:
+    scene.stop()
+    scene.restart(bundle=scene.others)
+
+
+def serves_older(scene: Scene) -> None:
+    scene.stop()
+    scene.restart(bundle=scene.older)
+
+
+def stop_and_restart(scene: Scene) -> None:
+    scene.stop()
+    scene.restart()
+
+
+def restart_what_is_left(scene: Scene) -> None:
+    """As a supervisor does with an agent that has ended or says FAILED."""
+    scene.release()
+    scene.agent.close()
+    scene.restart()
+
+
+def no_memory_to_have(scene: Scene) -> None:
+    """Let its model want more memory at each inference than it is allowed to take."""
+    pid = scene.agent.process.pid
+    _, most = resource.prlimit(pid, resource.RLIMIT_AS)
+    resource.prlimit(pid, resource.RLIMIT_AS, (scene.memory_bytes("VmSize") + 16 * MIB, most))
+    scene.word.write_text("hoard 64")
+
+
+def killed_for_memory(scene: Scene) -> None:
+    limit_bytes = scene.memory_bytes("VmRSS") + 64 * MIB
+    scene.hold(memory_limit(scene.agent.process.pid, limit_bytes))
+    scene.word.write_text("hoard 256")
+
+
+def starve(scene: Scene) -> None:
+    scene.hold(processor_limit(scene.agent.process.pid, 0.001))
+
+
+def small_home(scene: Scene) -> None:
+    """Have it work, log and keep its temporary files where there is little room."""
+    home = scene.folder / "disk"
+    scene.hold(small_disk(home, MIB))
+    scene.stop()
+    scene.restart(home=home)
+    # As long as there is room, it says what it is sent; once every few seconds, hence anew.
+    scene.send_junk()
+    until(lambda: complaints(scene) == 1, "it tells of what it was sent")
+    scene.stop()
+    scene.restart(home=home)
+
+
+def full_disk(scene: Scene) -> None:
+    disk = scene.folder / "disk"
+    fill(disk, disk / "agent.log")
+    scene.send_junk()
+
+
+def room_again(scene: Scene) -> None:
+    (scene.folder / "disk" / "full").unlink()
+
+
+def old_home(scene: Scene) -> None:
+    scene.stop()
+    scene.release()
+    scene.restart()
+
+
+#: libzmq holds 2,000 events of a monitor that is not read; each round is two.
+ROUNDS = 1_050
+
+
+def dials_quickly(scene: Scene) -> None:
+    """Have the client dial a thousand times within seconds, as it does within two minutes."""
+    scene.dial_ms, dealer.RECONNECT_MS = dealer.RECONNECT_MS, 1
+
+
+def dials_as_ever(scene: Scene) -> None:
+    dealer.RECONNECT_MS = scene.dial_ms
+
+
+def flaps_while_idle(scene: Scene) -> None:
+    scene.rounds, port = 0, int(scene.agent.address.rpartition(":")[2])
+
+    def hang_up(_: socket.socket) -> None:
+        scene.rounds += 1
+
+    with scene.idle:
+        scene.agent.kill()
+        scene.hold(raw_agent(hang_up, port))
+        until(lambda: scene.rounds > ROUNDS, "the client dials again and again")
+
+
+def flapped(scene: Scene) -> str:
+    return "" if scene.rounds > ROUNDS else f"it was connected to only {scene.rounds} times"
+
+
+def own_names(scene: Scene) -> None:
+    scene.name_server = scene.own_names.enter_context(silent_name_server(scene.folder, HOST))
+
+
+def no_name(scene: Scene) -> None:
+    known = (scene.folder / "hosts").read_text()
+    (scene.folder / "hosts").write_text(known.replace(HOST, "another"))
+    scene.agent.kill()
+
+
+def name_was_asked_for(scene: Scene) -> str:
+    scene.name_server.setblocking(False)
+    try:
+        scene.name_server.recv(512)
+    except BlockingIOError:
+        return "nobody asked the name server"
+    return ""
+
+
+def clock(text: str) -> Callable[[Scene], None]:
+    def jump(scene: Scene) -> None:
+        scene.word.write_text("clock")
+        scene.clock.write_text(text)
+
+    return jump
+
+
+def was_killed(scene: Scene) -> str:
+    code = scene.agent.process.poll()
+    return "" if code == -signal.SIGKILL else f"the agent was not killed, but ended with {code}"
+
+
+def complaints(scene: Scene) -> int:
+    return (scene.folder / "disk" / "agent.log").read_text().count("bad_message")
+
+
+def had_no_room(scene: Scene) -> str:
+    return "" if complaints(scene) == 1 else "there was room for what it had to say"
+
+
+def link_was_bad(scene: Scene) -> str:
+    return "" if scene.relay.troubles else "the link lost and reset nothing"
+
+
+def clock_differs(least_s: float) -> Callable[[Scene], str]:
+    def differs(scene: Scene) -> str:
+        # It may have been passed over for its replica, and then has written nothing lately.
+        with Client.connect(scene.fleet_file(alone=True), timeout_s=PATIENCE_S) as client:
+            client.classify(picture(0)[0], deadline_ms=PATIENCE_S * 1e3)
+        seen_s = float(scene.word.with_suffix(".clock").read_text())
+        ahead_s = seen_s - time.time()
+        return "" if abs(ahead_s) >= least_s else f"its clock is only {ahead_s:.0f} s ahead"
+
+    return differs
+
+
+def faketime() -> str:
+    return "" if faketime_library() else "needs libfaketime (Debian: apt-get install faketime)"

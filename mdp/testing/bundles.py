@@ -1,0 +1,189 @@
+"""Tiny bundles, made without torch and onnx: their models tell red, green and blue apart."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mdp.files import write_json
+from mdp.formats.bundle import (
+    FUSION,
+    MANIFEST,
+    Evaluation,
+    FileEntry,
+    Manifest,
+    MemberAccuracy,
+    PerRule,
+    SizeAccuracy,
+    SubsetAccuracy,
+    TeacherAccuracy,
+    file_entry,
+    model_path,
+)
+from mdp.formats.plan import Assignment, Plan, PredictedMs, SubModelSpec, TeacherSpec
+from mdp.fusion.fuse import (
+    FusionWeights,
+    SizeWeights,
+    SubsetWeights,
+    listed_subsets,
+    unlisted_sizes,
+)
+from mdp.pictures.crop import Pixels
+from mdp.testing.onnx_writer import FLOAT, UINT8, Node, Value, onnx_model
+
+LABELS = ["blue", "green", "red"]
+#: Columns of an RGB mean that speak for each label.
+CHANNELS = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0]], dtype=np.float32)
+DEVICES = ("alpha", "beta", "gamma")
+SIZES = (16, 12, 8)
+
+
+def colour_model(
+    image_size: int, boost_scale: float, bag_scale: float, num_classes: int = len(LABELS)
+) -> bytes:
+    """An ONNX file: uint8 `[N, S, S, 3]` -> two heads whose logits grow with each colour's mean.
+
+    Only some 64 pixels are looked at, so that a large picture takes no longer than a small one.
+    Classes after the third repeat the colours.
+    """
+    nodes = [
+        Node("Slice", ["images", "from", "to", "axes", "steps"], ["some"], {}),
+        Node("Cast", ["some"], ["floats"], {"to": FLOAT}),
+        Node("ReduceMean", ["floats"], ["mean"], {"axes": [1, 2], "keepdims": 0}),
+        Node("MatMul", ["mean", "boost_weight"], ["boost"], {}),
+        Node("MatMul", ["mean", "bag_weight"], ["bag"], {}),
+    ]
+    channels = np.resize(CHANNELS, (num_classes, 3)).T
+    weights = {
+        f"{head}_weight": channels * np.float32(scale / 255)
+        for head, scale in (("boost", boost_scale), ("bag", bag_scale))
+    }
+    step = max(1, image_size // 8)
+    slicing = {"from": [0, 0], "to": [image_size] * 2, "axes": [1, 2], "steps": [step] * 2}
+    return onnx_model(
+        nodes,
+        [Value("images", UINT8, ["N", image_size, image_size, 3])],
+        [Value(head, FLOAT, ["N", num_classes]) for head in ("boost", "bag")],
+        weights | {name: np.array(values, np.int64) for name, values in slicing.items()},
+    )
+
+
+def colour_plan(devices: tuple[str, ...] = DEVICES, sizes: tuple[int, ...] = SIZES) -> Plan:
+    """A plan with one assignment per device, as unequal as `sizes`."""
+    return Plan(
+        teacher=TeacherSpec(name="vit_tiny_patch16_224", shape=shape(32)),
+        target_ms=50.0,
+        refused=False,
+        reason="",
+        assignments=[
+            Assignment(
+                k=k,
+                device=device,
+                submodel=shape(size),
+                predicted_ms=PredictedMs(compute=1.0, network=1.0, total=2.0),
+                memory_bytes=1_000_000,
+                provider="CPUExecutionProvider",
+                threads=1,
+                why="for tests",
+            )
+            for k, (device, size) in enumerate(zip(devices, sizes, strict=True))
+        ],
+    )
+
+
+def shape(image_size: int) -> SubModelSpec:
+    """A ViT shape, as a plan wants one; what a colour model computes is another thing."""
+    return SubModelSpec(
+        image_size=image_size, patch_size=4, embed_dim=8, depth=1, num_heads=1, mlp_ratio=2.0
+    )
+
+
+def subset_accuracy(members: tuple[int, ...]) -> SubsetAccuracy:
+    """Accuracies that differ for every subset and rule, so that tests can tell which was used.
+
+    All three members stacked are right about every colour picture, as is written here.
+    """
+    base = min(1.0, round(0.7 + 0.09 * len(members) + 0.01 * sum(members), 4))
+    return SubsetAccuracy(
+        members=members,
+        boosted=base - 0.1,
+        stacked=base,
+        bagged=round(base - 0.05, 4),
+        ece=PerRule(boosted=0.3, stacked=0.1, bagged=0.2),
+    )
+
+
+def size_accuracy(size: int) -> SizeAccuracy:
+    """Accuracies that differ for every size and rule, for the sizes that are not listed."""
+    more = min(size / 100, 0.5)
+    mean = PerRule(boosted=0.2 + more, stacked=0.5 + more, bagged=0.4 + more)
+    lowest = PerRule(boosted=0.01, stacked=0.03, bagged=0.02)
+    ece = PerRule(boosted=0.3, stacked=0.1, bagged=0.2)
+    return SizeAccuracy(size=size, sampled=48, mean=mean, lowest=lowest, ece=ece)
+
+
+def write_bundle(
+    folder: Path,
+    *,
+    name: str = "colours",
+    devices: tuple[str, ...] = DEVICES,
+    sizes: tuple[int, ...] = SIZES,
+    bag_scale: float = 4.0,
+    labels: Sequence[str] = LABELS,
+    evaluated: bool = True,
+) -> Path:
+    """Write a whole bundle into `folder`, which it returns; another `bag_scale`, another digest.
+
+    One sub-model for each of `devices`, of the picture size of `sizes`. With the default labels it
+    is right about every `colour_picture`. The accuracies that it lists are made up, and differ for
+    every subset of members; without `evaluated` it lists none.
+    """
+    plan = colour_plan(devices, sizes)
+    files: dict[str, FileEntry] = {}
+    for k, size in enumerate(sizes):
+        path = folder / model_path(k)
+        path.parent.mkdir(parents=True)
+        path.write_bytes(colour_model(size, 2.0 / (k + 1), bag_scale + k, len(labels)))
+        files[model_path(k)] = file_entry(path)
+    count = len(sizes)
+    subsets = listed_subsets(range(count))
+    weights = FusionWeights(
+        num_classes=len(labels),
+        subsets=[
+            SubsetWeights(members=s, a=(0.5,) * len(s), b=(1.0 / len(s),) * len(s)) for s in subsets
+        ],
+        by_size=tuple(
+            SizeWeights(size=size, a=(0.5,) * count, b=(1.0 / size,) * count)
+            for size in unlisted_sizes(count)
+        ),
+    )
+    write_json(folder / FUSION, weights)
+    files[FUSION] = file_entry(folder / FUSION)
+    evaluation = Evaluation(
+        data="colours",
+        data_digest="0" * 64,
+        pictures=100,
+        teacher=TeacherAccuracy(accuracy=0.99),
+        members=[
+            MemberAccuracy(k=k, device=device, accuracy=0.5) for k, device in enumerate(devices)
+        ],
+        subsets=[subset_accuracy(subset) for subset in subsets],
+        sizes=tuple(size_accuracy(size) for size in unlisted_sizes(count)),
+    )
+    manifest = Manifest(
+        name=name,
+        labels=list(labels),
+        plan=plan,
+        files=files,
+        provenance={"made_by": "mdp.testing"},
+        evaluation=evaluation if evaluated else None,
+    )
+    write_json(folder / MANIFEST, manifest)
+    return folder
+
+
+def colour_picture(label: str, height: int = 40, width: int = 60) -> Pixels:
+    """A noisy uint8 `[H, W, 3]` picture whose answer is `label`."""
+    noise = np.random.default_rng(0).integers(0, 80, size=(height, width, 3), dtype=np.uint8)
+    picture: Pixels = noise + (CHANNELS[LABELS.index(label)] * 120).astype(np.uint8)
+    return picture
