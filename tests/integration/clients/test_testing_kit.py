@@ -1,4 +1,4 @@
-"""mdp.testing does what docs/testing.md says, and what it makes is what it says it is."""
+"""mdp.testing does what docs/how-to/testing.md says, and what it makes is what it says it is."""
 
 import re
 import sys
