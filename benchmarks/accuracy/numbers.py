@@ -58,11 +58,6 @@ def one_missing(run: Run, rule: str) -> float | None:
     return _mean(of_size(run, rule, len(run.members) - 1))
 
 
-def worst_missing(run: Run, rule: str) -> float | None:
-    """The member whose absence hurts most is missing."""
-    return min(of_size(run, rule, len(run.members) - 1), default=None)
-
-
 def two_in(run: Run, rule: str) -> float | None:
     """Mean over all pairs; none where there are no two members."""
     return _mean(of_size(run, rule, 2))

@@ -1,8 +1,6 @@
 """MDP against what a user would do instead, end to end, over links of 100 and of 20 Mbit/s.
 
     python -m benchmarks.end_to_end --out benchmarks/results/end-to-end.json
-    python -m benchmarks.end_to_end --table benchmarks/results/end-to-end.json \\
-        --page docs/end-to-end.md --picture docs/end-to-end.svg
 
 Needs root, iproute2 and two cores, and some twelve minutes; --quick takes a third of that and only
 shows that everything runs. The HTTP servers need an environment of their own: see --http-python.
@@ -18,14 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
-from benchmarks.accuracy.table import as_rich
 from benchmarks.end_to_end.check import in_parts, run_one
 from benchmarks.end_to_end.devices import CLIENT, DEVICES, PERIOD_US, check_cores
 from benchmarks.end_to_end.leaving import leave_when_told
 from benchmarks.end_to_end.namespaces import Network, remove_remains
-from benchmarks.end_to_end.picture import draw
+from benchmarks.end_to_end.outcomes import OURS, DeviceRow, LinkResult, Results
+from benchmarks.end_to_end.page import PAGE, figures
 from benchmarks.end_to_end.pictures import write_pictures
 from benchmarks.end_to_end.prepare import (
     Models,
@@ -36,26 +33,17 @@ from benchmarks.end_to_end.prepare import (
     write_profiles,
 )
 from benchmarks.end_to_end.processes import Machines, machines
-from benchmarks.end_to_end.report import (
-    OURS,
-    DeviceRow,
-    LinkResult,
-    Results,
-    figures,
-    sheets,
-)
 from benchmarks.end_to_end.rivals.split import columns, dealt
 from benchmarks.end_to_end.serve import Ready, ask_all
 from benchmarks.end_to_end.setup import Amount
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.page import write_figures
+from benchmarks.harness.results import RESULTS
 from mdp import console
 from mdp.errors import InputError
-from mdp.files import read_json, write_bytes, write_json
+from mdp.files import write_json
 from mdp.formats.plan import Plan
 from mdp.formats.profile import Link
 
-WRITER = "benchmarks.end_to_end"
 BANDWIDTHS_BPS = (100e6, 20e6)
 #: What profiles say of a link without traffic: some of it is Python on both sides.
 ROUND_TRIP_S = 0.001
@@ -70,41 +58,29 @@ _HTTP_PACKAGES = "litserve, onnxruntime, numpy and pillow"
 
 
 def main() -> None:
-    """Measure and keep, or show what was kept."""
+    """Measure, print and keep; of what is kept in the project, also the page and its picture."""
     options = parsed()
-    if options.table is not None:
-        results = read_json(options.table, Results)
-    else:
-        check_here()
-        machine = describe_machine()
-        remove_remains()
-        with tempfile.TemporaryDirectory(prefix="mdp-e2e-") as folder:
-            results = measure(options, machine, Path(folder))
-        write_json(options.out, results)
-    for sheet in sheets(results):
-        Console(width=160).print(as_rich(sheet))
-    if options.page is not None:
-        picture = options.picture.name if options.picture is not None else ""
-        write_figures(options.page, WRITER, figures(results, picture))
-    if options.picture is not None:
-        write_bytes(options.picture, draw(results))
+    check_here()
+    machine = describe_machine()
+    remove_remains()
+    with tempfile.TemporaryDirectory(prefix="mdp-e2e-") as folder:
+        results = measure(options, machine, Path(folder))
+    write_json(options.out, results)
+    print(figures(results))
+    if options.out.resolve() == RESULTS / "end-to-end.json":
+        PAGE.write()
 
 
 def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="MDP against what a user would do instead.")
-    parser.add_argument("--out", type=Path, help="results file to write")
-    parser.add_argument("--table", type=Path, help="results file to show, without measuring")
-    parser.add_argument("--page", type=Path, help="document to write the tables into")
-    parser.add_argument("--picture", type=Path, help="SVG file to draw the figures into")
+    parser.add_argument("--out", type=Path, required=True, help="results file to write")
     parser.add_argument("--teacher", default="vit_small_patch16_224")
     parser.add_argument("--quick", action="store_true", help="few pictures, to see that it runs")
     parser.add_argument(
         "--http-python", type=Path, help=f"interpreter of an environment with {_HTTP_PACKAGES}"
     )
     options = parser.parse_args()
-    if (options.out is None) == (options.table is None):
-        raise InputError("expected either --out or --table")
     if options.http_python is not None and shutil.which(options.http_python) is None:
         raise InputError(f"--http-python: {options.http_python}: found no such program")
     return options

@@ -21,8 +21,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.faults.page import write_page
+from benchmarks.faults.page import PAGE
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.results import RESULTS
 from mdp.errors import InferenceError
 from mdp.files import write_json
 from tests.support.faults.fault_promises import Kind, in_words, summary
@@ -30,9 +31,6 @@ from tests.support.faults.fault_runs import Pace, Run, run_cell
 from tests.support.faults.fault_scene import Scene, Where
 from tests.support.faults.fault_table import FAULTS, Fault
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
-PAGE = ROOT / "docs" / "reliability.md"
 #: Says that this process has namespaces of its own already.
 INSIDE = "--inside"
 
@@ -100,7 +98,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=get_args(Kind), default=get_args(Kind))
     parser.add_argument("--deadline-ms", type=float, default=Pace().deadline_ms)
     parser.add_argument("--grace-ms", type=float, default=Pace().grace_ms)
-    parser.add_argument("--out", type=Path, help=f"default, for all faults and kinds: {RESULTS}")
+    parser.add_argument("--out", type=Path, help="default, for all faults and kinds: what is kept")
     parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -129,9 +127,9 @@ def main() -> None:
     }  # fmt: skip
     whole = len(asked) == len(FAULTS) and len(options.kinds) == len(get_args(Kind))
     if options.out is not None or whole:
-        write_json(options.out or RESULTS, result)
+        write_json(options.out or RESULTS / "faults.json", result)
     if options.out is None and whole:
-        write_page(PAGE, result)
+        PAGE.write()
     sys.exit(0 if all(row["kept"] for row in rows) else 1)
 
 

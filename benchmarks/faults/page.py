@@ -1,82 +1,60 @@
 """The fault matrix as it stands in docs/reliability.md."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness.page import write_figures
-
-WRITER = "benchmarks.faults"
-
-
-def write_page(page: Path, result: dict[str, Any]) -> None:
-    """Put what was run between the marks of `page`; raises InputError where these are missing."""
-    write_figures(page, WRITER, markdown(result))
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import kept, measured_on
+from benchmarks.harness.tables import table
 
 
 def markdown(result: dict[str, Any]) -> str:
     """What was run, how each fault was made, and every cell of the matrix."""
-    rows, machine = result["rows"], result["machine"]
-    kept = sum(row["kept"] for row in rows)
-    calls = sum(row["calls"] for row in rows)
+    rows, faults = result["rows"], result["faults"]
     worst_ms = max(row["overshoot_ms"] for row in rows)
     beyond = f"the last one ended {worst_ms:.1f} ms after its deadline"
     if worst_ms <= 0:
         beyond = f"every one ended at least {-worst_ms:.1f} ms before its deadline"
     said = (
-        f"Run on {machine['date']} ({machine['processor']}, {machine['cores']} cores, load before "
-        f"the run {machine['load_before']:g}): "
-        f"{kept} of {len(rows)} promises kept in {calls:,} calls with a deadline of "
+        f"{measured_on(result['machine'])}: {sum(row['kept'] for row in rows)} of {len(rows)} "
+        f"promises kept in {sum(row['calls'] for row in rows):,} calls with a deadline of "
         f"{result['deadline_ms']:g} ms; {beyond}. It took {result['seconds'] / 60:.0f} minutes."
     )
-    parts = [said, _made(result["faults"]), _matrix(result["faults"], rows), _details(rows)]
-    return "\n\n".join(parts)
-
-
-def _made(faults: Iterable[dict[str, Any]]) -> str:
-    return _table(
-        ("fault", "how it is made", "how it is healed", "run"),
-        (
-            (f["fault"], f["made"], f["healed"], f"no: {f['not_run']}" if f["not_run"] else "yes")
-            for f in faults
-        ),
+    made = table(
+        faults,
+        ("fault", "{fault}"),
+        ("how it is made", "{made}"),
+        ("how it is healed", "{healed}"),
+        ("run", lambda f: f"no: {f['not_run']}" if f["not_run"] else "yes"),
     )
+    return "\n\n".join([said, made, _matrix(faults, rows), _details(rows)])
 
 
 def _matrix(faults: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> str:
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    cells = {(row["fault"], row["kind"]): row for row in rows}
-
-    def cell(fault: str, kind: str) -> str:
-        found = cells.get((fault, kind))
-        if found is None:
-            return "not run"
-        return "kept" if found["kept"] else "**not kept**"
-
-    names = [fault["fault"] for fault in faults]
-    return _table(("fault", *kinds), ((n, *(cell(n, kind) for kind in kinds)) for n in names))
+    kept_ = {(row["fault"], row["kind"]): row["kept"] for row in rows}
+    words = {None: "not run", True: "kept", False: "**not kept**"}
+    kinds = dict.fromkeys(row["kind"] for row in rows)
+    cells = [(kind, lambda f, kind=kind: words[kept_.get((f["fault"], kind))]) for kind in kinds]
+    return table(faults, ("fault", "{fault}"), *cells)
 
 
-def _details(rows: Iterable[dict[str, Any]]) -> str:
-    return _table(
-        ("fault", "fleet", "promised", "came", "kept", "calls", "waited", "worst ms", "known s",
-         "back s"),
-        (
-            (
-                row["fault"], row["kind"], row["promised"], row["came"],
-                "yes" if row["kept"] else "**no**: " + "; ".join(row["broken"]),
-                str(row["calls"]), str(row["waited"]), f"{row['overshoot_ms']:+.1f}",
-                _seconds(row["known_s"]), _seconds(row["back_s"]),
-            )
-            for row in rows
-        ),
-    )  # fmt: skip
+def _details(rows: Sequence[dict[str, Any]]) -> str:
+    def seconds(value: float | None) -> str:
+        return "" if value is None else f"{value:.1f}"
+
+    return table(
+        rows,
+        ("fault", "{fault}"),
+        ("fleet", "{kind}"),
+        ("promised", "{promised}"),
+        ("came", "{came}"),
+        ("kept", lambda r: "yes" if r["kept"] else "**no**: " + "; ".join(r["broken"])),
+        ("calls", "{calls}"),
+        ("waited", "{waited}"),
+        ("worst ms", "{overshoot_ms:+.1f}"),
+        ("known s", lambda row: seconds(row["known_s"])),
+        ("back s", lambda row: seconds(row["back_s"])),
+    )
 
 
-def _seconds(value: float | None) -> str:
-    return "" if value is None else f"{value:.1f}"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+PAGE = Page("reliability.md", "benchmarks.faults", lambda: markdown(kept("faults")))

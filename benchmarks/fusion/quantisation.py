@@ -21,7 +21,9 @@ import numpy as np
 import torch
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.page import write_figures
+from benchmarks.harness.page import Page, link
+from benchmarks.harness.results import RESULTS, kept, measured_on
+from benchmarks.harness.tables import table
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle, model_path
@@ -36,9 +38,6 @@ from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
 from partitioner.run.progress import Progress
 
-ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "benchmarks/results/quantisation.json"
-DOCUMENT = ROOT / "docs/quantisation.md"
 #: ViT-S, the smaller of timm's two common ones, at two picture sizes.
 UNTRAINED = {f"ViT-S at {size} px": size for size in (128, 224)}
 ROUNDS, WARM_UP, MIN_RUNS = 9, 3, 5
@@ -172,9 +171,8 @@ def main() -> None:
                 print(line(row), flush=True)
     if arguments.data:
         result["gate"] = gated(arguments.data, arguments.bundle)
-    write_json(RESULT, result)
-    write_figures(DOCUMENT, "benchmarks.fusion.quantisation", figures(result))
-    print(RESULT)
+    write_json(RESULTS / "quantisation.json", result)
+    PAGE.write()
 
 
 def line(row: dict[str, Any]) -> str:
@@ -187,50 +185,48 @@ def line(row: dict[str, Any]) -> str:
 
 def figures(result: dict[str, Any]) -> str:
     """The tables of docs/quantisation.md."""
-    heads = " | ".join(f"{precision} {runtime}" for precision, runtime in WAYS)
-    lines = [f"| model | threads | {heads} |", "|---" * (len(WAYS) + 2) + "|"]
     by_model: dict[tuple[str, int], list[str]] = {}
     for row in result["rows"]:
         cell = "-" if "refused" in row else f"{row['latency_ms']:.3g} ({row['of_fp32']:.0%})"
         by_model.setdefault((row["model"], row["threads"]), []).append(cell)
-    for (model, threads), cells in by_model.items():
-        lines.append(f"| {model} | {threads} | {' | '.join(cells)} |")
-    machine = result["machine"]
+    rows = [(*model, *cells) for model, cells in by_model.items()]
+    heads = ("model", "threads", *(" ".join(way) for way in WAYS))
     text = (
-        f"{machine['processor']}, {machine['cores']} cores, load {machine['load_before']} before "
-        f"the run, {machine['date']}. Milliseconds of one picture, and the share of fp32 in "
-        f"onnxruntime.\n\n" + "\n".join(lines) + "\n"
+        f"{measured_on(result['machine'])}. Milliseconds of one picture, and the share of fp32 in "
+        "onnxruntime.\n\n" + table(rows, *((head, f"{{0[{i}]}}") for i, head in enumerate(heads)))
     )
-    return text + (_gate_figures(result["gate"], machine["cores"]) if "gate" in result else "")
+    cores = result["machine"]["cores"]
+    return f"{text}\n\n{_gate_figures(result['gate'], cores)}" if "gate" in result else text
 
 
 def _gate_figures(gate: dict[str, Any], cores: int) -> str:
     record = gate["quantisation"]
-    threads = ", ".join(str(number) for number in gate["threads"])
-    lines = [
-        "| sub-model | precision | runtime | share of fp32's time | lost, alone | |",
-        "|---" * 6 + "|",
-    ]
-    for member in record["members"]:
-        for one in member["tried"]:
-            share = "" if not one["fp32_ms"] else f"{one['compute_ms'] / one['fp32_ms']:.0%}"
-            lost = "" if one["loss"] is None else f"{one['loss'] * 100:.2f}"
-            kept = "kept" if one["kept"] else ""
-            way = f"{one['precision']} | {one['runtime']}"
-            lines.append(f"| {member['k']} | {way} | {share} | {lost} | {kept} |")
     all_in, worst = record["test"], record["worst"]
+    tried = table(
+        [{"k": member["k"]} | one for member in record["members"] for one in member["tried"]],
+        ("sub-model", "{k}"),
+        ("precision", "{precision}"),
+        ("runtime", "{runtime}"),
+        ("share of fp32's time",
+         lambda one: f"{one['compute_ms'] / one['fp32_ms']:.0%}" if one["fp32_ms"] else ""),
+        ("lost, alone", lambda one: "" if one["loss"] is None else f"{one['loss'] * 100:.2f}"),
+        ("", lambda one: "kept" if one["kept"] else ""),
+    )  # fmt: skip
     return (
-        f"\nThe gate on the bundle of plain ViTs that [real-pictures.md](real-pictures.md) makes, "
-        f"this machine standing for every device with "
-        f"its planned threads ({threads} on {cores} cores), loss in "
-        f"points on {record['calibration_pictures']:,} calibration pictures:\n\n"
-        + "\n".join(lines)
-        + f"\n\nOn {record['test_pictures']:,} test pictures, stacked: all members in "
+        "The gate on the bundle of plain ViTs that [real-pictures.md]"
+        f"({link('real-pictures.md', PAGE.name)}) makes, this machine standing for every device "
+        f"with its planned threads ({', '.join(map(str, gate['threads']))} on {cores} cores), loss "
+        f"in points on {record['calibration_pictures']:,} calibration pictures:\n\n{tried}\n\n"
+        f"On {record['test_pictures']:,} test pictures, stacked: all members in "
         f"{all_in['fp32']:.2%} in fp32 and {all_in['now']:.2%} with what was kept; the arrival "
         f"subset that loses most, {list(worst['members'])}, {worst['fp32']:.2%} and "
-        f"{worst['now']:.2%}.\n"
+        f"{worst['now']:.2%}."
     )
 
+
+PAGE = Page(
+    "quantisation.md", "benchmarks.fusion.quantisation", lambda: figures(kept("quantisation"))
+)
 
 if __name__ == "__main__":
     main()

@@ -11,15 +11,9 @@ import onnxruntime
 
 from benchmarks.latency.measure_encoders import others_cpu_s
 from benchmarks.latency.models import PRECISIONS, model_file
-from benchmarks.latency.shapes import Case, file_stem
+from benchmarks.latency.shapes import Case
 from mdp.files import Record
-from mdp.formats.profile import (
-    LatencyPoint,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Precision,
-)
+from mdp.formats.profile import NonNegativeFloat, PositiveFloat, PositiveInt, Precision
 
 THREADS = (1, 2)
 #: One burst: runs that are not counted, then as many as fit, but not fewer than `_LEAST_RUNS`.
@@ -46,8 +40,6 @@ class Rows(Record, frozen=True):
     """The content of benchmarks/results/latency-*.json."""
 
     machine: dict[str, Any]
-    #: Shapes that a fit may see, where no profile is given.
-    grid: list[Row]
     #: Random shapes that no fit sees.
     unseen: list[Row]
     #: Shapes that no fit sees and a plan may hold.
@@ -146,26 +138,3 @@ def measure(
         for index in rng.permutation(len(bursts)):
             bursts[index].burst(seconds)
     return [burst.row() for burst in bursts]
-
-
-def point_of(row: Row) -> LatencyPoint:
-    """The row as a profile has it."""
-    spec = row.case.spec
-    return LatencyPoint(
-        image_size=spec.image_size,
-        patch_size=spec.patch_size,
-        embed_dim=spec.embed_dim,
-        depth=spec.depth,
-        num_heads=spec.num_heads,
-        mlp_ratio=spec.mlp_ratio,
-        threads=row.threads,
-        latency_ms=row.latency_ms,
-        precision=row.precision,
-        p10_ms=row.p10_ms,
-        p90_ms=row.p90_ms,
-    )
-
-
-def stem_of(row: Row) -> str:
-    """A name for the row: its shape and how it was run."""
-    return f"{file_stem(row.case)}-{row.precision}-{row.threads}"

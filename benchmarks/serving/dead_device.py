@@ -16,7 +16,7 @@ import argparse
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,41 +130,24 @@ def summary(how: str, seen: _Seen, deadline_ms: float) -> dict[str, Any]:
     }
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Both ways to lose a device."""
-    rows = []
     for how in (KILLED, STOPPED):
-        rows.append(measure(how, options))
-        say(line_of(rows[-1]))
-    return rows
+        yield measure(how, options)
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One row, for people."""
-    promise, known, healthy = row["promise"], row["known_ms"], row["healthy_ms"]
-    return (
-        f"{row['device']}: p99 {promise['p99']:.3f}, longest {promise['max']:.3f} of the deadline; "
-        f"known p50 {known['p50']:.2f} ms, healthy {healthy['p50']:.2f} ms, "
-        f"ratio {row['known_over_healthy']:.2f}; {row['waited_per_cycle']:.1f} calls waited a loss"
-    )
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table."""
-    lines = [
-        "| device lost by | losses | calls | p99 over the deadline | longest | calls that waited, "
-        "per loss | p50 ms once known | healthy fleet's | ratio (95 %) |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        promise, (low, high) = row["promise"], row["known_over_healthy_95"]
-        lines.append(
-            f"| {row['device']} | {row['cycles']} | {row['calls']} | {promise['p99']:.3f} "
-            f"| {promise['max']:.3f} | {row['waited_per_cycle']:.1f} "
-            f"| {row['known_ms']['p50']:.2f} | {row['healthy_ms']['p50']:.2f} "
-            f"| {row['known_over_healthy']:.2f} ({low:.2f}-{high:.2f}) |"
-        )
-    return "\n".join(lines)
+COLUMNS = (
+    ("device lost by", "{device}"),
+    ("losses", "{cycles}"),
+    ("calls", "{calls}"),
+    ("p99 over the deadline", "{promise[p99]:.3f}"),
+    ("longest", "{promise[max]:.3f}"),
+    ("calls that waited, per loss", "{waited_per_cycle:.1f}"),
+    ("p50 ms once known", "{known_ms[p50]:.2f}"),
+    ("healthy fleet's", "{healthy_ms[p50]:.2f}"),
+    ("ratio (95 %)", "{known_over_healthy:.2f} "
+     "({known_over_healthy_95[0]:.2f}-{known_over_healthy_95[1]:.2f})"),
+)  # fmt: skip
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

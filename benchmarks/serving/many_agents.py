@@ -14,7 +14,7 @@ the caches empty at each request, which says more about the machine than about a
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
@@ -68,48 +68,26 @@ def measure(options: argparse.Namespace, per_process: int, in_flight: int) -> di
     }
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """One under way, and several."""
-    rows = []
-    for per_process in options.many_per_process:
-        for in_flight in options.many_in_flight:
-            rows.append(measure(options, per_process, in_flight))
-            say(line_of(rows[-1]))
-    return rows
+    for per_process in (1, 8):
+        for in_flight in (1, 4, 8):
+            yield measure(options, per_process, in_flight)
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One row, for people."""
-    return (
-        f"{row['agents']} agents, {row['agents_per_process']} a process, "
-        f"{row['in_flight']} under way: "
-        f"{row['answers_per_s']:.0f} answers/s, "
-        f"bare {row['bare_per_s']:.0f}/s, ratio {row['ratio']:.2f} "
-        f"({row['ratio_95'][0]:.2f}-{row['ratio_95'][1]:.2f})"
-    )
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table."""
-    lines = [
-        "| agents | of a process | under way | answers a second | bare fan-outs a second "
-        "| ratio | 95 % |",
-        "|---" * 7 + "|",
-    ]
-    for row in rows:
-        low, high = row["ratio_95"]
-        lines.append(
-            f"| {row['agents']} | {row['agents_per_process']} | {row['in_flight']} "
-            f"| {row['answers_per_s']:.0f} | {row['bare_per_s']:.0f} | {row['ratio']:.2f} "
-            f"| {low:.2f}-{high:.2f} |"
-        )
-    return "\n".join(lines)
+COLUMNS = (
+    ("agents", "{agents}"),
+    ("of a process", "{agents_per_process}"),
+    ("under way", "{in_flight}"),
+    ("answers a second", "{answers_per_s:.0f}"),
+    ("bare fan-outs a second", "{bare_per_s:.0f}"),
+    ("ratio", "{ratio:.2f}"),
+    ("95 %", "{ratio_95[0]:.2f}-{ratio_95[1]:.2f}"),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How many, and how long to measure."""
     parser.add_argument("--many", type=int, default=64)
-    parser.add_argument("--many-per-process", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--many-in-flight", type=int, nargs="+", default=[1, 4, 8])
     parser.add_argument("--many-rounds", type=int, default=12)
     parser.add_argument("--many-per-round", type=int, default=100)

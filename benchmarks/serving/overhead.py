@@ -1,6 +1,6 @@
 """What a call costs beyond computing, against a bare ZeroMQ exchange of the same bytes.
 
-    python -m benchmarks.serving.overhead            # about 2 minutes
+    python -m benchmarks.serving --only overhead     # about 2 minutes
 
 Agents on loopback, each a process of its own, serve 224x224 crops. They are asked in turns, a block
 each, so that drift of the machine meets all:
@@ -20,16 +20,14 @@ and the ratios with the interval in which each lies when the rounds are drawn an
 """
 
 import argparse
-import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.resampling import ratio_interval
 from benchmarks.harness.serving_fleet import (
     asked_bare,
@@ -43,10 +41,8 @@ from mdp.client.sync import Client
 from mdp.pictures.crop import Picture
 
 NAME = "overhead"
-RESULTS = Path(__file__).parents[1] / "results" / "overhead.json"
 SIDE = 224
 POINTS = (50, 99)
-NAMES = tuple(f"p{point}" for point in POINTS)
 OURS, CLIENT, BOTH = "ours", "client", "both"
 #: Against what ours is held.
 OVER = (CLIENT, BOTH)
@@ -103,66 +99,38 @@ def call(client: Client, picture: Picture) -> tuple[float, bool]:
     return took_ms - max(member.compute_ms for member in answer.members), answer.partial
 
 
-def spread(row: dict[str, Any], over: str, point: str) -> str:
-    """A ratio and where it lies."""
-    ratio, (low, high) = row["ratio"][over][point], row["ratio_95"][over][point]
-    return f"{ratio:.2f} ({low:.2f}-{high:.2f})"
-
-
-def line_of(row: dict[str, Any]) -> str:
-    """One row of the table, for people."""
-    times = "  ".join(f"{row['ms'][what][p]:5.2f}" for p in NAMES for what in (OURS, *OVER))
-    ratios = "  ".join(spread(row, over, p) for over in OVER for p in NAMES)
-    return f"{row['kind']:<12} {row['agents']:>6}  {times}  {ratios}"
-
-
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every kind with every number of agents."""
-    times = "  ".join(f"{what:>5}" for _ in NAMES for what in ("ours", "agent", "bare"))
-    ratios = "  ".join(f"{over + ' ' + p:<16}" for over in OVER for p in NAMES)
-    say(f"{'':12} agents  {times}  {ratios}")
-    rows = []
-    for kind in options.kinds:
+    for kind in (STUB, STUB_KEYS, ONNX):
         for count in options.agents:
-            rows.append(measure(kind, count, options.rounds, options.per_round))
-            say(line_of(rows[-1]))
-    return rows
+            yield measure(kind, count, options.rounds, options.per_round)
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table."""
-    lines = [
-        "| agents | how many | a call, p50 ms | p99 | same agents asked bare, p50 | p99 "
-        "| bare ROUTERs, p50 | p99 | client: ratio p50 (95 %) | p99 "
-        "| both: ratio p50 (95 %) | p99 |",
-        "|---" * 12 + "|",
-    ]
-    for row in rows:
-        cells = [f"{row['ms'][what][p]:.2f}" for what in (OURS, *OVER) for p in NAMES]
-        cells += [spread(row, over, p) for over in OVER for p in NAMES]
-        lines.append(f"| {row['kind']} | {row['agents']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def _ratio(over: str, point: str) -> str:
+    """A ratio and where it lies."""
+    low, high = (f"{{ratio_95[{over}][{point}][{end}]:.2f}}" for end in (0, 1))
+    return f"{{ratio[{over}][{point}]:.2f}} ({low}-{high})"
+
+
+COLUMNS = (
+    ("agents", "{kind}"),
+    ("how many", "{agents}"),
+    ("a call, p50 ms", "{ms[ours][p50]:.2f}"),
+    ("p99", "{ms[ours][p99]:.2f}"),
+    ("same agents asked bare, p50", "{ms[client][p50]:.2f}"),
+    ("p99", "{ms[client][p99]:.2f}"),
+    ("bare ROUTERs, p50", "{ms[both][p50]:.2f}"),
+    ("p99", "{ms[both][p99]:.2f}"),
+    ("client: ratio p50 (95 %)", _ratio(CLIENT, "p50")),
+    ("p99", _ratio(CLIENT, "p99")),
+    ("both: ratio p50 (95 %)", _ratio(BOTH, "p50")),
+    ("p99", _ratio(BOTH, "p99")),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What to measure, and for how long."""
     parser.add_argument("--agents", type=int, nargs="+", default=[1, 3, 8])
-    parser.add_argument("--kinds", nargs="+", default=[STUB, STUB_KEYS, ONNX])
     parser.add_argument("--rounds", type=int, default=10)
     # The first calls of a block find the caches full of what the others did.
     parser.add_argument("--per-round", type=int, default=500)
-
-
-def main() -> None:
-    """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description="Client overhead against bare ZeroMQ.")
-    add_options(parser)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    machine = describe_machine()
-    rows = run(options, lambda line: print(line, flush=True))
-    options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

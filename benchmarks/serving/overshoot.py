@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
@@ -73,46 +73,28 @@ def measure(client: Client, calls: int, cores: int) -> dict[str, Any]:
     }
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Idle, then under load."""
     late = f"device-{AGENTS - 1}"
     stub: tuple[object, ...] = ("--compute-ms", COMPUTE_MS, "--late", late)
     stub = (*stub, "--late-ms", LATE_MS, "--late-share", LATE_SHARE)
-    rows = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         fleet = stack.enter_context(stub_fleet(Path(name), AGENTS, *stub, side=SIDE))
         client = stack.enter_context(fleet.client())
         for cores in (0, os.cpu_count() or 1):
-            rows.append(measure(client, options.overshoot_calls, cores))
-            say(line_of(rows[-1]))
-    return rows
+            yield measure(client, options.overshoot_calls, cores)
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One row, for people."""
-    over = row["overshoot_ms"]
-    return (
-        f"{row['busy_processes']} busy processes: {row['calls']} calls, {row['whole']:.0%} whole, "
-        f"{row['ended_after']:.2%} end after the deadline; overshoot ms p50 {over['p50']:.3f} "
-        f"p99 {over['p99']:.3f} p99.9 {over['p99.9']:.3f} longest {over['max']:.3f}"
-    )
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table."""
-    lines = [
-        "| busy processes beside | calls | with all members | end after the deadline "
-        "| overshoot p50 ms | p99 | p99.9 | longest |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        over = row["overshoot_ms"]
-        lines.append(
-            f"| {row['busy_processes']} | {row['calls']} | {row['whole']:.0%} "
-            f"| {row['ended_after']:.2%} | {over['p50']:.2f} | {over['p99']:.2f} "
-            f"| {over['p99.9']:.2f} | {over['max']:.2f} |"
-        )
-    return "\n".join(lines)
+COLUMNS = (
+    ("busy processes beside", "{busy_processes}"),
+    ("calls", "{calls}"),
+    ("with all members", "{whole:.0%}"),
+    ("end after the deadline", "{ended_after:.2%}"),
+    ("overshoot p50 ms", "{overshoot_ms[p50]:.2f}"),
+    ("p99", "{overshoot_ms[p99]:.2f}"),
+    ("p99.9", "{overshoot_ms[p99.9]:.2f}"),
+    ("longest", "{overshoot_ms[max]:.2f}"),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

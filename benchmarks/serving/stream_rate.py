@@ -4,7 +4,7 @@
 
 Real agents serve ViT sub-models of untrained weights, one thread each. In turns, a block each, the
 slowest member's model runs in a loop in this process, with the same runtime and threads, and a
-client streams pictures through the fleet. With `--batch`, an agent that computes several pictures
+client streams pictures through the fleet. An agent that computes several pictures
 at once is held against onnxruntime's own rate at that batch size.
 
 A stream is held against two loops. `alone` nothing else runs on the machine: what a device with a
@@ -68,12 +68,12 @@ class Case:
     batch: int = 1
 
 
-def cases(batch: int) -> list[Case]:
-    """One member and two, then one in batches."""
-    alone = Case(members=(SLOW,), in_flight=(1, 2, 4))
-    two = Case(members=(SLOW, QUICK), in_flight=(2, 4))
-    batched = Case(members=(SMALL,), in_flight=(batch, 2 * batch), batch=batch)
-    return [alone, two, batched] if batch > 1 else [alone, two]
+_BATCH = 8
+CASES = (
+    Case(members=(SLOW,), in_flight=(1, 2, 4)),
+    Case(members=(SLOW, QUICK), in_flight=(2, 4)),
+    Case(members=(SMALL,), in_flight=(_BATCH, 2 * _BATCH), batch=_BATCH),
+)
 
 
 def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
@@ -227,50 +227,41 @@ def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, Any]:
     return row
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Every case."""
-    rows = []
-    for case in cases(options.batch):
-        for row in measure(case, options):
-            rows.append(row)
-            say(line_of(row))
-    return rows
+    for case in CASES:
+        yield from measure(case, options)
 
 
-def against(row: dict[str, Any], name: str) -> tuple[str, str]:
-    """A loop's rate, and the stream's ratio to it with its interval, for people."""
-    if row[f"loop_{name}_per_s"] is None:
-        return "-", "-"
-    low, high = row[f"ratio_{name}_95"]
-    return f"{row[f'loop_{name}_per_s']:.1f}", f"{row[f'ratio_{name}']:.3f} ({low:.3f}-{high:.3f})"
+def _ratio(name: str) -> Callable[[dict[str, Any]], str]:
+    """The stream's ratio to a loop, with its interval."""
+
+    def cell(row: dict[str, Any]) -> str:
+        if row[f"loop_{name}_per_s"] is None:
+            return "-"
+        low, high = row[f"ratio_{name}_95"]
+        return f"{row[f'ratio_{name}']:.3f} ({low:.3f}-{high:.3f})"
+
+    return cell
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One row, for people."""
-    (alone, ratio_alone), (beside, ratio_beside) = against(row, "alone"), against(row, "beside")
-    return (
-        f"{row['members']} member(s), {row['in_flight']} under way, batch {row['batch']}: "
-        f"{row['stream_per_s']:.1f}/s streamed; in a loop alone {alone}/s, ratio {ratio_alone}; "
-        f"beside the other members' computing {beside}/s, ratio {ratio_beside}"
-    )
+def _beside(row: dict[str, Any]) -> str:
+    return "-" if row["loop_beside_per_s"] is None else f"{row['loop_beside_per_s']:.1f}"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table."""
-    lines = [
-        "| members | under way | batch | streamed, pictures a second | model in a loop, alone "
-        "| ratio (95 %) | beside the other members' computing | ratio (95 %) |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [row["members"], row["in_flight"], row["batch"], f"{row['stream_per_s']:.1f}"]
-        cells += [*against(row, "alone"), *against(row, "beside")]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+COLUMNS = (
+    ("members", "{members}"),
+    ("under way", "{in_flight}"),
+    ("batch", "{batch}"),
+    ("streamed, pictures a second", "{stream_per_s:.1f}"),
+    ("model in a loop, alone", "{loop_alone_per_s:.1f}"),
+    ("ratio (95 %)", _ratio("alone")),
+    ("beside the other members' computing", _beside),
+    ("ratio (95 %)", _ratio("beside")),
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How long to measure."""
-    parser.add_argument("--batch", type=int, default=8, help="1 leaves batches out.")
     parser.add_argument("--stream-rounds", type=int, default=6)
     parser.add_argument("--stream-s", type=float, default=2.0)

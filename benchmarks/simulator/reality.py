@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.simulator.fleets import fleet_of, loads
 from benchmarks.simulator.late import End, woken_late_s
-from benchmarks.simulator.picture import markdown
+from benchmarks.simulator.page import reality_table
 from mdp import AsyncClient
 from mdp.cli.bench import noise_picture
 from mdp.errors import InferenceError
@@ -253,5 +253,5 @@ def reality(
                     scenario = replace(base, load=load, deadline_ms=deadline_ms)
                     row = compared(scenario, blocks, real)
                     rows.append({**of, "drawn": drawn, **row})
-                    print(markdown(rows[-1:]), end="", flush=True)
+                    print(reality_table(rows[-1:]).splitlines()[-1], flush=True)
     return rows, late
