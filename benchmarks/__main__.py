@@ -30,7 +30,6 @@ PAGES = {
 
 
 def main() -> None:
-    """Write, or compare."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--check", action="store_true", help="write nothing")

@@ -26,7 +26,6 @@ OUT = RESULTS / "accuracy.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
     asked = _parser().parse_args(arguments)
     use_threads(asked.threads)
     try:

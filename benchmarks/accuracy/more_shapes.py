@@ -54,7 +54,6 @@ REGIONS: dict[str, tuple[Region, ...]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is missing; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accuracy.more_shapes", description=__doc__
     )
@@ -113,12 +112,10 @@ def _work(asked: argparse.Namespace) -> None:
 
 
 def _with(members: tuple[SubModelSpec, ...]) -> Shapes:
-    """The published benchmark's teacher with these members."""
     return dataclasses.replace(REAL, members=members, singles=members[:1])
 
 
 def _seeing(plan: Plan, regions: tuple[Region, ...]) -> Plan:
-    """The plan with these regions instead of the whole square."""
     pairs = zip(plan.assignments, regions, strict=True)
     assignments = [msgspec.structs.replace(a, region=region) for a, region in pairs]
     return msgspec.structs.replace(plan, assignments=assignments)

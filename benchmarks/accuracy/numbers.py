@@ -38,18 +38,15 @@ Figure = Callable[[Run, str], float | None]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     return Spread(statistics.fmean(values), deviation, len(values))
 
 
 def of_size(run: Run, rule: str, size: int) -> list[float]:
-    """Accuracies of every subset of that size."""
     return [s.accuracy[rule] for s in run.subsets if len(s.members) == size and rule in s.accuracy]
 
 
 def all_in(run: Run, rule: str) -> float | None:
-    """Every member has arrived."""
     return _mean(of_size(run, rule, len(run.members)))
 
 
@@ -69,7 +66,6 @@ def one_in(run: Run, rule: str) -> float | None:
 
 
 def best_alone(run: Run, rule: str) -> float | None:
-    """The best member by itself."""
     return max(of_size(run, rule, 1), default=None)
 
 
@@ -78,7 +74,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def runs_of(results: Results, method: str) -> list[Run]:
-    """A method's runs by seed."""
     return sorted((r for r in results.runs if r.method == method), key=lambda r: r.seed)
 
 
@@ -102,7 +97,6 @@ def paired(
 
 
 def aims(results: Results) -> list[Aim]:
-    """What the method has to reach, each with its figure."""
     ours = runs_of(results, OURS)
     teacher = results.teacher
     found = [

@@ -172,8 +172,6 @@ def _means(results: Results, method: str, rule: str) -> dict[Members, float]:
 
 
 def draw(results: Results) -> bytes:
-    """An SVG: accuracy of every arrival subset, and expected accuracy against the deadline."""
-
     def panels(canvas: "figure.Figure") -> None:
         left, right = canvas.subplots(1, 2)
         _draw_subsets(left, results)

@@ -70,7 +70,6 @@ def tune(site: Site, file: ResultsFile, methods: Sequence[str]) -> None:
 
 
 def keep_latency(file: ResultsFile, latency: Latency) -> None:
-    """Put the latencies into the file."""
     file.change(lambda there: msgspec.structs.replace(there, latency=latency))
 
 

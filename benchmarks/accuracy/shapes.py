@@ -24,7 +24,6 @@ _WHY = "accuracy benchmark: shapes are given, nothing was searched"
 
 
 def vit(image_size: int, patch_size: int, embed_dim: int, depth: int, heads: int) -> SubModelSpec:
-    """A plain ViT's shape."""
     return SubModelSpec(
         image_size=image_size,
         patch_size=patch_size,
@@ -46,14 +45,12 @@ class Shapes:
     singles: tuple[SubModelSpec, ...]
 
     def teacher(self) -> TeacherSpec:
-        """The teacher with its shape read off the built model."""
         from partitioner.networks.teacher import teacher_spec
 
         return teacher_spec(self.teacher_name, self.teacher_args)
 
     @property
     def largest(self) -> SubModelSpec:
-        """What the fastest device runs: the member of the highest cost."""
         return max(self.members, key=cost)
 
     @property
@@ -107,7 +104,6 @@ SMOKE = Shapes(
 
 
 def cost(spec: SubModelSpec) -> int:
-    """Multiply-accumulates of one picture."""
     return macs(spec, _CLASSES)
 
 
@@ -130,7 +126,6 @@ def even(spec: SubModelSpec) -> SubModelSpec:
 
 
 def plan_of(teacher: TeacherSpec, members: Sequence[SubModelSpec]) -> Plan:
-    """A plan with these members in this order, on as many devices."""
     nothing = PredictedMs(compute=0.0, network=0.0, total=0.0)
     return Plan(
         teacher=teacher,

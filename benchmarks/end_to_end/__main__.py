@@ -72,7 +72,6 @@ def main() -> None:
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description="MDP against what a user would do instead.")
     parser.add_argument("--out", type=Path, required=True, help="results file to write")
     parser.add_argument("--teacher", default="vit_small_patch16_224")
@@ -97,7 +96,6 @@ def check_here() -> None:
 
 
 def measure(options: argparse.Namespace, machine: dict[str, object], folder: Path) -> Results:
-    """The whole benchmark; whatever it set up is gone at the end."""
     amount = QUICK if options.quick else WHOLE
     targets = {OURS: TARGETS[OURS]} if options.quick else TARGETS
     pictures = write_pictures(folder / "pictures", PICTURES)
@@ -171,7 +169,6 @@ def measure_link(
 
 
 def replaced(ready: Ready, bundles: dict[str, Path]) -> Ready:
-    """`ready` with the bundles of one kind of link."""
     return replace(ready, bundles=bundles)
 
 
@@ -181,7 +178,6 @@ def _shape(models: Models) -> tuple[int, int, int, int]:
 
 
 def device_rows(models: Models) -> list[DeviceRow]:
-    """Each device, and what it has of the teacher."""
     shape, speeds = models.spec.shape, [1 / ms for ms in models.teacher_ms]
     blocks, heads = dealt(shape.depth, speeds), dealt(shape.num_heads, speeds)
     hidden = columns(round(shape.embed_dim * shape.mlp_ratio), speeds)
@@ -200,7 +196,6 @@ def device_rows(models: Models) -> list[DeviceRow]:
 
 
 def note(text: str) -> None:
-    """A line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 

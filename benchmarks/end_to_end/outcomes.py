@@ -10,8 +10,6 @@ OURS = "MDP"
 
 
 class Answers(Record, frozen=True):
-    """One rival's answers over one kind of link."""
-
     name: str
     #: Milliseconds of each picture, one at a time.
     latency_ms: list[float]
@@ -24,8 +22,6 @@ class Answers(Record, frozen=True):
 
 
 class LinkFound(Record, frozen=True):
-    """What a link was measured to carry."""
-
     bandwidth_bps: float
     round_trip_s: float
 
@@ -39,8 +35,6 @@ class SplitFound(Record, frozen=True):
 
 
 class Found(Record, frozen=True):
-    """What one run of the client brought."""
-
     link: LinkFound
     answers: list[Answers]
     split: dict[str, SplitFound]
@@ -51,8 +45,6 @@ class Found(Record, frozen=True):
 
 
 class DeviceRow(Record, frozen=True):
-    """One emulated device."""
-
     name: str
     core: int
     share: float
@@ -73,8 +65,6 @@ class LinkResult(Record, frozen=True):
 
 
 class Results(Record, frozen=True):
-    """Everything that is kept."""
-
     machine: dict[str, Any]
     teacher: str
     quick: bool

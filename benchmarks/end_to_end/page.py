@@ -139,8 +139,6 @@ def _split(results: Results) -> str:
 
 
 def draw(results: Results) -> bytes:
-    """An SVG: latency, throughput and bytes of everybody, over both links."""
-
     def panels(canvas: "figure.Figure") -> None:
         latency, rate, sent = canvas.subplots(1, 3, sharey=True)
         _dots(latency, results.links, lambda row: percentiles(row.latency_ms, (50,))["p50"])

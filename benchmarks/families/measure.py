@@ -57,12 +57,10 @@ class Candidate:
 
     @property
     def group(self) -> str:
-        """Which candidates it is compared with."""
         return self.name.partition("-")[0]
 
 
 def main() -> None:
-    """Measure all that is asked for, write and print it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families.measure")
     for option in ("--candidates", "--data", "--scratch"):
         parser.add_argument(option, type=Path, required=True)
@@ -224,7 +222,6 @@ def compared(candidates: Sequence[Candidate], data: Dataset) -> dict[str, Any]:
 
 
 def figures(found: Mapping[str, Any]) -> str:
-    """The tables of docs/families.md."""
     return "\n\n".join(
         _figures(name, rows) for name, rows in found.items()
         if isinstance(rows, dict) and "budgets" in rows

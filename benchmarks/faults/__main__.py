@@ -46,7 +46,6 @@ def go_inside(arguments: Sequence[str]) -> None:
 
 
 def row(fault: Fault, kind: Kind, run: Run, seconds: float) -> dict[str, Any]:
-    """One cell of the matrix as it is kept."""
     under = run.of("turning", "faulty")
     errors = sum(isinstance(call.outcome, InferenceError) for call in run.calls)
     return {
@@ -90,7 +89,6 @@ def run_kind(kind: Kind, faults: Sequence[Fault], folder: Path, pace: Pace) -> l
 
 
 def main() -> None:
-    """Run, print, keep, and write the page when all of it was run."""
     go_inside(sys.argv[1:])
     parser = argparse.ArgumentParser(description="Promised and kept, fault by fault.")
     names = [fault.name for fault in FAULTS]

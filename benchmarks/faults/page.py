@@ -9,7 +9,6 @@ from benchmarks.harness.tables import table
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """What was run, how each fault was made, and every cell of the matrix."""
     rows, faults = result["rows"], result["faults"]
     worst_ms = max(row["overshoot_ms"] for row in rows)
     beyond = f"the last one ended {worst_ms:.1f} ms after its deadline"

@@ -123,7 +123,6 @@ def compare_rules(bundle: Bundle, calibration: Parts, test: Parts) -> list[dict[
 
 
 def figures(content: dict[str, Any]) -> str:
-    """The tables of docs/client.md."""
     orders = table(
         content["orders"],
         ("order of arrival", lambda row: ", ".join(row["order"])),
@@ -158,7 +157,6 @@ PAGE = Page("client.md", "benchmarks.fusion.early", lambda: figures(kept("early"
 
 
 def main() -> None:
-    """Measure, and write both files."""
     parser = argparse.ArgumentParser(description="What early termination does.")
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--data", required=True)

@@ -154,7 +154,6 @@ def gated(data: str, served: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bundle", type=Path, required=True, help="of plain ViTs, in fp32")
     parser.add_argument("--data", help="CIFAR-10 with train/ and test/, for the accuracies")
@@ -176,7 +175,6 @@ def main() -> None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row for whoever waits."""
     what = f"{row['model']}, {row['threads']} threads, {row['precision']} in {row['runtime']}"
     if "refused" in row:
         return f"{what}: {row['refused']}"
@@ -184,7 +182,6 @@ def line(row: dict[str, Any]) -> str:
 
 
 def figures(result: dict[str, Any]) -> str:
-    """The tables of docs/quantisation.md."""
     by_model: dict[tuple[str, int], list[str]] = {}
     for row in result["rows"]:
         cell = "-" if "refused" in row else f"{row['latency_ms']:.3g} ({row['of_fp32']:.0%})"

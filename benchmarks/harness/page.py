@@ -62,7 +62,6 @@ class Page:
         return made | ({page.with_suffix(".svg"): self.picture()} if self.picture else {})
 
     def write(self) -> None:
-        """Write them; raises InputError."""
         for path, content in self.files().items():
             write_bytes(path, content)
             print(f"wrote {os.path.relpath(path)}")

@@ -21,7 +21,6 @@ class Column:
     best: Callable[[list[float]], float] | None = None
 
     def cells(self, rows: Sequence[Any]) -> list[str]:
-        """From top to bottom."""
         texts = [self._text(row) for row in rows]
         if self.best is None:
             return texts
@@ -49,5 +48,4 @@ def table(rows: Iterable[Any], *columns: tuple[Any, ...], title: str = "") -> st
 
 
 def share(value: float | None) -> str:
-    """As a percentage; nothing for None."""
     return "" if value is None else f"{value:.1%}"

@@ -68,7 +68,6 @@ def _note(text: str) -> None:
 
 
 def main() -> None:
-    """Run one of the steps."""
     parser = argparse.ArgumentParser(description="Predicted against measured latency.")
     steps = parser.add_subparsers(required=True)
     for name, run, out, rounds, seconds in (

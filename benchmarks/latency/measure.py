@@ -49,8 +49,6 @@ class Rows(Record, frozen=True):
 
 
 class _Bursts:
-    """A session and the medians of its bursts so far."""
-
     def __init__(
         self, path: Path, case: Case, precision: Precision, threads: int, spin: bool
     ) -> None:
@@ -65,7 +63,6 @@ class _Bursts:
         self.others_cores: list[float] = []
 
     def burst(self, seconds: float) -> None:
-        """Warm up, then run for `seconds`."""
         if self._session is None:
             self._session = open_session(self._path, self.threads, self.spin)
         session = self._session
@@ -86,7 +83,6 @@ class _Bursts:
         self.times_ms += times_ms
 
     def row(self) -> Row:
-        """What the bursts come to."""
         low, high = np.percentile(self.times_ms, (10, 90))
         return Row(
             case=self.case,

@@ -129,7 +129,6 @@ def _virtual() -> bool:
 
 
 def main() -> None:
-    """Measure the grid and write the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--name", required=True, help="goes into the result file's name")
     parser.add_argument("--seconds", type=float, default=2.0, help="measuring time per row")

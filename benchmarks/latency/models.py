@@ -11,7 +11,6 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")
 
 
 def model_file(folder: Path, case: Case, precision: Precision) -> Path:
-    """Where `case` lies in this precision."""
     return folder / f"{file_stem(case)}-{precision}.onnx"
 
 

@@ -26,8 +26,6 @@ _WORST = 8
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One measured row beside its prediction."""
-
     row: Row
     way: Way
     estimate: Estimate
@@ -122,7 +120,6 @@ def _plans(rows: Sequence[PlanRow]) -> str:
 
 
 def draw(compared: Sequence[Compared], plans: Sequence[PlanRow]) -> bytes:
-    """An SVG: predicted against measured, of the sub-models and of whole plans."""
     models: dict[str, list[tuple[float, float]]] = {}
     for one in sorted(compared, key=lambda one: one.way):
         models.setdefault(short(one.way), []).append((one.row.latency_ms, one.estimate.ms))
@@ -158,7 +155,6 @@ def _kept() -> tuple[list[Compared], list[Compared], list[PlanRow]]:
 
 
 def figures() -> str:
-    """The tables of docs/latency.md."""
     plannable, unseen, plans = _kept()
     return "\n\n".join([
         error_table(plannable, "Sub-models that a plan may hold, none of them fitted to"),
@@ -169,7 +165,6 @@ def figures() -> str:
 
 
 def picture() -> bytes:
-    """The picture of docs/latency.md."""
     plannable, unseen, plans = _kept()
     return draw([*plannable, *unseen], plans)
 

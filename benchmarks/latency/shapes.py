@@ -35,8 +35,6 @@ _TEACHERS = (
 
 
 class Case(Record, frozen=True):
-    """A sub-model with its classes."""
-
     spec: SubModelSpec
     num_classes: PositiveInt
 
@@ -119,7 +117,6 @@ def file_stem(case: Case) -> str:
 
 
 def with_precision(case: Case, precision: str) -> SubModelSpec:
-    """The case's shape in another precision."""
     return structs.replace(case.spec, precision=precision)
 
 

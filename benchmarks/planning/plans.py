@@ -36,7 +36,6 @@ _WIDTH = 100
 
 
 def planned(teacher: str, target_ms: float, fleet: str) -> Planned:
-    """A plan of shipped profiles, explained, with its Pareto list."""
     names = [name for name in shipped_profiles() if name not in FLEETS[fleet]]
     return make_planned(
         teacher_spec(teacher, {}), names, PlanOptions(latency_ms=target_ms), 1000,
@@ -81,7 +80,6 @@ def _plans() -> dict[tuple[str, float, str], Planned]:
 
 
 def figures() -> str:
-    """Every plan, and one of them explained."""
     plans = table(
         [(*case, found.plan) for case, found in _plans().items()],
         ("teacher", "{0[0]}"),
@@ -99,7 +97,6 @@ def figures() -> str:
 
 
 def picture() -> bytes:
-    """The explained plan's picture."""
     explained = _plans()[EXPLAINED]
     return draw_plan(explained.plan, explained.pareto, "svg")
 

@@ -53,7 +53,6 @@ _SLOW = ("n100", "raspberry-pi-5", "laptop-cpu")
 
 
 def main() -> None:
-    """Measure, print and keep."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.planning.search", description=__doc__
     )

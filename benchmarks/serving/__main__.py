@@ -25,7 +25,6 @@ from mdp.files import write_json
 
 
 def main() -> None:
-    """Measure, print, keep."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

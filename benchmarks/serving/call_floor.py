@@ -122,7 +122,6 @@ def measure(agents: int, blocks: int, per_block: int) -> dict[str, float]:
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description="What no client can leave out.")
     parser.add_argument("--agents", type=int, nargs="+", default=[1, 3, 8])
     parser.add_argument("--blocks", type=int, default=60)

@@ -39,8 +39,6 @@ PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class _Seen:
-    """Milliseconds of calls, by cycle."""
-
     unknown: list[list[float]] = field(default_factory=list)
     known: list[list[float]] = field(default_factory=list)
     healthy: list[list[float]] = field(default_factory=list)
@@ -58,7 +56,6 @@ def call_ms(client: Client, deadline_ms: float) -> tuple[float, bool]:
 
 
 def lose(fleet: ServedFleet, how: str) -> None:
-    """Take the victim away."""
     process = fleet.processes[VICTIM]
     process.send_signal(signal.SIGKILL if how == KILLED else signal.SIGSTOP)
     if how == KILLED:
@@ -131,7 +128,6 @@ def summary(how: str, seen: _Seen, deadline_ms: float) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Both ways to lose a device."""
     for how in (KILLED, STOPPED):
         yield measure(how, options)
 
@@ -151,7 +147,6 @@ COLUMNS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How long to measure."""
     parser.add_argument("--deadline-ms", type=float, default=100.0)
     parser.add_argument("--cycles", type=int, default=12)
     parser.add_argument("--unknown", type=int, default=10)

@@ -69,7 +69,6 @@ def measure(options: argparse.Namespace, per_process: int, in_flight: int) -> di
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One under way, and several."""
     for per_process in (1, 8):
         for in_flight in (1, 4, 8):
             yield measure(options, per_process, in_flight)
@@ -87,7 +86,6 @@ COLUMNS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How many, and how long to measure."""
     parser.add_argument("--many", type=int, default=64)
     parser.add_argument("--many-rounds", type=int, default=12)
     parser.add_argument("--many-per-round", type=int, default=100)

@@ -100,14 +100,12 @@ def call(client: Client, picture: Picture) -> tuple[float, bool]:
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Every kind with every number of agents."""
     for kind in (STUB, STUB_KEYS, ONNX):
         for count in options.agents:
             yield measure(kind, count, options.rounds, options.per_round)
 
 
 def _ratio(over: str, point: str) -> str:
-    """A ratio and where it lies."""
     low, high = (f"{{ratio_95[{over}][{point}][{end}]:.2f}}" for end in (0, 1))
     return f"{{ratio[{over}][{point}]:.2f}} ({low}-{high})"
 
@@ -129,7 +127,6 @@ COLUMNS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What to measure, and for how long."""
     parser.add_argument("--agents", type=int, nargs="+", default=[1, 3, 8])
     parser.add_argument("--rounds", type=int, default=10)
     # The first calls of a block find the caches full of what the others did.

@@ -74,7 +74,6 @@ def measure(client: Client, calls: int, cores: int) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Idle, then under load."""
     late = f"device-{AGENTS - 1}"
     stub: tuple[object, ...] = ("--compute-ms", COMPUTE_MS, "--late", late)
     stub = (*stub, "--late-ms", LATE_MS, "--late-share", LATE_SHARE)
@@ -98,5 +97,4 @@ COLUMNS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How long to measure."""
     parser.add_argument("--overshoot-calls", type=int, default=8000)

@@ -9,7 +9,6 @@ PARTS = {part.NAME: part for part in (overhead, dead_device, overshoot, stream_r
 
 
 def figures() -> str:
-    """A table of each part."""
     blocks = []
     for name, part in PARTS.items():
         if (RESULTS / f"serving-{name}.json").is_file():

@@ -57,7 +57,6 @@ class Asking:
                 self.failed.append(str(error))
 
     def stop(self) -> None:
-        """Let the last call end."""
         self._over = True
         self._thread.join()
 
@@ -131,7 +130,6 @@ def report(asking: Asking, took_s: dict[str, float]) -> dict[str, object]:
 
 
 def main() -> int:
-    """Measure, print, and keep if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--quiet-s", type=float, default=8.0, help="length of the quiet parts")
     parser.add_argument("--bundle", type=Path, default=EXAMPLE, help="whose models to serve")

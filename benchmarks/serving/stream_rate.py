@@ -211,7 +211,6 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, Any]:
-    """What one number of pictures under way came to, beside the loops."""
     streams = rates.streams[in_flight]
     row: dict[str, Any] = {
         "members": len(case.members),
@@ -228,7 +227,6 @@ def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Every case."""
     for case in CASES:
         yield from measure(case, options)
 
@@ -262,6 +260,5 @@ COLUMNS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """How long to measure."""
     parser.add_argument("--stream-rounds", type=int, default=6)
     parser.add_argument("--stream-s", type=float, default=2.0)

@@ -125,7 +125,6 @@ def merged(kept: Mapping[str, Any], part: str, new: Mapping[str, Any]) -> dict[s
 
 
 def main() -> None:
-    """Measure, print, keep."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

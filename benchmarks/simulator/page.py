@@ -18,7 +18,6 @@ _BAND = 0.15
 
 
 def markdown(found: Mapping[str, Any]) -> str:
-    """What was measured, those parts that there are."""
     machines = found["machines"]
     parts = ["![simulated against measured latency](simulation.svg)"]
     for agents, said in AGENTS.items():
@@ -43,7 +42,6 @@ def _measured_on(machine: Mapping[str, Any]) -> str:
 
 
 def reality_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The table of measured and simulated figures."""
     return table(
         rows,
         ("load", "{load}"),
@@ -81,7 +79,6 @@ def _speeds(builds: Sequence[Sequence[Mapping[str, Any]]]) -> str:
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """An SVG: simulated against measured; latency and complete answers, for each kind of agents."""
     kinds = [agents for agents in AGENTS if any(row["agents"] == agents for row in rows)]
 
     def panels(canvas: "figure.Figure") -> None:

@@ -49,8 +49,6 @@ SIMULATED = 50_000
 
 @dataclass(slots=True)
 class Seen:
-    """What one load under one deadline showed."""
-
     latencies_ms: list[float] = field(default_factory=list)
     complete: int = 0
     requests: int = 0
@@ -70,7 +68,6 @@ class Seen:
 
 
 async def ask(client: AsyncClient, picture: Any, deadline_ms: float, seen: Seen) -> None:
-    """One call, whatever becomes of it."""
     answer: Prediction | InferenceError
     started_s = time.monotonic()
     try:
@@ -217,7 +214,6 @@ def compared(scenario: Scenario, blocks: int, real: Seen) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float] | Floats, point: float) -> float:
-    """Of `values`; 0 if there are none."""
     return float(np.percentile(values, point)) if len(values) else 0.0
 
 

@@ -16,7 +16,6 @@ _ANSWERS = {"complete": figure.GREEN, "partial": figure.ORANGE, "errors": figure
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The run in words and tables."""
     kills, stops, restarts = result["faults"]
     broken = "Broken: " + "; ".join(result["failures"]) if result["failures"] else ""
     clients = [
@@ -68,8 +67,6 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def draw(result: Mapping[str, Any]) -> bytes:
-    """An SVG: answers a second, memory, and files with threads, over the time of the load."""
-
     def panels(canvas: "figure.Figure") -> None:
         answers, memory, held = canvas.subplots(3, 1, sharex=True)
         _draw_answers(answers, result)

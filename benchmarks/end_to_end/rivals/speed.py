@@ -18,7 +18,6 @@ MIN_RUNS = 3
 
 
 def main() -> None:
-    """Warm up, wait, measure."""
     parser = argparse.ArgumentParser(description="Mean milliseconds of a model.")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)
