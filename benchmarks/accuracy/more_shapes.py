@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.accuracy.shapes import REAL, Shapes, vit
+from benchmarks.accuracy.shapes import REAL, Shapes
+from benchmarks.harness.models import vit
 from mdp.errors import InputError, MDPError
 from mdp.formats.plan import Plan, Region, SubModelSpec
 from partitioner.training.compute import use_threads

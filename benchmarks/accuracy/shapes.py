@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from benchmarks.harness.models import vit
 from mdp.errors import InputError
 from mdp.formats.plan import (
     Assignment,
@@ -21,17 +22,6 @@ _CLASSES = 10
 #: Costs that differ by no more count as the same.
 _ABOUT = 1.1
 _WHY = "accuracy benchmark: shapes are given, nothing was searched"
-
-
-def vit(image_size: int, patch_size: int, embed_dim: int, depth: int, heads: int) -> SubModelSpec:
-    return SubModelSpec(
-        image_size=image_size,
-        patch_size=patch_size,
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=heads,
-        mlp_ratio=4.0,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,25 +102,20 @@ def measure(options: argparse.Namespace, machine: dict[str, object], folder: Pat
     with machines(folder) as (network, programs):
         seconds = 2.0 if options.quick else 8.0
         models = make_models(options.teacher, programs, folder, seconds, note)
-        pixels = np.full(_shape(models), 127, dtype=np.uint8)
+        size = models.spec.shape.image_size
+        pixels = np.full((1, size, size, 3), 127, dtype=np.uint8)
         expected = run_one(models.whole, pixels)
         error = float(np.abs(in_parts(models.parts, pixels) - expected).max())
+        ready = Ready(
+            models=models,
+            bundles={},
+            pictures=pictures,
+            http_python=options.http_python,
+            amount=amount,
+        )
         links = [
-            measure_link(
-                bandwidth_bps,
-                models,
-                (network, programs),
-                folder / f"{bandwidth_bps / 1e6:.0f}",
-                Ready(
-                    models=models,
-                    bundles={},
-                    pictures=pictures,
-                    http_python=options.http_python,
-                    amount=amount,
-                ),
-                targets,
-            )
-            for bandwidth_bps in BANDWIDTHS_BPS
+            measure_link(bps, (network, programs), folder / f"{bps / 1e6:.0f}", ready, targets)
+            for bps in BANDWIDTHS_BPS
         ]
     return Results(
         machine=machine,
@@ -141,14 +136,13 @@ def measure(options: argparse.Namespace, machine: dict[str, object], folder: Pat
 
 def measure_link(
     bandwidth_bps: float,
-    models: Models,
     place: tuple[Network, Machines],
     folder: Path,
     ready: Ready,
     targets: dict[str, float],
 ) -> LinkResult:
     """Everybody over one kind of link, MDP with the plans that it makes for that link."""
-    network, programs = place
+    (network, programs), models = place, ready.models
     network.set_rate(bandwidth_bps)
     link = Link(bandwidth_bps=bandwidth_bps, round_trip_s=ROUND_TRIP_S)
     profiles = write_profiles(models, link, folder / "profiles")
@@ -164,35 +158,26 @@ def measure_link(
         note("exporting what one device can do alone in that time")
         plans[ALONE] = alone
         bundles[ALONE] = export_untrained(alone, folder / "alone")
-    found = ask_all(replaced(ready, bundles), network, programs, folder / "serving", note)
+    found = ask_all(replace(ready, bundles=bundles), network, programs, folder / "serving", note)
     return LinkResult(bandwidth_bps=bandwidth_bps, plans=plans, found=found)
 
 
-def replaced(ready: Ready, bundles: dict[str, Path]) -> Ready:
-    return replace(ready, bundles=bundles)
-
-
-def _shape(models: Models) -> tuple[int, int, int, int]:
-    size = models.spec.shape.image_size
-    return (1, size, size, 3)
-
-
 def device_rows(models: Models) -> list[DeviceRow]:
+    """Each device, and what it has of the teacher."""
     shape, speeds = models.spec.shape, [1 / ms for ms in models.teacher_ms]
-    blocks, heads = dealt(shape.depth, speeds), dealt(shape.num_heads, speeds)
-    hidden = columns(round(shape.embed_dim * shape.mlp_ratio), speeds)
+    parts = zip(
+        DEVICES,
+        models.teacher_ms,
+        dealt(shape.depth, speeds),
+        dealt(shape.num_heads, speeds),
+        columns(round(shape.embed_dim * shape.mlp_ratio), speeds),
+        strict=True,
+    )
     return [
-        DeviceRow(
-            name=device.name,
-            core=device.core,
-            share=device.share,
-            teacher_ms=models.teacher_ms[i],
-            blocks=blocks[i],
-            heads=heads[i],
-            hidden=hidden[i][1] - hidden[i][0],
-        )
-        for i, device in enumerate(DEVICES)
-    ]
+        DeviceRow(name=device.name, core=device.core, share=device.share, teacher_ms=ms,
+                  blocks=blocks, heads=heads, hidden=end - begin)
+        for device, ms, blocks, heads, (begin, end) in parts
+    ]  # fmt: skip
 
 
 def note(text: str) -> None:

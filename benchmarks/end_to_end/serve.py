@@ -126,7 +126,8 @@ def ask_all(
     with ExitStack() as stack:
         serving = Serving(stack, programs, folder)
         note("starting everybody")
-        http = serving.http(ready.http_python, first(ready.bundles)) if ready.http_python else []
+        first = next(iter(ready.bundles.values()))
+        http = serving.http(ready.http_python, first) if ready.http_python else []
         fleets = {
             name: str(serving.fleet(name, bundle, FLEETS + number))
             for number, (name, bundle) in enumerate(ready.bundles.items())
@@ -152,10 +153,6 @@ def ask_all(
             amount=ready.amount,
         )
         return _called(setup, programs, folder, note)
-
-
-def first(bundles: dict[str, Path]) -> Path:
-    return next(iter(bundles.values()))
 
 
 def _called(setup: Setup, programs: Machines, folder: Path, note: Callable[[str], None]) -> Found:

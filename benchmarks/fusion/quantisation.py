@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.models import vit
 from benchmarks.harness.page import Page, link
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
@@ -53,9 +54,7 @@ def models(folder: Path) -> dict[str, tuple[bytes, SubModelSpec]]:
         for a in bundle.manifest.plan.assignments
     }
     for name, size in UNTRAINED.items():
-        spec = SubModelSpec(
-            image_size=size, patch_size=16, embed_dim=384, depth=12, num_heads=6, mlp_ratio=4.0
-        )
+        spec = vit(size, 16, 384, 12, 6)
         torch.manual_seed(0)
         model = to_onnx(ServedMember(SubModel(spec, 100)), size, ["boost", "bag"], {})
         found[name] = (model, spec)

@@ -1,5 +1,6 @@
 """Steady-state latencies of many models, in rounds, so that drift meets all of them."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -7,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
-from benchmarks.latency.measure_encoders import others_cpu_s
 from benchmarks.latency.models import PRECISIONS, model_file
 from benchmarks.latency.shapes import Case
 from mdp.files import Record
 from mdp.formats.profile import NonNegativeFloat, PositiveFloat, PositiveInt, Precision
+from partitioner.export.sessions import open_session
 
 THREADS = (1, 2)
 #: One burst: runs that are not counted, then as many as fit, but not fewer than `_LEAST_RUNS`.
@@ -64,7 +64,7 @@ class _Bursts:
 
     def burst(self, seconds: float) -> None:
         if self._session is None:
-            self._session = open_session(self._path, self.threads, self.spin)
+            self._session = open_session(self._path, threads=self.threads, spin=self.spin)
         session = self._session
         for _ in range(_WARM_UP_RUNS):
             session.run(None, self._feed)
@@ -97,35 +97,24 @@ class _Bursts:
         )
 
 
-def open_session(path: Path, threads: int, spin: bool) -> Any:
-    """A session as the agent opens it: spinning if planned so, one operator at a time."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
-    if spin:
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
 def measure(
     folder: Path,
     cases: Sequence[Case],
+    precisions: Sequence[Precision] = PRECISIONS,
     *,
     rounds: int,
     seconds: float,
-    spin: bool,
+    spin: bool = False,
     note: Callable[[str], None],
 ) -> list[Row]:
-    """Run every case in every precision with every number of threads, `rounds` bursts each.
+    """Run every case in each precision with every number of threads, `rounds` bursts each.
 
     Every round takes all of them, in an order of its own.
     """
     bursts = [
         _Bursts(model_file(folder, case, precision), case, precision, threads, spin)
         for case in cases
-        for precision in PRECISIONS
+        for precision in precisions
         for threads in THREADS
     ]
     rng = np.random.default_rng(0)
@@ -134,3 +123,12 @@ def measure(
         for index in rng.permutation(len(bursts)):
             bursts[index].burst(seconds)
     return [burst.row() for burst in bursts]
+
+
+def others_cpu_s() -> float:
+    """CPU seconds that everything but this process has used since the machine started (Linux)."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _wait, irq, softirq, steal = (int(field) for field in fields[:8])
+    busy_s = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    own = os.times()
+    return busy_s - own.user - own.system

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from benchmarks.latency.measure_encoders import others_cpu_s
+from benchmarks.latency.measure import others_cpu_s
 from benchmarks.latency.models import export_all
 from benchmarks.latency.plan_bundles import NUM_CLASSES, case_of, write_plan_bundle
 from benchmarks.latency.shapes import Case

@@ -21,8 +21,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.models import vit
+from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
-from mdp.formats.plan import Region, SubModelSpec, TeacherSpec
+from mdp.formats.plan import Region, TeacherSpec
 from mdp.formats.profile import DeviceProfile, Link, read_profile, shipped_profiles
 from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import WHOLE, capability_of
@@ -34,12 +36,9 @@ from partitioner.planner.local_search import choose
 from partitioner.planner.placement import Limits, settled
 from partitioner.planner.search import make_plan
 
-RESULTS = Path(__file__).parents[1] / "results" / "search.json"
 TEACHER = TeacherSpec(
     name="vit_base_patch16_224",
-    shape=SubModelSpec(
-        image_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0
-    ),
+    shape=vit(224, 16, 768, 12, 12),
 )
 COUNTS, TARGET_MS = (8, 100, 1000), 30.0
 #: Devices, shapes and regions of which every plan is tried.
@@ -56,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.planning.search", description=__doc__
     )
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, default=RESULTS / "search.json")
     parser.add_argument("--instances", type=int, default=200)
     asked = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})

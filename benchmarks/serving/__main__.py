@@ -30,13 +30,11 @@ def main() -> None:
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    for part in PARTS.values():
-        part.add_options(parser)
     options = parser.parse_args()
     for name in options.only:
         print(f"== {name}", flush=True)
         machine, started_s, rows = describe_machine(), time.monotonic(), []
-        for row in PARTS[name].run(options):
+        for row in PARTS[name].run():
             rows.append(row)
             text = table([row], *PARTS[name].COLUMNS).splitlines()
             print(*(text if len(rows) == 1 else text[2:]), sep="\n", flush=True)

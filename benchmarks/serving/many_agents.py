@@ -11,7 +11,6 @@ Agents and ROUTERs are processes of their own, or several share one: 64 processe
 the caches empty at each request, which says more about the machine than about a fan-out.
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator
@@ -29,37 +28,38 @@ from mdp.cli.bench import noise_picture
 NAME = "many-agents"
 SIDE = 32
 DEADLINE_MS = 10_000.0
+AGENTS, ROUNDS, PER_ROUND = 64, 12, 100
 
 
-def measure(options: argparse.Namespace, per_process: int, in_flight: int) -> dict[str, Any]:
+def measure(per_process: int, in_flight: int) -> dict[str, Any]:
     """Answers and bare fan-outs a second, in turns."""
     ours: list[list[float]] = []
     bare: list[list[float]] = []
-    agents, block, partial = options.many, options.many_per_round, 0
+    partial = 0
     shared: dict[str, Any] = {"side": SIDE, "per_process": per_process}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        fleet = stack.enter_context(stub_fleet(Path(name), agents, **shared))
+        fleet = stack.enter_context(stub_fleet(Path(name), AGENTS, **shared))
         client = stack.enter_context(fleet.client())
-        bare_client = stack.enter_context(bare_exchange(agents, **shared))
+        bare_client = stack.enter_context(bare_exchange(AGENTS, **shared))
         picture = noise_picture(SIDE)
-        for number in range(options.many_rounds + 1):
+        for number in range(ROUNDS + 1):
             started_s = time.perf_counter()
-            answers = [*client.stream(repeat(picture, block), deadline_ms=DEADLINE_MS,
+            answers = [*client.stream(repeat(picture, PER_ROUND), deadline_ms=DEADLINE_MS,
                                       in_flight=in_flight)]  # fmt: skip
             between_s = time.perf_counter()
-            bare_client.many(block, in_flight)
+            bare_client.many(PER_ROUND, in_flight)
             ended_s = time.perf_counter()
             if number:  # the first one warms up
                 partial += sum(answer.partial for answer in answers)
-                ours.append([block / (between_s - started_s)])
-                bare.append([block / (ended_s - between_s)])
+                ours.append([PER_ROUND / (between_s - started_s)])
+                bare.append([PER_ROUND / (ended_s - between_s)])
     rates = [float(np.median(blocks)) for blocks in (ours, bare)]
     return {
-        "agents": agents,
+        "agents": AGENTS,
         "agents_per_process": per_process,
         "crop_pixels": SIDE,
         "in_flight": in_flight,
-        "answers": options.many_rounds * block,
+        "answers": ROUNDS * PER_ROUND,
         "partial": partial,
         "answers_per_s": rates[0],
         "bare_per_s": rates[1],
@@ -68,10 +68,10 @@ def measure(options: argparse.Namespace, per_process: int, in_flight: int) -> di
     }
 
 
-def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def run() -> Iterator[dict[str, Any]]:
     for per_process in (1, 8):
         for in_flight in (1, 4, 8):
-            yield measure(options, per_process, in_flight)
+            yield measure(per_process, in_flight)
 
 
 COLUMNS = (
@@ -83,9 +83,3 @@ COLUMNS = (
     ("ratio", "{ratio:.2f}"),
     ("95 %", "{ratio_95[0]:.2f}-{ratio_95[1]:.2f}"),
 )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--many", type=int, default=64)
-    parser.add_argument("--many-rounds", type=int, default=12)
-    parser.add_argument("--many-per-round", type=int, default=100)

@@ -19,7 +19,6 @@ and the ratios with the interval in which each lies when the rounds are drawn an
     onnxruntime    `mdp-agent run` with a model that takes next to no time
 """
 
-import argparse
 import tempfile
 import time
 from collections.abc import Iterator
@@ -43,13 +42,15 @@ from mdp.pictures.crop import Picture
 NAME = "overhead"
 SIDE = 224
 POINTS = (50, 99)
+#: The first calls of a block find the caches full of what the others did.
+AGENTS, ROUNDS, PER_ROUND = (1, 3, 8), 10, 500
 OURS, CLIENT, BOTH = "ours", "client", "both"
 #: Against what ours is held.
 OVER = (CLIENT, BOTH)
 STUB, STUB_KEYS, ONNX = "stub", "stub, keys", "onnxruntime"
 
 
-def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, Any]:
+def measure(kind: str, agents: int) -> dict[str, Any]:
     """All three in turns; milliseconds at p50 and p99, and their ratios."""
     keys, partial = kind == STUB_KEYS, 0
     blocks: dict[str, list[list[float]]] = {OURS: [], **{over: [] for over in OVER}}
@@ -65,12 +66,12 @@ def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, An
         same_agents = stack.enter_context(asked_bare(fleet, side=SIDE))
         routers = stack.enter_context(bare_exchange(agents, side=SIDE, keys=keys))
         picture = noise_picture(SIDE)
-        for number in range(rounds + 1):
-            calls = [call(client, picture) for _ in range(per_round)]
+        for number in range(ROUNDS + 1):
+            calls = [call(client, picture) for _ in range(PER_ROUND)]
             taken = {
                 OURS: [took_ms for took_ms, _ in calls],
-                CLIENT: [same_agents.overhead_ms() for _ in range(per_round)],
-                BOTH: [routers.round_trip_ms() for _ in range(per_round)],
+                CLIENT: [same_agents.overhead_ms() for _ in range(PER_ROUND)],
+                BOTH: [routers.round_trip_ms() for _ in range(PER_ROUND)],
             }
             if number:  # the first one warms up
                 partial += sum(is_partial for _, is_partial in calls)
@@ -80,7 +81,7 @@ def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, An
     return {
         "kind": kind,
         "agents": agents,
-        "requests": rounds * per_round,
+        "requests": ROUNDS * PER_ROUND,
         "partial": partial,
         "ms": ms,
         "ratio": {over: {p: ms[OURS][p] / ms[over][p] for p in ms[over]} for over in OVER},
@@ -99,10 +100,10 @@ def call(client: Client, picture: Picture) -> tuple[float, bool]:
     return took_ms - max(member.compute_ms for member in answer.members), answer.partial
 
 
-def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def run() -> Iterator[dict[str, Any]]:
     for kind in (STUB, STUB_KEYS, ONNX):
-        for count in options.agents:
-            yield measure(kind, count, options.rounds, options.per_round)
+        for count in AGENTS:
+            yield measure(kind, count)
 
 
 def _ratio(over: str, point: str) -> str:
@@ -124,10 +125,3 @@ COLUMNS = (
     ("both: ratio p50 (95 %)", _ratio(BOTH, "p50")),
     ("p99", _ratio(BOTH, "p99")),
 )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--agents", type=int, nargs="+", default=[1, 3, 8])
-    parser.add_argument("--rounds", type=int, default=10)
-    # The first calls of a block find the caches full of what the others did.
-    parser.add_argument("--per-round", type=int, default=500)

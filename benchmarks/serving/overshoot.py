@@ -8,7 +8,6 @@ while nothing else runs, then beside as many busy processes as there are cores. 
 a caller waited beyond the deadline, 0 for calls that ended before it.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -31,6 +30,7 @@ AGENTS = 3
 DEADLINES_MS = (5.0, 10.0, 20.0)
 COMPUTE_MS, LATE_MS, LATE_SHARE = 1.0, 30.0, 0.15
 POINTS = (50, 99, 99.9)
+CALLS = 8000
 BUSY = "while True: pass"
 
 
@@ -46,13 +46,13 @@ def load(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def measure(client: Client, calls: int, cores: int) -> dict[str, Any]:
-    """What `calls` calls waited beyond their deadlines, beside so many busy `cores`."""
+def measure(client: Client, cores: int) -> dict[str, Any]:
+    """What calls waited beyond their deadlines, beside so many busy `cores`."""
     draw, picture = Random(cores), noise_picture(SIDE)
     beyond: list[float] = []
     answered = whole = 0
     with load(cores):
-        for _ in range(calls):
+        for _ in range(CALLS):
             deadline_ms = draw.choice(DEADLINES_MS)
             started_s = time.perf_counter()
             try:
@@ -64,16 +64,16 @@ def measure(client: Client, calls: int, cores: int) -> dict[str, Any]:
     over = [max(0.0, ms) for ms in beyond]
     return {
         "busy_processes": cores,
-        "calls": calls,
-        "answered": answered / calls,
-        "whole": whole / calls,
-        "ended_after": sum(ms > 0 for ms in beyond) / calls,
+        "calls": CALLS,
+        "answered": answered / CALLS,
+        "whole": whole / CALLS,
+        "ended_after": sum(ms > 0 for ms in beyond) / CALLS,
         "overshoot_ms": {**percentiles(over, POINTS), "max": max(over)},
         "to_deadline_ms": percentiles(beyond, POINTS),
     }
 
 
-def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def run() -> Iterator[dict[str, Any]]:
     late = f"device-{AGENTS - 1}"
     stub: tuple[object, ...] = ("--compute-ms", COMPUTE_MS, "--late", late)
     stub = (*stub, "--late-ms", LATE_MS, "--late-share", LATE_SHARE)
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         fleet = stack.enter_context(stub_fleet(Path(name), AGENTS, *stub, side=SIDE))
         client = stack.enter_context(fleet.client())
         for cores in (0, os.cpu_count() or 1):
-            yield measure(client, options.overshoot_calls, cores)
+            yield measure(client, cores)
 
 
 COLUMNS = (
@@ -94,7 +94,3 @@ COLUMNS = (
     ("p99.9", "{overshoot_ms[p99.9]:.2f}"),
     ("longest", "{overshoot_ms[max]:.2f}"),
 )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--overshoot-calls", type=int, default=8000)

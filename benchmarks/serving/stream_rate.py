@@ -14,7 +14,6 @@ and no client: what members on cores of one machine leave each other of its memo
 speed, which no client can give back. With one member there is only the first.
 """
 
-import argparse
 import multiprocessing
 import tempfile
 import time
@@ -29,6 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
+from benchmarks.harness.models import vit
 from benchmarks.harness.resampling import ratio_interval
 from benchmarks.harness.serving_fleet import served
 from devices.runtime.base import OrtRuntime, Runtime
@@ -50,9 +50,7 @@ DEADLINE_MS = 10_000.0
 #: With more partial answers than this share, the rate would be another fleet's.
 MOST_PARTIAL = 0.01
 #: About 20 and 8 ms on one core of the machine that the aims were set on.
-SLOW = SubModelSpec(
-    image_size=128, patch_size=8, embed_dim=192, depth=6, num_heads=3, mlp_ratio=4.0
-)
+SLOW = vit(128, 8, 192, 6, 3)
 QUICK = msgspec.structs.replace(SLOW, depth=2)
 #: Small enough that several at once pay.
 SMALL = msgspec.structs.replace(SLOW, image_size=64)
@@ -68,7 +66,7 @@ class Case:
     batch: int = 1
 
 
-_BATCH = 8
+_BATCH, ROUNDS, BLOCK_S = 8, 6, 2.0
 CASES = (
     Case(members=(SLOW,), in_flight=(1, 2, 4)),
     Case(members=(SLOW, QUICK), in_flight=(2, 4)),
@@ -182,7 +180,7 @@ class Rates:
     streams: dict[int, list[list[float]]] = field(default_factory=dict)
 
 
-def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(case: Case) -> list[dict[str, Any]]:
     """The loops and the streams in turns; a row for each number of pictures under way."""
     rates = Rates(streams={number: [] for number in case.in_flight})
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -195,12 +193,10 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
             stack.enter_context(computing_beside(bundle, k, case.batch))
             for k in range(1, len(case.members))
         ]
-        for number in range(options.stream_rounds + 1):
-            alone = loop_rate(runtime, pixels, options.stream_s)
-            beside = loop_rate(runtime, pixels, options.stream_s, others) if others else None
-            streamed = {
-                n: stream_rate(client, pixels[0], n, options.stream_s) for n in rates.streams
-            }
+        for number in range(ROUNDS + 1):
+            alone = loop_rate(runtime, pixels, BLOCK_S)
+            beside = loop_rate(runtime, pixels, BLOCK_S, others) if others else None
+            streamed = {n: stream_rate(client, pixels[0], n, BLOCK_S) for n in rates.streams}
             if number:  # the first one warms up
                 rates.alone.append([alone])
                 if beside is not None:
@@ -226,9 +222,9 @@ def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, Any]:
     return row
 
 
-def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def run() -> Iterator[dict[str, Any]]:
     for case in CASES:
-        yield from measure(case, options)
+        yield from measure(case)
 
 
 def _ratio(name: str) -> Callable[[dict[str, Any]], str]:
@@ -257,8 +253,3 @@ COLUMNS = (
     ("beside the other members' computing", _beside),
     ("ratio (95 %)", _ratio("beside")),
 )
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--stream-rounds", type=int, default=6)
-    parser.add_argument("--stream-s", type=float, default=2.0)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.end_to_end.rivals.sessions import open_session
+from partitioner.export.sessions import open_session
 
 MIN_RUNS = 3
 

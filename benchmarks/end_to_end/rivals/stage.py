@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.end_to_end.rivals import frames
-from benchmarks.end_to_end.rivals.sessions import open_session
 from mdp.pictures.crop import decode_jpeg
+from partitioner.export.sessions import open_session
 
 #: Frames that may wait between two threads.
 WAITING = 4

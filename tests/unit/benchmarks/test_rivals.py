@@ -14,7 +14,8 @@ from benchmarks.accuracy import __main__ as accuracy  # noqa: E402
 from benchmarks.accuracy import numbers as accuracy_numbers  # noqa: E402
 from benchmarks.accuracy.methods import METHODS, RATES, choices, joint_epochs  # noqa: E402
 from benchmarks.accuracy.results import Choice, Results, ResultsFile, Run, Trial  # noqa: E402
-from benchmarks.accuracy.shapes import REAL, SMOKE, cost, even, vit  # noqa: E402
+from benchmarks.accuracy.shapes import REAL, SMOKE, cost, even  # noqa: E402
+from benchmarks.harness.models import vit  # noqa: E402
 from benchmarks.harness.timed import TimedProgress  # noqa: E402
 from benchmarks.rivals.class_split import joined  # noqa: E402
 from benchmarks.rivals.dealing import dealt, own_labels, own_logits  # noqa: E402
