@@ -16,7 +16,7 @@ from mdp.errors import InputError
 #: The document's name -> the module that has its `PAGE`.
 PAGES = {
     "accuracy": "accuracy.page",
-    "client": "fusion.early",
+    "early-exit": "fusion.early",
     "end-to-end": "end_to_end.page",
     "families": "families.measure",
     "latency": "latency.page",

@@ -4,7 +4,7 @@
 
 Teacher, pictures, epochs and training are those of `benchmarks.accuracy`, and only the members
 differ. Members of other shapes are trained as independent students that start from the teacher's
-weights: alone they are worth what ours are worth alone (docs/accuracy.md), in half the time.
+weights: alone they are worth what ours are worth alone, in half the time.
 Members with other views are ours with its defaults. The file of results is rewritten after every
 finished run, and what is in it is not run again.
 """

@@ -1,4 +1,4 @@
-"""accuracy.json as tables for docs/accuracy.md, and as a picture.
+"""accuracy.json as tables for its page, and as a picture.
 
 The picture's right panel needs a model of delays, and it is a model: every device answers after the
 time that was planned for it, times a log-normal factor (median 1, sigma `SIGMA`), independently;
@@ -228,7 +228,6 @@ def _kept(name: str) -> Results:
 
 
 PAGE = Page(
-    "accuracy.md",
     "benchmarks.accuracy",
     lambda: markdown(_kept("accuracy"), _kept("accuracy-20-epochs")),
     lambda: draw(_kept("accuracy")),

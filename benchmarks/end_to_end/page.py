@@ -1,4 +1,4 @@
-"""Results of the benchmark as figures for docs/end-to-end.md, and as a picture."""
+"""Results of the benchmark as figures for its page, and as a picture."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -175,7 +175,6 @@ def _kept() -> Results:
 
 
 PAGE = Page(
-    "end-to-end.md",
     "benchmarks.end_to_end",
     lambda: figures(_kept(), "end-to-end.svg"),
     lambda: draw(_kept()),

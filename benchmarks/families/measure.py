@@ -8,7 +8,7 @@ data sets by name. All run in fp32 on one onnxruntime thread of this machine, ti
 milliseconds are processor time, so that others at work matter little.
 
 Which model and which fleet a budget gets is decided on the calibration split, and reported on the
-test split. Writes benchmarks/results/families.json and prints the tables of docs/families.md.
+test split. Writes benchmarks/results/families.json and prints the tables of its page.
 """
 
 import argparse
@@ -265,7 +265,7 @@ def _figures(name: str, found: Mapping[str, Any]) -> str:
     )
 
 
-PAGE = Page("families.md", "benchmarks.families.measure", lambda: figures(kept("families")))
+PAGE = Page("benchmarks.families.measure", lambda: figures(kept("families")))
 
 if __name__ == "__main__":
     main()

@@ -5,7 +5,7 @@
 Runs the members once on the test pictures (and the calibration pictures, to compare rules), then
 plays every picture through a real session in every order of arrival. Nothing is timed but by the
 plan's own predictions, so a busy machine is as good as an idle one: half a minute for 10,000
-pictures and three members. Writes benchmarks/results/early.json and the figures in docs/client.md.
+pictures and three members. Writes benchmarks/results/early.json and the figures of its page.
 """
 
 import argparse
@@ -153,7 +153,7 @@ def figures(content: dict[str, Any]) -> str:
     )
 
 
-PAGE = Page("client.md", "benchmarks.fusion.early", lambda: figures(kept("early")))
+PAGE = Page("benchmarks.fusion.early", lambda: figures(kept("early")))
 
 
 def main() -> None:

@@ -2,12 +2,11 @@
 
     python -m benchmarks.fusion.quantisation --bundle FOLDER [--data cifar10/] [--seconds 3]
 
-Writes `results/quantisation.json`, and its tables into docs/quantisation.md: the members of
-a bundle of plain ViTs in fp32 (docs/real-pictures.md) and untrained ViT-S of 128 and 224 px, in
-each way that this machine has,
-with one and two threads; and with `--data` the accuracies that `mdp-partition quantize` finds with
-this machine standing for every device. Each way of a model gets its turn in every round, so that
-drift of the machine meets all of them.
+Writes `results/quantisation.json`, and the figures of its page: the members of a bundle of plain
+ViTs in fp32 and untrained ViT-S of 128 and 224 px, in each way that this machine has, with one and
+two threads; and with `--data` the accuracies that `mdp-partition quantize` finds with this machine
+standing for every device. Each way of a model gets its turn in every round, so that drift of the
+machine meets all of them.
 """
 
 import argparse
@@ -22,7 +21,7 @@ import torch
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.models import vit
-from benchmarks.harness.page import Page, link
+from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
 from mdp.errors import InputError
@@ -210,7 +209,7 @@ def _gate_figures(gate: dict[str, Any], cores: int) -> str:
     )  # fmt: skip
     return (
         "The gate on the bundle of plain ViTs that [real-pictures.md]"
-        f"({link('real-pictures.md', PAGE.name)}) makes, this machine standing for every device "
+        f"({PAGE.link('real-pictures.md')}) makes, this machine standing for every device "
         f"with its planned threads ({', '.join(map(str, gate['threads']))} on {cores} cores), loss "
         f"in points on {record['calibration_pictures']:,} calibration pictures:\n\n{tried}\n\n"
         f"On {record['test_pictures']:,} test pictures, stacked: all members in "
@@ -220,9 +219,7 @@ def _gate_figures(gate: dict[str, Any], cores: int) -> str:
     )
 
 
-PAGE = Page(
-    "quantisation.md", "benchmarks.fusion.quantisation", lambda: figures(kept("quantisation"))
-)
+PAGE = Page("benchmarks.fusion.quantisation", lambda: figures(kept("quantisation")))
 
 if __name__ == "__main__":
     main()

@@ -12,22 +12,21 @@ DOCS = Path(__file__).parents[2] / "docs"
 END = "<!-- end of the figures -->"
 
 
-def find(name: str) -> Path:
-    """The document of this name in docs/ or below; raises InputError unless there is one."""
-    found = [*DOCS.rglob(name)]
-    if len(found) != 1:
-        raise InputError(f"{DOCS}: expected one {name} in it or below, found {len(found)}")
-    return found[0]
-
-
-def link(name: str, page: str) -> str:
-    """The way to document `name` from the document `page`."""
-    return Path(os.path.relpath(find(name), find(page).parent)).as_posix()
-
-
 def begin(writer: str) -> str:
     """The line after which the figures of `writer` stand."""
     return f"<!-- figures: written by {writer} -->"
+
+
+def find(name: str, holding: str = "") -> Path:
+    """The document of this name that holds this text, in docs/ or below; raises InputError.
+
+    So a document may be moved without a word to its benchmark.
+    """
+    found = [page for page in DOCS.rglob(name) if holding in page.read_text(encoding="utf-8")]
+    if len(found) != 1:
+        what = f"{name} with {holding!r}" if holding else name
+        raise InputError(f"{DOCS}: expected one {what} in it or below, found {len(found)}")
+    return found[0]
 
 
 def filled(page: Path, writer: str, figures: str) -> bytes:
@@ -49,7 +48,7 @@ def write_figures(page: Path, writer: str, figures: str) -> None:
 class Page:
     """What is made of kept results: a document's figures, and a picture beside the document."""
 
-    name: str
+    #: Names the place in the document; the document is whichever has that place.
     writer: str
     figures: Callable[[], str]
     #: The content of an SVG file with the document's name.
@@ -57,9 +56,18 @@ class Page:
 
     def files(self) -> dict[Path, bytes]:
         """What the document, and the picture if there is one, have to be; raises InputError."""
-        page = find(self.name)
+        page = self.path
         made = {page: filled(page, self.writer, self.figures())}
         return made | ({page.with_suffix(".svg"): self.picture()} if self.picture else {})
+
+    @property
+    def path(self) -> Path:
+        """The document; raises InputError."""
+        return find("*.md", begin(self.writer))
+
+    def link(self, name: str) -> str:
+        """The way from the document to another one; raises InputError."""
+        return Path(os.path.relpath(find(name), self.path.parent)).as_posix()
 
     def write(self) -> None:
         for path, content in self.files().items():

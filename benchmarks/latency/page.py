@@ -1,4 +1,4 @@
-"""How far predictions are from what was measured: figures for docs/latency.md, and a picture."""
+"""How far predictions are from what was measured: figures for its page, and a picture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -169,4 +169,4 @@ def picture() -> bytes:
     return draw([*plannable, *unseen], plans)
 
 
-PAGE = Page("latency.md", "benchmarks.latency", figures, picture)
+PAGE = Page("benchmarks.latency", figures, picture)

@@ -1,4 +1,4 @@
-"""Plans of the shipped profiles, with their predictions: what docs/planning.md shows.
+"""Plans of the shipped profiles, with their predictions: what the page on planning shows.
 
     python -m benchmarks planning
 
@@ -45,7 +45,7 @@ def planned(teacher: str, target_ms: float, fleet: str) -> Planned:
 
 def _members(plan: Plan) -> str:
     if plan.refused:
-        return f"**refused**: {plan.reason}"
+        return f"**refused**: {plan.reason.partition(';')[0]}"
     return "; ".join(
         f"{a.device} {a.vit.image_size} px / {a.vit.patch_size}, "
         f"{a.vit.embed_dim} x {a.vit.depth}"
@@ -67,10 +67,13 @@ def _alone(plan: Plan) -> str:
 
 
 def explanation(shown: Planned) -> str:
-    """What `mdp-partition plan --explain` prints."""
+    """What `mdp-partition plan --explain` prints, of the members only the first in words."""
     stream = io.StringIO()
     print_planned(shown, Console(file=stream, width=_WIDTH))
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    second = next(n for n, line in enumerate(lines) if line.endswith("(member 1)"))
+    pareto = next(n for n, line in enumerate(lines) if n > second and line.startswith("┏")) - 1
+    return "\n".join([*lines[:second], "...", *lines[pareto:]])
 
 
 @cache
@@ -101,4 +104,4 @@ def picture() -> bytes:
     return draw_plan(explained.plan, explained.pareto, "svg")
 
 
-PAGE = Page("planning.md", "benchmarks.planning.plans", figures, picture)
+PAGE = Page("benchmarks.planning.plans", figures, picture)

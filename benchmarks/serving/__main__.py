@@ -9,8 +9,8 @@
     stream        3 min  `stream` beside the slowest member's model run in a loop
     many-agents   2 min  one client and 64 agents, beside a bare fan-out
 
-Each writes results/serving-<name>.json and its table in docs/serving.md. Nothing else should run on
-the machine meanwhile.
+Each writes results/serving-<name>.json and its table in the page on serving. Nothing else should
+run on the machine meanwhile.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Every part of the benchmark that was ever run, as figures for docs/serving.md."""
+"""Every part of the benchmark that was ever run, as figures for its page."""
 
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
@@ -18,4 +18,4 @@ def figures() -> str:
     return "\n\n".join(blocks)
 
 
-PAGE = Page("serving.md", "benchmarks.serving", figures)
+PAGE = Page("benchmarks.serving", figures)

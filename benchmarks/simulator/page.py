@@ -1,4 +1,4 @@
-"""The simulator against reality: figures for docs/simulation.md, and a picture."""
+"""The simulator against reality: figures for its page, and a picture."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -116,6 +116,6 @@ def _dots(
 
 
 PAGE = Page(
-    "simulation.md", "benchmarks.simulator",
+    "benchmarks.simulator",
     lambda: markdown(kept("simulator")), lambda: draw(kept("simulator")["reality"]),
 )  # fmt: skip

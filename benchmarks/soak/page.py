@@ -1,4 +1,4 @@
-"""The soak as figures for docs/soak.md, and as a picture."""
+"""The soak as figures for its page, and as a picture."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -108,6 +108,4 @@ def _rate(calls: Sequence[Sequence[Sequence[float]]], at: np.ndarray, column: in
     return np.diff(total) / np.diff(at)
 
 
-PAGE = Page(
-    "soak.md", "benchmarks.soak", lambda: markdown(kept("soak")), lambda: draw(kept("soak"))
-)
+PAGE = Page("benchmarks.soak", lambda: markdown(kept("soak")), lambda: draw(kept("soak")))

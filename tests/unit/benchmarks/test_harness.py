@@ -33,8 +33,8 @@ def test_figures_take_the_place_of_former_ones(
     path = tmp_path / "results" / "one.md"
     path.write_text(MARKED)
     (tmp_path / "two.md").touch()
-    assert page.link("two.md", "one.md") == "../two.md"
-    made = page.Page("one.md", "here", lambda: "new\n", lambda: b"<svg/>")
+    made = page.Page("here", lambda: "new\n", lambda: b"<svg/>")
+    assert made.link("two.md") == "../two.md"
     made.write()
     assert path.read_text() == MARKED.replace("old", "new")
     assert path.with_suffix(".svg").read_bytes() == b"<svg/>"
@@ -54,6 +54,10 @@ def test_a_document_has_to_be_there_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(page, "DOCS", tmp_path)
     with pytest.raises(InputError, match=r"expected one one\.md in it or below, found 0"):
         page.find("one.md")
+    with pytest.raises(
+        InputError, match=r"expected one \*\.md with '<!-- figures: written by me -->'"
+    ):
+        page.Page("me", str).write()
 
 
 def test_pictures_are_the_same_every_time_and_have_dark_colours() -> None:
