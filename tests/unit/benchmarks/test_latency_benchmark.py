@@ -13,8 +13,9 @@ from benchmarks.latency import shapes as latency_shapes
 from benchmarks.latency.measure import Row
 from mdp.errors import InputError
 from mdp.files import write_toml
+from mdp.formats import profile as profiles
 from mdp.formats.plan import SubModelSpec
-from mdp.formats.profile import DeviceProfile, LatencyPoint, Link, Provenance
+from mdp.formats.profile import Link
 from partitioner.planner.design_space import sub_model_grid
 from tests.support.models.latencies import Formula
 
@@ -23,7 +24,6 @@ pytestmark = pytest.mark.torch
 VIT_S = SubModelSpec(
     image_size=224, patch_size=16, embed_dim=384, depth=12, num_heads=6, mlp_ratio=4.0
 )
-SHAPE = ("image_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")
 TRUTH = Formula(fixed_ms=0.2, layer_ms=0.05, mac_ms=2e-8, value_ms=3e-8, weight_ms=1e-7)
 
 
@@ -42,12 +42,13 @@ def row(case: latency_shapes.Case, factor: float = 1.0, threads: int = 1) -> Row
     )
 
 
-def profile_of(rows: list[Row]) -> DeviceProfile:
-    here = Provenance(method="measured", source="a formula")
+def profile_of(rows: list[Row]) -> profiles.DeviceProfile:
+    here = profiles.Provenance(method="measured", source="a formula")
     numbers = ("threads", "memory_bytes", "link", "latency", "availability")
+    shape = ("image_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")
     points = [
-        LatencyPoint(
-            **{name: getattr(row.case.spec, name) for name in SHAPE},
+        profiles.LatencyPoint(
+            **{name: getattr(row.case.spec, name) for name in shape},
             threads=row.threads,
             latency_ms=row.latency_ms,
             precision=row.precision,
@@ -56,7 +57,7 @@ def profile_of(rows: list[Row]) -> DeviceProfile:
         )
         for row in rows
     ]
-    return DeviceProfile(
+    return profiles.DeviceProfile(
         name="this-machine",
         kind="cpu",
         provider="CPUExecutionProvider",
