@@ -26,10 +26,14 @@ OUT = RESULTS / "accuracy.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    asked = _parser().parse_args(arguments)
+    return carried_out(new_parser().parse_args(arguments), _work)
+
+
+def carried_out(asked: argparse.Namespace, work: Callable[[argparse.Namespace], None]) -> int:
+    """Do `work` with as many threads as asked for; returns the exit status."""
     use_threads(asked.threads)
     try:
-        _work(asked)
+        work(asked)
     except MDPError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -47,7 +51,7 @@ def _at_least(least: int) -> Callable[[str], int]:
     return parsed
 
 
-def _parser() -> argparse.ArgumentParser:
+def new_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accuracy", description="Accuracy against rivals."
     )

@@ -11,19 +11,17 @@ finished run, and what is in it is not run again.
 
 import argparse
 import dataclasses
-import sys
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
+from benchmarks.accuracy.__main__ import carried_out, new_parser
 from benchmarks.accuracy.shapes import REAL, Shapes
 from benchmarks.harness.models import vit
-from mdp.errors import InputError, MDPError
+from benchmarks.harness.results import RESULTS
+from mdp.errors import InputError
 from mdp.formats.plan import Plan, Region, SubModelSpec
-from partitioner.training.compute import use_threads
 
-RESULTS = Path(__file__).parents[1] / "results" / "shapes.json"
 STUDENTS = "independent-start-teacher"
 #: Members as unlike as devices are: 32 to 192 wide, 2 to 6 deep, 5 to 65 tokens, 16 to 32 px.
 FLEETS: dict[str, tuple[SubModelSpec, ...]] = {
@@ -55,26 +53,11 @@ REGIONS: dict[str, tuple[Region, ...]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy.more_shapes", description=__doc__
-    )
-    parser.add_argument("--data", required=True, help="class-per-folder tree")
-    parser.add_argument("--work", type=Path, required=True, help="folder for caches and weights")
-    parser.add_argument("--limit-train", type=int, default=12_500)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--teacher-epochs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser = new_parser()
+    parser.prog, parser.description = "python -m benchmarks.accuracy.more_shapes", __doc__
     parser.add_argument("--fleets", nargs="+", default=list(FLEETS), metavar="FLEET")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--threads", type=int, default=1)
-    asked = parser.parse_args(arguments)
-    use_threads(asked.threads)
-    try:
-        _work(asked)
-    except MDPError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    parser.set_defaults(seeds=[0], out=RESULTS / "shapes.json")
+    return carried_out(parser.parse_args(arguments), _work)
 
 
 def _work(asked: argparse.Namespace) -> None:
@@ -85,6 +68,8 @@ def _work(asked: argparse.Namespace) -> None:
     from benchmarks.accuracy.site import make_teacher, open_site, prepare, request_for
     from partitioner.run.settings import RunOptions
 
+    if asked.data is None or asked.work is None:
+        raise InputError("expected --data FOLDER and --work FOLDER")
     unknown = sorted(set(asked.fleets) - set(FLEETS))
     if unknown:
         raise InputError(f"--fleets: expected some of {', '.join(FLEETS)}, got {unknown[0]!r}")

@@ -16,7 +16,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
+from benchmarks.harness.turns import in_turns
 from mdp.files import write_bytes, write_json
 from mdp.fusion.fuse import Contribution, fuse
 from partitioner.assembly.imported import HEADS, timm_module
@@ -116,23 +117,13 @@ def measured(listed: Path, data: Dataset, scratch: Path) -> list[Candidate]:
 
 def timed(files: Mapping[str, Path], sizes: Mapping[str, int]) -> dict[str, float]:
     """Least median processor time of one picture on one thread; the candidates take turns."""
-    sessions = {name: open_session(file) for name, file in files.items()}
     random = np.random.default_rng(0)
-    feeds = {
-        name: {"images": random.integers(0, 256, (1, size, size, 3), dtype=np.uint8)}
-        for name, size in sizes.items()
-    }
-    least = dict.fromkeys(files, float("inf"))
-    for _ in range(ROUNDS):
-        for name, session in sessions.items():
-            session.run(None, feeds[name])
-            times = []
-            for _ in range(RUNS):
-                started_s = time.process_time()
-                session.run(None, feeds[name])
-                times.append(time.process_time() - started_s)
-            least[name] = min(least[name], float(np.median(times)) * 1e3)
-    return least
+    runs = {}
+    for name, file in files.items():
+        pixels = random.integers(0, 256, (1, sizes[name], sizes[name], 3), dtype=np.uint8)
+        runs[name] = partial(open_session(file).run, None, {"images": pixels})
+    blocks = in_turns(runs, ROUNDS, least=RUNS, clock=time.process_time)
+    return {name: min(float(np.median(block)) for block in own) for name, own in blocks.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Every precision in every runtime: milliseconds of one picture, and what the gate makes of it.
 
-    python -m benchmarks.fusion.quantisation --bundle FOLDER [--data cifar10/] [--seconds 3]
+    python -m benchmarks.fusion.quantisation --bundle FOLDER [--data cifar10/]
 
 Writes `results/quantisation.json`, and the figures of its page: the members of a bundle of plain
 ViTs in fp32 and untrained ViT-S of 128 and 224 px, in each way that this machine has, with one and
@@ -11,7 +11,7 @@ machine meets all of them.
 
 import argparse
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from benchmarks.harness.models import vit
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
+from benchmarks.harness.turns import in_turns
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle, model_path
@@ -41,6 +42,8 @@ from partitioner.run.progress import Progress
 #: ViT-S, the smaller of timm's two common ones, at two picture sizes.
 UNTRAINED = {f"ViT-S at {size} px": size for size in (128, 224)}
 ROUNDS, WARM_UP, MIN_RUNS = 9, 3, 5
+#: Measuring time of each way, in all rounds.
+SECONDS = 3.0
 #: Percentage points, as `mdp-partition quantize` has it.
 MAX_LOSS = 0.005
 
@@ -66,10 +69,8 @@ def noise(spec: SubModelSpec, count: int) -> Pixels:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def rows_of(
-    name: str, model: bytes, spec: SubModelSpec, threads: int, seconds: float
-) -> list[dict[str, Any]]:
-    """One row per way of running `model`; `seconds` are spent on each."""
+def rows_of(name: str, model: bytes, spec: SubModelSpec, threads: int) -> list[dict[str, Any]]:
+    """One row per way of running `model`."""
     sessions: dict[tuple[str, str], Any] = {}
     refused: dict[tuple[str, str], str] = {}
     bytes_of: dict[tuple[str, str], int] = {}
@@ -82,7 +83,10 @@ def rows_of(
                 sessions[way] = open_way(path, *way, threads=threads)
             except InputError as error:
                 refused[way] = str(error)
-    times = {way: spread(found) for way, found in timed(sessions, spec, seconds).items()}
+    one = {"images": noise(spec, 1)}
+    runs = {way: partial(session.run, None, one) for way, session in sessions.items()}
+    blocks = in_turns(runs, ROUNDS, least=MIN_RUNS, seconds=SECONDS / ROUNDS, warm_up=WARM_UP)
+    times = {way: spread(found) for way, found in blocks.items()}
     plain_ms = times["fp32", "onnxruntime"]["latency_ms"]
     common = {"model": name, "spec": msgspec.to_builtins(spec), "threads": threads}
     return [
@@ -99,25 +103,6 @@ def rows_of(
         }
         for way in WAYS
     ]
-
-
-def timed(
-    sessions: dict[tuple[str, str], Any], spec: SubModelSpec, seconds: float
-) -> dict[tuple[str, str], list[list[float]]]:
-    """Milliseconds of every run, by way and round."""
-    one = {"images": noise(spec, 1)}
-    found: dict[tuple[str, str], list[list[float]]] = {way: [] for way in sessions}
-    for _ in range(ROUNDS):
-        for way, session in sessions.items():
-            for _ in range(WARM_UP):
-                session.run(None, one)
-            block: list[float] = []
-            while sum(block) < seconds * 1e3 / ROUNDS or len(block) < MIN_RUNS:
-                started_s = time.perf_counter()
-                session.run(None, one)
-                block.append((time.perf_counter() - started_s) * 1e3)
-            found[way].append(block)
-    return found
 
 
 def spread(rounds: list[list[float]]) -> dict[str, float]:
@@ -155,14 +140,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bundle", type=Path, required=True, help="of plain ViTs, in fp32")
     parser.add_argument("--data", help="CIFAR-10 with train/ and test/, for the accuracies")
-    parser.add_argument("--seconds", type=float, default=3.0, help="measuring time of each row")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"machine": describe_machine(), "rows": []}
     for name, (model, spec) in models(arguments.bundle).items():
-        for threads in arguments.threads:
-            rows = rows_of(name, model, spec, threads, arguments.seconds)
+        for threads in (1, 2):
+            rows = rows_of(name, model, spec, threads)
             result["rows"] += rows
             for row in rows:
                 print(line(row), flush=True)

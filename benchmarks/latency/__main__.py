@@ -32,14 +32,7 @@ def run_measure(options: argparse.Namespace) -> None:
     cases = [*unseen(), *plannable()]
     export_all(options.work, cases, _note)
     machine = describe_machine()
-    measured = measure(
-        options.work,
-        cases,
-        rounds=options.rounds,
-        seconds=options.seconds,
-        spin=options.spin,
-        note=_note,
-    )
+    measured = measure(options.work, cases, rounds=8, seconds=0.12, spin=options.spin, note=_note)
 
     def rows_of(wanted: list[Case]) -> list[Row]:
         return [row for row in measured if row.case in wanted]
@@ -50,7 +43,7 @@ def run_measure(options: argparse.Namespace) -> None:
         plannable=rows_of(plannable()),
         spin=options.spin,
     )
-    write_json(options.out, rows)
+    write_json(ROWS, rows)
 
 
 def run_plans(options: argparse.Namespace) -> None:
@@ -58,9 +51,9 @@ def run_plans(options: argparse.Namespace) -> None:
     profiles = [read_profile(path) for path in options.profiles]
     machine = describe_machine()
     links, idle_link, rows = measure_plans(
-        options.work, profiles, rounds=options.rounds, seconds=options.seconds, note=_note
+        options.work, profiles, rounds=4, seconds=2.0, note=_note
     )
-    write_json(options.out, PlanRows(machine=machine, links=links, idle_link=idle_link, rows=rows))
+    write_json(PLANS, PlanRows(machine=machine, links=links, idle_link=idle_link, rows=rows))
 
 
 def _note(text: str) -> None:
@@ -70,16 +63,10 @@ def _note(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Predicted against measured latency.")
     steps = parser.add_subparsers(required=True)
-    for name, run, out, rounds, seconds in (
-        ("measure", run_measure, ROWS, 8, 0.12),
-        ("plans", run_plans, PLANS, 4, 2.0),
-    ):
+    for name, run in (("measure", run_measure), ("plans", run_plans)):
         step = steps.add_parser(name, help=run.__doc__)
         step.set_defaults(run=run)
         step.add_argument("--work", type=Path, default=Path("/tmp/mdp-latency"))
-        step.add_argument("--out", type=Path, default=out)
-        step.add_argument("--rounds", type=int, default=rounds)
-        step.add_argument("--seconds", type=float, default=seconds, help="of one burst")
         if name == "measure":
             step.add_argument("--spin", action="store_true", help="threads wait awake")
         else:

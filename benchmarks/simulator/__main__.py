@@ -44,6 +44,8 @@ from partitioner.simulation.models import (
 )
 
 RESULTS = results.RESULTS / "simulator.json"
+#: Of each load under each deadline.
+REQUESTS, BLOCKS = 2000, 6
 #: The compiled build's speed is a part of its own.
 SPEED, COMPILED = "speed", "speed_compiled"
 PARTS = (COMPUTING, WAITING, SPEED)
@@ -94,12 +96,10 @@ def fleets() -> Iterator[tuple[str, Scenario]]:
     }.items()
 
 
-def speed(scale: float) -> list[dict[str, Any]]:
+def speed() -> list[dict[str, Any]]:
     """Member-requests a second of the processor, for every fleet, best of two."""
     rows = []
     for name, scenario in fleets():
-        requests = max(100, int(scenario.load.requests * scale))
-        scenario = replace(scenario, load=replace(scenario.load, requests=requests))
         best = 0.0
         for _ in range(2):
             started_s = time.process_time()
@@ -129,9 +129,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, metavar="PART")
-    parser.add_argument("--requests", type=int, default=2000, help="per load and deadline")
-    parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the requests for speed")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     found = json.loads(options.out.read_text()) if options.out.is_file() else {}
@@ -139,9 +136,9 @@ def main() -> None:
         new: dict[str, Any] = {"machine": describe_machine()}
         if part == SPEED:
             part = COMPILED if compiled() else SPEED
-            new[part] = speed(options.scale)
+            new[part] = speed()
         else:
-            new["reality"], new["woken_late"] = reality(part, options.requests, options.blocks)
+            new["reality"], new["woken_late"] = reality(part, REQUESTS, BLOCKS)
         found = merged(found, part, new)
         write_json(options.out, found)
     if options.out == RESULTS:

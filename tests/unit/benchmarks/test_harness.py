@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.harness import page
 from benchmarks.harness.tables import table
+from benchmarks.harness.turns import in_turns
 from mdp.errors import InputError
 
 MARKED = f"before\n{page.begin('here')}\n\nold\n\n{page.END}\nafter\n"
@@ -77,3 +78,12 @@ def test_pictures_are_the_same_every_time_and_have_dark_colours() -> None:
     heights = [float(y) for y in re.findall(r'y="([\d.]+)"[^>]*>to ', text)]
     assert len(heights) == 3
     assert heights[0] - heights[1] > figure.SMALL, "names lie on each other"
+
+
+def test_each_gets_its_turn_in_every_round_and_warming_up_is_not_counted() -> None:
+    calls: list[str] = []
+    ticks = iter(range(1000))
+    runs = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    found = in_turns(runs, 2, least=2, seconds=3.0, clock=lambda: float(next(ticks)))
+    assert found == {"a": [[1e3] * 3] * 2, "b": [[1e3] * 3] * 2}
+    assert "".join(calls) == "aaaabbbb" * 2
