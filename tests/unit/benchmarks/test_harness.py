@@ -1,6 +1,7 @@
 """Tables, pages and pictures that all benchmarks share."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,13 @@ def test_a_document_has_to_be_there_once(tmp_path: Path, monkeypatch: pytest.Mon
         InputError, match=r"expected one \*\.md with '<!-- figures: written by me -->'"
     ):
         page.Page("me", str).write()
+
+
+@pytest.mark.parametrize("room", ["end_to_end", "faults", "simulator", "soak"])
+def test_documents_say_what_the_kept_results_say(room: str) -> None:
+    own: page.Page = import_module(f"benchmarks.{room}.page").PAGE
+    expected = page.filled(own.path, own.writer, own.figures())
+    assert own.path.read_bytes() == expected, f"python -m benchmarks writes {own.path} anew"
 
 
 def test_pictures_are_the_same_every_time_and_have_dark_colours() -> None:
