@@ -1,7 +1,9 @@
 """Write documents' figures and pictures anew, from what is kept in benchmarks/results.
 
-python -m benchmarks [NAME ...]      # all of them, or some: accuracy, soak, ...
-python -m benchmarks --check         # exit code 1 where one is not what the results say
+    python -m benchmarks [NAME ...]      # all of them, or some: accuracy, soak, ...
+    python -m benchmarks --check         # exit code 1 where one is not what the results say
+
+Nothing is measured.
 """
 
 import argparse

@@ -21,7 +21,7 @@ class Column:
     best: Callable[[list[float]], float] | None = None
 
     def cells(self, rows: Sequence[Any]) -> list[str]:
-        texts = [self._text(row) for row in rows]
+        texts = [self._text(row).replace("|", r"\|") for row in rows]
         if self.best is None:
             return texts
         found = [_NUMBER.match(text) for text in texts]
