@@ -63,8 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _work(asked: argparse.Namespace) -> None:
     # Loaded late: torch has to find the environment that main prepares.
     from benchmarks.accuracy.methods import DEFAULT_RATE, OURS
-    from benchmarks.accuracy.results import Choice, Results, ResultsFile, TeacherResult
-    from benchmarks.accuracy.runs import performed
+    from benchmarks.accuracy.results import Choice, Results, ResultsFile
+    from benchmarks.accuracy.runs import keep_teacher, performed
     from benchmarks.accuracy.site import make_teacher, open_site, prepare, request_for
     from partitioner.run.settings import RunOptions
 
@@ -79,11 +79,8 @@ def _work(asked: argparse.Namespace) -> None:
     file.read()
     make_teacher(site)
 
-    def with_teacher(there: Results, teacher: TeacherResult) -> Results:
-        return msgspec.structs.replace(there, teacher=teacher)
-
     for seed in asked.seeds:
-        file.change(partial(with_teacher, teacher=prepare(site, seed)))
+        keep_teacher(file, prepare(site, seed))
         for name in asked.fleets:
             if file.read().run(name, seed) is not None:
                 continue
@@ -94,7 +91,7 @@ def _work(asked: argparse.Namespace) -> None:
                 seen = _seeing(request.plan, REGIONS[name])
                 request = dataclasses.replace(request, plan=seen)
             run = msgspec.structs.replace(performed(fleet, request), method=name)
-            file.change(lambda there, run=run: there.with_run(run))  # type: ignore[misc]
+            file.change(partial(Results.with_run, run=run))
 
 
 def _with(members: tuple[SubModelSpec, ...]) -> Shapes:
