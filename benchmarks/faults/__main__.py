@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from benchmarks.faults.page import PAGE
+from benchmarks.faults.page import write_page
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.results import RESULTS
 from mdp.errors import InferenceError
@@ -127,7 +127,7 @@ def main() -> None:
     if options.out is not None or whole:
         write_json(options.out or RESULTS / "faults.json", result)
     if options.out is None and whole:
-        PAGE.write()
+        write_page()
     sys.exit(0 if all(row["kept"] for row in rows) else 1)
 
 

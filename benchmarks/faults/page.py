@@ -63,3 +63,4 @@ def _matrix(faults: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) ->
 
 
 PAGE = Page("benchmarks.faults", lambda: markdown(kept("faults")))
+write_page = PAGE.write
