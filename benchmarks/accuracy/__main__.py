@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy --data FOLDER --work FOLDER --tune
     python -m benchmarks.accuracy --data FOLDER --work FOLDER
     python -m benchmarks.accuracy --data FOLDER --work FOLDER --latency     (on an idle machine)
-    python -m benchmarks.accuracy --table [--markdown | --page docs/results/accuracy.md]
+    python -m benchmarks.accuracy --table
     python -m benchmarks.accuracy --smoke --work FOLDER                     (digits, seconds)
 
 The file of results is rewritten after every finished run, and what is in it is not run again. So a
@@ -16,41 +16,28 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.harness.results import RESULTS
 from mdp.errors import InputError, MDPError
+from mdp.files import read_json
 from partitioner.training.compute import use_threads
 
-RESULTS = Path(__file__).parents[1] / "results" / "accuracy.json"
-#: The same with more epochs, as far as it was run: --epochs 20 --out this.
-LONGER = RESULTS.with_name("accuracy-20-epochs.json")
+#: accuracy-20-epochs.json beside it is the same with --epochs 20, as far as it was run.
+OUT = RESULTS / "accuracy.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is asked for; returns the exit status."""
-    asked = _parser().parse_args(arguments)
+    return carried_out(new_parser().parse_args(arguments), _work)
+
+
+def carried_out(asked: argparse.Namespace, work: Callable[[argparse.Namespace], None]) -> int:
+    """Do `work` with as many threads as asked for; returns the exit status."""
     use_threads(asked.threads)
     try:
-        if asked.table:
-            _show(asked)
-        else:
-            _work(asked)
+        work(asked)
     except MDPError as error:
         print(error, file=sys.stderr)
         return error.exit_code
     return 0
-
-
-def _show(asked: argparse.Namespace) -> None:
-    """Print the tables, or put them into a document."""
-    from benchmarks.accuracy.results import Results
-    from benchmarks.accuracy.table import show, write_page
-    from mdp.files import read_json
-
-    results = asked.out or RESULTS
-    if asked.page is None:
-        show(results, markdown=asked.markdown)
-        return
-    longer = read_json(LONGER, Results) if LONGER.is_file() else None
-    write_page(asked.page, read_json(results, Results), longer)
 
 
 def _at_least(least: int) -> Callable[[str], int]:
@@ -64,7 +51,7 @@ def _at_least(least: int) -> Callable[[str], int]:
     return parsed
 
 
-def _parser() -> argparse.ArgumentParser:
+def new_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.accuracy", description="Accuracy against rivals."
     )
@@ -76,28 +63,29 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--teacher-epochs", type=_at_least(1), default=20)
     parser.add_argument("--seeds", type=_at_least(0), nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", metavar="METHOD", help="default: all")
-    parser.add_argument("--out", type=Path, help=f"default: {RESULTS.parent.name}/{RESULTS.name}")
+    parser.add_argument("--out", type=Path, help=f"default: {OUT.parent.name}/{OUT.name}")
     parser.add_argument("--threads", type=_at_least(1), default=1)
     parser.add_argument("--tune", action="store_true", help="choose by calibration, with seed 0")
     parser.add_argument("--latency", action="store_true", help="measure it, and nothing else")
     parser.add_argument("--table", action="store_true", help="print what the results tell")
-    parser.add_argument("--markdown", action="store_true", help="with --table: for documents")
-    parser.add_argument("--page", type=Path, help="with --table: put them into this document")
     parser.add_argument("--smoke", action="store_true", help="digits and tiny shapes, in seconds")
     return parser
 
 
 def _work(asked: argparse.Namespace) -> None:
-    """Everything but the table."""
     # Loaded late: torch has to find the environment that main prepares.
     from benchmarks.accuracy import latency as accuracy_latency
     from benchmarks.accuracy import runs as accuracy_runs
-    from benchmarks.accuracy.results import ResultsFile
+    from benchmarks.accuracy.page import markdown
+    from benchmarks.accuracy.results import Results, ResultsFile
     from benchmarks.accuracy.shapes import REAL, SMOKE
     from benchmarks.accuracy.site import open_site
     from partitioner.run.progress import Progress
     from partitioner.run.settings import RunOptions
 
+    if asked.table:
+        print(markdown(read_json(asked.out or OUT, Results)))
+        return
     if asked.work is None or (asked.data is None and not asked.smoke):
         raise InputError("expected --data FOLDER and --work FOLDER, or --smoke and --work FOLDER")
     if asked.smoke:
@@ -108,7 +96,7 @@ def _work(asked: argparse.Namespace) -> None:
             data=asked.data, limit_train=asked.limit_train, limit_test=asked.limit_test
         )
         site = open_site(REAL, options, asked.epochs, asked.teacher_epochs, asked.work)
-    out = asked.out or (asked.work / "accuracy.json" if asked.smoke else RESULTS)
+    out = asked.out or (asked.work / "accuracy.json" if asked.smoke else OUT)
     file = ResultsFile(out, site.lock("results"), site.configuration())
     methods = accuracy_runs.known(asked.methods)
     file.read()

@@ -6,8 +6,8 @@
 The figures of docs/results/given-teachers.md. With labels its classifier is cut to the data's
 classes; without, a linear probe is fitted, and ridge regression on one-hot labels to the same
 features beside it, penalty and temperature of both chosen on every fifth training picture. Prints
-accuracy and cross-entropy on the test split and, of Imagenette, on the pictures of ImageNet's own validation
-set, which pretraining has not seen.
+accuracy and cross-entropy on the test split and, of Imagenette, on the pictures of ImageNet's own
+validation set, which pretraining has not seen.
 """
 
 import argparse

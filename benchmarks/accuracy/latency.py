@@ -58,7 +58,6 @@ def _sessions(
     folder: Path,
     progress: Progress,
 ) -> dict[str, Any]:
-    """An onnxruntime session for the teacher and for every member."""
     teacher = shapes.teacher()
     models: dict[str, tuple[nn.Module, int, list[str]]] = {
         name: (ServedMember(SubModel(spec, num_classes)), spec.image_size, ["boost", "bag"])

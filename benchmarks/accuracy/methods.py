@@ -34,8 +34,6 @@ JOINT_SHARE = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
-    """How a method is run, with which shapes, and what it changes in the settings."""
-
     run: Callable[[Ground], Outcome]
     shapes: Callable[[Shapes, Choice], Sequence[SubModelSpec]] = lambda shapes, _: shapes.members
     #: Fields of MemberSchedule that differ from the product's defaults.
@@ -69,7 +67,6 @@ def run_ours(ground: Ground) -> Outcome:
 
 
 def _contributions(work: Work, split: SplitName) -> dict[int, Contribution]:
-    """Every member's logits of an unchanged split."""
     return {a.k: _contribution(work, a, split) for a in work.plan.assignments}
 
 
@@ -92,7 +89,6 @@ def _ours(
     joint: bool | None = None,
     **schedule: Any,
 ) -> Method:
-    """Ours with these changes."""
     return Method(
         run=run_ours,
         shapes=shapes or (lambda shapes, _: shapes.members),

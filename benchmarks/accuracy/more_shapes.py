@@ -4,25 +4,24 @@
 
 Teacher, pictures, epochs and training are those of `benchmarks.accuracy`, and only the members
 differ. Members of other shapes are trained as independent students that start from the teacher's
-weights: alone they are worth what ours are worth alone, in half the time
-(docs/results/accuracy.md). Members with other views are ours with its defaults.
-The file of results is rewritten after every finished run, and what is in it is not run again.
+weights: alone they are worth what ours are worth alone, in half the time.
+Members with other views are ours with its defaults. The file of results is rewritten after every
+finished run, and what is in it is not run again.
 """
 
 import argparse
 import dataclasses
-import sys
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
-from benchmarks.accuracy.shapes import REAL, Shapes, vit
-from mdp.errors import InputError, MDPError
+from benchmarks.accuracy.__main__ import carried_out, new_parser
+from benchmarks.accuracy.shapes import REAL, Shapes
+from benchmarks.harness.models import vit
+from benchmarks.harness.results import RESULTS
+from mdp.errors import InputError
 from mdp.formats.plan import Plan, Region, SubModelSpec
-from partitioner.training.compute import use_threads
 
-RESULTS = Path(__file__).parents[1] / "results" / "shapes.json"
 STUDENTS = "independent-start-teacher"
 #: Members as unlike as devices are: 32 to 192 wide, 2 to 6 deep, 5 to 65 tokens, 16 to 32 px.
 FLEETS: dict[str, tuple[SubModelSpec, ...]] = {
@@ -54,37 +53,23 @@ REGIONS: dict[str, tuple[Region, ...]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is missing; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy.more_shapes", description=__doc__
-    )
-    parser.add_argument("--data", required=True, help="class-per-folder tree")
-    parser.add_argument("--work", type=Path, required=True, help="folder for caches and weights")
-    parser.add_argument("--limit-train", type=int, default=12_500)
-    parser.add_argument("--epochs", type=int, default=10)
-    parser.add_argument("--teacher-epochs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser = new_parser()
+    parser.prog, parser.description = "python -m benchmarks.accuracy.more_shapes", __doc__
     parser.add_argument("--fleets", nargs="+", default=list(FLEETS), metavar="FLEET")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--threads", type=int, default=1)
-    asked = parser.parse_args(arguments)
-    use_threads(asked.threads)
-    try:
-        _work(asked)
-    except MDPError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
+    parser.set_defaults(seeds=[0], out=RESULTS / "shapes.json")
+    return carried_out(parser.parse_args(arguments), _work)
 
 
 def _work(asked: argparse.Namespace) -> None:
     # Loaded late: torch has to find the environment that main prepares.
     from benchmarks.accuracy.methods import DEFAULT_RATE, OURS
-    from benchmarks.accuracy.results import Choice, Results, ResultsFile, TeacherResult
-    from benchmarks.accuracy.runs import performed
+    from benchmarks.accuracy.results import Choice, Results, ResultsFile
+    from benchmarks.accuracy.runs import keep_teacher, performed
     from benchmarks.accuracy.site import make_teacher, open_site, prepare, request_for
     from partitioner.run.settings import RunOptions
 
+    if asked.data is None or asked.work is None:
+        raise InputError("expected --data FOLDER and --work FOLDER")
     unknown = sorted(set(asked.fleets) - set(FLEETS))
     if unknown:
         raise InputError(f"--fleets: expected some of {', '.join(FLEETS)}, got {unknown[0]!r}")
@@ -94,11 +79,8 @@ def _work(asked: argparse.Namespace) -> None:
     file.read()
     make_teacher(site)
 
-    def with_teacher(there: Results, teacher: TeacherResult) -> Results:
-        return msgspec.structs.replace(there, teacher=teacher)
-
     for seed in asked.seeds:
-        file.change(partial(with_teacher, teacher=prepare(site, seed)))
+        keep_teacher(file, prepare(site, seed))
         for name in asked.fleets:
             if file.read().run(name, seed) is not None:
                 continue
@@ -109,16 +91,14 @@ def _work(asked: argparse.Namespace) -> None:
                 seen = _seeing(request.plan, REGIONS[name])
                 request = dataclasses.replace(request, plan=seen)
             run = msgspec.structs.replace(performed(fleet, request), method=name)
-            file.change(lambda there, run=run: there.with_run(run))  # type: ignore[misc]
+            file.change(partial(Results.with_run, run=run))
 
 
 def _with(members: tuple[SubModelSpec, ...]) -> Shapes:
-    """The published benchmark's teacher with these members."""
     return dataclasses.replace(REAL, members=members, singles=members[:1])
 
 
 def _seeing(plan: Plan, regions: tuple[Region, ...]) -> Plan:
-    """The plan with these regions instead of the whole square."""
     pairs = zip(plan.assignments, regions, strict=True)
     assignments = [msgspec.structs.replace(a, region=region) for a, region in pairs]
     return msgspec.structs.replace(plan, assignments=assignments)

@@ -38,29 +38,21 @@ Figure = Callable[[Run, str], float | None]
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
     deviation = statistics.stdev(values) if len(values) > 1 else math.nan
     return Spread(statistics.fmean(values), deviation, len(values))
 
 
 def of_size(run: Run, rule: str, size: int) -> list[float]:
-    """Accuracies of every subset of that size."""
     return [s.accuracy[rule] for s in run.subsets if len(s.members) == size and rule in s.accuracy]
 
 
 def all_in(run: Run, rule: str) -> float | None:
-    """Every member has arrived."""
     return _mean(of_size(run, rule, len(run.members)))
 
 
 def one_missing(run: Run, rule: str) -> float | None:
     """Mean over which one is missing."""
     return _mean(of_size(run, rule, len(run.members) - 1))
-
-
-def worst_missing(run: Run, rule: str) -> float | None:
-    """The member whose absence hurts most is missing."""
-    return min(of_size(run, rule, len(run.members) - 1), default=None)
 
 
 def two_in(run: Run, rule: str) -> float | None:
@@ -74,7 +66,6 @@ def one_in(run: Run, rule: str) -> float | None:
 
 
 def best_alone(run: Run, rule: str) -> float | None:
-    """The best member by itself."""
     return max(of_size(run, rule, 1), default=None)
 
 
@@ -83,7 +74,6 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def runs_of(results: Results, method: str) -> list[Run]:
-    """A method's runs by seed."""
     return sorted((r for r in results.runs if r.method == method), key=lambda r: r.seed)
 
 
@@ -107,34 +97,38 @@ def paired(
 
 
 def aims(results: Results) -> list[Aim]:
-    """What the method has to reach, each with its figure."""
-    ours = runs_of(results, OURS)
-    teacher = results.teacher
+    ours, teacher = runs_of(results, OURS), results.teacher
     found = [
         _above(results, "single", "alone", 2.0),
         _above(results, "independent", "averaged", 1.0),
-        _above(results, "class-split", "fused", 0.0),
-        _above(results, "class-split-drop", "fused", 0.0),
-        _above(results, "class-pruned", "fused", 0.0),
-    ]
+        *(_above(results, rival, "fused") for rival in
+          ("class-split", "class-split-drop", "class-pruned")),
+    ]  # fmt: skip
     mean = over_seeds(ours, "stacked", all_in)
-    less = None if mean is None or teacher is None else (mean.mean - teacher.accuracy) * 100
-    found += [
-        _aim(
-            "all in: at most 1 point under the teacher", less, "{:+.2f} points", lambda x: x >= -1
-        ),
-        _latency(results, ours),
-        *_missing(ours),
-        _stacked_is_safe(ours),
-        _earns(results, "stacking term", "stack-0.5", is_on=_stacks),
-        _earns(results, "joint pass", "joint", is_on=_joins),
-    ]
+    under = None if mean is None or teacher is None else (mean.mean - teacher.accuracy) * 100
     ratios = [run.cost_ratio for run in ours if run.cost_ratio is not None]
     ratio = statistics.fmean(ratios) if ratios else None
-    found.append(
-        _aim("training: under 3 times the largest member alone", ratio, "{:.2f}", lambda x: x < 3)
-    )
-    return found
+    slowest = None
+    if results.latency is not None and ours:
+        times_ms = [results.latency.shapes_ms[shape_name(spec)] for spec in ours[0].members]
+        slowest = max(times_ms) / results.latency.teacher_ms
+    lost, won = (_percent_points(ours, *pair) for pair in
+                 ((all_in, one_missing), (two_in, best_alone)))  # fmt: skip
+    return [
+        *found,
+        _aim("all in: at most 1 point under the teacher", under, "{:+.2f} points",
+             lambda x: x >= -1),
+        _aim("every member: at most a fifth of the teacher's latency", slowest,
+             "slowest {:.2f} of it", lambda x: x <= 0.2),
+        _aim("any one missing: at most 1.5 points under all in, on average", lost, "{:.2f} points",
+             lambda x: x <= 1.5),
+        _aim("any two in: above the best single member, on average", won, "{:+.2f} points",
+             lambda x: x > 0),
+        _stacked_is_safe(ours),
+        _earns(results, "stacking term", "stack-0.5", ("schedule", "stack_weight")),
+        _earns(results, "joint pass", "joint", ("joint_schedule", "epochs")),
+        _aim("training: under 3 times the largest member alone", ratio, "{:.2f}", lambda x: x < 3),
+    ]  # fmt: skip
 
 
 def _aim(aim: str, value: float | None, form: str, holds: Callable[[float], bool]) -> Aim:
@@ -143,52 +137,20 @@ def _aim(aim: str, value: float | None, form: str, holds: Callable[[float], bool
     return Aim(aim, form.format(value), holds(value))
 
 
-def _above(results: Results, rival: str, rule: str, points: float) -> Aim:
+def _above(results: Results, rival: str, rule: str, points: float = 0.0) -> Aim:
     """Ours, all in, is above a rival, and by at least so many points."""
-    ours, theirs = runs_of(results, OURS), runs_of(results, rival)
-    difference = paired(ours, "stacked", theirs, rule)
+    difference = paired(runs_of(results, OURS), "stacked", runs_of(results, rival), rule)
     value = None if difference is None else difference.mean * 100
     by = f"at least {points:g} points above" if points else "above"
-    return _aim(
-        f"all in: {by} {rival}, {rule}",
-        value,
-        "{:+.2f} points",
-        (lambda x: x >= points) if points else (lambda x: x > 0),
-    )
+    aim = f"all in: {by} {rival}, {rule}"
+    return _aim(aim, value, "{:+.2f} points", lambda x: x >= points if points else x > 0)
 
 
-def _latency(results: Results, ours: Sequence[Run]) -> Aim:
-    aim, latency = "every member: at most a fifth of the teacher's latency", results.latency
-    if latency is None or not ours:
-        return Aim(aim, "not measured", None)
-    times_ms = [latency.shapes_ms[shape_name(spec)] for spec in ours[0].members]
-    return _aim(aim, max(times_ms) / latency.teacher_ms, "slowest {:.2f} of it", lambda x: x <= 0.2)
-
-
-def _missing(ours: Sequence[Run]) -> list[Aim]:
-    def lost(run: Run, rule: str) -> float | None:
-        everyone, without = all_in(run, rule), one_missing(run, rule)
-        return None if everyone is None or without is None else everyone - without
-
-    def won(run: Run, rule: str) -> float | None:
-        pair, alone = two_in(run, rule), best_alone(run, rule)
-        return None if pair is None or alone is None else pair - alone
-
-    one, two = over_seeds(ours, "stacked", lost), over_seeds(ours, "stacked", won)
-    return [
-        _aim(
-            "any one missing: at most 1.5 points under all in, on average",
-            None if one is None else one.mean * 100,
-            "{:.2f} points",
-            lambda x: x <= 1.5,
-        ),
-        _aim(
-            "any two in: above the best single member, on average",
-            None if two is None else two.mean * 100,
-            "{:+.2f} points",
-            lambda x: x > 0,
-        ),
-    ]
+def _percent_points(ours: Sequence[Run], more: Figure, less: Figure) -> float | None:
+    """By how much one figure of ours, stacked, is above another in the mean over seeds."""
+    pairs = [(more(run, "stacked"), less(run, "stacked")) for run in ours]
+    found = [a - b for a, b in pairs if a is not None and b is not None]
+    return statistics.fmean(found) * 100 if found else None
 
 
 def _stacked_is_safe(ours: Sequence[Run]) -> Aim:
@@ -202,17 +164,17 @@ def _stacked_is_safe(ours: Sequence[Run]) -> Aim:
     aim = "stacked: at most 0.2 points under the better of boosted and bagged, for any subset"
     if not by_members:
         return Aim(aim, "not measured", None)
-    worst = min(statistics.fmean(values) for values in by_members.values())
-    single = min(value for values in by_members.values() for value in values)
+    worst = min(map(statistics.fmean, by_members.values()))
+    single = min(map(min, by_members.values()))
     return Aim(aim, f"{worst:+.2f} points (in a single run {single:+.2f})", worst >= -0.2)
 
 
-def _earns(results: Results, what: str, part: str, *, is_on: Callable[[Run], bool]) -> Aim:
+def _earns(results: Results, what: str, part: str, setting: tuple[str, str]) -> Aim:
     """A part's gain, all in: more than its standard error, or the part has to be off."""
     aim, ours = f"{what}: earns its place, or is off by default", runs_of(results, OURS)
     if not ours:
         return Aim(aim, "not measured", None)
-    on = is_on(ours[0])
+    on = bool(ours[0].settings[setting[0]][setting[1]])
     with_it, without = (OURS, f"no-{part.partition('-')[0]}") if on else (part, OURS)
     gain = paired(runs_of(results, with_it), "stacked", runs_of(results, without), "stacked")
     state = "on" if on else "off"
@@ -220,11 +182,3 @@ def _earns(results: Results, what: str, part: str, *, is_on: Callable[[Run], boo
         return Aim(aim, f"{state}; not measured", None if on else True)
     figure = f"{gain.mean * 100:+.2f} ± {gain.deviation * 100:.2f} points ({state})"
     return Aim(aim, figure, gain.mean > gain.error if on else True)
-
-
-def _stacks(run: Run) -> bool:
-    return bool(run.settings["schedule"]["stack_weight"])
-
-
-def _joins(run: Run) -> bool:
-    return bool(run.settings["joint_schedule"]["epochs"])

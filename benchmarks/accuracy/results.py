@@ -85,8 +85,6 @@ class Run(Record, frozen=True):
 
 
 class Results(Record, frozen=True):
-    """The file."""
-
     machine: dict[str, Any]
     configuration: dict[str, Any]
     teacher: TeacherResult | None = None
@@ -95,11 +93,9 @@ class Results(Record, frozen=True):
     runs: tuple[Run, ...] = ()
 
     def run(self, method: str, seed: int) -> Run | None:
-        """The run of a method with a seed, if there is one."""
         return next((r for r in self.runs if (r.method, r.seed) == (method, seed)), None)
 
     def chosen(self, method: str) -> Choice | None:
-        """What was found best for a method, if it was tuned."""
         return next((tuning.chosen for tuning in self.tuning if tuning.method == method), None)
 
     def with_run(self, run: Run) -> "Results":

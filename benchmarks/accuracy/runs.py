@@ -41,7 +41,7 @@ def run_all(site: Site, file: ResultsFile, methods: Sequence[str], seeds: Sequen
     make_teacher(site)
     for seed in seeds:
         teacher = prepare(site, seed)
-        results = file.change(partial(_with_teacher, teacher=teacher))
+        results = keep_teacher(file, teacher)
         for name in methods:
             request = _request(site, results, name, seed)
             if request is None:
@@ -56,7 +56,7 @@ def tune(site: Site, file: ResultsFile, methods: Sequence[str]) -> None:
     progress = Progress()
     make_teacher(site)
     teacher = prepare(site, _TUNED_WITH)
-    file.change(partial(_with_teacher, teacher=teacher))
+    keep_teacher(file, teacher)
     for name in dict.fromkeys(METHODS[name].tuned_as or name for name in methods):
         for choice in choices(name, site.shapes):
             request = request_for(site, name, _TUNED_WITH, choice)
@@ -66,12 +66,15 @@ def tune(site: Site, file: ResultsFile, methods: Sequence[str]) -> None:
                     progress.note("another process is at it")
                     continue
                 trial = Trial(choice=choice, calibration=performed(site, request).calibration)
-                file.change(partial(_with_trial, method=name, trial=trial))
+                file.change(partial(Results.with_trial, method=name, trial=trial))
 
 
 def keep_latency(file: ResultsFile, latency: Latency) -> None:
-    """Put the latencies into the file."""
     file.change(lambda there: msgspec.structs.replace(there, latency=latency))
+
+
+def keep_teacher(file: ResultsFile, teacher: TeacherResult) -> Results:
+    return file.change(lambda there: msgspec.structs.replace(there, teacher=teacher))
 
 
 def _request(site: Site, results: Results, name: str, seed: int) -> Request | None:
@@ -138,11 +141,3 @@ def _cost_ratio(request: Request, tasks: Sequence[Task]) -> float | None:
     largest = max(range(len(request.shapes)), key=lambda k: cost(request.shapes[k]))
     alone = [t.cpu_s for t in tasks if t.what.startswith(f"training sub-model {largest} ")]
     return sum(task.cpu_s for task in tasks) / sum(alone) if alone else None
-
-
-def _with_teacher(results: Results, teacher: TeacherResult) -> Results:
-    return msgspec.structs.replace(results, teacher=teacher)
-
-
-def _with_trial(results: Results, method: str, trial: Trial) -> Results:
-    return results.with_trial(method, trial)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from benchmarks.harness.models import vit
 from mdp.errors import InputError
 from mdp.formats.plan import (
     Assignment,
@@ -23,18 +24,6 @@ _ABOUT = 1.1
 _WHY = "accuracy benchmark: shapes are given, nothing was searched"
 
 
-def vit(image_size: int, patch_size: int, embed_dim: int, depth: int, heads: int) -> SubModelSpec:
-    """A plain ViT's shape."""
-    return SubModelSpec(
-        image_size=image_size,
-        patch_size=patch_size,
-        embed_dim=embed_dim,
-        depth=depth,
-        num_heads=heads,
-        mlp_ratio=4.0,
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
     """A teacher, one member per device in boosting order, and what a single device may run."""
@@ -46,14 +35,12 @@ class Shapes:
     singles: tuple[SubModelSpec, ...]
 
     def teacher(self) -> TeacherSpec:
-        """The teacher with its shape read off the built model."""
         from partitioner.networks.teacher import teacher_spec
 
         return teacher_spec(self.teacher_name, self.teacher_args)
 
     @property
     def largest(self) -> SubModelSpec:
-        """What the fastest device runs: the member of the highest cost."""
         return max(self.members, key=cost)
 
     @property
@@ -107,7 +94,6 @@ SMOKE = Shapes(
 
 
 def cost(spec: SubModelSpec) -> int:
-    """Multiply-accumulates of one picture."""
     return macs(spec, _CLASSES)
 
 
@@ -130,7 +116,6 @@ def even(spec: SubModelSpec) -> SubModelSpec:
 
 
 def plan_of(teacher: TeacherSpec, members: Sequence[SubModelSpec]) -> Plan:
-    """A plan with these members in this order, on as many devices."""
     nothing = PredictedMs(compute=0.0, network=0.0, total=0.0)
     return Plan(
         teacher=teacher,

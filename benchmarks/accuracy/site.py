@@ -39,8 +39,6 @@ BATCH_SIZE, TEACHER_BATCH_SIZE, TEACHER_RATE, VARIANTS = 64, 128, 5e-4, 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """What the benchmark was asked for, and where it works."""
-
     shapes: Shapes
     teacher: TeacherSpec
     data: Dataset
@@ -50,7 +48,6 @@ class Site:
     folder: Path
 
     def settings(self, seed: int, *, of_teacher: bool = False) -> Settings:
-        """Settings of the teacher's training, or of everything that it teaches."""
         teacher = None if of_teacher else str(self.teacher_run.teacher)
         asked = Asked(
             options=msgspec.structs.replace(self.options, seed=seed, teacher_checkpoint=teacher),
@@ -73,7 +70,6 @@ class Site:
         return run
 
     def seed_folder(self, seed: int) -> Path:
-        """What belongs to one seed."""
         return self.folder / f"seed-{seed}"
 
     def cache(self, seed: int) -> Path:
@@ -81,7 +77,6 @@ class Site:
         return self.seed_folder(seed) / "cache"
 
     def lock(self, name: str) -> Path:
-        """A lock file."""
         return self.folder / f".{name}.lock"
 
     def configuration(self) -> dict[str, Any]:
@@ -104,7 +99,6 @@ class Site:
         return plain
 
     def settings_of_teacher(self) -> Settings:
-        """Settings of the teacher's own training, with seed 0."""
         return self.settings(0, of_teacher=True)
 
 
@@ -183,7 +177,6 @@ def prepare(site: Site, seed: int) -> TeacherResult:
 
 
 def _ensure_split(work: Work, image_size: int, pictures: Any) -> None:
-    """Cut an unchanged split as members of that picture size see it."""
     views = [View(a.vit.image_size) for a in work.plan.assignments]
     if View(image_size) not in views:
         views = [View(image_size)]

@@ -1,8 +1,6 @@
 """MDP against what a user would do instead, end to end, over links of 100 and of 20 Mbit/s.
 
     python -m benchmarks.end_to_end --out benchmarks/results/end-to-end.json
-    python -m benchmarks.end_to_end --table benchmarks/results/end-to-end.json \\
-        --page docs/results/end-to-end.md --picture docs/results/end-to-end.svg
 
 Needs root, iproute2 and two cores, and some twelve minutes; --quick takes a third of that and only
 shows that everything runs. The HTTP servers need an environment of their own: see --http-python.
@@ -18,14 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
 
-from benchmarks.accuracy.table import as_rich
 from benchmarks.end_to_end.check import in_parts, run_one
 from benchmarks.end_to_end.devices import CLIENT, DEVICES, PERIOD_US, check_cores
 from benchmarks.end_to_end.leaving import leave_when_told
 from benchmarks.end_to_end.namespaces import Network, remove_remains
-from benchmarks.end_to_end.picture import draw
+from benchmarks.end_to_end.outcomes import OURS, DeviceRow, LinkResult, Results
+from benchmarks.end_to_end.page import PAGE, figures
 from benchmarks.end_to_end.pictures import write_pictures
 from benchmarks.end_to_end.prepare import (
     Models,
@@ -36,26 +33,17 @@ from benchmarks.end_to_end.prepare import (
     write_profiles,
 )
 from benchmarks.end_to_end.processes import Machines, machines
-from benchmarks.end_to_end.report import (
-    OURS,
-    DeviceRow,
-    LinkResult,
-    Results,
-    figures,
-    sheets,
-)
 from benchmarks.end_to_end.rivals.split import columns, dealt
 from benchmarks.end_to_end.serve import Ready, ask_all
 from benchmarks.end_to_end.setup import Amount
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.page import write_figures
+from benchmarks.harness.results import RESULTS
 from mdp import console
 from mdp.errors import InputError
-from mdp.files import read_json, write_bytes, write_json
+from mdp.files import write_json
 from mdp.formats.plan import Plan
 from mdp.formats.profile import Link
 
-WRITER = "benchmarks.end_to_end"
 BANDWIDTHS_BPS = (100e6, 20e6)
 #: What profiles say of a link without traffic: some of it is Python on both sides.
 ROUND_TRIP_S = 0.001
@@ -70,41 +58,28 @@ _HTTP_PACKAGES = "litserve, onnxruntime, numpy and pillow"
 
 
 def main() -> None:
-    """Measure and keep, or show what was kept."""
+    """Measure, print and keep; of what is kept in the project, also the page and its picture."""
     options = parsed()
-    if options.table is not None:
-        results = read_json(options.table, Results)
-    else:
-        check_here()
-        machine = describe_machine()
-        remove_remains()
-        with tempfile.TemporaryDirectory(prefix="mdp-e2e-") as folder:
-            results = measure(options, machine, Path(folder))
-        write_json(options.out, results)
-    for sheet in sheets(results):
-        Console(width=160).print(as_rich(sheet))
-    if options.page is not None:
-        picture = options.picture.name if options.picture is not None else ""
-        write_figures(options.page, WRITER, figures(results, picture))
-    if options.picture is not None:
-        write_bytes(options.picture, draw(results))
+    check_here()
+    machine = describe_machine()
+    remove_remains()
+    with tempfile.TemporaryDirectory(prefix="mdp-e2e-") as folder:
+        results = measure(options, machine, Path(folder))
+    write_json(options.out, results)
+    print(figures(results))
+    if options.out.resolve() == RESULTS / "end-to-end.json":
+        PAGE.write()
 
 
 def parsed() -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(description="MDP against what a user would do instead.")
-    parser.add_argument("--out", type=Path, help="results file to write")
-    parser.add_argument("--table", type=Path, help="results file to show, without measuring")
-    parser.add_argument("--page", type=Path, help="document to write the tables into")
-    parser.add_argument("--picture", type=Path, help="SVG file to draw the figures into")
+    parser.add_argument("--out", type=Path, required=True, help="results file to write")
     parser.add_argument("--teacher", default="vit_small_patch16_224")
     parser.add_argument("--quick", action="store_true", help="few pictures, to see that it runs")
     parser.add_argument(
         "--http-python", type=Path, help=f"interpreter of an environment with {_HTTP_PACKAGES}"
     )
     options = parser.parse_args()
-    if (options.out is None) == (options.table is None):
-        raise InputError("expected either --out or --table")
     if options.http_python is not None and shutil.which(options.http_python) is None:
         raise InputError(f"--http-python: {options.http_python}: found no such program")
     return options
@@ -121,32 +96,26 @@ def check_here() -> None:
 
 
 def measure(options: argparse.Namespace, machine: dict[str, object], folder: Path) -> Results:
-    """The whole benchmark; whatever it set up is gone at the end."""
     amount = QUICK if options.quick else WHOLE
     targets = {OURS: TARGETS[OURS]} if options.quick else TARGETS
     pictures = write_pictures(folder / "pictures", PICTURES)
     with machines(folder) as (network, programs):
         seconds = 2.0 if options.quick else 8.0
         models = make_models(options.teacher, programs, folder, seconds, note)
-        pixels = np.full(_shape(models), 127, dtype=np.uint8)
+        size = models.spec.shape.image_size
+        pixels = np.full((1, size, size, 3), 127, dtype=np.uint8)
         expected = run_one(models.whole, pixels)
         error = float(np.abs(in_parts(models.parts, pixels) - expected).max())
+        ready = Ready(
+            models=models,
+            bundles={},
+            pictures=pictures,
+            http_python=options.http_python,
+            amount=amount,
+        )
         links = [
-            measure_link(
-                bandwidth_bps,
-                models,
-                (network, programs),
-                folder / f"{bandwidth_bps / 1e6:.0f}",
-                Ready(
-                    models=models,
-                    bundles={},
-                    pictures=pictures,
-                    http_python=options.http_python,
-                    amount=amount,
-                ),
-                targets,
-            )
-            for bandwidth_bps in BANDWIDTHS_BPS
+            measure_link(bps, (network, programs), folder / f"{bps / 1e6:.0f}", ready, targets)
+            for bps in BANDWIDTHS_BPS
         ]
     return Results(
         machine=machine,
@@ -167,14 +136,13 @@ def measure(options: argparse.Namespace, machine: dict[str, object], folder: Pat
 
 def measure_link(
     bandwidth_bps: float,
-    models: Models,
     place: tuple[Network, Machines],
     folder: Path,
     ready: Ready,
     targets: dict[str, float],
 ) -> LinkResult:
     """Everybody over one kind of link, MDP with the plans that it makes for that link."""
-    network, programs = place
+    (network, programs), models = place, ready.models
     network.set_rate(bandwidth_bps)
     link = Link(bandwidth_bps=bandwidth_bps, round_trip_s=ROUND_TRIP_S)
     profiles = write_profiles(models, link, folder / "profiles")
@@ -190,41 +158,29 @@ def measure_link(
         note("exporting what one device can do alone in that time")
         plans[ALONE] = alone
         bundles[ALONE] = export_untrained(alone, folder / "alone")
-    found = ask_all(replaced(ready, bundles), network, programs, folder / "serving", note)
+    found = ask_all(replace(ready, bundles=bundles), network, programs, folder / "serving", note)
     return LinkResult(bandwidth_bps=bandwidth_bps, plans=plans, found=found)
-
-
-def replaced(ready: Ready, bundles: dict[str, Path]) -> Ready:
-    """`ready` with the bundles of one kind of link."""
-    return replace(ready, bundles=bundles)
-
-
-def _shape(models: Models) -> tuple[int, int, int, int]:
-    size = models.spec.shape.image_size
-    return (1, size, size, 3)
 
 
 def device_rows(models: Models) -> list[DeviceRow]:
     """Each device, and what it has of the teacher."""
     shape, speeds = models.spec.shape, [1 / ms for ms in models.teacher_ms]
-    blocks, heads = dealt(shape.depth, speeds), dealt(shape.num_heads, speeds)
-    hidden = columns(round(shape.embed_dim * shape.mlp_ratio), speeds)
+    parts = zip(
+        DEVICES,
+        models.teacher_ms,
+        dealt(shape.depth, speeds),
+        dealt(shape.num_heads, speeds),
+        columns(round(shape.embed_dim * shape.mlp_ratio), speeds),
+        strict=True,
+    )
     return [
-        DeviceRow(
-            name=device.name,
-            core=device.core,
-            share=device.share,
-            teacher_ms=models.teacher_ms[i],
-            blocks=blocks[i],
-            heads=heads[i],
-            hidden=hidden[i][1] - hidden[i][0],
-        )
-        for i, device in enumerate(DEVICES)
-    ]
+        DeviceRow(name=device.name, core=device.core, share=device.share, teacher_ms=ms,
+                  blocks=blocks, heads=heads, hidden=end - begin)
+        for device, ms, blocks, heads, (begin, end) in parts
+    ]  # fmt: skip
 
 
 def note(text: str) -> None:
-    """A line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 

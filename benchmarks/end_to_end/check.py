@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.end_to_end.rivals.sessions import open_session
+from partitioner.export.sessions import open_session
 
 
 def run_one(model: Path, values: Any) -> Any:

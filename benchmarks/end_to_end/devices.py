@@ -22,8 +22,6 @@ _LEAVE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """One machine of the benchmark: where it computes, how much, and where it is reached."""
-
     name: str
     core: int
     #: Of that core.

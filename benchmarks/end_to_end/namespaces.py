@@ -38,7 +38,6 @@ class Network:
         self._made: list[str] = []
 
     def namespace(self, machine: Machine) -> str:
-        """The name of a machine's namespace."""
         return self._mark + machine.name
 
     def __enter__(self) -> "Network":
@@ -99,7 +98,6 @@ class Network:
         return ["ip", "netns", "exec", self._switch, "cat", *files]
 
     def close(self) -> None:
-        """Remove the namespaces, and with them the cables."""
         while self._made:
             subprocess.run(
                 ["ip", "netns", "delete", self._made.pop()], capture_output=True, check=False

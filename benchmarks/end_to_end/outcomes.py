@@ -1,11 +1,15 @@
-"""What the client found out."""
+"""What the client found out, and the content of benchmarks/results/end-to-end.json."""
+
+from typing import Any
 
 from mdp.files import Record
+from mdp.formats.plan import Plan
+
+#: What everything is compared with.
+OURS = "MDP"
 
 
 class Answers(Record, frozen=True):
-    """One rival's answers over one kind of link."""
-
     name: str
     #: Milliseconds of each picture, one at a time.
     latency_ms: list[float]
@@ -18,8 +22,6 @@ class Answers(Record, frozen=True):
 
 
 class LinkFound(Record, frozen=True):
-    """What a link was measured to carry."""
-
     bandwidth_bps: float
     round_trip_s: float
 
@@ -33,8 +35,6 @@ class SplitFound(Record, frozen=True):
 
 
 class Found(Record, frozen=True):
-    """What one run of the client brought."""
-
     link: LinkFound
     answers: list[Answers]
     split: dict[str, SplitFound]
@@ -42,3 +42,39 @@ class Found(Record, frozen=True):
     pipeline_error: float
     #: The largest of these logits.
     largest_logit: float
+
+
+class DeviceRow(Record, frozen=True):
+    name: str
+    core: int
+    share: float
+    #: Mean milliseconds of the teacher while all devices compute it.
+    teacher_ms: float
+    blocks: int
+    heads: int
+    hidden: int
+
+
+class LinkResult(Record, frozen=True):
+    """Everything over one kind of link."""
+
+    bandwidth_bps: float
+    #: Row's name -> the plan that was served, and the latency that was asked of it.
+    plans: dict[str, Plan]
+    found: Found
+
+
+class Results(Record, frozen=True):
+    machine: dict[str, Any]
+    teacher: str
+    quick: bool
+    period_us: int
+    devices: list[DeviceRow]
+    client_share: float
+    in_flight: int
+    #: Why the HTTP servers are missing, if they are.
+    without_http: str
+    #: Largest difference of any logit between the teacher and its tensors split over all devices.
+    split_error: float
+    picture_bytes: int
+    links: list[LinkResult]

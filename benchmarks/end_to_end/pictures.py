@@ -34,7 +34,6 @@ def _field(rng: np.random.Generator, frequency: NDArray[np.float64]) -> NDArray[
 
 
 def write_pictures(folder: Path, count: int) -> list[Path]:
-    """`count` files in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number:03}.jpg" for number in range(count)]
     for seed, path in enumerate(paths):

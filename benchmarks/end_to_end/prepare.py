@@ -47,7 +47,6 @@ class Models:
 
     @property
     def tokens(self) -> int:
-        """How many tokens each layer works on."""
         network: Any = self.network.network
         return int(network.pos_embed.shape[1])
 

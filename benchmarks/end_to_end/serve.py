@@ -27,8 +27,6 @@ _HTTP_SERVER = Path(__file__).with_name("rivals") / "http_server.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """What is to be served, and how much of it asked for."""
-
     models: Models
     #: Row's name -> bundle folder; HTTP servers have the first one's sub-models.
     bundles: dict[str, Path]
@@ -64,7 +62,6 @@ class Serving:
         return addresses[0]
 
     def parts(self, folders: Sequence[Path]) -> list[tuple[str, int]]:
-        """Every device with its part of each layer."""
         for device, folder in zip(DEVICES, folders, strict=True):
             self._module(device, "part", "part", "--folder", folder,
                          "--listen", joined((device.address, PARTS)))  # fmt: skip
@@ -90,7 +87,6 @@ class Serving:
         return own / "fleet.toml"
 
     def http(self, python: Path, folder: Path) -> list[HttpMember]:
-        """A model server for each sub-model of a bundle."""
         members = []
         for assignment in Bundle.open(folder).manifest.plan.assignments:
             device, encoding = device_of(assignment.device), assignment.encoding
@@ -110,7 +106,6 @@ class Serving:
 
 
 def device_of(name: str) -> Machine:
-    """The machine that a plan calls `name`."""
     return next(device for device in DEVICES if device.name == name)
 
 
@@ -131,7 +126,8 @@ def ask_all(
     with ExitStack() as stack:
         serving = Serving(stack, programs, folder)
         note("starting everybody")
-        http = serving.http(ready.http_python, first(ready.bundles)) if ready.http_python else []
+        first = next(iter(ready.bundles.values()))
+        http = serving.http(ready.http_python, first) if ready.http_python else []
         fleets = {
             name: str(serving.fleet(name, bundle, FLEETS + number))
             for number, (name, bundle) in enumerate(ready.bundles.items())
@@ -159,13 +155,7 @@ def ask_all(
         return _called(setup, programs, folder, note)
 
 
-def first(bundles: dict[str, Path]) -> Path:
-    """The folder of the first row."""
-    return next(iter(bundles.values()))
-
-
 def _called(setup: Setup, programs: Machines, folder: Path, note: Callable[[str], None]) -> Found:
-    """Run the client to its end, and read what it has written."""
     asked, found = folder / "setup.json", folder / "found.json"
     write_json(asked, setup)
     words = [sys.executable, "-m", "benchmarks.end_to_end.rivals.caller", "--setup", asked,

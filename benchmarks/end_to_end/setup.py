@@ -5,8 +5,6 @@ from mdp.formats.plan import Encoding
 
 
 class HttpMember(Record, frozen=True):
-    """One model server: where it is, and the view that it wants."""
-
     address: str
     port: int
     image_size: int
@@ -23,8 +21,6 @@ class TensorSplit(Record, frozen=True):
 
 
 class Amount(Record, frozen=True):
-    """How much everybody is asked."""
-
     rounds: int
     #: Pictures one at a time, in each round.
     per_round: int
@@ -35,8 +31,6 @@ class Amount(Record, frozen=True):
 
 
 class Setup(Record, frozen=True):
-    """Everything that the client has to know."""
-
     pictures: list[str]
     image_size: int
     num_classes: int

@@ -8,21 +8,25 @@ data sets by name. All run in fp32 on one onnxruntime thread of this machine, ti
 milliseconds are processor time, so that others at work matter little.
 
 Which model and which fleet a budget gets is decided on the calibration split, and reported on the
-test split. Writes benchmarks/results/families.json and prints the tables of
-docs/results/families.md.
+test split. Writes benchmarks/results/families.json and prints the tables of its page.
 """
 
 import argparse
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.tables import table
+from benchmarks.harness.turns import in_turns
 from mdp.files import write_bytes, write_json
 from mdp.fusion.fuse import Contribution, fuse
 from partitioner.assembly.imported import HEADS, timm_module
@@ -35,7 +39,6 @@ from partitioner.export.write import to_onnx
 from partitioner.fusion.stacking import fit_subset
 from partitioner.run.progress import Progress
 
-RESULT = Path(__file__).parents[1] / "results" / "families.json"
 #: Rounds in which the candidates take turns, and runs of each in a round.
 ROUNDS, RUNS = 6, 9
 #: Members of a fleet.
@@ -55,26 +58,22 @@ class Candidate:
 
     @property
     def group(self) -> str:
-        """Which candidates it is compared with."""
         return self.name.partition("-")[0]
 
 
 def main() -> None:
-    """Measure all that is asked for, write and print it."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families.measure")
     for option in ("--candidates", "--data", "--scratch"):
         parser.add_argument(option, type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--out", type=Path, default=RESULTS / "families.json")
     asked = parser.parse_args()
     found: dict[str, Any] = {"machine": describe_machine(), "precision": "fp32", "threads": 1}
     for listed in sorted(asked.candidates.glob("*.toml")):
         data = open_dataset(str(asked.data / listed.stem))
         candidates = measured(listed, data, asked.scratch / listed.stem)
-        found[listed.stem] = table(candidates, data)
+        found[listed.stem] = compared(candidates, data)
         write_json(asked.out, found)
-    for name, rows in found.items():
-        if isinstance(rows, dict) and "budgets" in rows:
-            print(page(name, rows))
+    print(figures(found))
 
 
 def measured(listed: Path, data: Dataset, scratch: Path) -> list[Candidate]:
@@ -118,23 +117,13 @@ def measured(listed: Path, data: Dataset, scratch: Path) -> list[Candidate]:
 
 def timed(files: Mapping[str, Path], sizes: Mapping[str, int]) -> dict[str, float]:
     """Least median processor time of one picture on one thread; the candidates take turns."""
-    sessions = {name: open_session(file) for name, file in files.items()}
     random = np.random.default_rng(0)
-    feeds = {
-        name: {"images": random.integers(0, 256, (1, size, size, 3), dtype=np.uint8)}
-        for name, size in sizes.items()
-    }
-    least = dict.fromkeys(files, float("inf"))
-    for _ in range(ROUNDS):
-        for name, session in sessions.items():
-            session.run(None, feeds[name])
-            times = []
-            for _ in range(RUNS):
-                started_s = time.process_time()
-                session.run(None, feeds[name])
-                times.append(time.process_time() - started_s)
-            least[name] = min(least[name], float(np.median(times)) * 1e3)
-    return least
+    runs = {}
+    for name, file in files.items():
+        pixels = random.integers(0, 256, (1, sizes[name], sizes[name], 3), dtype=np.uint8)
+        runs[name] = partial(open_session(file).run, None, {"images": pixels})
+    blocks = in_turns(runs, ROUNDS, least=RUNS, clock=time.process_time)
+    return {name: min(float(np.median(block)) for block in own) for name, own in blocks.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +181,7 @@ def _right(members: Sequence[Candidate], data: Dataset) -> tuple[float, np.ndarr
     return _known[key]
 
 
-def table(candidates: Sequence[Candidate], data: Dataset) -> dict[str, Any]:
+def compared(candidates: Sequence[Candidate], data: Dataset) -> dict[str, Any]:
     """Of every group and budget: the best single model of all and the group's best fleet."""
     names = [Path(name).name for name in data.test.names]
     mask = np.array([name.startswith(UNSEEN) for name in names])
@@ -223,43 +212,51 @@ def table(candidates: Sequence[Candidate], data: Dataset) -> dict[str, Any]:
     }
 
 
-def page(name: str, found: Mapping[str, Any]) -> str:
-    """The tables of one data set in Markdown."""
+def figures(found: Mapping[str, Any]) -> str:
+    return "\n\n".join(
+        _figures(name, rows) for name, rows in found.items()
+        if isinstance(rows, dict) and "budgets" in rows
+    )  # fmt: skip
 
-    def share(value: float | None) -> str:
-        return "" if value is None else f"{value * 100:.1f}"
 
-    lines = [
-        f"### {name}", "",
-        f"{found['test_pictures']:,} test pictures, {found['calibration_pictures']:,} to fit and "
-        "choose with.",
-        "", "| candidate | ms | accuracy | unseen |", "|---|---|---|---|",
-    ]  # fmt: skip
-    lines += [
-        f"| {one['members'][0]} | {one['ms']:.2f} | {share(one['test'])} | {share(one['unseen'])} |"
-        for one in found["candidates"]
-    ]
-    lines += [
-        "",
-        "| within ms | best single | accuracy | fleet of three | all in | gain | one missing "
-        "| best answer, one missing | unseen: single, fleet |",
-        "|---" * 9 + "|",
-    ]
-    for row in found["budgets"]:
-        single, fleet = row["single"], row["fleet"]
-        gain = (fleet["test"] - single["test"]) * 100
-        both = (
-            f"{share(single['unseen'])}, {share(fleet['unseen'])}"
-            if single["unseen"] is not None
-            else ""
-        )
-        lines.append(
-            f"| {row['budget_ms']:.2f} | {single['members'][0]} | {share(single['test'])} "
-            f"| {', '.join(fleet['members'])} | {share(fleet['test'])} | {gain:+.1f} "
-            f"| {share(fleet['one_missing'])} | {share(fleet['best_answer_missing'])} | {both} |"
-        )
-    return "\n".join([*lines, ""])
+def _figures(name: str, found: Mapping[str, Any]) -> str:
+    def share(*path: str) -> Callable[[Mapping[str, Any]], str]:
+        def cell(row: Any) -> str:
+            value = reduce(lambda of, key: of[key], path, row)
+            return "" if value is None else f"{value * 100:.1f}"
 
+        return cell
+
+    def unseen(row: Mapping[str, Any]) -> str:
+        single, fleet = share("single", "unseen")(row), share("fleet", "unseen")(row)
+        return f"{single}, {fleet}" if single else ""
+
+    candidates = table(
+        found["candidates"],
+        ("candidate", "{members[0]}"),
+        ("ms", "{ms:.2f}"),
+        ("accuracy", share("test")),
+        ("unseen", share("unseen")),
+    )
+    budgets = table(
+        found["budgets"],
+        ("within ms", "{budget_ms:.2f}"),
+        ("best single", "{single[members][0]}"),
+        ("accuracy", share("single", "test")),
+        ("fleet of three", lambda row: ", ".join(row["fleet"]["members"])),
+        ("all in", share("fleet", "test")),
+        ("gain", lambda row: f"{(row['fleet']['test'] - row['single']['test']) * 100:+.1f}"),
+        ("one missing", share("fleet", "one_missing")),
+        ("best answer, one missing", share("fleet", "best_answer_missing")),
+        ("unseen: single, fleet", unseen),
+    )
+    return (
+        f"### {name}\n\n{found['test_pictures']:,} test pictures, "
+        f"{found['calibration_pictures']:,} to fit and choose with.\n\n{candidates}\n\n{budgets}"
+    )
+
+
+PAGE = Page("benchmarks.families.measure", lambda: figures(kept("families")))
 
 if __name__ == "__main__":
     main()

@@ -30,8 +30,6 @@ from partitioner.training.live import HALF, Draw, Pictures, Recipe, answers, dis
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One network to train."""
-
     name: str
     data: str
     backbone: Backbone
@@ -116,13 +114,11 @@ class Worker:
         self._packs: dict[tuple[str, str], Pictures] = {}
 
     def pack(self, data: str, split: str) -> Pictures:
-        """A pack, kept on the device."""
         if (data, split) not in self._packs:
             self._packs[data, split] = read_pack(self.folder, data, split, self.device)
         return self._packs[data, split]
 
     def run(self) -> None:
-        """Claim and do jobs whose data and teacher are there."""
         while time.monotonic() < self.until_s - 15:
             job = next((job for job in self.jobs if self._ready(job) and self._claimed(job)), None)
             if job is not None:
@@ -194,7 +190,6 @@ class Worker:
 
 
 def main() -> None:
-    """Run one worker."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("jobs", type=Path)
     parser.add_argument("data", type=Path)

@@ -27,12 +27,10 @@ from benchmarks.faults.runs import Pace, Run, run_cell
 from benchmarks.faults.scene import Scene, Where
 from benchmarks.faults.table import FAULTS, Fault
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.results import RESULTS
 from mdp.errors import InferenceError
 from mdp.files import write_json
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
-PAGE = ROOT / "docs" / "results" / "reliability.md"
 #: Says that this process has namespaces of its own already.
 INSIDE = "--inside"
 
@@ -48,7 +46,6 @@ def go_inside(arguments: Sequence[str]) -> None:
 
 
 def row(fault: Fault, kind: Kind, run: Run, seconds: float) -> dict[str, Any]:
-    """One cell of the matrix as it is kept."""
     under = run.of("turning", "faulty")
     errors = sum(isinstance(call.outcome, InferenceError) for call in run.calls)
     return {
@@ -92,7 +89,6 @@ def run_kind(kind: Kind, faults: Sequence[Fault], folder: Path, pace: Pace) -> l
 
 
 def main() -> None:
-    """Run, print, keep, and write the page when all of it was run."""
     go_inside(sys.argv[1:])
     parser = argparse.ArgumentParser(description="Promised and kept, fault by fault.")
     names = [fault.name for fault in FAULTS]
@@ -100,7 +96,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=get_args(Kind), default=get_args(Kind))
     parser.add_argument("--deadline-ms", type=float, default=Pace().deadline_ms)
     parser.add_argument("--grace-ms", type=float, default=Pace().grace_ms)
-    parser.add_argument("--out", type=Path, help=f"default, for all faults and kinds: {RESULTS}")
+    parser.add_argument("--out", type=Path, help="default, for all faults and kinds: what is kept")
     parser.add_argument(INSIDE, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
@@ -129,9 +125,9 @@ def main() -> None:
     }  # fmt: skip
     whole = len(asked) == len(FAULTS) and len(options.kinds) == len(get_args(Kind))
     if options.out is not None or whole:
-        write_json(options.out or RESULTS, result)
+        write_json(options.out or RESULTS / "faults.json", result)
     if options.out is None and whole:
-        write_page(PAGE, result)
+        write_page()
     sys.exit(0 if all(row["kept"] for row in rows) else 1)
 
 

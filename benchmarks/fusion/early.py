@@ -5,8 +5,7 @@
 Runs the members once on the test pictures (and the calibration pictures, to compare rules), then
 plays every picture through a real session in every order of arrival. Nothing is timed but by the
 plan's own predictions, so a busy machine is as good as an idle one: half a minute for 10,000
-pictures and three members. Writes benchmarks/results/early.json and the figures in
-docs/results/early-exit.md.
+pictures and three members. Writes benchmarks/results/early.json and the figures of its page.
 """
 
 import argparse
@@ -21,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.page import write_figures
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.tables import table
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
@@ -33,8 +34,6 @@ from partitioner.data.datasets import open_dataset
 from partitioner.export.evaluate import run_on
 from partitioner.run.progress import Progress
 
-HERE = Path(__file__).parents[1]
-RESULT, PAGE = HERE / "results" / "early.json", HERE.parent / "docs" / "results" / "early-exit.md"
 Parts = Mapping[int, Contribution]
 Labels = NDArray[np.int64]
 
@@ -124,42 +123,40 @@ def compare_rules(bundle: Bundle, calibration: Parts, test: Parts) -> list[dict[
 
 
 def figures(content: dict[str, Any]) -> str:
-    """The tables of docs/results/early-exit.md."""
-    orders: list[dict[str, Any]] = content["orders"]
-    rules: list[dict[str, dict[str, float]]] = content["rules"]
-    lines = [
+    orders = table(
+        content["orders"],
+        ("order of arrival", lambda row: ", ".join(row["order"])),
+        ("ends after 1", "{ended_after[0]:.1%}"),
+        ("after 2", "{ended_after[1]:.1%}"),
+        ("after all", "{ended_after[2]:.1%}"),
+        ("labels changed", "{changed_labels}"),
+        ("accuracy", "{accuracy:.2%}"),
+        ("waiting for all", "{accuracy_of_all:.2%}"),
+        ("mean ms", "{mean_ms:.2f}"),
+        ("waiting for all", "{mean_ms_of_all:.2f}"),
+    )
+    rules = table(
+        content["rules"],
+        ("possible", lambda rule: tuple(rule["members"])),
+        ("arrived", lambda rule: tuple(rule["arrived"])),
+        ("ends by span", "{ended[span]:.1%}"),
+        ("changed", "{changed_labels[span]}"),
+        ("by pull (the rule)", "{ended[pull]:.1%}"),
+        ("changed", "{changed_labels[pull]}"),
+        ("by margins of changed labels", "{ended[changed]:.1%}"),
+        ("changed", "{changed_labels[changed]}"),
+    )
+    return (
         f"{content['bundle']}, {content['pictures']:,} test pictures of {content['data']}, bounds "
         f"from {content['calibration_pictures']:,} calibration pictures; the plan's predicted "
-        "milliseconds, the shortest for whoever comes first.",
-        "",
-        "| order of arrival | ends after 1 | after 2 | after all | labels changed | accuracy | "
-        "waiting for all | mean ms | waiting for all |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for row in orders:
-        shares = " | ".join(f"{share:.1%}" for share in row["ended_after"])
-        lines.append(
-            f"| {', '.join(row['order'])} | {shares} | {row['changed_labels']} "
-            f"| {row['accuracy']:.2%} | {row['accuracy_of_all']:.2%} "
-            f"| {row['mean_ms']:.2f} | {row['mean_ms_of_all']:.2f} |"
-        )
-    lines += [
-        "",
-        "| possible | arrived | ends by span | changed | by pull (the rule) | changed "
-        "| by margins of changed labels | changed |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for rule in rules:
-        cells = " | ".join(
-            f"{rule['ended'][name]:.1%} | {rule['changed_labels'][name]}"
-            for name in ("span", "pull", "changed")
-        )
-        lines.append(f"| {rule['members']} | {rule['arrived']} | {cells} |")
-    return "\n".join(lines)
+        f"milliseconds, the shortest for whoever comes first.\n\n{orders}\n\n{rules}"
+    )
+
+
+PAGE = Page("benchmarks.fusion.early", lambda: figures(kept("early")))
 
 
 def main() -> None:
-    """Measure, and write both files."""
     parser = argparse.ArgumentParser(description="What early termination does.")
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--data", required=True)
@@ -187,11 +184,10 @@ def main() -> None:
         ],
         "rules": compare_rules(bundle, calibration, test),
     }
-    text = figures(content)
-    print(text)
+    print(figures(content))
     if asked.keep:
-        write_json(RESULT, content)
-        write_figures(PAGE, "benchmarks.fusion.early", text)
+        write_json(RESULTS / "early.json", content)
+        PAGE.write()
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
 """Every precision in every runtime: milliseconds of one picture, and what the gate makes of it.
 
-    python -m benchmarks.fusion.quantisation --bundle FOLDER [--data cifar10/] [--seconds 3]
+    python -m benchmarks.fusion.quantisation --bundle FOLDER [--data cifar10/]
 
-Writes `results/quantisation.json`, and its tables into docs/results/quantisation.md: the members of
-a bundle of plain ViTs in fp32 (docs/results/real-pictures.md) and untrained ViT-S of 128 and 224
-px, in each way that this machine has, with one and two threads; and with `--data` the accuracies
-that `mdp-partition quantize` finds with this machine standing for every device. Each way of a
-model gets its turn in every round, so that drift of the machine meets all of them.
+Writes `results/quantisation.json`, and the figures of its page: the members of a bundle of plain
+ViTs in fp32 and untrained ViT-S of 128 and 224 px, in each way that this machine has, with one and
+two threads; and with `--data` the accuracies that `mdp-partition quantize` finds with this machine
+standing for every device. Each way of a model gets its turn in every round, so that drift of the
+machine meets all of them.
 """
 
 import argparse
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,11 @@ import numpy as np
 import torch
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.page import write_figures
+from benchmarks.harness.models import vit
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept, measured_on
+from benchmarks.harness.tables import table
+from benchmarks.harness.turns import in_turns
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle, model_path
@@ -35,12 +39,11 @@ from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
 from partitioner.run.progress import Progress
 
-ROOT = Path(__file__).parents[2]
-RESULT = ROOT / "benchmarks/results/quantisation.json"
-DOCUMENT = ROOT / "docs/results/quantisation.md"
 #: ViT-S, the smaller of timm's two common ones, at two picture sizes.
 UNTRAINED = {f"ViT-S at {size} px": size for size in (128, 224)}
 ROUNDS, WARM_UP, MIN_RUNS = 9, 3, 5
+#: Measuring time of each way, in all rounds.
+SECONDS = 3.0
 #: Percentage points, as `mdp-partition quantize` has it.
 MAX_LOSS = 0.005
 
@@ -53,9 +56,7 @@ def models(folder: Path) -> dict[str, tuple[bytes, SubModelSpec]]:
         for a in bundle.manifest.plan.assignments
     }
     for name, size in UNTRAINED.items():
-        spec = SubModelSpec(
-            image_size=size, patch_size=16, embed_dim=384, depth=12, num_heads=6, mlp_ratio=4.0
-        )
+        spec = vit(size, 16, 384, 12, 6)
         torch.manual_seed(0)
         model = to_onnx(ServedMember(SubModel(spec, 100)), size, ["boost", "bag"], {})
         found[name] = (model, spec)
@@ -68,10 +69,8 @@ def noise(spec: SubModelSpec, count: int) -> Pixels:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def rows_of(
-    name: str, model: bytes, spec: SubModelSpec, threads: int, seconds: float
-) -> list[dict[str, Any]]:
-    """One row per way of running `model`; `seconds` are spent on each."""
+def rows_of(name: str, model: bytes, spec: SubModelSpec, threads: int) -> list[dict[str, Any]]:
+    """One row per way of running `model`."""
     sessions: dict[tuple[str, str], Any] = {}
     refused: dict[tuple[str, str], str] = {}
     bytes_of: dict[tuple[str, str], int] = {}
@@ -84,7 +83,10 @@ def rows_of(
                 sessions[way] = open_way(path, *way, threads=threads)
             except InputError as error:
                 refused[way] = str(error)
-    times = {way: spread(found) for way, found in timed(sessions, spec, seconds).items()}
+    one = {"images": noise(spec, 1)}
+    runs = {way: partial(session.run, None, one) for way, session in sessions.items()}
+    blocks = in_turns(runs, ROUNDS, least=MIN_RUNS, seconds=SECONDS / ROUNDS, warm_up=WARM_UP)
+    times = {way: spread(found) for way, found in blocks.items()}
     plain_ms = times["fp32", "onnxruntime"]["latency_ms"]
     common = {"model": name, "spec": msgspec.to_builtins(spec), "threads": threads}
     return [
@@ -101,25 +103,6 @@ def rows_of(
         }
         for way in WAYS
     ]
-
-
-def timed(
-    sessions: dict[tuple[str, str], Any], spec: SubModelSpec, seconds: float
-) -> dict[tuple[str, str], list[list[float]]]:
-    """Milliseconds of every run, by way and round."""
-    one = {"images": noise(spec, 1)}
-    found: dict[tuple[str, str], list[list[float]]] = {way: [] for way in sessions}
-    for _ in range(ROUNDS):
-        for way, session in sessions.items():
-            for _ in range(WARM_UP):
-                session.run(None, one)
-            block: list[float] = []
-            while sum(block) < seconds * 1e3 / ROUNDS or len(block) < MIN_RUNS:
-                started_s = time.perf_counter()
-                session.run(None, one)
-                block.append((time.perf_counter() - started_s) * 1e3)
-            found[way].append(block)
-    return found
 
 
 def spread(rounds: list[list[float]]) -> dict[str, float]:
@@ -154,30 +137,25 @@ def gated(data: str, served: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write what came out."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bundle", type=Path, required=True, help="of plain ViTs, in fp32")
     parser.add_argument("--data", help="CIFAR-10 with train/ and test/, for the accuracies")
-    parser.add_argument("--seconds", type=float, default=3.0, help="measuring time of each row")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"machine": describe_machine(), "rows": []}
     for name, (model, spec) in models(arguments.bundle).items():
-        for threads in arguments.threads:
-            rows = rows_of(name, model, spec, threads, arguments.seconds)
+        for threads in (1, 2):
+            rows = rows_of(name, model, spec, threads)
             result["rows"] += rows
             for row in rows:
                 print(line(row), flush=True)
     if arguments.data:
         result["gate"] = gated(arguments.data, arguments.bundle)
-    write_json(RESULT, result)
-    write_figures(DOCUMENT, "benchmarks.fusion.quantisation", figures(result))
-    print(RESULT)
+    write_json(RESULTS / "quantisation.json", result)
+    PAGE.write()
 
 
 def line(row: dict[str, Any]) -> str:
-    """One row for whoever waits."""
     what = f"{row['model']}, {row['threads']} threads, {row['precision']} in {row['runtime']}"
     if "refused" in row:
         return f"{what}: {row['refused']}"
@@ -185,51 +163,46 @@ def line(row: dict[str, Any]) -> str:
 
 
 def figures(result: dict[str, Any]) -> str:
-    """The tables of docs/results/quantisation.md."""
-    heads = " | ".join(f"{precision} {runtime}" for precision, runtime in WAYS)
-    lines = [f"| model | threads | {heads} |", "|---" * (len(WAYS) + 2) + "|"]
     by_model: dict[tuple[str, int], list[str]] = {}
     for row in result["rows"]:
         cell = "-" if "refused" in row else f"{row['latency_ms']:.3g} ({row['of_fp32']:.0%})"
         by_model.setdefault((row["model"], row["threads"]), []).append(cell)
-    for (model, threads), cells in by_model.items():
-        lines.append(f"| {model} | {threads} | {' | '.join(cells)} |")
-    machine = result["machine"]
+    rows = [(*model, *cells) for model, cells in by_model.items()]
+    heads = ("model", "threads", *(" ".join(way) for way in WAYS))
     text = (
-        f"{machine['processor']}, {machine['cores']} cores, load {machine['load_before']} before "
-        f"the run, {machine['date']}. Milliseconds of one picture, and the share of fp32 in "
-        f"onnxruntime.\n\n" + "\n".join(lines) + "\n"
+        f"{measured_on(result['machine'])}. Milliseconds of one picture, and the share of fp32 in "
+        "onnxruntime.\n\n" + table(rows, *((head, f"{{0[{i}]}}") for i, head in enumerate(heads)))
     )
-    return text + (_gate_figures(result["gate"], machine["cores"]) if "gate" in result else "")
+    cores = result["machine"]["cores"]
+    return f"{text}\n\n{_gate_figures(result['gate'], cores)}" if "gate" in result else text
 
 
 def _gate_figures(gate: dict[str, Any], cores: int) -> str:
     record = gate["quantisation"]
-    threads = ", ".join(str(number) for number in gate["threads"])
-    lines = [
-        "| sub-model | precision | runtime | share of fp32's time | lost, alone | |",
-        "|---" * 6 + "|",
-    ]
-    for member in record["members"]:
-        for one in member["tried"]:
-            share = "" if not one["fp32_ms"] else f"{one['compute_ms'] / one['fp32_ms']:.0%}"
-            lost = "" if one["loss"] is None else f"{one['loss'] * 100:.2f}"
-            kept = "kept" if one["kept"] else ""
-            way = f"{one['precision']} | {one['runtime']}"
-            lines.append(f"| {member['k']} | {way} | {share} | {lost} | {kept} |")
     all_in, worst = record["test"], record["worst"]
+    tried = table(
+        [{"k": member["k"]} | one for member in record["members"] for one in member["tried"]],
+        ("sub-model", "{k}"),
+        ("precision", "{precision}"),
+        ("runtime", "{runtime}"),
+        ("share of fp32's time",
+         lambda one: f"{one['compute_ms'] / one['fp32_ms']:.0%}" if one["fp32_ms"] else ""),
+        ("lost, alone", lambda one: "" if one["loss"] is None else f"{one['loss'] * 100:.2f}"),
+        ("", lambda one: "kept" if one["kept"] else ""),
+    )  # fmt: skip
     return (
-        f"\nThe gate on the bundle of plain ViTs that [real-pictures.md](real-pictures.md) makes, "
-        f"this machine standing for every device with "
-        f"its planned threads ({threads} on {cores} cores), loss in "
-        f"points on {record['calibration_pictures']:,} calibration pictures:\n\n"
-        + "\n".join(lines)
-        + f"\n\nOn {record['test_pictures']:,} test pictures, stacked: all members in "
+        "The gate on the bundle of plain ViTs that [real-pictures.md]"
+        f"({PAGE.link('real-pictures.md')}) makes, this machine standing for every device "
+        f"with its planned threads ({', '.join(map(str, gate['threads']))} on {cores} cores), loss "
+        f"in points on {record['calibration_pictures']:,} calibration pictures:\n\n{tried}\n\n"
+        f"On {record['test_pictures']:,} test pictures, stacked: all members in "
         f"{all_in['fp32']:.2%} in fp32 and {all_in['now']:.2%} with what was kept; the arrival "
         f"subset that loses most, {list(worst['members'])}, {worst['fp32']:.2%} and "
-        f"{worst['now']:.2%}.\n"
+        f"{worst['now']:.2%}."
     )
 
+
+PAGE = Page("benchmarks.fusion.quantisation", lambda: figures(kept("quantisation")))
 
 if __name__ == "__main__":
     main()

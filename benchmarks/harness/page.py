@@ -1,10 +1,14 @@
 """Documents whose figures are written by the benchmark that measured them."""
 
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from mdp.errors import InputError
 from mdp.files import write_bytes
 
+DOCS = Path(__file__).parents[2] / "docs"
 END = "<!-- end of the figures -->"
 
 
@@ -13,11 +17,59 @@ def begin(writer: str) -> str:
     return f"<!-- figures: written by {writer} -->"
 
 
-def write_figures(page: Path, writer: str, figures: str) -> None:
-    """Put `figures` between the page's two marks; raises InputError where these are missing."""
+def find(name: str, holding: str = "") -> Path:
+    """The document of this name that holds this text, in docs/ or below; raises InputError.
+
+    So a document may be moved without a word to its benchmark.
+    """
+    found = [page for page in DOCS.rglob(name) if holding in page.read_text(encoding="utf-8")]
+    if len(found) != 1:
+        what = f"{name} with {holding!r}" if holding else name
+        raise InputError(f"{DOCS}: expected one {what} in it or below, found {len(found)}")
+    return found[0]
+
+
+def filled(page: Path, writer: str, figures: str) -> bytes:
+    """The page with `figures` between its two marks; raises InputError where these are missing."""
     mark = begin(writer)
     before, found, rest = page.read_text(encoding="utf-8").partition(mark)
     _, closed, after = rest.partition(END)
     if not (found and closed):
         raise InputError(f"{page}: expected a line {mark!r} and a line {END!r} after it")
-    write_bytes(page, f"{before}{mark}\n\n{figures.strip()}\n\n{END}{after}".encode())
+    return f"{before}{mark}\n\n{figures.strip()}\n\n{END}{after}".encode()
+
+
+def write_figures(page: Path, writer: str, figures: str) -> None:
+    """Put `figures` between the page's two marks; raises InputError where these are missing."""
+    write_bytes(page, filled(page, writer, figures))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What is made of kept results: a document's figures, and a picture beside the document."""
+
+    #: Names the place in the document; the document is whichever has that place.
+    writer: str
+    figures: Callable[[], str]
+    #: The content of an SVG file with the document's name.
+    picture: Callable[[], bytes] | None = None
+
+    def files(self) -> dict[Path, bytes]:
+        """What the document, and the picture if there is one, have to be; raises InputError."""
+        page = self.path
+        made = {page: filled(page, self.writer, self.figures())}
+        return made | ({page.with_suffix(".svg"): self.picture()} if self.picture else {})
+
+    @property
+    def path(self) -> Path:
+        """The document; raises InputError."""
+        return find("*.md", begin(self.writer))
+
+    def link(self, name: str) -> str:
+        """The way from the document to another one; raises InputError."""
+        return Path(os.path.relpath(find(name), self.path.parent)).as_posix()
+
+    def write(self) -> None:
+        for path, content in self.files().items():
+            write_bytes(path, content)
+            print(f"wrote {os.path.relpath(path)}")

@@ -1,5 +1,6 @@
 """Steady-state latencies of many models, in rounds, so that drift meets all of them."""
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -7,19 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 
-from benchmarks.latency.measure_encoders import others_cpu_s
 from benchmarks.latency.models import PRECISIONS, model_file
-from benchmarks.latency.shapes import Case, file_stem
+from benchmarks.latency.shapes import Case
 from mdp.files import Record
-from mdp.formats.profile import (
-    LatencyPoint,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Precision,
-)
+from mdp.formats.profile import NonNegativeFloat, PositiveFloat, PositiveInt, Precision
+from partitioner.export.sessions import open_session
 
 THREADS = (1, 2)
 #: One burst: runs that are not counted, then as many as fit, but not fewer than `_LEAST_RUNS`.
@@ -46,8 +40,6 @@ class Rows(Record, frozen=True):
     """The content of benchmarks/results/latency-*.json."""
 
     machine: dict[str, Any]
-    #: Shapes that a fit may see, where no profile is given.
-    grid: list[Row]
     #: Random shapes that no fit sees.
     unseen: list[Row]
     #: Shapes that no fit sees and a plan may hold.
@@ -57,8 +49,6 @@ class Rows(Record, frozen=True):
 
 
 class _Bursts:
-    """A session and the medians of its bursts so far."""
-
     def __init__(
         self, path: Path, case: Case, precision: Precision, threads: int, spin: bool
     ) -> None:
@@ -73,9 +63,8 @@ class _Bursts:
         self.others_cores: list[float] = []
 
     def burst(self, seconds: float) -> None:
-        """Warm up, then run for `seconds`."""
         if self._session is None:
-            self._session = open_session(self._path, self.threads, self.spin)
+            self._session = open_session(self._path, threads=self.threads, spin=self.spin)
         session = self._session
         for _ in range(_WARM_UP_RUNS):
             session.run(None, self._feed)
@@ -94,7 +83,6 @@ class _Bursts:
         self.times_ms += times_ms
 
     def row(self) -> Row:
-        """What the bursts come to."""
         low, high = np.percentile(self.times_ms, (10, 90))
         return Row(
             case=self.case,
@@ -109,35 +97,24 @@ class _Bursts:
         )
 
 
-def open_session(path: Path, threads: int, spin: bool) -> Any:
-    """A session as the agent opens it: spinning if planned so, one operator at a time."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
-    if spin:
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
 def measure(
     folder: Path,
     cases: Sequence[Case],
+    precisions: Sequence[Precision] = PRECISIONS,
     *,
     rounds: int,
     seconds: float,
-    spin: bool,
+    spin: bool = False,
     note: Callable[[str], None],
 ) -> list[Row]:
-    """Run every case in every precision with every number of threads, `rounds` bursts each.
+    """Run every case in each precision with every number of threads, `rounds` bursts each.
 
     Every round takes all of them, in an order of its own.
     """
     bursts = [
         _Bursts(model_file(folder, case, precision), case, precision, threads, spin)
         for case in cases
-        for precision in PRECISIONS
+        for precision in precisions
         for threads in THREADS
     ]
     rng = np.random.default_rng(0)
@@ -148,24 +125,10 @@ def measure(
     return [burst.row() for burst in bursts]
 
 
-def point_of(row: Row) -> LatencyPoint:
-    """The row as a profile has it."""
-    spec = row.case.spec
-    return LatencyPoint(
-        image_size=spec.image_size,
-        patch_size=spec.patch_size,
-        embed_dim=spec.embed_dim,
-        depth=spec.depth,
-        num_heads=spec.num_heads,
-        mlp_ratio=spec.mlp_ratio,
-        threads=row.threads,
-        latency_ms=row.latency_ms,
-        precision=row.precision,
-        p10_ms=row.p10_ms,
-        p90_ms=row.p90_ms,
-    )
-
-
-def stem_of(row: Row) -> str:
-    """A name for the row: its shape and how it was run."""
-    return f"{file_stem(row.case)}-{row.precision}-{row.threads}"
+def others_cpu_s() -> float:
+    """CPU seconds that everything but this process has used since the machine started (Linux)."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _idle, _wait, irq, softirq, steal = (int(field) for field in fields[:8])
+    busy_s = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
+    own = os.times()
+    return busy_s - own.user - own.system

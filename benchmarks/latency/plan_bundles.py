@@ -16,7 +16,6 @@ NUM_CLASSES = 100
 
 
 def case_of(plan: Plan, k: int) -> Case:
-    """Member k of a plan, as it is exported."""
     spec = structs.replace(plan.assignments[k].vit, precision="fp32")
     return Case(spec=spec, num_classes=NUM_CLASSES)
 

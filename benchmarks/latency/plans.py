@@ -25,11 +25,10 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from benchmarks.accuracy.table import Sheet
-from benchmarks.latency.measure_encoders import others_cpu_s
+from benchmarks.latency.measure import others_cpu_s
 from benchmarks.latency.models import export_all
 from benchmarks.latency.plan_bundles import NUM_CLASSES, case_of, write_plan_bundle
-from benchmarks.latency.shapes import Case, describe
+from benchmarks.latency.shapes import Case
 from mdp import Client
 from mdp.cli.bench import noise_picture, overhead_ms
 from mdp.files import Record, write_toml
@@ -356,25 +355,3 @@ def measure_plans(
         links = [one.link(idle) for one in linking]
         linked = [structs.replace(profile, link=told) for profile in profiles]
         return links, idle, [one.row(linked, links) for one in served]
-
-
-def plan_sheet(plans: PlanRows) -> Sheet:
-    """Every plan, predicted against measured, and the errors' median and 95th percentile."""
-    rows = []
-    for row in plans.rows:
-        members = ", ".join(
-            f"{describe(m.case)}, {m.precision}: {m.measured_ms:.3g} ({m.predicted_ms:.3g})"
-            for m in row.members
-        )
-        rows.append(
-            (row.teacher, members, f"{row.measured_ms:.3g}", f"{row.p90_ms:.3g}",
-             f"{row.predicted_ms:.3g}", f"{row.predicted_ms / row.measured_ms - 1:+.1%}")
-        )  # fmt: skip
-    errors = [abs(row.predicted_ms / row.measured_ms - 1) for row in plans.rows]
-    text = f"median {np.median(errors):.1%}, 95th percentile {np.percentile(errors, 95):.1%}"
-    return Sheet(
-        "Whole plans through real agents, each on a core of its own: client latency in ms",
-        ("teacher", "members: measured (predicted) computing in ms", "p50", "p90", "predicted",
-         "error"),
-        [*rows, ("all", "", "", "", "", text)],
-    )  # fmt: skip

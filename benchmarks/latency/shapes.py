@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 from msgspec import structs
 
+from benchmarks.harness.models import vit
 from mdp.files import Record
 from mdp.formats.plan import SubModelSpec
 from mdp.formats.profile import PositiveInt
@@ -25,18 +26,13 @@ _TOKENS, _WIDTHS, _DEPTHS = (15, 260), (40, 640), (1, 12)
 #: Sub-models of each teacher, with its classes, that a plan may hold.
 PLANNABLE = 12
 _TEACHERS = (
-    (SubModelSpec(image_size=224, patch_size=16, embed_dim=384, depth=12, num_heads=6,
-                  mlp_ratio=4.0), 1000),
-    (SubModelSpec(image_size=224, patch_size=16, embed_dim=192, depth=12, num_heads=3,
-                  mlp_ratio=4.0), 100),
-    (SubModelSpec(image_size=32, patch_size=4, embed_dim=192, depth=9, num_heads=3,
-                  mlp_ratio=4.0), 10),
-)  # fmt: skip
+    (vit(224, 16, 384, 12, 6), 1000),
+    (vit(224, 16, 192, 12, 3), 100),
+    (vit(32, 4, 192, 9, 3), 10),
+)
 
 
 class Case(Record, frozen=True):
-    """A sub-model with its classes."""
-
     spec: SubModelSpec
     num_classes: PositiveInt
 
@@ -119,7 +115,6 @@ def file_stem(case: Case) -> str:
 
 
 def with_precision(case: Case, precision: str) -> SubModelSpec:
-    """The case's shape in another precision."""
     return structs.replace(case.spec, precision=precision)
 
 

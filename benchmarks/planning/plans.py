@@ -1,20 +1,18 @@
-"""Plans of the shipped profiles, with their predictions: what docs/results/planning.md shows.
+"""Plans of the shipped profiles, with their predictions: what the page on planning shows.
 
-    python -m benchmarks.planning.plans [--docs docs/results]
+    python -m benchmarks planning
 
 Nothing is measured here. Plans follow from the shipped profiles and the shipped law, so this is run
 again whenever one of them changes.
 """
 
-import argparse
 import io
-from pathlib import Path
+from functools import cache
 
 from rich.console import Console
 
-from benchmarks.accuracy.table import Sheet, as_markdown
-from benchmarks.harness.page import write_figures
-from mdp.files import write_bytes
+from benchmarks.harness.page import Page
+from benchmarks.harness.tables import table
 from mdp.formats.plan import Plan
 from mdp.formats.profile import shipped_profiles
 from partitioner.cli.plan_plot import draw_plan
@@ -38,7 +36,6 @@ _WIDTH = 100
 
 
 def planned(teacher: str, target_ms: float, fleet: str) -> Planned:
-    """A plan of shipped profiles, explained, with its Pareto list."""
     names = [name for name in shipped_profiles() if name not in FLEETS[fleet]]
     return make_planned(
         teacher_spec(teacher, {}), names, PlanOptions(latency_ms=target_ms), 1000,
@@ -46,12 +43,10 @@ def planned(teacher: str, target_ms: float, fleet: str) -> Planned:
     )  # fmt: skip
 
 
-def row(plan: Plan, teacher: str, target_ms: float, fleet: str) -> list[str]:
-    """One plan as a row of the table."""
-    start = [teacher, f"{target_ms:g}", fleet]
+def _members(plan: Plan) -> str:
     if plan.refused:
-        return [*start, f"**refused**: {plan.reason.partition(';')[0]}", "", ""]
-    members = "; ".join(
+        return f"**refused**: {plan.reason.partition(';')[0]}"
+    return "; ".join(
         f"{a.device} {a.vit.image_size} px / {a.vit.patch_size}, "
         f"{a.vit.embed_dim} x {a.vit.depth}"
         + (f", MLP x{a.vit.mlp_ratio:g}" if a.vit.mlp_ratio != 4 else "")
@@ -59,10 +54,16 @@ def row(plan: Plan, teacher: str, target_ms: float, fleet: str) -> list[str]:
         + f" ({a.predicted_ms.total:.1f} ms)"
         for a in plan.assignments
     )
-    accuracy, one = plan.accuracy, plan.single_device
-    together = f"{accuracy.all_in:.1%} / {accuracy.expected:.1%}" if accuracy else ""
-    alone = f"{one.device} {one.accuracy:.1%}" if one and one.accuracy is not None else ""
-    return [*start, members, together, alone]
+
+
+def _together(plan: Plan) -> str:
+    accuracy = None if plan.refused else plan.accuracy
+    return f"{accuracy.all_in:.1%} / {accuracy.expected:.1%}" if accuracy else ""
+
+
+def _alone(plan: Plan) -> str:
+    one = None if plan.refused else plan.single_device
+    return f"{one.device} {one.accuracy:.1%}" if one and one.accuracy is not None else ""
 
 
 def explanation(shown: Planned) -> str:
@@ -71,29 +72,36 @@ def explanation(shown: Planned) -> str:
     print_planned(shown, Console(file=stream, width=_WIDTH))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     second = next(n for n, line in enumerate(lines) if line.endswith("(member 1)"))
-    table = next(n for n, line in enumerate(lines) if n > second and line.startswith("┏")) - 1
-    return "\n".join([*lines[:second], "...", *lines[table:]])
+    pareto = next(n for n, line in enumerate(lines) if n > second and line.startswith("┏")) - 1
+    return "\n".join([*lines[:second], "...", *lines[pareto:]])
 
 
-def main() -> None:
-    """Plan, and write table, explanation and picture."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.planning.plans", description=__doc__
-    )
-    parser.add_argument("--docs", type=Path, default=Path("docs/results"))
-    docs = parser.parse_args().docs
+@cache
+def _plans() -> dict[tuple[str, float, str], Planned]:
     cases = [(t, ms, fleet) for t in TEACHERS for ms in TARGETS_MS for fleet in FLEETS]
-    found = {case: planned(*case) for case in cases}
-    columns = ("teacher", "target ms", "fleet", "plan", "all in / expected", "one device")
-    sheet = Sheet("Plans", columns, [row(p.plan, *case) for case, p in found.items()])
-    explained = found[EXPLAINED]
-    figures = (
-        f"{as_markdown(sheet)}\n`mdp-partition plan --explain` for `{EXPLAINED[0]}`, "
-        f"{EXPLAINED[2]}, at {EXPLAINED[1]:g} ms:\n\n```\n{explanation(explained)}\n```\n"
+    return {case: planned(*case) for case in cases}
+
+
+def figures() -> str:
+    plans = table(
+        [(*case, found.plan) for case, found in _plans().items()],
+        ("teacher", "{0[0]}"),
+        ("target ms", "{0[1]:g}"),
+        ("fleet", "{0[2]}"),
+        ("plan", lambda row: _members(row[3])),
+        ("all in / expected", lambda row: _together(row[3])),
+        ("one device", lambda row: _alone(row[3])),
+        title="Plans",
     )
-    write_figures(docs / "planning.md", "benchmarks.planning.plans", figures)
-    write_bytes(docs / "planning.svg", draw_plan(explained.plan, explained.pareto, "svg"))
+    return (
+        f"{plans}\n\n`mdp-partition plan --explain` for `{EXPLAINED[0]}`, {EXPLAINED[2]}, "
+        f"at {EXPLAINED[1]:g} ms:\n\n```\n{explanation(_plans()[EXPLAINED])}\n```"
+    )
 
 
-if __name__ == "__main__":
-    main()
+def picture() -> bytes:
+    explained = _plans()[EXPLAINED]
+    return draw_plan(explained.plan, explained.pareto, "svg")
+
+
+PAGE = Page("benchmarks.planning.plans", figures, picture)

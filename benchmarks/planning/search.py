@@ -1,6 +1,6 @@
 """How long planning takes for 8, 100 and 1,000 unlike devices, and how near it comes to the best.
 
-    python -m benchmarks.planning.search [--out FILE] [--instances 200]
+    python -m benchmarks.planning.search [--out FILE]
 
 Devices are drawn from a fixed seed around the shipped profiles: each has a latency table, a link
 and an availability of its own, so nothing is shared between them. Times are of one process on one
@@ -21,8 +21,10 @@ import msgspec
 import numpy as np
 
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.models import vit
+from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
-from mdp.formats.plan import Region, SubModelSpec, TeacherSpec
+from mdp.formats.plan import Region, TeacherSpec
 from mdp.formats.profile import DeviceProfile, Link, read_profile, shipped_profiles
 from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import WHOLE, capability_of
@@ -34,14 +36,12 @@ from partitioner.planner.local_search import choose
 from partitioner.planner.placement import Limits, settled
 from partitioner.planner.search import make_plan
 
-RESULTS = Path(__file__).parents[1] / "results" / "search.json"
 TEACHER = TeacherSpec(
     name="vit_base_patch16_224",
-    shape=SubModelSpec(
-        image_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0
-    ),
+    shape=vit(224, 16, 768, 12, 12),
 )
 COUNTS, TARGET_MS = (8, 100, 1000), 30.0
+COUNT = 200
 #: Devices, shapes and regions of which every plan is tried.
 INSTANCES: tuple[tuple[int, int, tuple[Region, ...]], ...] = (
     (2, 40, (WHOLE,)), (3, 12, (WHOLE,)), (2, 8, REGIONS), (3, 4, REGIONS[:3]),
@@ -53,12 +53,10 @@ _SLOW = ("n100", "raspberry-pi-5", "laptop-cpu")
 
 
 def main() -> None:
-    """Measure, print and keep."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.planning.search", description=__doc__
     )
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--instances", type=int, default=200)
+    parser.add_argument("--out", type=Path, default=RESULTS / "search.json")
     asked = parser.parse_args()
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     machine = describe_machine()
@@ -68,7 +66,7 @@ def main() -> None:
         "target_ms": TARGET_MS,
         "shapes": len(sub_model_grid(TEACHER.shape)),
         "times": [timed(count) for count in COUNTS],
-        "against_exhaustive": against_exhaustive(asked.instances),
+        "against_exhaustive": against_exhaustive(),
     }
     print(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())
     write_json(asked.out, value)
@@ -118,12 +116,12 @@ def timed(count: int) -> dict[str, Any]:
     }
 
 
-def against_exhaustive(instances: int) -> dict[str, Any]:
+def against_exhaustive() -> dict[str, Any]:
     """How far the expected accuracy found is below the best there is, relative to the best."""
     predictor = predictor_for(shipped_law(), TEACHER.shape, num_classes=1000)
     grid = sub_model_grid(TEACHER.shape)
     behind: dict[str, list[float]] = {"no port": [], "shared port": []}
-    for seed in range(instances):
+    for seed in range(COUNT):
         draw = np.random.default_rng(seed)
         count, shapes, regions = INSTANCES[seed % len(INSTANCES)]
         some = [grid[i] for i in sorted(draw.choice(len(grid), size=shapes, replace=False))]

@@ -37,7 +37,6 @@ _LOOKED_AT = 1024
 
 
 def run(ground: Ground) -> Outcome:
-    """Prune, retrain, fuse, measure."""
     first, second = epochs_of(ground)
     deal = dealt(ground.shapes, ground.num_classes)
     members = [_member(ground, k, classes, first) for k, classes in enumerate(deal)]
@@ -54,7 +53,6 @@ def run(ground: Ground) -> Outcome:
 
 
 def _member(ground: Ground, k: int, classes: Sequence[int], epochs: int) -> Classifier:
-    """Member k, pruned from the teacher and retrained."""
     spec, name = ground.shapes[k], f"class-pruned-{k}"
     member = new_classifier(ground, name, spec, len(classes) + 1)
     own = np.flatnonzero(np.isin(ground.work.data.train.targets, classes))

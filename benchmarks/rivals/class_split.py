@@ -100,7 +100,6 @@ def _run(ground: Ground, drop: float) -> Outcome:
 
 
 def _member(ground: Ground, k: int, classes: Sequence[int], epochs: int) -> Classifier:
-    """Member k after the first phase."""
     spec, name = ground.shapes[k], f"class-split-{k}"
     member = new_classifier(ground, name, spec, len(classes) + 1)
     matched = Matched(member, spec.embed_dim, ground.targets.features[0].shape[1])

@@ -70,7 +70,6 @@ class TaughtLoss:
 
 
 def taught(logits: Tensor, labels: Tensor, teacher: Tensor, schedule: MemberSchedule) -> Tensor:
-    """`taught_loss` with the schedule's mixture."""
     return taught_loss(
         logits,
         labels,
@@ -112,5 +111,4 @@ def asked(network: nn.Module, pixels: Views) -> tuple[Logits, Array]:
 
 
 def as_tensor(values: NDArray[np.floating]) -> Tensor:
-    """A copy as float32."""
     return torch.from_numpy(np.array(values, dtype=np.float32))

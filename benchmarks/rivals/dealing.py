@@ -72,7 +72,6 @@ class Matched(nn.Module):
         self.member, self.projection = member, nn.Linear(width, wanted)
 
     def forward(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, and the projected feature."""
         logits, feature = self.member(pixels)
         return logits, self.projection(feature).float()
 

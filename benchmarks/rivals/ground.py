@@ -30,7 +30,6 @@ class Ground:
 
     @property
     def num_classes(self) -> int:
-        """How many classes the data has."""
         return len(self.work.data.labels)
 
     def train_pixels(self, spec: SubModelSpec) -> list[Views]:

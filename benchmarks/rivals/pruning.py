@@ -75,8 +75,6 @@ def measured(teacher: Teacher, pixels: Tensor) -> Energies:
 
 @contextmanager
 def _watched(network: Any, energies: Energies) -> Iterator[None]:
-    """Collect while the block runs."""
-
     def of_output(into: list[Tensor]) -> Any:
         return lambda _module, _inputs, output: into.append(_energy(output))
 
@@ -99,7 +97,6 @@ def _watched(network: Any, energies: Energies) -> Iterator[None]:
 
 
 def _energy(values: Tensor) -> Tensor:
-    """Mean square over pictures and tokens."""
     return values.flatten(0, -2).float().square().mean(dim=0)
 
 

@@ -15,7 +15,6 @@ from partitioner.networks.weight_init import inherit
 
 
 def run(ground: Ground) -> Outcome:
-    """Train and measure the only member."""
     (spec,) = ground.shapes
     calibration, test = student(ground, "single", spec)
     data = ground.work.data

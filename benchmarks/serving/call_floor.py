@@ -28,6 +28,7 @@ from mdp.requests.session import Arrival, Finish
 
 SIDE = 224
 _BUDGET_MS = 200.0
+BLOCKS, PER_BLOCK = 60, 100
 STEPS = ("bare", "decoding", "and the answer", "and cutting, encoding", "this client")
 
 
@@ -96,8 +97,8 @@ def _result(frames: list[bytes]) -> tuple[Result, Buffer]:
     return envelope.message, envelope.buffers[0]
 
 
-def measure(agents: int, blocks: int, per_block: int) -> dict[str, float]:
-    """Median microseconds of every step, in `blocks` turns after one that warms up."""
+def measure(agents: int) -> dict[str, float]:
+    """Median microseconds of every step, in turns after one that warms up."""
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         fleet = stack.enter_context(stub_fleet(Path(name), agents, side=SIDE, keys=False))
         client = stack.enter_context(fleet.client())
@@ -114,22 +115,19 @@ def measure(agents: int, blocks: int, per_block: int) -> dict[str, float]:
             ours_us,
         ]  # fmt: skip
         taken: dict[str, list[float]] = {step: [] for step in STEPS}
-        for number in range(blocks + 1):
+        for number in range(BLOCKS + 1):
             for step, call in zip(STEPS, calls, strict=True):
-                block_us = [call() for _ in range(per_block)]
+                block_us = [call() for _ in range(PER_BLOCK)]
                 taken[step] += block_us if number else []
     return {step: float(np.median(us)) for step, us in taken.items()}
 
 
 def main() -> None:
-    """Measure and print."""
     parser = argparse.ArgumentParser(description="What no client can leave out.")
     parser.add_argument("--agents", type=int, nargs="+", default=[1, 3, 8])
-    parser.add_argument("--blocks", type=int, default=60)
-    parser.add_argument("--per-block", type=int, default=100)
     options = parser.parse_args()
     for agents in options.agents:
-        found = measure(agents, options.blocks, options.per_block)
+        found = measure(agents)
         cells = [f"{step} {us:.0f} us ({us / found['bare']:.2f})" for step, us in found.items()]
         print(f"{agents} agents: {', '.join(cells)}", flush=True)
 

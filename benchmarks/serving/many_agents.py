@@ -11,10 +11,9 @@ Agents and ROUTERs are processes of their own, or several share one: 64 processe
 the caches empty at each request, which says more about the machine than about a fan-out.
 """
 
-import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
@@ -29,37 +28,38 @@ from mdp.cli.bench import noise_picture
 NAME = "many-agents"
 SIDE = 32
 DEADLINE_MS = 10_000.0
+AGENTS, ROUNDS, PER_ROUND = 64, 12, 100
 
 
-def measure(options: argparse.Namespace, per_process: int, in_flight: int) -> dict[str, Any]:
+def measure(per_process: int, in_flight: int) -> dict[str, Any]:
     """Answers and bare fan-outs a second, in turns."""
     ours: list[list[float]] = []
     bare: list[list[float]] = []
-    agents, block, partial = options.many, options.many_per_round, 0
+    partial = 0
     shared: dict[str, Any] = {"side": SIDE, "per_process": per_process}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        fleet = stack.enter_context(stub_fleet(Path(name), agents, **shared))
+        fleet = stack.enter_context(stub_fleet(Path(name), AGENTS, **shared))
         client = stack.enter_context(fleet.client())
-        bare_client = stack.enter_context(bare_exchange(agents, **shared))
+        bare_client = stack.enter_context(bare_exchange(AGENTS, **shared))
         picture = noise_picture(SIDE)
-        for number in range(options.many_rounds + 1):
+        for number in range(ROUNDS + 1):
             started_s = time.perf_counter()
-            answers = [*client.stream(repeat(picture, block), deadline_ms=DEADLINE_MS,
+            answers = [*client.stream(repeat(picture, PER_ROUND), deadline_ms=DEADLINE_MS,
                                       in_flight=in_flight)]  # fmt: skip
             between_s = time.perf_counter()
-            bare_client.many(block, in_flight)
+            bare_client.many(PER_ROUND, in_flight)
             ended_s = time.perf_counter()
             if number:  # the first one warms up
                 partial += sum(answer.partial for answer in answers)
-                ours.append([block / (between_s - started_s)])
-                bare.append([block / (ended_s - between_s)])
+                ours.append([PER_ROUND / (between_s - started_s)])
+                bare.append([PER_ROUND / (ended_s - between_s)])
     rates = [float(np.median(blocks)) for blocks in (ours, bare)]
     return {
-        "agents": agents,
+        "agents": AGENTS,
         "agents_per_process": per_process,
         "crop_pixels": SIDE,
         "in_flight": in_flight,
-        "answers": options.many_rounds * block,
+        "answers": ROUNDS * PER_ROUND,
         "partial": partial,
         "answers_per_s": rates[0],
         "bare_per_s": rates[1],
@@ -68,48 +68,18 @@ def measure(options: argparse.Namespace, per_process: int, in_flight: int) -> di
     }
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """One under way, and several."""
-    rows = []
-    for per_process in options.many_per_process:
-        for in_flight in options.many_in_flight:
-            rows.append(measure(options, per_process, in_flight))
-            say(line_of(rows[-1]))
-    return rows
+def run() -> Iterator[dict[str, Any]]:
+    for per_process in (1, 8):
+        for in_flight in (1, 4, 8):
+            yield measure(per_process, in_flight)
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One row, for people."""
-    return (
-        f"{row['agents']} agents, {row['agents_per_process']} a process, "
-        f"{row['in_flight']} under way: "
-        f"{row['answers_per_s']:.0f} answers/s, "
-        f"bare {row['bare_per_s']:.0f}/s, ratio {row['ratio']:.2f} "
-        f"({row['ratio_95'][0]:.2f}-{row['ratio_95'][1]:.2f})"
-    )
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table."""
-    lines = [
-        "| agents | of a process | under way | answers a second | bare fan-outs a second "
-        "| ratio | 95 % |",
-        "|---" * 7 + "|",
-    ]
-    for row in rows:
-        low, high = row["ratio_95"]
-        lines.append(
-            f"| {row['agents']} | {row['agents_per_process']} | {row['in_flight']} "
-            f"| {row['answers_per_s']:.0f} | {row['bare_per_s']:.0f} | {row['ratio']:.2f} "
-            f"| {low:.2f}-{high:.2f} |"
-        )
-    return "\n".join(lines)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """How many, and how long to measure."""
-    parser.add_argument("--many", type=int, default=64)
-    parser.add_argument("--many-per-process", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--many-in-flight", type=int, nargs="+", default=[1, 4, 8])
-    parser.add_argument("--many-rounds", type=int, default=12)
-    parser.add_argument("--many-per-round", type=int, default=100)
+COLUMNS = (
+    ("agents", "{agents}"),
+    ("of a process", "{agents_per_process}"),
+    ("under way", "{in_flight}"),
+    ("answers a second", "{answers_per_s:.0f}"),
+    ("bare fan-outs a second", "{bare_per_s:.0f}"),
+    ("ratio", "{ratio:.2f}"),
+    ("95 %", "{ratio_95[0]:.2f}-{ratio_95[1]:.2f}"),
+)

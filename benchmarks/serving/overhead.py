@@ -1,6 +1,6 @@
 """What a call costs beyond computing, against a bare ZeroMQ exchange of the same bytes.
 
-    python -m benchmarks.serving.overhead            # about 2 minutes
+    python -m benchmarks.serving --only overhead     # about 2 minutes
 
 Agents on loopback, each a process of its own, serve 224x224 crops. They are asked in turns, a block
 each, so that drift of the machine meets all:
@@ -19,17 +19,14 @@ and the ratios with the interval in which each lies when the rounds are drawn an
     onnxruntime    `mdp-agent run` with a model that takes next to no time
 """
 
-import argparse
-import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.resampling import ratio_interval
 from benchmarks.harness.serving_fleet import (
     asked_bare,
@@ -43,17 +40,17 @@ from mdp.client.sync import Client
 from mdp.pictures.crop import Picture
 
 NAME = "overhead"
-RESULTS = Path(__file__).parents[1] / "results" / "overhead.json"
 SIDE = 224
 POINTS = (50, 99)
-NAMES = tuple(f"p{point}" for point in POINTS)
+#: The first calls of a block find the caches full of what the others did.
+AGENTS, ROUNDS, PER_ROUND = (1, 3, 8), 10, 500
 OURS, CLIENT, BOTH = "ours", "client", "both"
 #: Against what ours is held.
 OVER = (CLIENT, BOTH)
 STUB, STUB_KEYS, ONNX = "stub", "stub, keys", "onnxruntime"
 
 
-def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, Any]:
+def measure(kind: str, agents: int) -> dict[str, Any]:
     """All three in turns; milliseconds at p50 and p99, and their ratios."""
     keys, partial = kind == STUB_KEYS, 0
     blocks: dict[str, list[list[float]]] = {OURS: [], **{over: [] for over in OVER}}
@@ -69,12 +66,12 @@ def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, An
         same_agents = stack.enter_context(asked_bare(fleet, side=SIDE))
         routers = stack.enter_context(bare_exchange(agents, side=SIDE, keys=keys))
         picture = noise_picture(SIDE)
-        for number in range(rounds + 1):
-            calls = [call(client, picture) for _ in range(per_round)]
+        for number in range(ROUNDS + 1):
+            calls = [call(client, picture) for _ in range(PER_ROUND)]
             taken = {
                 OURS: [took_ms for took_ms, _ in calls],
-                CLIENT: [same_agents.overhead_ms() for _ in range(per_round)],
-                BOTH: [routers.round_trip_ms() for _ in range(per_round)],
+                CLIENT: [same_agents.overhead_ms() for _ in range(PER_ROUND)],
+                BOTH: [routers.round_trip_ms() for _ in range(PER_ROUND)],
             }
             if number:  # the first one warms up
                 partial += sum(is_partial for _, is_partial in calls)
@@ -84,7 +81,7 @@ def measure(kind: str, agents: int, rounds: int, per_round: int) -> dict[str, An
     return {
         "kind": kind,
         "agents": agents,
-        "requests": rounds * per_round,
+        "requests": ROUNDS * PER_ROUND,
         "partial": partial,
         "ms": ms,
         "ratio": {over: {p: ms[OURS][p] / ms[over][p] for p in ms[over]} for over in OVER},
@@ -103,66 +100,28 @@ def call(client: Client, picture: Picture) -> tuple[float, bool]:
     return took_ms - max(member.compute_ms for member in answer.members), answer.partial
 
 
-def spread(row: dict[str, Any], over: str, point: str) -> str:
-    """A ratio and where it lies."""
-    ratio, (low, high) = row["ratio"][over][point], row["ratio_95"][over][point]
-    return f"{ratio:.2f} ({low:.2f}-{high:.2f})"
+def run() -> Iterator[dict[str, Any]]:
+    for kind in (STUB, STUB_KEYS, ONNX):
+        for count in AGENTS:
+            yield measure(kind, count)
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One row of the table, for people."""
-    times = "  ".join(f"{row['ms'][what][p]:5.2f}" for p in NAMES for what in (OURS, *OVER))
-    ratios = "  ".join(spread(row, over, p) for over in OVER for p in NAMES)
-    return f"{row['kind']:<12} {row['agents']:>6}  {times}  {ratios}"
+def _ratio(over: str, point: str) -> str:
+    low, high = (f"{{ratio_95[{over}][{point}][{end}]:.2f}}" for end in (0, 1))
+    return f"{{ratio[{over}][{point}]:.2f}} ({low}-{high})"
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Every kind with every number of agents."""
-    times = "  ".join(f"{what:>5}" for _ in NAMES for what in ("ours", "agent", "bare"))
-    ratios = "  ".join(f"{over + ' ' + p:<16}" for over in OVER for p in NAMES)
-    say(f"{'':12} agents  {times}  {ratios}")
-    rows = []
-    for kind in options.kinds:
-        for count in options.agents:
-            rows.append(measure(kind, count, options.rounds, options.per_round))
-            say(line_of(rows[-1]))
-    return rows
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table."""
-    lines = [
-        "| agents | how many | a call, p50 ms | p99 | same agents asked bare, p50 | p99 "
-        "| bare ROUTERs, p50 | p99 | client: ratio p50 (95 %) | p99 "
-        "| both: ratio p50 (95 %) | p99 |",
-        "|---" * 12 + "|",
-    ]
-    for row in rows:
-        cells = [f"{row['ms'][what][p]:.2f}" for what in (OURS, *OVER) for p in NAMES]
-        cells += [spread(row, over, p) for over in OVER for p in NAMES]
-        lines.append(f"| {row['kind']} | {row['agents']} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """What to measure, and for how long."""
-    parser.add_argument("--agents", type=int, nargs="+", default=[1, 3, 8])
-    parser.add_argument("--kinds", nargs="+", default=[STUB, STUB_KEYS, ONNX])
-    parser.add_argument("--rounds", type=int, default=10)
-    # The first calls of a block find the caches full of what the others did.
-    parser.add_argument("--per-round", type=int, default=500)
-
-
-def main() -> None:
-    """Measure, print, keep."""
-    parser = argparse.ArgumentParser(description="Client overhead against bare ZeroMQ.")
-    add_options(parser)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    machine = describe_machine()
-    rows = run(options, lambda line: print(line, flush=True))
-    options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+COLUMNS = (
+    ("agents", "{kind}"),
+    ("how many", "{agents}"),
+    ("a call, p50 ms", "{ms[ours][p50]:.2f}"),
+    ("p99", "{ms[ours][p99]:.2f}"),
+    ("same agents asked bare, p50", "{ms[client][p50]:.2f}"),
+    ("p99", "{ms[client][p99]:.2f}"),
+    ("bare ROUTERs, p50", "{ms[both][p50]:.2f}"),
+    ("p99", "{ms[both][p99]:.2f}"),
+    ("client: ratio p50 (95 %)", _ratio(CLIENT, "p50")),
+    ("p99", _ratio(CLIENT, "p99")),
+    ("both: ratio p50 (95 %)", _ratio(BOTH, "p50")),
+    ("p99", _ratio(BOTH, "p99")),
+)

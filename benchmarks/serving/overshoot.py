@@ -8,13 +8,12 @@ while nothing else runs, then beside as many busy processes as there are cores. 
 a caller waited beyond the deadline, 0 for calls that ended before it.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
@@ -31,6 +30,7 @@ AGENTS = 3
 DEADLINES_MS = (5.0, 10.0, 20.0)
 COMPUTE_MS, LATE_MS, LATE_SHARE = 1.0, 30.0, 0.15
 POINTS = (50, 99, 99.9)
+CALLS = 8000
 BUSY = "while True: pass"
 
 
@@ -46,13 +46,13 @@ def load(processes: int) -> Iterator[None]:
             process.wait()
 
 
-def measure(client: Client, calls: int, cores: int) -> dict[str, Any]:
-    """What `calls` calls waited beyond their deadlines, beside so many busy `cores`."""
+def measure(client: Client, cores: int) -> dict[str, Any]:
+    """What calls waited beyond their deadlines, beside so many busy `cores`."""
     draw, picture = Random(cores), noise_picture(SIDE)
     beyond: list[float] = []
     answered = whole = 0
     with load(cores):
-        for _ in range(calls):
+        for _ in range(CALLS):
             deadline_ms = draw.choice(DEADLINES_MS)
             started_s = time.perf_counter()
             try:
@@ -64,57 +64,33 @@ def measure(client: Client, calls: int, cores: int) -> dict[str, Any]:
     over = [max(0.0, ms) for ms in beyond]
     return {
         "busy_processes": cores,
-        "calls": calls,
-        "answered": answered / calls,
-        "whole": whole / calls,
-        "ended_after": sum(ms > 0 for ms in beyond) / calls,
+        "calls": CALLS,
+        "answered": answered / CALLS,
+        "whole": whole / CALLS,
+        "ended_after": sum(ms > 0 for ms in beyond) / CALLS,
         "overshoot_ms": {**percentiles(over, POINTS), "max": max(over)},
         "to_deadline_ms": percentiles(beyond, POINTS),
     }
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Idle, then under load."""
+def run() -> Iterator[dict[str, Any]]:
     late = f"device-{AGENTS - 1}"
     stub: tuple[object, ...] = ("--compute-ms", COMPUTE_MS, "--late", late)
     stub = (*stub, "--late-ms", LATE_MS, "--late-share", LATE_SHARE)
-    rows = []
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         fleet = stack.enter_context(stub_fleet(Path(name), AGENTS, *stub, side=SIDE))
         client = stack.enter_context(fleet.client())
         for cores in (0, os.cpu_count() or 1):
-            rows.append(measure(client, options.overshoot_calls, cores))
-            say(line_of(rows[-1]))
-    return rows
+            yield measure(client, cores)
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One row, for people."""
-    over = row["overshoot_ms"]
-    return (
-        f"{row['busy_processes']} busy processes: {row['calls']} calls, {row['whole']:.0%} whole, "
-        f"{row['ended_after']:.2%} end after the deadline; overshoot ms p50 {over['p50']:.3f} "
-        f"p99 {over['p99']:.3f} p99.9 {over['p99.9']:.3f} longest {over['max']:.3f}"
-    )
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table."""
-    lines = [
-        "| busy processes beside | calls | with all members | end after the deadline "
-        "| overshoot p50 ms | p99 | p99.9 | longest |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        over = row["overshoot_ms"]
-        lines.append(
-            f"| {row['busy_processes']} | {row['calls']} | {row['whole']:.0%} "
-            f"| {row['ended_after']:.2%} | {over['p50']:.2f} | {over['p99']:.2f} "
-            f"| {over['p99.9']:.2f} | {over['max']:.2f} |"
-        )
-    return "\n".join(lines)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """How long to measure."""
-    parser.add_argument("--overshoot-calls", type=int, default=8000)
+COLUMNS = (
+    ("busy processes beside", "{busy_processes}"),
+    ("calls", "{calls}"),
+    ("with all members", "{whole:.0%}"),
+    ("end after the deadline", "{ended_after:.2%}"),
+    ("overshoot p50 ms", "{overshoot_ms[p50]:.2f}"),
+    ("p99", "{overshoot_ms[p99]:.2f}"),
+    ("p99.9", "{overshoot_ms[p99.9]:.2f}"),
+    ("longest", "{overshoot_ms[max]:.2f}"),
+)

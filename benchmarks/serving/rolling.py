@@ -33,6 +33,8 @@ from mdp.testing.processes import PATIENCE_S
 RESULTS = Path(__file__).parents[1] / "results" / "rolling.json"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "bundles" / "cifar10"
 DEADLINE_MS = 1000.0
+#: Length of each part in which nothing changes.
+QUIET_S = 8.0
 
 
 class Asking:
@@ -58,7 +60,6 @@ class Asking:
                 self.failed.append(str(error))
 
     def stop(self) -> None:
-        """Let the last call end."""
         self._over = True
         self._thread.join()
 
@@ -79,7 +80,7 @@ def point(link: Path, folder: Path) -> None:
     aside.replace(link)
 
 
-def measure(bundle: Path, folder: Path, quiet_s: float) -> dict[str, object]:
+def measure(bundle: Path, folder: Path) -> dict[str, object]:
     """One change of bundle, agents first, then the client."""
     shutil.copytree(bundle, folder / "old")
     another_bundle(bundle, folder / "new")
@@ -94,7 +95,7 @@ def measure(bundle: Path, folder: Path, quiet_s: float) -> dict[str, object]:
             name = client.bundle.manifest.name
             asking = Asking(client)
             try:
-                time.sleep(quiet_s)
+                time.sleep(QUIET_S)
                 asking.part, took_s = "changing over", {}
                 point(live, folder / "new")
                 for device in devices:
@@ -103,12 +104,12 @@ def measure(bundle: Path, folder: Path, quiet_s: float) -> dict[str, object]:
                     fleet.agents[device].wait_for(f"serves {name} {digest}")
                     took_s[device] = round(time.perf_counter() - started_s, 3)
                 asking.part = "both served"
-                time.sleep(quiet_s)
+                time.sleep(QUIET_S)
                 asking.part = "reloaded"
                 # A fleet file names the folder, not the link to it.
                 fleet.write()
                 client.reload(timeout_s=PATIENCE_S)
-                time.sleep(quiet_s)
+                time.sleep(QUIET_S)
             finally:
                 asking.stop()
     return report(asking, took_s)
@@ -132,15 +133,13 @@ def report(asking: Asking, took_s: dict[str, float]) -> dict[str, object]:
 
 
 def main() -> int:
-    """Measure, print, and keep if asked to."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--quiet-s", type=float, default=8.0, help="length of the quiet parts")
     parser.add_argument("--bundle", type=Path, default=EXAMPLE, help="whose models to serve")
     parser.add_argument("--keep", action="store_true", help=f"write {RESULTS.name}")
     options = parser.parse_args()
     machine = describe_machine()
     with tempfile.TemporaryDirectory() as folder:
-        result = {"machine": machine, **measure(options.bundle, Path(folder), options.quiet_s)}
+        result = {"machine": machine, **measure(options.bundle, Path(folder))}
     print(json.dumps(result, indent=1))
     if options.keep:
         write_json(RESULTS, result)

@@ -4,7 +4,7 @@
 
 Real agents serve ViT sub-models of untrained weights, one thread each. In turns, a block each, the
 slowest member's model runs in a loop in this process, with the same runtime and threads, and a
-client streams pictures through the fleet. With `--batch`, an agent that computes several pictures
+client streams pictures through the fleet. An agent that computes several pictures
 at once is held against onnxruntime's own rate at that batch size.
 
 A stream is held against two loops. `alone` nothing else runs on the machine: what a device with a
@@ -14,7 +14,6 @@ and no client: what members on cores of one machine leave each other of its memo
 speed, which no client can give back. With one member there is only the first.
 """
 
-import argparse
 import multiprocessing
 import tempfile
 import time
@@ -29,6 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
+from benchmarks.harness.models import vit
 from benchmarks.harness.resampling import ratio_interval
 from benchmarks.harness.serving_fleet import served
 from devices.runtime.base import OrtRuntime, Runtime
@@ -50,9 +50,7 @@ DEADLINE_MS = 10_000.0
 #: With more partial answers than this share, the rate would be another fleet's.
 MOST_PARTIAL = 0.01
 #: About 20 and 8 ms on one core of the machine that the aims were set on.
-SLOW = SubModelSpec(
-    image_size=128, patch_size=8, embed_dim=192, depth=6, num_heads=3, mlp_ratio=4.0
-)
+SLOW = vit(128, 8, 192, 6, 3)
 QUICK = msgspec.structs.replace(SLOW, depth=2)
 #: Small enough that several at once pay.
 SMALL = msgspec.structs.replace(SLOW, image_size=64)
@@ -68,12 +66,12 @@ class Case:
     batch: int = 1
 
 
-def cases(batch: int) -> list[Case]:
-    """One member and two, then one in batches."""
-    alone = Case(members=(SLOW,), in_flight=(1, 2, 4))
-    two = Case(members=(SLOW, QUICK), in_flight=(2, 4))
-    batched = Case(members=(SMALL,), in_flight=(batch, 2 * batch), batch=batch)
-    return [alone, two, batched] if batch > 1 else [alone, two]
+_BATCH, ROUNDS, BLOCK_S = 8, 6, 2.0
+CASES = (
+    Case(members=(SLOW,), in_flight=(1, 2, 4)),
+    Case(members=(SLOW, QUICK), in_flight=(2, 4)),
+    Case(members=(SMALL,), in_flight=(_BATCH, 2 * _BATCH), batch=_BATCH),
+)
 
 
 def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
@@ -182,7 +180,7 @@ class Rates:
     streams: dict[int, list[list[float]]] = field(default_factory=dict)
 
 
-def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(case: Case) -> list[dict[str, Any]]:
     """The loops and the streams in turns; a row for each number of pictures under way."""
     rates = Rates(streams={number: [] for number in case.in_flight})
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
@@ -195,12 +193,10 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
             stack.enter_context(computing_beside(bundle, k, case.batch))
             for k in range(1, len(case.members))
         ]
-        for number in range(options.stream_rounds + 1):
-            alone = loop_rate(runtime, pixels, options.stream_s)
-            beside = loop_rate(runtime, pixels, options.stream_s, others) if others else None
-            streamed = {
-                n: stream_rate(client, pixels[0], n, options.stream_s) for n in rates.streams
-            }
+        for number in range(ROUNDS + 1):
+            alone = loop_rate(runtime, pixels, BLOCK_S)
+            beside = loop_rate(runtime, pixels, BLOCK_S, others) if others else None
+            streamed = {n: stream_rate(client, pixels[0], n, BLOCK_S) for n in rates.streams}
             if number:  # the first one warms up
                 rates.alone.append([alone])
                 if beside is not None:
@@ -211,7 +207,6 @@ def measure(case: Case, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, Any]:
-    """What one number of pictures under way came to, beside the loops."""
     streams = rates.streams[in_flight]
     row: dict[str, Any] = {
         "members": len(case.members),
@@ -227,50 +222,34 @@ def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, Any]:
     return row
 
 
-def run(options: argparse.Namespace, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Every case."""
-    rows = []
-    for case in cases(options.batch):
-        for row in measure(case, options):
-            rows.append(row)
-            say(line_of(row))
-    return rows
+def run() -> Iterator[dict[str, Any]]:
+    for case in CASES:
+        yield from measure(case)
 
 
-def against(row: dict[str, Any], name: str) -> tuple[str, str]:
-    """A loop's rate, and the stream's ratio to it with its interval, for people."""
-    if row[f"loop_{name}_per_s"] is None:
-        return "-", "-"
-    low, high = row[f"ratio_{name}_95"]
-    return f"{row[f'loop_{name}_per_s']:.1f}", f"{row[f'ratio_{name}']:.3f} ({low:.3f}-{high:.3f})"
+def _ratio(name: str) -> Callable[[dict[str, Any]], str]:
+    """The stream's ratio to a loop, with its interval."""
+
+    def cell(row: dict[str, Any]) -> str:
+        if row[f"loop_{name}_per_s"] is None:
+            return "-"
+        low, high = row[f"ratio_{name}_95"]
+        return f"{row[f'ratio_{name}']:.3f} ({low:.3f}-{high:.3f})"
+
+    return cell
 
 
-def line_of(row: dict[str, Any]) -> str:
-    """One row, for people."""
-    (alone, ratio_alone), (beside, ratio_beside) = against(row, "alone"), against(row, "beside")
-    return (
-        f"{row['members']} member(s), {row['in_flight']} under way, batch {row['batch']}: "
-        f"{row['stream_per_s']:.1f}/s streamed; in a loop alone {alone}/s, ratio {ratio_alone}; "
-        f"beside the other members' computing {beside}/s, ratio {ratio_beside}"
-    )
+def _beside(row: dict[str, Any]) -> str:
+    return "-" if row["loop_beside_per_s"] is None else f"{row['loop_beside_per_s']:.1f}"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    """The page's table."""
-    lines = [
-        "| members | under way | batch | streamed, pictures a second | model in a loop, alone "
-        "| ratio (95 %) | beside the other members' computing | ratio (95 %) |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        cells = [row["members"], row["in_flight"], row["batch"], f"{row['stream_per_s']:.1f}"]
-        cells += [*against(row, "alone"), *against(row, "beside")]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """How long to measure."""
-    parser.add_argument("--batch", type=int, default=8, help="1 leaves batches out.")
-    parser.add_argument("--stream-rounds", type=int, default=6)
-    parser.add_argument("--stream-s", type=float, default=2.0)
+COLUMNS = (
+    ("members", "{members}"),
+    ("under way", "{in_flight}"),
+    ("batch", "{batch}"),
+    ("streamed, pictures a second", "{stream_per_s:.1f}"),
+    ("model in a loop, alone", "{loop_alone_per_s:.1f}"),
+    ("ratio (95 %)", _ratio("alone")),
+    ("beside the other members' computing", _beside),
+    ("ratio (95 %)", _ratio("beside")),
+)

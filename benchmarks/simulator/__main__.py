@@ -27,11 +27,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness import results
 from benchmarks.harness.machine import compiled, describe_machine
 from benchmarks.simulator.fleets import COMPUTING, WAITING
-from benchmarks.simulator.picture import draw, put_table
+from benchmarks.simulator.page import PAGE
 from benchmarks.simulator.reality import reality
-from mdp.files import write_bytes, write_json
+from mdp.files import write_json
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
     DeviceModel,
@@ -42,10 +43,9 @@ from partitioner.simulation.models import (
     SlowSpells,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "simulator.json"
-PAGE = ROOT / "docs" / "results" / "simulation.md"
-PICTURE = PAGE.with_suffix(".svg")
+RESULTS = results.RESULTS / "simulator.json"
+#: Of each load under each deadline.
+REQUESTS, BLOCKS = 2000, 6
 #: The compiled build's speed is a part of its own.
 SPEED, COMPILED = "speed", "speed_compiled"
 PARTS = (COMPUTING, WAITING, SPEED)
@@ -71,60 +71,35 @@ def fleets() -> Iterator[tuple[str, Scenario]]:
             for number in range(replicas)
         )
 
+    def scenario(
+        of: tuple[DeviceModel, ...], requests: int, clients: int = 1, rate: float | None = None
+    ) -> Scenario:
+        load = Load(requests=requests, clients=clients, rate_per_s=rate)
+        return Scenario(devices=of, load=load, deadline_ms=50.0)
+
     failing = {
         "mean_up_s": 500.0, "mean_down_s": 10.0, "loss": 0.001,
         "slow": SlowSpells(every_s=60.0, lasts_s=1.0, factor=4.0),
     }  # fmt: skip
-    three = devices(3, 1)
-    yield (
-        "1 device, 1 client",
-        Scenario(devices=devices(1, 1), load=Load(requests=200_000), deadline_ms=50.0),
-    )
-    yield (
-        "3 devices, 1 client",
-        Scenario(devices=three, load=Load(requests=100_000), deadline_ms=50.0),
-    )
-    yield (
-        "3 devices, 100 clients, 80 a second",
-        Scenario(
-            devices=three,
-            load=Load(requests=100_000, clients=100, rate_per_s=80.0),
-            deadline_ms=50.0,
+    crowd = "10,000 devices that fail, 16 members, 500 clients, hedged"
+    yield from {
+        "1 device, 1 client": scenario(devices(1, 1), 200_000),
+        "3 devices, 1 client": scenario(devices(3, 1), 100_000),
+        "3 devices, 100 clients, 80 a second": scenario(devices(3, 1), 100_000, 100, 80.0),
+        "16 devices, 10 clients, 60 a second": scenario(devices(16, 1), 20_000, 10, 60.0),
+        "9,999 devices that fail, 3,333 clients": scenario(
+            devices(3, 3333, **failing), 200_000, 3333, 20_000.0
         ),
-    )
-    yield (
-        "16 devices, 10 clients, 60 a second",
-        Scenario(
-            devices=devices(16, 1),
-            load=Load(requests=20_000, clients=10, rate_per_s=60.0),
-            deadline_ms=50.0,
+        crowd: replace(
+            scenario(devices(16, 625, **failing), 40_000, 500, 4_000.0), hedge_after_s=0.02
         ),
-    )
-    yield (
-        "9,999 devices that fail, 3,333 clients",
-        Scenario(
-            devices=devices(3, 3333, **failing),
-            load=Load(requests=200_000, clients=3333, rate_per_s=20_000.0),
-            deadline_ms=50.0,
-        ),
-    )
-    yield (
-        "10,000 devices that fail, 16 members, 500 clients, hedged",
-        Scenario(
-            devices=devices(16, 625, **failing),
-            load=Load(requests=40_000, clients=500, rate_per_s=4_000.0),
-            deadline_ms=50.0,
-            hedge_after_s=0.02,
-        ),
-    )
+    }.items()
 
 
-def speed(scale: float) -> list[dict[str, Any]]:
+def speed() -> list[dict[str, Any]]:
     """Member-requests a second of the processor, for every fleet, best of two."""
     rows = []
     for name, scenario in fleets():
-        requests = max(100, int(scenario.load.requests * scale))
-        scenario = replace(scenario, load=replace(scenario.load, requests=requests))
         best = 0.0
         for _ in range(2):
             started_s = time.process_time()
@@ -150,30 +125,24 @@ def merged(kept: Mapping[str, Any], part: str, new: Mapping[str, Any]) -> dict[s
 
 
 def main() -> None:
-    """Measure, print, keep."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, metavar="PART")
-    parser.add_argument("--requests", type=int, default=2000, help="per load and deadline")
-    parser.add_argument("--blocks", type=int, default=6)
-    parser.add_argument("--scale", type=float, default=1.0, help="of the requests for speed")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--keep-docs", action="store_true", help="leave docs/ as it is")
     options = parser.parse_args()
     found = json.loads(options.out.read_text()) if options.out.is_file() else {}
     for part in options.only:
         new: dict[str, Any] = {"machine": describe_machine()}
         if part == SPEED:
             part = COMPILED if compiled() else SPEED
-            new[part] = speed(options.scale)
+            new[part] = speed()
         else:
-            new["reality"], new["woken_late"] = reality(part, options.requests, options.blocks)
+            new["reality"], new["woken_late"] = reality(part, REQUESTS, BLOCKS)
         found = merged(found, part, new)
         write_json(options.out, found)
-    if not options.keep_docs:
-        put_table(PAGE, found)
-        write_bytes(PICTURE, draw(found["reality"]))
+    if options.out == RESULTS:
+        PAGE.write()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from benchmarks.simulator.fleets import fleet_of, loads
 from benchmarks.simulator.late import End, woken_late_s
-from benchmarks.simulator.picture import markdown
+from benchmarks.simulator.page import reality_table
 from mdp import AsyncClient
 from mdp.cli.bench import noise_picture
 from mdp.errors import InferenceError
@@ -49,8 +49,6 @@ SIMULATED = 50_000
 
 @dataclass(slots=True)
 class Seen:
-    """What one load under one deadline showed."""
-
     latencies_ms: list[float] = field(default_factory=list)
     complete: int = 0
     requests: int = 0
@@ -70,7 +68,6 @@ class Seen:
 
 
 async def ask(client: AsyncClient, picture: Any, deadline_ms: float, seen: Seen) -> None:
-    """One call, whatever becomes of it."""
     answer: Prediction | InferenceError
     started_s = time.monotonic()
     try:
@@ -217,7 +214,6 @@ def compared(scenario: Scenario, blocks: int, real: Seen) -> dict[str, Any]:
 
 
 def percentile(values: Sequence[float] | Floats, point: float) -> float:
-    """Of `values`; 0 if there are none."""
     return float(np.percentile(values, point)) if len(values) else 0.0
 
 
@@ -253,5 +249,5 @@ def reality(
                     scenario = replace(base, load=load, deadline_ms=deadline_ms)
                     row = compared(scenario, blocks, real)
                     rows.append({**of, "drawn": drawn, **row})
-                    print(markdown(rows[-1:]), end="", flush=True)
+                    print(reality_table(rows[-1:]).splitlines()[-1], flush=True)
     return rows, late

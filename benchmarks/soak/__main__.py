@@ -29,10 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.results import RESULTS
 from benchmarks.soak.faults import Agents, Fault, schedule
+from benchmarks.soak.page import PAGE
 from benchmarks.soak.pictures import DEVICES, write_colour_bundle
 from benchmarks.soak.watch import Held, Watch, as_rows, grown, trends
-from mdp.files import write_bytes, write_json
+from mdp.files import write_json
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import new_keys
@@ -40,8 +42,6 @@ from mdp.testing.agents import AgentFleet
 from mdp.testing.processes import LineProcess
 from mdp.transport import new_pair
 
-RESULTS = Path(__file__).parents[1] / "results" / "soak.json"
-PAGE = Path(__file__).parents[2] / "docs" / "results" / "soak.md"
 #: Fleet entry -> whether it is never ended, only stopped.
 REPLICA = f"{DEVICES[1]}/second"
 SURVIVOR = DEVICES[2]
@@ -268,7 +268,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--deadline-ms", type=float, default=300.0)
     parser.add_argument("--out", type=Path, default=Path("runs/soak.json"))
-    parser.add_argument("--keep", action="store_true", help=f"write {RESULTS.name}, page, picture")
+    parser.add_argument("--keep", action="store_true", help="write results, page, picture")
     options = parser.parse_args()
     # Whoever ends this process does not leave agents and clients behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -283,12 +283,9 @@ def main() -> int:
         result |= soak.run(options.minutes * 60)
         result["complaints"] = soak.wind_up()
     result["failures"] = failures(result)
-    write_json(RESULTS if options.keep else options.out, result)
+    write_json(RESULTS / "soak.json" if options.keep else options.out, result)
     if options.keep:
-        from benchmarks.soak.picture import draw, put_figures
-
-        write_bytes(PAGE.with_suffix(".svg"), draw(result))
-        put_figures(PAGE, result)
+        PAGE.write()
     for client in result["clients"]:
         print(f"{client['style']} client: {client['counts']}, {client['reasons']}")
     for row in result["trends"]:

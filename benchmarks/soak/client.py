@@ -42,7 +42,6 @@ class Tally:
         self.start("")
 
     def start(self, name: str) -> None:
-        """Begin to count a load."""
         self.name = name
         self.open: dict[int, int] = {}
         self.counts: Counter[str] = Counter()
@@ -88,7 +87,6 @@ class Tally:
             self.wrong.append(text)
 
     def say(self, kind: str, **more: object) -> None:
-        """Write down how far this load is."""
         self._said_s = time.monotonic()
         said: dict[str, Any] = {
             "kind": kind,
@@ -116,7 +114,6 @@ class Tally:
 
 
 def run_sync(options: argparse.Namespace, tally: Tally) -> None:
-    """One call after the other."""
     with Client.connect(options.fleet, timeout_s=CONNECT_S) as client:
         tally.say("connected")
         pictures = _pictures(options.seed)
@@ -137,7 +134,6 @@ def run_sync(options: argparse.Namespace, tally: Tally) -> None:
 
 
 async def run_async(options: argparse.Namespace, tally: Tally) -> None:
-    """As many calls at once as come due, whether or not those before them have ended."""
     async with AsyncClient.connect(options.fleet, timeout_s=CONNECT_S) as client:
         tally.say("connected")
         pictures = _pictures(options.seed)
@@ -201,7 +197,6 @@ async def _lines() -> AsyncIterator[bytes]:
 
 
 def main() -> None:
-    """Carry out loads until stdin ends."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fleet", required=True)
     parser.add_argument("--style", choices=("sync", "async"), required=True)

@@ -23,8 +23,6 @@ _START_ATTEMPTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that happens to one agent, `at_s` seconds into the load."""
-
     at_s: float
     agent: str
     kind: Kind
@@ -65,15 +63,12 @@ class Agents:
             fleet.agents[name].wait_for("READY")
 
     def pids(self) -> dict[str, int]:
-        """The process of every agent."""
         return {name: agent.process.pid for name, agent in self._fleet.agents.items()}
 
     def addresses(self) -> dict[str, str]:
-        """Where every agent listens."""
         return {name: agent.address for name, agent in self._fleet.agents.items()}
 
     def begin(self, faults: Sequence[Fault]) -> None:
-        """Start a thread for each agent's faults."""
         began_s = time.monotonic()
         for name in self._options:
             own = [fault for fault in faults if fault.agent == name]
@@ -82,12 +77,10 @@ class Agents:
             self._threads.append(thread)
 
     def finish(self) -> None:
-        """Wait until all faults are over."""
         for thread in self._threads:
             thread.join()
 
     def leave(self) -> None:
-        """Give up whatever is still to come."""
         self._over.set()
         self.finish()
 
@@ -134,6 +127,5 @@ class Agents:
                     raise
 
     def stop_all(self) -> None:
-        """SIGTERM to everybody, and proof that they end."""
         for agent in self._fleet.agents.values():
             self.expect_clean_end(agent)

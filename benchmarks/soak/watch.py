@@ -18,8 +18,6 @@ BLOCKS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What one process held at one moment."""
-
     at_s: float
     who: str
     pid: int
@@ -70,7 +68,6 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch")
 
     def now(self) -> dict[str, Held]:
-        """What every process holds at this moment."""
         found = (held_by(who, pid) for who, pid in self._pids().items())
         return {held.who: held for held in found if held is not None}
 

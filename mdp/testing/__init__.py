@@ -1,8 +1,8 @@
 """Tools to test code that uses MDP: fake fleets, tiny bundles, agent processes, bad links.
 
 `fake_fleet` needs neither onnxruntime nor any other process; `AgentFleet` starts real agents of a
-bundle such as `write_bundle` writes; `Relay` stands between a client and an agent. docs/how-to/testing.md
-shows how. `import mdp` does not load this package.
+bundle such as `write_bundle` writes; `Relay` stands between a client and an agent.
+docs/how-to/testing.md shows how. `import mdp` does not load this package.
 """
 
 from mdp.testing.agents import ANY_PORT, AgentFleet, AgentProcess, agent_command

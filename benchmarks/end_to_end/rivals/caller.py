@@ -34,8 +34,6 @@ SPLIT = {"tensors split": FP32_BYTES, "tensors split, fp16 exchange": FP16_BYTES
 
 
 class Measured:
-    """One rival and what it has come to so far."""
-
     def __init__(self, rival: Rival, counting: Sequence[str]) -> None:
         self.rival = rival
         self._counting = counting
@@ -44,7 +42,6 @@ class Measured:
         self._sent_bytes: list[float] = []
 
     def burst(self, pictures: Sequence[Path]) -> None:
-        """One picture after another."""
         for picture in pictures[:_WARM_UP]:
             self.rival.ask(picture)
         before = sent_bytes(self._counting)
@@ -63,7 +60,6 @@ class Measured:
         self._per_s.append((len(counted) - 1) / (counted[-1] - counted[0]))
 
     def answers(self) -> Answers:
-        """Everything so far."""
         return Answers(
             name=self.rival.name,
             latency_ms=self._latency_ms,
@@ -115,7 +111,6 @@ def compare(whole: ChainRival, pieces: ChainRival, picture: Path) -> tuple[float
 
 
 def measure(setup: Setup) -> Found:
-    """Ask everybody in turns."""
     pictures, amount = [Path(text) for text in setup.pictures], setup.amount
     with ExitStack() as stack:
         devices = SplitDevices(setup.split)
@@ -153,7 +148,6 @@ def measure(setup: Setup) -> Found:
 
 
 def main() -> None:
-    """Read what is to be asked, ask, write."""
     parser = argparse.ArgumentParser(description="Ask every rival in turns.")
     parser.add_argument("--setup", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)

@@ -21,14 +21,11 @@ class Chain:
             self.last: socket.socket = frames.tuned(listener.accept()[0])
 
     def close(self) -> None:
-        """Close both."""
         self.first.close()
         self.last.close()
 
 
 class ChainRival:
-    """Sends pictures into a chain in one of the ways that there are."""
-
     def __init__(
         self, name: str, chain: Chain, image_size: int, encoding: Encoding, *, half: bool = False
     ) -> None:
@@ -38,16 +35,13 @@ class ChainRival:
         self._head = first + (frames.FP16 if half else frames.FP32)
 
     def logits(self, picture: Path) -> NDArray[np.float32]:
-        """The last stage's answer."""
         self._send(picture)
         return np.frombuffer(frames.receive(self._chain.last), dtype=np.float32)
 
     def ask(self, picture: Path) -> None:
-        """Classify one picture file."""
         int(self.logits(picture).argmax())
 
     def stream(self, pictures: Sequence[Path], in_flight: int) -> list[float]:
-        """The moments at which answers came."""
         last = self._chain.last
         return in_order(pictures, in_flight, self._send, lambda: frames.receive(last))
 

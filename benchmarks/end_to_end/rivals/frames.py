@@ -12,7 +12,6 @@ RAW, JPEG, FP32, FP16 = b"r", b"j", b"f", b"h"
 
 
 def send(to: socket.socket, *parts: bytes | memoryview) -> None:
-    """Send one frame."""
     data = b"".join(parts)
     to.sendall(_LENGTH.pack(len(data)) + data)
 
@@ -54,7 +53,6 @@ def tuned(connection: socket.socket) -> socket.socket:
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A listening socket."""
     listener = socket.create_server((address, port))
     listener.settimeout(None)
     return listener

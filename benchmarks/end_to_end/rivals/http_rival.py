@@ -43,7 +43,6 @@ class HttpRival:
             wait_for(member)
 
     def ask(self, picture: Path) -> None:
-        """Classify one picture file."""
         waiting = []
         for number, member in enumerate(self._members):
             body = content(view(picture, member.image_size), member.encoding)
@@ -64,7 +63,6 @@ class HttpRival:
             self._idle[number].put(connection)
 
     def stream(self, pictures: Sequence[Path], in_flight: int) -> list[float]:
-        """The moments at which answers came."""
         places, moments = threading.Semaphore(in_flight), list[float]()
 
         def one(picture: Path) -> None:
@@ -83,7 +81,6 @@ class HttpRival:
         return sorted(moments)
 
     def close(self) -> None:
-        """Close the connections and end the threads."""
         self._askers.shutdown()
         self._posters.shutdown()
         for idle in self._idle:

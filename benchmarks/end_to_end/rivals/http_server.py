@@ -23,8 +23,6 @@ IDLE_S = 3600
 
 
 class Served(litserve.LitAPI):  # type: ignore[misc]
-    """A sub-model in one worker process."""
-
     def __init__(self, model: str, encoding: str) -> None:
         super().__init__()
         self._model, self._encoding = model, encoding
@@ -52,12 +50,10 @@ class Served(litserve.LitAPI):  # type: ignore[misc]
         return self._session.run([OUTPUT], {self._name: pixels})[0]
 
     def encode_response(self, logits: Any) -> Response:
-        """Logits as they are."""
         return Response(content=logits.tobytes(), media_type=BINARY)
 
 
 def main() -> None:
-    """Serve until killed."""
     parser = argparse.ArgumentParser(description="One sub-model behind LitServe.")
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)

@@ -18,11 +18,9 @@ class MdpRival:
         self._client = Client.connect(fleet, timeout_s=30.0)
 
     def ask(self, picture: Path) -> None:
-        """Classify one picture file; raises MDPError where a member is missing."""
         whole(self._client.classify(picture, deadline_ms=PATIENCE_MS))
 
     def stream(self, pictures: Sequence[Path], in_flight: int) -> list[float]:
-        """The moments at which answers came."""
         moments = []
         for answer in self._client.stream(pictures, deadline_ms=PATIENCE_MS, in_flight=in_flight):
             moments.append(time.perf_counter())
@@ -31,7 +29,6 @@ class MdpRival:
         return moments
 
     def close(self) -> None:
-        """Close the client."""
         self._client.close()
 
 

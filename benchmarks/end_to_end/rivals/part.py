@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 
 from benchmarks.end_to_end.rivals import frames
-from benchmarks.end_to_end.rivals.sessions import open_session
 from benchmarks.end_to_end.rivals.stage import host_and_port
 from mdp.files import Record
+from partitioner.export.sessions import open_session
 
 
 class Ask(Record, frozen=True):
@@ -40,15 +40,12 @@ class Pass(Record, frozen=True):
 
 
 class Parts:
-    """The parts of all layers of one device."""
-
     def __init__(self, folder: Path) -> None:
         self._ends = [open_session(folder / f"{name}.onnx") for name in ("embedding", "head")]
         names = sorted(path for path in folder.glob("layer-*.onnx"))
         self._layers = [open_session(path) for path in names]
 
     def once(self, pixels: Any) -> Pass:
-        """One pass through everything."""
         embedding, head = self._ends
         tokens, embedding_ms = timed(embedding, pixels)
         times: list[float] = []
@@ -64,7 +61,6 @@ class Parts:
         )
 
     def pixels(self) -> Any:
-        """A grey picture."""
         (entry,) = self._ends[0].get_inputs()
         return np.full(entry.shape, 127, dtype=np.uint8)
 
@@ -78,7 +74,6 @@ def timed(session: Any, values: Any) -> tuple[Any, float]:
 
 
 def serve(listener: socket.socket, parts: Parts) -> None:
-    """Until the process is killed."""
     pixels = parts.pixels()
     while True:
         source, _ = listener.accept()
@@ -93,7 +88,6 @@ def serve(listener: socket.socket, parts: Parts) -> None:
 
 
 def main() -> None:
-    """Load, warm up, say READY, serve."""
     parser = argparse.ArgumentParser(description="One device's parts of all layers.")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--listen", type=host_and_port, required=True)

@@ -59,7 +59,6 @@ class Embedding(nn.Module):
         self._teacher = teacher
 
     def forward(self, images: Tensor) -> tuple[Tensor]:
-        """Tokens before the first block."""
         return (embedded(self._teacher, images),)
 
 
@@ -82,8 +81,6 @@ class Parts(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Some heads of a block's attention."""
-
     def __init__(self, block: Any, heads: tuple[int, int], *, first: bool) -> None:
         super().__init__()
         attention, (begin, end) = block.attn, heads
@@ -99,7 +96,6 @@ class _Attention(nn.Module):
         self._project = _linear(attention.proj.weight[:, own], bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """This device's part of the sum."""
         batch, count, _ = x.shape
         qkv = self._qkv(self._norm(x)).reshape(batch, count, 3, -1, self._head)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -109,8 +105,6 @@ class _Attention(nn.Module):
 
 
 class _Mlp(nn.Module):
-    """Some columns of a block's MLP."""
-
     def __init__(self, block: Any, hidden: tuple[int, int], *, first: bool) -> None:
         super().__init__()
         mlp, own = block.mlp, slice(*hidden)
@@ -120,7 +114,6 @@ class _Mlp(nn.Module):
         self._out = _linear(mlp.fc2.weight[:, own], mlp.fc2.bias if first else None)
 
     def forward(self, x: Tensor) -> Tensor:
-        """This device's part of the sum."""
         part: Tensor = self._scale(self._out(self._act(self._into(self._norm(x)))))
         return x + part if self._first else part
 

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.end_to_end.rivals.sessions import open_session
+from partitioner.export.sessions import open_session
 
 MIN_RUNS = 3
 
 
 def main() -> None:
-    """Warm up, wait, measure."""
     parser = argparse.ArgumentParser(description="Mean milliseconds of a model.")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--seconds", type=float, required=True)

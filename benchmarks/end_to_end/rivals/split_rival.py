@@ -46,7 +46,6 @@ class SplitDevices:
         return LinkFound(bandwidth_bps=_FILLING * 8 / (filled_s - trip_s), round_trip_s=trip_s)
 
     def close(self) -> None:
-        """Close the connections and end the threads."""
         self._threads.shutdown()
         for connection in self._connections:
             connection.close()
@@ -71,8 +70,6 @@ def request(picture: Path, image_size: int) -> tuple[int, float]:
 
 
 class Exchange:
-    """What one picture's exchange comes to."""
-
     def __init__(self, split: TensorSplit, link: LinkFound, value_bytes: int) -> None:
         devices = len(split.addresses)
         each_bytes = sum_bytes(split.values, value_bytes, devices) * WIRE_FACTOR

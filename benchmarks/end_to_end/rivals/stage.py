@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.end_to_end.rivals import frames
-from benchmarks.end_to_end.rivals.sessions import open_session
 from mdp.pictures.crop import decode_jpeg
+from partitioner.export.sessions import open_session
 
 #: Frames that may wait between two threads.
 WAITING = 4
@@ -59,7 +59,6 @@ class Stage:
         self._following, self._last = following, last
 
     def warm_up(self) -> None:
-        """Run a few times on zeros."""
         kind = np.uint8 if "uint8" in self._input.type else np.float32
         for _ in range(3):
             self._run(np.zeros(self._shape, dtype=kind))
@@ -69,7 +68,6 @@ class Stage:
         return output
 
     def serve(self, listener: socket.socket) -> None:
-        """Until the process is killed."""
         while True:
             source, _ = listener.accept()
             with frames.tuned(source), frames.connect(*self._following) as sink:
@@ -100,7 +98,6 @@ class Stage:
 
 
 def start(work: Callable[[], None]) -> threading.Thread:
-    """`work` in a thread of its own."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
@@ -113,7 +110,6 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 
 def main() -> None:
-    """Load, warm up, say READY, serve."""
     parser = argparse.ArgumentParser(description="One stage of a teacher.")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--listen", type=host_and_port, required=True)

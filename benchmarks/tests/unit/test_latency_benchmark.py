@@ -7,12 +7,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.latency import numbers as latency_numbers
+from benchmarks.latency import page as latency_page
 from benchmarks.latency import plans as latency_plans
 from benchmarks.latency import shapes as latency_shapes
 from benchmarks.latency.measure import Row
 from mdp.errors import InputError
 from mdp.files import write_toml
+from mdp.formats import profile as profiles
 from mdp.formats.plan import SubModelSpec
 from mdp.formats.profile import Link
 from partitioner.estimates.latency_terms import COLUMN, PASSES, terms
@@ -49,6 +50,33 @@ def row(case: latency_shapes.Case, factor: float = 1.0, threads: int = 1) -> Row
     )
 
 
+def profile_of(rows: list[Row]) -> profiles.DeviceProfile:
+    here = profiles.Provenance(method="measured", source="a formula")
+    numbers = ("threads", "memory_bytes", "link", "latency", "availability")
+    shape = ("image_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio")
+    points = [
+        profiles.LatencyPoint(
+            **{name: getattr(row.case.spec, name) for name in shape},
+            threads=row.threads,
+            latency_ms=row.latency_ms,
+            precision=row.precision,
+            p10_ms=row.p10_ms,
+            p90_ms=row.p90_ms,
+        )
+        for row in rows
+    ]
+    return profiles.DeviceProfile(
+        name="this-machine",
+        kind="cpu",
+        provider="CPUExecutionProvider",
+        threads=1,
+        memory_bytes=2**33,
+        link=Link(bandwidth_bps=1e9, round_trip_s=0.0),
+        latency=points,
+        provenance=dict.fromkeys(numbers, here),
+    )
+
+
 def test_unseen_sub_models_are_in_no_probe_and_always_the_same() -> None:
     cases = latency_shapes.unseen()
     assert cases == latency_shapes.unseen()
@@ -58,19 +86,19 @@ def test_unseen_sub_models_are_in_no_probe_and_always_the_same() -> None:
 
 
 def test_errors_are_those_of_the_measurements() -> None:
-    profile = latency_numbers.profile_of([row(case) for case in latency_shapes.grid()])
+    profile = profile_of([row(case) for case in latency_shapes.grid()])
     rows = [row(case, factor=1.25) for case in latency_shapes.unseen()]
-    compared = latency_numbers.compare(profile, rows)
+    compared = latency_page.compare(profile, rows)
     assert [one.error for one in compared] == pytest.approx([-0.2] * len(rows), abs=0.01)
-    total = latency_numbers.error_sheet("", compared).rows[0]
-    assert total[:2] == ("all", str(len(rows)))
+    total = latency_page.error_table(compared).splitlines()[2].strip("| ").split(" | ")
+    assert total[:2] == ["all", str(len(rows))]
     assert float(total[5].rstrip("%")) == pytest.approx(-20, abs=1)
 
 
 def test_a_way_that_the_profile_lacks_is_no_comparison() -> None:
-    profile = latency_numbers.profile_of([row(case) for case in latency_shapes.grid()])
+    profile = profile_of([row(case) for case in latency_shapes.grid()])
     with pytest.raises(InputError, match=r"points of fp32 .* with 2 threads, found 0"):
-        latency_numbers.compare(profile, [row(latency_shapes.unseen()[0], threads=2)])
+        latency_page.compare(profile, [row(latency_shapes.unseen()[0], threads=2)])
 
 
 def test_plannable_sub_models_are_what_the_planner_searches_and_in_no_probe() -> None:
@@ -91,7 +119,7 @@ def few_targets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("few_targets")
 def test_plans_are_of_two_devices_and_predicted_as_their_slowest_member(tmp_path: Path) -> None:
     points = [row(case) for case in latency_shapes.grid()]
-    profile = msgspec.structs.replace(latency_numbers.profile_of(points), threads=1)
+    profile = msgspec.structs.replace(profile_of(points), threads=1)
     paths = [str(tmp_path / f"core-{core}.toml") for core in (0, 1)]
     profiles = [msgspec.structs.replace(profile, name=Path(path).stem) for path in paths]
     for path, one in zip(paths, profiles, strict=True):
@@ -134,7 +162,7 @@ def test_plans_that_are_refused_are_said_and_left_out(tmp_path: Path) -> None:
     points = [row(case, factor=0.01) for case in latency_shapes.grid()]
     paths = [tmp_path / f"core-{core}.toml" for core in (0, 1)]
     for path in paths:
-        profile = msgspec.structs.replace(latency_numbers.profile_of(points), name=path.stem)
+        profile = msgspec.structs.replace(profile_of(points), name=path.stem)
         write_toml(path, profile)
     said: list[str] = []
     assert latency_plans.make_plans([str(path) for path in paths], said.append) == []

@@ -2,17 +2,15 @@
 
 from argparse import Namespace
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.harness.page import END, begin
 from benchmarks.harness.stub_agent import durations
 from benchmarks.simulator.__main__ import COMPILED, SPEED, merged
 from benchmarks.simulator.fleets import COMPUTING, MEDIANS_MS, SIGMA, WAITING, loads
-from benchmarks.simulator.picture import draw, put_table
+from benchmarks.simulator.page import draw, markdown
 from benchmarks.simulator.reality import SIMULATED, gaps, played
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
@@ -128,37 +126,30 @@ def test_what_was_not_run_is_kept() -> None:
     assert found[SPEED] == [{"per_s": 1}]
 
 
-def test_the_page_and_the_picture_show_both_kinds_of_agents(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{begin('benchmarks.simulator')}\nold\n{END}\nafter\n")
+def test_the_page_and_the_picture_show_both_kinds_of_agents() -> None:
     found = merged({}, WAITING, fleet_part(WAITING, "today"))
-    put_table(page, found)
-    assert "**Agents that wait** (2 virtual cores, one, load 0.1" in page.read_text()
-    assert "Agents that compute" not in page.read_text()
+    text = markdown(found)
+    assert "**Agents that wait** (2 virtual cores, one, load 0.1" in text
+    assert "Agents that compute" not in text
     found = merged(found, COMPUTING, fleet_part(COMPUTING, "today"))
-    put_table(page, found)
-    text = page.read_text()
+    text = markdown(found)
     assert text.index("**Agents that compute**") < text.index("**Agents that wait**")
     assert text.count("| one caller | 30 | apart | 20.00 | 21.00 (+5%) |") == 2
     assert text.count("| one caller | 30 | 7 | 0.40 | 0.80 | 1.00 |") == 2
-    assert "old" not in text
     picture = draw(found["reality"]).decode()
     assert "Agents that wait: latency" in picture
     assert "Agents that compute: complete answers" in picture
 
 
-def test_the_page_shows_the_speed_of_one_build_or_of_both(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"{begin('benchmarks.simulator')}\n{END}\n")
+def test_the_page_shows_the_speed_of_one_build_or_of_both() -> None:
     fleet = {"fleet": "one device", "member_requests": 3000, "per_s": 1000}
     found = merged({}, WAITING, fleet_part(WAITING, "today"))
     found = merged(found, SPEED, {"machine": machine("today"), SPEED: [fleet]})
-    put_table(page, found)
-    assert "before the run, today, interpreted)\n\n| fleet |" in page.read_text()
-    assert "| one device | 3,000 | 1,000 |\n" in page.read_text()
+    assert "before the run, today, interpreted)\n\n| fleet |" in markdown(found)
+    assert "| one device | 3,000 | 1,000 |" in markdown(found).splitlines()
     compiled = {**machine("later"), "compiled": True}
     new = {"machine": compiled, COMPILED: [fleet | {"per_s": 2500}]}
-    put_table(page, merged(found, COMPILED, new))
-    assert "before the run, later, compiled)\n\n| fleet |" in page.read_text()
-    assert "| a second of one core | compiled |\n|---|---|---|---|\n" in page.read_text()
-    assert "| one device | 3,000 | 1,000 | 2,500 |\n" in page.read_text()
+    text = markdown(merged(found, COMPILED, new))
+    assert "before the run, later, compiled)\n\n| fleet |" in text
+    assert "| a second of one core | compiled |\n|---|---|---|---|\n" in text
+    assert "| one device | 3,000 | 1,000 | 2,500 |" in text.splitlines()

@@ -12,8 +12,8 @@ import pytest
 from benchmarks.soak.__main__ import failures
 from benchmarks.soak.client import Tally
 from benchmarks.soak.faults import LASTS_S, QUIET_S, schedule
-from benchmarks.soak.picture import draw as draw_picture
-from benchmarks.soak.picture import markdown
+from benchmarks.soak.page import draw as draw_picture
+from benchmarks.soak.page import markdown
 from benchmarks.soak.pictures import (
     CERTAIN,
     LEVELS,

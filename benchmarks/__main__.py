@@ -1,0 +1,54 @@
+"""Write documents' figures and pictures anew, from what is kept in benchmarks/results.
+
+    python -m benchmarks [NAME ...]      # all of them, or some: accuracy, soak, ...
+    python -m benchmarks --check         # exit code 1 where one is not what the results say
+
+Nothing is measured.
+"""
+
+import argparse
+import os
+import sys
+from importlib import import_module
+
+from benchmarks.harness.page import Page
+from mdp import console
+from mdp.errors import InputError
+
+#: The document's name -> the module that has its `PAGE`.
+PAGES = {
+    "accuracy": "accuracy.page",
+    "early-exit": "fusion.early",
+    "end-to-end": "end_to_end.page",
+    "families": "families.measure",
+    "latency": "latency.page",
+    "planning": "planning.plans",
+    "quantisation": "fusion.quantisation",
+    "reliability": "faults.page",
+    "serving": "serving.page",
+    "simulation": "simulator.page",
+    "soak": "soak.page",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.names) - set(PAGES)):
+        raise InputError(f"expected some of {', '.join(PAGES)}, got {unknown[0]!r}")
+    stale = []
+    for name in options.names or PAGES:
+        page: Page = import_module(f"benchmarks.{PAGES[name]}").PAGE
+        if options.check:
+            stale += [p for p, new in page.files().items() if p.read_bytes() != new]
+        else:
+            page.write()
+    for path in stale:
+        print(f"{os.path.relpath(path)}: not what the results say")
+    sys.exit(1 if stale else 0)
+
+
+if __name__ == "__main__":
+    console.run(main, "benchmarks")

@@ -1,0 +1,26 @@
+"""What benchmarks keep: files in benchmarks/results, each with the machine that it was made on."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mdp.errors import InputError
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def kept(name: str) -> Any:
+    """The content of benchmarks/results/`name`.json; raises InputError where it is not there."""
+    path = RESULTS / f"{name}.json"
+    if not path.is_file():
+        raise InputError(f"{path}: not there: expected what the benchmark of it keeps")
+    return json.loads(path.read_text())
+
+
+def measured_on(machine: Mapping[str, Any]) -> str:
+    """What a reader has to know of the machine that figures are of."""
+    return (
+        f"{machine['cores']} virtual cores, {machine['processor']}, "
+        f"load {machine['load_before']:g} before the run, {machine['date']}"
+    )

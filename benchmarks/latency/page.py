@@ -1,0 +1,171 @@
+"""How far predictions are from what was measured: figures for its page, and a picture."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.harness import figure
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS
+from benchmarks.harness.tables import table
+from benchmarks.latency.measure import Row, Rows
+from benchmarks.latency.plans import PlanRow, PlanRows
+from benchmarks.latency.shapes import describe, with_precision
+from mdp.errors import InputError
+from mdp.files import read_json
+from mdp.formats.profile import DeviceProfile, read_profile
+from partitioner.estimates.latency import Estimate, Way, fit_latency
+
+ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"
+PROFILE = RESULTS / "this-machine.toml"
+#: The band that is drawn, as a relative error: the aim for 19 of 20 predictions.
+BAND = 0.2
+_WORST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    row: Row
+    way: Way
+    estimate: Estimate
+
+    @property
+    def error(self) -> float:
+        """Predicted over measured, less one."""
+        return self.estimate.ms / self.row.latency_ms - 1
+
+
+def compare(profile: DeviceProfile, rows: Sequence[Row]) -> list[Compared]:
+    """Predict every row from the profile's points of its way; raises InputError."""
+    found = []
+    models = {}
+    for row in rows:
+        way = Way(precision=row.precision, provider=profile.provider, threads=row.threads)
+        if way not in models:
+            models[way] = fit_latency(profile, way)
+        spec = with_precision(row.case, row.precision)
+        found.append(Compared(row, way, models[way].estimate(spec, row.case.num_classes)))
+    return found
+
+
+def short(way: Way) -> str:
+    """A way without what all of them share here."""
+    return f"{way.precision}, {way.threads} thread{'s' * (way.threads > 1)}"
+
+
+def error_table(compared: Sequence[Compared], title: str = "") -> str:
+    """Errors per way, of all, and of those inside and outside what the profile measured."""
+    groups = {"all": list(compared)}
+    for way in sorted({one.way for one in compared}):
+        groups[short(way)] = [one for one in compared if one.way == way]
+    groups["within what was measured"] = [one for one in compared if not one.estimate.outside]
+    groups["outside of it"] = [one for one in compared if one.estimate.outside]
+    rows = []
+    for name, group in groups.items():
+        errors = np.array([one.error for one in group])
+        inside = [one.estimate.low_ms <= one.row.latency_ms <= one.estimate.high_ms
+                  for one in group]  # fmt: skip
+        if group:
+            rows.append({"name": name, "e": errors, "off": np.abs(errors), "inside": inside})
+    return table(
+        rows,
+        ("way of running", "{name}"),
+        ("models", "{e.size}"),
+        ("median error", lambda row: f"{np.median(row['off']):.1%}"),
+        ("95th percentile", lambda row: f"{np.percentile(row['off'], 95):.1%}"),
+        ("largest", lambda row: f"{row['off'].max():.1%}"),
+        ("mean", lambda row: f"{row['e'].mean():+.1%}"),
+        ("in the stated range", lambda row: f"{np.mean(row['inside']):.0%}"),
+        title=title,
+    )
+
+
+def _worst(compared: Sequence[Compared]) -> str:
+    return table(
+        sorted(compared, key=lambda one: -abs(one.error))[:_WORST],
+        ("sub-model", lambda one: describe(one.row.case)),
+        ("way of running", lambda one: short(one.way)),
+        ("measured ms", "{0.row.latency_ms:.3g}"),
+        ("predicted ms",
+         "{0.estimate.ms:.3g} ({0.estimate.low_ms:.3g} to {0.estimate.high_ms:.3g})"),
+        ("error", "{0.error:+.0%}"),
+        ("outside", lambda one: one.estimate.outside or "-"),
+        title="The predictions that are farthest off",
+    )  # fmt: skip
+
+
+def _plans(rows: Sequence[PlanRow]) -> str:
+    """Every plan, predicted against measured, and the errors' median and 95th percentile."""
+
+    def members(row: PlanRow) -> str:
+        return ", ".join(
+            f"{m.precision} {m.measured_ms:.3g} ({m.predicted_ms:.3g})" for m in row.members
+        )
+
+    errors = [abs(row.predicted_ms / row.measured_ms - 1) for row in rows]
+    text = f"median {np.median(errors):.1%}, 95th percentile {np.percentile(errors, 95):.1%}"
+    plans = table(
+        rows,
+        ("teacher", "{0.teacher}"),
+        ("members: measured (predicted) computing in ms", members),
+        ("p50", "{0.measured_ms:.3g}"),
+        ("p90", "{0.p90_ms:.3g}"),
+        ("predicted", "{0.predicted_ms:.3g}"),
+        ("error", lambda row: f"{row.predicted_ms / row.measured_ms - 1:+.1%}"),
+        title="Whole plans through real agents, each on a core of its own: client latency in ms",
+    )
+    return f"{plans}\n| all |  |  |  |  | {text} |"
+
+
+def draw(compared: Sequence[Compared], plans: Sequence[PlanRow]) -> bytes:
+    models: dict[str, list[tuple[float, float]]] = {}
+    for one in sorted(compared, key=lambda one: one.way):
+        models.setdefault(short(one.way), []).append((one.row.latency_ms, one.estimate.ms))
+    whole: dict[str, list[tuple[float, float]]] = {}
+    for row in sorted(plans, key=lambda row: row.teacher):
+        whole.setdefault(row.teacher, []).append((row.measured_ms, row.predicted_ms))
+
+    def panels(canvas: "figure.Figure") -> None:
+        left, right = canvas.subplots(1, 2)
+        _panel(left, models, "sub-models that the fit never saw: one run, ms")
+        _panel(right, whole, "whole plans through real agents: client p50, ms")
+
+    return figure.drawn(11, 5.2, panels)
+
+
+def _panel(axes: "figure.Axes", groups: dict[str, list[tuple[float, float]]], title: str) -> None:
+    for marker, (label, pairs) in zip(figure.MARKERS, groups.items(), strict=False):
+        axes.plot(*zip(*pairs, strict=True), marker, markersize=4, alpha=0.75, label=label)
+    figure.diagonal(axes, [ms for pairs in groups.values() for pair in pairs for ms in pair], BAND)
+    axes.set_xlabel("measured")
+    axes.set_ylabel("predicted")
+    axes.set_title(title)
+    axes.legend(loc="upper left")
+
+
+def _kept() -> tuple[list[Compared], list[Compared], list[PlanRow]]:
+    """Sub-models that a plan may hold, random ones, and plans; raises InputError."""
+    profile, rows = read_profile(str(PROFILE)), read_json(ROWS, Rows)
+    if profile.spin != rows.spin:
+        raise InputError(f"{ROWS}: expected `spin` {profile.spin}, as in {PROFILE}")
+    models = compare(profile, rows.plannable), compare(profile, rows.unseen)
+    return *models, read_json(PLANS, PlanRows).rows
+
+
+def figures() -> str:
+    plannable, unseen, plans = _kept()
+    return "\n\n".join([
+        error_table(plannable, "Sub-models that a plan may hold, none of them fitted to"),
+        error_table(unseen, "Random shapes, none of them fitted to"),
+        _worst([*plannable, *unseen]),
+        _plans(plans),
+    ])  # fmt: skip
+
+
+def picture() -> bytes:
+    plannable, unseen, plans = _kept()
+    return draw([*plannable, *unseen], plans)
+
+
+PAGE = Page("benchmarks.latency", figures, picture)
