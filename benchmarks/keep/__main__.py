@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.page import write_figures
+from benchmarks.harness.page import find, write_figures
+from benchmarks.harness.results import RESULTS
+from benchmarks.harness.tables import table
 from mdp.errors import InputError
 from mdp.files import write_json
 
 ROOT = Path(__file__).parents[2]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs"
 WRITER = "benchmarks.keep"
 #: Where each is found.
 FOUND = {"fuzz": "fuzz/figures.json", "arm": "arm.json", "gpu": "gpu.json"}
@@ -31,12 +32,12 @@ def keep(what: str, runs: Path) -> None:
     measured, machine = json.loads(found.read_text()), describe_machine()
     if what == "fuzz":
         write_json(RESULTS / "fuzz.json", {"machine": machine, "rows": measured})
-        write_figures(DOCS / "fuzzing.md", WRITER, fuzz_table(measured, machine))
+        write_figures(find("fuzzing.md"), WRITER, fuzz_table(measured, machine))
         return
     write_json(RESULTS / f"{what}.json", {"machine": machine, **measured})
     if what == "arm":
-        table = arm_table(measured["rows"], measured["processor"], machine)
-        write_figures(DOCS / "platforms.md", WRITER, table)
+        figures = arm_table(measured["rows"], measured["processor"], machine)
+        write_figures(find("platforms.md"), WRITER, figures)
 
 
 def fuzz_table(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
@@ -47,45 +48,47 @@ def fuzz_table(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) ->
         if found
         else "no crash, no hang, no process beyond its memory"
     )
-    text = (
+    said = (
         f"{total:,} inputs, {verdict}; {machine['cores']} virtual cores shared with other work, "
-        f"{machine['processor']}, {machine['date']}.\n\n"
-        "| target | inputs | accepted | a second of one core | branches | slowest ms | peak MiB "
-        "| growth, KiB a million inputs |\n|---|---|---|---|---|---|---|---|\n"
+        f"{machine['processor']}, {machine['date']}."
     )
-    for row in rows:
-        growth = row["growth_kib_per_million"]
-        cells = [
-            row["target"],
-            f"{row['inputs']:,}",
-            f"{row['accepted_share']:.1%}",
-            f"{row['inputs'] / max(0.1, row['processor_s']):,.0f}",
-            f"{row['branches_before']} -> {row['branches']}",
-            f"{row['slowest_input_ms']:.0f}",
-            f"{row['peak_mib']:.0f}",
-            "too short to say" if growth is None else f"{round(growth):,}",
-        ]
-        text += "| " + " | ".join(cells) + " |\n"
-    return text
+    targets = table(
+        rows,
+        ("target", "{target}"),
+        ("inputs", "{inputs:,}"),
+        ("accepted", "{accepted_share:.1%}"),
+        ("a second of one core", lambda r: f"{r['inputs'] / max(0.1, r['processor_s']):,.0f}"),
+        ("branches", "{branches_before} -> {branches}"),
+        ("slowest ms", "{slowest_input_ms:.0f}"),
+        ("peak MiB", "{peak_mib:.0f}"),
+        ("growth, KiB a million inputs", _growth),
+    )
+    return f"{said}\n\n{targets}"
+
+
+def _growth(row: Mapping[str, Any]) -> str:
+    growth = row["growth_kib_per_million"]
+    return "too short to say" if growth is None else f"{round(growth):,}"
 
 
 def arm_table(rows: Sequence[Mapping[str, Any]], processor: str, machine: Mapping[str, Any]) -> str:
     """What the agent of the other architecture gave beside the one of this machine."""
-    lines = [
+    said = (
         f"{rows[0]['pictures']} pictures, {processor} emulated on {machine['cores']} virtual "
         f"cores, {machine['processor']}, load {machine['load_before']} before, "
-        f"{machine['date']}.\n",
-        "| sub-model | precision | largest logit | largest difference | same label "
-        "| READY after s, here | emulated |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {row['device']} | {row['precision']} | {row['largest_logit']:.2f} "
-        f"| {row['largest_difference']:.2g} | {row['same_label']}/{row['pictures']} "
-        f"| {row['start_s']['here']:.1f} | {row['start_s']['arm']:.1f} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
+        f"{machine['date']}."
+    )
+    members = table(
+        rows,
+        ("sub-model", "{device}"),
+        ("precision", "{precision}"),
+        ("largest logit", "{largest_logit:.2f}"),
+        ("largest difference", "{largest_difference:.2g}"),
+        ("same label", "{same_label}/{pictures}"),
+        ("READY after s, here", "{start_s[here]:.1f}"),
+        ("emulated", "{start_s[arm]:.1f}"),
+    )
+    return f"{said}\n\n{members}"
 
 
 def main() -> None:
