@@ -149,7 +149,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def a_run(provider: str = CPU) -> Run:
     return Run(
-        spec=SMALLEST.spec,
+        submodel=SMALLEST.submodel,
         runtime="onnxruntime",
         provider=provider,
         threads=1,
