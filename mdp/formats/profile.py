@@ -206,7 +206,7 @@ class Contradiction(NamedTuple):
 
 
 def contradictions(
-    points: Sequence[LatencyPoint] | Sequence[NetworkPoint], provider: str
+    points: Sequence[LatencyPoint | NetworkPoint], provider: str
 ) -> list[Contradiction]:
     """Points alike in everything, or in all but their size, whose latencies exclude each other.
 
