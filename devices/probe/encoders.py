@@ -30,6 +30,7 @@ _DTYPES: dict[int, type[np.generic]] = {
     2: np.uint8,
     3: np.int8,
     6: np.int32,
+    7: np.int64,
     10: np.float16,
 }
 #: Numbers drawn once and repeated through every tensor: drawing all would take longer than loading.

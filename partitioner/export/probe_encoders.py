@@ -194,7 +194,9 @@ def without_tensors(model: Any) -> tuple[bytes, list[Any]]:
         if values.nbytes <= KEPT_BYTES:
             kept.append(tensor)
             continue
-        low, high = (float(f"{float(edge):.3g}") for edge in (values.min(), values.max()))
+        low, high = float(values.min()), float(values.max())
+        if values.dtype != np.int64:  # those are places in other tensors, and have to exist
+            low, high = (float(f"{edge:.3g}") for edge in (low, high))
         taken.append([tensor.name, tensor.data_type, list(tensor.dims), low, high])
     graph = onnx.ModelProto()
     graph.CopyFrom(model)
