@@ -45,7 +45,7 @@ def report(profile: DeviceProfile) -> Iterator[str]:
 def _medians(profile: DeviceProfile) -> Iterator[str]:
     """A row for each encoder and network, a column for each way of running it."""
     cells: dict[str, dict[str, str]] = {}
-    points = [*profile.latency, *profile.networks]
+    points: list[LatencyPoint | NetworkPoint] = [*profile.latency, *profile.networks]
     for point in points:
         busy = "*" if (point.others_cores or 0.0) > BUSY_CORES else ""
         cells.setdefault(_model(point), {})[_way(point, profile)] = f"{point.latency_ms:.3g}{busy}"
