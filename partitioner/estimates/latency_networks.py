@@ -45,6 +45,9 @@ _HOLD = 0.3
 _FAMILY_HOLD = 0.3
 #: Relative error that no fit claims to beat.
 _LEAST_ERROR = 0.05
+#: Natural logarithm of the largest error that a network left out counts with: few points may leave
+#: a formula without any term that it is made of.
+_MOST_ERROR = math.log(3)
 #: How much less sure a family is that was not measured.
 _OTHER_FAMILY = 2.0
 #: `measured`: fitted to networks that were measured on the device; `ratio`: from the catalogue's
@@ -205,7 +208,7 @@ def fit_points(points: Sequence[NetworkPoint], sustained: float = 1.0) -> Networ
     relative = network_terms(specs) / measured[:, None]
     coefficients = _coefficients(relative)
     left_out = [
-        math.log(1 / float(relative[place] @ _without(relative, families, family)))
+        _log_error(float(relative[place] @ _without(relative, families, family)))
         for place, family in enumerate(families)
     ]
     rest = np.log(1 / (relative @ coefficients))
@@ -219,6 +222,11 @@ def fit_points(points: Sequence[NetworkPoint], sustained: float = 1.0) -> Networ
     # A measured family is about half as uncertain as one that the formula has not seen.
     error = float(np.hypot(_LEAST_ERROR, np.sqrt(np.mean(np.square(left_out))) / _OTHER_FAMILY))
     return NetworkFit(coefficients=coefficients, factors=factors, error=error, sustained=sustained)
+
+
+def _log_error(predicted: float) -> float:
+    """Of a prediction relative to what was measured."""
+    return min(_MOST_ERROR, abs(math.log(max(predicted, 1e-9))))
 
 
 def _without(relative: Array, families: Sequence[str], family: str) -> Array:

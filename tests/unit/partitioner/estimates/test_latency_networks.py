@@ -91,6 +91,14 @@ def test_a_family_that_was_not_measured_is_less_sure() -> None:
     assert unseen.high_ms / unseen.ms > seen.high_ms / seen.ms
 
 
+def test_a_few_measured_networks_tell_a_range_that_ends() -> None:
+    few = profile_with([point(*network) for network in MEASURED[5:9]])
+    found = network_ms_on(few, WAY, spec_of("hgnetv2_b1", 160))
+    assert found is not None
+    assert found.basis == "measured"
+    assert found.high_ms < 10 * found.ms
+
+
 def test_many_predictions_are_those_of_each_and_of_strangers_there_are_none() -> None:
     model = fit_networks(PROBED, WAY)
     stranger = NetworkSpec(name="net.onnx", image_size=128, parameters=1, macs=1)
