@@ -62,7 +62,9 @@ def probe(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="With --peer: plain text over a network.")
     ] = False,
-    quick: Annotated[bool, typer.Option(help="Fewer encoders, in under a minute.")] = False,
+    quick: Annotated[
+        bool, typer.Option(help="Fewer encoders and networks, in about a minute.")
+    ] = False,
     shapes: Annotated[
         int | None, typer.Option(min=1, max=12, help="Only so many of the quick encoders.")
     ] = None,
@@ -106,6 +108,7 @@ def probe(
     if interrupted and len(taken.measured) < MIN_POINTS:
         raise Interrupted(f"interrupted before {MIN_POINTS} points were measured: none is written")
     profile = profile_of(taken, device, link)
+    points = len(profile.latency) + len(profile.networks)
     write_toml(out, profile)
     if json:
         console.print_json({"path": str(out), **msgspec.to_builtins(profile)})
@@ -116,10 +119,9 @@ def probe(
         print(f"mdp-agent: {line}", file=sys.stderr)
     if interrupted:
         raise Interrupted(
-            f"interrupted: {len(profile.latency)} of {taken.planned} points are kept in {out}, "
-            "marked incomplete"
+            f"interrupted: {points} of {taken.planned} points are kept in {out}, marked incomplete"
         )
-    print(f"mdp-agent: {out}: {len(profile.latency)} points", file=sys.stderr)
+    print(f"mdp-agent: {out}: {points} points", file=sys.stderr)
 
 
 def _checked_name(name: str | None, out: Path) -> str:

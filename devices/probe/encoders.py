@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mdp.errors import AgentError
 from mdp.files import Record
-from mdp.formats.plan import SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 
 INDEX, GRAPHS = "index.json", "graphs.tar.xz"
 #: How soon a shape is measured: the first tier spans all of them thinly, each next one fills in.
@@ -30,6 +30,7 @@ _DTYPES: dict[int, type[np.generic]] = {
     2: np.uint8,
     3: np.int8,
     6: np.int32,
+    7: np.int64,
     10: np.float16,
 }
 #: Numbers drawn once and repeated through every tensor: drawing all would take longer than loading.
@@ -46,16 +47,30 @@ class Tensor(Record, frozen=True, array_like=True):
     high: float
 
 
+def one_of(submodel: SubModelSpec | None, network: NetworkSpec | None) -> Spec:
+    """The one of the two that is there."""
+    spec = network if submodel is None else submodel
+    assert spec is not None
+    return spec
+
+
 class Encoder(Record, frozen=True):
     """One graph: its shape and precision, its tier, its file in the archive, and what it lacks."""
 
-    spec: SubModelSpec
     tier: Tier
     file: str
     #: Nodes of each operator, to recognise a graph by.
     operators: dict[str, int]
     #: Bytes of the completed model.
     model_bytes: Annotated[int, Meta(gt=0)]
+    #: One of the two: a plain ViT's shape, or a network of another family.
+    submodel: SubModelSpec | None = None
+    network: NetworkSpec | None = None
+
+    @property
+    def spec(self) -> Spec:
+        """Whichever of the two it is."""
+        return one_of(self.submodel, self.network)
 
     @property
     def name(self) -> str:

@@ -11,9 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
+from devices.probe.encoders import one_of
 from devices.runtime.base import Runtime
 from mdp.files import Record
-from mdp.formats.plan import Assignment, PredictedMs, SubModelSpec
+from mdp.formats.plan import Assignment, NetworkSpec, PredictedMs, Spec, SubModelSpec
 from mdp.formats.profile import ProviderName, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -39,14 +40,21 @@ LOOK_EVERY_S = 2.0
 class Run(Record, frozen=True):
     """One point to measure: an encoder and how it is run."""
 
-    spec: SubModelSpec
     runtime: RuntimeName
     provider: ProviderName
     threads: int
     batch: int
     num_classes: int
+    #: One of the two: a plain ViT's shape, or a network of another family.
+    submodel: SubModelSpec | None = None
+    network: NetworkSpec | None = None
     #: Whether threads wait for each other awake.
     spin: bool = False
+
+    @property
+    def spec(self) -> Spec:
+        """Whichever of the two it is."""
+        return one_of(self.submodel, self.network)
 
 
 class Measured(Record, frozen=True, tag=True):
@@ -105,7 +113,8 @@ def assignment_of(run: Run) -> Assignment:
     return Assignment(
         k=0,
         device="probe",
-        submodel=run.spec,
+        submodel=run.submodel,
+        network=run.network,
         predicted_ms=PredictedMs(compute=0.0, network=0.0, total=0.0),
         memory_bytes=1,
         provider=run.provider,

@@ -10,11 +10,10 @@ from msgspec.structs import replace
 from devices.probe.link import MeasuredLink
 from devices.probe.measure import ON_PROCESSOR, Run
 from devices.probe.run import Taken
-from devices.probe.schedule import best_provider, consistent
+from devices.probe.schedule import Point, best_provider, consistent, words_of
 from mdp.errors import AgentError
 from mdp.formats.profile import (
     DeviceProfile,
-    LatencyPoint,
     Link,
     ProbeRecord,
     Provenance,
@@ -45,6 +44,8 @@ class Device:
 def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> DeviceProfile:
     """The profile of what was measured so far; raises AgentError if that is less than 3 points."""
     points, left_out = consistent(taken.points)
+    networks, networks_left_out = consistent(taken.networks)
+    left_out += networks_left_out
     if len(points) < MIN_POINTS:
         raise AgentError(
             f"{len(points)} points were measured, a profile needs {MIN_POINTS}: none is written"
@@ -60,6 +61,8 @@ def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> Devic
             method="measured",
             source=f"{_tool(taken, device)}: average while {_shape(taken.load_run)} ran",
         )
+    if networks:
+        provenance["networks"] = provenance["latency"]
     return DeviceProfile(
         name=device.name,
         kind=_kind(provider),
@@ -74,11 +77,12 @@ def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> Devic
             round_trip_p90_s=_digits(link.p90_s),
         ),
         latency=[_lean(point, provider) for point in points],
+        networks=[_lean(point, provider) for point in networks],
         provenance=provenance,
         power_w=power_w or None,
         availability=DEFAULT_AVAILABILITY,
         spin=taken.spin,
-        probe=_record(taken, device, dropped, len(points)),
+        probe=_record(taken, device, dropped, len(points) + len(networks)),
     )
 
 
@@ -88,7 +92,7 @@ def _kind(provider: str) -> Literal["cpu", "gpu", "arm"]:
     return "arm" if platform.machine().lower().startswith(("arm", "aarch")) else "cpu"
 
 
-def _lean(point: LatencyPoint, provider: str) -> LatencyPoint:
+def _lean(point: Point, provider: str) -> Point:
     """Without the provider where it is the profile's own."""
     return replace(point, provider=None) if point.provider == provider else point
 
@@ -127,8 +131,8 @@ def _provenance(
         "latency": Provenance(
             method="measured",
             source=(
-                f"{_tool(taken, device)}{virtual}: medians of {len(taken.measured)} encoders with "
-                f"random weights, batch 1 unless said{disturbed}"
+                f"{_tool(taken, device)}{virtual}: medians of {len(taken.measured)} runs of models "
+                f"with random weights, batch 1 unless said{disturbed}"
             ),
         ),
     }
@@ -192,8 +196,4 @@ def _sustained(taken: Taken) -> Sustained | None:
 def _shape(run: Run | None) -> str:
     if run is None:
         return "nothing"
-    spec = run.spec
-    return (
-        f"{spec.image_size} px, {spec.embed_dim} wide, {spec.depth} deep, {spec.precision} in "
-        f"{run.runtime}, {run.threads} threads"
-    )
+    return f"{words_of(run)}, {run.spec.precision} in {run.runtime}, {run.threads} threads"

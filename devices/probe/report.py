@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from devices.probe.schedule import BUSY_CORES
-from mdp.formats.profile import DeviceProfile, LatencyPoint, Sustained
+from mdp.formats.profile import DeviceProfile, LatencyPoint, NetworkPoint, Sustained, Timing
 
 #: Slower by more than this in the last minute than in the first is called throttling.
 THROTTLED = 1.1
@@ -43,14 +43,13 @@ def report(profile: DeviceProfile) -> Iterator[str]:
 
 
 def _medians(profile: DeviceProfile) -> Iterator[str]:
-    """A row for each encoder, a column for each way of running it."""
+    """A row for each encoder and network, a column for each way of running it."""
     cells: dict[str, dict[str, str]] = {}
-    for point in profile.latency:
+    points: list[LatencyPoint | NetworkPoint] = [*profile.latency, *profile.networks]
+    for point in points:
         busy = "*" if (point.others_cores or 0.0) > BUSY_CORES else ""
-        cells.setdefault(_encoder(point), {})[_way(point, profile)] = (
-            f"{point.latency_ms:.3g}{busy}"
-        )
-    ways = list(dict.fromkeys(_way(point, profile) for point in profile.latency))
+        cells.setdefault(_model(point), {})[_way(point, profile)] = f"{point.latency_ms:.3g}{busy}"
+    ways = list(dict.fromkeys(_way(point, profile) for point in points))
     yield "Milliseconds of one run, median; * while others kept the machine busy."
     for number, way in enumerate(ways, start=1):
         yield f"  ({number}) {way}"
@@ -83,7 +82,13 @@ def _encoder(point: LatencyPoint) -> str:
     )
 
 
-def _way(point: LatencyPoint, profile: DeviceProfile) -> str:
+def _model(point: LatencyPoint | NetworkPoint) -> str:
+    if isinstance(point, NetworkPoint):
+        return f"{point.name}, {point.image_size}"
+    return _encoder(point)
+
+
+def _way(point: Timing, profile: DeviceProfile) -> str:
     batch = f", {point.batch} pictures" if point.batch > 1 else ""
     return f"{_how(point)} on {point.provider or profile.provider}{batch}"
 
@@ -121,7 +126,7 @@ def meaning(profile: DeviceProfile) -> list[str]:
     return list(found.values())
 
 
-def _how(point: LatencyPoint) -> str:
+def _how(point: Timing) -> str:
     plural = "s" if point.threads > 1 else ""
     return f"{point.precision}, {point.runtime}, {point.threads} thread{plural}"
 
@@ -144,14 +149,13 @@ def warnings(profile: DeviceProfile) -> list[str]:
     said: list[str] = []
     if record is None:
         return said
+    points = len(profile.latency) + len(profile.networks)
     if not record.complete:
-        said.append(
-            f"incomplete: {len(profile.latency)} of {record.planned_points} points were measured"
-        )
-    if record.busy_points > MANY_BUSY * len(profile.latency):
+        said.append(f"incomplete: {points} of {record.planned_points} points were measured")
+    if record.busy_points > MANY_BUSY * points:
         said.append(
             f"the machine was not quiet: others kept it busy during {record.busy_points} of "
-            f"{len(profile.latency)} points ({record.others_cores:g} cores in the median); these "
+            f"{points} points ({record.others_cores:g} cores in the median); these "
             "may be too slow, so probe again when nothing else runs"
         )
     said += [f"left out: {what}: {why}" for what, why in record.dropped.items()]

@@ -13,14 +13,16 @@ from devices.probe.schedule import (
     backends,
     best_provider,
     is_busy,
+    network_point_of,
     point_of,
     quieter,
     tasks,
     typical,
+    words_of,
 )
 from mdp.errors import AgentError
 from mdp.extras import install
-from mdp.formats.profile import LatencyPoint
+from mdp.formats.profile import LatencyPoint, NetworkPoint
 
 #: Longer than any point takes, also on a slow board; a process silent for so long hangs.
 LIMIT_S = 300.0
@@ -72,8 +74,13 @@ class Taken:
 
     @property
     def points(self) -> list[LatencyPoint]:
-        """The latency table so far."""
-        return [point_of(run, measured) for run, measured in self.measured.items()]
+        """The table of encoders so far."""
+        return [point_of(r, m) for r, m in self.measured.items() if r.submodel is not None]
+
+    @property
+    def networks(self) -> list[NetworkPoint]:
+        """The table of networks so far."""
+        return [network_point_of(r, m) for r, m in self.measured.items() if r.network is not None]
 
     @property
     def busy(self) -> int:
@@ -241,7 +248,11 @@ class Probe:
     def _sustain(self, seconds: float) -> None:
         """Run one encoder without a pause where the profile says, on as many threads as it has."""
         provider = best_provider(self.taken.points)
-        own = {r: m for r, m in self.taken.measured.items() if r.provider == provider}
+        own = {
+            run: measured
+            for run, measured in self.taken.measured.items()
+            if run.provider == provider and run.submodel is not None
+        }
         run = _to_sustain(own)
         self._say(f"sustained load, {seconds:g} s")
         model = self._models.path(self._tasks[run].encoder)
@@ -266,9 +277,7 @@ def _to_sustain(measured: dict[Run, Measured]) -> Run:
 
 
 def _words(task: Task) -> str:
-    run, spec = task.run, task.run.spec
+    run = task.run
     batch = f", {run.batch} pictures" if run.batch > 1 else ""
-    return (
-        f"{spec.image_size} px, {spec.embed_dim} wide, {spec.depth} deep: {task.backend.words}, "
-        f"{run.threads} thread{'s' if run.threads > 1 else ''}{batch}"
-    )
+    threads = f"{run.threads} thread{'s' if run.threads > 1 else ''}"
+    return f"{words_of(run)}: {task.backend.words}, {threads}{batch}"

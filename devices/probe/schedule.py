@@ -3,12 +3,21 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
+from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from devices.probe.encoders import Encoder, Tier
 from devices.probe.measure import CPU, ON_PROCESSOR, Measured, Run
-from mdp.formats.profile import LatencyPoint, Precision, RuntimeName, contradictions
+from mdp.formats.plan import NetworkSpec
+from mdp.formats.profile import (
+    LatencyPoint,
+    NetworkPoint,
+    Precision,
+    RuntimeName,
+    contradictions,
+)
 
 #: More cores than this kept busy by others make a point count as disturbed; the kernel counts in
 #: ticks of 10 ms, so less cannot be told from nothing in a third of a second.
@@ -35,6 +44,7 @@ _ONNXRUNTIME: dict[str, tuple[Precision, ...]] = {
 }
 #: Providers that are listed but compute somewhere else.
 _ELSEWHERE = {"AzureExecutionProvider": "computes in a cloud"}
+Point = TypeVar("Point", LatencyPoint, NetworkPoint)
 _TIERS: dict[Tier, int] = {"quick": 0, "core": 1, "full": 2}
 
 
@@ -128,7 +138,11 @@ def tasks(
             for encoder in (e for e in encoders if e.tier == tier and _shape(e) == name):
                 for way in ways:
                     if file_precision(way.precision) == encoder.spec.precision:
-                        batch = tier == "quick" and place % BATCH_EVERY == 0
+                        batch = (
+                            tier == "quick"
+                            and encoder.submodel is not None
+                            and place % BATCH_EVERY == 0
+                        )
                         planned += _runs(encoder, way, threads, num_classes, batch=batch, spin=spin)
     return planned
 
@@ -140,6 +154,8 @@ def file_precision(precision: Precision) -> Precision:
 
 def _shape(encoder: Encoder) -> tuple[object, ...]:
     spec = encoder.spec
+    if isinstance(spec, NetworkSpec):
+        return (spec.name, spec.image_size)
     size = (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth)
     return (*size, spec.num_heads, spec.mlp_ratio)
 
@@ -157,7 +173,7 @@ def _runs(
     main = way.runtime == "onnxruntime" and way.provider == CPU
     if encoder.tier == "full":
         counts = [counts[0], counts[-1]] if main else []
-    spec = replace(encoder.spec, precision=way.precision)
+    submodel, network = encoder.submodel, encoder.network
     runs = [(count, 1) for count in dict.fromkeys(counts)]
     # OpenVINO is served one picture at a time.
     if batch and way.runtime == "onnxruntime":
@@ -166,7 +182,8 @@ def _runs(
         Task(
             encoder,
             Run(
-                spec=spec,
+                submodel=submodel and replace(submodel, precision=way.precision),
+                network=network and replace(network, precision=way.precision),
                 runtime=way.runtime,
                 provider=way.provider,
                 threads=count,
@@ -178,6 +195,14 @@ def _runs(
         )
         for count, pictures in runs
     ]
+
+
+def words_of(run: Run) -> str:
+    """What is run, as a person reads it."""
+    if run.submodel is None:
+        return run.spec.words
+    spec = run.submodel
+    return f"{spec.image_size} px, {spec.embed_dim} wide, {spec.depth} deep"
 
 
 def is_busy(measured: Measured) -> bool:
@@ -200,32 +225,26 @@ def typical(looks: Sequence[Measured]) -> Measured:
 
 
 def point_of(run: Run, measured: Measured) -> LatencyPoint:
-    """A point of a profile's latency table."""
+    """A point of a profile's table of encoders; the run has to be of one."""
+    return convert(_how(run, measured) | to_builtins(run.submodel), LatencyPoint)
+
+
+def network_point_of(run: Run, measured: Measured) -> NetworkPoint:
+    """A point of a profile's table of networks; the run has to be of one."""
     spec = run.spec
-    return LatencyPoint(
-        image_size=spec.image_size,
-        patch_size=spec.patch_size,
-        embed_dim=spec.embed_dim,
-        depth=spec.depth,
-        num_heads=spec.num_heads,
-        mlp_ratio=spec.mlp_ratio,
-        precision=spec.precision,
-        threads=run.threads,
-        runtime=run.runtime,
-        provider=run.provider,
-        batch=run.batch,
-        latency_ms=measured.latency_ms,
-        p10_ms=measured.p10_ms,
-        p90_ms=measured.p90_ms,
-        start_up_ms=measured.start_up_ms,
-        first_run_ms=measured.first_run_ms,
-        warm_up_ms=measured.warm_up_ms,
-        memory_bytes=measured.memory_bytes,
-        others_cores=measured.others_cores,
-    )
+    shape = {"name": spec.outline, "image_size": spec.image_size, "precision": spec.precision}
+    return convert(_how(run, measured) | shape, NetworkPoint)
 
 
-def consistent(points: Sequence[LatencyPoint]) -> tuple[list[LatencyPoint], list[str]]:
+def _how(run: Run, measured: Measured) -> dict[str, object]:
+    """What points of both tables say."""
+    said: dict[str, object] = to_builtins(measured)
+    del said["type"]
+    way = {"runtime": run.runtime, "provider": run.provider}
+    return said | way | {"threads": run.threads, "batch": run.batch}
+
+
+def consistent(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
     """The points without those that contradict others, and what was left out.
 
     Of two that exclude each other the one that was disturbed more goes.

@@ -53,15 +53,9 @@ class Link(Record, frozen=True):
             )
 
 
-class LatencyPoint(Record, frozen=True):
-    """One measured ViT encoder: its shape, how it was run, and its steady-state latency."""
+class Timing(Record, frozen=True):
+    """How a model was run on the device, and its steady-state latency."""
 
-    image_size: PositiveInt
-    patch_size: PositiveInt
-    embed_dim: PositiveInt
-    depth: PositiveInt
-    num_heads: PositiveInt
-    mlp_ratio: PositiveFloat
     threads: Threads
     #: Median milliseconds of one run, of all pictures of the batch together.
     latency_ms: PositiveFloat
@@ -91,6 +85,25 @@ class LatencyPoint(Record, frozen=True):
                 f"contradicts itself: `p10_ms` {low:g}, `latency_ms` {self.latency_ms:g} and "
                 f"`p90_ms` {high:g} have to ascend"
             )
+
+
+class LatencyPoint(Timing, frozen=True, kw_only=True):
+    """One measured ViT encoder: its shape, how it was run, and its steady-state latency."""
+
+    image_size: PositiveInt
+    patch_size: PositiveInt
+    embed_dim: PositiveInt
+    depth: PositiveInt
+    num_heads: PositiveInt
+    mlp_ratio: PositiveFloat
+
+
+class NetworkPoint(Timing, frozen=True, kw_only=True):
+    """One measured network of a family: its name, how it was run, and its steady-state latency."""
+
+    #: timm's name.
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    image_size: PositiveInt
 
 
 class Provenance(Record, frozen=True):
@@ -149,6 +162,8 @@ class DeviceProfile(Record, frozen=True):
     provenance: dict[str, Provenance]
     #: Watts while computing.
     power_w: PositiveFloat | None = None
+    #: Networks of other families than plain ViT; none in profiles whose probe is older than these.
+    networks: list[NetworkPoint] = field(default_factory=list)
     #: Share of the time in which the device answers.
     availability: Fraction = 1.0
     #: Whether its cores are the agent's alone, so that the threads of one run wait for each other
@@ -160,6 +175,8 @@ class DeviceProfile(Record, frozen=True):
         numbers = {"threads", "memory_bytes", "link", "latency", "availability"}
         if self.power_w is not None:
             numbers.add("power_w")
+        if self.networks:
+            numbers.add("networks")
         missing, unknown = numbers - self.provenance.keys(), self.provenance.keys() - numbers
         if missing:
             raise ValueError(f"`provenance` lacks {', '.join(sorted(missing))}")
@@ -170,12 +187,13 @@ class DeviceProfile(Record, frozen=True):
         for value in (self.link.bandwidth_bps, self.link.round_trip_s, self.availability):
             if not math.isfinite(value):
                 raise ValueError("numbers have to be finite")
-        if found := contradictions(self.latency, self.provider):
-            raise ValueError(found[0].text)
+        for points in (self.latency, self.networks):
+            if found := contradictions(points, self.provider):
+                raise ValueError(found[0].text)
 
 
-#: Two measurements of one encoder further apart than this cannot both be true of a device; neither
-#: can a deeper encoder that takes less than a shallower one by more than this.
+#: Two measurements of one model further apart than this cannot both be true of a device; neither
+#: can a larger model that takes less than a smaller one by more than this.
 CONTRADICTION = 2.0
 
 
@@ -187,18 +205,21 @@ class Contradiction(NamedTuple):
     text: str
 
 
-def contradictions(points: Sequence[LatencyPoint], provider: str) -> list[Contradiction]:
-    """Points alike in everything, or in all but depth, whose latencies exclude each other.
+def contradictions(
+    points: Sequence[LatencyPoint | NetworkPoint], provider: str
+) -> list[Contradiction]:
+    """Points alike in everything, or in all but their size, whose latencies exclude each other.
 
-    `provider` is that of points that name none.
+    The size of an encoder is its depth, that of a network its picture's. `provider` is that of
+    points that name none.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, point in enumerate(points):
-        alike.setdefault(_all_but_depth(point, provider), []).append(place)
+        alike.setdefault(_all_but_size(point, provider), []).append(place)
     found = []
     for places in alike.values():
         ascending = sorted(
-            places, key=lambda place: (points[place].depth, points[place].latency_ms)
+            places, key=lambda place: (_size(points[place]), points[place].latency_ms)
         )
         for first, second in pairwise(ascending):
             if text := _contradiction(first, points[first], second, points[second]):
@@ -206,21 +227,36 @@ def contradictions(points: Sequence[LatencyPoint], provider: str) -> list[Contra
     return found
 
 
-def _all_but_depth(point: LatencyPoint, provider: str) -> tuple[object, ...]:
-    shape = (point.image_size, point.patch_size, point.embed_dim, point.num_heads, point.mlp_ratio)
+def _size(point: LatencyPoint | NetworkPoint) -> int:
+    return point.depth if isinstance(point, LatencyPoint) else point.image_size
+
+
+def _all_but_size(point: LatencyPoint | NetworkPoint, provider: str) -> tuple[object, ...]:
     run = (point.precision, point.runtime, point.provider or provider, point.threads, point.batch)
+    if isinstance(point, NetworkPoint):
+        return (point.name, *run)
+    shape = (point.image_size, point.patch_size, point.embed_dim, point.num_heads, point.mlp_ratio)
     return (*shape, *run)
 
 
-def _contradiction(first: int, shallow: LatencyPoint, second: int, deep: LatencyPoint) -> str:
-    ratio = deep.latency_ms / shallow.latency_ms
-    same = shallow.depth == deep.depth
+def _contradiction(
+    first: int,
+    small: LatencyPoint | NetworkPoint,
+    second: int,
+    large: LatencyPoint | NetworkPoint,
+) -> str:
+    ratio = large.latency_ms / small.latency_ms
+    same = _size(small) == _size(large)
     if ratio * CONTRADICTION >= 1 and not (same and ratio > CONTRADICTION):
         return ""
-    what = "measure the same encoder" if same else f"are {shallow.depth} and {deep.depth} deep"
+    if isinstance(small, LatencyPoint):
+        table, model, sized = "latency", "encoder", "are {} and {} deep"
+    else:
+        table, model, sized = "networks", "network", f"are {small.name} at {{}} and {{}} px"
+    what = f"measure the same {model}" if same else sized.format(_size(small), _size(large))
     return (
-        f"contradicts itself: `latency[{first}]` and `latency[{second}]` {what} and say "
-        f"{shallow.latency_ms:g} and {deep.latency_ms:g} ms"
+        f"contradicts itself: `{table}[{first}]` and `{table}[{second}]` {what} and say "
+        f"{small.latency_ms:g} and {large.latency_ms:g} ms"
     )
 
 

@@ -13,6 +13,7 @@ from partitioner.assembly.members import Model
 from partitioner.networks.families import (
     Backbone,
     FamilyMember,
+    ServedFamily,
     create,
     cut_classifier,
     normalisation,
@@ -21,19 +22,6 @@ from partitioner.networks.submodel import Normalise
 from partitioner.torchvision_shim import import_timm
 
 HEADS = ["boost", "bag"]
-
-
-class ServedFamily(nn.Module):
-    """What a device runs of a timm network with both heads: uint8 `[N, S, S, 3]` -> both heads."""
-
-    def __init__(self, member: FamilyMember) -> None:
-        super().__init__()
-        self.member = member
-
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Boost and bag logits."""
-        output = self.member(images.permute(0, 3, 1, 2).float())
-        return output.boost, output.bag
 
 
 class ServedClassifier(nn.Module):

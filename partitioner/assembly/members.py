@@ -10,7 +10,13 @@ from mdp.errors import ConfigError, InputError
 from mdp.files import MAX_TOML_BYTES, Record, read_regular, read_toml
 from mdp.formats.plan import MAX_MEMBERS, Assignment, ImageSize, NetworkSpec, Plan, PredictedMs
 from mdp.formats.profile import DeviceName, DeviceProfile, LatencyPoint, Precision, RuntimeName
-from partitioner.estimates.latency import own_way, spec_of
+from partitioner.estimates.latency import Way, own_way, spec_of
+from partitioner.estimates.latency_networks import (
+    NetworkEstimate,
+    enough,
+    fit_networks,
+    network_points,
+)
 from partitioner.estimates.macs import macs, memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms
 
@@ -161,6 +167,25 @@ def reference_point(profile: DeviceProfile, network: NetworkSpec) -> LatencyPoin
     if not single:
         raise InputError(f"profile {profile.name}: expected latencies of one picture in fp32")
     return min(single, key=distance)
+
+
+def network_estimate(
+    profile: DeviceProfile, network: NetworkSpec, runtime: RuntimeName
+) -> NetworkEstimate | None:
+    """From networks measured on the device; None where those or the network's counts are lacking.
+
+    Raises InputError for a profile that measured a network which is not in the catalogue.
+    """
+    way = Way(
+        precision=network.precision,
+        runtime=runtime,
+        provider=profile.provider,
+        threads=profile.threads,
+    )
+    if not enough(network_points(profile, way)):
+        return None
+    found = fit_networks(profile, way).estimate(network)
+    return found if found is not None and found.basis == "measured" else None
 
 
 def assigned(

@@ -13,14 +13,21 @@ from mdp.errors import InputError
 from mdp.files import replacing_folder, write_bytes, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
 from mdp.formats.plan import Assignment, NetworkSpec, SubModelSpec
-from mdp.formats.profile import DeviceProfile
+from mdp.formats.profile import DeviceProfile, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from partitioner.assembly.imported import HEADS, counted, onnx_member, own_logits, timm_module
-from partitioner.assembly.members import Model, assembled_plan, assigned, reference_point
+from partitioner.assembly.members import (
+    Model,
+    assembled_plan,
+    assigned,
+    network_estimate,
+    reference_point,
+)
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, PictureSet
 from partitioner.estimates.latency import spec_of
+from partitioner.estimates.latency_networks import older_probe
 from partitioner.export.quantize import quantised
 from partitioner.export.sessions import (
     check_way,
@@ -81,6 +88,9 @@ class Assembly:
                 f"{len(pictures)} calibration pictures: fusion weights are fitted to few pictures "
                 f"(expected {FEW_PICTURES:,} to 5,000)"
             )
+        for profile in profiles.values():
+            if (older := older_probe(profile)) is not None:
+                self.progress.note(older)
         assignments: list[Assignment] = []
         calibration: dict[int, Contribution] = {}
         with replacing_folder(out) as folder:
@@ -141,7 +151,7 @@ class Assembly:
         write_bytes(path, quantised(content, model.precision, pixels, whole=True))
         session = open_way(path, model.precision, model.runtime)
         here_ms = quickest_ms(session, pixels)
-        compute_ms, how = self._scaled(here_ms, network, profile)
+        compute_ms, how = self._scaled(here_ms, network, profile, model.runtime)
         part = assigned(k, model, network, profile, compute_ms, how, len(self.data.labels))
         self.progress.note(
             f"sub-model {k} for {model.device}: {network.words}, {path.stat().st_size / 1e6:.2f} "
@@ -150,9 +160,21 @@ class Assembly:
         return part, member_contribution(open_member(path, part), pixels, part)
 
     def _scaled(
-        self, here_ms: float, network: NetworkSpec, profile: DeviceProfile
+        self,
+        here_ms: float,
+        network: NetworkSpec,
+        profile: DeviceProfile,
+        runtime: RuntimeName,
     ) -> tuple[float, str]:
-        """Milliseconds on the device as estimated from those here, and how that was done."""
+        """Milliseconds on the device as estimated, and how that was done.
+
+        From networks that were measured there; else from those here.
+        """
+        if (known := network_estimate(profile, network, runtime)) is not None:
+            return known.ms, (
+                f"estimated: {known.ms:.2f} ms ({known.low_ms:.2f} to {known.high_ms:.2f}) from "
+                "networks measured on the device"
+            )
         point = reference_point(profile, network)
         spec = spec_of(point)
         if spec not in self.references:

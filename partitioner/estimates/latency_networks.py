@@ -1,14 +1,270 @@
-"""Milliseconds of a public network on a device whose profile has only plain ViTs measured. Pure."""
+"""Milliseconds of a public network on a device, from its profile. Pure.
+
+Where networks were measured on the device, a way of running has a formula of its own as plain ViTs
+have (`partitioner.estimates.latency`): non-negative coefficients times the terms of
+`partitioner.estimates.network_terms`, times a factor of each measured family. Where they were not,
+the catalogue's ratio to ViT-S/16 on another processor stands in.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+from msgspec.structs import replace
 
 from mdp.errors import InputError
 from mdp.formats.plan import NetworkSpec, SubModelSpec
-from partitioner.estimates.catalogue import network_of
-from partitioner.estimates.latency import LatencyModel
+from mdp.formats.profile import DeviceProfile, NetworkPoint
+from partitioner.estimates.catalogue import catalogue, network_of
+from partitioner.estimates.latency import (
+    NINE_OF_TEN,
+    LatencyModel,
+    Way,
+    fit_latency,
+    own_way,
+    sustained_factor,
+)
+from partitioner.estimates.latency_fit import non_negative_least_squares
+from partitioner.estimates.latency_terms import Array
+from partitioner.estimates.network_terms import NAMES, network_terms
 
 #: The shape that catalogue latencies are relative to.
 _VIT_S = SubModelSpec(
     image_size=224, patch_size=16, embed_dim=384, depth=12, num_heads=6, mlp_ratio=4.0
 )
+#: Where a latency from the ratio may lie: on another processor networks compare otherwise.
+_RATIO_RANGE = 2.0
+#: A formula needs at least so many measured networks.
+MIN_NETWORKS = 4
+#: How strongly each term is held to its equal share, in points that would say so. On 26 unseen
+#: networks in fp32 the errors were the same from 0 to 0.3, and larger at 1.
+_HOLD = 0.3
+#: How strongly a family's factor is held to 1, in points that would say so.
+_FAMILY_HOLD = 0.3
+#: Relative error that no fit claims to beat.
+_LEAST_ERROR = 0.05
+#: Natural logarithm of the largest error that a network left out counts with: few points may leave
+#: a formula without any term that it is made of.
+_MOST_ERROR = math.log(3)
+#: How much less sure a family is that was not measured.
+_OTHER_FAMILY = 2.0
+#: `measured`: fitted to networks that were measured on the device; `ratio`: from the catalogue's
+#: ratio to ViT-S on another processor.
+Basis = Literal["measured", "ratio"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkEstimate:
+    """A predicted latency, where most likely it lies, and what it is based on."""
+
+    ms: float
+    low_ms: float
+    high_ms: float
+    basis: Basis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkFit:
+    """Coefficients of the terms, a factor for each measured family, and the error left."""
+
+    #: Milliseconds per unit of each column of `network_terms`.
+    coefficients: Array
+    factors: dict[str, float]
+    #: Typical relative error of a network whose family was left out of the fit.
+    error: float
+    #: By how much the device is slower under lasting load than while the points were measured.
+    sustained: float = 1.0
+
+    def predict_many_ms(self, specs: Sequence[NetworkSpec]) -> Array:
+        """Milliseconds `[n]` of one picture, NaN for networks that are not in the catalogue."""
+        factors = [self.factors.get(_family(spec), 1.0) for spec in specs]
+        found: Array = network_terms(specs) @ self.coefficients * factors * self.sustained
+        return found
+
+    def range_of(self, spec: NetworkSpec) -> float:
+        """The factor to either side within which nine of ten measurements are expected."""
+        unsure = self.error
+        if _family(spec) not in self.factors:
+            unsure *= _OTHER_FAMILY
+        return math.exp(NINE_OF_TEN * unsure)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NetworkLatency:
+    """The latency of public networks in one way of running."""
+
+    way: Way
+    #: Of networks measured on the device; None where there are too few.
+    fitted: NetworkFit | None
+    #: Of plain ViTs, from which the ratio starts; None where those were not measured in this way.
+    vit: LatencyModel | None = field(repr=False)
+
+    def predict_many_ms(self, specs: Sequence[NetworkSpec]) -> Array:
+        """Compute milliseconds `[n]` of one picture of each network; NaN where nothing is known.
+
+        Raises InputError for another precision than the way's.
+        """
+        for precision in {spec.precision for spec in specs}:
+            if precision != self.way.precision:
+                raise InputError(f"expected networks of {self.way.precision}, got {precision}")
+        found = np.full(len(specs), np.nan)
+        if self.fitted is not None:
+            found = self.fitted.predict_many_ms(specs)
+        if self.vit is not None:
+            for place in np.flatnonzero(np.isnan(found)).tolist():
+                ratio = ratio_ms(self.vit, specs[place])
+                found[place] = np.nan if ratio is None else ratio
+        return found
+
+    def estimate(self, spec: NetworkSpec) -> NetworkEstimate | None:
+        """The prediction and its range, or None where nothing is known; raises InputError."""
+        milliseconds = float(self.predict_many_ms([spec])[0])
+        if math.isnan(milliseconds):
+            return None
+        basis: Basis = "ratio"
+        factor = _RATIO_RANGE
+        if self.fitted is not None and not np.isnan(network_terms([spec])).any():
+            basis, factor = "measured", self.fitted.range_of(spec)
+        return NetworkEstimate(
+            ms=milliseconds,
+            low_ms=milliseconds / factor,
+            high_ms=milliseconds * factor,
+            basis=basis,
+        )
+
+
+def fit_networks(profile: DeviceProfile, way: Way | None = None) -> NetworkLatency:
+    """The latency of networks in `way`, None being the profile's own in fp32.
+
+    Raises InputError where the profile has neither networks nor plain ViTs measured in that way,
+    and where it measured a network that is not in the catalogue.
+    """
+    wanted = way or own_way(profile)
+    points = network_points(profile, wanted)
+    fitted = fit_points(points, sustained_factor(profile)) if enough(points) else None
+    try:
+        vit = fit_latency(profile, way)
+    except InputError:
+        if fitted is None:
+            raise
+        vit = None
+    return NetworkLatency(way=wanted, fitted=fitted, vit=vit)
+
+
+def enough(points: Sequence[NetworkPoint]) -> bool:
+    """Whether a formula can be fitted to so few."""
+    return len({(point.name, point.image_size) for point in points}) >= MIN_NETWORKS
+
+
+def network_points(profile: DeviceProfile, way: Way) -> list[NetworkPoint]:
+    """The networks that were run in this way, one picture at a time.
+
+    Raises InputError for one that is not in the catalogue, or not at that picture size.
+    """
+    for place, point in enumerate(profile.networks):
+        network = catalogue().get(point.name)
+        where = f"profile {profile.name!r}: `networks[{place}]`"
+        if network is None:
+            raise InputError(f"{where}: expected a network of the catalogue, got {point.name!r}")
+        if point.image_size not in network.costs:
+            known = ", ".join(map(str, network.costs))
+            raise InputError(
+                f"{where}: {point.name}: expected a picture size of {known} px, "
+                f"got {point.image_size}"
+            )
+    return [
+        point
+        for point in profile.networks
+        if point.batch == 1
+        and way
+        == Way(
+            precision=point.precision,
+            runtime=point.runtime,
+            provider=point.provider or profile.provider,
+            threads=point.threads,
+        )
+    ]
+
+
+def older_probe(profile: DeviceProfile) -> str | None:
+    """In words that a profile has no networks measured, and how to measure them; None if it has."""
+    if profile.networks:
+        return None
+    why = "no probe measured it" if profile.probe is None else "its probe is older than these"
+    return (
+        f"profile {profile.name!r} has no networks of families measured ({why}): their latencies "
+        "are estimated from its plain ViTs' and may be off by a factor of 2; "
+        f"mdp-agent probe --out {profile.name}.toml on the device measures them"
+    )
+
+
+def fit_points(points: Sequence[NetworkPoint], sustained: float = 1.0) -> NetworkFit:
+    """Fit the formula to networks of the catalogue, minimising squared relative errors."""
+    measured = np.array([point.latency_ms for point in points])
+    specs = [_spec(point) for point in points]
+    families = [_family(spec) for spec in specs]
+    relative = network_terms(specs) / measured[:, None]
+    coefficients = _coefficients(relative)
+    left_out = [
+        _log_error(float(relative[place] @ _without(relative, families, family)))
+        for place, family in enumerate(families)
+    ]
+    rest = np.log(1 / (relative @ coefficients))
+    factors = {
+        family: math.exp(
+            sum(r for r, of in zip(rest, families, strict=True) if of == family)
+            / (families.count(family) + _FAMILY_HOLD)
+        )
+        for family in families
+    }
+    # A measured family is about half as uncertain as one that the formula has not seen.
+    error = float(np.hypot(_LEAST_ERROR, np.sqrt(np.mean(np.square(left_out))) / _OTHER_FAMILY))
+    return NetworkFit(coefficients=coefficients, factors=factors, error=error, sustained=sustained)
+
+
+def _log_error(predicted: float) -> float:
+    """Of a prediction relative to what was measured."""
+    return min(_MOST_ERROR, abs(math.log(max(predicted, 1e-9))))
+
+
+def _without(relative: Array, families: Sequence[str], family: str) -> Array:
+    """Coefficients fitted to the other families, or to all where there are no others."""
+    others = relative[[of != family for of in families]]
+    return _coefficients(others if len(others) else relative)
+
+
+def _coefficients(relative: Array) -> Array:
+    """The non-negative coefficients whose `relative @ coefficients` is closest to one.
+
+    `relative` `[points, terms]` are the terms over the measured milliseconds.
+    """
+    unit = np.sqrt((relative**2).mean(axis=0))
+    unit[unit == 0] = 1.0
+    shares = relative / unit
+    together = shares.sum(axis=1)
+    equal = np.full(len(NAMES), together.sum() / (together @ together))
+    system = np.vstack([shares, _HOLD * np.eye(len(NAMES))])
+    wanted = np.append(np.ones(len(relative)), _HOLD * equal)
+    found: Array = non_negative_least_squares(system, wanted) / unit
+    return found
+
+
+def _spec(point: NetworkPoint) -> NetworkSpec:
+    return catalogue()[point.name].spec(point.image_size, 0, point.precision)
+
+
+def _family(spec: NetworkSpec) -> str:
+    network = network_of(spec)
+    return "" if network is None else network.family
+
+
+def network_ms_on(
+    profile: DeviceProfile, way: Way | None, spec: NetworkSpec
+) -> NetworkEstimate | None:
+    """Estimated compute milliseconds of one picture; see `fit_networks` for several."""
+    return fit_networks(profile, way).estimate(spec)
 
 
 def ratio_ms(model: LatencyModel, spec: NetworkSpec) -> float | None:
@@ -27,13 +283,4 @@ def ratio_ms(model: LatencyModel, spec: NetworkSpec) -> float | None:
     if ratio is None or spec.precision not in ("fp32", "int8-static"):
         return None
     size = network.costs[spec.image_size].macs / network.costs[network.image_size].macs
-    reference = SubModelSpec(
-        image_size=_VIT_S.image_size,
-        patch_size=_VIT_S.patch_size,
-        embed_dim=_VIT_S.embed_dim,
-        depth=_VIT_S.depth,
-        num_heads=_VIT_S.num_heads,
-        mlp_ratio=_VIT_S.mlp_ratio,
-        precision=spec.precision,
-    )
-    return ratio * size * model.predict_ms(reference, 0)
+    return ratio * size * model.predict_ms(replace(_VIT_S, precision=spec.precision), 0)

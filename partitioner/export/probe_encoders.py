@@ -22,14 +22,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from torch import nn
 
 from mdp.files import write_bytes, write_json
-from mdp.formats.plan import SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 from mdp.formats.profile import Precision
 from mdp.pictures.crop import Pixels
+from partitioner.estimates.catalogue import catalogue
 from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
 from partitioner.export.write import ServedMember, to_onnx
+from partitioner.networks.families import Backbone, FamilyMember, ServedFamily
 from partitioner.networks.submodel import SubModel
+from partitioner.torchvision_shim import import_timm
 
 #: Few, so that the heads weigh next to nothing: encoders are counted without them.
 NUM_CLASSES = 10
@@ -97,6 +101,30 @@ TIERS_OF: dict[Precision, tuple[str, ...]] = {
     "int8-static": ("quick", "core"),
     "fp16": ("quick", "core"),
 }
+#: Networks of other families and sides of their pictures in pixels.
+NETWORKS: dict[str, tuple[tuple[str, int], ...]] = {
+    "quick": (
+        ("mobilenetv4_conv_small", 128),
+        ("efficientnet_b0", 160),
+        ("repvit_m1_0", 160),
+        ("levit_192", 224),
+    ),
+    "core": (
+        ("mobilenetv4_conv_small", 224),
+        ("tf_efficientnet_lite0", 128),
+        ("tf_efficientnet_lite0", 192),
+        ("hgnetv2_b0", 128),
+        ("hgnetv2_b2", 192),
+        ("efficientvit_b1", 160),
+        ("fastvit_t8", 160),
+        ("tiny_vit_5m_224", 160),
+        ("mobilenetv4_hybrid_medium", 192),
+        ("mobilenetv3_large_100", 160),
+    ),
+    "full": (),
+}
+#: Those that the catalogue has latencies of and that convolutions are served in.
+NETWORK_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8-static")
 _PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -115,14 +143,38 @@ def design_specs(tier: str) -> list[SubModelSpec]:
     ]
 
 
+def network_specs(tier: str) -> list[NetworkSpec]:
+    """The networks of one tier, in fp32."""
+    return [catalogue()[name].spec(size, NUM_CLASSES) for name, size in NETWORKS[tier]]
+
+
+def untrained_network(spec: NetworkSpec, seed: int = 0) -> bytes:
+    """A network in fp32 as it is exported, branches re-parametrised, with weights drawn."""
+    torch.manual_seed(seed)
+    member = FamilyMember(Backbone(spec.name, spec.image_size), NUM_CLASSES).eval()
+    _disturb(member)
+    import_timm()
+    from timm.utils.model import reparameterize_model
+
+    member.trunk = reparameterize_model(member.trunk)
+    return to_onnx(ServedFamily(member), spec.image_size, ["boost", "bag"], {})
+
+
+def _disturb(module: nn.Module) -> None:
+    """Change untrained biases and norms, which are all alike and would be merged into one."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+        for buffer in module.buffers():
+            if buffer.is_floating_point():
+                buffer.mul_(1 + 0.02 * torch.rand_like(buffer))
+
+
 def untrained_model(spec: SubModelSpec, seed: int = 0) -> bytes:
     """An fp32 sub-model as it is exported, with weights drawn."""
     torch.manual_seed(seed)
     submodel = SubModel(spec, NUM_CLASSES)
-    with torch.no_grad():
-        # Untrained biases and norms are all alike, and the exporter would merge them into one.
-        for parameter in submodel.parameters():
-            parameter.add_(0.02 * torch.randn_like(parameter))
+    _disturb(submodel)
     return to_onnx(ServedMember(submodel), spec.image_size, ["boost", "bag"], {})
 
 
@@ -142,7 +194,9 @@ def without_tensors(model: Any) -> tuple[bytes, list[Any]]:
         if values.nbytes <= KEPT_BYTES:
             kept.append(tensor)
             continue
-        low, high = (float(f"{float(edge):.3g}") for edge in (values.min(), values.max()))
+        low, high = float(values.min()), float(values.max())
+        if values.dtype != np.int64:  # those are places in other tensors, and have to exist
+            low, high = (float(f"{edge:.3g}") for edge in (low, high))
         taken.append([tensor.name, tensor.data_type, list(tensor.dims), low, high])
     graph = onnx.ModelProto()
     graph.CopyFrom(model)
@@ -157,8 +211,10 @@ def operators(model: Any) -> dict[str, int]:
     return dict(sorted(Counter(node.op_type for node in model.graph.node).items()))
 
 
-def name_of(spec: SubModelSpec) -> str:
+def name_of(spec: Spec) -> str:
     """Shape and precision as one word, for instance `vit-224-16-192x12-h3-m4-int8`."""
+    if isinstance(spec, NetworkSpec):
+        return f"{spec.name}-{spec.image_size}-{spec.precision}"
     return (
         f"vit-{spec.image_size}-{spec.patch_size}-{spec.embed_dim}x{spec.depth}"
         f"-h{spec.num_heads}-m{spec.mlp_ratio:g}-{spec.precision}"
@@ -169,10 +225,11 @@ def make(tiers: Iterable[str], out: Path, cache: Path) -> None:
     """Write index and archive into `out`; what `cache` holds already is not exported again."""
     entries, files = [], {}
     for tier in tiers:
-        precisions: list[Precision] = [p for p, tiers in TIERS_OF.items() if tier in tiers]
-        for spec in design_specs(tier):
+        of_vits: list[Precision] = [p for p, tiers in TIERS_OF.items() if tier in tiers]
+        specs: list[Spec] = [*design_specs(tier), *network_specs(tier)]
+        for spec in specs:
             model = _cached_model(spec, cache)
-            for precision in precisions:
+            for precision in of_vits if isinstance(spec, SubModelSpec) else NETWORK_PRECISIONS:
                 wanted = msgspec.structs.replace(spec, precision=precision)
                 entry, graph, tensors = make_one(model, wanted)
                 entries.append({**entry, "tier": tier})
@@ -190,23 +247,28 @@ def make(tiers: Iterable[str], out: Path, cache: Path) -> None:
     write_json(out / "index.json", index)
 
 
-def _cached_model(spec: SubModelSpec, cache: Path) -> bytes:
+def _cached_model(spec: Spec, cache: Path) -> bytes:
     path = cache / f"{name_of(spec)}.onnx"
     if not path.is_file():
-        write_bytes(path, untrained_model(spec))
+        if isinstance(spec, NetworkSpec):
+            content = untrained_network(spec)
+        else:
+            content = untrained_model(spec)
+        write_bytes(path, content)
     return path.read_bytes()
 
 
-def make_one(model: bytes, spec: SubModelSpec) -> tuple[dict[str, Any], bytes, bytes]:
+def make_one(model: bytes, spec: Spec) -> tuple[dict[str, Any], bytes, bytes]:
     """Index entry without its tier, graph, and list of tensors of fp32 `model` in a precision."""
     import onnx
 
     pictures = calibration(spec.image_size) if spec.precision == "int8-static" else None
-    content = quantised(model, spec.precision, pictures)
+    kind = "submodel" if isinstance(spec, SubModelSpec) else "network"
+    content = quantised(model, spec.precision, pictures, whole=kind == "network")
     converted = onnx.load_from_string(content)
     graph, tensors = without_tensors(converted)
     entry = {
-        "spec": msgspec.to_builtins(spec),
+        kind: msgspec.to_builtins(spec),
         "file": f"{name_of(spec)}.onnx",
         "operators": operators(converted),
         "model_bytes": len(content),

@@ -98,6 +98,7 @@ def to_onnx(
         )
     model = program.model_proto
     _strip(model)
+    _keep_zero_padding(model)
     onnx.helper.set_model_props(model, dict(properties))
     onnx.checker.check_model(model, full_check=True)
     content: bytes = model.SerializeToString()
@@ -112,6 +113,29 @@ def _strip(model: Any) -> None:
         part.doc_string = ""
     for tensor in graph.initializer:
         del tensor.metadata_props[:]
+
+
+def _keep_zero_padding(model: Any) -> None:
+    """Pad with the least positive number instead of zero where a maximum follows.
+
+    onnxruntime (1.31, `Pad_Fusion`) takes zero padding into MaxPool, which ignores padding, so that
+    maxima of negative numbers at the edge come out wrong.
+    """
+    from onnx import numpy_helper
+
+    graph, tiny = model.graph, "mdp/least_positive"
+    pooled = {node.input[0] for node in graph.node if node.op_type == "MaxPool"}
+    zeros = {t.name for t in graph.initializer if not numpy_helper.to_array(t).any()} | {""}
+    changed = False
+    for node in graph.node:
+        if node.op_type == "Pad" and node.output[0] in pooled:
+            inputs = [*node.input, ""]
+            if inputs[2] in zeros:
+                node.input[:] = [*inputs[:2], tiny, *inputs[3:-1]]
+                changed = True
+    if changed:
+        least = np.array(np.finfo(np.float32).tiny, dtype=np.float32)
+        graph.initializer.append(numpy_helper.from_array(least, tiny))
 
 
 def check_parity(model: Path, module: nn.Module, pixels: Pixels, outputs: list[str]) -> float:

@@ -50,6 +50,19 @@ class FamilyMember(nn.Module):
                 head.bias.copy_(classifier.bias)
 
 
+class ServedFamily(nn.Module):
+    """What a device runs of a timm network with both heads: uint8 `[N, S, S, 3]` -> both heads."""
+
+    def __init__(self, member: FamilyMember) -> None:
+        super().__init__()
+        self.member = member
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Boost and bag logits."""
+        output = self.member(images.permute(0, 3, 1, 2).float())
+        return output.boost, output.bag
+
+
 def create(
     backbone: Backbone, num_classes: int, weights: Path | None = None, *, own_classes: bool = False
 ) -> Any:

@@ -36,7 +36,7 @@ def spec(
 def a_run(threads: int = 1, batch: int = 1, provider: str = CPU, **shape: int) -> Run:
     """A point to measure."""
     return Run(
-        spec=spec(**shape),  # type: ignore[arg-type]
+        submodel=spec(**shape),  # type: ignore[arg-type]
         runtime="onnxruntime",
         provider=provider,
         threads=threads,
@@ -64,7 +64,7 @@ def encoder(tier: str = "quick", model_bytes: int = 1000, **shape: object) -> En
     shaped = spec(**shape)  # type: ignore[arg-type]
     name = f"e{shaped.image_size}-{shaped.embed_dim}x{shaped.depth}-{shaped.precision}.onnx"
     return Encoder(
-        spec=shaped,
+        submodel=shaped,
         tier=tier,  # type: ignore[arg-type]
         file=name,
         operators={"MatMul": 1},
@@ -190,7 +190,8 @@ class FakeDevice:
 
 def latency_of(run: Run) -> float:
     """A larger encoder takes longer, more threads and int8 less."""
-    size = run.spec.image_size * run.spec.embed_dim * run.spec.depth * run.batch
+    assert run.submodel is not None
+    size = run.submodel.image_size * run.submodel.embed_dim * run.submodel.depth * run.batch
     slower: float = run.threads**0.5
     return size / 1000 / slower / (2 if run.spec.precision == "int8" else 1)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from devices.probe.child import Failed, Here, Look, MeasureRun, SustainRun
@@ -141,16 +142,21 @@ def worker() -> Iterator[Worker]:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("encoders")
     extract(folder)
-    complete(folder / SMALLEST.file, folder / "model.onnx")
-    return folder / "model.onnx"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(graphs: Path) -> Path:
+    complete(graphs / SMALLEST.file, graphs / "model.onnx")
+    return graphs / "model.onnx"
 
 
 def a_run(provider: str = CPU) -> Run:
     return Run(
-        spec=SMALLEST.spec,
+        submodel=SMALLEST.submodel,
         runtime="onnxruntime",
         provider=provider,
         threads=1,
@@ -171,6 +177,17 @@ def test_each_point_is_measured_in_a_process_that_has_not_grown(
         assert reply.memory_bytes is not None
         grown.append(reply.memory_bytes)
     assert min(grown) > 0.8 * max(grown)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8-static"])
+def test_a_network_of_a_family_is_measured(worker: Worker, graphs: Path, precision: str) -> None:
+    network = next(e for e in read_index().encoders if e.network and e.spec.precision == precision)
+    complete(graphs / network.file, graphs / "network.onnx")
+    run = msgspec.structs.replace(a_run(), submodel=None, network=network.network)
+    request = MeasureRun(run=run, model=str(graphs / "network.onnx"), seconds=0.01)
+    reply = worker.ask(request, PATIENCE_S)
+    assert isinstance(reply, Measured), reply
+    assert reply.latency_ms > 0
 
 
 def test_what_is_here_is_what_the_runtimes_say(worker: Worker) -> None:

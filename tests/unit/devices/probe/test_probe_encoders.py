@@ -30,7 +30,13 @@ DRAWN = np.random.default_rng(0).random(1000, dtype=np.float32)
 
 
 def of(precision: str, *tiers: str) -> list[Encoder]:
-    return [e for e in ENCODERS if e.spec.precision == precision and (not tiers or e.tier in tiers)]
+    return [
+        encoder
+        for encoder in ENCODERS
+        if encoder.submodel is not None
+        and encoder.submodel.precision == precision
+        and (not tiers or encoder.tier in tiers)
+    ]
 
 
 def test_all_encoders_together_are_small() -> None:
@@ -47,13 +53,20 @@ def test_there_are_enough_of_each_precision(precision: str, count: int) -> None:
 
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int8-static", "fp16"])
 def test_the_first_tiers_span_what_all_span(precision: str) -> None:
-    specs = [encoder.spec for encoder in of(precision, "quick", "core")]
+    specs = [e.submodel for e in of(precision, "quick", "core") if e.submodel is not None]
     tokens = [(s.image_size // s.patch_size) ** 2 + 1 for s in specs]
     assert (min(tokens), max(tokens)) == (5, 197)
     assert {s.embed_dim for s in specs} >= {32, 48, 64, 96, 128, 192, 256, 384, 768}
     assert (min(s.depth for s in specs), max(s.depth for s in specs)) == (1, 12)
     assert {s.embed_dim // s.num_heads for s in specs} >= {16, 32, 64}
     assert {s.mlp_ratio for s in specs} == {2.0, 3.0, 4.0}
+
+
+def test_networks_span_families_and_the_first_tier_has_some() -> None:
+    networks = [encoder for encoder in ENCODERS if encoder.network is not None]
+    assert {e.network.precision for e in networks if e.network} == {"fp32", "int8-static"}
+    assert 2 * len({e.network.name for e in networks if e.network}) > 20
+    assert 6 <= sum(encoder.tier == "quick" for encoder in networks) <= 10
 
 
 def test_no_encoder_is_there_twice() -> None:

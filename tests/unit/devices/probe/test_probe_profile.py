@@ -50,7 +50,9 @@ def tiny(image_size: int, latency_ms: float) -> tuple[Run, object]:
     shape = replace(
         spec(image_size=image_size), patch_size=16, embed_dim=192, depth=12, num_heads=3
     )
-    run = Run(spec=shape, runtime="onnxruntime", provider=CPU, threads=2, batch=1, num_classes=10)
+    run = Run(
+        submodel=shape, runtime="onnxruntime", provider=CPU, threads=2, batch=1, num_classes=10
+    )
     return run, measured(latency_ms)
 
 
@@ -171,7 +173,8 @@ def test_a_quiet_and_complete_probe_with_a_peer_needs_no_warning(profile: Device
 def test_a_point_that_contradicts_the_others_does_not_get_into_the_profile() -> None:
     taken = taken_on(FakeDevice())
     run = next(iter(taken.measured))
-    deeper = replace(run, spec=replace(run.spec, depth=3))
+    assert run.submodel is not None
+    deeper = replace(run, submodel=replace(run.submodel, depth=3))
     taken.measured[deeper] = measured(taken.measured[run].latency_ms / 3, others_cores=1.0)
     profile = profile_of(taken, DEVICE, LINK)
     assert len(profile.latency) == len(taken.measured) - 1

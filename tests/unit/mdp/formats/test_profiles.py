@@ -210,3 +210,41 @@ def test_an_unknown_name_lists_the_shipped_ones() -> None:
         ConfigError, match=r"neither a file nor a shipped profile.*laptop-cpu, n100"
     ):
         read_profile("n1000")
+
+
+NETWORK = """
+[[networks]]
+name = "efficientnet_b0"
+image_size = {size}
+threads = 4
+latency_ms = {ms}
+"""
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (
+            (160, 9.0),
+            r"`networks\[0\]` and `networks\[1\]` measure the same network and say 4 and 9",
+        ),
+        ((224, 1.5), r"are efficientnet_b0 at 160 and 224 px and say 4 and 1\.5 ms"),
+    ],
+)
+def test_networks_that_contradict_each_other_are_refused(
+    tmp_path: Path, second: tuple[int, float], message: str
+) -> None:
+    path = write(tmp_path)
+    size, ms = second
+    provenance = '[provenance.networks]\nmethod = "measured"\nsource = "a test of its own"\n'
+    both = NETWORK.format(size=160, ms=4.0) + NETWORK.format(size=size, ms=ms)
+    path.write_text(path.read_text() + provenance + both)
+    with pytest.raises(ConfigError, match=message):
+        read_profile(path)
+
+
+def test_networks_say_where_they_come_from(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    path.write_text(path.read_text() + NETWORK.format(size=160, ms=4.0))
+    with pytest.raises(ConfigError, match="`provenance` lacks networks"):
+        read_profile(path)

@@ -13,12 +13,14 @@ from devices.probe.encoders import complete, extract, read_index
 from mdp.formats.plan import SubModelSpec
 from partitioner.export.probe_encoders import (
     DESIGN,
+    NETWORK_PRECISIONS,
     TIERS_OF,
     archive,
     calibration,
     design_specs,
     make_one,
     name_of,
+    network_specs,
     untrained_model,
     without_tensors,
 )
@@ -66,7 +68,7 @@ def test_the_shipped_graphs_are_what_the_maker_makes(model: bytes, precision: st
     spec = msgspec.structs.replace(SPEC, precision=precision)
     entry, _, tensors = make_one(model, spec)
     shipped = {encoder.file: encoder for encoder in read_index().encoders}[entry["file"]]
-    assert msgspec.to_builtins(shipped.spec) == entry["spec"]
+    assert msgspec.to_builtins(shipped.spec) == entry["submodel"]
     assert shipped.operators == entry["operators"]
     assert shipped.model_bytes == pytest.approx(entry["model_bytes"], rel=0.01)
     assert len(msgspec.msgpack.decode(tensors)) > 10
@@ -74,13 +76,19 @@ def test_the_shipped_graphs_are_what_the_maker_makes(model: bytes, precision: st
 
 def test_what_is_shipped_is_the_design() -> None:
     shipped = [(encoder.tier, encoder.name) for encoder in read_index().encoders]
-    designed = [
-        (tier, name_of(msgspec.structs.replace(spec, precision=precision)))
-        for tier in DESIGN
-        for spec in design_specs(tier)
-        for precision, tiers in TIERS_OF.items()
-        if tier in tiers
-    ]
+    designed = []
+    for tier in DESIGN:
+        of_vits = [precision for precision, tiers in TIERS_OF.items() if tier in tiers]
+        designed += [
+            (tier, name_of(msgspec.structs.replace(spec, precision=precision)))
+            for spec in design_specs(tier)
+            for precision in of_vits
+        ]
+        designed += [
+            (tier, name_of(msgspec.structs.replace(spec, precision=precision)))
+            for spec in network_specs(tier)
+            for precision in NETWORK_PRECISIONS
+        ]
     assert shipped == designed
 
 
