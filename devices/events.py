@@ -50,11 +50,12 @@ def for_events_alone(stream: IO[str] | None, stderr: int = 2) -> IO[str] | None:
     if stream is None:
         return None
     try:
-        taken = os.dup(stream.fileno())
-        os.dup2(stderr, stream.fileno())
+        os.fstat(stderr)
     except OSError:
-        # One of the two is closed.
+        # Closed, and a copy of the other one would take its number.
         return stream
+    taken = os.dup(stream.fileno())
+    os.dup2(stderr, stream.fileno())
     return os.fdopen(taken, "w")
 
 

@@ -202,7 +202,7 @@ class Probe:
         """Keep only the first tier of a backend that compiles each model for long."""
         self._plan([t for t in self._possible if t.backend != backend or t.encoder.tier == "quick"])
         self.taken.dropped[f"{backend.words}, beyond the quick encoders"] = (
-            f"loading and first running the smallest one took {start_up_ms / 1e3:.0f} s"
+            f"loading the smallest one took {start_up_ms / 1e3:.0f} s"
         )
 
     def _drop(self, backend: Backend, reason: str) -> None:

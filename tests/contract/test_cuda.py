@@ -1,4 +1,5 @@
-"""An onnxruntime for CUDA and TensorRT on a machine that has no GPU: its own sessions, but for the provider."""
+"""An onnxruntime for CUDA and TensorRT on a machine that has no GPU: its own sessions, but for the
+provider."""
 
 import hashlib
 import os
@@ -156,7 +157,8 @@ class BuildForTensorRT(BuildForCuda):
     def __init__(self, here: set[str], *, silent: bool = False) -> None:
         super().__init__()
         self.here, self.silent = here, silent
-        self.whole: list[str] = []
+        #: Whether TensorRT had to take the whole graph.
+        self.whole: list[bool] = []
 
     def get_available_providers(self) -> list[str]:
         return [TENSORRT, CUDA, CPU]
@@ -166,11 +168,8 @@ class BuildForTensorRT(BuildForCuda):
     ) -> Any:
         ((provider, wishes),) = providers
         self.asked.append((provider, wishes))
-        entry = "session.disable_cpu_ep_fallback"
         if provider == TENSORRT:
-            self.whole.append(
-                options.get_session_config_entry(entry) if self.strict(options) else "0"
-            )
+            self.whole.append(self.strict(options))
         if provider not in {*self.here, CPU} and not self.silent:
             raise RuntimeError("Please install\n TensorRT libraries")
         plain = onnxruntime.SessionOptions()
@@ -181,7 +180,7 @@ class BuildForTensorRT(BuildForCuda):
     @staticmethod
     def strict(options: Any) -> bool:
         try:
-            return bool(options.get_session_config_entry("session.disable_cpu_ep_fallback"))
+            return options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
         except RuntimeError:
             return False
 
@@ -225,7 +224,7 @@ def test_tensorrt_computes_the_whole_graph_as_planned_and_keeps_its_engines(
         "trt_fp16_enable": fp16,
         "trt_int8_enable": int8,
     }
-    assert (build.asked, build.whole) == ([(TENSORRT, wishes)], ["1"])
+    assert (build.asked, build.whole) == ([(TENSORRT, wishes)], [True])
     # Engines are code.
     assert folder.stat().st_mode & 0o777 == 0o700
     assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"
@@ -264,7 +263,7 @@ def test_tensorrt_that_cannot_start_is_refused_or_replaced_by_cuda_then_the_proc
     assert CUDA not in [provider for provider, _ in build.asked]
     runtime = OrtRuntime(model, asked, num_classes=3, allow_fallback=True)
     assert (runtime.provider, runtime.fallback) == (CUDA, True)
-    assert build.whole == ["1", "0"]
+    assert build.whole == [True, False]
     monkeypatch.setitem(sys.modules, "onnxruntime", BuildForTensorRT(set(), silent=silent))
     runtime = OrtRuntime(model, asked, num_classes=3, allow_fallback=True)
     assert (runtime.provider, runtime.fallback) == (CPU, True)
