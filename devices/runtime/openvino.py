@@ -162,10 +162,11 @@ def _check_device(core: Any, device: str, precision: Precision) -> None:
     if _kind(device) not in HINTS or not {device, f"{device}.0"} & set(found):
         here = ", ".join(found) or "no device"
         raise NotHereError(f"openvino on {device}", f"openvino finds {here} here")
-    planned = f"openvino in {precision}" + ("" if device == "CPU" else f" on {device}")
+    where = "" if device == "CPU" else f" on {device}"
+    planned = f"openvino in {precision}{where}"
     served = HINTS[_kind(device)]
     if precision not in served:
-        raise NotHereError(planned, f"openvino has {', '.join(served)} on {_kind(device)}")
+        raise NotHereError(planned, f"openvino has {', '.join(served)}{where}")
     try:
         able = list(core.get_property(device, "OPTIMIZATION_CAPABILITIES"))
     except Exception as error:  # OpenVINO raises types of its own, without a common base

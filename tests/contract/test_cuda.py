@@ -180,7 +180,7 @@ class BuildForTensorRT(BuildForCuda):
     @staticmethod
     def strict(options: Any) -> bool:
         try:
-            return options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
+            return bool(options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1")
         except RuntimeError:
             return False
 

@@ -227,7 +227,7 @@ def test_openvino_refuses_what_it_is_slow_at(
     model: ModelFile, planned: Assignment, precision: str
 ) -> None:
     asked = in_precision(changed(planned, runtime="openvino"), precision)
-    expected = f"openvino in {precision}, openvino has fp32, bf16, int8-static on CPU; {NOT_HERE}$"
+    expected = f"openvino in {precision}, openvino has fp32, bf16, int8-static; {NOT_HERE}$"
     with pytest.raises(NotHereError, match=expected):
         open_runtime(model, asked, num_classes=3)
 

@@ -173,8 +173,8 @@ def test_an_encoder_run_in_another_way_is_no_contradiction(
 @pytest.mark.parametrize("provider", ["GPU", "GPU.1", "NPU"])
 def test_devices_of_openvino_s_are_openvino_s_alone(tmp_path: Path, provider: str) -> None:
     named = {"provider": f'"{provider}"', "latency_ms": 3.4}
-    point = read_profile(with_point(tmp_path, runtime='"openvino"', **named)).latency[0]
-    assert (point.runtime, point.provider) == ("openvino", provider)
+    points = read_profile(with_point(tmp_path, runtime='"openvino"', **named)).latency
+    assert ("openvino", provider) in {(point.runtime, point.provider) for point in points}
     with pytest.raises(ConfigError, match=rf"`provider` {provider} is a device of OpenVINO's"):
         read_profile(with_point(tmp_path, **named))
 
@@ -182,7 +182,7 @@ def test_devices_of_openvino_s_are_openvino_s_alone(tmp_path: Path, provider: st
 @pytest.mark.parametrize("provider", ["AUTO", "HETERO:GPU,CPU", "GPU.", "openvino:GPU"])
 def test_what_is_no_device_is_no_provider(tmp_path: Path, provider: str) -> None:
     named = {"provider": f'"{provider}"', "runtime": '"openvino"'}
-    with pytest.raises(ConfigError, match=r"regex.*\.latency\[0\]\.provider"):
+    with pytest.raises(ConfigError, match=r"regex.*\.latency\[\d\]\.provider"):
         read_profile(with_point(tmp_path, **named))
 
 
