@@ -42,6 +42,23 @@ def quiet_libraries(stderr: int = 2) -> None:
         return
 
 
+def for_events_alone(stream: IO[str] | None, stderr: int = 2) -> IO[str] | None:
+    """A stream to where `stream` leads; the latter then leads to standard error.
+
+    Drivers of accelerators print to standard output, between the events.
+    """
+    if stream is None:
+        return None
+    try:
+        os.fstat(stderr)
+    except OSError:
+        # Closed, and a copy of the other one would take its number.
+        return stream
+    taken = os.dup(stream.fileno())
+    os.dup2(stderr, stream.fileno())
+    return os.fdopen(taken, "w")
+
+
 class Events:
     """Lines on a stream, past its buffer: what cannot be written at once is left out.
 

@@ -20,7 +20,7 @@ from devices.camera.capture import DEFAULT_FPS, open_eyes
 from devices.cli.announce import announced
 from devices.cli.probe import add_to
 from devices.cores import stay_on
-from devices.events import Events, Reporter, quiet_libraries
+from devices.events import Events, Reporter, for_events_alone, quiet_libraries
 from mdp import console
 from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import load_bundle_key
@@ -119,6 +119,7 @@ def run_agent(
     1 unforeseen.
     """
     quiet_libraries()
+    stream = for_events_alone(sys.stdout) if json else sys.stderr
     access = agent_keys(bind, key, clients, insecure=insecure)
     keys, let_in = access or (None, None)
     # Before any thread is started: those to come inherit it.
@@ -144,7 +145,7 @@ def run_agent(
         router = stack.enter_context(
             Router(bind, keys=keys, max_frame_bytes=max_frame_bytes, audit=tell)
         )
-        events = Events(sys.stdout if json else sys.stderr, device, router.address, json=json)
+        events = Events(stream, device, router.address, json=json)
         report = stack.enter_context(Reporter(events.tell)).tell
         agent = Agent(
             first.bundle,

@@ -50,11 +50,11 @@ class SustainRun(Record, frozen=True, tag=True):
 
 
 class Here(Record, frozen=True, tag=True):
-    """Reply: onnxruntime's providers, what OpenVINO can compute in, and versions."""
+    """Reply: onnxruntime's providers, what OpenVINO's devices can compute in, and versions."""
 
     providers: list[str]
-    #: None where OpenVINO is not installed.
-    openvino: list[str] | None
+    #: Device -> what it says it can compute in; None where OpenVINO is not installed.
+    openvino: dict[str, list[str]] | None
     versions: dict[str, str]
 
 
@@ -99,10 +99,9 @@ def look() -> Here:
     providers: list[str] = []
     with contextlib.suppress(AgentError):
         providers = list(import_onnxruntime().get_available_providers())
-    able: list[str] | None = None
+    able: dict[str, list[str]] | None = None
     with contextlib.suppress(ImportError, RuntimeError):
-        core = core_of(import_openvino())
-        able = [str(name) for name in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")]
+        able = _openvino_devices(core_of(import_openvino()))
     versions = {}
     for package in _PACKAGES:
         try:
@@ -110,6 +109,16 @@ def look() -> Here:
         except metadata.PackageNotFoundError:
             continue
     return Here(providers=providers, openvino=able, versions=versions)
+
+
+def _openvino_devices(core: Any) -> dict[str, list[str]]:
+    able: dict[str, list[str]] = {}
+    for device in core.available_devices:
+        able[device] = []
+        # One that does not say is tried, and why it cannot be used is then in the profile.
+        with contextlib.suppress(RuntimeError):
+            able[device] = [str(n) for n in core.get_property(device, "OPTIMIZATION_CAPABILITIES")]
+    return able
 
 
 def _opening(run: Run, model: str) -> Callable[[], Any]:

@@ -1,7 +1,7 @@
 """What a probe measures, in which order, and what it makes of the points. Plain functions."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from devices.probe.encoders import Encoder, Tier
 from devices.probe.measure import CPU, ON_PROCESSOR, Measured, Run
+from devices.runtime.openvino import precisions, provider_of
 from mdp.formats.plan import NetworkSpec
 from mdp.formats.profile import (
     LatencyPoint,
@@ -73,11 +74,12 @@ class Task:
 
 
 def backends(
-    providers: Sequence[str], openvino: Sequence[str] | None
+    providers: Sequence[str], openvino: Mapping[str, Sequence[str]] | None
 ) -> tuple[list[Backend], dict[str, str]]:
     """Ways of running models here, and which listed providers are passed over, with the reason.
 
-    `openvino` is what OpenVINO says the processor can compute in, None where it is not installed.
+    `openvino` is what each of OpenVINO's devices says it can compute in, None where OpenVINO is not
+    installed.
     """
     found = [
         Backend("onnxruntime", provider, precision)
@@ -85,12 +87,11 @@ def backends(
         if provider not in _ELSEWHERE
         for precision in _ONNXRUNTIME.get(provider, ("fp32",))
     ]
-    if openvino is not None:
-        found.append(Backend("openvino", CPU, "fp32"))
-        # Elsewhere bf16 would be imitated in fp32.
-        if "BF16" in openvino:
-            found.append(Backend("openvino", CPU, "bf16"))
-        found.append(Backend("openvino", CPU, "int8-static"))
+    found += [
+        Backend("openvino", provider_of(device), precision)
+        for device, able in (openvino or {}).items()
+        for precision in precisions(device, able)
+    ]
     return found, {p: why for p, why in _ELSEWHERE.items() if p in providers}
 
 

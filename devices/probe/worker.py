@@ -26,6 +26,8 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115, closed by `close`
+        #: Of what is compiled for a probe nothing is left behind, nor found.
+        self._cache = tempfile.TemporaryDirectory(prefix="mdp-probe-")
 
     def ask(self, request: Request, limit_s: float) -> Reply:
         """The reply; a process that dies or says nothing for `limit_s` is a Failed one.
@@ -70,7 +72,7 @@ class Worker:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
-                env=os.environ | _ENVIRONMENT,
+                env=os.environ | _ENVIRONMENT | {"XDG_CACHE_HOME": self._cache.name},
                 # Ctrl-C is for the probe alone, and stopping means the forks too.
                 start_new_session=True,
             )
@@ -105,6 +107,7 @@ class Worker:
         """End everything."""
         self.stop()
         self._stderr.close()
+        self._cache.cleanup()
 
     def __enter__(self) -> Self:
         return self

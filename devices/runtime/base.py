@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from devices.runtime.cuda import ON_CUDA, OPTIONS, load_libraries
+from devices.runtime.cuda import CUDA, ON_CUDA, TENSORRT, load_libraries, load_tensorrt, options_for
 from mdp.errors import AgentError
 from mdp.extras import install
 from mdp.formats.model_file import ModelFile
@@ -45,7 +45,8 @@ class NotHereError(AgentError):
 class Runtime(Protocol):
     """Executes one sub-model."""
 
-    #: What really runs it: an execution provider of onnxruntime, or `openvino:CPU`.
+    #: What really runs it: an execution provider of onnxruntime, or OpenVINO's device, as in
+    #: `openvino:CPU`.
     provider: str
     #: Whether that is not the planned one, or not in the planned runtime and precision.
     fallback: bool
@@ -71,23 +72,26 @@ class OrtRuntime:
     ) -> None:
         """Load `model`; raises AgentError if it is another model, or what is planned not there."""
         ort = import_onnxruntime()
-        wanted = _choose_provider(ort, assignment.provider, allow_fallback)
+        instead = _instead(ort, assignment.provider, allow_fallback)
+        wanted = _choose_provider(ort, assignment.provider, allow_fallback, instead)
         if wanted in ON_CUDA:
             load_libraries(ort)
+        if wanted == TENSORRT:
+            load_tensorrt()
         elsewhere = _planned_elsewhere(assignment)
         if elsewhere and not allow_fallback:
             raise NotHereError(elsewhere, "this is onnxruntime")
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads or assignment.threads
-        options.inter_op_num_threads = 1
-        spin = "1" if assignment.spin else "0"
-        options.add_session_config_entry("session.intra_op.allow_spinning", spin)
-        if assignment.spin:
-            # By itself it would go on, and keep a board's cores busy long after each answer.
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.log_severity_level = 3
+
+        def start(provider: str) -> Any:
+            options = _options(ort, assignment, threads or assignment.threads)
+            if provider == TENSORRT and not allow_fallback:
+                # What TensorRT cannot compute of a graph would silently go to the processor.
+                options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+            told = options_for(provider, assignment.spec.precision, model.content)
+            return _session(ort, model.content, options, (provider, told))
+
         try:
-            self._session, why = _open(ort, model.content, options, wanted)
+            self._session, why = _open(start, wanted, instead)
         except Exception as error:  # onnxruntime raises types of its own, without a common base
             raise AgentError(f"{model.path}: onnxruntime cannot load it: {error}") from error
         self._session.disable_fallback()
@@ -129,22 +133,38 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def _open(ort: Any, model: bytes, options: Any, provider: str) -> tuple[Any, str]:
-    """A session, and why it is on the processor instead of where it should be, if it is.
+def _options(ort: Any, assignment: Assignment, threads: int) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    spin = "1" if assignment.spin else "0"
+    options.add_session_config_entry("session.intra_op.allow_spinning", spin)
+    if assignment.spin:
+        # By itself it would go on, and keep a board's cores busy long after each answer.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = 3
+    return options
+
+
+def _open(start: Callable[[str], Any], provider: str, instead: str) -> tuple[Any, str]:
+    """A session, and why it is on `instead` or the processor and not on `provider`, if it is.
 
     Providers that cannot start give a session on the processor by themselves, or an error as for a
     file that is no model: then the processor has to tell which it is.
     """
+    why = _NOT_STARTED
     try:
-        return _session(ort, model, options, provider), _NOT_STARTED
+        session = start(provider)
+        if instead == CPU or session.get_providers()[0] == provider:
+            return session, why
     except Exception as error:  # onnxruntime raises types of its own, without a common base
         if provider == CPU:
             raise
-        return _session(ort, model, options, CPU), " ".join(str(error).split())
+        why = " ".join(str(error).split())
+    return _open(start, instead, CPU)[0], why
 
 
-def _session(ort: Any, model: bytes, options: Any, provider: str) -> Any:
-    chosen = (provider, dict(OPTIONS.get(provider, {})))
+def _session(ort: Any, model: bytes, options: Any, chosen: tuple[str, dict[str, str]]) -> Any:
     # By itself it would print an error to standard output and try again without the options.
     session = ort.InferenceSession(model, options, providers=[chosen], enable_fallback=0)
     # It keeps them to start anew with other providers, which nothing here asks of it.
@@ -152,13 +172,19 @@ def _session(ort: Any, model: bytes, options: Any, provider: str) -> Any:
     return session
 
 
-def _choose_provider(ort: Any, planned: str, allow_fallback: bool) -> str:
+def _choose_provider(ort: Any, planned: str, allow_fallback: bool, instead: str) -> str:
     available = ort.get_available_providers()
     if planned in available:
         return planned
     if not allow_fallback:
         raise NotHereError(planned, f"this device has {', '.join(available)}")
-    return CPU
+    return instead
+
+
+def _instead(ort: Any, planned: str, allow_fallback: bool) -> str:
+    """What is tried where the planned provider cannot be had."""
+    same_gpu = planned == TENSORRT and CUDA in ort.get_available_providers()
+    return CUDA if allow_fallback and same_gpu else CPU
 
 
 def _planned_elsewhere(assignment: Assignment) -> str:

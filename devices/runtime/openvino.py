@@ -6,6 +6,7 @@ converts models and that nobody serving one needs. That part is left out here, s
 
 import functools
 import io
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,29 @@ from mdp.errors import AgentError
 from mdp.extras import install
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment
+from mdp.formats.profile import Precision
 from mdp.fusion.fuse import Contribution
 from mdp.imports import without
 from mdp.pictures.crop import Pixels
 
-#: What a status calls it.
-OPENVINO_CPU = "openvino:CPU"
-#: Precision -> what its matrix products are computed in where the file leaves that open.
-HINTS = {"fp32": "f32", "bf16": "bf16", "int8-static": "f32"}
+#: What a status writes before OpenVINO's name of the device.
+PREFIX = "openvino:"
+OPENVINO_CPU = f"{PREFIX}CPU"
+#: Kind of device -> precision -> what its matrix products are computed in where the file leaves
+#: that open. NPUs compute in f16 and take no such wish.
+HINTS: Mapping[str, Mapping[Precision, str | None]] = {
+    "CPU": {"fp32": "f32", "bf16": "bf16", "int8-static": "f32"},
+    "GPU": {"fp32": "f32", "fp16": "f16", "int8-static": "f16"},
+    "NPU": {"fp16": None, "int8-static": None},
+}
+#: What OpenVINO says of a device that does not only imitate a precision.
+_CAPABILITIES: Mapping[Precision, str] = {"bf16": "BF16", "fp16": "FP16"}
 #: Parts of the package that report to its maker, or exist only for parts that do.
 REPORTING = ("openvino_telemetry", "openvino.tools.ovc")
 
 
 class OpenVinoRuntime:
-    """A sub-model in OpenVINO on the processor: one picture at a time, one stream."""
+    """A sub-model in OpenVINO on one of its devices: one picture at a time, one stream."""
 
     #: What is planned otherwise is refused, so there is no falling back inside OpenVINO.
     fallback = False
@@ -55,28 +65,29 @@ class OpenVinoRuntime:
     ) -> None:
         """Load `model`; raises AgentError if it is another model, or what is planned not there."""
         precision, size = assignment.spec.precision, assignment.spec.image_size
-        if assignment.provider not in (CPU, OPENVINO_CPU):
-            raise NotHereError(
-                f"openvino on {assignment.provider}", f"openvino is served on {CPU} only"
-            )
-        if precision not in HINTS:
-            raise NotHereError(f"openvino in {precision}", f"openvino has {', '.join(HINTS)}")
+        device = device_of(assignment.provider)
         openvino = _openvino(precision)
         core = core_of(openvino)
-        _check_processor(core, precision)
+        _check_device(core, device, precision)
         try:
             graph = _read(openvino, model)
         except Exception as error:  # OpenVINO raises types of its own, without a common base
             raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
         _check(graph, model.path, assignment, num_classes)
         try:
-            # Agents compute one picture at a time. Knowing that made ViTs 3 to 5 % faster.
+            # Agents compute one picture at a time. Knowing that made ViTs 3 to 5 % faster, and NPUs
+            # take no other graph.
             graph.reshape({INPUT: [1, size, size, 3]})
-            self._compiled = core.compile_model(graph, "CPU", _wishes(assignment, threads))
+            wishes = _wishes(device, precision, threads or assignment.threads)
+            self._compiled = core.compile_model(graph, device, wishes)
             self._request = self._compiled.create_infer_request()
         except Exception as error:  # OpenVINO raises types of its own, without a common base
+            if device != "CPU":
+                raise NotHereError(
+                    f"openvino on {device}", f"which cannot be started: {_line(error)}"
+                ) from error
             raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
-        self.provider = OPENVINO_CPU
+        self.provider = f"{PREFIX}{device}"
         self._image_size = size
 
     def warm_up(self) -> None:
@@ -123,24 +134,61 @@ def _openvino(precision: str) -> Any:
         ) from error
 
 
-def _check_processor(core: Any, precision: str) -> None:
-    """Raise NotHereError if `precision` would only be imitated, which gains nothing."""
-    able = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if precision == "bf16" and "BF16" not in able:
-        raise NotHereError(
-            "openvino in bf16", f"this processor computes {', '.join(sorted(able))} only"
-        )
+def device_of(provider: str) -> str:
+    """OpenVINO's name of a plan's or profile's provider: `CPU`, `GPU`, `GPU.1`, `NPU`."""
+    return "CPU" if provider == CPU else provider.removeprefix(PREFIX)
 
 
-def _wishes(assignment: Assignment, threads: int | None) -> dict[str, object]:
-    return {
-        "INFERENCE_PRECISION_HINT": HINTS[assignment.spec.precision],
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": threads or assignment.threads,
-        "NUM_STREAMS": 1,
-        # Threads tied to cores would fight with whatever else runs on these cores.
-        "ENABLE_CPU_PINNING": False,
-    }
+def provider_of(device: str) -> str:
+    """What plans and profiles call OpenVINO's device: the processor as onnxruntime does."""
+    return CPU if device == "CPU" else device
+
+
+def precisions(device: str, able: Container[str]) -> list[Precision]:
+    """What is served on OpenVINO's `device`, which says what it is `able` to compute in."""
+    served = HINTS.get(_kind(device), {})
+    return [p for p in served if p not in _CAPABILITIES or _CAPABILITIES[p] in able]
+
+
+def _kind(device: str) -> str:
+    return device.partition(".")[0]
+
+
+def _check_device(core: Any, device: str, precision: Precision) -> None:
+    """Raise NotHereError if there is no `device`, or if `precision` is nothing for it."""
+    # Asking for all devices loads the plugins of all: not for the processor alone.
+    found = ["CPU"] if device == "CPU" else list(core.available_devices)
+    # Of several GPUs the first one has two names.
+    if _kind(device) not in HINTS or not {device, f"{device}.0"} & set(found):
+        here = ", ".join(found) or "no device"
+        raise NotHereError(f"openvino on {device}", f"openvino finds {here} here")
+    where = "" if device == "CPU" else f" on {device}"
+    planned = f"openvino in {precision}{where}"
+    served = HINTS[_kind(device)]
+    if precision not in served:
+        raise NotHereError(planned, f"openvino has {', '.join(served)}{where}")
+    try:
+        able = list(core.get_property(device, "OPTIMIZATION_CAPABILITIES"))
+    except Exception as error:  # OpenVINO raises types of its own, without a common base
+        raise NotHereError(planned, f"which cannot be started: {_line(error)}") from error
+    if precision not in precisions(device, able):
+        # Imitated, it gains nothing.
+        who = "processor" if device == "CPU" else "device"
+        raise NotHereError(planned, f"this {who} computes {', '.join(sorted(able))} only")
+
+
+def _wishes(device: str, precision: Precision, threads: int) -> dict[str, object]:
+    wishes: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY"}
+    if hint := HINTS[_kind(device)][precision]:
+        wishes["INFERENCE_PRECISION_HINT"] = hint
+    if device == "CPU":
+        wishes |= {
+            "INFERENCE_NUM_THREADS": threads,
+            "NUM_STREAMS": 1,
+            # Threads tied to cores would fight with whatever else runs on these cores.
+            "ENABLE_CPU_PINNING": False,
+        }
+    return wishes
 
 
 def _read(openvino: Any, model: ModelFile) -> Any:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from itertools import pairwise
@@ -20,7 +21,10 @@ MAX_NAME = 64
 MAX_BOARDS = 64
 DeviceName = Annotated[str, pattern(NAME, NAME_FORM)]
 #: onnxruntime's name of an execution provider, for instance `CPUExecutionProvider`.
-ProviderName = Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider\Z")]
+ExecutionProvider = Annotated[str, Meta(pattern=r"^[A-Za-z]+ExecutionProvider\Z")]
+#: That, or with runtime `openvino` its name of a device other than the processor.
+OPENVINO_DEVICE = r"(GPU|NPU)(\.[0-9]+)?"
+ProviderName = Annotated[str, Meta(pattern=rf"^([A-Za-z]+ExecutionProvider|{OPENVINO_DEVICE})\Z")]
 PositiveInt = Annotated[int, Meta(gt=0, le=2**48)]
 #: What `--threads` takes too; runtimes start as many as they are told.
 MAX_THREADS = 1024
@@ -33,6 +37,11 @@ Fraction = Annotated[float, Meta(ge=0, le=1)]
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-static"]
 #: The library that executes a sub-model on its device.
 RuntimeName = Literal["onnxruntime", "openvino"]
+
+
+def is_openvino_device(provider: str) -> bool:
+    """Whether a provider is OpenVINO's name of a GPU or NPU."""
+    return re.fullmatch(OPENVINO_DEVICE, provider) is not None
 
 
 class Link(Record, frozen=True):
@@ -61,7 +70,7 @@ class Timing(Record, frozen=True):
     latency_ms: PositiveFloat
     precision: Precision = "fp32"
     runtime: RuntimeName = "onnxruntime"
-    #: onnxruntime's execution provider; None is the profile's.
+    #: onnxruntime's execution provider, or OpenVINO's device; None is the profile's.
     provider: ProviderName | None = None
     #: Pictures per run.
     batch: PositiveInt = 1
@@ -84,6 +93,11 @@ class Timing(Record, frozen=True):
             raise ValueError(
                 f"contradicts itself: `p10_ms` {low:g}, `latency_ms` {self.latency_ms:g} and "
                 f"`p90_ms` {high:g} have to ascend"
+            )
+        if self.runtime != "openvino" and is_openvino_device(self.provider or ""):
+            raise ValueError(
+                f"contradicts itself: `provider` {self.provider} is a device of OpenVINO's, "
+                f"`runtime` is {self.runtime}"
             )
 
 
@@ -152,7 +166,7 @@ class DeviceProfile(Record, frozen=True):
 
     name: DeviceName
     kind: Literal["cpu", "gpu", "arm"]
-    provider: ProviderName
+    provider: ExecutionProvider
     #: Threads one inference may use.
     threads: Threads
     #: Memory a sub-model may take, in bytes.

@@ -18,13 +18,13 @@ from mdp.fusion.fuse import Contribution, Logits
 from mdp.imports import without
 from mdp.pictures.crop import Pixels
 
-CPU = "CPUExecutionProvider"
+CPU, TENSORRT = "CPUExecutionProvider", "TensorrtExecutionProvider"
 #: Pictures per run where throughput counts.
 _BATCH = 128
 #: Single pictures timed after the warm-up ones.
 _TIMED, _WARM_UP = 50, 5
-#: What a runtime computes in, where the file leaves that open.
-_HINTS = {"fp32": "f32", "bf16": "bf16", "int8-static": "f32"}
+#: What a processor computes in, where the file leaves that open.
+_HINTS = {"fp32": "f32", "fp16": "f32", "bf16": "bf16", "int8-static": "f32"}
 #: Parts of openvino's package that report its use to its maker, or exist only for parts that do.
 _REPORTING = ("openvino_telemetry", "openvino.tools.ovc")
 
@@ -156,10 +156,13 @@ def open_way(
     provider: str = CPU,
     spin: bool = False,
 ) -> Any:
-    """A session of `model` in one way of running; raises InputError where it cannot be had here."""
+    """A session of `model` in one way of running; raises InputError where it cannot be had here.
+
+    What compiles a model for a device other than the processor is for agents and their probe.
+    """
+    if provider == TENSORRT or (runtime == "openvino" and provider != CPU):
+        raise InputError(f"{runtime} on {provider} cannot be tried here")
     if runtime == "openvino":
-        if provider != CPU:
-            raise InputError(f"openvino is served on {CPU} only, not on {provider}")
         return OpenVinoSession(model, precision=precision, threads=threads)
     return open_session(model, threads=threads, provider=provider, spin=spin)
 

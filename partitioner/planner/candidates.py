@@ -245,7 +245,7 @@ def timetable(
     compute_ms = np.full(len(rows), np.inf)
     way, sigma = np.full(len(rows), -1), np.zeros(len(rows))
     for index, model in enumerate(models):
-        mine = choices.of_precision(model.way.precision, rows)
+        mine = choices.of_way(model.way, rows)
         if not len(mine):
             continue
         took_ms = model.from_terms(choices.counts[rows[mine]])

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.formats.plan import Region, SubModelSpec
-from mdp.formats.profile import DeviceProfile, Precision
+from mdp.formats.profile import DeviceProfile, Precision, is_openvino_device
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.accuracy_law import (
     QUANTISATION_LOSS,
@@ -23,6 +23,7 @@ from partitioner.estimates.accuracy_law import (
     model_of,
     view_of,
 )
+from partitioner.estimates.latency import Way
 from partitioner.estimates.latency_terms import terms
 from partitioner.estimates.macs import memory_bytes
 
@@ -109,6 +110,14 @@ class Choices:
         first = self.precisions.index(precision) * block
         begin, end = np.searchsorted(rows, [first, first + block])
         places: NDArray[np.int64] = np.arange(begin, end)
+        return places
+
+    def of_way(self, way: Way, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where in ascending `rows` those are that may be run so; on a GPU beside a processor only
+        those whose widths it need not pad."""
+        places = self.of_precision(way.precision, rows)
+        if is_openvino_device(way.provider):
+            places = places[self.embed_dims[rows[places]] % KERNEL_MULTIPLE["gpu"] == 0]
         return places
 
     def fast_on(self, profile: DeviceProfile) -> NDArray[np.bool_]:

@@ -1,5 +1,8 @@
-"""An onnxruntime for CUDA on a machine that has no GPU: its own sessions, but for the provider."""
+"""An onnxruntime for CUDA and TensorRT on a machine that has no GPU: its own sessions, but for the
+provider."""
 
+import hashlib
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ import onnxruntime
 import pytest
 
 from devices.runtime.base import CPU, NotHereError, OrtRuntime
-from devices.runtime.cuda import CUDA, load_libraries
+from devices.runtime.cuda import CUDA, TENSORRT, load_libraries
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.formats.model_file import ModelFile
@@ -146,3 +149,132 @@ def test_a_build_for_processors_has_no_libraries_to_load() -> None:
     build.get_available_providers = lambda: [CPU]  # type: ignore[method-assign]
     load_libraries(build)
     assert build.preloaded == 0
+
+
+class BuildForTensorRT(BuildForCuda):
+    """Starts what is in `here`; of the others it raises an error, or is on the processor."""
+
+    def __init__(self, here: set[str], *, silent: bool = False) -> None:
+        super().__init__()
+        self.here, self.silent = here, silent
+        #: Whether TensorRT had to take the whole graph.
+        self.whole: list[bool] = []
+
+    def get_available_providers(self) -> list[str]:
+        return [TENSORRT, CUDA, CPU]
+
+    def InferenceSession(  # noqa: N802
+        self, model: bytes, options: Any, *, providers: list[Any], enable_fallback: int
+    ) -> Any:
+        ((provider, wishes),) = providers
+        self.asked.append((provider, wishes))
+        if provider == TENSORRT:
+            self.whole.append(self.strict(options))
+        if provider not in {*self.here, CPU} and not self.silent:
+            raise RuntimeError("Please install\n TensorRT libraries")
+        plain = onnxruntime.SessionOptions()
+        session = Session(model, plain, providers=[CPU])
+        session.said = provider if provider in self.here else CPU
+        return session
+
+    @staticmethod
+    def strict(options: Any) -> bool:
+        try:
+            return bool(options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1")
+        except RuntimeError:
+            return False
+
+
+@pytest.fixture
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    # Set by the code under test; taken back afterwards.
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "")
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE")
+    return tmp_path / "cache" / "mdp" / "tensorrt"
+
+
+def on_tensorrt(planned: Assignment, precision: str = "fp32") -> Assignment:
+    submodel = msgspec.structs.replace(planned.vit, precision=precision)
+    return msgspec.structs.replace(planned, provider=TENSORRT, submodel=submodel)
+
+
+@pytest.mark.parametrize(
+    ("precision", "fp16", "int8"),
+    [("fp32", "0", "0"), ("fp16", "1", "0"), ("int8-static", "0", "1")],
+)
+def test_tensorrt_computes_the_whole_graph_as_planned_and_keeps_its_engines(
+    monkeypatch: pytest.MonkeyPatch,
+    cache: Path,
+    bundle: Bundle,
+    planned: Assignment,
+    precision: str,
+    fp16: str,
+    int8: str,
+) -> None:
+    build = BuildForTensorRT({TENSORRT})
+    monkeypatch.setitem(sys.modules, "onnxruntime", build)
+    model = bundle.model(0)
+    runtime = OrtRuntime(model, on_tensorrt(planned, precision), num_classes=3)
+    assert (runtime.provider, runtime.fallback) == (TENSORRT, False)
+    folder = cache / hashlib.sha256(model.content).hexdigest()
+    wishes = {
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": str(folder),
+        "trt_fp16_enable": fp16,
+        "trt_int8_enable": int8,
+    }
+    assert (build.asked, build.whole) == ([(TENSORRT, wishes)], [True])
+    # Engines are code.
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert os.environ["NVIDIA_TF32_OVERRIDE"] == "0"
+
+
+def test_another_model_of_the_same_shape_has_engines_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, bundle: Bundle, planned: Assignment
+) -> None:
+    """onnxruntime names engines by the graph, in which weights do not count."""
+    monkeypatch.setitem(sys.modules, "onnxruntime", BuildForTensorRT({TENSORRT}))
+    model = bundle.model(0)
+    other = ModelFile(model.path, model.content + b"\x3a\x00")
+    for one in (model, other, model):
+        OrtRuntime(one, on_tensorrt(planned), num_classes=3)
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_tensorrt_that_cannot_start_is_refused_or_replaced_by_cuda_then_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    cache: Path,
+    model: ModelFile,
+    planned: Assignment,
+    silent: bool,
+) -> None:
+    asked = on_tensorrt(planned)
+    build = BuildForTensorRT({CUDA}, silent=silent)
+    monkeypatch.setitem(sys.modules, "onnxruntime", build)
+    with pytest.raises(NotHereError) as caught:
+        OrtRuntime(model, asked, num_classes=3)
+    reason = "no such device" if silent else "Please install TensorRT libraries;"
+    assert f"{TENSORRT}, onnxruntime lists it here but cannot start it: {reason}" in str(
+        caught.value
+    )
+    assert CUDA not in [provider for provider, _ in build.asked]
+    runtime = OrtRuntime(model, asked, num_classes=3, allow_fallback=True)
+    assert (runtime.provider, runtime.fallback) == (CUDA, True)
+    assert build.whole == [True, False]
+    monkeypatch.setitem(sys.modules, "onnxruntime", BuildForTensorRT(set(), silent=silent))
+    runtime = OrtRuntime(model, asked, num_classes=3, allow_fallback=True)
+    assert (runtime.provider, runtime.fallback) == (CPU, True)
+    # Standard output is for whoever reads an agent's events.
+    assert NO_LIBRARY not in capfd.readouterr().out
+
+
+def test_a_folder_for_engines_that_cannot_be_made_is_named(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, model: ModelFile, planned: Assignment
+) -> None:
+    cache.parent.parent.write_text("no folder")
+    monkeypatch.setitem(sys.modules, "onnxruntime", BuildForTensorRT({TENSORRT}))
+    with pytest.raises(NotHereError, match=r"no folder for TensorRT's engines: Not a directory"):
+        OrtRuntime(model, on_tensorrt(planned), num_classes=3)

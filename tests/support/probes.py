@@ -1,7 +1,7 @@
 """A clock that runs only when something computes, a system that shows what is written in it, and
 encoders that were never exported."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,11 +148,13 @@ class FakeDevice:
     """Answers a probe's requests: every model takes a millisecond per MAC-like unit."""
 
     def __init__(
-        self, providers: Sequence[str] = (CPU,), openvino: Sequence[str] | None = None
+        self,
+        providers: Sequence[str] = (CPU,),
+        openvino: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.here: Here | Failed = Here(
             providers=list(providers),
-            openvino=None if openvino is None else list(openvino),
+            openvino=None if openvino is None else {d: list(a) for d, a in openvino.items()},
             versions={"onnxruntime": "1.0"},
         )
         self.asked: list[Request] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.events import MOST_WAITING, Events, Reporter, quiet_libraries
+from devices.events import MOST_WAITING, Events, Reporter, for_events_alone, quiet_libraries
 
 
 def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
@@ -116,3 +116,22 @@ def test_a_reader_that_holds_up_whoever_writes_does_not_hold_up_whoever_tells() 
         may_write.set()
     assert said[:3] == ["0", "1", "2"]
     assert MOST_WAITING <= len(said) <= MOST_WAITING + 1
+
+
+def test_what_drivers_print_does_not_stand_between_the_events(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        events = for_events_alone(out, err.fileno())
+        assert events is not None
+        with events:
+            os.write(out.fileno(), b"compiling kernels\n")
+            Events(events, "n100", "tcp://127.0.0.1:1", json=False).tell("READY")
+    assert (tmp_path / "out").read_text() == "mdp-agent n100: READY\n"
+    assert (tmp_path / "err").read_text() == "compiling kernels\n"
+
+
+def test_where_an_output_is_closed_the_other_stays_as_it_is(tmp_path: Path) -> None:
+    assert for_events_alone(None) is None
+    with (tmp_path / "out").open("w") as out:
+        closed = os.dup(out.fileno())
+        os.close(closed)
+        assert for_events_alone(out, closed) is out

@@ -8,6 +8,7 @@ from devices.probe.child import Failed, Look, MeasureRun, SustainRun
 from devices.probe.encoders import Encoder
 from devices.probe.run import Probe, Wishes
 from devices.probe.schedule import best_provider
+from devices.runtime.cuda import TENSORRT
 from mdp.errors import AgentError
 from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, latency_of
 
@@ -56,10 +57,21 @@ def test_the_load_is_sustained_where_the_device_is_fastest() -> None:
 
 
 def test_openvino_alone_makes_a_profile() -> None:
-    device = FakeDevice([], openvino=["FP32"])
+    device = FakeDevice([], openvino={"CPU": ["FP32"]})
     taken = run(device).taken
     assert taken.complete
     assert {point.runtime for point in taken.points} == {"openvino"}
+    assert best_provider(taken.points) == CPU
+
+
+def test_every_device_of_openvino_s_is_measured_and_named_in_its_points() -> None:
+    device = FakeDevice(openvino={"CPU": ["FP32"], "GPU": ["FP32", "FP16"], "NPU": []})
+    device.failing = lambda run, asked: "no driver" if run.provider == "NPU" else None
+    taken = run(device).taken
+    found = {(p.provider, p.threads) for p in taken.points if p.runtime == "openvino"}
+    assert found == {(CPU, 1), (CPU, 2), ("GPU", 1)}
+    # No encoder here has another precision than fp32 and int8.
+    assert {r.spec.precision for r in device.runs if r.provider == "GPU"} == {"fp32"}
     assert best_provider(taken.points) == CPU
 
 
@@ -119,6 +131,13 @@ def test_a_backend_that_compiles_for_long_is_measured_on_the_quick_encoders_only
         "loading the smallest one took 20 s"
     )
     assert taken.planned == len(taken.points)
+
+
+def test_a_provider_that_compiles_in_its_first_run_is_slow_to_start_too() -> None:
+    device = FakeDevice([TENSORRT, CPU])
+    device.latency_ms = lambda run: 4000.0 if run.provider == TENSORRT else latency_of(run)
+    taken = run(device).taken
+    assert "onnxruntime Tensorrt fp32, beyond the quick encoders" in taken.dropped
 
 
 def test_an_interruption_keeps_what_was_measured() -> None:

@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from devices.probe.child import Failed, _ending, serve
+from devices.probe.child import Failed, _ending, _openvino_devices, serve
 
 REPLY = msgspec.json.Decoder(Failed)
 
@@ -36,3 +36,18 @@ def test_where_nothing_can_be_forked_one_request_is_answered(
 )
 def test_how_a_fork_died_is_said(status: int, reason: str) -> None:
     assert _ending(status) == f"the measuring process {reason}"
+
+
+class Core:
+    """OpenVINO's, on a machine whose GPU has no driver."""
+
+    available_devices = ("CPU", "GPU")
+
+    def get_property(self, device: str, key: str) -> list[str]:
+        if device == "GPU":
+            raise RuntimeError("no driver")
+        return ["FP32", key]
+
+
+def test_a_device_that_does_not_say_what_it_can_do_is_tried_all_the_same() -> None:
+    assert _openvino_devices(Core()) == {"CPU": ["FP32", "OPTIMIZATION_CAPABILITIES"], "GPU": []}

@@ -61,8 +61,24 @@ def test_a_provider_that_computes_elsewhere_is_passed_over_and_said() -> None:
 def test_openvino_computes_in_bf16_only_where_the_processor_does(
     able: list[str], precisions: list[str]
 ) -> None:
-    found, _ = backends([], able)
+    found, _ = backends([], {"CPU": able})
     assert [way.precision for way in found if way.runtime == "openvino"] == precisions
+
+
+def test_openvino_s_gpus_and_npus_are_measured_in_what_they_compute_in() -> None:
+    able = {"GPU.0": ["FP32", "FP16"], "GPU.1": ["FP32"], "NPU": ["FP16", "INT8"], "GNA": ["FP16"]}
+    found, _ = backends([], able)
+    assert [(way.provider, way.precision) for way in found] == [
+        ("GPU.0", "fp32"),
+        ("GPU.0", "fp16"),
+        ("GPU.0", "int8-static"),
+        ("GPU.1", "fp32"),
+        ("GPU.1", "int8-static"),
+        ("NPU", "fp16"),
+        ("NPU", "int8-static"),
+    ]
+    planned = tasks(ENCODERS, found, [1, 2, 4], 10)
+    assert {(task.run.threads, task.run.batch) for task in planned} == {(1, 1)}
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ WRONG = {
     "not a number": ("= 0.99", "= nan", r"availability|finite"),
     "infinite bandwidth": ("940_000_000.0", "inf", r"bandwidth_bps|finite"),
     "no link": ("940_000_000.0", "0.0", r"> 0.*\.link\.bandwidth_bps"),
+    "a device of OpenVINO's as its own": ("CPUExecutionProvider", "GPU", r"regex.*\.provider"),
     "strange provider": ("CPUExecutionProvider", "cpu", r"regex.*\.provider"),
     "latency of nothing": ("latency_ms = 0.34", "latency_ms = 0", r"> 0.*\.latency\[0\]"),
     "misspelt latency key": ("depth = 2", "dept = 2", r"`dept`.*\.latency\[0\]"),
@@ -167,6 +168,22 @@ def test_an_encoder_run_in_another_way_is_no_contradiction(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
     read_profile(with_point(tmp_path, latency_ms=3.4, **changes))
+
+
+@pytest.mark.parametrize("provider", ["GPU", "GPU.1", "NPU"])
+def test_devices_of_openvino_s_are_openvino_s_alone(tmp_path: Path, provider: str) -> None:
+    named = {"provider": f'"{provider}"', "latency_ms": 3.4}
+    points = read_profile(with_point(tmp_path, runtime='"openvino"', **named)).latency
+    assert ("openvino", provider) in {(point.runtime, point.provider) for point in points}
+    with pytest.raises(ConfigError, match=rf"`provider` {provider} is a device of OpenVINO's"):
+        read_profile(with_point(tmp_path, **named))
+
+
+@pytest.mark.parametrize("provider", ["AUTO", "HETERO:GPU,CPU", "GPU.", "openvino:GPU"])
+def test_what_is_no_device_is_no_provider(tmp_path: Path, provider: str) -> None:
+    named = {"provider": f'"{provider}"', "runtime": '"openvino"'}
+    with pytest.raises(ConfigError, match=r"regex.*\.latency\[\d\]\.provider"):
+        read_profile(with_point(tmp_path, **named))
 
 
 def test_the_profile_s_own_provider_may_be_spelt_out(tmp_path: Path) -> None:

@@ -109,6 +109,18 @@ def test_ways_with_more_threads_than_the_profile_allows_are_none() -> None:
     assert latency.ways(gpu) == [Way(), Way(threads=2), INT8]
 
 
+def test_a_device_of_openvino_s_is_a_way_beside_the_processor() -> None:
+    profile = both_precisions()
+    points = [
+        msgspec.structs.replace(point, runtime="openvino", provider="NPU", precision="fp16")
+        for point in points_from(TRUTH)
+    ]
+    with_npu = msgspec.structs.replace(profile, latency=[*profile.latency, *points])
+    npu = Way(precision="fp16", runtime="openvino", provider="NPU")
+    assert latency.ways(with_npu) == sorted([*latency.ways(profile), npu])
+    assert latency.fit_latency(with_npu, npu).way == npu
+
+
 def test_each_way_has_a_fit_of_its_own() -> None:
     profile = both_precisions()
     fp32, int8 = latency.fit_latency(profile), latency.fit_latency(profile, INT8)

@@ -3,13 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
 from mdp.errors import InputError  # noqa: E402
+from mdp.formats.profile import RuntimeName  # noqa: E402
 from mdp.testing.bundles import colour_model  # noqa: E402
-from partitioner.export.sessions import open_session  # noqa: E402
+from partitioner.export.quantize import quantised  # noqa: E402
+from partitioner.export.sessions import open_session, open_way  # noqa: E402
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
@@ -64,3 +67,22 @@ def test_a_file_that_is_no_model_is_said_to_be_none(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no model")
     with pytest.raises(InputError, match="onnxruntime cannot load it"):
         open_session(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    ("runtime", "provider"),
+    [("onnxruntime", "TensorrtExecutionProvider"), ("openvino", "GPU"), ("openvino", CUDA)],
+)
+def test_what_compiles_for_a_device_is_not_tried(runtime: RuntimeName, provider: str) -> None:
+    with pytest.raises(InputError, match=f"^{runtime} on {provider} cannot be tried here$"):
+        open_way(Path("model.onnx"), "fp16", runtime, provider=provider)
+
+
+def test_what_a_gpu_computes_in_fp16_is_evaluated_on_the_processor(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    path = tmp_path / "model.onnx"
+    path.write_bytes(quantised(colour_model(8, 1.0, 1.0), "fp16"))
+    pixels = np.full((1, 8, 8, 3), 99, dtype=np.uint8)
+    (bag,) = open_way(path, "fp16", "openvino").run(["bag"], {"images": pixels})
+    (plain,) = open_session(path).run(["bag"], {"images": pixels})
+    np.testing.assert_allclose(bag, plain, rtol=1e-2)

@@ -176,3 +176,20 @@ def test_the_same_search_finds_the_same_plan() -> None:
     assert choose(devices, PREDICTOR, Limits(target_ms=10.0)) == first
     assert isinstance(first[0][0], Seat)
     assert isinstance(PREDICTOR, Predictor)
+
+
+def test_a_gpu_beside_a_processor_runs_what_it_is_quicker_at_and_need_not_pad() -> None:
+    processor = device("d0", gmacs_per_s=5.0, fixed_ms=0.1)
+    gpu = device("d0", gmacs_per_s=500.0, fixed_ms=0.5, layer_ms=0.01)
+    points = [msgspec.structs.replace(p, runtime="openvino", provider="GPU.1") for p in gpu.latency]
+    both = msgspec.structs.replace(processor, latency=[*processor.latency, *points])
+    shapes = [
+        msgspec.structs.replace(TINY.shape, embed_dim=width, num_heads=width // 16, depth=depth)
+        for width, depth in ((32, 1), (192, 8), (176, 8))
+    ]
+    choices = make_choices(TINY.shape, PREDICTOR, shapes=shapes, regions=(WHOLE,))
+    device_of_both = evaluate_device(both, fitted_ways(both, ["fp32"]), choices)
+    runs = [device_of_both.running(row) for row in range(3)]
+    ways = [(run.way.runtime, run.way.provider) for run in runs if run is not None]
+    on_processor, on_gpu = ("onnxruntime", "CPUExecutionProvider"), ("openvino", "GPU.1")
+    assert ways == [on_processor, on_gpu, on_processor]

@@ -1,0 +1,170 @@
+"""OpenVINO on a machine with a GPU and an NPU, as far as one without shows it: its own graphs and
+sessions on the processor, but for a core that says it has such devices."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from devices.runtime import openvino as openvino_runtime
+from devices.runtime.base import CPU, NotHereError
+from devices.runtime.openvino import OpenVinoRuntime
+from devices.runtime.select import open_runtime
+from mdp.formats.bundle import Bundle
+from mdp.formats.model_file import ModelFile
+from mdp.formats.plan import Assignment
+from mdp.testing.bundles import DEVICES, SIZES, write_bundle
+
+ARC = {"CPU": ["FP32"], "GPU.0": ["FP32", "FP16"], "GPU.1": ["FP32"], "NPU": ["FP16", "INT8"]}
+NOT_HERE = "--allow-fallback accepts another one and says so in every status"
+
+
+class Core:
+    """As OpenVINO's, on the devices that it is told."""
+
+    def __init__(self, able: Mapping[str, list[str]], *, broken: str = "") -> None:
+        self.able, self.broken = able, broken
+        self.real = openvino_runtime.core_of(openvino_runtime.import_openvino())
+        self.compiled: list[tuple[str, dict[str, object]]] = []
+        self.shapes: list[list[int]] = []
+
+    @property
+    def available_devices(self) -> list[str]:
+        return list(self.able)
+
+    def get_property(self, device: str, key: str) -> list[str]:
+        assert key == "OPTIMIZATION_CAPABILITIES"
+        if self.broken == key:
+            raise RuntimeError("Exception from core.cpp:268:\nno\n driver\n\n")
+        return self.able["GPU.0" if device == "GPU" else device]
+
+    def compile_model(self, graph: Any, device: str, wishes: dict[str, object]) -> Any:
+        self.compiled.append((device, wishes))
+        # Raises for a shape that is not static.
+        self.shapes.append([dimension.get_length() for dimension in graph.input().partial_shape])
+        if self.broken == "compile":
+            raise RuntimeError("Exception from plugin.cpp:112:\nno\n kernel\n\n")
+        return self.real.compile_model(graph, "CPU", {})
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path_factory.mktemp("openvino") / "bundle"))
+
+
+@pytest.fixture
+def model(bundle: Bundle) -> ModelFile:
+    return bundle.model(0)
+
+
+def planned(bundle: Bundle, provider: str, precision: str) -> Assignment:
+    assignment = bundle.assignment(DEVICES[0])
+    submodel = msgspec.structs.replace(assignment.vit, precision=precision)
+    return msgspec.structs.replace(
+        assignment, runtime="openvino", provider=provider, submodel=submodel, threads=3
+    )
+
+
+def with_core(monkeypatch: pytest.MonkeyPatch, core: Core) -> Core:
+    monkeypatch.setattr(openvino_runtime, "core_of", lambda openvino: core)
+    return core
+
+
+@pytest.mark.parametrize(
+    ("provider", "precision", "hint"),
+    [
+        ("GPU", "fp32", "f32"),
+        ("GPU.0", "fp16", "f16"),
+        ("openvino:GPU.1", "fp32", "f32"),
+        ("GPU.0", "int8-static", "f16"),
+        ("NPU", "fp16", None),
+        ("NPU", "int8-static", None),
+    ],
+)
+def test_a_device_gets_one_picture_at_a_time_its_precision_and_no_threads(
+    monkeypatch: pytest.MonkeyPatch,
+    bundle: Bundle,
+    model: ModelFile,
+    provider: str,
+    precision: str,
+    hint: str | None,
+) -> None:
+    core = with_core(monkeypatch, Core(ARC))
+    runtime = OpenVinoRuntime(model, planned(bundle, provider, precision), num_classes=3)
+    device = provider.removeprefix("openvino:")
+    wishes = {"PERFORMANCE_HINT": "LATENCY"} | ({"INFERENCE_PRECISION_HINT": hint} if hint else {})
+    assert core.compiled == [(device, wishes)]
+    assert core.shapes == [[1, SIZES[0], SIZES[0], 3]]
+    assert (runtime.provider, runtime.fallback) == (f"openvino:{device}", False)
+    pixels = np.zeros((3, SIZES[0], SIZES[0], 3), dtype=np.uint8)
+    assert runtime.run(pixels).bag.shape == (3, 3)
+
+
+@pytest.mark.parametrize(
+    ("core", "provider", "precision", "said"),
+    [
+        (Core({"CPU": []}), "GPU", "fp32", "openvino on GPU, openvino finds CPU here"),
+        (
+            Core(ARC),
+            "GPU.2",
+            "fp32",
+            "openvino on GPU.2, openvino finds CPU, GPU.0, GPU.1, NPU here",
+        ),
+        # It would choose by itself, the processor among others.
+        (Core(ARC), "AUTO", "fp32", "openvino on AUTO, openvino finds CPU, GPU.0, GPU.1, NPU here"),
+        (Core({}), "NPU", "fp16", "openvino on NPU, openvino finds no device here"),
+        (
+            Core(ARC),
+            "NPU",
+            "fp32",
+            "openvino in fp32 on NPU, openvino has fp16, int8-static on NPU",
+        ),
+        (
+            Core(ARC),
+            "GPU",
+            "bf16",
+            "openvino in bf16 on GPU, openvino has fp32, fp16, int8-static on GPU",
+        ),
+        (Core(ARC), "GPU.1", "fp16", "openvino in fp16 on GPU.1, this device computes FP32 only"),
+        (
+            Core(ARC, broken="OPTIMIZATION_CAPABILITIES"),
+            "GPU",
+            "fp32",
+            "openvino in fp32 on GPU, which cannot be started: "
+            "Exception from core.cpp:268: no driver",
+        ),
+        (
+            Core(ARC, broken="compile"),
+            "NPU",
+            "fp16",
+            "openvino on NPU, which cannot be started: Exception from plugin.cpp:112: no kernel",
+        ),
+    ],
+)
+def test_what_a_device_cannot_do_is_refused_in_a_line_unless_another_one_may_do_it(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    bundle: Bundle,
+    model: ModelFile,
+    core: Core,
+    provider: str,
+    precision: str,
+    said: str,
+) -> None:
+    with_core(monkeypatch, core)
+    asked = planned(bundle, provider, precision)
+    with pytest.raises(NotHereError) as caught:
+        open_runtime(model, asked, num_classes=3)
+    assert str(caught.value) == f"the plan asks for {said}; {NOT_HERE}"
+    if precision != "bf16":
+        runtime = open_runtime(model, asked, num_classes=3, allow_fallback=True)
+        assert (runtime.provider, runtime.fallback) == (CPU, True)
+    assert capfd.readouterr().out == ""
+
+
+def test_openvino_s_own_core_names_what_there_is(bundle: Bundle, model: ModelFile) -> None:
+    asked = planned(bundle, "GPU.99", "fp32")
+    with pytest.raises(NotHereError, match=r"on GPU\.99, openvino finds .*CPU.* here; "):
+        open_runtime(model, asked, num_classes=3)
