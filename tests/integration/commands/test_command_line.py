@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mdp.cli.doctor import tcp_diagnosis
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle
 from mdp.formats.fleet import new_fleet
 from tests.support.bundles import DEVICES, LABELS, colour_picture, write_bundle
+from tests.support.command_lines import run_here
 from tests.support.fakes import other_program
 from tests.support.fleet import BIN, PATIENCE_S, ROOT, Fleet, until
 from tests.support.pictures import encoded, with_orientation
@@ -30,11 +32,9 @@ DEAD = "tcp://127.0.0.1:1"
 
 
 def mdp(*args: object) -> subprocess.CompletedProcess[str]:
-    """Run `mdp` in a process of its own."""
-    command = [str(BIN / "mdp"), *map(str, args)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    """Run `mdp` in the checkout."""
+    with chdir(ROOT):
+        return run_here(cli.main, "mdp", *args)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Whole builds by `mdp-partition`: as one process that is stopped, and command by command."""
 
-import io
 import json
 import os
 import signal
@@ -8,16 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 
 from mdp.formats.bundle import Bundle
 from partitioner.cli.main import main
+from tests.support.command_lines import run_here
 from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles
 from tests.support.models.trees import CLASSES, write_tree
@@ -46,26 +45,8 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:partitioner"}
 
 
-@dataclass
-class Done:
-    """How a command line ended, and what it printed."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def run(*args: str) -> Done:
-    """A command line in this process, which has torch loaded."""
-    out, err = io.StringIO(), io.StringIO()
-    with (
-        mock.patch.object(sys, "argv", ["mdp-partition", *args]),
-        redirect_stdout(out),
-        redirect_stderr(err),
-        pytest.raises(SystemExit) as stopped,
-    ):
-        main()
-    return Done(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return run_here(main, "mdp-partition", *args)
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """A bundle that was quantised, served by real agents: as accurate as its manifest says."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,11 @@ from msgspec.structs import replace as changed
 
 from mdp.files import write_toml
 from mdp.formats.bundle import Bundle
+from partitioner.cli.main import main
 from partitioner.export.precision_choice import Way
 from tests.support.bundles import DEVICES, colour_picture, colour_plan, write_bundle
-from tests.support.fleet import BIN, PATIENCE_S, PLENTY_MS, Fleet
+from tests.support.command_lines import run_here
+from tests.support.fleet import PATIENCE_S, PLENTY_MS, Fleet
 
 pytest.importorskip("torch")
 
@@ -25,10 +26,7 @@ WAYS: tuple[Way, ...] = (("int8", "onnxruntime"), ("int8-static", "openvino"), (
 
 def partition(*args: object) -> Any:
     """What `mdp-partition` prints as JSON."""
-    done = subprocess.run(
-        [str(BIN / "mdp-partition"), *map(str, args), "--json"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    done = run_here(main, "mdp-partition", *args, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
