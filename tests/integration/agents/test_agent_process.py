@@ -17,6 +17,7 @@ import pytest
 
 import mdp
 from devices.agent.server import Agent
+from devices.cli.main import main
 from mdp.client.sync import Client
 from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.fusion.fuse import Contribution
@@ -24,13 +25,13 @@ from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import Failure, Infer, Result, encode
 from mdp.transport import Router
 from tests.support.bundles import SIZES, colour_picture, write_bundle
+from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import (
     ANY_PORT,
     BIN,
     PATIENCE_S,
     PLENTY_MS,
-    ROOT,
     Fleet,
     answers_until,
     until,
@@ -56,10 +57,7 @@ def gate(tmp_path: Path) -> Path:
 
 
 def run_agent(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "mdp-agent"), "run", *map(str, args)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    return run_here(main, "mdp-agent", "run", *args)
 
 
 def refused(done: subprocess.CompletedProcess[str], expected: str) -> None:
