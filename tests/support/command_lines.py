@@ -5,13 +5,12 @@ import sys
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from subprocess import CompletedProcess
-from typing import NoReturn
 from unittest import mock
 
 import pytest
 
 
-def run_here(main: Callable[[], NoReturn], *words: object) -> CompletedProcess[str]:
+def run_here(main: Callable[[], object], *words: object) -> CompletedProcess[str]:
     """What the entry point `main` does with a program's name and its words."""
     args = [str(word) for word in words]
     out, err = io.StringIO(), io.StringIO()

@@ -164,10 +164,10 @@ def test_a_missing_bundle_is_named(tmp_path: Path) -> None:
     refused(run_agent(*options), "nowhere: expected a bundle folder with a manifest.json")
 
 
-def start_alone(fleet: Fleet) -> subprocess.CompletedProcess[str]:
+def start_alone(fleet: Fleet, *options: str) -> subprocess.CompletedProcess[str]:
     """An agent in a process of its own, whose signals it takes before it loads anything."""
     where = ["--bundle", str(fleet.bundle), "--device", "alpha", "--bind", ANY_PORT, "--json"]
-    command = [str(BIN / "mdp-agent"), "run", *where]
+    command = [str(BIN / "mdp-agent"), "run", *where, *options]
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
