@@ -32,6 +32,12 @@ def pytest_report_header() -> str:
     return f"mdp.requests.session: {'interpreted' if source else 'compiled'}"
 
 
+def pytest_collection_finish() -> None:
+    """What importing the tests and torch has made is there to stay: no need to walk through it."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def no_leaks() -> Iterator[None]:
     """Fails a test that leaves behind a thread, a file, a socket or a child process."""

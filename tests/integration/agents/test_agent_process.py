@@ -17,6 +17,7 @@ import pytest
 
 import mdp
 from devices.agent.server import Agent
+from devices.cli.main import main
 from mdp.client.sync import Client
 from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.fusion.fuse import Contribution
@@ -26,8 +27,9 @@ from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import SIZES, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import Router
+from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import BIN, PLENTY_MS, ROOT, Fleet, answers_until
+from tests.support.fleet import BIN, PLENTY_MS, Fleet, answers_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -49,10 +51,7 @@ def gate(tmp_path: Path) -> Path:
 
 
 def run_agent(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "mdp-agent"), "run", *map(str, args)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    return run_here(main, "mdp-agent", "run", *args)
 
 
 def refused(done: subprocess.CompletedProcess[str], expected: str) -> None:
@@ -160,8 +159,10 @@ def test_a_missing_bundle_is_named(tmp_path: Path) -> None:
 
 
 def start_alone(fleet: Fleet, *options: str) -> subprocess.CompletedProcess[str]:
-    where = ["--bundle", fleet.bundle, "--device", "alpha", "--bind", ANY_PORT]
-    return run_agent(*where, "--json", *options)
+    """An agent in a process of its own, whose signals it takes before it loads anything."""
+    where = ["--bundle", str(fleet.bundle), "--device", "alpha", "--bind", ANY_PORT, "--json"]
+    command = [str(BIN / "mdp-agent"), "run", *where, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
 def test_a_corrupt_manifest_is_named(fleet: Fleet) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import time
@@ -13,6 +12,8 @@ import pytest
 from PIL import Image
 
 import mdp
+from devices.cli.main import main as agent_main
+from mdp.cli.main import main as mdp_main
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, QuorumNotMet
 from mdp.formats.bundle import Bundle
@@ -20,8 +21,9 @@ from mdp.protocol.messages import Failure, Look, encode
 from mdp.requests.prediction import MemberTiming, Prediction
 from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
+from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer
-from tests.support.fleet import BIN, PLENTY_MS, Fleet
+from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.rtsp import PASSWORD, NetworkCamera
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -98,8 +100,7 @@ def test_two_devices_look_and_a_third_has_no_eyes(tmp_path: Path, fleet: Fleet) 
         assert (line["path"], line["label"], line["used"]) == (None, "red", ["alpha", "beta"])
         assert line["frame_spread_ms"] >= 0
         assert [member["frame"] > 0 for member in line["members"]] == [True, True]
-    command = [str(BIN / "mdp"), "status", "--fleet", str(fleet.folder / "fleet.toml")]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = run_here(mdp_main, "mdp", "status", "--fleet", fleet.folder / "fleet.toml").stdout
     seen = [line for line in said.splitlines() if " looks at " in line]
     assert [line.split(": frame ")[0] for line in seen] == [
         f"alpha looks at folder:{tmp_path / 'door'}",
@@ -112,14 +113,8 @@ def test_two_devices_look_and_a_third_has_no_eyes(tmp_path: Path, fleet: Fleet) 
 
 
 def look(fleet: Fleet, *options: object) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "mdp"), "look", "--fleet", str(fleet.folder / "fleet.toml")]
-    return subprocess.run(
-        [*command, "--deadline-ms", str(PLENTY_MS), *map(str, options)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    where = ["--fleet", fleet.folder / "fleet.toml", "--deadline-ms", PLENTY_MS]
+    return run_here(mdp_main, "mdp", "look", *where, *options)
 
 
 def test_a_moment_of_the_past_is_looked_at(tmp_path: Path, fleet: Fleet) -> None:
@@ -229,14 +224,8 @@ def test_eyes_follow_a_change_of_bundle(tmp_path: Path, fleet: Fleet) -> None:
     ],
 )
 def test_sources_that_cannot_be(fleet: Fleet, source: str, expected: str) -> None:
-    command = [str(BIN / "mdp-agent"), "run", "--bundle", str(fleet.bundle), "--device", "alpha"]
-    done = subprocess.run(
-        [*command, "--source", source],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+    command = ["run", "--bundle", fleet.bundle, "--device", "alpha", "--source", source]
+    done = run_here(agent_main, "mdp-agent", *command)
     assert done.returncode == 2
     assert done.stderr.startswith(f"mdp-agent: {expected}")
     assert done.stderr.count("\n") == 1
@@ -280,16 +269,12 @@ def test_a_network_camera_that_hangs_up_and_one_that_hangs(tmp_path: Path, fleet
         assert secret not in events + str(status) + str(first)
 
 
-def test_a_source_may_be_given_where_no_list_of_processes_shows_it(fleet: Fleet) -> None:
-    command = [str(BIN / "mdp-agent"), "run", "--bundle", str(fleet.bundle), "--device", "alpha"]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "MDP_SOURCE": "rtsp://me:s3cret@:0/"},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
+def test_a_source_may_be_given_where_no_list_of_processes_shows_it(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MDP_SOURCE", "rtsp://me:s3cret@:0/")
+    command = ["run", "--bundle", fleet.bundle, "--device", "alpha"]
+    done = run_here(agent_main, "mdp-agent", *command)
     assert done.returncode == 2
     assert done.stderr == (
         "mdp-agent: --source: expected rtsp://HOST/PATH or rtsp://USER:PASSWORD@HOST/PATH\n"

@@ -31,8 +31,7 @@ def fleet_new(tmp_path: Path) -> list[object]:
     return ["fleet", "new", "--bundle", bundle, "--device", f"{DEVICES[0]}=tcp://127.0.0.1:7500"]
 
 
-@pytest.mark.parametrize("buffered", [True, False])
-@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize(("form", "buffered"), [([], True), (["--json"], False)])
 def test_what_is_printed_has_no_room(
     fleet_new: list[object], tmp_path: Path, form: list[str], buffered: bool
 ) -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import chdir
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from mdp.formats.bundle import FUSION, MANIFEST, Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
+from tests.support.command_lines import run_here
 from tests.support.fakes import other_program
 from tests.support.fleet import BIN, ROOT, Fleet
 from tests.support.pictures import encoded, with_orientation
@@ -31,11 +33,9 @@ DEAD = "tcp://127.0.0.1:1"
 
 
 def mdp(*args: object) -> subprocess.CompletedProcess[str]:
-    """Run `mdp` in a process of its own."""
-    command = [str(BIN / "mdp"), *map(str, args)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
+    """Run `mdp` in the checkout."""
+    with chdir(ROOT):
+        return run_here(cli.main, "mdp", *args)
 
 
 def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -170,15 +170,10 @@ def test_nobody_can_answer(nobody: Path, pictures: Path) -> None:
     assert done.stderr.splitlines() == [f"mdp: {path}: {text}" for path in paths]
 
 
-def here(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
-    """Run `mdp` in this process, which is quicker; gives exit code, stdout and stderr."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["mdp", *map(str, args)])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-    captured = capsys.readouterr()
-    assert isinstance(end.value.code, int)
-    return end.value.code, captured.out, captured.err
+def here(*args: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr."""
+    done = mdp(*args)
+    return done.returncode, done.stdout, done.stderr
 
 
 def refused(ended: tuple[int, str, str], expected: str) -> None:
@@ -191,10 +186,8 @@ def refused(ended: tuple[int, str, str], expected: str) -> None:
 
 @pytest.mark.parametrize("deadline", ["0", "-5", "-0.0", "nan", "inf", "-inf", "1e300"])
 @pytest.mark.parametrize("command", ["classify", "bench"])
-def test_impossible_deadlines(
-    capsys: pytest.CaptureFixture[str], toml: Path, pictures: Path, command: str, deadline: str
-) -> None:
-    ended = here(capsys, command, "--fleet", toml, "--deadline-ms", deadline, pictures)
+def test_impossible_deadlines(toml: Path, pictures: Path, command: str, deadline: str) -> None:
+    ended = here(command, "--fleet", toml, "--deadline-ms", deadline, pictures)
     refused(ended, r"deadline_ms: expected more than 0 and at most 3\.6e\+06, got ")
 
 
@@ -214,18 +207,14 @@ def test_usage_errors(toml: Path, pictures: Path, options: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_picture_among_good_ones(
-    capsys: pytest.CaptureFixture[str], toml: Path, pictures: Path
-) -> None:
+def test_a_missing_picture_among_good_ones(toml: Path, pictures: Path) -> None:
     asked = [pictures / name for name in ("red/0.png", "gone.png", "blue/0.png")]
-    code, out, err = here(capsys, "classify", "--fleet", toml, *PLENTY, *asked)
+    code, out, err = here("classify", "--fleet", toml, *PLENTY, *asked)
     assert (code, err) == (2, f"mdp: {asked[1]}: no such file\n")
     assert [line.partition(",")[0].split()[1] for line in out.splitlines()] == ["red", "blue"]
 
 
-def test_pictures_that_are_not_there(
-    capsys: pytest.CaptureFixture[str], toml: Path, tmp_path: Path
-) -> None:
+def test_pictures_that_are_not_there(toml: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for path, expected in (
         (tmp_path / "gone.png", "gone.png: no such file"),
@@ -233,7 +222,7 @@ def test_pictures_that_are_not_there(
         (tmp_path / ("x" * 300), "File name too long"),
     ):
         for command in ("classify", "bench"):
-            refused(here(capsys, command, "--fleet", toml, path), expected)
+            refused(here(command, "--fleet", toml, path), expected)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +242,6 @@ def test_pictures_that_are_not_there(
 )
 @pytest.mark.parametrize("command", ["classify", "status", "doctor", "bench"])
 def test_fleet_files_that_are_wrong(
-    capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     pictures: Path,
     command: str,
@@ -263,7 +251,7 @@ def test_fleet_files_that_are_wrong(
     path = tmp_path / "fleet.toml"
     path.write_text(content)
     more = [pictures] if command == "classify" else []
-    refused(here(capsys, command, "--fleet", path, *more), expected)
+    refused(here(command, "--fleet", path, *more), expected)
 
 
 def own_fleet(tmp_path: Path) -> tuple[Path, Path]:
@@ -275,14 +263,14 @@ def own_fleet(tmp_path: Path) -> tuple[Path, Path]:
     return bundle, path
 
 
-def test_bundles_that_are_wrong(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bundles_that_are_wrong(tmp_path: Path) -> None:
     bundle, path = own_fleet(tmp_path)
     (bundle / FUSION).write_text("{}")
-    refused(here(capsys, "status", "--fleet", path), r"fusion\.json: expected \d+ bytes, found 2")
+    refused(here("status", "--fleet", path), r"fusion\.json: expected \d+ bytes, found 2")
     (bundle / MANIFEST).write_text("{")
-    refused(here(capsys, "status", "--fleet", path), r"manifest\.json: Input data was truncated")
+    refused(here("status", "--fleet", path), r"manifest\.json: Input data was truncated")
     (bundle / MANIFEST).unlink()
-    refused(here(capsys, "status", "--fleet", path), r"manifest\.json: cannot be read: No such")
+    refused(here("status", "--fleet", path), r"manifest\.json: cannot be read: No such")
 
 
 def test_status_says_what_is_documented(toml: Path, fleet: Fleet) -> None:
@@ -306,10 +294,8 @@ def test_status_for_people(toml: Path, fleet: Fleet) -> None:
     assert done.stdout.count("READY") == 3
 
 
-def test_status_of_devices_that_are_gone(
-    capsys: pytest.CaptureFixture[str], fleet: Fleet, nobody: Path, tmp_path: Path
-) -> None:
-    code, out, err = here(capsys, "status", "--fleet", nobody, "--json")
+def test_status_of_devices_that_are_gone(fleet: Fleet, nobody: Path, tmp_path: Path) -> None:
+    code, out, err = here("status", "--fleet", nobody, "--json")
     assert (code, err) == (3, "")
     states = [(d["state"], d["reason"]) for d in json.loads(out)["devices"]]
     assert states == [("UNREACHABLE", "no connection")] * 3
@@ -318,28 +304,26 @@ def test_status_of_devices_that_are_gone(
     some.write_text(nobody.read_text().replace('"tcp://127.0.0.1:1"', f'"{alpha}"'))
     expected_states = ["READY", "UNREACHABLE", "UNREACHABLE"]
     for options, expected in (([], 3), (["--allow-partial"], 0)):
-        code, out, err = here(capsys, "status", "--fleet", some, "--json", *options)
+        code, out, err = here("status", "--fleet", some, "--json", *options)
         assert (code, err) == (expected, "")
         assert [d["state"] for d in json.loads(out)["devices"]] == expected_states
-    code, _, _ = here(capsys, "status", "--fleet", nobody, "--allow-partial")
+    code, _, _ = here("status", "--fleet", nobody, "--allow-partial")
     assert code == 3
 
 
-def test_status_of_a_fleet_file_that_lacks_a_device(
-    capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path
-) -> None:
+def test_status_of_a_fleet_file_that_lacks_a_device(fleet: Fleet, tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     devices = [f"{device}={fleet.agents[device].address}" for device in ("alpha", "gamma")]
     new_fleet(Bundle.open(fleet.bundle), devices, path)
-    code, out, _ = here(capsys, "status", "--fleet", path)
+    code, out, _ = here("status", "--fleet", path)
     assert code == 3
     assert out.splitlines()[-1] == f"not in {path}: beta"
-    code, out, _ = here(capsys, "status", "--fleet", path, "--allow-partial", "--json")
+    code, out, _ = here("status", "--fleet", path, "--allow-partial", "--json")
     assert (code, json.loads(out)["absent"]) == (0, ["beta"])
 
 
-def test_doctor_finds_nothing_wrong(capsys: pytest.CaptureFixture[str], toml: Path) -> None:
-    code, out, err = here(capsys, "doctor", "--fleet", toml, "--json")
+def test_doctor_finds_nothing_wrong(toml: Path) -> None:
+    code, out, err = here("doctor", "--fleet", toml, "--json")
     assert (code, err) == (0, "")
     findings = json.loads(out)["findings"]
     assert all(finding["ok"] for finding in findings)
@@ -350,14 +334,12 @@ def test_doctor_finds_nothing_wrong(capsys: pytest.CaptureFixture[str], toml: Pa
         *DEVICES,
         "network",
     }
-    code, out, err = here(capsys, "doctor", "--fleet", toml)
+    code, out, err = here("doctor", "--fleet", toml)
     assert (code, err) == (0, "")
     assert out.count("ok ") == len(findings)
 
 
-def test_doctor_names_what_is_wrong(
-    capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path
-) -> None:
+def test_doctor_names_what_is_wrong(fleet: Fleet, tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle", bag_scale=7.0, evaluated=False)
     model = bundle / "submodels/1/model.onnx"
     model.write_bytes(model.read_bytes() + b"x")
@@ -374,8 +356,8 @@ def test_doctor_names_what_is_wrong(
         ]
         path = tmp_path / "fleet.toml"
         path.write_text(f'bundle = "bundle"\ndevices = [{", ".join(entries)}]')
-        code, out, err = here(capsys, "doctor", "--fleet", path, "--json", "--insecure")
-        status = here(capsys, "status", "--fleet", path, "--json", "--insecure")
+        code, out, err = here("doctor", "--fleet", path, "--json", "--insecure")
+        status = here("status", "--fleet", path, "--json", "--insecure")
     assert code == 3
     assert err.startswith(f"mdp: WARNING: device 'gamma' at {addresses[2]} is plain text: ")
     alpha = json.loads(status[1])["devices"][0]
@@ -414,14 +396,12 @@ def test_bench_says_what_is_documented(toml: Path, pictures: Path) -> None:
     assert re.search(r"^latency_ms\.p50 +[\d.]+$", done.stdout, re.MULTILINE)
 
 
-def test_bench_of_nobody_and_of_nothing(
-    capsys: pytest.CaptureFixture[str], nobody: Path, toml: Path
-) -> None:
-    code, out, err = here(capsys, "bench", "--fleet", nobody)
+def test_bench_of_nobody_and_of_nothing(nobody: Path, toml: Path) -> None:
+    code, out, err = here("bench", "--fleet", nobody)
     assert (code, out) == (3, "")
     assert err.startswith("mdp: no device can answer (alpha: unreachable; ")
     assert err.count("\n") == 1
-    assert here(capsys, "bench", "--fleet", toml, "--requests", 0)[0] == 2
+    assert here("bench", "--fleet", toml, "--requests", 0)[0] == 2
 
 
 def test_ctrl_c_ends_with_130(toml: Path) -> None:
@@ -453,17 +433,17 @@ def test_a_reader_that_leaves_is_no_failure(toml: Path, pictures: Path, option: 
     assert done.stdout.count("\n") == 1
 
 
-def test_fleet_new(capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path) -> None:
+def test_fleet_new(fleet: Fleet, tmp_path: Path) -> None:
     out = tmp_path / "new.toml"
     devices = ["--device", "alpha=tcp://10.0.0.7:7500", "--device", "gamma/attic=tcp://h:1"]
     code, said, err = here(
-        capsys, "fleet", "new", "--bundle", fleet.bundle, *devices, "--out", out, "--json"
+        "fleet", "new", "--bundle", fleet.bundle, *devices, "--out", out, "--json"
     )
     assert (code, err) == (0, "")
     content = json.loads(said)
     assert (content["path"], content["absent"]) == (str(out), ["beta"])
     assert [entry["k"] for entry in content["devices"]] == [0, 2]
-    code, said, err = here(capsys, "fleet", "new", "--bundle", fleet.bundle, *devices, "--out", out)
+    code, said, err = here("fleet", "new", "--bundle", fleet.bundle, *devices, "--out", out)
     assert (code, err) == (0, "")
     assert said.splitlines() == [
         f"{out}: 2 devices of bundle colours",
@@ -484,7 +464,6 @@ def test_fleet_new(capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: P
     ],
 )
 def test_fleet_new_refuses(
-    capsys: pytest.CaptureFixture[str],
     fleet: Fleet,
     tmp_path: Path,
     device: str,
@@ -494,7 +473,7 @@ def test_fleet_new_refuses(
     (tmp_path / "file").touch()
     target = tmp_path / out
     options = ["--bundle", fleet.bundle, "--device", device, "--out", target]
-    refused(here(capsys, "fleet", "new", *options), expected)
+    refused(here("fleet", "new", *options), expected)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 

@@ -2,23 +2,24 @@
 
 import json
 import subprocess
+from contextlib import chdir
 from pathlib import Path
 
 import psutil
 import pytest
 from PIL import Image
 
+from mdp.cli.main import main
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
-from tests.support.fleet import BIN, ROOT
+from tests.support.command_lines import run_here
+from tests.support.fleet import ROOT
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
 def demo(*args: object) -> subprocess.CompletedProcess[str]:
-    command = [str(BIN / "mdp"), "demo", *map(str, args)]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
-    )
+    with chdir(ROOT):
+        return run_here(main, "mdp", "demo", *args)
 
 
 @pytest.fixture

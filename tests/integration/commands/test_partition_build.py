@@ -1,4 +1,4 @@
-"""`mdp-partition` as a process: a whole build, stopped in the middle, taken up again."""
+"""Whole builds by `mdp-partition`: as one process that is stopped, and command by command."""
 
 import json
 import os
@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from mdp.formats.bundle import Bundle
+from partitioner.cli.main import main
+from tests.support.command_lines import run_here
 from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles
 from tests.support.models.trees import CLASSES, write_tree
@@ -36,17 +38,15 @@ def plan_arguments(folder: Path) -> list[str]:
 
 
 def build_arguments(folder: Path, out: Path, *more: str) -> list[str]:
-    return [COMMAND, "build", *plan_arguments(folder), *KNOBS, *NAME, "--out", str(out), *more]
+    return ["build", *plan_arguments(folder), *KNOBS, *NAME, "--out", str(out), *more]
 
 
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONWARNINGS": "error::DeprecationWarning:partitioner"}
 
 
-def run(args: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        args, capture_output=True, text=True, timeout=PATIENCE_S, env=environment(), check=False
-    )
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    return run_here(main, "mdp-partition", *args)
 
 
 @contextmanager
@@ -96,7 +96,7 @@ class Whole:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path) -> Whole:
-    """The four steps one by one, each as a command of its own."""
+    """The four steps one by one, each as a command line of its own."""
     out, kept, plan = str(folder / "whole"), str(folder / "whole.run"), str(folder / "plan.toml")
     data = ["--data", str(folder / "tree")]
     commands = (
@@ -107,7 +107,7 @@ def whole(folder: Path) -> Whole:
     )
     printed = []
     for command in commands:
-        done = run([COMMAND, *command, "--json"])
+        done = run(*command, "--json")
         assert done.returncode == 0, done.stderr
         printed.append(json.loads(done.stdout))
     return Whole(Path(out), *printed)
@@ -138,11 +138,11 @@ def test_four_commands_make_an_evaluated_bundle(whole: Whole) -> None:
 
 def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path) -> None:
     out, tree = tmp_path / "one", folder / "tree"
-    done = run([
-        COMMAND, "build", *TEACHER, "--profiles", str(folder / "alpha.toml"), "--data", str(tree),
+    done = run(
+        "build", *TEACHER, "--profiles", str(folder / "alpha.toml"), "--data", str(tree),
         "--latency-ms", str(SHARED_MS), "--teacher-epochs", "2", "--epochs", "2",
         "--batch-size", "16", "--variants", "2", "--out", str(out),
-    ])  # fmt: skip
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     bundle = Bundle.open(out)
     assert [a.device for a in bundle.manifest.plan.assignments] == ["alpha"]
@@ -158,20 +158,19 @@ def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path) -> N
     assert answer.expected_accuracy == bundle.expected_accuracy((0,), "stacked")
 
 
-def test_a_build_stopped_twice_ends_with_the_same_bundle(folder: Path, whole: Whole) -> None:
+def test_a_build_that_was_stopped_ends_with_the_same_bundle(folder: Path, whole: Whole) -> None:
     out, kept = folder / "stopped", folder / "stopped.run"
     args = build_arguments(folder, out)
-    for appeared in ("checkpoint-teacher.pt", "checkpoint-member-0.pt"):
-        code, err = interrupt_once(args, kept / appeared)
-        assert code == 130, err
-        assert err.splitlines()[-1] == (
-            f"mdp-partition: interrupted; what is finished is kept in {kept}, "
-            "and the same command goes on from there"
-        )
-        assert "Traceback" not in err
-        assert not out.exists()
-        assert not list(kept.rglob("*.partial"))
-    done = run(args)
+    code, err = interrupt_once([COMMAND, *args], kept / "checkpoint-member-0.pt")
+    assert code == 130, err
+    assert err.splitlines()[-1] == (
+        f"mdp-partition: interrupted; what is finished is kept in {kept}, "
+        "and the same command goes on from there"
+    )
+    assert "Traceback" not in err
+    assert not out.exists()
+    assert not list(kept.rglob("*.partial"))
+    done = run(*args)
     assert done.returncode == 0, done.stderr
     assert "training the teacher" not in done.stderr
     assert "every arrival subset" in done.stdout
@@ -181,7 +180,7 @@ def test_a_build_stopped_twice_ends_with_the_same_bundle(folder: Path, whole: Wh
 
 def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None:
     before = Bundle.open(whole.bundle)
-    done = run(build_arguments(folder, whole.bundle, "--json"))
+    done = run(*build_arguments(folder, whole.bundle, "--json"))
     assert done.returncode == 0, done.stderr
     assert "training" not in done.stderr
     assert "from torch" not in done.stderr
@@ -190,7 +189,7 @@ def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None
 
 
 def test_other_settings_are_refused(folder: Path, whole: Whole) -> None:
-    done = run(build_arguments(folder, whole.bundle, "--temperature", "9"))
+    done = run(*build_arguments(folder, whole.bundle, "--temperature", "9"))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "schedule.temperature was 2.0, is now 9.0" in line

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from devices.cli.main import main
 from devices.probe.child import Failed, Here, Look, MeasureRun, SustainRun
 from devices.probe.encoders import complete, extract, read_index
 from devices.probe.measure import Load, Measured, Run
@@ -19,6 +20,7 @@ from devices.probe.worker import Worker
 from mdp.formats.profile import DeviceProfile, read_profile
 from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S
+from tests.support.command_lines import run_here
 from tests.support.fleet import BIN, ROOT, Fleet
 
 CPU = "CPUExecutionProvider"
@@ -128,7 +130,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_bad_input_ends_in_one_line_and_nothing_is_written(tmp_path: Path) -> None:
-    done = run("--out", tmp_path / "x" / "Here.toml")
+    done = run_here(main, "mdp-agent", "probe", "--out", tmp_path / "x" / "Here.toml")
     assert done.returncode == 2
     assert done.stderr.startswith("mdp-agent: --name 'Here': expected 1 to 64 of a-z")
     assert done.stderr.count("\n") == 1

@@ -5,15 +5,17 @@ import re
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import pytest
 
 import mdp
 from mdp.requests.prediction import Prediction
+from mdp.testing.agents import AgentProcess
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import Dealers
@@ -27,10 +29,65 @@ RED = colour_picture("red")
 SHORT_MS = 1000.0
 
 
+class Standing(Fleet):
+    """A fleet whose plain agents go on from test to test, unless one has ended or frozen them."""
+
+    def __init__(self, folder: Path, bundle: Path) -> None:
+        super().__init__(folder, bundle)
+        self.standing: dict[str, AgentProcess] = {}
+
+    def mend(self) -> None:
+        """Have a plain agent for each device again, and none of them in the next fleet file."""
+        for agent in self.standing.values():
+            if agent.process.poll() is not None or agent.kernel_state() == "T":
+                agent.close()
+        self.standing = {n: a for n, a in self.standing.items() if a.process.poll() is None}
+        self.standing = dict(self.start_all(*DEVICES).agents)
+        self.agents = {}
+
+    def start_all(self, *names: str, odd: tuple[object, ...] = ()) -> Self:
+        """Start those that do not stand already."""
+        first = [self.start(str(odd[0]), *odd[1:], odd=True, wait_for=None)] if odd else []
+        for name in names or DEVICES:
+            self.agents[name] = self.standing.get(name) or self.start(name, wait_for=None)
+        for agent in [*first, *self.agents.values()]:
+            agent.wait_for("READY")
+        return self
+
+    def dismiss(self) -> None:
+        """End what was started beside the plain agents."""
+        for agent in [*self.agents.values(), *self._retired]:
+            if agent not in self.standing.values():
+                agent.close()
+        self._retired.clear()
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standing]:
+    folder = tmp_path_factory.mktemp("fleet")
+    with Standing(folder, write_bundle(folder / "bundle")) as fleet:
+        yield fleet
+        fleet.agents |= fleet.standing
+
+
 @pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
+def fleet(standing: Standing) -> Fleet:
+    standing.mend()
+    return standing
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Fleet]:
+    """For replicas, which share the requests as equals: none has served for longer."""
     with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
         yield fleet
+
+
+@pytest.fixture
+def no_leaks(standing: Standing, fleet: Fleet, no_leaks: None) -> Iterator[None]:
+    """Of what a test starts; the plain agents stay."""
+    yield
+    standing.dismiss()
 
 
 @pytest.fixture
@@ -60,10 +117,10 @@ def without(answer: Prediction, device: str, *reasons: str) -> None:
     assert answer.expected_accuracy == subset_accuracy(members).stacked
 
 
-def test_a_frozen_device_is_hedged_by_its_replica(fleet: Fleet) -> None:
-    fleet.start_all(*DEVICES, "gamma/attic")
-    with mdp.Client.connect(fleet.write(), timeout_s=PATIENCE_S, hedge_after_ms=30.0) as client:
-        fleet.agents["gamma"].stop()
+def test_a_frozen_device_is_hedged_by_its_replica(fresh: Fleet) -> None:
+    fresh.start_all(*DEVICES, "gamma/attic")
+    with mdp.Client.connect(fresh.write(), timeout_s=PATIENCE_S, hedge_after_ms=30.0) as client:
+        fresh.agents["gamma"].stop()
         # Not `disconnected` yet: nobody but the hedge can have asked the replica.
         answer = client.classify(RED, deadline_ms=PLENTY_MS)
         assert answer.used == ("alpha", "beta", "gamma/attic")
@@ -71,12 +128,12 @@ def test_a_frozen_device_is_hedged_by_its_replica(fleet: Fleet) -> None:
         assert answer.latency_ms >= 30.0
 
 
-def test_replicas_share_the_requests_and_one_steps_in_for_the_other(fleet: Fleet) -> None:
-    fleet.start_all(*DEVICES, "gamma/attic")
-    with fleet.client() as client:
+def test_replicas_share_the_requests_and_one_steps_in_for_the_other(fresh: Fleet) -> None:
+    fresh.start_all(*DEVICES, "gamma/attic")
+    with fresh.client() as client:
         used = [ask_any(client).used[2] for _ in range(12)]
         assert set(used) == {"gamma", "gamma/attic"}
-        fleet.agents["gamma"].kill()
+        fresh.agents["gamma"].kill()
         until(lambda: client.status()[2].state == "UNREACHABLE", "gamma is gone")
         assert {ask_any(client).used[2] for _ in range(5)} == {"gamma/attic"}
 
@@ -199,15 +256,16 @@ def test_a_full_queue_says_overloaded(fleet: Fleet, gate: Path) -> None:
         "beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate, "--run-s", 0.02)
     )
 
-    async def least_answered(client: mdp.AsyncClient) -> int:
+    async def answered(client: mdp.AsyncClient) -> Counter[str]:
         statuses = await client.status(timeout_s=PATIENCE_S)
-        return min(status.counts["answered"] for status in statuses if status.device != "alpha")
+        return Counter({s.device: s.counts["answered"] for s in statuses if s.device != "alpha"})
 
     async def ask_many() -> list[Prediction]:
         async with mdp.AsyncClient.connect(fleet.write(), timeout_s=PATIENCE_S) as client:
             (gate / "run").touch()
             assert (await client.classify(RED, deadline_ms=PLENTY_MS)).missing == {}
             (gate / "run").unlink()
+            before = await answered(client)
             calls = [asyncio.create_task(client.classify(RED, deadline_ms=PLENTY_MS))]
             # All at once, a burst would have to wait for the first to be taken out of the queue.
             while not (gate / "run-2").exists():
@@ -218,7 +276,7 @@ def test_a_full_queue_says_overloaded(fleet: Fleet, gate: Path) -> None:
                     for _ in range(8)
                 ]
                 # Nor shall those fill the queues of the others, on a busy machine.
-                while await least_answered(client) < 1 + len(calls):
+                while min(((await answered(client)) - before).values(), default=0) < len(calls):
                     await asyncio.sleep(0.005)
             # One runs, sixteen wait, and eight are turned away, which lets those calls end.
             done: set[asyncio.Task[Prediction]] = set()
@@ -372,11 +430,11 @@ def test_nobody_answers_in_time(fleet: Fleet, gate: Path) -> None:
         answers_until(client, RED, lambda a: not a.missing, PLENTY_MS)
 
 
-def test_a_replica_answers_for_a_killed_device_and_nothing_is_missing(fleet: Fleet) -> None:
-    fleet.start_all("alpha", "alpha/attic", "beta", "gamma")
-    with fleet.client() as client:
+def test_a_replica_answers_for_a_killed_device_and_nothing_is_missing(fresh: Fleet) -> None:
+    fresh.start_all("alpha", "alpha/attic", "beta", "gamma")
+    with fresh.client() as client:
         assert client.classify(RED, deadline_ms=PLENTY_MS).used == DEVICES
-        fleet.agents["alpha"].kill()
+        fresh.agents["alpha"].kill()
         for _ in range(3):
             answer = client.classify(RED, deadline_ms=PLENTY_MS)
             assert answer.used == ("alpha/attic", "beta", "gamma")
@@ -384,15 +442,15 @@ def test_a_replica_answers_for_a_killed_device_and_nothing_is_missing(fleet: Fle
             assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
 
 
-def test_a_replica_takes_over_a_call_under_way(fleet: Fleet, gate: Path) -> None:
-    fleet.start_all("alpha/attic", "beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
+def test_a_replica_takes_over_a_call_under_way(fresh: Fleet, gate: Path) -> None:
+    fresh.start_all("alpha/attic", "beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
 
     def kill() -> None:
         until(lambda: (gate / "run-1").exists(), "alpha computes")
-        fleet.agents["alpha"].kill()
+        fresh.agents["alpha"].kill()
 
     killer = threading.Thread(target=kill)
-    with fleet.client() as client:
+    with fresh.client() as client:
         killer.start()
         answer = client.classify(RED, deadline_ms=PLENTY_MS)
         killer.join(PATIENCE_S)
@@ -457,10 +515,10 @@ def test_an_async_client_sees_a_death_and_a_return(fleet: Fleet) -> None:
     asyncio.run(live())
 
 
-def test_who_cannot_change_the_label_is_not_waited_for(fleet: Fleet, gate: Path) -> None:
-    with_early_bounds(fleet.bundle, 0.01)
-    fleet.start_all("beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
-    with mdp.Client.connect(fleet.write(), timeout_s=PATIENCE_S, early=True) as client:
+def test_who_cannot_change_the_label_is_not_waited_for(fresh: Fleet, gate: Path) -> None:
+    with_early_bounds(fresh.bundle, 0.01)
+    fresh.start_all("beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
+    with mdp.Client.connect(fresh.write(), timeout_s=PATIENCE_S, early=True) as client:
         # Alpha never answers, so nothing but its being of no account can end this.
         answer = client.classify(RED, deadline_ms=PLENTY_MS)
     assert (answer.label, answer.early) == ("red", True)

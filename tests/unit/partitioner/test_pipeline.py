@@ -70,6 +70,22 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     return Built(work, tree, folder / "b", errors)
 
 
+@pytest.fixture(scope="module")
+def short(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one epoch, for tests to copy and change."""
+    return trained(built.tree, tmp_path_factory.mktemp("short") / "run", epochs=1).run.path
+
+
+@pytest.fixture
+def traced(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The members of `built` are not traced once more: that takes seconds each."""
+    models = {
+        a.vit.image_size: (built.bundle / f"submodels/{a.k}/model.onnx").read_bytes()
+        for a in built.work.plan.assignments
+    }
+    monkeypatch.setattr(export, "to_onnx", lambda module, image_size, *_: models[image_size])
+
+
 def test_a_finished_run_has_weights_curves_and_no_checkpoints(built: Built) -> None:
     names = {path.name for path in built.work.run.path.iterdir()}
     assert {"settings.json", "plan.toml", "teacher.safetensors", "curves.json"} <= names
@@ -95,22 +111,17 @@ def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built) -> N
     assert np.allclose(load(kept / "feature-0-0.npy")[index], output.feature, atol=2e-2)
 
 
-def test_a_finished_run_asks_nobody_again(built: Built, tmp_path: Path) -> None:
-    work = trained(built.tree, tmp_path / "run", epochs=1)
-    shutil.rmtree(work.run.left_behind)
-    trained(built.tree, tmp_path / "run", epochs=1)
-    assert not work.run.left_behind.exists()
-
-
-def test_what_is_left_behind_is_made_again_where_it_is_missing(
-    built: Built, tmp_path: Path
+def test_a_finished_run_asks_nobody_again_unless_something_is_missing(
+    built: Built, short: Path, tmp_path: Path
 ) -> None:
-    work = trained(built.tree, tmp_path / "run", epochs=1)
-    wanted = work.run.member(1).read_bytes()
-    shutil.rmtree(work.run.left_behind)
-    work.run.member(1).unlink()
-    trained(built.tree, tmp_path / "run", epochs=1)
-    assert work.run.member(1).read_bytes() == wanted
+    run = RunFolder(shutil.copytree(short, tmp_path / "run"))
+    shutil.rmtree(run.left_behind)
+    trained(built.tree, run.path, epochs=1)
+    assert not run.left_behind.exists()
+    wanted = run.member(1).read_bytes()
+    run.member(1).unlink()
+    trained(built.tree, run.path, epochs=1)
+    assert run.member(1).read_bytes() == wanted
 
 
 def test_later_members_may_be_trained_for_fewer_epochs(built: Built, tmp_path: Path) -> None:
@@ -181,12 +192,12 @@ def test_another_teacher_would_be_asked_anew(built: Built, tmp_path: Path) -> No
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(
-    built: Built, tmp_path: Path
+    built: Built, short: Path, tmp_path: Path
 ) -> None:
-    first = trained(built.tree, tmp_path / "one", epochs=1)
     second = trained(built.tree, tmp_path / "two", epochs=1)
     third = trained(built.tree, tmp_path / "three", epochs=1, seed=1)
-    weights = [work.run.member(1).read_bytes() for work in (first, second, third)]
+    runs = (RunFolder(short), second.run, third.run)
+    weights = [run.member(1).read_bytes() for run in runs]
     assert weights[0] == weights[1]
     assert weights[0] != weights[2]
 
@@ -213,6 +224,7 @@ def planned_in(built: Built, precision: str) -> Work:
     return dataclasses.replace(built.work, plan=plan)
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_planned_precision_is_exported_and_fused_as_it_is(built: Built, tmp_path: Path) -> None:
     import onnx
 
@@ -228,6 +240,7 @@ def test_a_planned_precision_is_exported_and_fused_as_it_is(built: Built, tmp_pa
     assert ours[1] == theirs[1]
 
 
+@pytest.mark.usefixtures("traced")
 def test_ranges_need_more_pictures_than_there_are(built: Built, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="int8-static: expected at least 32 calibration pictures"):
         export.export_bundle(planned_in(built, "int8-static"), tmp_path / "b", "patterns")
@@ -352,6 +365,7 @@ def test_a_bundle_of_this_very_run_is_not_exported_again(built: Built) -> None:
     assert (built.bundle / "manifest.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.usefixtures("traced")
 def test_a_damaged_bundle_is_exported_again(built: Built, tmp_path: Path) -> None:
     out = tmp_path / "b"
     shutil.copytree(built.bundle, out)
@@ -397,24 +411,28 @@ def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Bu
         steps.data_for(bundle, run, None, None)
 
 
-def test_another_runs_teacher_is_left_out(built: Built, tmp_path: Path) -> None:
-    work = trained(built.tree, tmp_path / "other.run", epochs=1)
-    shutil.copy(built.work.run.teacher_onnx, work.run.teacher_onnx)
+def test_another_runs_teacher_is_left_out(built: Built, short: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(short, tmp_path / "other.run"))
+    shutil.copy(built.work.run.teacher_onnx, run.teacher_onnx)
     bundle = never_evaluated(built.bundle)
-    report = steps.evaluate_step(bundle, built.data, work.run, QUIET)
+    report = steps.evaluate_step(bundle, built.data, run, QUIET)
     assert report.evaluation.teacher is None
     report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET)
     assert report.evaluation.teacher is not None
 
 
 def test_damaged_weights_are_named(built: Built, tmp_path: Path) -> None:
-    work = trained(built.tree, tmp_path / "run", epochs=1)
-    for path in (work.run.teacher, work.run.member(0)):
+    run = RunFolder(shutil.copytree(built.work.run.path, tmp_path / "run"))
+    work = dataclasses.replace(built.work, run=run)
+    for path in (run.teacher, run.member(0)):
         kept = path.read_bytes()
         path.write_bytes(kept[:100])
+        if path == run.teacher:
+            run.teacher_onnx.unlink()
         with pytest.raises(InputError, match=f"{path.name}: damaged; remove it to have it made"):
             export.export_bundle(work, tmp_path / "b", "b")
         path.write_bytes(kept)
+        shutil.copy(built.work.run.teacher_onnx, run.teacher_onnx)
 
 
 def test_a_teacher_that_knows_nothing_is_refused(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from mdp.errors import ConfigError, MDPError
 from mdp.formats.bundle import Bundle
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.cli.assemble import assemble
+from partitioner.estimates.accuracy_records import members_of
 from partitioner.networks.families import Backbone, FamilyMember, create
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -135,6 +136,10 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
     assert manifest.provenance["model_0"].endswith("licence: MIT")
     for name in manifest.files:
         bundle.verified(name)
+    with pytest.raises(ConfigError, match="expected a plain ViT"):
+        members_of(manifest.plan)
+    with pytest.raises(ConfigError, match="the plan has no teacher"):
+        _ = manifest.plan.decomposed
 
 
 def test_own_heads_are_kept_apart_and_quantised(parts: Path, tmp_path: Path, tree: Path) -> None:
@@ -219,15 +224,3 @@ def test_a_labels_file_names_a_class_on_each_line(tmp_path: Path, text: str) -> 
     (tmp_path / "labels.txt").write_text(text)
     with pytest.raises(ConfigError, match="the name of a class on each line"):
         read_names(tmp_path / "labels.txt")
-
-
-def test_a_bundle_of_networks_can_be_quantised_but_not_trained(
-    parts: Path, tmp_path: Path, tree: Path
-) -> None:
-    from partitioner.estimates.accuracy_records import members_of
-
-    bundle = run(parts, tmp_path, tree, CONV_MODEL)
-    with pytest.raises(ConfigError, match="expected a plain ViT"):
-        members_of(bundle.manifest.plan)
-    with pytest.raises(ConfigError, match="the plan has no teacher"):
-        _ = bundle.manifest.plan.decomposed
