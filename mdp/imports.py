@@ -1,5 +1,6 @@
-"""Import a package without some of its parts."""
+"""Import a package without some of its parts, or without its reports of use."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,3 +19,11 @@ def without(*modules: str) -> Iterator[None]:
         for name in modules:
             del loaded[name]
         sys.modules.update(before)
+
+
+def silence_onnxruntime() -> None:
+    """Call before onnxruntime is imported, which from 1.31 on keeps an id and sends reports of use.
+
+    `ORT_DISABLE_TELEMETRY` is left as it is where the environment has it.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

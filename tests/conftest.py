@@ -13,6 +13,10 @@ from hypothesis import settings
 from zmq.utils.garbage import gc as uncopied
 
 import mdp.requests.session
+from mdp.imports import silence_onnxruntime
+
+# Tests import it themselves, too.
+silence_onnxruntime()
 
 # Reproducible by default; HYPOTHESIS_PROFILE=explore looks for new cases, and nightly for many.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)

@@ -12,6 +12,7 @@ from mdp.extras import install
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment
 from mdp.fusion.fuse import Contribution
+from mdp.imports import silence_onnxruntime
 from mdp.pictures.crop import Pixels
 
 CPU = "CPUExecutionProvider"
@@ -124,6 +125,7 @@ class OrtRuntime:
 
 def import_onnxruntime() -> Any:
     """onnxruntime; raises AgentError if it is not installed."""
+    silence_onnxruntime()
     try:
         import onnxruntime
     except ImportError as error:

@@ -13,6 +13,7 @@ import numpy as np
 
 from mdp.errors import InputError, MDPError
 from mdp.formats.profile import Precision, RuntimeName
+from mdp.imports import silence_onnxruntime
 from mdp.pictures.crop import Pixels
 
 #: What a model's metadata calls the precision of its own numbers.
@@ -85,6 +86,7 @@ def check_calibration(found: int) -> None:
 
 
 def _converted(model: Any, precision: Precision, calibration: Pixels | None, whole: bool) -> Any:
+    silence_onnxruntime()
     if precision == "fp16":
         from onnxruntime.transformers.float16 import convert_float_to_float16
 

@@ -15,7 +15,7 @@ from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment
 from mdp.formats.profile import Precision, RuntimeName
 from mdp.fusion.fuse import Contribution, Logits
-from mdp.imports import without
+from mdp.imports import silence_onnxruntime, without
 from mdp.pictures.crop import Pixels
 
 CPU, TENSORRT = "CPUExecutionProvider", "TensorrtExecutionProvider"
@@ -42,6 +42,7 @@ def open_session(
     With `spin` its threads wait for each other awake, but only while it runs.
     Raises InputError if the file is no model, or the provider is not here or cannot be started.
     """
+    silence_onnxruntime()
     import onnxruntime
 
     if provider not in onnxruntime.get_available_providers():

@@ -385,6 +385,36 @@ def test_openvino_is_loaded_without_the_part_that_reports_its_use(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+SERVED = """
+import sys
+from pathlib import Path
+
+import msgspec
+
+from devices.runtime.base import OrtRuntime
+from mdp.formats.model_file import ModelFile
+from mdp.formats.plan import Assignment
+
+assignment = msgspec.json.decode(sys.argv[2], type=Assignment)
+OrtRuntime(ModelFile.read(Path(sys.argv[1])), assignment, num_classes=3).warm_up()
+"""
+
+
+def test_onnxruntime_keeps_nothing_of_its_use(
+    tmp_path: Path, model: ModelFile, planned: Assignment
+) -> None:
+    """Of itself it keeps an id and a queue of reports in the home folder, and sends them."""
+    home = tmp_path / "home"
+    home.mkdir()
+    kept = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
+    subprocess.run(
+        [sys.executable, "-c", SERVED, str(model.path), msgspec.json.encode(planned).decode()],
+        env={**{k: v for k, v in os.environ.items() if k not in kept}, "HOME": str(home)},
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert list(home.rglob("*")) == []
+
+
 SIGNALLED = """
 import faulthandler, os, signal, sys, threading
 from pathlib import Path
