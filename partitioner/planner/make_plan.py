@@ -13,9 +13,9 @@ from mdp.errors import InputError
 from mdp.files import Record
 from mdp.formats.plan import Plan, TeacherSpec
 from mdp.formats.profile import Precision, read_profiles
-from partitioner.estimates.accuracy import FittedLaw, fit, predictor_for, shipped_law
+from partitioner.estimates.accuracy import FittedLaw, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import WHOLE
-from partitioner.estimates.accuracy_records import read_runs, shipped_records
+from partitioner.estimates.accuracy_records import read_runs
 from partitioner.estimates.batching import with_batches
 from partitioner.planner.deadline import DECODING_MS, deadline_ms
 from partitioner.planner.design_space import REGIONS
@@ -161,7 +161,7 @@ def make_planned(
 ) -> Planned:
     """Read profiles and runs, and search; raises ConfigError, InputError and PlanRefused."""
     own = read_runs(runs)
-    law = fit([*shipped_records(), *own]) if own else shipped_law()
+    law = shipped_law()
     devices = read_profiles(profiles)
     problem = make_problem(
         teacher,
