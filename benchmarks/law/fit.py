@@ -22,6 +22,7 @@ from partitioner.estimates.accuracy_law import (
     Start,
     capability_of,
     features,
+    shape_lack,
 )
 from partitioner.estimates.accuracy_records import RecordedRun, alone_of, as_members
 from partitioner.estimates.catalogue import network_of
@@ -119,8 +120,7 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
 
 
 def _shape(x: Array, sizes: Array) -> Array:
-    lack: Array = x[3] * np.exp(-sizes @ x[:3])
-    return lack
+    return shape_lack(x[:3], float(x[3]), sizes)
 
 
 def _errors(lack: Array, of: _Alone, x: Array, prior: Array) -> Array:
@@ -162,7 +162,7 @@ def _alone(runs: Sequence[RecordedRun]) -> _Alone:
             sources.append(run.source)
     columns = np.array(rows, dtype=np.float64).reshape(-1, 8).T
     return _Alone(
-        shapes=np.array(shapes).reshape(-1, 3), teachers=np.array(teachers).reshape(-1, 3),
+        shapes=np.array(shapes).reshape(-1, 4), teachers=np.array(teachers).reshape(-1, 4),
         network=columns[0], published=columns[1], blurred=columns[2], taught=columns[3],
         classes=columns[4], pixels=columns[5], area=columns[6], capability=columns[7],
         left=np.array(left).reshape(-1, len(STARTS)), weights=source_weights(sources),

@@ -9,7 +9,7 @@ where p and P are what member and teacher lack on ImageNet-1k: of a plain ViT, b
 
     p = level + scale * (w/384)**-width * (d/12)**-depth * (n/197)**-tokens
 
-for width w, depth d and n tokens (ViT-S/16 at 224 px has 384, 12 and 197); of a public network,
+for width w, depth d and n tokens (ViT-S/16 at 224 px has 384, 12 and 197), of a public network,
 what it was published with, and `blur * (s/r)**2` more where it sees r instead of s pixels along the
 side. ImageNet-1k's thousand classes at 224 px ask for more than few classes or small pictures do:
 
@@ -47,7 +47,10 @@ Array = NDArray[np.float64]
 Start = Literal["cut", "pretrained", "scratch"]
 #: Names of a shape's features, in the order of the law's exponents, and ViT-S/16 at 224 px.
 FEATURES = ("width", "depth", "tokens")
-_VIT_S = (384.0, 12.0, 197.0)
+_VIT_S = (384.0, 12.0, 197.0, 16.0)
+#: What patches of e times fewer pixels along the side lack at the same number of tokens: a guess,
+#: for hardly a recipe was published with both.
+_DETAIL = 0.015
 #: What ImageNet-1k is: classes, and pixels along the side that it is mostly published at.
 PUBLISHED_CLASSES, _PIXELS = 1000, 224
 #: Pictures times epochs that the law's starts are about.
@@ -148,17 +151,20 @@ def model_of(spec: Spec) -> str:
 
 
 def features(specs: Sequence[SubModelSpec]) -> Array:
-    """`[n, 3]`: logarithms of how much larger each shape is than ViT-S/16 at 224 px."""
-    rows = np.array([_sizes(spec) for spec in specs]).reshape(-1, len(FEATURES))
+    """`[n, 4]`: logarithms of how much larger each shape is than ViT-S/16 at 224 px, by `FEATURES`
+    and by the pixels along a patch's side.
+    """
+    rows = np.array([_sizes(spec) for spec in specs]).reshape(-1, len(_VIT_S))
     logs: Array = np.log(rows) - np.log(_VIT_S)
     return logs
 
 
-def _sizes(spec: SubModelSpec) -> tuple[float, float, float]:
+def _sizes(spec: SubModelSpec) -> tuple[float, ...]:
     hidden = int(spec.embed_dim * spec.mlp_ratio)
     # The width whose layers have as many weights at the usual MLP ratio of 4.
     width = (spec.embed_dim * (4 * spec.embed_dim + 2 * hidden) / 12) ** 0.5
-    return (width, float(spec.depth), (spec.image_size // spec.patch_size) ** 2 + 1.0)
+    tokens = (spec.image_size // spec.patch_size) ** 2 + 1.0
+    return (width, float(spec.depth), tokens, float(spec.patch_size))
 
 
 def published_lack(law: AloneLaw, specs: Sequence[Spec]) -> Array:
@@ -170,7 +176,7 @@ def published_lack(law: AloneLaw, specs: Sequence[Spec]) -> Array:
     plain = [(k, spec) for k, spec in enumerate(specs) if isinstance(spec, SubModelSpec)]
     if plain:
         sizes = features([spec for _, spec in plain])
-        values[[k for k, _ in plain]] = law.level + shape_lack(law, sizes)
+        values[[k for k, _ in plain]] = law.level + shape_lack(law.exponents, law.scale, sizes)
     for k, spec in enumerate(specs):
         if isinstance(spec, NetworkSpec):
             network = network_of(spec)
@@ -182,9 +188,9 @@ def published_lack(law: AloneLaw, specs: Sequence[Spec]) -> Array:
     return values
 
 
-def shape_lack(law: AloneLaw, sizes: Array) -> Array:
-    """What plain ViTs of these `features` `[n, 3]` lack for their size."""
-    values: Array = law.scale * np.exp(-sizes @ np.array(law.exponents))
+def shape_lack(exponents: Sequence[float] | Array, scale: float, sizes: Array) -> Array:
+    """What plain ViTs of these `features` `[n, 4]` lack for their size."""
+    values: Array = scale * np.exp(-sizes[:, :-1] @ np.array(exponents)) - _DETAIL * sizes[:, -1]
     return values
 
 
