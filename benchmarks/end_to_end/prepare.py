@@ -164,7 +164,7 @@ def export_untrained(plan: Plan, folder: Path) -> Path:
 def plan_alone(plan: Plan, link: Link) -> Plan | None:
     """The best that the planner found for one device within the same target, as a plan."""
     alone = plan.single_device
-    if alone is None:
+    if alone is None or alone.submodel is None:
         return None
     spec = alone.submodel
     assignment = Assignment(

@@ -61,7 +61,9 @@ def row(plan: Plan, teacher: str, target_ms: float, fleet: str) -> list[str]:
     )
     accuracy, one = plan.accuracy, plan.single_device
     together = f"{accuracy.all_in:.1%} / {accuracy.expected:.1%}" if accuracy else ""
-    alone = f"{one.device} {one.accuracy:.1%}" if one and one.accuracy is not None else ""
+    alone = ""
+    if one and one.accuracy is not None:
+        alone = f"{one.device} {one.accuracy:.1%}, {one.spec.words}"
     return [*start, members, together, alone]
 
 
