@@ -30,7 +30,7 @@ from partitioner.estimates.catalogue import network_of
 #: What the constants are taken to be before any run was seen: exponents as if only
 #: multiply-accumulates counted, and that a training's remainder falls as fast as other starts'.
 _SHAPE_PRIOR = np.array([1.2, 0.6, 0.6, 0.1])
-_TASK_PRIOR = np.array([0.35, 1.0, 0.3, 0.15, 0.8, 0.03])
+_TASK_PRIOR = np.array([0.35, 1.0, 0.5, 0.25, 1.5, 0.03])
 _LEVEL_PRIOR = 0.48
 #: What a constant that is wrong by its prior's size weighs, against a member off by two percent.
 _PRIOR_WEIGHT = 0.3
@@ -107,10 +107,13 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
         )
         demand = own.classes ** x[0] * own.pixels ** x[1]
         lack = own.taught + demand * (member - level - _shape(shape, own.teachers))
-        lack = np.hypot(np.maximum(lack, 0.1), own.left @ x[2:5]) - x[5] * np.log(own.area)
+        left = demand**0.25 * (own.left @ x[2:5])
+        lack = np.hypot(np.maximum(lack, 0.1), left) - x[5] * np.log(own.area)
         return _errors(lack, own, x, _TASK_PRIOR)
 
-    task = least_squares(task_errors, _TASK_PRIOR, bounds=(_TASK_PRIOR / 20, _TASK_PRIOR * 5)).x
+    # A part of the picture costs half of the prior at least: nothing is for free.
+    least = np.append(_TASK_PRIOR[:-1] / 20, _TASK_PRIOR[-1] / 2)
+    task = least_squares(task_errors, _TASK_PRIOR, bounds=(least, _TASK_PRIOR * 5)).x
     width, depth, tokens, scale = (round(float(v), 4) for v in shape)
     classes, pixels, cut, pretrained, scratch, area = (round(float(v), 4) for v in task)
     return AloneLaw(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import resources
 
 import numpy as np
-from msgspec import json
+from msgspec import json, structs
 
 from mdp.errors import InputError
 from mdp.files import Record
@@ -124,7 +124,9 @@ class Predictor:
 
     def _training(self, spec: Spec) -> Training | None:
         """A network starts from its published weights, a plain ViT is cut from the teacher."""
-        if self.training is None or self.training.start == "scratch":
+        if self.training is None or _same_shape(spec, self.teacher):
+            return None  # the teacher itself is not trained again
+        if self.training.start == "scratch":
             return self.training
         return Training(
             pictures=self.training.pictures,
@@ -147,6 +149,10 @@ class Predictor:
         low = self.accuracy(capability * float(np.exp(-self.spread)))
         high = self.accuracy(capability * float(np.exp(self.spread)))
         return low, max(accuracy, min(high, self.accuracy(self.most)))
+
+
+def _same_shape(spec: Spec, teacher: SubModelSpec) -> bool:
+    return spec == structs.replace(teacher, precision=spec.precision)
 
 
 def shipped_law() -> FittedLaw:

@@ -17,7 +17,7 @@ side. ImageNet-1k's thousand classes at 224 px ask for more than few classes or 
 
 A training of n pictures (times epochs) leaves something to learn, by where it starts:
 
-    l = sqrt(l**2 + start**2 * 100,000 / n)
+    l = sqrt(l**2 + sqrt(k) * start**2 * 100,000 / n)
 
 and a part of the square of area a costs `area * log(1/a)` more. Members that arrive together have
 
@@ -92,7 +92,7 @@ class AloneLaw(Record, frozen=True):
     blur: float
     classes: float
     pixels: float
-    #: What 100,000 pictures leave to learn.
+    #: What 100,000 pictures leave to learn of ImageNet-1k.
     cut: float
     pretrained: float
     scratch: float
@@ -219,12 +219,12 @@ def capabilities(
     `capped`: a plain ViT is taken to be no better than the best network of the catalogue that costs
     as much. Raises InputError for a network that the catalogue does not have.
     """
-    taught = 1 / capability_of(task.accuracy)
+    taught, much = 1 / capability_of(task.accuracy), demand(law, task)
     lacks = published_lack(law, [task.teacher, *specs])
     if capped:
         lacks[1:] = np.maximum(lacks[1:], _least_published(specs))
-    alone = np.maximum(taught + demand(law, task) * (lacks[1:] - lacks[0]), _LEAST_LACK)
-    left = np.array([0.0 if t is None else unlearned(law, t) for t in trainings])
+    alone = np.maximum(taught + much * (lacks[1:] - lacks[0]), _LEAST_LACK)
+    left = much**0.25 * np.array([0.0 if t is None else unlearned(law, t) for t in trainings])
     area = np.array([(r.right - r.left) * (r.bottom - r.top) for r in regions])
     values: Array = 1 / (np.hypot(alone, left) - law.area * np.log(area))
     return values
@@ -245,7 +245,7 @@ def _least_published(specs: Sequence[Spec]) -> Array:
 
 
 def unlearned(law: AloneLaw, training: Training) -> float:
-    """What a training leaves to learn."""
+    """What a training leaves to learn of ImageNet-1k."""
     start = {"cut": law.cut, "pretrained": law.pretrained, "scratch": law.scratch}
     return float(start[training.start] * (SEEN / training.seen) ** 0.5)
 

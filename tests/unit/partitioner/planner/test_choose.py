@@ -112,7 +112,8 @@ def test_members_look_elsewhere_where_that_pays() -> None:
     seen = [seat.candidate.part for seat in seats]
     assert len(set(seen)) == len(seats) == 6
     # Where a part costs what it has of the picture, nobody sees one.
-    dear = msgspec.structs.replace(PARTS_PAY, alone=shipped_law().law.alone)
+    alone = msgspec.structs.replace(PARTS_PAY.alone, area=1.0)
+    dear = msgspec.structs.replace(PARTS_PAY, alone=alone)
     predictor = replace(PREDICTOR, law=dear)
     choices = make_choices(TINY.shape, predictor, regions=REGIONS)
     again = [evaluate_device(d.profile, d.models, choices) for d in devices]
