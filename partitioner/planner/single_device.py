@@ -89,10 +89,11 @@ def reason_to_refuse(
         and accuracy.all_in <= single.accuracy + LEAST_LEAD
         and accuracy.expected <= alone + LEAST_LEAD
     ):
+        several = f"all {len(seats)} members together" if seats[1:] else "the plan's only member"
         return (
             f"{single.device} alone, with {single.spec.words}, is predicted to be right on "
-            f"{single.accuracy:.2%} in {single.predicted_ms.total:.1f} ms, and all {len(seats)} "
-            f"members together on {accuracy.all_in:.2%}"
+            f"{single.accuracy:.2%} in {single.predicted_ms.total:.1f} ms, and {several} on "
+            f"{accuracy.all_in:.2%}"
         )
     return ""
 
