@@ -81,7 +81,8 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
     # Half a name tells nobody which device is meant.
     table = Table(
         "k", Column("device", overflow="fold"),
-        Column("sub-model, width x depth", overflow="fold"), "compute ms", "network ms", "total ms", "memory MB",
+        Column("sub-model, width x depth", overflow="fold"),
+        "compute ms", "network ms", "total ms", "memory MB",
         title=f"plan for {plan.decomposed.name} ({plan.decomposed.shape.words}), "
         f"target {plan.target_ms:g} ms",
         caption=caption,

@@ -15,7 +15,7 @@ from benchmarks.accuracy import predictor as maker
 from benchmarks.law.errors import on_file
 from benchmarks.law.fit import BLUR, fit_law
 from mdp.errors import ConfigError, InputError
-from mdp.formats.plan import NetworkSpec, Region, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import (
     WHOLE,
@@ -36,6 +36,7 @@ from partitioner.estimates.accuracy_records import (
     recorded,
 )
 from partitioner.estimates.catalogue import catalogue
+from partitioner.estimates.macs import macs
 from tests.support.bundles import write_bundle
 
 BASE = SubModelSpec(
@@ -71,7 +72,7 @@ def test_published_vits_of_at_most_vit_s_cost_are_predicted_without_bias() -> No
     law = shipped_law().law
     off = []
     for run in maker.published():
-        if run.source.endswith(maker.NOT_FITTED) or maker.macs(run.members[0].spec, 0) > 4.7e9:
+        if run.source.endswith(maker.NOT_FITTED) or macs(run.members[0].spec, 0) > 4.7e9:
             continue
         off.append(-math.expm1(-predicted_of(law, run)[0]) - run.subsets[0].accuracy)
     assert len(off) > 12
@@ -95,7 +96,7 @@ def test_networks_and_vits_are_predicted_in_one_list() -> None:
     known = predictor_for(shipped_law(), BASE, num_classes=1000, teacher_accuracy=0.845)
     small = network("tf_efficientnet_lite0", 128)
     own = network("tf_efficientnet_lite0", 224)
-    specs = [shape(embed_dim=192, num_heads=3), small, own]
+    specs: list[Spec] = [shape(embed_dim=192, num_heads=3), small, own]
     vit, blurred, published = (known.accuracy(c) for c in known.of_specs(specs, [WHOLE] * 3))
     assert vit == pytest.approx(0.755, abs=0.03)
     assert published == pytest.approx(0.748, abs=0.02)
