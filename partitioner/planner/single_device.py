@@ -84,10 +84,12 @@ def reason_to_refuse(
     ]
     if len(able) == 1:
         return f"only {able[0].name} can take part, so there is nothing to run in parallel"
+    # That networks come trained, and members not, has to be made up for by more than errors.
+    lead = LEAST_LEAD if single.network is None else accuracy.typical_error
     if (
         not single.is_teacher
         and accuracy.all_in <= single.accuracy + LEAST_LEAD
-        and accuracy.expected <= alone + LEAST_LEAD
+        and accuracy.expected <= alone + lead
     ):
         several = f"all {len(seats)} members together" if seats[1:] else "the plan's only member"
         return (
