@@ -285,14 +285,14 @@ def test_a_teacher_below_the_accuracy_floor_is_no_reason_to_refuse() -> None:
     assert not plan.refused
 
 
-def test_below_the_teacher_s_own_latency_the_same_fleet_gets_a_plan() -> None:
+def test_below_the_teacher_s_own_latency_a_public_network_is_the_rival() -> None:
     profiles = shipped("raspberry-pi-5", "jetson-orin-nano", "n100")
     plan = make_plan(BASE, profiles, target_ms=40)
     check(plan, profiles, 1000)
-    assert not plan.refused
+    assert plan.refused
     assert [a.device for a in plan.assignments] == ["jetson-orin-nano", "n100", "raspberry-pi-5"]
     assert plan.single_device is not None
-    assert not plan.single_device.is_teacher
+    assert plan.single_device.network is not None
     assert plan.single_device.device == "jetson-orin-nano"
 
 
