@@ -143,11 +143,11 @@ def scaled(name: str, points: Sequence[LatencyPoint], factor: float, link: Link)
 def make_bundle(
     spec: TeacherSpec, profiles: Sequence[Path], target_ms: float, folder: Path
 ) -> tuple[Plan, Path]:
-    """What `mdp-partition plan` and `export --untrained` make of it: plan, and bundle folder."""
+    """What `mdp-partition plan --anyway` and `export --untrained` make of it: plan, and bundle."""
     folder.mkdir(parents=True)
     path = folder / "found.toml"
     run(_program(), "plan", "--teacher", spec.name, "--profiles", *map(str, profiles),
-        "--latency-ms", f"{target_ms:.1f}", "--out", str(path), "--json")  # fmt: skip
+        "--latency-ms", f"{target_ms:.1f}", "--anyway", "--out", str(path), "--json")  # fmt: skip
     plan = read_plan(path)
     return plan, export_untrained(plan, folder)
 
