@@ -137,11 +137,11 @@ def scaled(name: str, points: Sequence[LatencyPoint], factor: float, link: Link)
 def make_bundle(
     spec: TeacherSpec, profiles: Sequence[Path], target_ms: float, folder: Path
 ) -> tuple[Plan, Path]:
-    """What `mdp-partition plan` and `export --untrained` make of it: plan, and bundle folder."""
+    """What `mdp-partition plan --anyway` and `export --untrained` make of it: plan, and bundle."""
     folder.mkdir(parents=True)
     path = folder / "found.toml"
     run(_program(), "plan", "--teacher", spec.name, "--profiles", *map(str, profiles),
-        "--latency-ms", f"{target_ms:.1f}", "--out", str(path), "--json")  # fmt: skip
+        "--latency-ms", f"{target_ms:.1f}", "--anyway", "--out", str(path), "--json")  # fmt: skip
     plan = read_plan(path)
     return plan, export_untrained(plan, folder)
 
@@ -158,7 +158,7 @@ def export_untrained(plan: Plan, folder: Path) -> Path:
 def plan_alone(plan: Plan, link: Link) -> Plan | None:
     """The best that the planner found for one device within the same target, as a plan."""
     alone = plan.single_device
-    if alone is None:
+    if alone is None or alone.submodel is None:
         return None
     spec = alone.submodel
     assignment = Assignment(

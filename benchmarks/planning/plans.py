@@ -63,7 +63,9 @@ def _together(plan: Plan) -> str:
 
 def _alone(plan: Plan) -> str:
     one = None if plan.refused else plan.single_device
-    return f"{one.device} {one.accuracy:.1%}" if one and one.accuracy is not None else ""
+    if one is None or one.accuracy is None:
+        return ""
+    return f"{one.device} {one.accuracy:.1%}, {one.spec.words}"
 
 
 def explanation(shown: Planned) -> str:

@@ -198,6 +198,11 @@ class PredictedAccuracy(Record, frozen=True):
     expected: Fraction
     #: By how much predictions of this kind were off on runs they were not fitted to, typically.
     typical_error: Fraction
+    #: Nine of ten trainings of this kind end between these with every member in; None: not said.
+    low: Fraction | None = None
+    high: Fraction | None = None
+    #: Why nothing measured is like the training that is planned; empty where something is.
+    unknown: str = ""
 
 
 class TeacherSpec(Record, frozen=True):
@@ -212,11 +217,24 @@ class SingleDevice(Record, frozen=True):
     """The best that one device can do alone under the same latency target."""
 
     device: DeviceName
-    submodel: SubModelSpec
     predicted_ms: PredictedMs
     is_teacher: bool
+    #: Either a plain ViT or a public network.
+    submodel: SubModelSpec | None = None
+    network: NetworkSpec | None = None
     #: Predicted, as a fraction of pictures.
     accuracy: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if (self.submodel is None) == (self.network is None):
+            raise ValueError("expected either `submodel` or `network`")
+
+    @property
+    def spec(self) -> Spec:
+        """What it runs."""
+        spec = self.network if self.submodel is None else self.submodel
+        assert spec is not None
+        return spec
 
 
 class Plan(Record, frozen=True):

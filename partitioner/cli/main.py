@@ -197,6 +197,7 @@ def build(
     folder = RunFolder(run or default_run(out))
     with interruptible(_kept_in(folder.path)), _one_of_several(options.threads):
         from partitioner import pipeline as steps
+        from partitioner.estimates.accuracy_law import Training
         from partitioner.planner import make_plan as planning
 
         progress = _progress()
@@ -215,6 +216,10 @@ def build(
             planned = planning.make_planned(
                 spec, profiles, plan_options, len(pictures.labels),
                 precisions=precisions, runs=runs or [],
+                training=Training(
+                    pictures=len(pictures.train), epochs=schedule.epochs,
+                    start="scratch" if schedule.start == "scratch" else "cut",
+                ),
             )  # fmt: skip
             made = planned.plan
             if is_first() and (not json or made.refused):

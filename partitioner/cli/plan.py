@@ -60,6 +60,14 @@ def plan(
     data: Annotated[
         str | None, typer.Option(help="Count the classes of these pictures; else 1,000.")
     ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Epochs per sub-model that accuracy is predicted for, of the pictures in --data; "
+            "default: as long as it takes.",
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Plan file to write.")] = Path("plan.toml"),
     explain: Annotated[
         bool, typer.Option("--explain", help="Say why each device has what it has.")
@@ -81,10 +89,12 @@ def plan(
     --latency-ms 60 --explain --out plan.toml
     """
     options.check()
+    if epochs is not None and data is None:
+        raise InputError("--epochs: expected --data beside it, for how many pictures there are")
     kind = _picture_kind(plot)
     with interruptible("nothing was written"):
         planned = _planned(
-            teacher, teacher_arg, profiles, options, data,
+            teacher, teacher_arg, profiles, options, data, epochs,
             precision=precision, runs=runs, explained=explain, front=pareto or plot is not None,
         )  # fmt: skip
     show(planned, json, front=pareto)
@@ -102,6 +112,7 @@ def _planned(
     profiles: list[str],
     options: PlanOptions,
     data: str | None,
+    epochs: int | None,
     *,
     precision: list[str] | None,
     runs: list[Path] | None,
@@ -111,16 +122,22 @@ def _planned(
     """Load what planning needs, and plan."""
     prepare(0)
     from partitioner.data.datasets import open_dataset
+    from partitioner.estimates.accuracy_law import Training
     from partitioner.networks.teacher import parse_arguments, teacher_spec
     from partitioner.planner.make_plan import make_planned
 
+    pictures = open_dataset(data) if data else None
+    training = None
+    if pictures is not None and epochs is not None:
+        training = Training(pictures=len(pictures.train), epochs=epochs)
     return make_planned(
         teacher_spec(teacher, parse_arguments(arguments or [])),
         profiles,
         options,
-        len(open_dataset(data).labels) if data else 1000,
+        len(pictures.labels) if pictures else 1000,
         precisions=precisions_of(precision, options.any_precision),
         runs=runs or [],
+        training=training,
         explained=explained,
         front=front,
     )

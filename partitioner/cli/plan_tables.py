@@ -80,8 +80,9 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
 
     # Half a name tells nobody which device is meant.
     table = Table(
-        "k", Column("device", overflow="fold"), "sub-model, width x depth", "compute ms",
-        "network ms", "total ms", "memory MB",
+        "k", Column("device", overflow="fold"),
+        Column("sub-model, width x depth", overflow="fold"),
+        "compute ms", "network ms", "total ms", "memory MB",
         title=f"plan for {plan.decomposed.name} ({plan.decomposed.shape.words}), "
         f"target {plan.target_ms:g} ms",
         caption=caption,
@@ -96,8 +97,10 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
             )  # fmt: skip
     if plan.single_device is not None:
         one = plan.single_device
-        what = "the teacher itself" if one.is_teacher else one.submodel.words
+        what = "the teacher itself" if one.is_teacher else one.spec.words
         table.add_section()
+        if one.accuracy is not None:
+            what += f": right on {one.accuracy:.1%}"
         table.add_row(
             "", f"{one.device} alone", what, *shown(one.predicted_ms, one.device), "",
         )  # fmt: skip
@@ -123,6 +126,20 @@ def _print_accuracy(
         soft_wrap=True,
         highlight=False,
     )
+    if accuracy.low is not None and accuracy.high is not None:
+        unknown = f"; unknown: {accuracy.unknown}" if accuracy.unknown else ""
+        console.print(
+            f"nine of ten such trainings end between {accuracy.low:.1%} and {accuracy.high:.1%} "
+            f"with all in{unknown}",
+            soft_wrap=True,
+            highlight=False,
+        )
+    if not predictor.has_networks:
+        console.print(
+            f"single networks of other families: none known for {predictor.teacher.image_size} px",
+            soft_wrap=True,
+            highlight=False,
+        )
 
 
 def _print_explanation(console: Console, told: Explanation) -> None:

@@ -1,52 +1,112 @@
-"""What a sub-model of some size is worth, alone and beside others: a law with few constants. Pure.
+"""What a member of some size is worth, alone and beside others: a law with few constants. Pure.
 
-A model's *capability* is minus the logarithm of its share of wrong answers. With `C` the
-teacher's, a sub-model has
+A model's *capability* c is minus the logarithm of its share of wrong answers, its *lack* 1/c. With
+L the teacher's lack on the user's pictures, a member of the same training has
 
-    c = C * exp(-C * (width * log W/w + depth * log D/d + tokens * log N/n
-                      + detail * log R/r + area * log 1/a))
+    l = L + k * (p - P)
 
-where w, d, n are its width, depth and tokens, r the pixels of its picture along the side of the
-square, a the share of the square that it sees, and capitals are the teacher's. A teacher that is
-right on half of the pictures loses little by being made smaller, one that is nearly always right
-loses much; that is the factor C in the exponent. Members that arrive together have
+where p and P are what member and teacher lack on ImageNet-1k: of a plain ViT, by its shape,
+
+    p = level + scale * (w/384)**-width * (d/12)**-depth * (n/197)**-tokens
+
+for width w, depth d and n tokens (ViT-S/16 at 224 px has 384, 12 and 197), of a public network,
+what it was published with, and `blur * (s/r)**2` more where it sees r instead of s pixels along the
+side. ImageNet-1k's thousand classes at 224 px ask for more than few classes or small pictures do:
+
+    k = (classes / 1000)**classes * (pixels of the teacher / 224)**pixels
+
+A training of n pictures (times epochs) leaves something to learn, by where it starts:
+
+    l = sqrt(l**2 + sqrt(k) * start**2 * 100,000 / n)
+
+and a part of the square of area a costs `area * log(1/a)` more. Members that arrive together have
 
     c(S) = (sum over k in S of s_k * c_k ** p) ** (1 / p)
 
 in which a part of every sum counts only the best of those that see the same picture, the same
-region of it, or are built alike. So c(S) grows with each member's capability and never falls when a
-member is added.
+region of it, or are of one family. So c(S) grows with each member's capability and never falls when
+a member is added.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from mdp.errors import InputError
 from mdp.files import Record
-from mdp.formats.plan import Region, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from mdp.formats.profile import Precision
+from partitioner.estimates.catalogue import catalogue, network_of
+from partitioner.estimates.macs import macs
 
 Array = NDArray[np.float64]
-#: Names of a shape's features, in the order of the law's exponents.
-FEATURES = ("width", "depth", "tokens", "detail", "area")
+Start = Literal["cut", "pretrained", "scratch"]
+#: Names of a shape's features, in the order of the law's exponents, and ViT-S/16 at 224 px.
+FEATURES = ("width", "depth", "tokens")
+_VIT_S = (384.0, 12.0, 197.0, 16.0)
+#: What patches of e times fewer pixels along the side lack at the same number of tokens: a guess,
+#: for hardly a recipe was published with both.
+_DETAIL = 0.015
+#: What ImageNet-1k is: classes, and pixels along the side that it is mostly published at.
+PUBLISHED_CLASSES, _PIXELS = 1000, 224
+#: Pictures times epochs that the law's starts are about.
+SEEN = 100_000
+#: No model is taken to be right on more than 1 - exp(-1 / this).
+_LEAST_LACK = 0.1
 WHOLE = Region()
+#: The family of members that are cut from the teacher.
+PLAIN_VIT = "plain ViT"
 #: By how much planning takes a quantised member to be more often wrong: what the gate of
 #: quantisation allows the whole answer to lose by default, taken for each member. The others keep
 #: at least half of fp32's digits in every product and are taken to lose nothing.
 QUANTISATION_LOSS: dict[Precision, float] = {"int8": 0.005, "int8-static": 0.005}
 
 
+class Training(Record, frozen=True):
+    """How a member is or was trained."""
+
+    pictures: Annotated[int, Meta(ge=1)]
+    epochs: Annotated[float, Meta(gt=0)]
+    #: Weights cut from the teacher, of a public network, or drawn.
+    start: Start = "cut"
+
+    @property
+    def seen(self) -> float:
+        """Pictures times epochs."""
+        return self.pictures * self.epochs
+
+
+class AloneLaw(Record, frozen=True):
+    """The constants of a member alone, none of them negative."""
+
+    #: Exponents of `FEATURES`.
+    exponents: tuple[float, float, float]
+    scale: float
+    #: What published plain ViTs lack whatever their size.
+    level: float
+    #: What a public network lacks on smaller pictures.
+    blur: float
+    classes: float
+    pixels: float
+    #: What 100,000 pictures leave to learn of ImageNet-1k.
+    cut: float
+    pretrained: float
+    scratch: float
+    area: float
+
+
 class AccuracyLaw(Record, frozen=True):
     """The law's constants, none of them negative."""
 
-    #: Exponents of `FEATURES`.
-    exponents: tuple[float, float, float, float, float]
+    alone: AloneLaw
     #: p: the larger, the less do members of equal capability add to each other.
     sharpness: float
     #: Share of a member's part that only the best of those with the same view adds, and of those
-    #: with the same width and depth.
+    #: of the same family.
     same_view: float
     same_model: float
     #: The same of those with the same region, whatever their picture size.
@@ -59,6 +119,15 @@ class AccuracyLaw(Record, frozen=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What members are taught: the teacher, how right it is, and how many classes there are."""
+
+    teacher: SubModelSpec
+    accuracy: float
+    num_classes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
     """A member as the law sees it: its capability, and what it has in common with others."""
 
@@ -68,50 +137,122 @@ class Member:
     region: object = None
 
 
-def view_of(spec: SubModelSpec, region: Region = WHOLE) -> tuple[int, Region]:
+def view_of(spec: Spec, region: Region = WHOLE) -> tuple[int, Region]:
     """What makes two members see the same: picture size and region."""
     return (spec.image_size, region)
 
 
-def model_of(spec: SubModelSpec) -> tuple[int, int]:
-    """What makes two members be built alike: width and depth."""
-    return (spec.embed_dim, spec.depth)
+def model_of(spec: Spec) -> str:
+    """What makes two members be built alike: their family; a network of none is its own."""
+    if isinstance(spec, NetworkSpec):
+        network = network_of(spec)
+        return spec.name if network is None else network.family
+    return PLAIN_VIT
 
 
-def features(
-    teacher: SubModelSpec, specs: Sequence[SubModelSpec], regions: Sequence[Region] | None = None
-) -> Array:
-    """`[n, 5]`: logarithms of how much smaller each shape is than the teacher."""
-    seen = regions or [WHOLE] * len(specs)
-    most = teacher.image_size
-    rows = np.array([_sizes(s, r, most) for s, r in zip(specs, seen, strict=True)])
-    logs: Array = np.log(np.array(_sizes(teacher, WHOLE, most))) - np.log(
-        rows.reshape(-1, len(FEATURES))
-    )
+def features(specs: Sequence[SubModelSpec]) -> Array:
+    """`[n, 4]`: logarithms of how much larger each shape is than ViT-S/16 at 224 px, by `FEATURES`
+    and by the pixels along a patch's side.
+    """
+    rows = np.array([_sizes(spec) for spec in specs]).reshape(-1, len(_VIT_S))
+    logs: Array = np.log(rows) - np.log(_VIT_S)
     return logs
 
 
-def _sizes(spec: SubModelSpec, region: Region, most_detail: int) -> tuple[float, ...]:
+def _sizes(spec: SubModelSpec) -> tuple[float, ...]:
     hidden = int(spec.embed_dim * spec.mlp_ratio)
     # The width whose layers have as many weights at the usual MLP ratio of 4.
     width = (spec.embed_dim * (4 * spec.embed_dim + 2 * hidden) / 12) ** 0.5
-    tokens = (spec.image_size // spec.patch_size) ** 2 + 1
-    area = (region.right - region.left) * (region.bottom - region.top)
-    # A part of the square is seen closer, which counts up to what the teacher sees.
-    detail = max(spec.image_size, min(spec.image_size / area**0.5, most_detail))
-    return (width, float(spec.depth), float(tokens), detail, area)
+    tokens = (spec.image_size // spec.patch_size) ** 2 + 1.0
+    return (width, float(spec.depth), tokens, float(spec.patch_size))
+
+
+def published_lack(law: AloneLaw, specs: Sequence[Spec]) -> Array:
+    """What members `[n]` lack on ImageNet-1k by what is published.
+
+    Raises InputError for a network that the catalogue does not have.
+    """
+    values = np.zeros(len(specs))
+    plain = [(k, spec) for k, spec in enumerate(specs) if isinstance(spec, SubModelSpec)]
+    if plain:
+        sizes = features([spec for _, spec in plain])
+        values[[k for k, _ in plain]] = law.level + shape_lack(law.exponents, law.scale, sizes)
+    for k, spec in enumerate(specs):
+        if isinstance(spec, NetworkSpec):
+            network = network_of(spec)
+            if network is None:
+                raise InputError(f"expected a network of the catalogue, got {spec.name!r}")
+            values[k] = 1 / capability_of(network.top1 / 100) + law.blur * blurred(
+                network.image_size, spec.image_size
+            )
+    return values
+
+
+def shape_lack(exponents: Sequence[float] | Array, scale: float, sizes: Array) -> Array:
+    """What plain ViTs of these `features` `[n, 4]` lack for their size."""
+    values: Array = scale * np.exp(-sizes[:, :-1] @ np.array(exponents)) - _DETAIL * sizes[:, -1]
+    return values
+
+
+def blurred(published_px: int, image_size: int) -> float:
+    """How many times fewer pixels a network sees than it was published with, less one."""
+    return float(max(0.0, (published_px / image_size) ** 2 - 1))
+
+
+def demand(law: AloneLaw, task: Task) -> float:
+    """How much lacks on ImageNet-1k count on this task: 1 for its classes and picture size."""
+    pixels = min(task.teacher.image_size / _PIXELS, 1.0)
+    return float((task.num_classes / PUBLISHED_CLASSES) ** law.classes * pixels**law.pixels)
+
+
+def capabilities(
+    law: AloneLaw,
+    task: Task,
+    specs: Sequence[Spec],
+    regions: Sequence[Region],
+    trainings: Sequence[Training | None],
+    *,
+    capped: bool = False,
+) -> Array:
+    """Capability `[n]` of members; without a training one as long as it takes.
+
+    `capped`: a plain ViT is taken to be no better than the best network of the catalogue that costs
+    as much. Raises InputError for a network that the catalogue does not have.
+    """
+    taught, much = 1 / capability_of(task.accuracy), demand(law, task)
+    lacks = published_lack(law, [task.teacher, *specs])
+    if capped:
+        lacks[1:] = np.maximum(lacks[1:], _least_published(specs))
+    alone = np.maximum(taught + much * (lacks[1:] - lacks[0]), _LEAST_LACK)
+    left = much**0.25 * np.array([0.0 if t is None else unlearned(law, t) for t in trainings])
+    area = np.array([(r.right - r.left) * (r.bottom - r.top) for r in regions])
+    values: Array = 1 / (np.hypot(alone, left) - law.area * np.log(area))
+    return values
+
+
+def _least_published(specs: Sequence[Spec]) -> Array:
+    """What the best network of at most a plain ViT's cost lacks `[n]`; 0 beyond the catalogue."""
+    front = sorted(
+        (network.costs[network.image_size].macs, 1 / capability_of(network.top1 / 100))
+        for network in catalogue().values()
+    )
+    costs = np.array([cost for cost, _ in front])
+    least = np.concatenate([[0.0], np.minimum.accumulate([lack for _, lack in front]), [0.0]])
+    own = np.array([macs(s, 0) if isinstance(s, SubModelSpec) else np.inf for s in specs])
+    places = np.searchsorted(costs, own, side="right")
+    values: Array = least[np.where(own > costs[-1], len(costs) + 1, places)]
+    return values
+
+
+def unlearned(law: AloneLaw, training: Training) -> float:
+    """What a training leaves to learn of ImageNet-1k."""
+    start = {"cut": law.cut, "pretrained": law.pretrained, "scratch": law.scratch}
+    return float(start[training.start] * (SEEN / training.seen) ** 0.5)
 
 
 def capability_of(accuracy: float) -> float:
     """Minus the logarithm of the share of wrong answers, of an accuracy below 1."""
     return float(-np.log1p(-accuracy))
-
-
-def capabilities(law: AccuracyLaw, teacher_accuracy: float, shrinkage: Array) -> Array:
-    """Capability `[n]` of sub-models whose `features` are `shrinkage[n, 5]`."""
-    top = capability_of(teacher_accuracy)
-    values: Array = top * np.exp(-top * (shrinkage @ np.array(law.exponents)))
-    return values
 
 
 def accuracy_of(capability: Array, num_classes: int) -> Array:

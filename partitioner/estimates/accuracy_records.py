@@ -1,26 +1,47 @@
 """Recorded runs, from which the accuracy of members that are not trained yet is predicted."""
 
 from collections.abc import Iterable, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Annotated
 
-from msgspec import Meta, field, json
+from msgspec import Meta, field
 
 from mdp.errors import ConfigError
 from mdp.files import Record, read_json
 from mdp.formats.bundle import MANIFEST, Bundle, Manifest
-from mdp.formats.plan import Plan, Region, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Plan, Region, Spec, SubModelSpec
 from mdp.formats.profile import Fraction
-
-_SHIPPED = "accuracy_records.json"
+from partitioner.estimates.accuracy_law import (
+    PUBLISHED_CLASSES,
+    AccuracyLaw,
+    Member,
+    Task,
+    Training,
+    capabilities,
+    model_of,
+    view_of,
+)
 
 
 class RecordedMember(Record, frozen=True):
-    """What one member is and sees."""
+    """What one member is and sees: a plain ViT, `submodel`, or any other `network`."""
 
-    submodel: SubModelSpec
+    submodel: SubModelSpec | None = None
     region: Region = Region()
+    network: NetworkSpec | None = None
+    #: None where it was trained for as long as it took.
+    training: Training | None = None
+
+    def __post_init__(self) -> None:
+        if (self.submodel is None) == (self.network is None):
+            raise ValueError("expected either `submodel` or `network`")
+
+    @property
+    def spec(self) -> Spec:
+        """The sub-model of whichever family."""
+        spec = self.network if self.submodel is None else self.submodel
+        assert spec is not None
+        return spec
 
 
 class RecordedSubset(Record, frozen=True):
@@ -42,6 +63,7 @@ class RecordedRun(Record, frozen=True):
     subsets: Annotated[list[RecordedSubset], Meta(min_length=1)]
     #: Pictures that accuracies were measured on.
     pictures: Annotated[int, Meta(ge=1)]
+    num_classes: Annotated[int, Meta(ge=2)] = 1000
 
     def __post_init__(self) -> None:
         for subset in self.subsets:
@@ -50,18 +72,25 @@ class RecordedRun(Record, frozen=True):
         if not 0 < self.teacher_accuracy < 1:
             raise ValueError("`teacher_accuracy` has to be above 0 and below 1")
 
+    @property
+    def task(self) -> Task:
+        """What the members were taught."""
+        return Task(
+            teacher=self.teacher, accuracy=self.teacher_accuracy, num_classes=self.num_classes
+        )
+
+    @property
+    def taught(self) -> bool:
+        """Whether members were taught by the teacher, and not published beside it."""
+        known = any(member.training is not None for member in self.members)
+        return known or self.num_classes < PUBLISHED_CLASSES or len(self.members) > 1
+
 
 class Records(Record, frozen=True):
     """The file of recorded runs."""
 
     about: str
     runs: list[RecordedRun] = field(default_factory=list)
-
-
-def shipped_records() -> list[RecordedRun]:
-    """The runs that come with MDP."""
-    content = (resources.files("partitioner.estimates") / _SHIPPED).read_bytes()
-    return json.decode(content, type=Records).runs
 
 
 def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
@@ -105,14 +134,54 @@ def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
         members=members_of(manifest.plan),
         subsets=subsets,
         pictures=evaluation.pictures,
+        num_classes=len(manifest.labels),
     )
 
 
 def members_of(plan: Plan) -> list[RecordedMember]:
     """The plan's members by k."""
-    return [RecordedMember(submodel=a.vit, region=a.region) for a in plan.assignments]
+    return [
+        RecordedMember(submodel=a.submodel, network=a.network, region=a.region)
+        for a in plan.assignments
+    ]
 
 
-def recorded(subsets: Sequence[tuple[Sequence[int], float]]) -> list[RecordedSubset]:
+def recorded(subsets: Iterable[tuple[Sequence[int], float]]) -> list[RecordedSubset]:
     """Subsets from (members, accuracy)."""
     return [RecordedSubset(members=tuple(m), accuracy=accuracy) for m, accuracy in subsets]
+
+
+def predicted_of(law: AccuracyLaw, run: RecordedRun) -> dict[int, float]:
+    """Predicted capability of a run's members, by k."""
+    values = capabilities(
+        law.alone,
+        run.task,
+        [member.spec for member in run.members],
+        [member.region for member in run.members],
+        [member.training for member in run.members],
+    )
+    return dict(enumerate(values.tolist()))
+
+
+def alone_of(run: RecordedRun) -> dict[int, float]:
+    """Accuracy of the members that were measured alone, kept off the ends."""
+    return {
+        subset.members[0]: min(max(subset.accuracy, 1e-6), 1 - 1e-6)
+        for subset in run.subsets
+        if len(subset.members) == 1
+    }
+
+
+def as_members(
+    run: RecordedRun, capability: dict[int, float], subset: Sequence[int]
+) -> list[Member]:
+    """Some of a run's members as the law sees them, with these capabilities."""
+    return [
+        Member(
+            capability=capability[k],
+            view=view_of(run.members[k].spec, run.members[k].region),
+            model=model_of(run.members[k].spec),
+            region=run.members[k].region,
+        )
+        for k in subset
+    ]

@@ -95,11 +95,10 @@ class Objective:
         )
         return Sums(total=sums.total + part, most=(views, models, regions))
 
-    def value(self, sums: Sums, *, at_most_top: bool = False) -> float:
-        """Expected accuracy; `at_most_top`: where no answer counts for more than the teacher's."""
+    def value(self, sums: Sums, *, most: float = np.inf) -> float:
+        """Expected accuracy; no answer counts for more than `most` times the top capability."""
         combined = self._combined(sums)
-        if at_most_top:
-            combined = np.minimum(combined, 1.0)
+        combined = np.minimum(combined, most**self.law.sharpness)
         return float(self._values(combined))
 
     def with_one_more(

@@ -19,7 +19,6 @@ from partitioner.estimates.accuracy_law import (
     QUANTISATION_LOSS,
     WHOLE,
     Array,
-    features,
     model_of,
     view_of,
 )
@@ -237,7 +236,7 @@ def make_choices(
     capability, memory = [], []
     for precision, region in blocks:
         mine = [_with_precision(shape, precision) for shape in plain]
-        values = predictor.of_shapes(features(teacher, mine, [region] * len(mine)))
+        values = predictor.of_specs(mine, [region] * len(mine))
         capability.append(quantised(values, precision))
         memory.append(np.array([memory_bytes(spec, num_classes) for spec in mine]))
     specs = [_with_precision(shape, precision) for precision, _ in blocks for shape in plain]

@@ -13,9 +13,9 @@ from mdp.errors import InputError
 from mdp.files import Record
 from mdp.formats.plan import Plan, TeacherSpec
 from mdp.formats.profile import Precision, read_profiles
-from partitioner.estimates.accuracy import FittedLaw, fit, predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import WHOLE
-from partitioner.estimates.accuracy_records import read_runs, shipped_records
+from partitioner.estimates.accuracy import FittedLaw, predictor_for, shipped_law
+from partitioner.estimates.accuracy_law import WHOLE, Training
+from partitioner.estimates.accuracy_records import read_runs
 from partitioner.estimates.batching import with_batches
 from partitioner.planner.deadline import DECODING_MS, deadline_ms
 from partitioner.planner.design_space import REGIONS
@@ -127,6 +127,7 @@ class Planned:
             "teacher_accuracy": predictor.teacher_accuracy,
             "assumed": predictor.assumed,
             "typical_error": predictor.typical_error,
+            "unknown": predictor.unknown,
         }
         value["decoding_ms"] = DECODING_MS
         if self.nearest_ms is not None:
@@ -156,12 +157,16 @@ def make_planned(
     *,
     precisions: Sequence[Precision] = FP32,
     runs: Sequence[Path] = (),
+    training: Training | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
-    """Read profiles and runs, and search; raises ConfigError, InputError and PlanRefused."""
+    """Read profiles and runs, and search; raises ConfigError, InputError and PlanRefused.
+
+    `training` is what members will have; without it, what as long as it takes brings.
+    """
     own = read_runs(runs)
-    law = fit([*shipped_records(), *own]) if own else shipped_law()
+    law = shipped_law()
     devices = read_profiles(profiles)
     problem = make_problem(
         teacher,
@@ -173,6 +178,7 @@ def make_planned(
             num_classes=num_classes,
             teacher_accuracy=options.teacher_accuracy,
             own=own,
+            training=training,
         ),
         precisions=precisions,
         max_energy_j=options.max_energy_j,

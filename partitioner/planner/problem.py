@@ -6,20 +6,57 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from mdp.errors import InputError
-from mdp.formats.plan import PLANNED_MEMBERS, PredictedAccuracy, Region, TeacherSpec
+from mdp.formats.plan import (
+    PLANNED_MEMBERS,
+    NetworkSpec,
+    PredictedAccuracy,
+    PredictedMs,
+    Region,
+    TeacherSpec,
+)
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import WHOLE, Member, capability_of, together
-from partitioner.estimates.latency_quantiles import Pace, client_ms, pace_for, share_in_time
-from partitioner.estimates.network import through_port
+from partitioner.estimates.catalogue import catalogue
+from partitioner.estimates.latency import LatencyModel
+from partitioner.estimates.latency_networks import ratio_ms
+from partitioner.estimates.latency_quantiles import (
+    Jitter,
+    Pace,
+    client_ms,
+    jitter_of,
+    pace_for,
+    share_in_time,
+)
+from partitioner.estimates.macs import memory_bytes
+from partitioner.estimates.network import choose_encoding, network_ms, through_port
 from partitioner.planner.availability import Objective, Sums, exact_arrivals
 from partitioner.planner.candidates import Device, evaluate_device, fitted_ways
-from partitioner.planner.design_space import REGIONS, make_choices
+from partitioner.planner.design_space import REGIONS, make_choices, quantised
 from partitioner.planner.placement import Limits, Seat, settled
 
 FP32: tuple[Precision, ...] = ("fp32",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A public network that one device could run alone instead of any plan."""
+
+    spec: NetworkSpec
+    predicted_ms: PredictedMs
+    sigma: float
+    jitter: Jitter
+    energy_j: float | None
+    capability: float
+
+    def by_ms(self, pace: Pace) -> float:
+        """When it has answered, at this pace."""
+        ms = self.predicted_ms
+        compute, network, sigma = (np.array([v]) for v in (ms.compute, ms.network, self.sigma))
+        return float(pace.by_ms(compute, network, sigma, self.jitter)[0])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +68,9 @@ class Problem:
     devices: tuple[Device, ...]
     #: Each device with the teacher itself as its only choice, so far as its memory allows.
     with_teacher: tuple[Device, ...]
+    #: Of each device the public networks that it could run, the most capable first; none where the
+    #: teacher's pictures are smaller than any that such networks are known for.
+    rivals: tuple[tuple[Rival, ...], ...]
     max_energy_j: float | None
     #: Of the answers that are to be complete within a target; None: targets are about typical ones.
     percentile: float | None = None
@@ -94,10 +134,55 @@ def make_problem(
         predictor=predictor,
         devices=tuple(evaluate_device(*device, choices, pace) for device in fitted),
         with_teacher=tuple(evaluate_device(*device, whole, pace) for device in fitted),
+        rivals=tuple(_rivals(*device, predictor) for device in fitted),
         max_energy_j=max_energy_j,
         percentile=percentile,
         client_bps=client_bps,
     )
+
+
+def _rivals(
+    profile: DeviceProfile, models: Sequence[LatencyModel], predictor: Predictor
+) -> tuple[Rival, ...]:
+    """Every public network at every picture size that nothing quicker on the device outdoes."""
+    if not predictor.has_networks:
+        return ()
+    found = []
+    for model in models:
+        precision, classes = model.way.precision, predictor.num_classes
+        specs = [
+            network.spec(size, classes, precision)
+            for network in catalogue().values()
+            for size in network.costs
+        ]
+        compute = [ratio_ms(model, spec) for spec in specs]
+        values = quantised(predictor.of_specs(specs, [WHOLE] * len(specs)), precision)
+        for spec, compute_ms, capability in zip(specs, compute, values.tolist(), strict=True):
+            if compute_ms is None or memory_bytes(spec, classes) > profile.memory_bytes:
+                continue
+            encoding = choose_encoding(profile.link, spec.image_size, classes)
+            sent_ms = network_ms(profile.link, spec.image_size, classes, encoding)
+            found.append(
+                Rival(
+                    spec=spec,
+                    predicted_ms=PredictedMs(
+                        compute=round(compute_ms, 3),
+                        network=round(sent_ms, 3),
+                        total=round(compute_ms + sent_ms, 3),
+                    ),
+                    sigma=float(model.spread.sigma(np.array([compute_ms]))[0]),
+                    jitter=jitter_of(profile.link),
+                    energy_j=None
+                    if profile.power_w is None
+                    else profile.power_w * compute_ms / 1e3,
+                    capability=capability,
+                )
+            )
+    kept: list[Rival] = []
+    for rival in sorted(found, key=lambda r: (r.predicted_ms.total, -r.capability)):
+        if not kept or rival.capability > kept[-1].capability:
+            kept.append(rival)
+    return tuple(reversed(kept))
 
 
 def _check(profiles: Sequence[DeviceProfile], num_classes: int, max_energy_j: float | None) -> None:
@@ -123,10 +208,15 @@ def predicted_accuracy(problem: Problem, seats: Sequence[Seat]) -> PredictedAccu
         for c in (seat.candidate for seat in seats)
     ]
     objective, sums = exact_objective(problem, seats)
+    all_in = predictor.accuracy(min(together(predictor.law, members), predictor.most))
+    low, high = predictor.interval(all_in)
     return PredictedAccuracy(
-        all_in=predictor.accuracy(together(predictor.law, members)),
-        expected=objective.value(sums),
+        all_in=all_in,
+        expected=objective.value(sums, most=predictor.beyond),
         typical_error=min(predictor.typical_error, 1.0),
+        low=low,
+        high=high,
+        unknown=predictor.unknown,
     )
 
 

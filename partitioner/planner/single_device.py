@@ -1,11 +1,12 @@
 """What the best single device can do, and when that is the better plan. Pure."""
 
+import math
 from collections.abc import Sequence
 
-from mdp.formats.plan import PredictedAccuracy, SingleDevice
+from mdp.formats.plan import NetworkSpec, PredictedAccuracy, SingleDevice, SubModelSpec
 from partitioner.planner.candidates import Candidate, Device
 from partitioner.planner.placement import Limits, Seat
-from partitioner.planner.problem import Problem, exact_objective
+from partitioner.planner.problem import Problem, Rival, exact_objective
 
 #: A plan has to be predicted to be more accurate than one device by more than this share of the
 #: pictures, half of what tables show.
@@ -15,28 +16,43 @@ LEAST_LEAD = 5e-4
 def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
     """Who would be right most often alone, as often as it is there; of equals the quickest.
 
-    Every device that runs the teacher in time counts with it, the others with their best, which has
-    to be predicted to lead the teacher by more than such predictions are off.
+    Every device that runs the teacher in time counts with it, the others with the best plain ViT or
+    public network, which has to be predicted to lead the teacher by more than such predictions are
+    off.
     """
     alone = problem.limits(limits.target_ms, 1)
     unsure = problem.predictor.typical_error
-    runs: list[tuple[float, float, str, Candidate, bool]] = []
+    runs: list[tuple[float, float, str, Candidate | Rival, bool]] = []
     for index, device in enumerate(problem.devices):
         there = device.profile.availability
         itself = _within(problem.with_teacher[index], alone)
-        for c in itself or _within(device, alone, per_view=1):
-            right = there * problem.predictor.accuracy(c.capability) + bool(itself) * unsure
-            runs.append((-right, c.predicted_ms.total, device.name, c, bool(itself)))
+        able: list[Candidate | Rival] = [*(itself or _within(device, alone, per_view=1))]
+        able += _network_within(problem.rivals[index], alone)
+        for c in able:
+            is_teacher = bool(itself) and isinstance(c, Candidate)
+            right = there * problem.predictor.accuracy(c.capability) + is_teacher * unsure
+            runs.append((-right, c.predicted_ms.total, device.name, c, is_teacher))
     if not runs:
         return None
     _, _, name, best, is_teacher = min(runs, key=lambda run: run[:3])
     return SingleDevice(
         device=name,
-        submodel=best.spec,
+        submodel=best.spec if isinstance(best.spec, SubModelSpec) else None,
+        network=best.spec if isinstance(best.spec, NetworkSpec) else None,
         predicted_ms=best.predicted_ms,
         is_teacher=is_teacher,
         accuracy=problem.predictor.accuracy(best.capability),
     )
+
+
+def _network_within(rivals: Sequence[Rival], limits: Limits) -> list[Rival]:
+    """The most capable network that meets the limits, if there is one."""
+    most_j = math.inf if limits.max_energy_j is None else limits.max_energy_j
+    return [
+        r
+        for r in rivals
+        if r.by_ms(limits.pace) <= limits.target_ms and (r.energy_j or 0) <= most_j
+    ][:1]
 
 
 def _within(device: Device, limits: Limits, per_view: int | None = None) -> list[Candidate]:
@@ -68,14 +84,17 @@ def reason_to_refuse(
     ]
     if len(able) == 1:
         return f"only {able[0].name} can take part, so there is nothing to run in parallel"
+    # That networks come trained, and members not, has to be made up for by more than errors.
+    lead = LEAST_LEAD if single.network is None else accuracy.typical_error
     if (
         not single.is_teacher
         and accuracy.all_in <= single.accuracy + LEAST_LEAD
-        and accuracy.expected <= alone + LEAST_LEAD
+        and accuracy.expected <= alone + lead
     ):
+        several = f"all {len(seats)} members together" if seats[1:] else "the plan's only member"
         return (
-            f"{single.device} alone is predicted to be right on {single.accuracy:.2%} in "
-            f"{single.predicted_ms.total:.1f} ms, and all {len(seats)} members together on "
+            f"{single.device} alone, with {single.spec.words}, is predicted to be right on "
+            f"{single.accuracy:.2%} in {single.predicted_ms.total:.1f} ms, and {several} on "
             f"{accuracy.all_in:.2%}"
         )
     return ""
@@ -89,7 +108,7 @@ def _teacher_instead(
     The plan's expected accuracy is `expected`; no answer counted for more than the teacher's, it is
     `counted`.
     """
-    quantised = "" if single.submodel.precision == "fp32" else f" in {single.submodel.precision}"
+    quantised = "" if single.spec.precision == "fp32" else f" in {single.spec.precision}"
     text = (
         f"{single.device} runs the teacher itself{quantised} in "
         f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
@@ -112,4 +131,4 @@ def _expected_at_most(problem: Problem, seats: Sequence[Seat]) -> float:
     That members together outdo what they learned from is nothing to give the teacher up for.
     """
     objective, sums = exact_objective(problem, seats)
-    return objective.value(sums, at_most_top=True)
+    return objective.value(sums, most=1.0)

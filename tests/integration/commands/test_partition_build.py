@@ -100,7 +100,7 @@ def whole(folder: Path) -> Whole:
     out, kept, plan = str(folder / "whole"), str(folder / "whole.run"), str(folder / "plan.toml")
     data = ["--data", str(folder / "tree")]
     commands = (
-        ["plan", *plan_arguments(folder), "--out", plan],
+        ["plan", *plan_arguments(folder), "--epochs", "8", "--out", plan],
         ["train", "--plan", plan, *data, "--run", kept, *KNOBS],
         ["export", "--run", kept, "--out", out, *NAME],
         ["evaluate", "--bundle", out, "--write"],

@@ -17,7 +17,6 @@ from mdp.errors import ConfigError, MDPError
 from mdp.formats.bundle import Bundle
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.cli.assemble import assemble
-from partitioner.estimates.accuracy_records import members_of
 from partitioner.networks.families import Backbone, FamilyMember, create
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -137,7 +136,7 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
     for name in manifest.files:
         bundle.verified(name)
     with pytest.raises(ConfigError, match="expected a plain ViT"):
-        members_of(manifest.plan)
+        _ = manifest.plan.assignments[0].vit
     with pytest.raises(ConfigError, match="the plan has no teacher"):
         _ = manifest.plan.decomposed
 

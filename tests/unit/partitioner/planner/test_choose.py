@@ -84,7 +84,7 @@ def test_two_or_three_devices_get_the_best_plan_there_is(seed: int) -> None:
 
 #: A law by which parts of the picture are worth seeing.
 PARTS_PAY = AccuracyLaw(
-    exponents=(0.06, 0.015, 0.025, 0.015, 0.045),
+    alone=shipped_law().law.alone,
     sharpness=11.0,
     same_view=0.3,
     same_model=0.0,
@@ -112,7 +112,8 @@ def test_members_look_elsewhere_where_that_pays() -> None:
     seen = [seat.candidate.part for seat in seats]
     assert len(set(seen)) == len(seats) == 6
     # Where a part costs what it has of the picture, nobody sees one.
-    dear = msgspec.structs.replace(PARTS_PAY, exponents=(0.06, 0.015, 0.025, 0.015, 1.0))
+    alone = msgspec.structs.replace(PARTS_PAY.alone, area=1.0)
+    dear = msgspec.structs.replace(PARTS_PAY, alone=alone)
     predictor = replace(PREDICTOR, law=dear)
     choices = make_choices(TINY.shape, predictor, regions=REGIONS)
     again = [evaluate_device(d.profile, d.models, choices) for d in devices]

@@ -14,6 +14,7 @@ from mdp.formats.plan import Plan, PredictedAccuracy, PredictedMs, Replica
 from mdp.formats.profile import DeviceProfile, read_profile
 from mdp.fusion.fuse import Contribution, fuse, weights_for
 from mdp.testing.bundles import LABELS, colour_plan, subset_accuracy, write_bundle
+from partitioner.estimates.accuracy import shipped_law
 from partitioner.estimates.accuracy_law import AccuracyLaw, Member, capability_of, together
 from partitioner.estimates.latency import Way, fit_latency, own_way, predict
 from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
@@ -204,9 +205,7 @@ def test_real_outputs_are_fused_for_each_request(bundle: Bundle) -> None:
             assert worth.accuracy(members, numbers) == pytest.approx(right / len(numbers))
 
 
-LAW = AccuracyLaw(
-    exponents=(0.06, 0.015, 0.025, 0.015, 0.03), sharpness=20.0, same_view=0.5, same_model=0.0
-)
+LAW = AccuracyLaw(alone=shipped_law().law.alone, sharpness=20.0, same_view=0.5, same_model=0.0)
 
 
 def predicted(all_in: float, *alone: float | None) -> Plan:

@@ -1,0 +1,1 @@
+"""Fitting the accuracy law that planning uses, and measuring how far it is off."""

@@ -1,0 +1,143 @@
+"""How far the accuracy law is off what it was not fitted to: sources left out, and predicted."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.law.fit import STARTS, Fused, fit_alone, fit_law, law_of, source_weights
+from mdp.errors import InputError
+from partitioner.estimates.accuracy import FittedLaw, LawErrors, OnFile
+from partitioner.estimates.accuracy_law import AccuracyLaw, capability_of, together
+from partitioner.estimates.accuracy_records import RecordedRun, as_members, predicted_of
+
+#: Share of predictions that an interval is to hold.
+_INSIDE = 0.9
+
+
+def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
+    """Fit the law and measure its errors; raises InputError for no usable runs."""
+    by_run = left_out(runs, lambda run: (run.source, run.name))
+    by_source = left_out(runs, lambda run: run.source)
+    return FittedLaw(
+        law=fit_law(runs),
+        errors=LawErrors(
+            run_left_out=_mean_error(by_run),
+            source_left_out=_mean_error(by_source),
+            taught=spread_of(by_source, "taught"),
+            scratch=spread_of(by_source, "scratch"),
+            unknown=max((one.factor for one in by_source if one.how == "unknown"), default=1.0),
+        ),
+        beyond=_beyond(runs),
+        on_file=on_file(runs),
+        runs=len(runs),
+        members=sum(len(run.members) for run in runs),
+        sources=tuple(sorted({run.source for run in runs})),
+    )
+
+
+def on_file(runs: Sequence[RecordedRun]) -> OnFile:
+    """What our own trainings were like; published models are trained as nobody here trains."""
+    own = [run for run in runs if run.taught]
+    trainings = [m.training for run in own for m in run.members if m.training is not None]
+    seen: dict[str, tuple[float, float]] = {
+        start: (min(amounts), max(amounts))
+        for start in STARTS
+        if (amounts := [t.seen for t in trainings if t.start == start])
+    }
+    return OnFile(seen=seen, num_classes=max((run.num_classes for run in own), default=2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A measured subset of a run that the law was not fitted to."""
+
+    run: RecordedRun
+    members: tuple[int, ...]
+    predicted: float
+    measured: float
+    #: How its members were trained: published, taught, scratch, or unknown to what was fitted to.
+    how: str
+
+    @property
+    def off(self) -> float:
+        """Predicted less measured accuracy."""
+        return float(-np.expm1(-self.predicted)) - self.measured
+
+    @property
+    def factor(self) -> float:
+        """Absolute logarithm of measured over predicted capability."""
+        return abs(float(np.log(capability_of(self.measured) / self.predicted)))
+
+
+def left_out(runs: Sequence[RecordedRun], key: Callable[[RecordedRun], object]) -> list[Checked]:
+    """Every subset, predicted by the law that is fitted to the runs of other keys."""
+    fused = Fused.of(runs)
+    found: list[Checked] = []
+    for left in dict.fromkeys(key(run) for run in runs):
+        rest = [run for run in runs if key(run) != left]
+        try:
+            law = law_of(fit_alone(rest), fused.best(rest))
+        except InputError:
+            continue
+        trained = on_file(rest)
+        for run in (run for run in runs if key(run) == left):
+            found += checked_run(law, trained, run)
+    return found
+
+
+def checked_run(law: AccuracyLaw, trained: OnFile, run: RecordedRun) -> list[Checked]:
+    """The subsets of a run that the law was not fitted to."""
+    predicted = predicted_of(law, run)
+    hows = {k: _how(trained, run, k) for k in predicted}
+    worst = ("unknown", "scratch", "published", "taught")
+    return [
+        Checked(
+            run=run,
+            members=subset.members,
+            predicted=together(law, as_members(run, predicted, subset.members)),
+            measured=min(max(subset.accuracy, 1e-6), 1 - 1e-6),
+            how=next(how for how in worst if how in {hows[k] for k in subset.members}),
+        )
+        for subset in run.subsets
+    ]
+
+
+def _how(trained: OnFile, run: RecordedRun, k: int) -> str:
+    training = run.members[k].training
+    if not run.taught:
+        return "published"
+    if training is None:
+        return "taught"
+    if trained.unlike(training, run.num_classes):
+        return "unknown"
+    return "scratch" if training.start == "scratch" else "taught"
+
+
+def _mean_error(checked: Sequence[Checked]) -> float:
+    """Mean over sources of the mean absolute error."""
+    by_source: dict[str, list[float]] = {}
+    for one in checked:
+        by_source.setdefault(one.run.source, []).append(abs(one.off))
+    return float(np.mean([np.mean(off) for off in by_source.values()])) if by_source else 1.0
+
+
+def spread_of(checked: Sequence[Checked], how: str) -> float:
+    """What nine of ten factors are below, every source counting the same."""
+    chosen = sorted((one for one in checked if one.how == how), key=lambda one: one.factor)
+    if not chosen:
+        return 1.0
+    weights = source_weights([one.run.source for one in chosen]) ** 2
+    reached = np.cumsum(weights) / weights.sum()
+    return chosen[int(np.searchsorted(reached, _INSIDE))].factor
+
+
+def _beyond(runs: Sequence[RecordedRun]) -> float:
+    """How much more capable than its teacher the best measured subset is, as a factor."""
+    ratios = [
+        capability_of(min(subset.accuracy, 1 - 1e-6)) / capability_of(run.teacher_accuracy)
+        for run in runs
+        if run.taught
+        for subset in run.subsets
+    ]
+    return float(max(ratios, default=1.0))
