@@ -173,7 +173,7 @@ def test_a_refused_device_is_missing_with_its_reason(refusal: tuple[Path, str, s
 
 
 def test_the_commands_name_the_reason(
-    refusal: tuple[Path, str, str]
+    capsys: pytest.CaptureFixture[str], refusal: tuple[Path, str, str]
 ) -> None:
     path, device, reason = refusal
 
@@ -726,7 +726,7 @@ def test_without_anybody_polling_a_refused_client_keeps_still() -> None:
     ],
 )
 def test_what_an_agent_does_not_start_with(
-    ,
+    capsys: pytest.CaptureFixture[str],
     fleet: Fleet,
     keys: Keys,
     options: list[str],
@@ -752,7 +752,7 @@ def test_what_an_agent_does_not_start_with(
 
 
 def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
-    fleet: Fleet, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path
 ) -> None:
     with Fleet(tmp_path, fleet.bundle) as own:
         agent = own.start("alpha", "--insecure", bind="tcp://0.0.0.0:0")
@@ -762,9 +762,7 @@ def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
         code, out, err = here("status", "--fleet", path, "--json")
         assert (code, out) == (2, "")
         assert "is not on this machine: expected the agent's public key" in err
-        code, out, err = here(
-            "status", "--fleet", path, "--json", "--insecure", "--allow-partial"
-        )
+        code, out, err = here("status", "--fleet", path, "--json", "--insecure", "--allow-partial")
         assert code == 0
         assert json.loads(out)["devices"][0]["reason"] == "plain text over the network"
         assert err == (
@@ -801,7 +799,7 @@ def test_an_address_that_is_taken() -> None:
 
 
 def test_the_commands_from_keys_to_a_fleet(
-    fleet: Fleet, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], fleet: Fleet, tmp_path: Path
 ) -> None:
     folder = tmp_path / "keys"
     for name in ("alpha", "gamma-attic", "client"):
@@ -828,9 +826,7 @@ def test_the_commands_from_keys_to_a_fleet(
     assert (code, out) == (2, "")
     assert "--keys and --key: expected both" in err
     (folder / "alpha.public").unlink()
-    code, out, err = here(
-        "fleet", "new", *devices, *where, "--keys", folder, "--key", secret
-    )
+    code, out, err = here("fleet", "new", *devices, *where, "--keys", folder, "--key", secret)
     assert (code, out) == (2, "")
     assert "alpha.public: cannot be read: No such file" in err
     code, out, err = here("fleet", "new", *devices, *where)
