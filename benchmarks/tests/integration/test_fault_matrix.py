@@ -1,5 +1,6 @@
 """Some cells of the fault matrix, with real agents; `make faults` runs all of it."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,29 +59,16 @@ def test_what_is_promised_is_what_comes(
     assert [len(call.used) for call in run.of("after")] == [whole] * 6
 
 
-#: Run in namespaces of its own: who may mount may have another name server.
-INSIDE = """
-import subprocess, sys
-from pathlib import Path
-from benchmarks.tests.integration.test_fault_matrix import BY_NAME, QUICK
-from benchmarks.faults.runs import run_cell
-from benchmarks.faults.scene import Scene
-
-subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-fault = BY_NAME["host name without an address"]
-assert not fault.hindered(), fault.hindered()
-scene = Scene(Path(sys.argv[1]), "stacked")
-try:
-    run = run_cell(scene, fault, "stacked", QUICK)
-finally:
-    scene.close()
-assert run.broken == [], run.broken
-"""
-
-
 def test_a_name_that_is_not_resolved_is_one_device_s_trouble(tmp_path: Path) -> None:
     if why := mounting_works():
         pytest.skip(why)
-    command = ["unshare", "--net", "--mount", sys.executable, "-c", INSIDE, str(tmp_path)]
+    name, out = "host name without an address", tmp_path / "faults.json"
+    command = [
+        sys.executable, "-m", "benchmarks.faults", "--faults", name, "--kinds", "stacked",
+        "--deadline-ms", "2000", "--grace-ms", "5000", "--out", str(out),
+    ]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(out.read_text())
+    assert [fault["not_run"] for fault in result["faults"]] == [""]
+    assert [row["kept"] for row in result["rows"]] == [True]

@@ -172,13 +172,13 @@ def test_the_commands_name_the_reason(
     path, device, reason = refusal
 
     def seen() -> dict[str, str]:
-        code, out, err = here(capsys, "status", "--fleet", path, "--json")
+        code, out, err = here("status", "--fleet", path, "--json")
         assert (code, err) == (3, "")
         return {said["device"]: said["reason"] for said in json.loads(out)["devices"]}
 
     # On a busy machine, a second may not suffice for two handshakes.
     until(lambda: seen()[device] == reason, "the status names the reason")
-    code, out, err = here(capsys, "doctor", "--fleet", path)
+    code, out, err = here("doctor", "--fleet", path)
     assert (code, err) == (3, "")
     assert f"PROBLEM {device}: tcp://" in out
 
@@ -753,19 +753,17 @@ def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
         assert f"WARNING: {agent.address} is plain text" in agent.stderr
         # This address leads to loopback, but does not look so.
         path = write(own, tmp_path, {})
-        code, out, err = here(capsys, "status", "--fleet", path, "--json")
+        code, out, err = here("status", "--fleet", path, "--json")
         assert (code, out) == (2, "")
         assert "is not on this machine: expected the agent's public key" in err
-        code, out, err = here(
-            capsys, "status", "--fleet", path, "--json", "--insecure", "--allow-partial"
-        )
+        code, out, err = here("status", "--fleet", path, "--json", "--insecure", "--allow-partial")
         assert code == 0
         assert json.loads(out)["devices"][0]["reason"] == "plain text over the network"
         assert err == (
             f"mdp: WARNING: device 'alpha' at {agent.address} is plain text: whoever is on the way "
             "can read and forge what is sent\n"
         )
-        code, out, err = here(capsys, "doctor", "--fleet", path, "--insecure")
+        code, out, err = here("doctor", "--fleet", path, "--insecure")
         assert code == 3
         assert f"PROBLEM alpha: {agent.address} is plain text: whoever" in out
         with (
@@ -799,17 +797,17 @@ def test_the_commands_from_keys_to_a_fleet(
 ) -> None:
     folder = tmp_path / "keys"
     for name in ("alpha", "gamma-attic", "client"):
-        code, out, err = here(capsys, "keys", "new", "--out", folder, "--name", name, "--json")
+        code, out, err = here("keys", "new", "--out", folder, "--name", name, "--json")
         assert (code, err) == (0, "")
         assert len(json.loads(out)["public"]) == 40
-    code, out, err = here(capsys, "keys", "new", "--out", folder, "--name", "alpha")
+    code, out, err = here("keys", "new", "--out", folder, "--name", "alpha")
     assert (code, out) == (2, "")
     assert "alpha.secret: exists already" in err
     devices = ["--device", "alpha=tcp://10.0.0.7:7500", "--device", "gamma/attic=tcp://h:1"]
     where = ["--bundle", fleet.bundle, "--out", tmp_path / "sub" / "fleet.toml"]
     secret = folder / "client.secret"
     code, out, err = here(
-        capsys, "fleet", "new", *devices, *where, "--keys", folder, "--key", secret, "--json"
+        "fleet", "new", *devices, *where, "--keys", folder, "--key", secret, "--json"
     )
     assert (code, err) == (0, "")
     content = (tmp_path / "sub" / "fleet.toml").read_text()
@@ -818,16 +816,14 @@ def test_the_commands_from_keys_to_a_fleet(
     assert all(key in content for key in entries.values())
     with Client(tmp_path / "sub" / "fleet.toml") as client:
         assert client.fleet.key == "../keys/client.secret"
-    code, out, err = here(capsys, "fleet", "new", *devices, *where, "--keys", folder)
+    code, out, err = here("fleet", "new", *devices, *where, "--keys", folder)
     assert (code, out) == (2, "")
     assert "--keys and --key: expected both" in err
     (folder / "alpha.public").unlink()
-    code, out, err = here(
-        capsys, "fleet", "new", *devices, *where, "--keys", folder, "--key", secret
-    )
+    code, out, err = here("fleet", "new", *devices, *where, "--keys", folder, "--key", secret)
     assert (code, out) == (2, "")
     assert "alpha.public: cannot be read: No such file" in err
-    code, out, err = here(capsys, "fleet", "new", *devices, *where)
+    code, out, err = here("fleet", "new", *devices, *where)
     assert (code, err) == (0, "")
     assert "  alpha has no key: only --insecure will connect to it, in plain text" in out
 
