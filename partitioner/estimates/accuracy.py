@@ -15,7 +15,7 @@ from msgspec import json
 
 from mdp.errors import InputError
 from mdp.files import Record
-from mdp.formats.plan import SubModelSpec
+from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     Array,
@@ -28,6 +28,7 @@ from partitioner.estimates.accuracy_law import (
     together,
     view_of,
 )
+from partitioner.estimates.accuracy_networks import network_capability
 from partitioner.estimates.accuracy_records import RecordedRun
 
 #: Where the teacher was never measured, planning takes it to be right on this share of pictures.
@@ -84,6 +85,24 @@ class Predictor:
     def of_shapes(self, shrinkage: Array) -> Array:
         """Capability `[n]` of shapes by their `features` `[n, 5]`."""
         return self.factor * capabilities(self.law, self.teacher_accuracy, shrinkage)
+
+    def of_specs(self, specs: Sequence[Spec], regions: Sequence[Region]) -> Array:
+        """Capability `[n]` of members of any family, each with the region that it sees.
+
+        Raises InputError for a network that the catalogue does not have.
+        """
+        values = np.zeros(len(specs))
+        plain = [k for k, spec in enumerate(specs) if isinstance(spec, SubModelSpec)]
+        shapes = [spec for spec in specs if isinstance(spec, SubModelSpec)]
+        if shapes:
+            seen = [regions[k] for k in plain]
+            values[plain] = self.of_shapes(features(self.teacher, shapes, seen))
+        for k, spec in enumerate(specs):
+            if isinstance(spec, NetworkSpec):
+                values[k] = network_capability(
+                    self.law, self.teacher, self.teacher_accuracy, spec, regions[k]
+                )
+        return values
 
     def accuracy(self, capability: float) -> float:
         """Share of right answers."""

@@ -25,13 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.files import Record
-from mdp.formats.plan import Region, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from mdp.formats.profile import Precision
+from partitioner.estimates.catalogue import network_of
 
 Array = NDArray[np.float64]
 #: Names of a shape's features, in the order of the law's exponents.
 FEATURES = ("width", "depth", "tokens", "detail", "area")
 WHOLE = Region()
+#: The family of members that are cut from the teacher.
+PLAIN_VIT = "plain ViT"
 #: By how much planning takes a quantised member to be more often wrong: what the gate of
 #: quantisation allows the whole answer to lose by default, taken for each member. The others keep
 #: at least half of fp32's digits in every product and are taken to lose nothing.
@@ -68,14 +71,17 @@ class Member:
     region: object = None
 
 
-def view_of(spec: SubModelSpec, region: Region = WHOLE) -> tuple[int, Region]:
+def view_of(spec: Spec, region: Region = WHOLE) -> tuple[int, Region]:
     """What makes two members see the same: picture size and region."""
     return (spec.image_size, region)
 
 
-def model_of(spec: SubModelSpec) -> tuple[int, int]:
-    """What makes two members be built alike: width and depth."""
-    return (spec.embed_dim, spec.depth)
+def model_of(spec: Spec) -> str:
+    """What makes two members be built alike: their family; a network of none is its own."""
+    if isinstance(spec, NetworkSpec):
+        network = network_of(spec)
+        return spec.name if network is None else network.family
+    return PLAIN_VIT
 
 
 def features(

@@ -103,8 +103,8 @@ class PredictedSubsets:
         self._members = {
             a.k: Member(
                 capability=capability_of(min(a.accuracy, 1 - 1e-9)),
-                view=view_of(a.vit, a.region),
-                model=model_of(a.vit),
+                view=view_of(a.spec, a.region),
+                model=model_of(a.spec),
                 region=a.region,
             )
             for a in plan.assignments
