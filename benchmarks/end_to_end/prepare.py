@@ -166,7 +166,7 @@ def plan_alone(plan: Plan, link: Link) -> Plan | None:
     alone = plan.single_device
     if alone is None:
         return None
-    spec = alone.submodel
+    spec = alone.spec
     assignment = Assignment(
         k=0,
         device=alone.device,

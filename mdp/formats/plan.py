@@ -212,11 +212,24 @@ class SingleDevice(Record, frozen=True):
     """The best that one device can do alone under the same latency target."""
 
     device: DeviceName
-    submodel: SubModelSpec
     predicted_ms: PredictedMs
     is_teacher: bool
+    #: A plain ViT or any other network: one of the two.
+    submodel: SubModelSpec | None = None
+    network: NetworkSpec | None = None
     #: Predicted, as a fraction of pictures.
     accuracy: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        if (self.submodel is None) == (self.network is None):
+            raise ValueError("expected either `submodel` or `network`")
+
+    @property
+    def spec(self) -> Spec:
+        """What it runs, of whichever family."""
+        spec = self.network if self.submodel is None else self.submodel
+        assert spec is not None
+        return spec
 
 
 class Plan(Record, frozen=True):

@@ -32,6 +32,7 @@ from partitioner.cli.common import (
 from partitioner.cli.options import takes
 from partitioner.cli.plan import (
     ArgumentsOption,
+    FamiliesOption,
     PrecisionOption,
     ProfilesOption,
     RunsOption,
@@ -172,6 +173,7 @@ def build(
     precision: PrecisionOption = None,
     runs: RunsOption = None,
     teacher_arg: ArgumentsOption = None,
+    families: FamiliesOption = None,
     run: OwnRunOption = None,
     name: NameOption = None,
     json: JsonOption = False,
@@ -203,6 +205,7 @@ def build(
             planned = planning.make_planned(
                 spec, profiles, plan_options, len(pictures.labels),
                 precisions=precisions, runs=runs or [],
+                families=families, weights=options.weights_folder,
             )  # fmt: skip
             made = planned.plan
             if is_first() and (not json or made.refused):

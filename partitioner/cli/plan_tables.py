@@ -80,7 +80,8 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
 
     # Half a name tells nobody which device is meant.
     table = Table(
-        "k", Column("device", overflow="fold"), "sub-model, width x depth", "compute ms",
+        "k", Column("device", overflow="fold"),
+        Column("sub-model, width x depth", overflow="fold"), "compute ms",
         "network ms", "total ms", "memory MB",
         title=f"plan for {plan.decomposed.name} ({plan.decomposed.shape.words}), "
         f"target {plan.target_ms:g} ms",
@@ -96,7 +97,7 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
             )  # fmt: skip
     if plan.single_device is not None:
         one = plan.single_device
-        what = "the teacher itself" if one.is_teacher else one.submodel.words
+        what = "the teacher itself" if one.is_teacher else one.spec.words
         table.add_section()
         table.add_row(
             "", f"{one.device} alone", what, *shown(one.predicted_ms, one.device), "",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mdp.formats.plan import Plan, Region, SubModelSpec
+from mdp.formats.plan import Plan, Region, Spec
 from mdp.formats.profile import DeviceProfile
 from partitioner.estimates.latency import sustained_factor
 from partitioner.estimates.latency_quantiles import TYPICAL, Pace
@@ -137,7 +137,7 @@ def seats_of(problem: Problem, plan: Plan) -> Seats:
     index = {device.name: number for number, device in enumerate(problem.devices)}
     found = []
     for a in plan.assignments:
-        choice = _choice(problem, a.vit, a.region)
+        choice = _choice(problem, a.spec, a.region)
         replicas = []
         for replica in plan.replicas:
             if replica.k == a.k:
@@ -150,7 +150,7 @@ def seats_of(problem: Problem, plan: Plan) -> Seats:
     return settled(found, problem.client_bps)
 
 
-def _choice(problem: Problem, spec: SubModelSpec, region: Region) -> int:
+def _choice(problem: Problem, spec: Spec, region: Region) -> int:
     choices = problem.devices[0].choices
     pairs = zip(choices.specs, choices.regions, strict=True)
     return next(row for row, pair in enumerate(pairs) if pair == (spec, region))

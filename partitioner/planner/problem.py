@@ -17,9 +17,12 @@ from partitioner.estimates.network import through_port
 from partitioner.planner.availability import Objective, Sums, exact_arrivals
 from partitioner.planner.candidates import Device, evaluate_device, fitted_ways
 from partitioner.planner.design_space import REGIONS, make_choices
+from partitioner.planner.families import Families
 from partitioner.planner.placement import Limits, Seat, settled
 
 FP32: tuple[Precision, ...] = ("fp32",)
+#: The plain ViTs of the teacher's alone.
+VITS = Families()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +68,7 @@ def make_problem(
     percentile: float | None = None,
     regions: Sequence[Region] = REGIONS,
     client_bps: float | None = None,
+    families: Families = VITS,
 ) -> Problem:
     """Cost every choice on every device; raises InputError for unusable arguments.
 
@@ -78,7 +82,14 @@ def make_problem(
         raise InputError(f"expected a client's port above 0 bit/s, got {client_bps:g}")
     if predictor is None:
         predictor = predictor_for(shipped_law(), teacher.shape, num_classes=num_classes)
-    choices = make_choices(teacher.shape, predictor, precisions, regions=regions)
+    choices = make_choices(
+        teacher.shape,
+        predictor,
+        precisions,
+        shapes=None if families.vits else (),
+        networks=families.networks,
+        regions=regions,
+    )
     whole = make_choices(
         teacher.shape, predictor, precisions, shapes=[teacher.shape], regions=[WHOLE]
     )
@@ -87,7 +98,10 @@ def make_problem(
         msgspec.structs.replace(profile, link=through_port(profile.link, client_bps))
         for profile in sorted(profiles, key=lambda profile: profile.name)
     ]
-    fitted = [(profile, fitted_ways(profile, precisions)) for profile in ordered]
+    with_networks = bool(families.networks)
+    fitted = [
+        (profile, fitted_ways(profile, precisions, networks=with_networks)) for profile in ordered
+    ]
     pace = pace_for(percentile, min(PLANNED_MEMBERS, len(ordered)))
     return Problem(
         teacher=teacher,

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mdp.formats.plan import PredictedAccuracy, SingleDevice
+from mdp.formats.plan import NetworkSpec, PredictedAccuracy, SingleDevice, SubModelSpec
 from partitioner.planner.candidates import Candidate, Device
 from partitioner.planner.placement import Limits, Seat
 from partitioner.planner.problem import Problem, exact_objective
@@ -32,7 +32,8 @@ def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
     _, _, name, best, is_teacher = min(runs, key=lambda run: run[:3])
     return SingleDevice(
         device=name,
-        submodel=best.spec,
+        submodel=best.spec if isinstance(best.spec, SubModelSpec) else None,
+        network=best.spec if isinstance(best.spec, NetworkSpec) else None,
         predicted_ms=best.predicted_ms,
         is_teacher=is_teacher,
         accuracy=problem.predictor.accuracy(best.capability),
@@ -89,7 +90,7 @@ def _teacher_instead(
     The plan's expected accuracy is `expected`; no answer counted for more than the teacher's, it is
     `counted`.
     """
-    quantised = "" if single.submodel.precision == "fp32" else f" in {single.submodel.precision}"
+    quantised = "" if single.spec.precision == "fp32" else f" in {single.spec.precision}"
     text = (
         f"{single.device} runs the teacher itself{quantised} in "
         f"{single.predicted_ms.total:.1f} ms, within the target of {limits.target_ms:g} ms"
