@@ -1,7 +1,9 @@
 """The four steps of a build, each of which finds out what is done already."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import msgspec
 
@@ -21,12 +23,18 @@ from partitioner.run.settings import (
     TeacherFacts,
     differences,
 )
+from partitioner.run.weights import weights_of
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
 
 
-def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
-    """What this run's settings.json has to say."""
+def settings_for(
+    asked: Asked,
+    data: Dataset,
+    teacher: TeacherSpec,
+    weights: Mapping[str, Path] = MappingProxyType({}),
+) -> Settings:
+    """What this run's settings.json has to say; `weights` are those of the plan's networks."""
     from partitioner.data.augment import check_policy
     from partitioner.networks.teacher import check_knows_classes
     from partitioner.training.compute import quicker_autocast
@@ -67,6 +75,7 @@ def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
         augmentation=msgspec.structs.replace(
             asked.augmentation, flip=data.source != DIGITS if flip is None else flip
         ),
+        weights={name: sha256_of(path) for name, path in weights.items()},
     )
 
 
@@ -94,8 +103,12 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     from partitioner.training.members import train_members
     from partitioner.training.teacher import ensure_targets, ensure_teacher
 
-    settings = _settled(run, plan, data, asked)
-    work = Work(run, settings, plan, data, progress)
+    named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
+    with together():
+        weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
+    settings = _settled(run, plan, data, asked, weights)
+    known = {k: weights[name] for k, name in named.items() if name in weights}
+    work = Work(run, settings, plan, data, progress, known)
     if data.remark:
         progress.note(data.remark)
     # Pictures that cannot be read have to show up now, all at once, not after hours of training.
@@ -127,12 +140,14 @@ def _cut_views(work: Work) -> None:
         raise UnreadablePictures(broken)
 
 
-def _settled(run: RunFolder, plan: Plan, data: Dataset, asked: Asked) -> Settings:
+def _settled(
+    run: RunFolder, plan: Plan, data: Dataset, asked: Asked, weights: Mapping[str, Path]
+) -> Settings:
     """The first process's settings, which are in the run folder from now on; raises InputError."""
     with together():
         _check_plan(plan, asked.schedule)
         _check_calibration(data)
-        mine = settings_for(asked, data, plan.decomposed)
+        mine = settings_for(asked, data, plan.decomposed, weights)
         if is_first():
             run.start_or_continue(mine, plan)
     with together():
@@ -162,7 +177,7 @@ def _check_calibration(data: Dataset) -> None:
 
 def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
     """Raise unless the plan may be built as asked and its teacher has the shape that it says."""
-    from partitioner.networks.submodel import check_trunks
+    from partitioner.networks.members import check_member
     from partitioner.networks.teacher import teacher_spec
     from partitioner.networks.weight_init import check_heritage
 
@@ -173,9 +188,10 @@ def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
     if changed:
         raise ConfigError(f"plan, key `teacher`: not the shape of {built.name!r}: {changed}")
     for assignment in plan.assignments:
-        check_trunks(assignment.vit, schedule.trunks)
+        check_member(assignment.spec, schedule.trunks)
     if schedule.start == "teacher":
-        check_heritage(plan.decomposed, [assignment.vit for assignment in plan.assignments])
+        vits = [a.submodel for a in plan.assignments if a.submodel is not None]
+        check_heritage(plan.decomposed, vits)
 
 
 def reopen(run: RunFolder, progress: Progress) -> Work:

@@ -170,7 +170,8 @@ def plan_alone(plan: Plan, link: Link) -> Plan | None:
     assignment = Assignment(
         k=0,
         device=alone.device,
-        submodel=spec,
+        submodel=alone.submodel,
+        network=alone.network,
         predicted_ms=alone.predicted_ms,
         memory_bytes=memory_bytes(spec, NUM_CLASSES),
         provider="CPUExecutionProvider",

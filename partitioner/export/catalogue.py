@@ -21,8 +21,8 @@ from partitioner.estimates.catalogue import Catalogue, Cost, Network
 from partitioner.networks.families import Backbone, create
 from partitioner.torchvision_shim import import_timm
 
-#: Sides in pixels that are tried beside a network's own; not every network takes all. The small ones
-#: are for data such as CIFAR-10, whose pictures have 32.
+#: Sides in pixels that are tried beside a network's own; not every network takes all. The small
+#: ones are for data such as CIFAR-10, whose pictures have 32.
 SIZES = (32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)
 #: (name with recipe, family, milliseconds in fp32 and in static int8 of one onnxruntime thread of a
 #: Zen 4 core at the published size; None: not measured). ViT-S/16 at 224 px: 96.43 and 47.21.

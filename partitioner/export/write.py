@@ -1,5 +1,6 @@
 """Deliver: one ONNX file per sub-model, checked against torch, in a bundle folder."""
 
+import copy
 import importlib.metadata
 import platform
 import warnings
@@ -28,7 +29,7 @@ from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
 from partitioner.export.sessions import member_contribution, open_member, open_session, run_session
 from partitioner.fusion.early_exit_bounds import measure_bounds
 from partitioner.fusion.stacking import fit_fusion
-from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel
+from partitioner.networks.members import Member, build_member, deployed
 from partitioner.networks.teacher import Teacher
 from partitioner.run.progress import Progress
 from partitioner.training.context import Work
@@ -54,13 +55,14 @@ class ParityError(MDPError):
 class ServedMember(nn.Module):
     """What a device runs: uint8 `[N, H, W, 3]` -> both heads `[N, C]`."""
 
-    def __init__(self, submodel: SubModel) -> None:
+    def __init__(self, submodel: Member) -> None:
         super().__init__()
-        self.normalise, self.submodel = Normalise(MEAN, STD), submodel
+        # A copy, so that its constants are not among the sub-model's weights.
+        self.normalise, self.submodel = copy.deepcopy(submodel.normalise), submodel
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Boost and bag logits."""
-        output = self.submodel(self.normalise(images.permute(0, 3, 1, 2).float()))
+        output = self.submodel.of_normalised(self.normalise(images.permute(0, 3, 1, 2).float()))
         return output.boost, output.bag
 
 
@@ -193,7 +195,7 @@ def _write_member(
     calibration: Pixels,
 ) -> float:
     """Write one model in the planned precision; returns the fp32 one's difference from torch."""
-    model = to_onnx(module, assignment.spec.image_size, ["boost", "bag"], properties)
+    model = to_onnx(deployed(module), assignment.spec.image_size, ["boost", "bag"], properties)
     write_bytes(path, model)
     error = check_parity(path, module, pixels, ["boost", "bag"])
     write_bytes(path, quantised(model, assignment.spec.precision, calibration))
@@ -244,7 +246,7 @@ def _untrained_member(assignment: Assignment, folder: Path, name: str, num_class
     size = assignment.spec.image_size
     with torch.random.fork_rng():
         torch.manual_seed(assignment.k)
-        module = ServedMember(SubModel(assignment.vit, num_classes))
+        module = ServedMember(build_member(assignment.spec, num_classes))
     shape = (MIN_RANGE_PICTURES, size, size, 3)
     noise = np.random.default_rng(assignment.k).integers(0, 256, shape, dtype=np.uint8)
     properties = _properties(assignment, name, num_classes) | {"mdp_" + UNTRAINED: "true"}

@@ -33,7 +33,7 @@ def weights_in(folder: Path) -> dict[str, Path]:
 
 
 def weights_of(folder: Path | None, names: Iterable[str]) -> dict[str, Path]:
-    """The files of these networks; without a folder none. Raises InputError where one is missing."""
+    """The files of these networks, none without a folder; raises InputError for a missing one."""
     if folder is None:
         return {}
     found = weights_in(folder)

@@ -24,6 +24,7 @@ from partitioner.training.checkpoint import State, restore, save
 from partitioner.training.compute import training_device
 from partitioner.training.distributed import (
     agreed,
+    average_statistics,
     from_first,
     is_first,
     parallel,
@@ -117,6 +118,7 @@ def fit(
     if stage.patience and validate is None:
         raise ValueError("patience needs something to validate with")
     device = training_device()
+    _check_batches(module, stage)
     module.to(device)
     optimiser = torch.optim.AdamW(
         _parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
@@ -129,6 +131,19 @@ def fit(
         module.load_state_dict(state.best)
     module.eval()
     return state.curve
+
+
+def _check_batches(module: nn.Module, stage: Stage) -> None:
+    """Raise InputError where a batch norm would have the statistics of one picture."""
+    batches = math.ceil(stage.pictures / stage.schedule.batch_size)
+    least = stage.pictures // batches // world().size
+    if least < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+        raise shared(
+            InputError(
+                f"{stage.name}: expected batches of at least 2 pictures for each process, for its "
+                f"batch norms, got {least}: give a larger batch size"
+            )
+        )
 
 
 def _taken_up(module: nn.Module, optimiser: torch.optim.Optimizer, stage: Stage) -> State:
@@ -194,6 +209,7 @@ def _epoch(training: _Training, epoch: int, said: Callable[[float], None]) -> di
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + loss / batches
         said(losses["loss"])
+    average_statistics(training.module)
     return {**sums, "seconds": time.monotonic() - started_s}
 
 
