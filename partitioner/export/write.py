@@ -88,6 +88,8 @@ def to_onnx(
     with warnings.catch_warnings():
         # torch.export copies pytree specs in a way that its own pytree module has deprecated.
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        # Some of timm's networks keep attention biases that they have once looked up.
+        warnings.filterwarnings("ignore", r"(?s)The tensor attribute.*during export", UserWarning)
         program: Any = torch.onnx.export(
             module.eval(),
             (example,),
