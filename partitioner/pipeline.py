@@ -1,6 +1,6 @@
 """The four steps of a build, each of which finds out what is done already."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
@@ -11,6 +11,7 @@ from mdp.errors import ConfigError, InputError, MDPError, PlanRefused
 from mdp.files import read_json
 from mdp.formats.bundle import MANIFEST, Bundle, Manifest, sha256_of
 from mdp.formats.plan import Plan, TeacherSpec
+from mdp.formats.profile import DeviceProfile
 from partitioner.data.datasets import DIGITS, SPLITS, Dataset, open_dataset
 from partitioner.export.evaluate import Report, evaluate, write_report
 from partitioner.run.folder import RunFolder, default_run
@@ -311,4 +312,47 @@ def evaluate_step(
             report = evaluate(bundle, data, None, Path(cache), progress)
     if write:
         write_report(bundle, report)
+    return report
+
+
+def quantise_step(
+    bundle: Bundle,
+    data: Dataset,
+    run: RunFolder,
+    profiles: Sequence[DeviceProfile],
+    progress: Progress,
+) -> Report | None:
+    """Serve networks of an fp32 bundle in static int8 where the profiles show them to be faster.
+
+    The gate of `mdp-partition quantize` decides, and plain ViTs stay as they were planned. Returns
+    the new evaluation, or None where nothing was kept.
+    """
+    from partitioner.export.precision_choice import MAX_LOSS, needed_pictures
+    from partitioner.export.quantize_bundle import quantise
+    from partitioner.export.quantize_trials import Asked as AskedPrecisions
+
+    plan, needed = bundle.manifest.plan, needed_pictures(MAX_LOSS)
+    networks = [a.k for a in plan.assignments if a.network is not None]
+    planned = {a.spec.precision for a in plan.assignments}
+    if not networks or planned != {"fp32"} or bundle.manifest.quantisation is not None:
+        return None
+    if len(data.calibration) < needed:
+        progress.note(
+            f"int8 not tried: {len(data.calibration)} calibration pictures show too little, "
+            f"expected {needed}"
+        )
+        return None
+    devices = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
+    asked = AskedPrecisions(
+        max_loss=MAX_LOSS,
+        profiles=[profile for profile in profiles if profile.name in devices],
+        ways=[("int8-static", "onnxruntime")],
+        members=networks,
+    )
+    report = quantise(bundle, data, run, asked, bundle.path, run.cache, progress)
+    record = Bundle.open(bundle.path).manifest.quantisation
+    for member in [] if record is None else record.members:
+        for tried in member.tried:
+            kept = "kept" if tried.kept else "not kept"
+            progress.note(f"sub-model {member.k} in {tried.precision}: {kept}: {tried.reason}")
     return report

@@ -219,12 +219,15 @@ def build(
                 return
             steps.export_step(work, out, named)
             report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress, write=True)
+            measured = [device.profile for device in planned.problem.devices]
+            quantised = steps.quantise_step(Bundle.open(out), pictures, folder, measured, progress)
+            report = quantised or report
     built = Bundle.open(out)
     if json:
         value = {"bundle": str(out), "digest": built.digest, "run": str(folder.path)}
         console.print_json({**value, **report.as_json(built)})
     else:
-        _tables().print_report(report, made)
+        _tables().print_report(report, built.manifest.plan)
         _tables().print_written(built, folder.path)
 
 
