@@ -122,9 +122,9 @@ def test_a_stopped_training_ends_with_the_same_statistics(
     shutil.copytree(built.work.run.path, run)
     for file in ("member-0", "member-1", "joint-0", "joint-1"):
         (run / f"{file}.safetensors").unlink()
-    from partitioner.training import loop
+    from partitioner.training import checkpoint, loop
 
-    kept = loop.save
+    kept = checkpoint.save
 
     def stopping(*state: Any) -> None:
         kept(*state)
