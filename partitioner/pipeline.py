@@ -148,7 +148,7 @@ def _settled(
     with together():
         _check_plan(plan, asked.schedule)
         _check_calibration(data)
-        mine = settings_for(asked, data, plan.decomposed, weights)
+        mine = settings_for(asked, data, plan.require_teacher(), weights)
         if is_first():
             run.start_or_continue(mine, plan)
     with together():
@@ -184,15 +184,15 @@ def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
 
     if plan.refused:
         raise PlanRefused(f"plan refused: {plan.reason}")
-    built = teacher_spec(plan.decomposed.name, plan.decomposed.args)
-    changed = differences(plan.decomposed, built)
+    built = teacher_spec(plan.require_teacher().name, plan.require_teacher().args)
+    changed = differences(plan.require_teacher(), built)
     if changed:
         raise ConfigError(f"plan, key `teacher`: not the shape of {built.name!r}: {changed}")
     for assignment in plan.assignments:
         check_member(assignment.spec, schedule.trunks)
     if schedule.start == "teacher":
         vits = [a.submodel for a in plan.assignments if a.submodel is not None]
-        check_heritage(plan.decomposed, vits)
+        check_heritage(plan.require_teacher(), vits)
 
 
 def reopen(run: RunFolder, progress: Progress) -> Work:

@@ -277,8 +277,8 @@ def _export_teacher(work: Work) -> None:
     if path.is_file():
         return
     teacher = ServedTeacher(ensure_teacher(work, None)).cpu()
-    size = work.plan.decomposed.shape.image_size
-    properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.decomposed.name}
+    size = work.plan.require_teacher().shape.image_size
+    properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.require_teacher().name}
     write_bytes(path, to_onnx(teacher, size, ["logits"], properties))
     pixels = work.teacher_pixels("test")[:_COMPARED]
     try:

@@ -49,7 +49,7 @@ class Work:
     @property
     def teacher_view(self) -> View:
         """What the teacher sees of a picture."""
-        return View(self.plan.decomposed.shape.image_size)
+        return View(self.plan.require_teacher().shape.image_size)
 
     def teacher_pixels(self, split: SplitName) -> Views:
         """A split `[N, S, S, 3]` as the teacher sees it, unchanged."""

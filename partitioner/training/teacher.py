@@ -38,7 +38,9 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
     `checkpoint` is the user's file to start from. Raises InputError where it does not fit.
     """
     if finished(work.run.teacher):
-        teacher = build_teacher(work.plan.decomposed, len(work.data.labels), pretrained=False)
+        teacher = build_teacher(
+            work.plan.require_teacher(), len(work.data.labels), pretrained=False
+        )
         teacher.load_state_dict(load_weights(work.run.teacher))
         return teacher.eval()
     # The first process downloads or complains, the others find the files.
@@ -54,7 +56,7 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
 
 
 def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
-    settings, spec = work.settings, work.plan.decomposed
+    settings, spec = work.settings, work.plan.require_teacher()
     pretrained = settings.teacher.pretrained
     torch.manual_seed(derived_seed(settings.seed, "teacher", "init"))
     if pretrained:

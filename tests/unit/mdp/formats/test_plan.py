@@ -170,7 +170,7 @@ def test_an_assignment_holds_a_network_instead_of_a_vit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sub-model 0 is 152 px, tf_efficientnet_lite0: expected"):
         _ = other.vit
     with pytest.raises(ConfigError, match="the plan has no teacher"):
-        _ = changed_plan.decomposed
+        changed_plan.require_teacher()
 
 
 @pytest.mark.parametrize("network", [None, NETWORK])

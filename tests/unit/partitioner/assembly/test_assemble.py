@@ -230,4 +230,4 @@ def test_a_bundle_of_networks_can_be_quantised_but_not_trained(
     with pytest.raises(ConfigError, match="expected a plain ViT"):
         members_of(bundle.manifest.plan)
     with pytest.raises(ConfigError, match="the plan has no teacher"):
-        _ = bundle.manifest.plan.decomposed
+        bundle.manifest.plan.require_teacher()

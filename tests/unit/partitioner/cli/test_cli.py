@@ -397,7 +397,7 @@ def untrained_plan(path: Path, *, members: int = 2, **changes: object) -> None:
         msgspec.structs.replace(plan.assignments[1], runtime="openvino"),
     ]
     # Only shapes count, so the teacher may be anybody.
-    teacher = msgspec.structs.replace(plan.decomposed, name="nobody_s_teacher")
+    teacher = msgspec.structs.replace(plan.require_teacher(), name="nobody_s_teacher")
     made = msgspec.structs.replace(plan, assignments=assignments[:members], teacher=teacher)
     write_toml(path, made)
 
