@@ -182,27 +182,23 @@ def parallel(module: "nn.Module", device: "torch.device", *, in_parts: bool) -> 
     from torch.nn.parallel import DistributedDataParallel
 
     devices = [device] if device.type == "cuda" else None
-    # Running statistics are averaged once an epoch instead: `average_statistics`.
-    return DistributedDataParallel(
-        module, device_ids=devices, find_unused_parameters=in_parts, broadcast_buffers=False
-    )
+    return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=in_parts)
 
 
-def average_statistics(module: "nn.Module") -> None:
-    """Give every process the mean of all processes' running statistics.
+def share_statistics(module: "nn.Module") -> None:
+    """Give every process the running statistics of the first one.
 
-    They are moving averages, which are linear in what was seen, so their mean once an epoch is what
-    the mean of every batch's statistics would have come to.
+    Each batch starts from those; what the last one changed is each process's own until then.
     """
     if world().size == 1:
         return
+    from torch import distributed
     from torch.nn.modules.batchnorm import _BatchNorm
 
     for norm in module.modules():
         if isinstance(norm, _BatchNorm):
-            for mean in (norm.running_mean, norm.running_var):
-                if mean is not None:
-                    summed(mean).div_(world().size)
+            for buffer in norm.buffers():
+                distributed.broadcast(buffer, src=0)
 
 
 def summed(values: "Tensor") -> "Tensor":

@@ -24,11 +24,11 @@ from partitioner.training.checkpoint import State, restore, save
 from partitioner.training.compute import training_device
 from partitioner.training.distributed import (
     agreed,
-    average_statistics,
     from_first,
     is_first,
     parallel,
     share_of,
+    share_statistics,
     shared,
     summed,
     together,
@@ -209,7 +209,7 @@ def _epoch(training: _Training, epoch: int, said: Callable[[float], None]) -> di
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + loss / batches
         said(losses["loss"])
-    average_statistics(training.module)
+    share_statistics(training.module)
     return {**sums, "seconds": time.monotonic() - started_s}
 
 

@@ -446,7 +446,7 @@ def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path) -> No
 
 
 def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
-    spectiny_plan().require_teacher()
+    spec_ = tiny_plan().require_teacher()
     photographs = steps.settings_for(asked(built.tree), built.data, spec_)
     digits = steps.settings_for(asked("digits"), open_dataset("digits"), spec_)
     assert (photographs.augmentation.flip, digits.augmentation.flip) == (True, False)
