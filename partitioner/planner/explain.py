@@ -67,7 +67,7 @@ def why(problem: Problem, seats: Sequence[Seat], k: int, limits: Limits) -> str:
     text = f"{pick} takes {taken(pick, limits)}, and "
     following = next_bigger(device, pick, limits.pace)
     if following is None:
-        return text + "none with this picture size and below the teacher is bigger"
+        return text + "none tried with this picture size is bigger"
     text += f"the next bigger one with this picture size ({following})"
     limit = limit_broken(device, following, limits)
     if limit:
