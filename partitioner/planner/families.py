@@ -42,6 +42,12 @@ def families_of(
     networks: list[Network] = []
     if named is None:
         networks = [n for n in catalogue().values() if weights is not None and n.name in weights]
+        if weights is not None and not networks:
+            there = ", ".join(sorted(weights)) or "no weights"
+            raise InputError(
+                f"--weights: expected a file named after a network of the catalogue, such as "
+                f"{next(iter(catalogue()))}.safetensors, found {there}"
+            )
     for name in named or ():
         networks += [n for n in _called(name, weights) if n not in networks]
     vits = named is None or bool({PLAIN_VIT.lower(), EVERY} & {name.lower() for name in named})

@@ -56,11 +56,12 @@ def test_networks_are_planned_where_their_weights_are_at_hand_or_where_they_are_
     ("named", "weights", "said"),
     [
         (["resnet"], None, "--families: expected ViT, MobileNetV4, .*, got 'resnet'"),
+        (None, {"resnet50"}, "--weights: expected a file named after .*, found resnet50"),
         (["LCNet"], {LITE0}, "--families LCNet: expected weights of one of lcnet_050 in --weights"),
     ],
 )
 def test_a_family_that_cannot_be_had_is_refused(
-    named: list[str], weights: set[str] | None, said: str
+    named: list[str] | None, weights: set[str] | None, said: str
 ) -> None:
     with pytest.raises(InputError, match=said):
         families_of(named, weights, BASE.shape, 10)
