@@ -220,9 +220,9 @@ def _epoch(training: _Training, epoch: int, said: Callable[[float], None]) -> di
 def _settle_statistics(training: _Training) -> None:
     """Take the statistics of batch norms anew, with the weights as they are now.
 
-    Moving averages lag behind weights that move: after 21 steps a network was right on 10 % of the
-    pictures with them and on 18 % with these, after 42 on 21 and 19 % (500 pictures). After Wu and
-    Johnson, Rethinking "Batch" in BatchNorm, 2021 (arXiv 2105.07576). Every process does the same.
+    Moving averages lag behind weights that move, which shows in short trainings (docs/lab-log.md).
+    After Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021 (arXiv 2105.07576). Every process
+    does the same.
     """
     module, stage = training.module, training.stage
     norms = [
