@@ -214,7 +214,7 @@ class SingleDevice(Record, frozen=True):
     device: DeviceName
     predicted_ms: PredictedMs
     is_teacher: bool
-    #: A plain ViT or any other network: one of the two.
+    #: Either a plain ViT or a public network.
     submodel: SubModelSpec | None = None
     network: NetworkSpec | None = None
     #: Predicted, as a fraction of pictures.
@@ -226,7 +226,7 @@ class SingleDevice(Record, frozen=True):
 
     @property
     def spec(self) -> Spec:
-        """What it runs, of whichever family."""
+        """What it runs."""
         spec = self.network if self.submodel is None else self.submodel
         assert spec is not None
         return spec
