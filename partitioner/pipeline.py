@@ -1,8 +1,9 @@
 """The four steps of a build, each of which finds out what is done already."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 
 import msgspec
 
@@ -10,6 +11,7 @@ from mdp.errors import ConfigError, InputError, MDPError, PlanRefused
 from mdp.files import read_json
 from mdp.formats.bundle import MANIFEST, Bundle, Manifest, sha256_of
 from mdp.formats.plan import Plan, TeacherSpec
+from mdp.formats.profile import DeviceProfile
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.data.datasets import DIGITS, SPLITS, Dataset, SplitName, open_dataset
 from partitioner.export.evaluate import Report, evaluate, write_report
@@ -23,12 +25,18 @@ from partitioner.run.settings import (
     TeacherFacts,
     differences,
 )
+from partitioner.run.weights import weights_of
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
 
 
-def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
-    """What this run's settings.json has to say."""
+def settings_for(
+    asked: Asked,
+    data: Dataset,
+    teacher: TeacherSpec,
+    weights: Mapping[str, Path] = MappingProxyType({}),
+) -> Settings:
+    """What this run's settings.json has to say; `weights` are those of the plan's networks."""
     from partitioner.data.augment import check_policy
     from partitioner.training.compute import quicker_autocast
 
@@ -57,6 +65,7 @@ def settings_for(asked: Asked, data: Dataset, teacher: TeacherSpec) -> Settings:
         augmentation=msgspec.structs.replace(
             asked.augmentation, flip=data.source != DIGITS if flip is None else flip
         ),
+        weights={name: sha256_of(path) for name, path in weights.items()},
     )
 
 
@@ -164,8 +173,12 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     from partitioner.training.members import train_members
     from partitioner.training.teacher import ensure_targets, ensure_teacher
 
-    settings = _settled(run, plan, data, asked)
-    work = Work(run, settings, plan, data, progress)
+    named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
+    with together():
+        weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
+    settings = _settled(run, plan, data, asked, weights)
+    known = {k: weights[name] for k, name in named.items() if name in weights}
+    work = Work(run, settings, plan, data, progress, known)
     if data.remark:
         progress.note(data.remark)
     # Pictures that cannot be read have to show up now, all at once, not after hours of training.
@@ -196,12 +209,14 @@ def _cut_views(cut: Callable[[SplitName], object], progress: Progress) -> None:
         raise UnreadablePictures(broken)
 
 
-def _settled(run: RunFolder, plan: Plan, data: Dataset, asked: Asked) -> Settings:
+def _settled(
+    run: RunFolder, plan: Plan, data: Dataset, asked: Asked, weights: Mapping[str, Path]
+) -> Settings:
     """The first process's settings, which are in the run folder from now on; raises InputError."""
     with together():
         _check_plan(plan, asked.schedule)
         _check_calibration(data)
-        mine = settings_for(asked, data, plan.decomposed)
+        mine = settings_for(asked, data, plan.require_teacher(), weights)
         if is_first():
             run.start_or_continue(mine, plan)
     with together():
@@ -231,20 +246,21 @@ def _check_calibration(data: Dataset) -> None:
 
 def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
     """Raise unless the plan may be built as asked and its teacher has the shape that it says."""
-    from partitioner.networks.submodel import check_trunks
+    from partitioner.networks.members import check_member
     from partitioner.networks.teacher import teacher_spec
     from partitioner.networks.weight_init import check_heritage
 
     if plan.refused:
         raise PlanRefused(f"plan refused: {plan.reason}")
-    built = teacher_spec(plan.decomposed.name, plan.decomposed.args)
-    changed = differences(plan.decomposed, built)
+    built = teacher_spec(plan.require_teacher().name, plan.require_teacher().args)
+    changed = differences(plan.require_teacher(), built)
     if changed:
         raise ConfigError(f"plan, key `teacher`: not the shape of {built.name!r}: {changed}")
     for assignment in plan.assignments:
-        check_trunks(assignment.vit, schedule.trunks)
+        check_member(assignment.spec, schedule.trunks)
     if schedule.start == "teacher":
-        check_heritage(plan.decomposed, [assignment.vit for assignment in plan.assignments])
+        vits = [a.submodel for a in plan.assignments if a.submodel is not None]
+        check_heritage(plan.require_teacher(), vits)
 
 
 def reopen(run: RunFolder, progress: Progress) -> Work:
@@ -364,4 +380,47 @@ def evaluate_step(
             report = evaluate(bundle, data, None, Path(cache), progress)
     if write:
         write_report(bundle, report)
+    return report
+
+
+def quantise_step(
+    bundle: Bundle,
+    data: Dataset,
+    run: RunFolder,
+    profiles: Sequence[DeviceProfile],
+    progress: Progress,
+) -> Report | None:
+    """Serve networks of an fp32 bundle in static int8 where the profiles show them to be faster.
+
+    The gate of `mdp-partition quantize` decides, and plain ViTs stay as they were planned. Returns
+    the new evaluation, or None where nothing was kept.
+    """
+    from partitioner.export.precision_choice import MAX_LOSS, needed_pictures
+    from partitioner.export.quantize_bundle import quantise
+    from partitioner.export.quantize_trials import Asked as AskedPrecisions
+
+    plan, needed = bundle.manifest.plan, needed_pictures(MAX_LOSS)
+    networks = [a.k for a in plan.assignments if a.network is not None]
+    planned = {a.spec.precision for a in plan.assignments}
+    if not networks or planned != {"fp32"} or bundle.manifest.quantisation is not None:
+        return None
+    if len(data.calibration) < needed:
+        progress.note(
+            f"int8 not tried: {len(data.calibration)} calibration pictures show too little, "
+            f"expected {needed}"
+        )
+        return None
+    devices = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
+    asked = AskedPrecisions(
+        max_loss=MAX_LOSS,
+        profiles=[profile for profile in profiles if profile.name in devices],
+        ways=[("int8-static", "onnxruntime")],
+        members=networks,
+    )
+    report = quantise(bundle, data, run, asked, bundle.path, run.cache, progress)
+    record = Bundle.open(bundle.path).manifest.quantisation
+    for member in [] if record is None else record.members:
+        for tried in member.tried:
+            kept = "kept" if tried.kept else "not kept"
+            progress.note(f"sub-model {member.k} in {tried.precision}: {kept}: {tried.reason}")
     return report

@@ -160,11 +160,12 @@ def plan_alone(plan: Plan, link: Link) -> Plan | None:
     alone = plan.single_device
     if alone is None or alone.submodel is None:
         return None
-    spec = alone.submodel
+    spec = alone.spec
     assignment = Assignment(
         k=0,
         device=alone.device,
-        submodel=spec,
+        submodel=alone.submodel,
+        network=alone.network,
         predicted_ms=alone.predicted_ms,
         memory_bytes=memory_bytes(spec, NUM_CLASSES),
         provider="CPUExecutionProvider",

@@ -263,7 +263,7 @@ class _Served:
         """What the bursts came to, and what was predicted."""
         low, middle, high = np.percentile(self.latency_ms, (10, 50, 90))
         return PlanRow(
-            teacher=self._plan.decomposed.name,
+            teacher=self._plan.require_teacher().name,
             target_ms=self._plan.target_ms,
             members=[
                 MemberRow(

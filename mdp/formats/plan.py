@@ -282,8 +282,7 @@ class Plan(Record, frozen=True):
         if len(set(devices)) != len(devices):
             raise ValueError("`replicas` name a device twice, or one that has an assignment")
 
-    @property
-    def decomposed(self) -> TeacherSpec:
+    def require_teacher(self) -> TeacherSpec:
         """The teacher; raises ConfigError for an assembled plan, which has none."""
         if self.teacher is None:
             raise ConfigError(

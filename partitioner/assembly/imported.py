@@ -10,22 +10,22 @@ from torch import Tensor, nn
 from mdp.errors import InputError
 from mdp.pictures.crop import Pixels
 from partitioner.assembly.members import Model
+from partitioner.export.write import ServedMember
 from partitioner.networks.families import (
     Backbone,
     FamilyMember,
-    ServedFamily,
     create,
     cut_classifier,
     normalisation,
+    read_state,
 )
 from partitioner.networks.submodel import Normalise
-from partitioner.torchvision_shim import import_timm
 
 HEADS = ["boost", "bag"]
 
 
 class ServedClassifier(nn.Module):
-    """The same of a network with one classifier, whose logits are both heads."""
+    """What a device runs of a network with one classifier, whose logits are both heads."""
 
     def __init__(self, normalise: Normalise, network: nn.Module, rows: list[int] | None) -> None:
         super().__init__()
@@ -56,21 +56,6 @@ def timm_module(model: Model, weights: Path, names: int, rows: list[int]) -> nn.
     return ServedClassifier(normalise, network, None).eval()
 
 
-def read_state(weights: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or torch file; raises InputError."""
-    import_timm()
-    from timm.models import load_state_dict
-
-    if not weights.is_file():
-        raise InputError(f"{weights}: expected a file of weights, found none")
-    try:
-        state: dict[str, Tensor] = load_state_dict(str(weights), use_ema=False)
-    except Exception as error:  # pickle's and safetensors' errors share no base
-        text = " ".join(str(error).split())[:200]
-        raise InputError(f"{weights}: expected a file of weights: {text}") from error
-    return state
-
-
 def _of_two_heads(
     backbone: Backbone, state: dict[str, Tensor], weights: Path, names: int, rows: list[int]
 ) -> nn.Module:
@@ -85,7 +70,7 @@ def _of_two_heads(
         text = " ".join(str(error).split())[:200]
         raise InputError(f"{weights}: expected the tensors of {backbone.name}: {text}") from error
     member.boost, member.bag = (cut_classifier(head, rows) for head in (member.boost, member.bag))
-    return ServedFamily(member).eval()
+    return ServedMember(member).eval()
 
 
 def onnx_member(model: Model, path: Path, names: int, rows: list[int]) -> tuple[bytes, int]:

@@ -34,6 +34,7 @@ from partitioner.cli.common import (
 from partitioner.cli.options import RecipeOption, takes
 from partitioner.cli.plan import (
     ArgumentsOption,
+    FamiliesOption,
     PrecisionOption,
     ProfilesOption,
     RunsOption,
@@ -175,6 +176,7 @@ def build(
     precision: PrecisionOption = None,
     runs: RunsOption = None,
     teacher_arg: ArgumentsOption = None,
+    families: FamiliesOption = None,
     run: OwnRunOption = None,
     name: NameOption = None,
     recipe: RecipeOption = None,
@@ -220,6 +222,7 @@ def build(
                     pictures=len(pictures.train), epochs=schedule.epochs,
                     start="scratch" if schedule.start == "scratch" else "cut",
                 ),
+                families=families, weights=options.weights_folder,
             )  # fmt: skip
             made = planned.plan
             if is_first() and (not json or made.refused):
@@ -232,12 +235,15 @@ def build(
                 return
             steps.export_step(work, out, named)
             report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress, write=True)
+            measured = [device.profile for device in planned.problem.devices]
+            quantised = steps.quantise_step(Bundle.open(out), pictures, folder, measured, progress)
+            report = quantised or report
     built = Bundle.open(out)
     if json:
         value = {"bundle": str(out), "digest": built.digest, "run": str(folder.path)}
         console.print_json({**value, **report.as_json(built)})
     else:
-        _tables().print_report(report, made)
+        _tables().print_report(report, built.manifest.plan)
         _tables().print_written(built, folder.path)
 
 

@@ -39,8 +39,16 @@ RunsOption = Annotated[
         "--runs", help="Evaluated bundles of your own, which accuracy is predicted from too."
     ),
 ]
+FamiliesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--families",
+        help="What members may be of: ViT, cut from the teacher, families or names of timm's "
+        "networks, or all; default: ViT, and networks with a file in --weights.",
+    ),
+]
 #: Options of which one may give several values.
-LISTS = ("--profiles", "--teacher-arg", "--precision", "--runs")
+LISTS = ("--profiles", "--teacher-arg", "--precision", "--runs", "--families")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -57,6 +65,11 @@ def plan(
     precision: PrecisionOption = None,
     runs: RunsOption = None,
     teacher_arg: ArgumentsOption = None,
+    families: FamiliesOption = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(help="Folder of pretrained weights of networks, as for build."),
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Count the classes of these pictures; else 1,000.")
     ] = None,
@@ -95,7 +108,8 @@ def plan(
     with interruptible("nothing was written"):
         planned = _planned(
             teacher, teacher_arg, profiles, options, data, epochs,
-            precision=precision, runs=runs, explained=explain, front=pareto or plot is not None,
+            precision=precision, runs=runs, families=families, weights=weights,
+            explained=explain, front=pareto or plot is not None,
         )  # fmt: skip
     show(planned, json, front=pareto)
     if plot is not None:
@@ -116,6 +130,8 @@ def _planned(
     *,
     precision: list[str] | None,
     runs: list[Path] | None,
+    families: list[str] | None,
+    weights: Path | None,
     explained: bool,
     front: bool,
 ) -> "Planned":
@@ -138,6 +154,8 @@ def _planned(
         precisions=precisions_of(precision, options.any_precision),
         runs=runs or [],
         training=training,
+        families=families,
+        weights=weights,
         explained=explained,
         front=front,
     )

@@ -83,7 +83,7 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
         "k", Column("device", overflow="fold"),
         Column("sub-model, width x depth", overflow="fold"),
         "compute ms", "network ms", "total ms", "memory MB",
-        title=f"plan for {plan.decomposed.name} ({plan.decomposed.shape.words}), "
+        title=f"plan for {plan.require_teacher().name} ({plan.require_teacher().shape.words}), "
         f"target {plan.target_ms:g} ms",
         caption=caption,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.profile import Precision, read_profiles
 from partitioner.cli.common import JsonOption, OwnRunOption, interruptible
 from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.export.precision_choice import MAX_LOSS
 from partitioner.export.quantize import WAYS
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -42,7 +43,7 @@ def quantize(
     ] = None,
     max_loss: Annotated[
         float, typer.Option(help="Percentage points that the fused answer may lose.")
-    ] = 0.5,
+    ] = 100 * MAX_LOSS,
     precision: Annotated[
         list[str] | None,
         typer.Option(help=f"Only these: {', '.join(get_args(Precision))}; default: all."),

@@ -24,7 +24,7 @@ def print_report(report: Report, plan: Plan) -> None:
         teacher, took_ms = evaluation.teacher, report.teacher_latency_ms
         elsewhere = f" on {teacher.pictures:,} of {teacher.data}" if teacher.pictures else ""
         alone.add_row(
-            f"teacher {plan.decomposed.name}", plan.decomposed.shape.words,
+            f"teacher {plan.require_teacher().name}", plan.require_teacher().shape.words,
             f"{teacher.accuracy:.2%}{elsewhere}", "" if took_ms is None else f"{took_ms:.2f}",
             end_section=True,
         )  # fmt: skip

@@ -13,6 +13,7 @@ from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     Array,
+    Start,
     Task,
     Training,
     accuracy_of,
@@ -94,6 +95,8 @@ class Predictor:
     num_classes: int
     #: Pictures and epochs that a member will be trained for; None: not said, as long as it takes.
     training: Training | None = None
+    #: Networks that start from published weights; None: all of them.
+    pretrained: frozenset[str] | None = None
     #: Nine of ten capabilities lie within exp(this) of the predicted one.
     spread: float = 0.0
     #: Why nothing on file is like this training; empty where something is.
@@ -125,16 +128,16 @@ class Predictor:
         return np.asarray(self.factor * values)
 
     def _training(self, spec: Spec) -> Training | None:
-        """A network starts from its published weights, a plain ViT is cut from the teacher."""
+        """A plain ViT is cut from the teacher, a network starts from published weights if any."""
         if self.training is None or _same_shape(spec, self.teacher):
             return None  # the teacher itself is not trained again
         if self.training.start == "scratch":
             return self.training
-        return Training(
-            pictures=self.training.pictures,
-            epochs=self.training.epochs,
-            start="pretrained" if isinstance(spec, NetworkSpec) else "cut",
-        )
+        start: Start = "cut"
+        if isinstance(spec, NetworkSpec):
+            known = self.pretrained is None or spec.name in self.pretrained
+            start = "pretrained" if known else "scratch"
+        return structs.replace(self.training, start=start)
 
     def accuracy(self, capability: float) -> float:
         """Share of right answers."""

@@ -126,10 +126,11 @@ def run_of_bundle(path: Path, manifest: Manifest) -> RecordedRun:
         RecordedSubset(members=subset.members, accuracy=subset.stacked)
         for subset in evaluation.subsets
     ]
+    teacher = manifest.plan.require_teacher()
     return RecordedRun(
         name=manifest.name,
-        source=f"{evaluation.data} {evaluation.data_digest[:8]}, {manifest.plan.decomposed.name}",
-        teacher=manifest.plan.decomposed.shape,
+        source=f"{evaluation.data} {evaluation.data_digest[:8]}, {teacher.name}",
+        teacher=teacher.shape,
         teacher_accuracy=min(max(evaluation.teacher.accuracy, 1e-6), 1 - 1e-6),
         members=members_of(manifest.plan),
         subsets=subsets,

@@ -10,17 +10,20 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from mdp.errors import InputError
-from mdp.formats.plan import PredictedMs, SubModelSpec
+from mdp.formats.plan import PredictedMs, Spec, SubModelSpec
 from mdp.formats.profile import DeviceProfile, LatencyPoint, Precision, RuntimeName
 from partitioner.estimates.latency_fit import fit_terms
 from partitioner.estimates.latency_quantiles import Spread, spread_of
 from partitioner.estimates.latency_terms import Array, dimensions, terms
 from partitioner.estimates.macs import macs
 from partitioner.estimates.network import choose_encoding, network_ms
+
+AnySpec = TypeVar("AnySpec", bound=Spec, contravariant=True)
 
 #: A formula needs at least this many points.
 MIN_POINTS = 3
@@ -243,6 +246,13 @@ class LatencyModel:
         return ", ".join(said)
 
 
+class Latency(Protocol[AnySpec]):
+    """What predicts the milliseconds of sub-models of some kinds."""
+
+    def predict_ms(self, spec: AnySpec, num_classes: int) -> float:
+        """Predicted compute milliseconds of one picture; raises InputError."""
+
+
 def _ranges(specs: Sequence[SubModelSpec], batches: Array) -> dict[str, tuple[float, float]]:
     """Smallest and largest of every dimension, and of the multiply-accumulates of a run."""
     columns = dimensions(specs)
@@ -297,7 +307,7 @@ def relative_errors(model: LatencyModel, points: Sequence[LatencyPoint]) -> list
 
 
 def predict(
-    profile: DeviceProfile, model: LatencyModel, spec: SubModelSpec, num_classes: int
+    profile: DeviceProfile, model: Latency[AnySpec], spec: AnySpec, num_classes: int
 ) -> PredictedMs:
     """Predicted milliseconds of one picture on one device, to the microsecond."""
     encoding = choose_encoding(profile.link, spec.image_size, num_classes)

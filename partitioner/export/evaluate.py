@@ -81,7 +81,7 @@ class Report:
             member["macs"] = macs(assignment.spec, classes)
         if value["teacher"] is not None:
             value["teacher"]["latency_ms"] = self.teacher_latency_ms
-            value["teacher"]["macs"] = macs(plan.decomposed.shape, classes)
+            value["teacher"]["macs"] = macs(plan.require_teacher().shape, classes)
         return value
 
 
@@ -294,7 +294,7 @@ def _teacher(
     if bundle.manifest.provenance.get("run_digest") != run.digest(bundle.manifest.plan):
         progress.note(f"{run.path}: not the run that {bundle.path} was made of: teacher left out")
         return None
-    view = View(bundle.manifest.plan.decomposed.shape.image_size)
+    view = View(bundle.manifest.plan.require_teacher().shape.image_size)
     pixels = load_views(data.test, [view], cache, progress, "test split, for the teacher")[0]
     session = open_session(run.teacher_onnx)
     kept = run.answers(data.test.digest[:16]) if run.teacher.is_file() else None

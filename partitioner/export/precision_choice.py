@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec.structs import replace as changed
 
-from mdp.formats.plan import SubModelSpec
+from mdp.formats.plan import NetworkSpec, SubModelSpec
 from mdp.formats.profile import DeviceProfile, LatencyPoint, Precision, RuntimeName
+from partitioner.estimates import latency
+from partitioner.estimates.latency_networks import fit_networks
 from partitioner.estimates.macs import macs
 
 Way = tuple[Precision, RuntimeName]
@@ -20,6 +23,8 @@ Way = tuple[Precision, RuntimeName]
 PLAIN: Way = ("fp32", "onnxruntime")
 #: A candidate has to save this share of fp32's time; less is within what two runs differ by.
 MIN_GAIN = 0.03
+#: What the fused answer may lose unless something else is asked for, a fraction.
+MAX_LOSS = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +99,33 @@ def profile_timing(
     ratio = math.exp(float(np.interp(at, size, faster - slower)))
     fp32_ms = math.exp(float(np.interp(at, size, slower)))
     return Timing(compute_ms=fp32_ms * ratio, fp32_ms=fp32_ms)
+
+
+def network_timing(
+    profile: DeviceProfile,
+    network: NetworkSpec,
+    way: Way,
+    *,
+    threads: int,
+    provider: str,
+    against: Way = PLAIN,
+) -> Timing | str:
+    """The same of a network, by the latencies fitted to networks that the profile has measured."""
+    if profile.provenance["latency"].method != "measured":
+        return f"the latency of profile {profile.name} is estimated, which proves nothing"
+    known, took_ms = latency.ways(profile), []
+    for precision, runtime in (way, against):
+        run = latency.Way(precision=precision, runtime=runtime, provider=provider, threads=threads)
+        found = None
+        if run in known:
+            found = fit_networks(profile, run).estimate(changed(network, precision=precision))
+        if found is None or found.basis != "measured":
+            return (
+                f"profile {profile.name} has no networks in {way_words((precision, runtime))} "
+                f"with {threads} threads: measure with --here"
+            )
+        took_ms.append(found.ms)
+    return Timing(compute_ms=took_ms[0], fp32_ms=took_ms[1])
 
 
 def _by_shape(

@@ -64,7 +64,8 @@ def quantise(
         for assignment in plan.assignments:
             member = Member(bundle, assignment, pixels[assignment.k], asked)
             plain[assignment.k] = member.plain
-            trials += member.trials()
+            if asked.members is None or assignment.k in asked.members:
+                trials += member.trials()
             advance(1, "")
     judge = Judge(plain, trials, data)
     candidates = choose(

@@ -1,7 +1,7 @@
 """Try every way of running a sub-model: what comes out, how fast, at what loss."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +19,14 @@ from mdp.fusion.fuse import Contribution, fuse
 from mdp.pictures.crop import Pixels
 from partitioner.data.datasets import Dataset
 from partitioner.export.evaluate import accuracy
-from partitioner.export.precision_choice import Candidate, Timing, Way, profile_timing, too_slow
+from partitioner.export.precision_choice import (
+    Candidate,
+    Timing,
+    Way,
+    network_timing,
+    profile_timing,
+    too_slow,
+)
 from partitioner.export.quantize import WAYS, QuantisationError, quantised
 from partitioner.export.sessions import CPU, batch_for, contribution, open_way
 from partitioner.fusion.stacking import fit_subset
@@ -39,6 +46,8 @@ class Asked:
     #: Devices for which this machine stands.
     here: Sequence[str] = ()
     ways: Sequence[Way] = WAYS[1:]
+    #: Sub-models that are tried, by k; None: all.
+    members: Collection[int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +128,15 @@ class Member:
         profile = next((p for p in self._asked.profiles if p.name == served.device), None)
         if profile is None:
             return f"nothing was measured on {served.device}: give its profile, or --here"
+        how: dict[str, Any] = {
+            "threads": served.threads,
+            "provider": served.provider,
+            "against": self._planned,
+        }
         if served.submodel is None:
-            return f"profile {profile.name} has no {served.spec.words}: measure with --here"
-        return profile_timing(
-            profile, served.submodel, way,
-            threads=served.threads, provider=served.provider, against=self._planned,
-        )  # fmt: skip
+            assert served.network is not None
+            return network_timing(profile, served.network, way, **how)
+        return profile_timing(profile, served.submodel, way, **how)
 
     def _finished(self, made: _Made) -> Trial:
         """The candidate with its time, and against it if any device is not faster with it."""

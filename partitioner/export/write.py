@@ -1,5 +1,6 @@
 """Deliver: one ONNX file per sub-model, checked against torch, in a bundle folder."""
 
+import copy
 import importlib.metadata
 import platform
 import warnings
@@ -28,7 +29,7 @@ from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
 from partitioner.export.sessions import member_contribution, open_member, open_session, run_session
 from partitioner.fusion.early_exit_bounds import measure_bounds
 from partitioner.fusion.stacking import fit_fusion
-from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel
+from partitioner.networks.members import Member, build_member, deployed
 from partitioner.networks.teacher import Teacher, outline
 from partitioner.run.progress import Progress
 from partitioner.training.context import Work
@@ -54,13 +55,14 @@ class ParityError(MDPError):
 class ServedMember(nn.Module):
     """What a device runs: uint8 `[N, H, W, 3]` -> both heads `[N, C]`."""
 
-    def __init__(self, submodel: SubModel) -> None:
+    def __init__(self, submodel: Member) -> None:
         super().__init__()
-        self.normalise, self.submodel = Normalise(MEAN, STD), submodel
+        # A copy, so that its constants are not among the sub-model's weights.
+        self.normalise, self.submodel = copy.deepcopy(submodel.normalise), submodel
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Boost and bag logits."""
-        output = self.submodel(self.normalise(images.permute(0, 3, 1, 2).float()))
+        output = self.submodel.of_normalised(self.normalise(images.permute(0, 3, 1, 2).float()))
         return output.boost, output.bag
 
 
@@ -86,6 +88,8 @@ def to_onnx(
     with warnings.catch_warnings():
         # torch.export copies pytree specs in a way that its own pytree module has deprecated.
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)`", FutureWarning)
+        # Some of timm's networks keep attention biases that they have once looked up.
+        warnings.filterwarnings("ignore", r"(?s)The tensor attribute.*during export", UserWarning)
         program: Any = torch.onnx.export(
             module.eval(),
             (example,),
@@ -217,7 +221,7 @@ def _write_member(
     calibration: Pixels,
 ) -> float:
     """Write one model in the planned precision; returns the fp32 one's difference from torch."""
-    model = to_onnx(module, assignment.spec.image_size, ["boost", "bag"], properties)
+    model = to_onnx(deployed(module), assignment.spec.image_size, ["boost", "bag"], properties)
     write_bytes(path, model)
     error = check_parity(path, module, pixels, ["boost", "bag"])
     write_bytes(path, quantised(model, assignment.spec.precision, calibration))
@@ -268,7 +272,7 @@ def _untrained_member(assignment: Assignment, folder: Path, name: str, num_class
     size = assignment.spec.image_size
     with torch.random.fork_rng():
         torch.manual_seed(assignment.k)
-        module = ServedMember(SubModel(assignment.vit, num_classes))
+        module = ServedMember(build_member(assignment.spec, num_classes))
     shape = (MIN_RANGE_PICTURES, size, size, 3)
     noise = np.random.default_rng(assignment.k).integers(0, 256, shape, dtype=np.uint8)
     properties = _properties(assignment, name, num_classes) | {"mdp_" + UNTRAINED: "true"}
@@ -297,8 +301,8 @@ def _export_teacher(work: Work) -> None:
     if path.is_file():
         return
     teacher = ServedTeacher(ensure_teacher(work, None)).cpu()
-    size = work.plan.decomposed.shape.image_size
-    properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.decomposed.name}
+    size = work.plan.require_teacher().shape.image_size
+    properties = {"mdp_format_version": "1", "mdp_teacher": work.plan.require_teacher().name}
     write_bytes(path, to_onnx(teacher, size, ["logits"], properties))
     pixels = work.teacher_pixels("test")[:_COMPARED]
     try:

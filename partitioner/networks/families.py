@@ -12,7 +12,7 @@ from partitioner.networks.submodel import MemberOutput, Normalise
 from partitioner.torchvision_shim import import_timm
 
 #: How timm's names of a classifier's tensors begin.
-_HEADS = ("head.", "classifier.", "fc.")
+_HEADS = ("head.", "head_dist.", "classifier.", "fc.")
 
 
 class Backbone(NamedTuple):
@@ -33,14 +33,23 @@ class FamilyMember(nn.Module):
         self.backbone, trunk = backbone, create(backbone, 0, weights)
         self.normalise = normalisation(trunk)
         self.trunk = trunk
-        width = _feature_width(trunk, backbone.image_size)
-        self.boost = nn.Linear(width, num_classes)
-        self.bag = nn.Linear(width, num_classes)
+        #: D of the feature.
+        self.width = _feature_width(trunk, backbone.image_size)
+        self.boost = nn.Linear(self.width, num_classes)
+        self.bag = nn.Linear(self.width, num_classes)
 
     def forward(self, pixels: Tensor) -> MemberOutput:
         """Both heads `[B, C]` and the feature `[B, D]` of pixels `[B, 3, S, S]` in 0..255."""
-        feature: Tensor = self.trunk(self.normalise(pixels))
+        return self.of_normalised(self.normalise(pixels))
+
+    def of_normalised(self, x: Tensor) -> MemberOutput:
+        """The same of pictures that are normalised."""
+        feature: Tensor = self.trunk(x)
         return MemberOutput(self.boost(feature), self.bag(feature), feature)
+
+    def trunks(self) -> list[nn.Module]:
+        """None: only plain ViTs are cut from each other."""
+        return []
 
     def start_heads(self, classifier: nn.Linear) -> None:
         """Copy a pretrained classifier, rows already cut to the classes, into both heads."""
@@ -72,11 +81,7 @@ def create(
     `weights` is used too. Raises InputError for a name that timm does not have, and for weights of
     another architecture.
     """
-    timm = import_timm()
-    if not timm.is_model(backbone.name):
-        near = ", ".join(timm.list_models(f"*{backbone.name.split('_')[0]}*")[:5])
-        hint = f" (there are: {near}, ...)" if near else ""
-        raise InputError(f"{backbone.name}: timm {timm.__version__} has no such model{hint}")
+    timm = check_known(backbone.name)
     try:
         try:
             size = backbone.image_size
@@ -95,17 +100,38 @@ def create(
     return model
 
 
+def check_known(name: str) -> Any:
+    """The timm package; raises InputError for a name that it does not have."""
+    timm = import_timm()
+    if not timm.is_model(name):
+        near = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5])
+        hint = f" (there are: {near}, ...)" if near else ""
+        raise InputError(f"{name}: timm {timm.__version__} has no such model{hint}")
+    return timm
+
+
+def read_state(weights: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or torch file; raises InputError."""
+    import_timm()
+    from timm.models import load_state_dict
+
+    if not weights.is_file():
+        raise InputError(f"{weights}: expected a file of weights, found none")
+    try:
+        state: dict[str, Tensor] = load_state_dict(str(weights), use_ema=False)
+    except Exception as error:  # pickle's and safetensors' errors share no base
+        text = " ".join(str(error).split())[:200]
+        raise InputError(f"{weights}: expected a file of weights: {text}") from error
+    return state
+
+
 def read_weights(model: Any, weights: Path, *, own_classes: bool = False) -> None:
     """Load pretrained `weights` into `model`, its classifier only where it has the same classes.
 
     With `own_classes` it has to have them. Raises InputError where any other tensor is missing or
     has another shape.
     """
-    import_timm()
-    from timm.models import load_state_dict
-
-    state: dict[str, Tensor] = load_state_dict(str(weights), use_ema=False)
-    state = dict(adapted(model, state))
+    state = dict(adapted(model, read_state(weights)))
     own = model.state_dict()
     heads = {k for k in state if k.startswith(_HEADS)}
     drop = {k for k in heads if k not in own or own[k].shape != state[k].shape}

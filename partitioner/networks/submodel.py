@@ -31,7 +31,8 @@ class SubModel(nn.Module):
 
     def __init__(self, spec: SubModelSpec, num_classes: int, trunks: int = 1) -> None:
         super().__init__()
-        self.spec = spec
+        self.spec, self.width = spec, spec.embed_dim
+        self.normalise = Normalise(MEAN, STD)
         check_trunks(spec, trunks)
         self.trunk = _trunk(spec, spec.depth // trunks)
         self.bag_trunk = _trunk(spec, spec.depth // trunks) if trunks == 2 else None
@@ -44,8 +45,13 @@ class SubModel(nn.Module):
         alone = feature if self.bag_trunk is None else self.bag_trunk(x)
         return MemberOutput(self.boost(feature), self.bag(alone), feature)
 
+    def of_normalised(self, x: Tensor) -> MemberOutput:
+        """The same, by the name that members of all families have for it."""
+        output: MemberOutput = self(x)
+        return output
+
     def trunks(self) -> list[nn.Module]:
-        """The one trunk of both heads, or each head's own."""
+        """The plain ViTs that can start from another's weights: of both heads, or each head's."""
         return [self.trunk] if self.bag_trunk is None else [self.trunk, self.bag_trunk]
 
 

@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.errors import InputError
-from mdp.formats.plan import Encoding, PredictedMs, Region, SubModelSpec
+from mdp.formats.plan import Encoding, PredictedMs, Region, Spec
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy_law import Array
-from partitioner.estimates.latency import LatencyModel, Way, fit_latency, own_way, ways
+from partitioner.estimates.latency import Way, own_way, ways
+from partitioner.estimates.latency_members import MemberLatency, fit_members
 from partitioner.estimates.latency_quantiles import TYPICAL, Jitter, Pace, jitter_of
 from partitioner.estimates.network import UNSHARED, Port, choose_encoding, network_ms, request_bytes
 from partitioner.planner.design_space import Choices, words
@@ -22,7 +23,7 @@ class Candidate:
 
     #: Row of the choices.
     choice: int
-    spec: SubModelSpec
+    spec: Spec
     region: Region
     way: Way
     encoding: Encoding
@@ -111,9 +112,9 @@ class Device:
     """A profile, its fitted ways of running, and the choices that are worth considering there."""
 
     profile: DeviceProfile
-    models: tuple[LatencyModel, ...]
-    #: Of each picture size and precision the choices that no quicker one outdoes, and those that
-    #: would be such without them, with their times. They see the whole square: parts of it take as
+    models: tuple[MemberLatency, ...]
+    #: Of each group of choices those that no quicker one outdoes, and those that would be such
+    #: without them, with their times. They see the whole square: parts of it take as
     #: long, and are all worth less alone by the same factor.
     rows: NDArray[np.int64]
     times: Timetable
@@ -189,7 +190,7 @@ class Device:
 
 def evaluate_device(
     profile: DeviceProfile,
-    models: tuple[LatencyModel, ...],
+    models: tuple[MemberLatency, ...],
     choices: Choices,
     pace: Pace = TYPICAL,
 ) -> Device:
@@ -216,16 +217,17 @@ def evaluate_device(
 
 
 def fitted_ways(
-    profile: DeviceProfile, precisions: Sequence[Precision]
-) -> tuple[LatencyModel, ...]:
+    profile: DeviceProfile, precisions: Sequence[Precision], *, networks: bool = False
+) -> tuple[MemberLatency, ...]:
     """The formula of every measured way with one of the precisions; raises InputError for none.
 
-    Where fp32 has too few points with the profile's threads, those with fewer stand in.
+    Where fp32 has too few points with the profile's threads, those with fewer stand in. Latencies
+    of networks are known only where they are asked for.
     """
     measured = [way for way in ways(profile) if way.precision in precisions]
-    models = [fit_latency(profile, way) for way in measured]
+    models = [fit_members(profile, way, networks=networks) for way in measured]
     if "fp32" in precisions and not any(way.precision == "fp32" for way in measured):
-        models.append(fit_latency(profile))
+        models.append(fit_members(profile, networks=networks))
     if not models:
         known = ", ".join(sorted({point.precision for point in profile.latency}))
         raise InputError(
@@ -237,7 +239,7 @@ def fitted_ways(
 
 def timetable(
     profile: DeviceProfile,
-    models: Sequence[LatencyModel],
+    models: Sequence[MemberLatency],
     choices: Choices,
     rows: NDArray[np.int64],
 ) -> Timetable:
@@ -248,10 +250,10 @@ def timetable(
         mine = choices.of_way(model.way, rows)
         if not len(mine):
             continue
-        took_ms = model.from_terms(choices.counts[rows[mine]])
+        took_ms = model.from_terms(choices.counts[rows[mine]], *choices.networks_among(rows[mine]))
         quicker = took_ms < compute_ms[mine]
         compute_ms[mine[quicker]], way[mine[quicker]] = took_ms[quicker], index
-        sigma[mine[quicker]] = model.spread.sigma(took_ms[quicker])
+        sigma[mine[quicker]] = model.vit.spread.sigma(took_ms[quicker])
     fits = choices.memory_bytes[rows] <= profile.memory_bytes
     possible = (way >= 0) & fits & choices.fast_on(profile)[rows]
     return Timetable(
@@ -298,7 +300,7 @@ def skyline(
 
 def candidate(
     profile: DeviceProfile,
-    models: Sequence[LatencyModel],
+    models: Sequence[MemberLatency],
     choices: Choices,
     table: Timetable,
     row: int,

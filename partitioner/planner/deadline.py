@@ -28,7 +28,7 @@ def deadline_ms(problem: Problem, plan: Plan) -> float:
     for seat, assignment in zip(seats_of(problem, plan), plan.assignments, strict=True):
         device = problem.devices[seat.device]
         model = next(model for model in device.models if model.way == seat.candidate.way)
-        estimate = model.estimate(assignment.vit, device.choices.num_classes)
+        estimate = model.estimate(assignment.spec, device.choices.num_classes)
         slowest = max(slowest, estimate.high_ms + assignment.predicted_ms.network)
     return _with_reserve(slowest + DECODING_MS + CLIENT_MS_PER_MEMBER * len(plan.assignments))
 

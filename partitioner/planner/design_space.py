@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mdp.formats.plan import Region, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from mdp.formats.profile import DeviceProfile, Precision, is_openvino_device
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.accuracy_law import (
@@ -23,7 +23,7 @@ from partitioner.estimates.accuracy_law import (
     view_of,
 )
 from partitioner.estimates.latency import Way
-from partitioner.estimates.latency_terms import terms
+from partitioner.estimates.latency_terms import NAMES, terms
 from partitioner.estimates.macs import memory_bytes
 
 #: The smallest picture, relative to the teacher's; below half of it too little is left to see.
@@ -60,19 +60,20 @@ KERNEL_MULTIPLE = {"cpu": 16, "arm": 16, "gpu": 32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """Every shape with every view and precision that the search tries; row i is choice i.
+    """Every sub-model with every view and precision that the search tries; row i is choice i.
 
-    Rows are ordered by precision, then region, then shape.
+    Rows are ordered by precision, then region, then sub-model.
     """
 
-    #: The regions tried, the whole square first, and how many shapes.
+    #: The regions tried, the whole square first, and how many sub-models.
     tried: tuple[Region, ...]
     shapes: int
-    specs: list[SubModelSpec]
+    specs: list[Spec]
     regions: list[Region]
-    #: Terms of the latency formula `[n, terms]`.
+    #: Terms of the plain ViTs' latency formula `[n, terms]`; zeros of a network.
     counts: Array
     image_sizes: NDArray[np.int64]
+    #: Widths that kernels may have to pad; 0 of a network.
     embed_dims: NDArray[np.int64]
     memory_bytes: NDArray[np.int64]
     capability: Array
@@ -81,7 +82,8 @@ class Choices:
     model: NDArray[np.int64]
     #: Index in `tried`.
     part: NDArray[np.int64]
-    #: The same index for the same view and precision.
+    #: The same index for what competes on a device: plain ViTs of the same view, networks of the
+    #: same family that see the same region; in the same precision.
     group: NDArray[np.int64]
     #: What no two members may share: shape and view, whatever the precision.
     identity: NDArray[np.int64]
@@ -118,6 +120,14 @@ class Choices:
         if is_openvino_device(way.provider):
             places = places[self.embed_dims[rows[places]] % KERNEL_MULTIPLE["gpu"] == 0]
         return places
+
+    def networks_among(
+        self, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], list[NetworkSpec]]:
+        """Where in `rows` networks are, and which."""
+        places = np.flatnonzero(self.embed_dims[rows] == 0)
+        specs = [self.specs[row] for row in rows[places].tolist()]
+        return places, [spec for spec in specs if isinstance(spec, NetworkSpec)]
 
     def fast_on(self, profile: DeviceProfile) -> NDArray[np.bool_]:
         """Which choices have widths that this kind of device need not pad."""
@@ -193,13 +203,16 @@ def size_of(spec: SubModelSpec) -> tuple[int, int, int, int, float]:
     return (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth, spec.mlp_ratio)
 
 
-def words(spec: SubModelSpec, region: Region = WHOLE) -> str:
-    """A shape as a person reads it."""
-    text = (
-        f"{spec.image_size} px, patch {spec.patch_size}, {spec.embed_dim} wide, {spec.depth} deep"
-    )
-    if spec.mlp_ratio != 4:
-        text += f", MLP x{spec.mlp_ratio:g}"
+def words(spec: Spec, region: Region = WHOLE) -> str:
+    """A sub-model as a person reads it."""
+    text = spec.words
+    if isinstance(spec, SubModelSpec):
+        text = (
+            f"{spec.image_size} px, patch {spec.patch_size}, "
+            f"{spec.embed_dim} wide, {spec.depth} deep"
+        )
+        if spec.mlp_ratio != 4:
+            text += f", MLP x{spec.mlp_ratio:g}"
     if spec.precision != "fp32":
         text += f", {spec.precision}"
     if region != WHOLE:
@@ -226,23 +239,31 @@ def make_choices(
     precisions: Sequence[Precision] = ("fp32",),
     *,
     shapes: Sequence[SubModelSpec] | None = None,
+    networks: Sequence[NetworkSpec] = (),
     regions: Sequence[Region] = REGIONS,
 ) -> Choices:
-    """Count everything about the shapes, by default the teacher's grid, that no device changes."""
-    plain = list(sub_model_grid(teacher) if shapes is None else shapes)
-    counts, num_classes = terms(plain, predictor.num_classes), predictor.num_classes
+    """Count everything that no device changes about shapes and networks.
+
+    Shapes are by default the teacher's grid. Raises InputError for a network that the predictor
+    does not know.
+    """
+    vits = list(sub_model_grid(teacher) if shapes is None else shapes)
+    plain: list[Spec] = [*vits, *networks]
+    num_classes = predictor.num_classes
+    counts = np.concatenate([terms(vits, num_classes), np.zeros((len(networks), len(NAMES)))])
     known = tuple(dict.fromkeys(precisions))
     blocks = [(precision, region) for precision in known for region in regions]
     capability, memory = [], []
     for precision, region in blocks:
-        mine = [_with_precision(shape, precision) for shape in plain]
+        mine = [_with_precision(spec, precision) for spec in plain]
         values = predictor.of_specs(mine, [region] * len(mine))
         capability.append(quantised(values, precision))
         memory.append(np.array([memory_bytes(spec, num_classes) for spec in mine]))
-    specs = [_with_precision(shape, precision) for precision, _ in blocks for shape in plain]
+    specs = [_with_precision(spec, precision) for precision, _ in blocks for spec in plain]
     seen = [region for _, region in blocks for _ in plain]
     part = np.tile(np.repeat(np.arange(len(regions)), len(plain)), len(known))
     views = [view_of(s, r) for s, r in zip(specs, seen, strict=True)]
+    models = [model_of(spec) for spec in specs]
     return Choices(
         tried=tuple(regions),
         shapes=len(plain),
@@ -250,13 +271,18 @@ def make_choices(
         regions=seen,
         counts=np.tile(counts, (len(blocks), 1)),
         image_sizes=np.array([spec.image_size for spec in specs]),
-        embed_dims=np.array([spec.embed_dim for spec in specs]),
+        embed_dims=np.array([s.embed_dim if isinstance(s, SubModelSpec) else 0 for s in specs]),
         memory_bytes=np.concatenate(memory),
         capability=np.concatenate(capability),
         view=_indices(views),
-        model=_indices([model_of(spec) for spec in specs]),
+        model=_indices(models),
         part=part,
-        group=_indices(list(zip(views, [spec.precision for spec in specs], strict=True))),
+        group=_indices(
+            [
+                (view if isinstance(spec, SubModelSpec) else (model, region), spec.precision)
+                for spec, view, model, region in zip(specs, views, models, seen, strict=True)
+            ]
+        ),
         identity=np.tile(np.arange(len(regions) * len(plain)), len(known)),
         precisions=known,
         num_classes=num_classes,
@@ -271,7 +297,7 @@ def quantised(capability: Array, precision: Precision) -> Array:
 
 
 @lru_cache(maxsize=100_000)
-def _with_precision(spec: SubModelSpec, precision: Precision) -> SubModelSpec:
+def _with_precision(spec: Spec, precision: Precision) -> Spec:
     return msgspec.structs.replace(spec, precision=precision)
 
 

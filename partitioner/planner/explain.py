@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mdp.formats.plan import Plan, Region, SubModelSpec
+from mdp.formats.plan import Plan, Region, Spec
 from mdp.formats.profile import DeviceProfile
 from partitioner.estimates.latency import sustained_factor
 from partitioner.estimates.latency_quantiles import TYPICAL, Pace
@@ -67,7 +67,7 @@ def why(problem: Problem, seats: Sequence[Seat], k: int, limits: Limits) -> str:
     text = f"{pick} takes {taken(pick, limits)}, and "
     following = next_bigger(device, pick, limits.pace)
     if following is None:
-        return text + "none with this picture size and below the teacher is bigger"
+        return text + "none tried with this picture size is bigger"
     text += f"the next bigger one with this picture size ({following})"
     limit = limit_broken(device, following, limits)
     if limit:
@@ -137,7 +137,7 @@ def seats_of(problem: Problem, plan: Plan) -> Seats:
     index = {device.name: number for number, device in enumerate(problem.devices)}
     found = []
     for a in plan.assignments:
-        choice = _choice(problem, a.vit, a.region)
+        choice = _choice(problem, a.spec, a.region)
         replicas = []
         for replica in plan.replicas:
             if replica.k == a.k:
@@ -150,7 +150,7 @@ def seats_of(problem: Problem, plan: Plan) -> Seats:
     return settled(found, problem.client_bps)
 
 
-def _choice(problem: Problem, spec: SubModelSpec, region: Region) -> int:
+def _choice(problem: Problem, spec: Spec, region: Region) -> int:
     choices = problem.devices[0].choices
     pairs = zip(choices.specs, choices.regions, strict=True)
     return next(row for row, pair in enumerate(pairs) if pair == (spec, region))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -20,10 +20,12 @@ from partitioner.estimates.batching import with_batches
 from partitioner.planner.deadline import DECODING_MS, deadline_ms
 from partitioner.planner.design_space import REGIONS
 from partitioner.planner.explain import Explanation, explain
+from partitioner.planner.families import families_of
 from partitioner.planner.nearest import nearest_target_ms
 from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.planner.problem import FP32, Problem, make_problem
 from partitioner.planner.search import plan_within
+from partitioner.run.weights import weights_in
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
@@ -158,33 +160,40 @@ def make_planned(
     precisions: Sequence[Precision] = FP32,
     runs: Sequence[Path] = (),
     training: Training | None = None,
+    families: Sequence[str] | None = None,
+    weights: Path | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
     """Read profiles and runs, and search; raises ConfigError, InputError and PlanRefused.
 
-    `training` is what members will have; without it, what as long as it takes brings.
+    `training` is what members will have; without it, what as long as it takes brings. `families`
+    and the folder `weights` say what members may be of: see `planner.families`.
     """
+    known = None if weights is None else weights_in(weights)
+    allowed = families_of(families, known, teacher.shape, num_classes)
     own = read_runs(runs)
     law = shipped_law()
     devices = read_profiles(profiles)
+    predictor = predictor_for(
+        law,
+        teacher.shape,
+        num_classes=num_classes,
+        teacher_accuracy=options.teacher_accuracy,
+        own=own,
+        training=training,
+    )
     problem = make_problem(
         teacher,
         devices,
         num_classes=num_classes,
-        predictor=predictor_for(
-            law,
-            teacher.shape,
-            num_classes=num_classes,
-            teacher_accuracy=options.teacher_accuracy,
-            own=own,
-            training=training,
-        ),
+        predictor=replace(predictor, pretrained=frozenset(known or ())),
         precisions=precisions,
         max_energy_j=options.max_energy_j,
         percentile=options.percentile,
         regions=[WHOLE] if options.whole_picture else REGIONS,
         client_bps=None if options.client_mbit is None else 1e6 * options.client_mbit,
+        families=allowed,
     )
     plan = with_batches(_searched(problem, options), devices)
     nearest_ms = None

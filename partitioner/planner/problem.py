@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -21,8 +21,7 @@ from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import WHOLE, Member, capability_of, together
 from partitioner.estimates.catalogue import catalogue
-from partitioner.estimates.latency import LatencyModel
-from partitioner.estimates.latency_networks import ratio_ms
+from partitioner.estimates.latency_members import MemberLatency
 from partitioner.estimates.latency_quantiles import (
     Jitter,
     Pace,
@@ -36,9 +35,12 @@ from partitioner.estimates.network import choose_encoding, network_ms, through_p
 from partitioner.planner.availability import Objective, Sums, exact_arrivals
 from partitioner.planner.candidates import Device, evaluate_device, fitted_ways
 from partitioner.planner.design_space import REGIONS, make_choices, quantised
+from partitioner.planner.families import Families
 from partitioner.planner.placement import Limits, Seat, settled
 
 FP32: tuple[Precision, ...] = ("fp32",)
+#: The plain ViTs of the teacher's alone.
+VITS = Families()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,7 @@ def make_problem(
     percentile: float | None = None,
     regions: Sequence[Region] = REGIONS,
     client_bps: float | None = None,
+    families: Families = VITS,
 ) -> Problem:
     """Cost every choice on every device; raises InputError for unusable arguments.
 
@@ -118,7 +121,14 @@ def make_problem(
         raise InputError(f"expected a client's port above 0 bit/s, got {client_bps:g}")
     if predictor is None:
         predictor = predictor_for(shipped_law(), teacher.shape, num_classes=num_classes)
-    choices = make_choices(teacher.shape, predictor, precisions, regions=regions)
+    choices = make_choices(
+        teacher.shape,
+        predictor,
+        precisions,
+        shapes=None if families.vits else (),
+        networks=families.networks,
+        regions=regions,
+    )
     whole = make_choices(
         teacher.shape, predictor, precisions, shapes=[teacher.shape], regions=[WHOLE]
     )
@@ -127,7 +137,10 @@ def make_problem(
         msgspec.structs.replace(profile, link=through_port(profile.link, client_bps))
         for profile in sorted(profiles, key=lambda profile: profile.name)
     ]
-    fitted = [(profile, fitted_ways(profile, precisions)) for profile in ordered]
+    with_networks = bool(families.networks) or predictor.has_networks
+    fitted = [
+        (profile, fitted_ways(profile, precisions, networks=with_networks)) for profile in ordered
+    ]
     pace = pace_for(percentile, min(PLANNED_MEMBERS, len(ordered)))
     return Problem(
         teacher=teacher,
@@ -142,23 +155,26 @@ def make_problem(
 
 
 def _rivals(
-    profile: DeviceProfile, models: Sequence[LatencyModel], predictor: Predictor
+    profile: DeviceProfile, models: Sequence[MemberLatency], predictor: Predictor
 ) -> tuple[Rival, ...]:
     """Every public network at every picture size that nothing quicker on the device outdoes."""
     if not predictor.has_networks:
         return ()
+    predictor = replace(predictor, pretrained=None)
     found = []
     for model in models:
+        if model.networks is None:
+            continue
         precision, classes = model.way.precision, predictor.num_classes
         specs = [
             network.spec(size, classes, precision)
             for network in catalogue().values()
             for size in network.costs
         ]
-        compute = [ratio_ms(model, spec) for spec in specs]
+        compute = model.networks.predict_many_ms(specs).tolist()
         values = quantised(predictor.of_specs(specs, [WHOLE] * len(specs)), precision)
         for spec, compute_ms, capability in zip(specs, compute, values.tolist(), strict=True):
-            if compute_ms is None or memory_bytes(spec, classes) > profile.memory_bytes:
+            if math.isnan(compute_ms) or memory_bytes(spec, classes) > profile.memory_bytes:
                 continue
             encoding = choose_encoding(profile.link, spec.image_size, classes)
             sent_ms = network_ms(profile.link, spec.image_size, classes, encoding)
@@ -170,7 +186,7 @@ def _rivals(
                         network=round(sent_ms, 3),
                         total=round(compute_ms + sent_ms, 3),
                     ),
-                    sigma=float(model.spread.sigma(np.array([compute_ms]))[0]),
+                    sigma=float(model.vit.spread.sigma(np.array([compute_ms]))[0]),
                     jitter=jitter_of(profile.link),
                     energy_j=None
                     if profile.power_w is None

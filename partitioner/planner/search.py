@@ -12,7 +12,15 @@ from itertools import combinations
 import numpy as np
 
 from mdp.errors import InputError, PlanRefused
-from mdp.formats.plan import Assignment, Plan, Region, Replica, TeacherSpec
+from mdp.formats.plan import (
+    Assignment,
+    NetworkSpec,
+    Plan,
+    Region,
+    Replica,
+    SubModelSpec,
+    TeacherSpec,
+)
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.network import waits_ms
@@ -163,7 +171,8 @@ def _assignment(problem: Problem, k: int, seat: Seat, why: str) -> Assignment:
     return Assignment(
         k=k,
         device=problem.devices[seat.device].name,
-        submodel=c.spec,
+        submodel=c.spec if isinstance(c.spec, SubModelSpec) else None,
+        network=c.spec if isinstance(c.spec, NetworkSpec) else None,
         predicted_ms=c.predicted_ms,
         memory_bytes=c.memory_bytes,
         provider=c.way.provider,

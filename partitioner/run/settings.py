@@ -1,6 +1,7 @@
 """Every knob of a run, with its unit and range: what `settings.json` holds."""
 
 import re
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
@@ -205,6 +206,13 @@ class RunOptions(Record, frozen=True):
             "--teacher-labels"
         ),
     ] = None
+    weights: Annotated[
+        str | None,
+        Meta(
+            description="Folder of pretrained weights that networks start from, each in a file of "
+            "timm's name of it, as tf_efficientnet_lite0.safetensors; nothing is fetched"
+        ),
+    ] = None
     seed: Annotated[int, Meta(ge=0, lt=2**32, description="Same seed, same result")] = 0
     autocast: Annotated[
         Literal["auto", "fp32", "bf16"],
@@ -218,6 +226,11 @@ class RunOptions(Record, frozen=True):
             description="Threads to train with; 0 is this process's share of the cores",
         ),
     ] = 0
+
+    @property
+    def weights_folder(self) -> Path | None:
+        """Where pretrained weights of networks are, if anywhere."""
+        return None if self.weights is None else Path(self.weights)
 
 
 class Asked(Record, frozen=True):
@@ -276,6 +289,8 @@ class Settings(Record, frozen=True):
     schedule: MemberSchedule
     joint_schedule: JointSchedule
     augmentation: Augmentation
+    #: timm's names of the plan's networks -> sha256 of the weights that they start from.
+    weights: dict[str, str] = field(default_factory=dict)
     format_version: Literal[1] = 1
 
 

@@ -12,7 +12,8 @@ from mdp.errors import InputError
 from mdp.files import Record
 from mdp.formats.plan import Assignment, Encoding, Plan, PredictedMs, Replica
 from mdp.formats.profile import DeviceProfile
-from partitioner.estimates.latency import Way, fit_latency, own_way, points_of, predict
+from partitioner.estimates.latency import Way, own_way, points_of, predict
+from partitioner.estimates.latency_members import fit_members
 from partitioner.estimates.latency_quantiles import (
     ASSUMED_JITTER_MS,
     ASSUMED_SIGMA,
@@ -202,10 +203,10 @@ def added_model(
     profile has not measured that.
     """
     assignment = plan.assignments[k]
-    spec, encoding = assignment.vit, assignment.encoding
+    spec, encoding = assignment.spec, assignment.encoding
     own = own_way(profile)
     way = replace(own, precision=spec.precision, runtime=assignment.runtime)
-    model = fit_latency(profile, None if way == own else way)
+    model = fit_members(profile, None if way == own else way)
     predicted = predict(profile, model, spec, num_classes)
     taken = {part.device for part in parts_of(plan)}
     name = f"{profile.name}/added" if profile.name in taken else profile.name

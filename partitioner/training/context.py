@@ -1,13 +1,15 @@
 """What every step of a run needs to know."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from mdp.formats.plan import Assignment, Plan
 from partitioner.data.crops import View, load_views, view_of
 from partitioner.data.datasets import Dataset, SplitName
 from partitioner.data.memmaps import Views, load_weights
 from partitioner.data.variants import Variants
-from partitioner.networks.submodel import SubModel
+from partitioner.networks.members import Member, build_member
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import Schedule, Settings
@@ -23,6 +25,8 @@ class Work:
     plan: Plan
     data: Dataset
     progress: Progress
+    #: k of members that start from pretrained weights -> the file that has them.
+    weights: Mapping[int, Path] = field(default_factory=dict)
 
     @property
     def variants(self) -> Variants:
@@ -45,7 +49,7 @@ class Work:
     @property
     def teacher_view(self) -> View:
         """What the teacher sees of a picture."""
-        return View(self.plan.decomposed.shape.image_size)
+        return View(self.plan.require_teacher().shape.image_size)
 
     def teacher_pixels(self, split: SplitName) -> Views:
         """A split `[N, S, S, 3]` as the teacher sees it, unchanged."""
@@ -86,15 +90,15 @@ class Work:
             in_parts=in_parts,
         )
 
-    def new_member(self, assignment: Assignment) -> SubModel:
-        """Sub-model k with weights that are yet to be trained."""
-        trunks = self.settings.schedule.trunks
-        return SubModel(assignment.vit, len(self.data.labels), trunks)
+    def new_member(self, assignment: Assignment, weights: Path | None = None) -> Member:
+        """Member k before its training; a network with pretrained `weights`, if any."""
+        trunks, num_classes = self.settings.schedule.trunks, len(self.data.labels)
+        return build_member(assignment.spec, num_classes, trunks=trunks, weights=weights)
 
-    def load_member(self, assignment: Assignment, *, joint: bool = True) -> SubModel:
-        """The trained sub-model k; as the joint pass left it, unless `joint` is false."""
-        run, submodel = self.run, self.new_member(assignment)
-        submodel.load_state_dict(
+    def load_member(self, assignment: Assignment, *, joint: bool = True) -> Member:
+        """The trained member k; as the joint pass left it, unless `joint` is false."""
+        run, member = self.run, self.new_member(assignment)
+        member.load_state_dict(
             load_weights(run.final(assignment.k) if joint else run.member(assignment.k))
         )
-        return submodel.eval()
+        return member.eval()

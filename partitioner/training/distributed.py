@@ -185,6 +185,22 @@ def parallel(module: "nn.Module", device: "torch.device", *, in_parts: bool) -> 
     return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=in_parts)
 
 
+def share_statistics(module: "nn.Module") -> None:
+    """Give every process the running statistics of the first one.
+
+    Each batch starts from those; what the last one changed is each process's own until then.
+    """
+    if world().size == 1:
+        return
+    from torch import distributed
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    for norm in module.modules():
+        if isinstance(norm, _BatchNorm):
+            for buffer in norm.buffers():
+                distributed.broadcast(buffer, src=0)
+
+
 def summed(values: "Tensor") -> "Tensor":
     """Sum of every process's `values`, in place."""
     if world().size > 1:

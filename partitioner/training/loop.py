@@ -4,6 +4,7 @@ Under torchrun every process takes its share of each batch. The batches, and so 
 those of one process: see tests/integration/commands/test_torchrun.py for how closely.
 """
 
+import copy
 import hashlib
 import math
 import time
@@ -28,6 +29,7 @@ from partitioner.training.distributed import (
     is_first,
     parallel,
     share_of,
+    share_statistics,
     shared,
     summed,
     together,
@@ -36,6 +38,8 @@ from partitioner.training.world import world
 
 WARMUP_SHARE = 0.1
 MAX_GRADIENT_NORM = 1.0
+#: Pictures, at most, from which the statistics of batch norms are taken at the end.
+STATISTICS = 2048
 
 Index = NDArray[np.int64]
 #: (network to run, indices of a batch's pictures, epoch) -> named losses, each a mean over these
@@ -117,6 +121,7 @@ def fit(
     if stage.patience and validate is None:
         raise ValueError("patience needs something to validate with")
     device = training_device()
+    _check_batches(module, stage)
     module.to(device)
     optimiser = torch.optim.AdamW(
         _parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
@@ -128,7 +133,21 @@ def fit(
     if state.best is not None:
         module.load_state_dict(state.best)
     module.eval()
+    _settle_statistics(training)
     return state.curve
+
+
+def _check_batches(module: nn.Module, stage: Stage) -> None:
+    """Raise InputError where a batch norm would have the statistics of one picture."""
+    batches = math.ceil(stage.pictures / stage.schedule.batch_size)
+    least = stage.pictures // batches // world().size
+    if least < 2 and any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in module.modules()):
+        raise shared(
+            InputError(
+                f"{stage.name}: expected batches of at least 2 pictures for each process, for its "
+                f"batch norms, got {least}: give a larger batch size"
+            )
+        )
 
 
 def _taken_up(module: nn.Module, optimiser: torch.optim.Optimizer, stage: Stage) -> State:
@@ -194,7 +213,44 @@ def _epoch(training: _Training, epoch: int, said: Callable[[float], None]) -> di
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + loss / batches
         said(losses["loss"])
+    share_statistics(training.module)
     return {**sums, "seconds": time.monotonic() - started_s}
+
+
+def _settle_statistics(training: _Training) -> None:
+    """Take the statistics of batch norms anew, with the weights as they are now.
+
+    Moving averages lag behind weights that move, which shows in short trainings (docs/lab-log.md).
+    After Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021 (arXiv 2105.07576). Every process
+    does the same.
+    """
+    module, stage = training.module, training.stage
+    norms = [
+        m
+        for m in module.modules()
+        if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
+    ]
+    if not norms:
+        return
+    seed = derived_seed(stage.seed, stage.name, "statistics")
+    rows = np.random.default_rng(seed).permutation(stage.pictures)[:STATISTICS]
+    before = [(norm.momentum, copy.deepcopy(norm.state_dict())) for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the plain mean over batches
+        norm.train()
+    torch.manual_seed(seed)
+    with (
+        torch.no_grad(),
+        torch.autocast(training.device.type, torch.bfloat16, enabled=stage.autocast == "bf16"),
+    ):
+        for index in np.array_split(rows, math.ceil(len(rows) / stage.schedule.batch_size)):
+            training.loss_of(module, index, stage.schedule.epochs - 1)
+    for norm, (momentum, known) in zip(norms, before, strict=True):
+        norm.momentum = momentum
+        if not norm.num_batches_tracked:  # in a part of the network that no batch ran
+            norm.load_state_dict(known)
+    module.eval()
 
 
 def _step(training: _Training, index: Index, epoch: int, number: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ from mdp.files import write_bytes
 from mdp.formats.plan import Assignment
 from partitioner.data.crops import view_of
 from partitioner.data.memmaps import Array, Index, Views, load, rows
-from partitioner.networks.submodel import SubModel
+from partitioner.networks.members import Member
 from partitioner.networks.teacher import Teacher
 from partitioner.networks.weight_init import Predecessor, inherit
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
@@ -59,15 +59,27 @@ def _train_member(work: Work, assignment: Assignment, teacher: Teacher, targets:
             stage.checkpoint.unlink(missing_ok=True)
 
 
-def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> SubModel:
-    """Sub-model k as its training finds it; raises InputError if the teacher does not fit it."""
+def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> Member:
+    """Sub-model k as its training finds it; raises InputError if the teacher does not fit it.
+
+    Plain ViTs start from other weights as the schedule says, networks from pretrained ones.
+    """
     torch.manual_seed(derived_seed(work.settings.seed, "member", assignment.k, "init"))
-    submodel = work.new_member(assignment)
+    weights = work.weights.get(assignment.k)
+    submodel = work.new_member(assignment, weights)
     start = work.settings.schedule.start
+    if weights is not None:
+        work.progress.note(f"sub-model {assignment.k} starts from {weights}")
+        return submodel
     if start == "scratch" or (
         start == "auto" and _inherit_from_earlier(work, submodel, assignment.k)
     ):
         return submodel
+    if not submodel.trunks():
+        work.progress.note(
+            f"sub-model {assignment.k}, {assignment.spec.outline}, starts from drawn weights: no "
+            "--weights were given"
+        )
     try:
         for trunk in submodel.trunks():
             inherit(trunk, teacher)
@@ -78,15 +90,18 @@ def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> SubModel:
     return submodel
 
 
-def _inherit_from_earlier(work: Work, submodel: SubModel, k: int) -> bool:
+def _inherit_from_earlier(work: Work, submodel: Member, k: int) -> bool:
     """Cut sub-model k from the first earlier one that is large enough; False if none is.
 
     What that one has learned is kept, so that fewer epochs do (docs/results/accuracy.md).
     """
-    for earlier in work.plan.assignments[:k]:
-        trained = work.load_member(earlier, joint=False)
+    trunks = submodel.trunks()
+    for earlier in work.plan.assignments[:k] if trunks else ():
+        heritages = work.load_member(earlier, joint=False).trunks()
+        if not heritages:
+            continue
         try:
-            for trunk, heritage in zip(submodel.trunks(), trained.trunks(), strict=True):
+            for trunk, heritage in zip(trunks, heritages, strict=True):
                 inherit(trunk, Predecessor(heritage))
         except InputError:
             continue
@@ -138,7 +153,7 @@ def _bag_logits(network: nn.Module, pixels: Views) -> Tensor:
         return torch.cat([network(batch(pixels, part, device)).bag.cpu() for part in parts])
 
 
-def _report(work: Work, assignment: Assignment, submodel: SubModel) -> None:
+def _report(work: Work, assignment: Assignment, submodel: Member) -> None:
     """Say how good the finished sub-model is on its own, on the calibration split."""
     targets = work.data.calibration.targets
     student = Student(submodel).to(device_of(submodel)).eval()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from partitioner.data.memmaps import Array, Index, Views, rows
 from partitioner.data.variants import Labels
-from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel
+from partitioner.networks.members import Member
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.cached_outputs import batch, device_of
 from partitioner.training.losses import boost_loss, stack_loss, taught_loss
@@ -34,17 +34,15 @@ class StudentOutput(NamedTuple):
 class Student(nn.Module):
     """Pixels in 0..255 in; the projections, one per imitated feature, exist only in training."""
 
-    def __init__(self, submodel: SubModel, imitated: Sequence[int] = ()) -> None:
+    def __init__(self, submodel: Member, imitated: Sequence[int] = ()) -> None:
         """`imitated` are the widths of the features that the last one of `submodel` imitates."""
         super().__init__()
         self.submodel = submodel
-        self.normalise = Normalise(MEAN, STD)
-        width = submodel.spec.embed_dim
-        self.projections = nn.ModuleList(nn.Linear(width, wanted) for wanted in imitated)
+        self.projections = nn.ModuleList(nn.Linear(submodel.width, wanted) for wanted in imitated)
 
     def forward(self, pixels: Tensor) -> StudentOutput:
         """Heads, feature and projections of pixels `[B, 3, S, S]`."""
-        boost, bag, feature = self.submodel(self.normalise(pixels))
+        boost, bag, feature = self.submodel.of_normalised(self.submodel.normalise(pixels))
         projected = [projection(feature).float() for projection in self.projections]
         return StudentOutput(boost.float(), bag.float(), feature.float(), projected)
 

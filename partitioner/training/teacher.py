@@ -147,13 +147,13 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
 
 
 def _kept(work: Work) -> Teacher:
-    teacher = build_teacher(work.plan.decomposed, len(work.data.labels), pretrained=False)
+    teacher = build_teacher(work.plan.require_teacher(), len(work.data.labels), pretrained=False)
     teacher.load_state_dict(load_weights(work.run.teacher))
     return teacher.eval()
 
 
 def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
-    facts, spec = work.settings.teacher, work.plan.decomposed
+    facts, spec = work.settings.teacher, work.plan.require_teacher()
     torch.manual_seed(derived_seed(work.settings.seed, "teacher", "init"))
     if facts.pretrained or checkpoint is not None:
         return GivenTeacher(work.run, spec, facts, work.data, checkpoint, work.progress).build()

@@ -50,7 +50,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> Untrained:
         for a, (precision, runtime) in zip(plan.assignments[:2], WAYS, strict=False)
     ]
     # Only shapes count, so the teacher may be anybody.
-    teacher = changed(plan.decomposed, name="nobody_s_teacher")
+    teacher = changed(plan.require_teacher(), name="nobody_s_teacher")
     write_toml(folder / "plan.toml", changed(plan, assignments=assignments, teacher=teacher))
     how = ["--untrained", "--plan", folder / "plan.toml", "--data", write_colours(folder / "tree")]
     return Untrained(out, partition("export", *how, "--out", out))

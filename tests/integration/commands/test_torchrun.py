@@ -105,6 +105,22 @@ def test_two_processes_end_with_the_weights_of_one(folder: Path, case: str) -> N
     assert report(two, 0)["curve"][-1]["loss"] == report(two, 1)["curve"][-1]["loss"]
 
 
+def test_two_processes_end_with_the_same_running_statistics(folder: Path) -> None:
+    one, two = folder / "normed" / "1", folder / "normed" / "2"
+    assert torch.equal(weights(two, 0), weights(two, 1))
+    ours, theirs = (
+        torch.load(out / "weights-0.pt", weights_only=True)["norm.running_mean"]
+        for out in (two, one)
+    )
+    # Those of the pictures themselves, whatever each process saw of them in training.
+    assert torch.allclose(ours, theirs)
+    assert ours.abs().max() > 0.1
+    said = report(folder / "alone" / "2")
+    assert (said["kind"], said["code"]) == ("InputError", 2)
+    assert "expected batches of at least 2 pictures for each process" in said["error"]
+    assert report(folder / "alone" / "1")["error"] == ""
+
+
 def test_two_processes_go_on_where_one_was_stopped(folder: Path) -> None:
     assert len(report(folder / "resumed")["curve"]) == 4
     assert difference(weights(folder / "resumed"), weights(folder / "plain" / "1")) < TOLERANCE

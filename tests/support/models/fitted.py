@@ -50,6 +50,19 @@ class Net(nn.Module):
         return torch.stack([self.branches[k](x)[:, 0] for k in branches]).mean(dim=0)
 
 
+class Normed(nn.Module):
+    """A batch norm, and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(7)
+        self.norm, self.last = nn.BatchNorm1d(6), nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, 6]` -> `[B]`."""
+        return self.last(self.norm(x))[:, 0]  # type: ignore[no-any-return]
+
+
 def stage(folder: Path, *, epochs: int = 4, batch_size: int = 8, **more: Any) -> Stage:
     """A training of the tiny network; 50 pictures in batches of 7 or 8 make uneven shares."""
     schedule = MemberSchedule(epochs=epochs, batch_size=batch_size, learning_rate=0.01)
@@ -100,10 +113,14 @@ def scripted(values: list[float]) -> Validate:
 
 
 def trained(
-    out: Path, stage: Stage, loss_of: BatchLoss = plain, validate: Validate | None = None
+    out: Path,
+    stage: Stage,
+    loss_of: BatchLoss = plain,
+    validate: Validate | None = None,
+    network: Callable[[], nn.Module] = Net,
 ) -> None:
     """Train and write weights and curve, or the error, of this process."""
-    module, rank = Net(), world().rank
+    module, rank = network(), world().rank
     report: dict[str, object] = {"curve": [], "error": "", "kind": ""}
     try:
         report["curve"] = fit(module, stage, loss_of, Progress(io.StringIO()), validate=validate)
@@ -154,6 +171,9 @@ def cases(folder: Path) -> dict[str, Callable[[], None]]:
 
     return {
         "plain": lambda: trained(*case("plain")),
+        # So few pictures a process that a batch norm would see one of them alone.
+        "normed": lambda: trained(*case("normed"), network=Normed),
+        "alone": lambda: trained(*case("alone", batch_size=2), network=Normed),
         "empty": lambda: trained(*case("empty", epochs=1, batch_size=1)),
         "parts": lambda: trained(*case("parts", in_parts=True), either_branch),
         "resumed": resumed,

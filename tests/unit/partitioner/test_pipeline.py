@@ -464,7 +464,7 @@ def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path) -> No
 
 
 def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
-    spec_ = tiny_plan().decomposed
+    spec_ = tiny_plan().require_teacher()
     photographs = steps.settings_for(asked(built.tree), built.data, spec_)
     digits = steps.settings_for(asked("digits"), open_dataset("digits"), spec_)
     assert (photographs.augmentation.flip, digits.augmentation.flip) == (True, False)
@@ -477,7 +477,7 @@ def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
 def test_shrinkage_needs_a_residual(built: Built) -> None:
     wanted = asked(built.tree, schedule={"shrinkage": 0.5})
     with pytest.raises(InputError, match="--shrinkage: expected 1 unless --boost-target is logi"):
-        steps.settings_for(wanted, built.data, tiny_plan().decomposed)
+        steps.settings_for(wanted, built.data, tiny_plan().require_teacher())
 
 
 def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path) -> None:
@@ -500,7 +500,7 @@ def test_plans_that_cannot_be_trained(tmp_path: Path) -> None:
     with pytest.raises(PlanRefused, match="no use"):
         steps.train_step(run, refused, data, asked("digits"), QUIET)
     teacher = TeacherSpec(
-        name="vit_tiny_patch16_224", args=tiny_plan().decomposed.args, shape=spec(16, 24)
+        name="vit_tiny_patch16_224", args=tiny_plan().require_teacher().args, shape=spec(16, 24)
     )
     with pytest.raises(InputError, match="--trunks 2: expected sub-models of even depth, got dep"):
         steps.train_step(run, tiny_plan(), data, asked("digits", schedule={"trunks": 2}), QUIET)

@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from mdp.errors import ConfigError
 from mdp.files import write_toml
-from mdp.formats.plan import MAX_MEMBERS, Assignment, NetworkSpec, Plan, read_plan
+from mdp.formats.plan import (
+    MAX_MEMBERS,
+    Assignment,
+    NetworkSpec,
+    Plan,
+    PredictedMs,
+    SingleDevice,
+    read_plan,
+)
 from mdp.testing.bundles import colour_plan
 
 
@@ -170,7 +178,7 @@ def test_an_assignment_holds_a_network_instead_of_a_vit(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="sub-model 0 is 152 px, tf_efficientnet_lite0: expected"):
         _ = other.vit
     with pytest.raises(ConfigError, match="the plan has no teacher"):
-        _ = changed_plan.decomposed
+        changed_plan.require_teacher()
 
 
 @pytest.mark.parametrize("network", [None, NETWORK])
@@ -188,3 +196,17 @@ def test_an_assignment_holds_exactly_one_of_the_two(network: NetworkSpec | None)
             submodel=one.submodel if network else None,
             network=network,
         )
+
+
+def test_the_best_single_device_runs_a_vit_or_a_network(tmp_path: Path) -> None:
+    known = PredictedMs(compute=1, network=1, total=2)
+    vit = colour_plan().assignments[0].submodel
+    one = SingleDevice(device="alpha", predicted_ms=known, is_teacher=False, submodel=vit)
+    other = SingleDevice(device="alpha", predicted_ms=known, is_teacher=False, network=NETWORK)
+    assert (one.spec, other.spec) == (vit, NETWORK)
+    # As older versions wrote it.
+    write_toml(tmp_path / "plan.toml", replace(colour_plan(), single_device=one))
+    assert "[single_device.network]" not in (tmp_path / "plan.toml").read_text()
+    assert read_plan(tmp_path / "plan.toml").single_device == one
+    with pytest.raises(ValueError, match="either `submodel` or `network`"):
+        SingleDevice(device="alpha", predicted_ms=known, is_teacher=False)

@@ -138,7 +138,7 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
     with pytest.raises(ConfigError, match="expected a plain ViT"):
         _ = manifest.plan.assignments[0].vit
     with pytest.raises(ConfigError, match="the plan has no teacher"):
-        _ = manifest.plan.decomposed
+        _ = manifest.plan.require_teacher()
 
 
 def test_own_heads_are_kept_apart_and_quantised(parts: Path, tmp_path: Path, tree: Path) -> None:

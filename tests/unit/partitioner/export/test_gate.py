@@ -6,14 +6,19 @@ from typing import Any, Literal
 import msgspec
 import pytest
 
-from mdp.formats.plan import SubModelSpec
+from mdp.formats.plan import NetworkSpec, SubModelSpec
 from mdp.formats.profile import DeviceProfile, LatencyPoint, Provenance, read_profile
+from partitioner.estimates import latency
+from partitioner.estimates.catalogue import catalogue
+from partitioner.estimates.latency_networks import Basis, NetworkEstimate
+from partitioner.export import precision_choice
 from partitioner.export.precision_choice import (
     Candidate,
     Timing,
     Way,
     choose,
     needed_pictures,
+    network_timing,
     profile_timing,
     too_slow,
 )
@@ -158,3 +163,34 @@ def test_what_speaks_against_a_candidate_stays() -> None:
 def test_a_loss_that_is_no_number_is_too_much() -> None:
     made = decided([candidate(0, INT8, 0.1)], {(0, INT8): float("nan")})
     assert not made[0, INT8].kept
+
+
+def test_a_network_is_timed_by_what_its_profile_measured_of_networks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    network = catalogue()["tf_efficientnet_lite0"].spec(160, 10)
+    static: Way = ("int8-static", "onnxruntime")
+    basis: list[Basis] = ["measured"]
+
+    class Fitted:
+        """4 ms in fp32 and 1 ms otherwise."""
+
+        def __init__(self, _: DeviceProfile, way: latency.Way) -> None:
+            self.precision = way.precision
+
+        def estimate(self, spec: NetworkSpec) -> NetworkEstimate:
+            assert spec.precision == self.precision
+            ms = 4.0 if spec.precision == "fp32" else 1.0
+            return NetworkEstimate(ms=ms, low_ms=ms, high_ms=ms, basis=basis[0])
+
+    monkeypatch.setattr(precision_choice, "fit_networks", Fitted)
+    points = [point(shape(depth), 1.0, way) for depth in (1, 2, 3) for way in (FP32, static)]
+
+    def timing(asked: DeviceProfile) -> Timing | str:
+        return network_timing(asked, network, static, threads=1, provider=CPU)
+
+    assert timing(profile(*points)) == Timing(compute_ms=1.0, fp32_ms=4.0)
+    assert "has no networks in int8-static in onnxruntime" in str(timing(MEASURED))
+    assert "is estimated" in str(timing(profile(*points, method="estimated")))
+    basis[0] = "ratio"
+    assert "has no networks in int8-static in onnxruntime" in str(timing(profile(*points)))

@@ -108,7 +108,7 @@ def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> No
     seen = {(size(a.vit), a.region) for a in plan.assignments}
     assert len(seen) == len(plan.assignments)
     assert {a.region for a in plan.assignments} <= set(REGIONS)
-    assert size(plan.decomposed.shape) not in {size(a.vit) for a in plan.assignments}
+    assert size(plan.require_teacher().shape) not in {size(a.vit) for a in plan.assignments}
     waited = waits_of(plan, by_name)
     for device in assigned:
         assignment = plan.assignment_of(device)

@@ -59,11 +59,11 @@ class Given:
 
     def accuracy(self, run: RunFolder) -> float:
         """Of the teacher with a linear probe."""
-        wanted, spec = self.asked(), PLAN.decomposed
+        wanted, spec = self.asked(), PLAN.require_teacher()
         return steps.teacher_accuracy(run, spec, self.facts(wanted), self.data, wanted, QUIET)
 
     def facts(self, wanted: Asked) -> TeacherFacts:
-        return steps.teacher_facts(wanted, self.data, PLAN.decomposed)
+        return steps.teacher_facts(wanted, self.data, PLAN.require_teacher())
 
 
 def _plan() -> Any:
@@ -81,7 +81,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Given:
     folder = tmp_path_factory.mktemp("given")
     tree = write_tree(folder / "tree", each=24)
     torch.manual_seed(0)
-    source = build_teacher(PLAN.decomposed, 5, pretrained=False).eval()
+    source = build_teacher(PLAN.require_teacher(), 5, pretrained=False).eval()
     with torch.no_grad():
         for weights in source.network.parameters():
             weights.add_(0.3 * torch.randn_like(weights))

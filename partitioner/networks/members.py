@@ -1,0 +1,49 @@
+"""The one place where a member's family decides what is built."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from mdp.errors import InputError
+from mdp.formats.plan import Spec, SubModelSpec
+from partitioner.networks.families import Backbone, FamilyMember, check_known
+from partitioner.networks.submodel import SubModel, check_trunks
+from partitioner.torchvision_shim import import_timm
+
+Member = SubModel | FamilyMember
+
+
+def build_member(
+    spec: Spec, num_classes: int, *, trunks: int = 1, weights: Path | None = None
+) -> Member:
+    """The member of a plan with drawn weights, or a network with pretrained `weights`.
+
+    Raises InputError for what cannot be built, and for weights of another architecture.
+    """
+    if isinstance(spec, SubModelSpec):
+        return SubModel(spec, num_classes, trunks)
+    return FamilyMember(Backbone(spec.name, spec.image_size), num_classes, weights)
+
+
+def check_member(spec: Spec, trunks: int) -> None:
+    """Raise InputError unless `build_member` can build it; builds nothing."""
+    if isinstance(spec, SubModelSpec):
+        check_trunks(spec, trunks)
+        return
+    check_known(spec.name)
+    if trunks > 1:
+        raise InputError(f"--trunks {trunks}: expected plain ViTs only, the plan has {spec.name}")
+
+
+def deployed(module: nn.Module) -> nn.Module:
+    """A copy in the form that is served: branches of one linear map summed, batch norms folded.
+
+    timm's `reparameterize_model`; what has no such parts stays as it is.
+    """
+    import_timm()
+    from timm.utils.model import reparameterize_model
+
+    reparameterize: Any = reparameterize_model
+    served: nn.Module = reparameterize(module.eval())
+    return served

@@ -1,0 +1,47 @@
+"""Pretrained weights at hand: a folder of files named after timm's networks. Nothing is fetched."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from mdp.errors import InputError
+
+#: What torch and safetensors write.
+_ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
+#: How many names a message shows.
+_SHOWN = 5
+
+
+def weights_in(folder: Path) -> dict[str, Path]:
+    """timm's name of a network -> its file `NAME.safetensors` or `NAME.RECIPE.safetensors`.
+
+    Raises InputError for what is no folder, and for two files of one network.
+    """
+    if not folder.is_dir():
+        raise InputError(f"--weights: expected a folder of weights, got {str(folder)!r}")
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in _ENDINGS or not path.is_file():
+            continue
+        name = path.name.partition(".")[0]
+        if name in found:
+            raise InputError(
+                f"{folder}: expected one file of weights of {name}, "
+                f"found {found[name].name} and {path.name}"
+            )
+        found[name] = path
+    return found
+
+
+def weights_of(folder: Path | None, names: Iterable[str]) -> dict[str, Path]:
+    """The files of these networks, none without a folder; raises InputError for a missing one."""
+    if folder is None:
+        return {}
+    found = weights_in(folder)
+    for name in names:
+        if name not in found:
+            there = ", ".join(list(found)[:_SHOWN]) or "none"
+            raise InputError(
+                f"--weights {folder}: expected weights of {name} in {name}.safetensors, .pth, .pt "
+                f"or .bin, found none (there are: {there})"
+            )
+    return {name: found[name] for name in names}

@@ -1,0 +1,181 @@
+"""A run whose members are of two families: what each starts from, learns and leaves behind."""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mdp.errors import InputError  # noqa: E402
+from mdp.formats.bundle import Bundle, model_path  # noqa: E402
+from mdp.formats.plan import NetworkSpec, Plan  # noqa: E402
+from partitioner import pipeline as steps  # noqa: E402
+from partitioner.data.datasets import open_dataset  # noqa: E402
+from partitioner.data.memmaps import load, load_weights  # noqa: E402
+from partitioner.export.sessions import contribution, open_session  # noqa: E402
+from partitioner.networks.families import Backbone, create  # noqa: E402
+from partitioner.networks.weight_init import Predecessor, inherit  # noqa: E402
+from partitioner.run.folder import RunFolder  # noqa: E402
+from partitioner.training.context import Work  # noqa: E402
+from partitioner.training.members import untrained  # noqa: E402
+from partitioner.training.teacher import ensure_teacher  # noqa: E402
+from tests.support.models.runs import QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.trees import write_tree  # noqa: E402
+
+pytestmark = pytest.mark.torch
+#: A convolutional network of timm with batch norms and 0.4 million numbers.
+NAME = "test_efficientnet"
+SIDE = 32
+
+
+def mixed_plan(name: str = NAME) -> Plan:
+    """A network, and a plain ViT after it."""
+    plan = tiny_plan()
+    first, last = plan.assignments
+    network = NetworkSpec(name=name, image_size=SIDE, parameters=1, macs=1)
+    first = msgspec.structs.replace(first, submodel=None, network=network)
+    return msgspec.structs.replace(plan, assignments=[first, last])
+
+
+def trained(tree: Path, run: Path, plan: Plan | None = None, **options: Any) -> Work:
+    return steps.train_step(
+        RunFolder(run), plan or mixed_plan(), open_dataset(str(tree)), asked(tree, **options), QUIET
+    )
+
+
+@dataclass
+class Built:
+    """A finished run and its bundle."""
+
+    work: Work
+    tree: Path
+    weights: Path
+    bundle: Path
+    errors: dict[int, float]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    folder = tmp_path_factory.mktemp("mixed")
+    tree = write_tree(folder / "tree", each=30)
+    weights = folder / "weights"
+    weights.mkdir()
+    torch.manual_seed(5)
+    # Of other classes: only its trunk is used.
+    torch.save(create(Backbone(NAME, SIDE), 7).state_dict(), weights / f"{NAME}.in1k.pth")
+    work = trained(tree, folder / "b.run", epochs=2, joint_epochs=1, weights=str(weights))
+    errors = steps.export_step(work, folder / "b", "mixed")
+    assert errors is not None
+    return Built(work, tree, weights, folder / "b", errors)
+
+
+def test_a_network_starts_from_its_weights_and_a_vit_from_an_earlier_vit(built: Built) -> None:
+    work, (network, vit) = built.work, built.work.plan.assignments
+    teacher = ensure_teacher(work, None)
+    pretrained = torch.load(built.weights / f"{NAME}.in1k.pth", weights_only=True)
+    stem = untrained(work, network, teacher).state_dict()["trunk.conv_stem.weight"]
+    assert torch.equal(stem, pretrained["conv_stem.weight"])
+    later = msgspec.structs.replace(vit, k=2, device="gamma", submodel=spec(8, 8))
+    plan = msgspec.structs.replace(work.plan, assignments=[network, vit, later])
+    longer = replace(work, plan=plan)
+    expected = longer.new_member(later).trunks()[0]
+    inherit(expected, Predecessor(work.load_member(vit, joint=False).trunks()[0]))
+    found = untrained(longer, later, teacher).trunks()[0].state_dict()
+    assert all(torch.equal(value, found[key]) for key, value in expected.state_dict().items())
+
+
+def test_what_a_network_leaves_behind_is_what_it_answers_once_trained(built: Built) -> None:
+    work, index = built.work, np.arange(9)
+    network = work.plan.assignments[0]
+    member = work.load_member(network, joint=False)
+    seen = torch.from_numpy(np.array(work.member_pixels(network, "train")[index]))
+    with torch.inference_mode():
+        output = member.of_normalised(member.normalise(seen.permute(0, 3, 1, 2).float()))
+    left = load(work.run.left_behind / "sum-0-0.npy")[index]
+    assert np.allclose(left, output.boost, atol=2e-2)
+
+
+def test_every_member_is_exported_as_it_was_trained(built: Built) -> None:
+    assert sorted(built.errors) == [0, 1]
+    bundle = Bundle.open(built.bundle)
+    network = bundle.manifest.plan.assignments[0]
+    assert network.spec.outline == NAME
+    pixels = built.work.member_pixels(network, "test")[:8]
+    served = contribution(open_session(bundle.path / model_path(0)), pixels, 8)
+    member = built.work.load_member(network)
+    with torch.inference_mode():
+        x = member.normalise(torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).float())
+        assert np.allclose(served.bag, member.of_normalised(x).bag, atol=1e-3)
+    report = steps.evaluate_step(bundle, built.work.data, built.work.run, QUIET)
+    assert report.evaluation.subsets[-1].members == (0, 1)
+
+
+def test_a_stopped_training_ends_with_the_same_statistics(
+    built: Built, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(built.work.run.path, run)
+    for file in ("member-0", "member-1", "joint-0", "joint-1"):
+        (run / f"{file}.safetensors").unlink()
+    from partitioner.training import checkpoint, loop
+
+    kept = checkpoint.save
+
+    def stopping(*state: Any) -> None:
+        kept(*state)
+        raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"epochs": 2, "joint_epochs": 1, "weights": str(built.weights)}
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            trained(built.tree, run, **options)
+    trained(built.tree, run, **options)
+    before, after = (
+        load_weights(folder / "member-0.safetensors") for folder in (built.work.run.path, run)
+    )
+    assert "trunk.bn1.running_mean" in before
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("nobodys_net", {}, "nobodys_net: timm .* has no such model"),
+        (NAME, {"weights": "."}, f"expected weights of {NAME} in {NAME}.safetensors"),
+        (NAME, {"weights": "absent"}, "--weights: expected a folder of weights, got 'absent'"),
+        (NAME, {"schedule": {"trunks": 2}}, "--trunks 2: expected plain ViTs only"),
+    ],
+)
+def test_a_network_that_cannot_be_trained_is_refused_before_anything_is(
+    built: Built,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: dict[str, Any],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = mixed_plan(name)
+    if "schedule" in options:
+        deeper = [
+            a if a.submodel is None else msgspec.structs.replace(a, submodel=spec(8, 8, depth=2))
+            for a in plan.assignments
+        ]
+        plan = msgspec.structs.replace(plan, assignments=deeper)
+    with pytest.raises(InputError, match=said):
+        trained(built.tree, tmp_path / "run", plan, **options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_weights_of_another_architecture_are_refused(built: Built, tmp_path: Path) -> None:
+    torch.save(create(Backbone("test_vit", SIDE), 0).state_dict(), tmp_path / f"{NAME}.pt")
+    work = built.work
+    wrong = replace(work, weights={0: tmp_path / f"{NAME}.pt"})
+    with pytest.raises(InputError, match=r"expected the tensors of EfficientNet, but .* differ"):
+        untrained(wrong, work.plan.assignments[0], ensure_teacher(work, None))
