@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.networks.linear_probe import SHARPNESS, fit_classifier
 from partitioner.networks.teacher import parse_arguments, teacher_spec
-from partitioner.pipeline import teacher_facts
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
@@ -33,6 +32,7 @@ from partitioner.run.settings import (
     RunOptions,
     TeacherSchedule,
 )
+from partitioner.run_setup import teacher_facts
 from partitioner.training.compute import use_threads
 from partitioner.training.teacher import GivenTeacher
 

@@ -18,7 +18,6 @@ from mdp.formats.plan import Plan, SubModelSpec, TeacherSpec
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset
 from partitioner.data.memmaps import load
-from partitioner.pipeline import open_asked, settings_for
 from partitioner.run.folder import RunFolder
 from partitioner.run.settings import (
     Asked,
@@ -30,6 +29,7 @@ from partitioner.run.settings import (
     TeacherSchedule,
     differences,
 )
+from partitioner.run_setup import open_asked, settings_for
 from partitioner.training.context import Work
 from partitioner.training.teacher import accuracy, ensure_targets, ensure_teacher
 

@@ -108,7 +108,8 @@ def train(
     )
     folder = RunFolder(run)
     with interruptible(_kept_in(run)), _one_of_several(options.threads):
-        from partitioner.pipeline import open_asked, train_step
+        from partitioner.pipeline import train_step
+        from partitioner.run_setup import open_asked
 
         with together():
             chosen, data = read_plan(plan), open_asked(asked)
@@ -199,6 +200,7 @@ def build(
     folder = RunFolder(run or default_run(out))
     with interruptible(_kept_in(folder.path)), _one_of_several(options.threads):
         from partitioner import pipeline as steps
+        from partitioner import run_setup
         from partitioner.estimates.accuracy_law import Training
         from partitioner.planner import make_plan as planning
 
@@ -207,12 +209,12 @@ def build(
             named = bundle_name(name, out)
             steps.check_target(out)
             read_profiles(profiles)
-            pictures = steps.open_asked(asked)
+            pictures = run_setup.open_asked(asked)
             spec = _teacher(teacher, teacher_arg)
-            facts = steps.teacher_facts(asked, pictures, spec) if asked.given_teacher else None
+            facts = run_setup.teacher_facts(asked, pictures, spec) if asked.given_teacher else None
         if facts is not None and plan_options.teacher_accuracy is None:
             with _owned(folder):
-                share = steps.teacher_accuracy(folder, spec, facts, pictures, asked, progress)
+                share = run_setup.teacher_accuracy(folder, spec, facts, pictures, asked, progress)
             plan_options = msgspec.structs.replace(plan_options, teacher_accuracy=share)
         with together():
             planned = planning.make_planned(

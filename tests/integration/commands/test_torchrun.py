@@ -19,9 +19,10 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 
 from mdp.files import write_toml  # noqa: E402
-from partitioner.pipeline import open_asked, train_step  # noqa: E402
+from partitioner.pipeline import train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Advance, Progress  # noqa: E402
+from partitioner.run_setup import open_asked  # noqa: E402
 from tests.support.models.fitted import Net, cases, stage, stopped_at, trained  # noqa: E402
 from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402

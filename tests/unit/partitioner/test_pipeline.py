@@ -20,6 +20,7 @@ from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.formats.plan import TeacherSpec  # noqa: E402
 from mdp.fusion.fuse import arrival_subsets, fuse, weights_for  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
+from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
 from partitioner.export import write as export  # noqa: E402
@@ -465,19 +466,19 @@ def test_a_given_checkpoint_teaches_as_it_is(built: Built, tmp_path: Path) -> No
 
 def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
     spec_ = tiny_plan().require_teacher()
-    photographs = steps.settings_for(asked(built.tree), built.data, spec_)
-    digits = steps.settings_for(asked("digits"), open_dataset("digits"), spec_)
+    photographs = run_setup.settings_for(asked(built.tree), built.data, spec_)
+    digits = run_setup.settings_for(asked("digits"), open_dataset("digits"), spec_)
     assert (photographs.augmentation.flip, digits.augmentation.flip) == (True, False)
     wanted = msgspec.structs.replace(
         asked("digits"), augmentation=msgspec.structs.replace(asked("").augmentation, flip=True)
     )
-    assert steps.settings_for(wanted, open_dataset("digits"), spec_).augmentation.flip is True
+    assert run_setup.settings_for(wanted, open_dataset("digits"), spec_).augmentation.flip is True
 
 
 def test_shrinkage_needs_a_residual(built: Built) -> None:
     wanted = asked(built.tree, schedule={"shrinkage": 0.5})
     with pytest.raises(InputError, match="--shrinkage: expected 1 unless --boost-target is logi"):
-        steps.settings_for(wanted, built.data, tiny_plan().require_teacher())
+        run_setup.settings_for(wanted, built.data, tiny_plan().require_teacher())
 
 
 def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import save_file  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
+from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load_weights  # noqa: E402
 from partitioner.export.write import teacher_provenance  # noqa: E402
@@ -60,10 +61,10 @@ class Given:
     def accuracy(self, run: RunFolder) -> float:
         """Of the teacher with a linear probe."""
         wanted, spec = self.asked(), PLAN.require_teacher()
-        return steps.teacher_accuracy(run, spec, self.facts(wanted), self.data, wanted, QUIET)
+        return run_setup.teacher_accuracy(run, spec, self.facts(wanted), self.data, wanted, QUIET)
 
     def facts(self, wanted: Asked) -> TeacherFacts:
-        return steps.teacher_facts(wanted, self.data, PLAN.require_teacher())
+        return run_setup.teacher_facts(wanted, self.data, PLAN.require_teacher())
 
 
 def _plan() -> Any:
