@@ -128,16 +128,14 @@ def make_plan(
     return make_planned(spec, profiles, options, NUM_CLASSES, precisions=precisions).plan
 
 
-def make_plans(profiles: Sequence[str], note: Callable[[str], None]) -> list[Plan]:
-    """The plans of all teachers, targets and precisions; the same one only once."""
+def make_plans(profiles: Sequence[str]) -> list[Plan]:
+    """The plans of all teachers, targets and precisions, advised or not; the same one only once."""
     plans: list[Plan] = []
     for teacher, targets_ms in TARGETS_MS.items():
         for target_ms in targets_ms:
             for precisions in PRECISIONS:
                 plan = make_plan(teacher, target_ms, precisions, profiles)
-                if plan.refused:
-                    note(f"{teacher} within {target_ms:g} ms: refused: {plan.reason}")
-                elif [a.submodel for a in plan.assignments] not in [
+                if [a.submodel for a in plan.assignments] not in [
                     [a.submodel for a in other.assignments] for other in plans
                 ]:
                     plans.append(plan)
@@ -347,7 +345,7 @@ def measure_plans(
         teller = linking[len(linking) // 2]
         teller.burst(seconds)
         told = teller.link(idle).link
-        served = serve(make_plans(_written(folder / "told", profiles, told), note), "plan")
+        served = serve(make_plans(_written(folder / "told", profiles, told)), "plan")
         for number in range(rounds):
             note(f"round {number + 1} of {rounds}")
             for one in (*linking, *served):

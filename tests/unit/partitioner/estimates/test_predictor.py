@@ -182,10 +182,11 @@ def test_the_user_s_own_runs_pull_the_prediction_toward_them() -> None:
     small = [shape(embed_dim=384, num_heads=6)]
     own = [
         RecordedRun(
-            name="own", source="own", teacher=BASE, teacher_accuracy=0.7,
+            name=f"own {number}", source="own", teacher=BASE, teacher_accuracy=0.7,
             members=[RecordedMember(submodel=spec) for spec in small],
             subsets=recorded([([0], 0.4)]), pictures=1000,
         )
+        for number in range(4)
     ]  # fmt: skip
     without = predictor_for(shipped_law(), BASE, num_classes=1000, teacher_accuracy=0.7)
     known = predictor_for(shipped_law(), BASE, num_classes=1000, own=own)

@@ -217,7 +217,7 @@ def test_it_is_said_what_is_kept_for_slow_answers(
 ) -> None:
     from mdp.files import write_toml
 
-    options = PlanOptions(latency_ms=40.0, percentile=95.0)
+    options = PlanOptions(latency_ms=40.0, percentile=95.0, anyway=True)
     planned = make_planned(BASE, NAMES, options, 1000, explained=True)
     assert "with slow answers and the client" in planned.plan.assignments[0].why
     assert explain(planned.problem, planned.plan) == planned.explanations
