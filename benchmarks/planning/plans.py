@@ -8,6 +8,7 @@ again whenever one of them changes.
 
 import io
 from functools import cache
+from itertools import product
 
 from rich.console import Console
 
@@ -30,16 +31,19 @@ FLEETS = {
     "without desktop-gpu": ("desktop-gpu",),
     "without both GPUs": ("desktop-gpu", "jetson-orin-nano"),
 }
+#: What members may be of, and what that is called.
+MEMBERS = {"plain ViTs": None, "every family": ["all"]}
 #: The plan that is explained in full.
-EXPLAINED = (TEACHERS[0], 20.0, "without desktop-gpu")
+EXPLAINED = (TEACHERS[0], 20.0, "without both GPUs", "every family")
 _WIDTH = 100
 
 
-def planned(teacher: str, target_ms: float, fleet: str) -> Planned:
+def planned(teacher: str, target_ms: float, fleet: str, members: str) -> Planned:
     names = [name for name in shipped_profiles() if name not in FLEETS[fleet]]
     return make_planned(
         teacher_spec(teacher, {}), names, PlanOptions(latency_ms=target_ms), 1000,
-        explained=True, front=(teacher, target_ms, fleet) == EXPLAINED,
+        families=MEMBERS[members], explained=True,
+        front=(teacher, target_ms, fleet, members) == EXPLAINED,
     )  # fmt: skip
 
 
@@ -47,9 +51,8 @@ def _members(plan: Plan) -> str:
     if plan.refused:
         return f"**refused**: {plan.reason.partition(';')[0]}"
     return "; ".join(
-        f"{a.device} {a.vit.image_size} px / {a.vit.patch_size}, "
-        f"{a.vit.embed_dim} x {a.vit.depth}"
-        + (f", MLP x{a.vit.mlp_ratio:g}" if a.vit.mlp_ratio != 4 else "")
+        f"{a.device} {a.spec.words}"
+        + (f", MLP x{a.submodel.mlp_ratio:g}" if a.submodel and a.submodel.mlp_ratio != 4 else "")
         + (f", {where(a.region)}" if a.region != WHOLE else "")
         + f" ({a.predicted_ms.total:.1f} ms)"
         for a in plan.assignments
@@ -79,8 +82,8 @@ def explanation(shown: Planned) -> str:
 
 
 @cache
-def _plans() -> dict[tuple[str, float, str], Planned]:
-    cases = [(t, ms, fleet) for t in TEACHERS for ms in TARGETS_MS for fleet in FLEETS]
+def _plans() -> dict[tuple[str, float, str, str], Planned]:
+    cases = list(product(TEACHERS, TARGETS_MS, FLEETS, MEMBERS))
     return {case: planned(*case) for case in cases}
 
 
@@ -90,14 +93,15 @@ def figures() -> str:
         ("teacher", "{0[0]}"),
         ("target ms", "{0[1]:g}"),
         ("fleet", "{0[2]}"),
-        ("plan", lambda row: _members(row[3])),
-        ("all in / expected", lambda row: _together(row[3])),
-        ("one device", lambda row: _alone(row[3])),
+        ("members of", "{0[3]}"),
+        ("plan", lambda row: _members(row[4])),
+        ("all in / expected", lambda row: _together(row[4])),
+        ("one device", lambda row: _alone(row[4])),
         title="Plans",
     )
     return (
-        f"{plans}\n\n`mdp-partition plan --explain` for `{EXPLAINED[0]}`, {EXPLAINED[2]}, "
-        f"at {EXPLAINED[1]:g} ms:\n\n```\n{explanation(_plans()[EXPLAINED])}\n```"
+        f"{plans}\n\n`mdp-partition plan --families all --explain` for `{EXPLAINED[0]}`, "
+        f"{EXPLAINED[2]}, at {EXPLAINED[1]:g} ms:\n\n```\n{explanation(_plans()[EXPLAINED])}\n```"
     )
 
 
