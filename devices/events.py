@@ -50,12 +50,13 @@ def for_events_alone(stream: IO[str] | None, stderr: int = 2) -> IO[str] | None:
     if stream is None:
         return None
     try:
+        own = stream.fileno()
         os.fstat(stderr)
     except OSError:
-        # Closed, and a copy of the other one would take its number.
+        # No file, or no standard error, whose number a copy of `stream` would take.
         return stream
-    taken = os.dup(stream.fileno())
-    os.dup2(stderr, stream.fileno())
+    taken = os.dup(own)
+    os.dup2(stderr, own)
     return os.fdopen(taken, "w")
 
 
