@@ -1,11 +1,9 @@
-"""Trainings of a tiny network: `torchrun --module -- tests.support.models.fitted FOLDER WORD...`
+"""Trainings of a tiny network: `torchrun --module -- tests.support.models.fitted FOLDER`
 
-Every process of a case writes what it ended with into the folder, for the test to compare. The
-words are a command line of `mdp-partition`, with which the processes end.
+Every process of a case writes what it ended with into the folder, for the test to compare.
 """
 
 import io
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from mdp.errors import InputError, MDPError
-from partitioner.cli import main as command_line
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.training.distributed import (
@@ -186,7 +183,7 @@ def cases(folder: Path) -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    """Run all cases in the processes of torchrun, then the command line."""
+    """Run all cases in the processes of torchrun."""
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     with joined():
@@ -195,10 +192,6 @@ def main() -> None:
         _waited(folder)
         if is_first():
             print("all cases ran", flush=True)
-    # Has the processes meet under other keys than they left in torchrun's store.
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
-    del sys.argv[1]
-    command_line.main()
 
 
 if __name__ == "__main__":
