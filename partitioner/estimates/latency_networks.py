@@ -260,13 +260,6 @@ def _family(spec: NetworkSpec) -> str:
     return "" if network is None else network.family
 
 
-def network_ms_on(
-    profile: DeviceProfile, way: Way | None, spec: NetworkSpec
-) -> NetworkEstimate | None:
-    """Estimated compute milliseconds of one picture; see `fit_networks` for several."""
-    return fit_networks(profile, way).estimate(spec)
-
-
 def ratio_ms(model: LatencyModel, spec: NetworkSpec) -> float | None:
     """Estimated compute milliseconds of one picture, or None where nothing is known.
 

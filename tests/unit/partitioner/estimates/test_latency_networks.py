@@ -14,7 +14,6 @@ from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency import Way, fit_latency
 from partitioner.estimates.latency_networks import (
     fit_networks,
-    network_ms_on,
     older_probe,
     ratio_ms,
 )
@@ -68,7 +67,7 @@ PROBED = profile_with([point(*network) for network in MEASURED])
     "network", [("mobilenetv4_conv_small", 160), ("efficientnet_b0", 224), ("repvit_m0_9", 224)]
 )
 def test_the_fit_to_measured_networks_predicts_others(network: tuple[str, int]) -> None:
-    found = network_ms_on(PROBED, WAY, spec_of(*network))
+    found = fit_networks(PROBED, WAY).estimate(spec_of(*network))
     assert found is not None
     assert found.basis == "measured"
     assert found.ms == pytest.approx(true_ms(*network), rel=0.1)
@@ -93,7 +92,7 @@ def test_a_family_that_was_not_measured_is_less_sure() -> None:
 
 def test_a_few_measured_networks_tell_a_range_that_ends() -> None:
     few = profile_with([point(*network) for network in MEASURED[5:9]])
-    found = network_ms_on(few, WAY, spec_of("hgnetv2_b1", 160))
+    found = fit_networks(few, WAY).estimate(spec_of("hgnetv2_b1", 160))
     assert found is not None
     assert found.basis == "measured"
     assert found.high_ms < 10 * found.ms
@@ -113,7 +112,7 @@ def test_many_predictions_are_those_of_each_and_of_strangers_there_are_none() ->
 def test_without_measured_networks_the_ratio_stands_in_and_says_so() -> None:
     profile = read_profile("n100")
     spec = spec_of("efficientnet_b0", 224)
-    found = network_ms_on(profile, None, spec)
+    found = fit_networks(profile, None).estimate(spec)
     assert found is not None
     assert found.basis == "ratio"
     assert found.ms == ratio_ms(fit_latency(profile), spec)
@@ -143,6 +142,6 @@ def test_a_profile_that_measured_what_nobody_knows_is_refused(
 def test_assembling_estimates_by_networks_measured_on_the_device() -> None:
     spec = spec_of("mobilenetv4_conv_small", 160)
     found = network_estimate(PROBED, spec, "onnxruntime")
-    assert found == network_ms_on(PROBED, WAY, spec)
+    assert found == fit_networks(PROBED, WAY).estimate(spec)
     assert network_estimate(read_profile("n100"), spec, "onnxruntime") is None
     assert network_estimate(PROBED, spec, "openvino") is None
