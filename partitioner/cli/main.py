@@ -186,7 +186,7 @@ def build(
     """Plan, train, export and evaluate in a row; what is done already is not done again.
 
     Example: mdp-partition build --teacher vit_base_patch16_224 --data photos/
-    --profiles a.toml b.toml c.toml --latency-ms 60 --teacher-epochs 10 --out bundle/
+    --profiles a.toml b.toml c.toml --latency-ms 100 --teacher-epochs 10 --out bundle/
     """
     asked = Asked(
         options=options,

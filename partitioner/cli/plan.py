@@ -99,7 +99,7 @@ def plan(
     keeps it. One profile alone gets a plan of one sub-model.
 
     Example: mdp-partition plan --teacher vit_base_patch16_224 --profiles n100 raspberry-pi-5
-    --latency-ms 60 --explain --out plan.toml
+    --latency-ms 100 --explain --out plan.toml
     """
     options.check()
     if epochs is not None and data is None:
