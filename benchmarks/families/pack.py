@@ -16,14 +16,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from partitioner.assembly.members import read_names
-from partitioner.data.datasets import open_dataset
+from partitioner.data.datasets import SPLITS, open_dataset
 
 DATA_SETS = ("imagenette", "cifar10", "tinyimagenet40")
 CLASSIFIERS = {"lite0": "classifier", "lite1": "classifier", "lite2": "classifier", "vit": "head"}
 
 
 def main(data: Path, weights: Path, out: Path) -> None:
-    """Write the pictures of train and calibration, the trunks, and rows of their classifiers."""
+    """Write the pictures of all splits, the trunks, and rows of their classifiers."""
     out.mkdir(parents=True, exist_ok=True)
     names = read_names(weights / "imagenet1k.txt")
     rows = {name: pack_pictures(data / name, out, names) for name in DATA_SETS}
@@ -44,8 +44,8 @@ def pack_pictures(source: Path, out: Path, names: list[str]) -> list[int] | None
     pictures = open_dataset(str(source))
     meta: dict[str, object] = {"labels": list(pictures.labels)}
     files: list[bytes] = []
-    for split in ("train", "calibration"):
-        chosen = pictures.train if split == "train" else pictures.calibration
+    for split in SPLITS:
+        chosen = pictures.split(split)
         contents = [Path(str(file)).read_bytes() for file in chosen.sources]
         files += contents
         meta[split] = {

@@ -3,7 +3,8 @@
     python -m benchmarks.families.train JOBS.json DATA OUT --minutes 8
 
 Several processes may share one OUT: each claims the next job that nobody has. What a job leaves:
-NAME.safetensors (float16) and NAME.json.
+NAME.safetensors (float16), NAME.json, and NAME.npz, both heads on the calibration and the test
+split (pictures resampled as in training), as benchmarks.families.measure keeps them.
 """
 
 import argparse
@@ -23,9 +24,18 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from partitioner.data.datasets import SPLITS, SplitName
 from partitioner.networks.families import Backbone, FamilyMember
 from partitioner.torchvision_shim import import_timm
-from partitioner.training.live import HALF, Draw, Pictures, Recipe, answers, distil
+from partitioner.training.live import (
+    HALF,
+    Draw,
+    Lesson,
+    Pictures,
+    Recipe,
+    answers,
+    distil,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +50,12 @@ class Job:
     #: The job whose network teaches, "teacher" for the untouched one, or empty for the labels.
     teacher: str = ""
     max_seconds: float = 600.0
+    #: The jobs before it in a chain: its boost head adds to the sum of theirs.
+    after: tuple[str, ...] = ()
+    #: The job whose weights it starts from.
+    start: str = ""
+    #: Whether it imitates the feature of the last one of `after`.
+    imitates: bool = False
 
 
 def read_jobs(path: Path) -> list[Job]:
@@ -53,22 +69,28 @@ def read_jobs(path: Path) -> list[Job]:
     ]
 
 
-def read_pack(folder: Path, name: str, split: str, device: torch.device) -> Pictures:
+def read_pack(folder: Path, name: str, split: SplitName, device: torch.device) -> Pictures:
     """One split of a pack as `benchmarks.families.pack` writes it."""
     meta = json.loads((folder / f"{name}.json").read_text())
-    raw = (folder / f"{name}.bin").read_bytes()
-    raw = lzma.decompress(raw) if raw.startswith(b"\xfd7zXZ") else raw
-    sizes = np.array(meta["train"]["sizes"] + meta["calibration"]["sizes"])
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    first = 0 if split == "train" else len(meta["train"]["sizes"])
-
-    def decoded(number: int) -> np.ndarray[Any, Any]:
-        data = raw[starts[number] : starts[number + 1]]
-        return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
-
     targets = meta[split]["targets"]
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        pixels = np.stack(list(pool.map(decoded, range(first, first + len(targets)))))
+    decoded = folder / f"{name}.{split}.npy"
+    if not decoded.is_file():
+        raw = (folder / f"{name}.bin").read_bytes()
+        raw = lzma.decompress(raw) if raw.startswith(b"\xfd7zXZ") else raw
+        packed = [other for other in SPLITS if other in meta]
+        sizes = np.concatenate([meta[other]["sizes"] for other in packed])
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        first = sum(len(meta[other]["sizes"]) for other in packed[: packed.index(split)])
+
+        def pixels_of(number: int) -> np.ndarray[Any, Any]:
+            data = raw[starts[number] : starts[number + 1]]
+            return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            np.save(
+                decoded, np.stack(list(pool.map(pixels_of, range(first, first + len(targets)))))
+            )
+    pixels = np.load(decoded)
     return Pictures(
         pixels=torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().to(device),
         targets=torch.tensor(targets, device=device),
@@ -93,16 +115,31 @@ def built(job: Job, folder: Path, num_classes: int) -> FamilyMember:
 class Teacher:
     """A trained or untouched member that answers for the views of a batch."""
 
-    def __init__(self, member: FamilyMember, pixels: Tensor) -> None:
-        self._member, self._pixels = member.eval().requires_grad_(False), pixels
-        self._member.trunk.to(HALF)
+    def __init__(self, member: FamilyMember, pixels: Tensor, *, compiled: bool = False) -> None:
+        self.member, self._pixels = member.eval().requires_grad_(False), pixels
+        self.member.trunk.to(HALF, memory_format=layout(member.backbone))
+        self._trunk: Any = torch.compile(self.member.trunk) if compiled else self.member.trunk
+
+    def __call__(self, draw: Draw) -> Tensor:
+        output: Tensor = self.member.bag(self.feature(draw))
+        return output
+
+    def boost(self, draw: Draw) -> Tensor:
+        """Boost logits `[B, C]`."""
+        output: Tensor = self.member.boost(self.feature(draw))
+        return output
 
     @torch.no_grad()
-    def __call__(self, draw: Draw) -> Tensor:
-        views = draw.views(self._pixels, self._member.backbone.image_size)
-        feature = self._member.trunk(self._member.normalise(views).to(HALF))
-        output: Tensor = self._member.bag(feature.float())
-        return output
+    def feature(self, draw: Draw) -> Tensor:
+        """The last feature `[B, D]`."""
+        views = draw.views(self._pixels, self.member.backbone.image_size)
+        feature: Tensor = self._trunk(self.member.normalise(views).to(HALF))
+        return feature.float()
+
+
+def layout(backbone: Backbone) -> Any:
+    """cudnn's depthwise convolutions want channels last: 46 ms a step of lite0 instead of 135."""
+    return torch.contiguous_format if backbone.name.startswith("vit") else torch.channels_last
 
 
 class Worker:
@@ -111,9 +148,11 @@ class Worker:
     def __init__(self, jobs: list[Job], folder: Path, out: Path, until_s: float) -> None:
         self.jobs, self.folder, self.out, self.until_s = jobs, folder, out, until_s
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        #: Teachers are the same in many jobs; students are not worth the time to compile.
+        self.compiles = self.device.type == "cuda"
         self._packs: dict[tuple[str, str], Pictures] = {}
 
-    def pack(self, data: str, split: str) -> Pictures:
+    def pack(self, data: str, split: SplitName) -> Pictures:
         if (data, split) not in self._packs:
             self._packs[data, split] = read_pack(self.folder, data, split, self.device)
         return self._packs[data, split]
@@ -130,7 +169,8 @@ class Worker:
 
     def _ready(self, job: Job) -> bool:
         """Whether everything that the job needs is there; `.ready` says that a pack is whole."""
-        own = job.teacher in ("", "teacher") or (self.out / f"{job.teacher}.json").is_file()
+        others = {job.teacher, job.start, *job.after} - {"", "teacher"}
+        own = all((self.out / f"{name}.json").is_file() for name in others)
         needed = [self.folder / f"{job.data}.ready"]
         if job.weights:
             needed.append(self.folder / f"{job.weights}.trunk.safetensors")
@@ -163,28 +203,49 @@ class Worker:
         if job.teacher == "teacher":
             untouched = Job("", job.data, Backbone("vit_tiny_patch16_224", 224), "vit", job.recipe)
             member = built(untouched, self.folder, pictures.num_classes).to(self.device)
-            teach = Teacher(member, pictures.pixels)
+            teach = Teacher(member, pictures.pixels, compiled=self.compiles)
         elif job.teacher:
-            teach = Teacher(self._member_of(job.teacher), pictures.pixels)
-        student = built(job, self.folder, pictures.num_classes).to(self.device)
-        if self.device.type == "cuda" and not job.backbone.name.startswith("vit"):
-            # torch's overloads leave this keyword alone out. 46 ms a step of lite0 instead of 135.
-            student.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            teach = Teacher(self._member_of(job.teacher), pictures.pixels, compiled=self.compiles)
+        before = [Teacher(self._member_of(name), pictures.pixels) for name in job.after]
+        lesson = Lesson(
+            teach,
+            (lambda draw: torch.stack([one.boost(draw) for one in before]).sum(0))
+            if before
+            else None,
+            (before[-1].feature, before[-1].member.width) if job.imitates else None,
+        )
+        student = (
+            self._member_of(job.start)
+            if job.start
+            else (built(job, self.folder, pictures.num_classes).to(self.device))
+        )
+        if self.device.type == "cuda":
+            # torch's overloads leave this keyword alone out.
+            student.to(memory_format=layout(job.backbone))  # type: ignore[call-overload]
         until_s = min(self.until_s - 10, started_s + job.max_seconds)
         took = distil(
-            student, job.backbone.image_size, teach, pictures, job.recipe, job.seed,
+            student, job.backbone.image_size, lesson, pictures, job.recipe, job.seed,
             lambda text: print(f"{job.name}: {text}", flush=True), until_s,
         )  # fmt: skip
-        held = self.pack(job.data, "calibration")
-        size = job.backbone.image_size
-        logits = answers(lambda x: student(x).bag, held.pixels, size)
-        right = (logits.argmax(dim=1) == held.targets).float().mean().item()
+        heads: dict[str, Any] = {}
+        right = {}
+        for split in SPLITS[1:]:
+            if split not in json.loads((self.folder / f"{job.data}.json").read_text()):
+                continue
+            held = self.pack(job.data, split)
+            both = answers(
+                lambda x: torch.cat(student(x)[:2], dim=1), held.pixels, job.backbone.image_size
+            )
+            boost, bag = both.chunk(2, dim=1)
+            right[split] = (bag.argmax(dim=1) == held.targets).float().mean().item()
+            heads |= {split[0] + "b": boost.cpu().numpy(), split[0] + "g": bag.cpu().numpy()}
+        np.savez(self.out / f"{job.name}.npz", **heads)
         state = {
             k: (v.half() if v.is_floating_point() else v).contiguous().cpu()
             for k, v in student.state_dict().items()
         }
         save_file(state, self.out / f"{job.name}.safetensors")
-        found = took | {"calibration": right, "total_s": time.monotonic() - started_s}
+        found = took | right | {"total_s": time.monotonic() - started_s}
         (self.out / f"{job.name}.json").write_text(json.dumps(found))
         print(f"{job.name}: DONE {found}", flush=True)
 
@@ -199,6 +260,7 @@ def main() -> None:
     timm = import_timm()
     timm.layers.set_fused_attn(torch.cuda.is_available())
     torch.backends.cudnn.benchmark = True
+    torch._dynamo.config.suppress_errors = True
     torch.set_float32_matmul_precision("high")
     asked.out.mkdir(parents=True, exist_ok=True)
     Worker(

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from partitioner.networks.members import Member
 from partitioner.networks.submodel import MemberOutput
-from partitioner.training.losses import divergence
+from partitioner.training.losses import stack_loss, taught_loss
 
 #: Teacher and student in this type; weights and the optimiser's state stay float32.
 HALF = torch.bfloat16
@@ -44,6 +45,10 @@ class Recipe:
     #: Pictures are mixed in pairs with a uniform share; 0 mixes none, 1 all of them.
     mixed: float = 0.5
     temperature: float = 1.0
+    #: The teacher's share in what is taught, against labels.
+    distillation: float = 1.0
+    #: Weight of imitating a predecessor's feature, where the lesson has one.
+    stack: float = 0.5
     #: Decay per step of the averaged weights that are returned; 0 returns the last ones.
     average: float = 0.998
 
@@ -172,14 +177,26 @@ class Draws:
         )
 
 
-#: The teacher's logits `[B, C]` for the views of a batch.
+#: What some network says of the views of a batch, `[B, C]` logits or `[B, D]` features.
 Teach = Callable[[Draw], Tensor]
 
 
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """What a student is taught on the views of every batch."""
+
+    #: The teacher's logits `[B, C]`; without one the labels teach.
+    teacher: Teach | None = None
+    #: F_{k-1} `[B, C]`: the sum of the predecessors' boost heads.
+    before: Teach | None = None
+    #: A predecessor's last feature `[B, D]`, and D.
+    imitated: tuple[Teach, int] | None = None
+
+
 def distil(
-    student: nn.Module,
+    student: Member,
     image_size: int,
-    teach: Teach | None,
+    lesson: Lesson,
     pictures: Pictures,
     recipe: Recipe,
     seed: int,
@@ -188,27 +205,37 @@ def distil(
 ) -> dict[str, float]:
     """Train `student` (views in, MemberOutput out) in place; returns seconds, steps and epochs.
 
-    Without a teacher it learns from the labels. The schedule is shortened where it would not end
-    by `give_up_at_s` of `time.monotonic()`.
+    The schedule is shortened where it would not end by `give_up_at_s` of `time.monotonic()`.
     """
     device = pictures.pixels.device
     draws = Draws(len(pictures.pixels), recipe, seed, device)
     per_epoch = max(1, len(pictures.pixels) // recipe.batch)
     steps = max(1, round(recipe.epochs * per_epoch))
-    optimiser = _optimiser(student, recipe, device)
+    projection = None
+    if lesson.imitated:
+        projection = nn.Linear(student.width, lesson.imitated[1], device=device)
+    trained = nn.ModuleList([student] if projection is None else [student, projection])
+    optimiser = _optimiser(trained, recipe, device)
     averaged = Averaged(student, recipe.average) if recipe.average else None
     student.train()
+
+    def learn(draw: Draw) -> Tensor:
+        loss = _loss(student, projection, image_size, lesson, pictures, recipe, draw)
+        optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(trained.parameters(), _MAX_NORM)
+        optimiser.step()
+        return loss.detach()
+
+    take_step = Replayed(learn) if device.type == "cuda" else learn
     started_s, step, shown = time.monotonic(), 0, 0.0
     planned, since = steps, (started_s, 0)
     while step < steps:
         rate = recipe.learning_rate * _rate(step / steps)
         for group in optimiser.param_groups:
-            group["lr"] = rate
-        loss = _loss(student, image_size, teach, pictures, recipe, draws())
-        optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(student.parameters(), _MAX_NORM)
-        optimiser.step()
+            # A tensor on an accelerator, so that a captured step reads it.
+            group["lr"] = group["lr"].fill_(rate) if device.type == "cuda" else rate
+        loss = take_step(draws())
         if averaged:
             averaged.step()
         step += 1
@@ -230,38 +257,87 @@ def distil(
     return {"seconds": spent_s, "steps": step, "epochs": step / per_epoch, "loss": shown}
 
 
+class Replayed:
+    """A step that is captured as a CUDA graph once it has warmed up, and then replayed.
+
+    Launching the kernels of a small network one by one takes longer than they do.
+    """
+
+    _WARM = 4
+
+    def __init__(self, step: Callable[[Draw], Tensor]) -> None:
+        self._step, self._calls = step, 0
+        self._graph: Any = None
+        self._side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
+    def __call__(self, draw: Draw) -> Tensor:
+        """Take a step on `draw`; returns the loss."""
+        self._calls += 1
+        if self._calls <= self._WARM:
+            self._side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._side):
+                loss = self._step(draw)
+            torch.cuda.current_stream().wait_stream(self._side)
+            return loss
+        fields = ("rows", "boxes", "flips", "share")
+        if self._graph is None:
+            self._drawn = Draw(*(getattr(draw, name).clone() for name in fields))
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graph):
+                self._loss = self._step(self._drawn)
+        for name in fields:
+            getattr(self._drawn, name).copy_(getattr(draw, name))
+        self._graph.replay()
+        return self._loss
+
+
 def _optimiser(student: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
     """AdamW without decay of biases and scales."""
     groups: list[dict[str, Any]] = [
         {"params": [p for p in student.parameters() if p.ndim > 1]},
         {"params": [p for p in student.parameters() if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    fused = device.type == "cuda"
+    cuda = device.type == "cuda"
+    rate: Any = torch.tensor(recipe.learning_rate, device=device) if cuda else recipe.learning_rate
     return torch.optim.AdamW(
-        groups, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=fused
+        groups, lr=rate, weight_decay=recipe.weight_decay, fused=cuda, capturable=cuda
     )
 
 
 def _loss(
     student: nn.Module,
+    projection: nn.Module | None,
     image_size: int,
-    teach: Teach | None,
+    lesson: Lesson,
     pictures: Pictures,
     recipe: Recipe,
     draw: Draw,
 ) -> Tensor:
-    """Both heads' distance from the teacher, or from the labels where there is none."""
+    """The sum of the boost, bag and stack losses of one batch."""
     views = draw.views(pictures.pixels, image_size)
     with torch.autocast(views.device.type, HALF):
         output: MemberOutput = student(views)
-    heads = [output.boost.float(), output.bag.float()]
-    if teach is None:
-        labels = draw.labels(pictures)
-        losses = [F.cross_entropy(head, labels) for head in heads]
-    else:
-        wanted = teach(draw)
-        losses = [divergence(head, wanted, recipe.temperature) for head in heads]
-    return torch.stack(losses).sum()
+    labels = draw.labels(pictures)
+    teacher = lesson.teacher(draw) if lesson.teacher else None
+    boost = output.boost.float()
+    if lesson.before:
+        boost = boost + lesson.before(draw)
+    loss = _taught(boost, labels, teacher, recipe) + _taught(
+        output.bag.float(), labels, teacher, recipe
+    )
+    if lesson.imitated and projection is not None:
+        feature = lesson.imitated[0](draw)
+        loss = loss + recipe.stack * stack_loss(projection(output.feature.float()), feature)
+    return loss
+
+
+def _taught(logits: Tensor, labels: Tensor, teacher: Tensor | None, recipe: Recipe) -> Tensor:
+    if teacher is None:
+        return F.cross_entropy(logits, labels)
+    return taught_loss(
+        logits, labels, teacher,
+        distillation=recipe.distillation, temperature=recipe.temperature, label_smoothing=0.0,
+    )  # fmt: skip
 
 
 def _rate(done: float) -> float:
@@ -281,6 +357,5 @@ def answers(
         chunk = pictures[start : start + batch]
         boxes = whole_boxes(len(chunk), pictures.device)
         flips = torch.ones(len(chunk), device=pictures.device)
-        with torch.autocast(pictures.device.type, HALF):
-            found.append(network(views_of(chunk, boxes, flips, image_size)).float())
+        found.append(network(views_of(chunk, boxes, flips, image_size)))
     return torch.cat(found)

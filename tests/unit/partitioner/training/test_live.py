@@ -9,6 +9,7 @@ import torch
 from mdp.errors import InputError
 from partitioner.networks.families import Backbone, FamilyMember, create
 from partitioner.training.live import (
+    Lesson,
     Pictures,
     Recipe,
     answers,
@@ -69,7 +70,7 @@ def test_a_student_comes_to_agree_with_its_teacher() -> None:
 
     member.eval()
     before = loss()
-    took = distil(member, 32, lambda draw: wanted[draw.rows], data, recipe, 0, notes.append)
+    took = distil(member, 32, Lesson(lambda draw: wanted[draw.rows]), data, recipe, 0, notes.append)
     assert took["steps"] == 40
     assert loss() < before
     assert notes
