@@ -17,10 +17,12 @@ from partitioner.data.memmaps import Array, Index, Views, load, rows
 from partitioner.networks.members import Member
 from partitioner.networks.teacher import Teacher
 from partitioner.networks.weight_init import Predecessor, inherit
+from partitioner.run.curves import Curve
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
 from partitioner.training.distributed import finished, first_then_others, is_first, together
+from partitioner.training.live import LiveRun
 from partitioner.training.loop import derived_seed, fit
 from partitioner.training.student import Lesson, MemberLoss, Student
 from partitioner.training.teacher import Targets
@@ -28,9 +30,15 @@ from partitioner.training.teacher import Targets
 
 def train_members(work: Work, teacher: Teacher, targets: Targets) -> None:
     """Train every sub-model that the run folder does not have yet, in boosting order."""
+    live: LiveRun | None = None
     for assignment in work.plan.assignments:
         k = assignment.k
         if finished(work.run.member(k)):
+            continue
+        if work.settings.teaching == "live":
+            live = live or LiveRun.of(work, teacher)
+            submodel = untrained(work, assignment, teacher)
+            _keep(work, assignment, submodel, live.train(assignment, submodel))
             continue
         if k:
             with first_then_others():
@@ -53,10 +61,16 @@ def _train_member(work: Work, assignment: Assignment, teacher: Teacher, targets:
     curve = fit(student, stage, loss_of, work.progress, validate=validate)
     with together():
         if is_first():
-            work.run.keep_curve(f"member-{k}", curve)
-            _report(work, assignment, submodel)
-            write_bytes(work.run.member(k), save(submodel.state_dict()))
+            _keep(work, assignment, submodel, curve)
             stage.checkpoint.unlink(missing_ok=True)
+
+
+def _keep(work: Work, assignment: Assignment, submodel: Member, curve: Curve) -> None:
+    """Put a finished sub-model into the run folder."""
+    work.run.keep_curve(f"member-{assignment.k}", curve)
+    _report(work, assignment, submodel)
+    state = {name: value.contiguous() for name, value in submodel.state_dict().items()}
+    write_bytes(work.run.member(assignment.k), save(state))
 
 
 def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> Member:

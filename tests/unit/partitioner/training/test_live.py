@@ -7,18 +7,21 @@ pytest.importorskip("torch")
 import torch
 
 from mdp.errors import InputError
-from partitioner.networks.families import Backbone, FamilyMember, create
-from partitioner.training.live import (
-    Lesson,
+from partitioner.data.crops import View
+from partitioner.data.live_views import (
+    Draw,
+    Drawing,
     Pictures,
-    Recipe,
-    answers,
-    distil,
     mix_pairs,
     random_boxes,
     views_of,
     whole_boxes,
 )
+from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.run.settings import MemberSchedule
+from partitioner.training.live import Recipe, answers, distil
+from partitioner.training.student import Student, Taught
+from tests.support.models.runs import QUIET
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -60,9 +63,14 @@ def test_a_student_comes_to_agree_with_its_teacher() -> None:
     torch.manual_seed(0)
     member = FamilyMember(Backbone("test_efficientnet", 32), 3)
     data = Pictures(pictures(), torch.arange(24) % 3, 3)
-    recipe = Recipe(epochs=20, batch=12, learning_rate=3e-3, min_area=1.0, mixed=0.0, average=0.5)
+    schedule = MemberSchedule(
+        epochs=20, batch_size=12, learning_rate=3e-3, distillation=1.0, temperature=1.0
+    )
+    recipe = Recipe(schedule, Drawing(min_area=1.0, mixed=0.0), "fp32", 0, average=0.5)
     wanted = torch.eye(3)[data.targets] * 4
-    notes: list[str] = []
+
+    def teach(draw: Draw) -> Taught:
+        return Taught(draw.labels(data), wanted[draw.rows], None, [])
 
     def loss() -> float:
         logits = answers(lambda x: member(x).bag, data.pixels, 32)
@@ -70,10 +78,10 @@ def test_a_student_comes_to_agree_with_its_teacher() -> None:
 
     member.eval()
     before = loss()
-    took = distil(member, 32, Lesson(lambda draw: wanted[draw.rows]), data, recipe, 0, notes.append)
-    assert took["steps"] == 40
+    curve = distil(Student(member), View(32), teach, data, recipe, "a student", QUIET)
+    assert len(curve) == 20
+    assert curve[-1]["loss"] < curve[0]["loss"]
     assert loss() < before
-    assert notes
 
 
 @pytest.mark.parametrize(
