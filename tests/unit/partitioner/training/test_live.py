@@ -7,10 +7,12 @@ pytest.importorskip("torch")
 import torch
 
 from mdp.errors import InputError
+from mdp.formats.plan import Region
 from partitioner.data.crops import View
 from partitioner.data.live_views import (
     Draw,
     Drawing,
+    Draws,
     Pictures,
     mix_pairs,
     random_boxes,
@@ -52,6 +54,34 @@ def test_random_boxes_lie_inside_the_picture() -> None:
     assert (boxes[:, :2].abs() + boxes[:, 2:] <= 1 + 1e-6).all()
     area = boxes[:, 2] * boxes[:, 3]
     assert 0.2 < area.min().item() < area.max().item() <= 1
+
+
+@pytest.mark.parametrize("mirrored", [1.0, -1.0])
+def test_a_region_is_cut_from_what_the_teacher_sees(mirrored: float) -> None:
+    draw = Draw(
+        torch.arange(3), torch.tensor([[0.1, -0.2, 0.8, 0.6]]).expand(3, 4),
+        torch.full((3,), mirrored), torch.tensor([1.0, 0.25, 0.5]),
+    )  # fmt: skip
+    some = pictures(3)
+    whole = draw.views(some, View(32))
+    corner = draw.views(some, View(16, Region(left=0.5, right=1.0, top=0.0, bottom=0.5)))
+    torch.testing.assert_close(corner, whole[:, :, :16, 16:], atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize(("alpha", "middle"), [(1.0, 0.5), (0.25, 0.2)])
+def test_shares_of_a_mixture_follow_alpha(alpha: float, middle: float) -> None:
+    draw = Draws(4000, 4000, Drawing(flip=False, mixed=1.0, alpha=alpha), 1, CPU)()
+    assert draw.share.mean().item() == pytest.approx(0.5, abs=0.03)
+    between = ((draw.share > 0.25) & (draw.share < 0.75)).float().mean().item()
+    assert between == pytest.approx(middle, abs=0.05)
+    assert (draw.flips == 1).all()
+
+
+def test_every_picture_comes_up_once_an_epoch() -> None:
+    draws = Draws(10, 4, Drawing(), 3, CPU)
+    assert draws.per_epoch == 2
+    epoch = torch.cat([draws().rows for _ in range(2)]).tolist()
+    assert len(set(epoch)) == 8
 
 
 def test_pairs_are_mixed_by_their_share() -> None:
