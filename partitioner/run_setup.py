@@ -1,6 +1,7 @@
 """What a run is about to be: its pictures, its settings, and how good its teacher is."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -21,6 +22,7 @@ from partitioner.run.settings import (
     TeacherFacts,
     Teaching,
 )
+from partitioner.run.weights import LABELS
 from partitioner.training.distributed import first_then_others, together
 from partitioner.training.world import world
 
@@ -61,7 +63,40 @@ def settings_for(
             asked.augmentation, flip=data.source != DIGITS if flip is None else flip
         ),
         weights={name: sha256_of(path) for name, path in weights.items()},
+        class_rows=class_rows(asked, data, weights),
     )
+
+
+def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict[str, list[int]]:
+    """The row of each class of the data in the classifiers of pretrained `weights`, by network.
+
+    Their classes are named by labels.txt in the folder of weights, else by the teacher's labels
+    where the number of classes agrees. Networks are left out whose classes have other names.
+    Raises InputError for labels that are not as many as a classifier has rows.
+    """
+    from partitioner.networks.families import own_classifier
+
+    options, found = asked.options, dict[str, list[int]]()
+    own = None if options.weights_folder is None else options.weights_folder / LABELS
+    own = own if own is not None and own.exists() else None
+    file = own or (Path(options.teacher_labels) if options.teacher_labels else None)
+    if file is None or not weights:
+        return found
+    names, mapped = read_names(file), dict[str, str]()
+    if own is None and options.teacher_map is not None:
+        mapped = read_map(Path(options.teacher_map))
+    for network, path in weights.items():
+        classifier = own_classifier(network, path)
+        if classifier is None or (own is None and classifier.out_features != len(names)):
+            continue
+        if classifier.out_features != len(names):
+            raise InputError(
+                f"{file}: names {len(names)} classes, expected {classifier.out_features}: as many "
+                f"as the classifier of {path} has rows"
+            )
+        with suppress(InputError):  # classes of other names
+            found[network] = rows_of(names, data.labels, mapped, str(file))
+    return found
 
 
 def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> Teaching:

@@ -211,7 +211,8 @@ class RunOptions(Record, frozen=True):
         str | None,
         Meta(
             description="Folder of pretrained weights that networks start from, each in a file of "
-            "timm's name of it, as tf_efficientnet_lite0.safetensors; nothing is fetched"
+            "timm's name of it, as tf_efficientnet_lite0.safetensors, and labels.txt, the names of "
+            "their classes; nothing is fetched"
         ),
     ] = None
     seed: Annotated[int, Meta(ge=0, lt=2**32, description="Same seed, same result")] = 0
@@ -299,6 +300,9 @@ class Settings(Record, frozen=True):
     augmentation: Augmentation
     #: timm's names of the plan's networks -> sha256 of the weights that they start from.
     weights: dict[str, str] = field(default_factory=dict)
+    #: timm's names of networks whose heads start as rows of their own classifier -> the row of each
+    #: class of the data; heads of others with weights start as a linear probe.
+    class_rows: dict[str, list[int]] = field(default_factory=dict)
     #: Whether sub-models learn from the teacher's kept answers or from its answers to fresh views.
     teaching: Teaching = "kept"
     format_version: Literal[1] = 1
