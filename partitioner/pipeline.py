@@ -19,10 +19,11 @@ from partitioner.run.settings import (
     Asked,
     MemberSchedule,
     Settings,
+    Teaching,
     differences,
 )
 from partitioner.run.weights import weights_of
-from partitioner.run_setup import checkpoint_of, cut_views, settings_for
+from partitioner.run_setup import checkpoint_of, cut_views, settings_for, teaching_of
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
 
@@ -36,7 +37,8 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
     with together():
         weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
-    settings = _settled(run, plan, data, asked, weights)
+        teaching = teaching_of(asked, plan, data, progress)
+    settings = _settled(run, plan, data, asked, weights, teaching)
     known = {k: weights[name] for k, name in named.items() if name in weights}
     work = Work(run, settings, plan, data, progress, known)
     if data.remark:
@@ -53,13 +55,20 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
 
 
 def _settled(
-    run: RunFolder, plan: Plan, data: Dataset, asked: Asked, weights: Mapping[str, Path]
+    run: RunFolder,
+    plan: Plan,
+    data: Dataset,
+    asked: Asked,
+    weights: Mapping[str, Path],
+    teaching: Teaching,
 ) -> Settings:
     """The first process's settings, which are in the run folder from now on; raises InputError."""
     with together():
         _check_plan(plan, asked.schedule)
         _check_calibration(data)
-        mine = settings_for(asked, data, plan.require_teacher(), weights)
+        mine = msgspec.structs.replace(
+            settings_for(asked, data, plan.require_teacher(), weights), teaching=teaching
+        )
         if is_first():
             run.start_or_continue(mine, plan)
     with together():

@@ -1,6 +1,7 @@
 """What a run is about to be: its pictures, its settings, and how good its teacher is."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -8,18 +9,22 @@ import msgspec
 
 from mdp.errors import InputError
 from mdp.formats.bundle import sha256_of
-from mdp.formats.plan import TeacherSpec
+from mdp.formats.plan import Plan, TeacherSpec
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.data.datasets import DIGITS, SPLITS, Dataset, SplitName, open_dataset
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Asked,
+    Augmentation,
     DataFacts,
     Settings,
     TeacherFacts,
+    Teaching,
 )
+from partitioner.run.weights import LABELS
 from partitioner.training.distributed import first_then_others, together
+from partitioner.training.world import world
 
 
 def settings_for(
@@ -58,6 +63,91 @@ def settings_for(
             asked.augmentation, flip=data.source != DIGITS if flip is None else flip
         ),
         weights={name: sha256_of(path) for name, path in weights.items()},
+        class_rows=class_rows(asked, data, weights),
+    )
+
+
+def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict[str, list[int]]:
+    """The row of each class of the data in the classifiers of pretrained `weights`, by network.
+
+    Their classes are named by labels.txt in the folder of weights, else by the teacher's labels
+    where the number of classes agrees. Networks are left out whose classes have other names.
+    Raises InputError for labels that are not as many as a classifier has rows.
+    """
+    from partitioner.networks.families import own_classifier
+
+    options, found = asked.options, dict[str, list[int]]()
+    own = None if options.weights_folder is None else options.weights_folder / LABELS
+    own = own if own is not None and own.exists() else None
+    file = own or (Path(options.teacher_labels) if options.teacher_labels else None)
+    if file is None or not weights:
+        return found
+    names, mapped = read_names(file), dict[str, str]()
+    if own is None and options.teacher_map is not None:
+        mapped = read_map(Path(options.teacher_map))
+    for network, path in weights.items():
+        classifier = own_classifier(network, path)
+        if classifier is None or (own is None and classifier.out_features != len(names)):
+            continue
+        if classifier.out_features != len(names):
+            raise InputError(
+                f"{file}: names {len(names)} classes, expected {classifier.out_features}: as many "
+                f"as the classifier of {path} has rows"
+            )
+        with suppress(InputError):  # classes of other names
+            found[network] = rows_of(names, data.labels, mapped, str(file))
+    return found
+
+
+def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> Teaching:
+    """How sub-models will be taught, `auto` decided; raises InputError for what live cannot do."""
+    from partitioner.training.compute import memory_bytes, training_device
+
+    wanted, device = asked.options.teaching, training_device()
+    if wanted == "kept" or (wanted == "auto" and device.type == "cpu"):
+        return "kept"
+    obstacle = _not_live(asked) or _too_large(plan, data, memory_bytes(device))
+    if not obstacle:
+        return "live"
+    if wanted == "live":
+        raise InputError(f"--teaching live: {obstacle}, or --teaching kept")
+    progress.note(f"the teacher's kept answers teach, not live ones: {obstacle}")
+    return "kept"
+
+
+def _not_live(asked: Asked) -> str:
+    """Which setting live teaching does not have; empty if it has them all."""
+    augmentation, plain = asked.augmentation, Augmentation()
+    # A teacher that is trained sees variants.
+    several = augmentation.variants != plain.variants and not asked.teacher_schedule.epochs
+    for name, given, remedy in (
+        ("--patience", asked.schedule.patience, "0: the last averaged weights are taken"),
+        ("--joint-epochs", asked.joint_schedule.epochs, "0"),
+        ("--rand-augment", augmentation.rand_augment, "none"),
+        ("--erasing", augmentation.erasing, "0"),
+        ("--cutmix", augmentation.cutmix, "0"),
+        ("--variants", several and augmentation.variants, "none: every view is drawn anew"),
+    ):
+        if given:
+            return f"{name} {given}: expected {remedy}"
+    if world().size > 1:
+        return f"expected one process, torchrun started {world().size}"
+    return ""
+
+
+def _too_large(plan: Plan, data: Dataset, there_bytes: int) -> str:
+    """How much the pictures would take of the device's memory, where that is too much."""
+    from partitioner.data.crops import View, view_of
+    from partitioner.data.variants import canvas_side
+
+    teacher = View(plan.require_teacher().shape.image_size)
+    side = canvas_side([teacher, *(view_of(a) for a in plan.assignments)])
+    needed_bytes, most_bytes = 3 * side**2 * len(data.train), there_bytes // 2
+    if needed_bytes <= most_bytes:
+        return ""
+    return (
+        f"{len(data.train):,} pictures of {side} px take {needed_bytes:,} bytes, expected at most "
+        f"{most_bytes:,}, half of the device's memory: give --limit-train"
     )
 
 

@@ -14,27 +14,32 @@ import lzma
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from partitioner.data.crops import View
 from partitioner.data.datasets import SPLITS, SplitName
+from partitioner.data.live_views import Draw, Drawing, Pictures
 from partitioner.networks.families import Backbone, FamilyMember
+from partitioner.run.progress import Progress
+from partitioner.run.settings import MemberSchedule
 from partitioner.torchvision_shim import import_timm
-from partitioner.training.live import (
-    HALF,
-    Draw,
-    Lesson,
-    Pictures,
-    Recipe,
-    answers,
-    distil,
+from partitioner.training.live import Recipe, answers, distil, placed
+from partitioner.training.student import Student, Taught
+
+#: Teachers in this type; students' weights and the optimiser's state stay float32.
+HALF = torch.bfloat16
+#: How members are taught unless their job says otherwise.
+SCHEDULE = MemberSchedule(
+    batch_size=512, learning_rate=1e-3, weight_decay=0.02, distillation=1.0, temperature=1.0
 )
 
 
@@ -58,12 +63,30 @@ class Job:
     imitates: bool = False
 
 
+def recipe_of(entry: dict[str, Any], seed: int, *, taught: bool, imitates: bool) -> Recipe:
+    """The recipe of one entry; without a teacher its labels teach."""
+    given = {"batch_size" if key == "batch" else key: value for key, value in entry.items()}
+    drawing = {key: given.pop(key) for key in ("min_area", "mixed") if key in given}
+    average = given.pop("average", 0.998)
+    given |= {} if taught else {"distillation": 0.0}
+    schedule = msgspec.structs.replace(SCHEDULE, stack_weight=0.5 * imitates, **given)
+    return Recipe(schedule, Drawing(**drawing), "bf16", seed, average)
+
+
 def read_jobs(path: Path) -> list[Job]:
     """The jobs of a JSON file, in the order in which they are to be done."""
     return [
         Job(
             **entry
-            | {"backbone": Backbone(*entry["backbone"]), "recipe": Recipe(**entry["recipe"])}
+            | {
+                "backbone": Backbone(*entry["backbone"]),
+                "recipe": recipe_of(
+                    entry["recipe"],
+                    entry.get("seed", 0),
+                    taught=bool(entry.get("teacher")),
+                    imitates=entry.get("imitates", False),
+                ),
+            }
         )
         for entry in json.loads(path.read_text())
     ]
@@ -117,7 +140,8 @@ class Teacher:
 
     def __init__(self, member: FamilyMember, pixels: Tensor, *, compiled: bool = False) -> None:
         self.member, self._pixels = member.eval().requires_grad_(False), pixels
-        self.member.trunk.to(HALF, memory_format=layout(member.backbone))
+        placed(self.member, pixels.device)
+        self.member.trunk.to(HALF)
         self._trunk: Any = torch.compile(self.member.trunk) if compiled else self.member.trunk
 
     def __call__(self, draw: Draw) -> Tensor:
@@ -132,14 +156,9 @@ class Teacher:
     @torch.no_grad()
     def feature(self, draw: Draw) -> Tensor:
         """The last feature `[B, D]`."""
-        views = draw.views(self._pixels, self.member.backbone.image_size)
+        views = draw.views(self._pixels, View(self.member.backbone.image_size))
         feature: Tensor = self._trunk(self.member.normalise(views).to(HALF))
         return feature.float()
-
-
-def layout(backbone: Backbone) -> Any:
-    """cudnn's depthwise convolutions want channels last: 46 ms a step of lite0 instead of 135."""
-    return torch.contiguous_format if backbone.name.startswith("vit") else torch.channels_last
 
 
 class Worker:
@@ -207,26 +226,34 @@ class Worker:
         elif job.teacher:
             teach = Teacher(self._member_of(job.teacher), pictures.pixels, compiled=self.compiles)
         before = [Teacher(self._member_of(name), pictures.pixels) for name in job.after]
-        lesson = Lesson(
-            teach,
-            (lambda draw: torch.stack([one.boost(draw) for one in before]).sum(0))
-            if before
-            else None,
-            (before[-1].feature, before[-1].member.width) if job.imitates else None,
-        )
-        student = (
+
+        @torch.no_grad()
+        def taught(draw: Draw) -> Taught:
+            labels = draw.labels(pictures)
+            return Taught(
+                labels=labels,
+                teacher=teach(draw) if teach else torch.zeros_like(labels),
+                before=torch.stack([one.boost(draw) for one in before]).sum(0) if before else None,
+                imitated=[before[-1].feature(draw)] if job.imitates else [],
+            )
+
+        member = (
             self._member_of(job.start)
             if job.start
-            else (built(job, self.folder, pictures.num_classes).to(self.device))
+            else (built(job, self.folder, pictures.num_classes))
         )
-        if self.device.type == "cuda":
-            # torch's overloads leave this keyword alone out.
-            student.to(memory_format=layout(job.backbone))  # type: ignore[call-overload]
+        student = Student(member, [before[-1].member.width] if job.imitates else [])
+        placed(student, self.device)
         until_s = min(self.until_s - 10, started_s + job.max_seconds)
-        took = distil(
-            student, job.backbone.image_size, lesson, pictures, job.recipe, job.seed,
-            lambda text: print(f"{job.name}: {text}", flush=True), until_s,
+        curve = distil(
+            student, View(job.backbone.image_size), taught, pictures,
+            replace(job.recipe, until_s=until_s), job.name, Progress(),
         )  # fmt: skip
+        took = {
+            "seconds": sum(epoch["seconds"] for epoch in curve),
+            "epochs": len(curve),
+            "loss": curve[-1]["loss"],
+        }
         heads: dict[str, Any] = {}
         right = {}
         for split in SPLITS[1:]:
@@ -234,7 +261,7 @@ class Worker:
                 continue
             held = self.pack(job.data, split)
             both = answers(
-                lambda x: torch.cat(student(x)[:2], dim=1), held.pixels, job.backbone.image_size
+                lambda x: torch.cat(member(x)[:2], dim=1), held.pixels, job.backbone.image_size
             )
             boost, bag = both.chunk(2, dim=1)
             right[split] = (bag.argmax(dim=1) == held.targets).float().mean().item()
@@ -242,7 +269,7 @@ class Worker:
         np.savez(self.out / f"{job.name}.npz", **heads)
         state = {
             k: (v.half() if v.is_floating_point() else v).contiguous().cpu()
-            for k, v in student.state_dict().items()
+            for k, v in member.state_dict().items()
         }
         save_file(state, self.out / f"{job.name}.safetensors")
         found = took | right | {"total_s": time.monotonic() - started_s}

@@ -6,7 +6,7 @@ serves. So teacher and sub-models see the same variant of a picture, whatever th
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,11 @@ _MANY_PIXELS = 50_000_000
 _CHUNK = 512
 
 
+def canvas_side(views: Iterable[View]) -> int:
+    """Side in pixels of a square picture that is as fine as the finest of `views`."""
+    return max(side_for(view.region, view.image_size) for view in views)
+
+
 @dataclass(frozen=True, slots=True)
 class Variants:
     """Where the variants of one train split are kept, and how they are made."""
@@ -49,8 +54,7 @@ class Variants:
     @property
     def image_size(self) -> int:
         """Side of a canvas in pixels: as fine as the finest view."""
-        views = (self.teacher, *self.members)
-        return max(side_for(view.region, view.image_size) for view in views)
+        return canvas_side((self.teacher, *self.members))
 
     def view(self, view: View, variant: int) -> Views:
         """Views `[N, S, S, 3]` of one variant, memory-mapped; made where missing."""

@@ -169,6 +169,23 @@ def normalisation(model: Any) -> Normalise:
     return Normalise(tuple(config["mean"]), tuple(config["std"]))
 
 
+def own_classifier(name: str, weights: Path) -> nn.Linear | None:
+    """The classifier of a network's pretrained weights; None unless it is one linear map.
+
+    Raises InputError for what is no file of weights.
+    """
+    config, state = check_known(name).get_pretrained_cfg(name), read_state(weights)
+    place = config.classifier if config else None
+    weight, bias = (state.get(f"{place}.{part}") for part in ("weight", "bias"))
+    if weight is None or bias is None or weight.ndim != 2:
+        return None
+    classifier = nn.Linear(weight.shape[1], weight.shape[0])
+    with torch.no_grad():
+        classifier.weight.copy_(weight)
+        classifier.bias.copy_(bias)
+    return classifier
+
+
 def cut_classifier(classifier: nn.Linear, rows: list[int]) -> nn.Linear:
     """The rows `rows` of a pretrained classifier, in that order: a classifier of those classes."""
     part = nn.Linear(classifier.in_features, len(rows))

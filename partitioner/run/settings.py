@@ -11,6 +11,7 @@ from mdp.files import Record
 from mdp.formats.plan import TeacherArgument
 
 Autocast = Literal["fp32", "bf16"]
+Teaching = Literal["kept", "live"]
 Epochs = Annotated[int, Meta(ge=0, le=100_000, description="Passes over the training pictures")]
 BatchSize = Annotated[int, Meta(ge=1, le=65_536, description="Pictures per step")]
 LearningRate = Annotated[float, Meta(gt=0, le=1, description="AdamW's peak step size")]
@@ -210,13 +211,21 @@ class RunOptions(Record, frozen=True):
         str | None,
         Meta(
             description="Folder of pretrained weights that networks start from, each in a file of "
-            "timm's name of it, as tf_efficientnet_lite0.safetensors; nothing is fetched"
+            "timm's name of it, as tf_efficientnet_lite0.safetensors, and labels.txt, the names of "
+            "their classes; nothing is fetched"
         ),
     ] = None
     seed: Annotated[int, Meta(ge=0, lt=2**32, description="Same seed, same result")] = 0
     autocast: Annotated[
         Literal["auto", "fp32", "bf16"],
         Meta(description="Arithmetic of training; auto is bf16 where it is quicker"),
+    ] = "auto"
+    teaching: Annotated[
+        Literal["auto", "kept", "live"],
+        Meta(
+            description="Whether the teacher answers a few variants of each picture once, or is "
+            "asked on a view drawn anew in every step; auto is live on an accelerator"
+        ),
     ] = "auto"
     threads: Annotated[
         int,
@@ -291,6 +300,11 @@ class Settings(Record, frozen=True):
     augmentation: Augmentation
     #: timm's names of the plan's networks -> sha256 of the weights that they start from.
     weights: dict[str, str] = field(default_factory=dict)
+    #: timm's names of networks whose heads start as rows of their own classifier -> the row of each
+    #: class of the data; heads of others with weights start as a linear probe.
+    class_rows: dict[str, list[int]] = field(default_factory=dict)
+    #: Whether sub-models learn from the teacher's kept answers or from its answers to fresh views.
+    teaching: Teaching = "kept"
     format_version: Literal[1] = 1
 
 

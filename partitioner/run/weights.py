@@ -7,6 +7,8 @@ from mdp.errors import InputError
 
 #: What torch and safetensors write.
 _ENDINGS = (".safetensors", ".pth", ".pt", ".bin")
+#: Names of the classes that all weights of the folder tell apart, one a line, in their order.
+LABELS = "labels.txt"
 #: How many names a message shows.
 _SHOWN = 5
 

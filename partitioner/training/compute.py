@@ -43,6 +43,15 @@ def training_device() -> "torch.device":
     return torch.device("cuda", rank)
 
 
+def memory_bytes(device: "torch.device") -> int:
+    """All memory of a training device, in use or not."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 def quicker_autocast() -> Literal["fp32", "bf16"]:
     """bf16 where the training device multiplies it in hardware, else fp32.
 

@@ -51,6 +51,12 @@ class Work:
         """What the teacher sees of a picture."""
         return View(self.plan.require_teacher().shape.image_size)
 
+    def canvases(self) -> Views:
+        """The train split `[N, S, S, 3]`, whole, as fine as the finest view."""
+        view = View(self.variants.image_size)
+        what = f"train split, {view.image_size} px"
+        return load_views(self.data.train, [view], self.run.cache, self.progress, what)[0]
+
     def teacher_pixels(self, split: SplitName) -> Views:
         """A split `[N, S, S, 3]` as the teacher sees it, unchanged."""
         what = f"{split} split, {self.teacher_view.image_size} px for the teacher"
@@ -65,7 +71,10 @@ class Work:
         return arrays[assignment.k]
 
     def first_pixels(self, split: SplitName) -> None:
-        """Cut a split for the teacher and the first sub-model."""
+        """Cut a split for the teacher and the first sub-model, or for live teaching."""
+        if split == "train" and self.settings.teaching == "live":
+            self.canvases()
+            return
         self.teacher_pixels(split)
         self.member_pixels(self.plan.assignments[0], split)
 

@@ -121,10 +121,10 @@ def fit(
     if stage.patience and validate is None:
         raise ValueError("patience needs something to validate with")
     device = training_device()
-    _check_batches(module, stage)
+    check_batches(module, stage)
     module.to(device)
     optimiser = torch.optim.AdamW(
-        _parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
+        parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
     )
     state = _taken_up(module, optimiser, stage)
     network = parallel(module, device, in_parts=stage.in_parts)
@@ -132,12 +132,11 @@ def fit(
     _train(training, state, progress, validate)
     if state.best is not None:
         module.load_state_dict(state.best)
-    module.eval()
     _settle_statistics(training)
     return state.curve
 
 
-def _check_batches(module: nn.Module, stage: Stage) -> None:
+def check_batches(module: nn.Module, stage: Stage) -> None:
     """Raise InputError where a batch norm would have the statistics of one picture."""
     batches = math.ceil(stage.pictures / stage.schedule.batch_size)
     least = stage.pictures // batches // world().size
@@ -220,32 +219,43 @@ def _epoch(training: _Training, epoch: int, said: Callable[[float], None]) -> di
 def _settle_statistics(training: _Training) -> None:
     """Take the statistics of batch norms anew, with the weights as they are now.
 
-    Moving averages lag behind weights that move, which shows in short trainings (docs/lab-log.md).
-    After Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021 (arXiv 2105.07576). Every process
-    does the same.
+    Every process does the same.
     """
     module, stage = training.module, training.stage
+    seed = derived_seed(stage.seed, stage.name, "statistics")
+    rows = np.random.default_rng(seed).permutation(stage.pictures)[:STATISTICS]
+
+    def see() -> None:
+        torch.manual_seed(seed)
+        with torch.autocast(training.device.type, torch.bfloat16, enabled=stage.autocast == "bf16"):
+            for index in np.array_split(rows, math.ceil(len(rows) / stage.schedule.batch_size)):
+                training.loss_of(module, index, stage.schedule.epochs - 1)
+
+    retake_statistics(module, see)
+
+
+def retake_statistics(module: nn.Module, see: Callable[[], None]) -> None:
+    """Replace the statistics of batch norms by those of the batches that `see` has them run.
+
+    Moving averages lag behind weights that move, which shows in short trainings (docs/lab-log.md).
+    After Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021 (arXiv 2105.07576). `module` is in
+    evaluation mode afterwards.
+    """
     norms = [
         m
         for m in module.modules()
         if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.track_running_stats
     ]
+    module.eval()
     if not norms:
         return
-    seed = derived_seed(stage.seed, stage.name, "statistics")
-    rows = np.random.default_rng(seed).permutation(stage.pictures)[:STATISTICS]
     before = [(norm.momentum, copy.deepcopy(norm.state_dict())) for norm in norms]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None  # the plain mean over batches
         norm.train()
-    torch.manual_seed(seed)
-    with (
-        torch.no_grad(),
-        torch.autocast(training.device.type, torch.bfloat16, enabled=stage.autocast == "bf16"),
-    ):
-        for index in np.array_split(rows, math.ceil(len(rows) / stage.schedule.batch_size)):
-            training.loss_of(module, index, stage.schedule.epochs - 1)
+    with torch.no_grad():
+        see()
     for norm, (momentum, known) in zip(norms, before, strict=True):
         norm.momentum = momentum
         if not norm.num_batches_tracked:  # in a part of the network that no batch ran
@@ -302,7 +312,7 @@ def _validation(training: _Training, epoch: int, validate: Validate) -> float:
     return value
 
 
-def _parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Matrices and kernels decay; biases, norms, positions and tokens do not."""
     decayed: list[nn.Parameter] = []
     free: list[nn.Parameter] = []

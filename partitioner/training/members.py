@@ -14,23 +14,36 @@ from mdp.files import write_bytes
 from mdp.formats.plan import Assignment
 from partitioner.data.crops import view_of
 from partitioner.data.memmaps import Array, Index, Views, load, rows
+from partitioner.networks.families import FamilyMember, cut_classifier, own_classifier
+from partitioner.networks.linear_probe import fit_classifier
 from partitioner.networks.members import Member
 from partitioner.networks.teacher import Teacher
 from partitioner.networks.weight_init import Predecessor, inherit
+from partitioner.run.curves import Curve
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
 from partitioner.training.distributed import finished, first_then_others, is_first, together
+from partitioner.training.live import LiveRun
 from partitioner.training.loop import derived_seed, fit
 from partitioner.training.student import Lesson, MemberLoss, Student
 from partitioner.training.teacher import Targets
 
+#: Pictures, at most, that a linear probe is fitted on.
+_PROBED = 20_000
+
 
 def train_members(work: Work, teacher: Teacher, targets: Targets) -> None:
     """Train every sub-model that the run folder does not have yet, in boosting order."""
+    live: LiveRun | None = None
     for assignment in work.plan.assignments:
         k = assignment.k
         if finished(work.run.member(k)):
+            continue
+        if work.settings.teaching == "live":
+            live = live or LiveRun.of(work, teacher)
+            submodel = untrained(work, assignment, teacher)
+            _keep(work, assignment, submodel, live.train(assignment, submodel))
             continue
         if k:
             with first_then_others():
@@ -53,10 +66,16 @@ def _train_member(work: Work, assignment: Assignment, teacher: Teacher, targets:
     curve = fit(student, stage, loss_of, work.progress, validate=validate)
     with together():
         if is_first():
-            work.run.keep_curve(f"member-{k}", curve)
-            _report(work, assignment, submodel)
-            write_bytes(work.run.member(k), save(submodel.state_dict()))
+            _keep(work, assignment, submodel, curve)
             stage.checkpoint.unlink(missing_ok=True)
+
+
+def _keep(work: Work, assignment: Assignment, submodel: Member, curve: Curve) -> None:
+    """Put a finished sub-model into the run folder."""
+    work.run.keep_curve(f"member-{assignment.k}", curve)
+    _report(work, assignment, submodel)
+    state = {name: value.contiguous() for name, value in submodel.state_dict().items()}
+    write_bytes(work.run.member(assignment.k), save(state))
 
 
 def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> Member:
@@ -69,7 +88,8 @@ def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> Member:
     submodel = work.new_member(assignment, weights)
     start = work.settings.schedule.start
     if weights is not None:
-        work.progress.note(f"sub-model {assignment.k} starts from {weights}")
+        heads = _start_heads(work, assignment, submodel, weights)
+        work.progress.note(f"sub-model {assignment.k} starts from {weights}, its heads as {heads}")
         return submodel
     if start == "scratch" or (
         start == "auto" and _inherit_from_earlier(work, submodel, assignment.k)
@@ -88,6 +108,34 @@ def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> Member:
             raise
         work.progress.note(f"sub-model {assignment.k} starts from drawn weights: {error}")
     return submodel
+
+
+def _start_heads(work: Work, assignment: Assignment, submodel: Member, weights: Path) -> str:
+    """Give both heads of a pretrained network a classifier for the data's classes; says which."""
+    assert isinstance(submodel, FamilyMember)
+    name, count = submodel.backbone.name, len(work.data.labels)
+    rows = work.settings.class_rows.get(name)
+    own = own_classifier(name, weights) if rows else None
+    if rows and own is not None and own.in_features == submodel.width:
+        submodel.start_heads(cut_classifier(own, rows))
+        return f"{count} rows of its classifier"
+    pixels = work.member_pixels(assignment, "train")
+    index = np.arange(0, len(pixels), math.ceil(len(pixels) / _PROBED))
+    device = training_device()
+    submodel.to(device).eval()
+    features = []
+    with torch.inference_mode():
+        for part in np.array_split(index, math.ceil(len(index) / BATCH)):
+            seen = submodel.normalise(batch(pixels, part, device))
+            features.append(submodel.of_normalised(seen).feature)
+    # Outside of inference mode, or nothing could be fitted to them.
+    known = torch.cat(features).clone()
+    targets = torch.from_numpy(work.data.train.targets[index]).to(device)
+    probe = nn.Linear(submodel.width, count)
+    weight, bias = fit_classifier(known, targets, count)
+    probe.load_state_dict({"weight": weight, "bias": bias})
+    submodel.start_heads(probe)
+    return f"a linear probe of {len(index):,} pictures"
 
 
 def _inherit_from_earlier(work: Work, submodel: Member, k: int) -> bool:

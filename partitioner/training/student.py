@@ -17,7 +17,7 @@ from partitioner.training.cached_outputs import batch, device_of
 from partitioner.training.losses import boost_loss, stack_loss, taught_loss
 
 #: Keeps a teacher that answers everything alike from being divided by.
-_LEAST_VARIANCE = 1e-6
+LEAST_VARIANCE = 1e-6
 #: Pictures, at most, from which the variance of the teacher's logits is taken.
 _MEASURED = 20_000
 
@@ -76,57 +76,76 @@ class Lesson:
         """
         every = math.ceil(len(self.teacher[0]) / _MEASURED)
         known = np.asarray(self.teacher[0][::every], dtype=np.float32)
-        return max(float(np.square(known).mean()), _LEAST_VARIANCE)
+        return max(float(np.square(known).mean()), LEAST_VARIANCE)
+
+
+class Taught(NamedTuple):
+    """What a sub-model is taught about one batch."""
+
+    #: Labels as probabilities `[B, C]`.
+    labels: Tensor
+    #: The teacher's centred logits t `[B, C]`.
+    teacher: Tensor
+    #: F_{k-1} `[B, C]`, where there are predecessors.
+    before: Tensor | None
+    #: Features to imitate, `[B, D]` each.
+    imitated: Sequence[Tensor]
+
+
+def member_losses(
+    output: StudentOutput, taught: Taught, schedule: MemberSchedule, scale: float
+) -> dict[str, Tensor]:
+    """The losses of one batch by name, and as `loss` their weighted sum.
+
+    `scale` is the mean square of the teacher's centred logits.
+    """
+
+    def of_logits(logits: Tensor) -> Tensor:
+        return taught_loss(
+            logits,
+            taught.labels,
+            taught.teacher,
+            distillation=schedule.distillation,
+            temperature=schedule.temperature,
+            label_smoothing=schedule.label_smoothing,
+        )
+
+    before = torch.zeros_like(output.boost) if taught.before is None else taught.before
+    if schedule.boost_target == "probabilities":
+        # How far F_k = F_{k-1} + f_k is from what it is to be. In probabilities this is gradient
+        # boosting on the loss that counts (Friedman 2001, doi 10.1214/aos/1013203451), with f_k
+        # fitted to the loss itself instead of its gradient: a picture that the predecessors get
+        # right hardly counts any more.
+        boost = of_logits(before + output.boost)
+    else:
+        boost = boost_loss(output.boost, schedule.shrinkage * (taught.teacher - before)) / scale
+    losses = {"boost": boost, "bag": of_logits(output.bag)}
+    total = schedule.boost_weight * losses["boost"] + schedule.bag_weight * losses["bag"]
+    if output.projected:
+        distances = [
+            stack_loss(projected, feature)
+            for projected, feature in zip(output.projected, taught.imitated, strict=True)
+        ]
+        losses["stack"] = torch.stack(distances).mean()
+        total = total + schedule.stack_weight * losses["stack"]
+    return {"loss": total, **losses}
 
 
 class MemberLoss:
-    """The weighted sum of the boost, stack and bag losses of one batch."""
+    """The losses of one batch whose teaching is kept."""
 
     def __init__(self, lesson: Lesson, schedule: MemberSchedule) -> None:
         self.lesson, self.schedule, self.scale = lesson, schedule, lesson.scale()
 
     def __call__(self, network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
-        lesson, schedule, variant = self.lesson, self.schedule, epoch % self.lesson.variants
+        lesson, variant = self.lesson, epoch % self.lesson.variants
         device = device_of(network)
         output: StudentOutput = network(batch(lesson.pixels[variant], index, device))
-        labels = lesson.labels[variant][index].to(device)
-        teacher = rows(lesson.teacher[variant], index).to(device)
-        before = torch.zeros_like(output.boost)
-        if lesson.before:
-            before = rows(lesson.before[variant], index).to(device)
-        losses = {
-            "boost": self._boost(output.boost, before, labels, teacher),
-            "bag": self._taught(output.bag, labels, teacher),
-        }
-        total = schedule.boost_weight * losses["boost"] + schedule.bag_weight * losses["bag"]
-        if output.projected:
-            distances = [
-                stack_loss(projected, rows(feature, index).to(device))
-                for projected, feature in zip(
-                    output.projected, lesson.imitated[variant], strict=True
-                )
-            ]
-            losses["stack"] = torch.stack(distances).mean()
-            total = total + schedule.stack_weight * losses["stack"]
-        return {"loss": total, **losses}
-
-    def _boost(self, boost: Tensor, before: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
-        """How far F_k = F_{k-1} + f_k is from what it is to be.
-
-        In probabilities this is gradient boosting on the loss that counts (Friedman 2001,
-        doi 10.1214/aos/1013203451), with f_k fitted to the loss itself instead of its gradient: a
-        picture that the predecessors get right hardly counts any more.
-        """
-        if self.schedule.boost_target == "probabilities":
-            return self._taught(before + boost, labels, teacher)
-        return boost_loss(boost, self.schedule.shrinkage * (teacher - before)) / self.scale
-
-    def _taught(self, logits: Tensor, labels: Tensor, teacher: Tensor) -> Tensor:
-        return taught_loss(
-            logits,
-            labels,
-            teacher,
-            distillation=self.schedule.distillation,
-            temperature=self.schedule.temperature,
-            label_smoothing=self.schedule.label_smoothing,
+        known = lesson.imitated[variant] if output.projected else []
+        taught = Taught(
+            labels=lesson.labels[variant][index].to(device),
+            teacher=rows(lesson.teacher[variant], index).to(device),
+            before=rows(lesson.before[variant], index).to(device) if lesson.before else None,
+            imitated=[rows(feature, index).to(device) for feature in known],
         )
+        return member_losses(output, taught, self.schedule, self.scale)

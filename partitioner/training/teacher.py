@@ -183,14 +183,17 @@ def _train(work: Work, teacher: Teacher) -> None:
 
 
 def ensure_targets(work: Work, teacher: Teacher) -> Targets:
-    """The teacher's answers to every variant of the train split, and to calibration and test."""
+    """The teacher's answers to every variant of the train split, and to calibration and test.
+
+    To the train split none where teaching is live.
+    """
     run, variants = work.run, work.variants
     teacher.to(training_device())
     with_features = work.settings.schedule.imitate == "teacher"
     names = ["logits", "feature"] if with_features else ["logits"]
     kept = [
         [run.answers(f"{variants.digest}-{v}-{name}") for name in names]
-        for v in range(variants.count)
+        for v in range(variants.count if work.settings.teaching == "kept" else 0)
     ]
     missing = [v for v, paths in enumerate(kept) if not all(path.exists() for path in paths)]
     if missing:

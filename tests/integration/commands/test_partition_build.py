@@ -178,6 +178,26 @@ def test_a_build_that_was_stopped_ends_with_the_same_bundle(folder: Path, whole:
     assert Bundle.open(out).manifest.evaluation == Bundle.open(whole.bundle).manifest.evaluation
 
 
+def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(folder: Path) -> None:
+    out, kept = folder / "live", folder / "live.run"
+    args = build_arguments(folder, out, "--teaching", "live")
+    code, err = interrupt_once([COMMAND, *args], kept / "member-0.safetensors")
+    assert code == 130, err
+    assert not out.exists()
+    done = run(*args)
+    assert done.returncode == 0, done.stderr
+    assert "training sub-model 0" not in done.stderr
+    assert not list(kept.rglob("teacher-*-logits.npy"))
+    assert not (kept / "left-behind").exists()
+    together = Bundle.open(out).expected_accuracy((0, 1), "stacked")
+    assert together is not None
+    assert together > 0.6
+    refused = run(*args, "--patience", "2")
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert "--teaching live: --patience 2: expected 0" in line
+
+
 def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None:
     before = Bundle.open(whole.bundle)
     done = run(*build_arguments(folder, whole.bundle, "--json"))

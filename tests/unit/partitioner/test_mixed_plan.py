@@ -15,6 +15,7 @@ from mdp.errors import InputError  # noqa: E402
 from mdp.formats.bundle import Bundle, model_path  # noqa: E402
 from mdp.formats.plan import NetworkSpec, Plan  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
+from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.data.memmaps import load, load_weights  # noqa: E402
 from partitioner.export.sessions import contribution, open_session  # noqa: E402
@@ -31,6 +32,8 @@ pytestmark = pytest.mark.torch
 #: A convolutional network of timm with batch norms and 0.4 million numbers.
 NAME = "test_efficientnet"
 SIDE = 32
+#: Names of the classes of its pretrained weights.
+SEVEN = ["a", "stripes", "b", "cross", "c", "ring", "d"]
 
 
 def mixed_plan(name: str = NAME) -> Plan:
@@ -66,8 +69,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     weights = folder / "weights"
     weights.mkdir()
     torch.manual_seed(5)
-    # Of other classes: only its trunk is used.
     torch.save(create(Backbone(NAME, SIDE), 7).state_dict(), weights / f"{NAME}.in1k.pth")
+    (weights / "labels.txt").write_text("\n".join(SEVEN))
     work = trained(tree, folder / "b.run", epochs=2, joint_epochs=1, weights=str(weights))
     errors = steps.export_step(work, folder / "b", "mixed")
     assert errors is not None
@@ -87,6 +90,52 @@ def test_a_network_starts_from_its_weights_and_a_vit_from_an_earlier_vit(built: 
     inherit(expected, Predecessor(work.load_member(vit, joint=False).trunks()[0]))
     found = untrained(longer, later, teacher).trunks()[0].state_dict()
     assert all(torch.equal(value, found[key]) for key, value in expected.state_dict().items())
+
+
+def rows_for(built: Built, names: list[str], folder: Path, **options: Any) -> dict[str, list[int]]:
+    """Which rows the heads start as where `folder` has weights, and labels.txt with `names`."""
+    weights = Path(shutil.copy(built.weights / f"{NAME}.in1k.pth", folder))
+    if names:
+        (folder / "labels.txt").write_text("\n".join(names))
+    wanted = asked(built.tree, weights=str(folder), **options)
+    return run_setup.class_rows(wanted, built.work.data, {NAME: weights})
+
+
+def test_heads_start_as_rows_of_the_classifier_where_names_match(
+    built: Built, tmp_path: Path
+) -> None:
+    work, network = built.work, built.work.plan.assignments[0]
+    assert rows_for(built, SEVEN, tmp_path) == work.settings.class_rows == {NAME: [3, 5, 1]}
+    found = untrained(work, network, ensure_teacher(work, None))
+    pretrained = torch.load(built.weights / f"{NAME}.in1k.pth", weights_only=True)
+    for head in (found.boost, found.bag):
+        assert torch.equal(head.weight, pretrained["classifier.weight"][[3, 5, 1]])
+        assert torch.equal(head.bias, pretrained["classifier.bias"][[3, 5, 1]])
+
+
+def test_labels_of_the_teacher_count_where_there_are_as_many(built: Built, tmp_path: Path) -> None:
+    labels, other = tmp_path / "seven.txt", tmp_path / "three.txt"
+    labels.write_text("ring\nx\ncross\ny\nstripes\nz\nlast")
+    other.write_text("ring\ncross\nstripes")
+    assert rows_for(built, [], tmp_path, teacher_labels=str(labels)) == {NAME: [2, 0, 4]}
+    assert rows_for(built, [], tmp_path, teacher_labels=str(other)) == {}
+    with pytest.raises(InputError, match=r"labels.txt: names 3 classes, expected 7: as many as"):
+        rows_for(built, ["ring", "cross", "stripes"], tmp_path, teacher_labels=str(labels))
+
+
+def test_heads_start_as_a_linear_probe_where_names_do_not_match(
+    built: Built, tmp_path: Path
+) -> None:
+    assert rows_for(built, list("abcdefg"), tmp_path) == {}
+    settings = msgspec.structs.replace(built.work.settings, class_rows={})
+    work, network = replace(built.work, settings=settings), built.work.plan.assignments[0]
+    found = untrained(work, network, ensure_teacher(work, None)).eval()
+    assert torch.equal(found.boost.weight, found.bag.weight)
+    seen = torch.from_numpy(np.array(work.member_pixels(network, "train"))).permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        output = found.of_normalised(found.normalise(seen.float()))
+    right = output.bag.argmax(dim=1).numpy() == work.data.train.targets
+    assert right.mean() > 0.6
 
 
 def test_what_a_network_leaves_behind_is_what_it_answers_once_trained(built: Built) -> None:

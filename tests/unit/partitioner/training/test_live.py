@@ -7,18 +7,23 @@ pytest.importorskip("torch")
 import torch
 
 from mdp.errors import InputError
-from partitioner.networks.families import Backbone, FamilyMember, create
-from partitioner.training.live import (
-    Lesson,
+from mdp.formats.plan import Region
+from partitioner.data.crops import View
+from partitioner.data.live_views import (
+    Draw,
+    Drawing,
+    Draws,
     Pictures,
-    Recipe,
-    answers,
-    distil,
     mix_pairs,
     random_boxes,
     views_of,
     whole_boxes,
 )
+from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.run.settings import MemberSchedule
+from partitioner.training.live import Recipe, answers, distil
+from partitioner.training.student import Student, Taught
+from tests.support.models.runs import QUIET
 
 pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
@@ -51,6 +56,34 @@ def test_random_boxes_lie_inside_the_picture() -> None:
     assert 0.2 < area.min().item() < area.max().item() <= 1
 
 
+@pytest.mark.parametrize("mirrored", [1.0, -1.0])
+def test_a_region_is_cut_from_what_the_teacher_sees(mirrored: float) -> None:
+    draw = Draw(
+        torch.arange(3), torch.tensor([[0.1, -0.2, 0.8, 0.6]]).expand(3, 4),
+        torch.full((3,), mirrored), torch.tensor([1.0, 0.25, 0.5]),
+    )  # fmt: skip
+    some = pictures(3)
+    whole = draw.views(some, View(32))
+    corner = draw.views(some, View(16, Region(left=0.5, right=1.0, top=0.0, bottom=0.5)))
+    torch.testing.assert_close(corner, whole[:, :, :16, 16:], atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize(("alpha", "middle"), [(1.0, 0.5), (0.25, 0.2)])
+def test_shares_of_a_mixture_follow_alpha(alpha: float, middle: float) -> None:
+    draw = Draws(4000, 4000, Drawing(flip=False, mixed=1.0, alpha=alpha), 1, CPU)()
+    assert draw.share.mean().item() == pytest.approx(0.5, abs=0.03)
+    between = ((draw.share > 0.25) & (draw.share < 0.75)).float().mean().item()
+    assert between == pytest.approx(middle, abs=0.05)
+    assert (draw.flips == 1).all()
+
+
+def test_every_picture_comes_up_once_an_epoch() -> None:
+    draws = Draws(10, 4, Drawing(), 3, CPU)
+    assert draws.per_epoch == 2
+    epoch = torch.cat([draws().rows for _ in range(2)]).tolist()
+    assert len(set(epoch)) == 8
+
+
 def test_pairs_are_mixed_by_their_share() -> None:
     x = torch.tensor([0.0, 1.0]).view(2, 1, 1, 1)
     assert mix_pairs(x, torch.tensor([0.75, 1.0])).flatten().tolist() == [0.25, 1.0]
@@ -60,9 +93,14 @@ def test_a_student_comes_to_agree_with_its_teacher() -> None:
     torch.manual_seed(0)
     member = FamilyMember(Backbone("test_efficientnet", 32), 3)
     data = Pictures(pictures(), torch.arange(24) % 3, 3)
-    recipe = Recipe(epochs=20, batch=12, learning_rate=3e-3, min_area=1.0, mixed=0.0, average=0.5)
+    schedule = MemberSchedule(
+        epochs=20, batch_size=12, learning_rate=3e-3, distillation=1.0, temperature=1.0
+    )
+    recipe = Recipe(schedule, Drawing(min_area=1.0, mixed=0.0), "fp32", 0, average=0.5)
     wanted = torch.eye(3)[data.targets] * 4
-    notes: list[str] = []
+
+    def teach(draw: Draw) -> Taught:
+        return Taught(draw.labels(data), wanted[draw.rows], None, [])
 
     def loss() -> float:
         logits = answers(lambda x: member(x).bag, data.pixels, 32)
@@ -70,10 +108,10 @@ def test_a_student_comes_to_agree_with_its_teacher() -> None:
 
     member.eval()
     before = loss()
-    took = distil(member, 32, Lesson(lambda draw: wanted[draw.rows]), data, recipe, 0, notes.append)
-    assert took["steps"] == 40
+    curve = distil(Student(member), View(32), teach, data, recipe, "a student", QUIET)
+    assert len(curve) == 20
+    assert curve[-1]["loss"] < curve[0]["loss"]
     assert loss() < before
-    assert notes
 
 
 @pytest.mark.parametrize(

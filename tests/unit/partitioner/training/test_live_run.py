@@ -1,0 +1,214 @@
+"""A run that is taught live: what it asks, what it keeps, and what it refuses."""
+
+import io
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from mdp.errors import InputError  # noqa: E402
+from mdp.formats.plan import NetworkSpec, Plan  # noqa: E402
+from partitioner import pipeline as steps  # noqa: E402
+from partitioner import run_setup  # noqa: E402
+from partitioner.data.datasets import open_dataset  # noqa: E402
+from partitioner.data.live_views import Draw, whole_boxes  # noqa: E402
+from partitioner.run.folder import RunFolder  # noqa: E402
+from partitioner.run.progress import Progress  # noqa: E402
+from partitioner.run.settings import Asked  # noqa: E402
+from partitioner.training import compute, live  # noqa: E402
+from partitioner.training.context import Work  # noqa: E402
+from partitioner.training.loop import TrainingDiverged  # noqa: E402
+from partitioner.training.losses import centred  # noqa: E402
+from partitioner.training.student import Taught  # noqa: E402
+from partitioner.training.teacher import ensure_teacher  # noqa: E402
+from partitioner.training.world import World  # noqa: E402
+from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.trees import write_tree  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def plan() -> Plan:
+    """A network, and a plain ViT of a region after it."""
+    made = tiny_plan()
+    first, last = made.assignments
+    network = NetworkSpec(name="test_efficientnet", image_size=32, parameters=1, macs=1)
+    first = msgspec.structs.replace(first, submodel=None, network=network)
+    return msgspec.structs.replace(made, assignments=[first, last])
+
+
+@dataclass
+class Trained:
+    work: Work
+    tree: Path
+
+    def asked(self, **options: Any) -> Asked:
+        return asked(self.tree, epochs=2, teaching="live", **options)
+
+    def train(self, run: Path, **options: Any) -> Work:
+        data = open_dataset(str(self.tree))
+        return steps.train_step(RunFolder(run), plan(), data, self.asked(**options), QUIET)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("live")
+    tree = write_tree(folder / "tree", each=20)
+    options = asked(tree, epochs=2, teaching="live")
+    work = steps.train_step(
+        RunFolder(folder / "run"), plan(), open_dataset(str(tree)), options, QUIET
+    )
+    return Trained(work, tree)
+
+
+def test_no_answer_of_the_train_split_is_kept(trained: Trained) -> None:
+    run = trained.work.run
+    assert run.settings().teaching == "live"
+    assert not list(run.cache.glob("*-logits.npy"))
+    assert not run.left_behind.exists()
+    assert len(list(run.cache.glob("teacher-*.npy"))) == 2  # calibration and test
+    curves = msgspec.json.decode(run.curves.read_bytes())
+    assert {name: len(curve) for name, curve in curves.items()} == {
+        "teacher": 2, "member-0": 2, "member-1": 1,
+    }  # fmt: skip
+    assert set(curves["member-1"][0]) == {"loss", "boost", "bag", "stack", "seconds"}
+
+
+def test_a_stopped_run_goes_on_after_its_last_finished_member(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(shutil.copytree(trained.work.run.path, tmp_path / "run"))
+    wanted = run.member(1).read_bytes()
+    run.member(1).unlink()
+    begun: list[str] = []
+    distil = live.distil
+
+    def spied(*args: Any) -> Any:
+        begun.append(args[5])
+        return distil(*args)
+
+    monkeypatch.setattr(live, "distil", spied)
+    trained.train(run.path)
+    assert begun == ["training sub-model 1 for beta"]
+    assert run.member(1).read_bytes() == wanted
+
+
+def test_teacher_and_predecessor_are_asked_on_the_same_view(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work, teacher = trained.work, ensure_teacher(trained.work, None)
+    taught: list[Callable[[Draw], Taught]] = []
+
+    def kept(*args: Any) -> list[dict[str, float]]:
+        taught.append(args[2])
+        return []
+
+    monkeypatch.setattr(live, "distil", kept)
+    runner = live.LiveRun.of(work, teacher)
+    first, last = work.plan.assignments
+    runner.train(last, work.new_member(last))
+    rows = torch.arange(5)
+    found = taught[0](Draw(rows, whole_boxes(5, rows.device), torch.ones(5), torch.ones(5)))
+    seen = torch.from_numpy(np.array(work.member_pixels(first, "train")[:5])).permute(0, 3, 1, 2)
+    member = work.load_member(first, joint=False)
+    with torch.inference_mode():
+        output = member.of_normalised(member.normalise(seen.float()))
+    assert found.before is not None
+    torch.testing.assert_close(found.before, output.boost, atol=1e-2, rtol=0)
+    torch.testing.assert_close(found.imitated[0], output.feature, atol=1e-2, rtol=0)
+    assert found.teacher.shape == (5, 3)
+    torch.testing.assert_close(found.teacher, centred(found.teacher))
+    assert found.labels.argmax(dim=1).tolist() == work.data.train.targets[:5].tolist()
+
+
+@pytest.mark.parametrize(
+    ("imitate", "target"), [("teacher", "logits"), ("predecessors", "probabilities")]
+)
+def test_what_is_imitated_and_boosted_is_as_asked(
+    trained: Trained, imitate: str, target: str
+) -> None:
+    schedule = msgspec.structs.replace(
+        trained.work.settings.schedule, imitate=imitate, boost_target=target, epochs=1
+    )
+    settings = msgspec.structs.replace(trained.work.settings, schedule=schedule)
+    work = replace(trained.work, settings=settings)
+    runner = live.LiveRun.of(work, ensure_teacher(work, None))
+    last = work.plan.assignments[1]
+    (epoch,) = runner.train(last, work.new_member(last))
+    assert epoch["stack"] > 0
+    assert epoch["loss"] == pytest.approx(epoch["boost"] + epoch["bag"] + 0.5 * epoch["stack"])
+
+
+def test_a_training_that_diverges_says_so_and_keeps_nothing(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_rate", lambda done: float("nan"))
+    with pytest.raises(TrainingDiverged, match="sub-model 0 for alpha: a loss or weight is"):
+        trained.train(tmp_path / "run")
+    assert not RunFolder(tmp_path / "run").member(0).exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"schedule": {"patience": 3}}, "--patience 3: expected 0"),
+        ({"joint_epochs": 2}, "--joint-epochs 2: expected 0"),
+        ({"augmentation": {"rand_augment": "rand-m6-n2"}}, "--rand-augment rand-m6-n2: expected"),
+        ({"augmentation": {"erasing": 0.1}}, "--erasing 0.1: expected 0"),
+        ({"augmentation": {"cutmix": 0.5}}, "--cutmix 0.5: expected 0"),
+        ({"untrained": True}, "--variants 2: expected none: every view is drawn anew"),
+    ],
+)
+def test_what_live_teaching_does_not_have_is_refused(
+    trained: Trained, changed: dict[str, Any], said: str
+) -> None:
+    known = {key: changed[key] for key in changed if key in ("schedule", "joint_epochs")}
+    options = trained.asked(**known)
+    augmentation = msgspec.structs.replace(options.augmentation, **changed.get("augmentation", {}))
+    options = msgspec.structs.replace(options, augmentation=augmentation)
+    if "untrained" in changed:
+        teacher = msgspec.structs.replace(options.teacher_schedule, epochs=0)
+        options = msgspec.structs.replace(options, teacher_schedule=teacher)
+    with pytest.raises(InputError, match=f"--teaching live: {said}.*or --teaching kept"):
+        run_setup.teaching_of(options, plan(), trained.work.data, QUIET)
+
+
+def test_several_processes_and_pictures_that_do_not_fit_are_refused(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, data = trained.asked(), trained.work.data
+    with monkeypatch.context() as patch:
+        patch.setattr(run_setup, "world", lambda: World(rank=0, size=2, local_rank=0, local_size=2))
+        with pytest.raises(InputError, match="expected one process, torchrun started 2"):
+            run_setup.teaching_of(options, plan(), data, QUIET)
+    monkeypatch.setattr(compute, "memory_bytes", lambda device: 100_000)
+    # The finest view has 32 px.
+    needed = f"{3 * 32 * 32 * len(data.train):,} bytes, expected at most 50,000"
+    with pytest.raises(InputError, match=f"pictures of 32 px take {needed}"):
+        run_setup.teaching_of(options, plan(), data, QUIET)
+
+
+def test_auto_is_live_on_an_accelerator_that_can(
+    trained: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decided(options: Asked) -> tuple[str, str]:
+        auto = msgspec.structs.replace(options.options, teaching="auto")
+        options = msgspec.structs.replace(options, options=auto)
+        said = io.StringIO()
+        found = run_setup.teaching_of(options, plan(), trained.work.data, Progress(said))
+        return found, said.getvalue()
+
+    assert decided(trained.asked()) == ("kept", "")
+    monkeypatch.setattr(compute, "training_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(compute, "memory_bytes", lambda device: 80_000_000_000)
+    assert decided(trained.asked()) == ("live", "")
+    found, said = decided(trained.asked(schedule={"patience": 3}))
+    assert found == "kept"
+    assert said.startswith("the teacher's kept answers teach, not live ones: --patience 3")
