@@ -71,7 +71,8 @@ class Client(Connection):
             raise
 
     def classify(self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS) -> Prediction:
-        """The fleet's answer for a path, a Pillow image or a uint8 array `[H, W, 3]`.
+        """The fleet's answer for a path, an encoded file's bytes, a binary file, a Pillow image, a
+        uint8 array `[H, W]`, `[H, W, 3]` or `[H, W, 4]`, or a torch tensor `[C, H, W]`.
 
         The deadline counts from this call, decoding and cropping included. Raises InputError,
         PictureError, or InferenceError if no device contributes in time.
