@@ -1,9 +1,8 @@
 """Records as command-line options: every knob is declared once, with its range and its help.
 
-A recipe, a TOML file of options by their names, may give the defaults of a command.
+Of a build, only what changes between runs has an option; all else stands in the file of --config.
 """
 
-import difflib
 import functools
 import inspect
 import operator
@@ -16,8 +15,9 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 import msgspec
 import typer
 
-from mdp.errors import ConfigError, InputError
-from mdp.files import MAX_TOML_BYTES, Record, read_regular
+from mdp.errors import InputError
+from mdp.files import Record
+from partitioner.config import Given, field_of, option_of, parse_arguments
 
 R = TypeVar("R", bound=Record)
 Command = Callable[..., None]
@@ -45,48 +45,68 @@ def takes(**records: tuple[type[Record], str]) -> Callable[[Command], Command]:
     return decorate
 
 
-def _follow(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the options of a recipe for defaults of a command; raises ConfigError."""
-    if path is None:
-        return None
-    places = {
-        option.removeprefix("--"): parameter
-        for parameter in context.command.params
-        if not parameter.is_eager
-        for option in parameter.opts
-    }
-    content = _read_recipe(path)
-    context.default_map = {}
-    for name, value in content.items():
-        parameter = places.get(name)
-        if parameter is None or parameter.name is None:
-            close = ", ".join(difflib.get_close_matches(name, places, n=1))
-            hint = f"; close to it: {close}" if close else ""
-            raise ConfigError(f"{path}: key {name!r}: expected an option of this command{hint}")
-        several = getattr(parameter, "multiple", False)
-        if isinstance(value, list) != several:
-            wanted = "a list of values" if several else "one value"
-            raise ConfigError(f"{path}: key {name!r}: expected {wanted}, got {value!r}")
-        context.default_map[parameter.name] = value
-    return path
+def configured(*keys: str) -> Callable[[Command], Command]:
+    """Give a command `--config FILE` and an option for each of `keys`, such as `schedule.epochs`.
+
+    The command gets what was `given`. Its InputErrors name the option, or the file and its key.
+    """
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def wrapper(*, config: Path | None, **values: Any) -> None:
+            options = {key: values.pop(_parameter(key)) for key in keys}
+            options = {key: value for key, value in options.items() if value not in (None, [])}
+            if ARGUMENTS in options:
+                options[ARGUMENTS] = parse_arguments(options[ARGUMENTS])
+            given = Given(config, options)
+            with given.naming():
+                command(given=given, **values)
+
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != "given"]
+        added = [*map(_key_parameter, keys), _CONFIG]
+        wrapper.__signature__ = inspect.Signature(added + kept)  # type: ignore[attr-defined]
+        return wrapper
+
+    return decorate
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
-    content, _ = read_regular(path, MAX_TOML_BYTES)
-    try:
-        return msgspec.toml.decode(content, type=dict[str, bool | int | float | str | list[str]])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: expected options by their names: {error}") from error
+#: The key whose option takes `key=value`.
+ARGUMENTS = "plan.teacher_args"
+_CONFIG = inspect.Parameter(
+    "config",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation=Annotated[
+        Path | None,
+        typer.Option(
+            help="TOML file of these and all other settings (docs/reference/training.md); options "
+            "count before it."
+        ),
+    ],
+)
 
 
-RecipeOption = Annotated[
-    Path | None,
-    typer.Option(
-        callback=_follow,
-        is_eager=True,
-        help="TOML file of this command's options by their names; those given here count before.",
-    ),
-]
+def _parameter(key: str) -> str:
+    return key.replace(".", "__")
+
+
+def _key_parameter(key: str) -> inspect.Parameter:
+    """An option for a key of run.toml; None where it is not given."""
+    hint, default = field_of(key)
+    plain = list[str] if key == ARGUMENTS else _plain(hint)
+    option = option_of(key)
+    if plain is bool:
+        option = f"{option}/--no-{option[2:]}"
+    plainly = isinstance(default, (int, float)) and not isinstance(default, bool)
+    text = _help(hint) + (f"  [default: {default}]" if plainly else "")
+    told = typer.Option(option, help=text, show_default=False)
+    return inspect.Parameter(
+        _parameter(key),
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[plain | None, told],
+    )
 
 
 def option_name(prefix: str, field: str) -> str:

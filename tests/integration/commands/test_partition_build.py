@@ -28,7 +28,8 @@ PATIENCE_S = 120.0
 
 TEACHER = ["--teacher", "vit_tiny_patch16_224", "--teacher-arg", *SHARED_ARGS]
 #: Small enough for a test, long enough to be stopped in the middle.
-KNOBS = ["--teacher-epochs", "5", "--epochs", "8", "--batch-size", "16", "--variants", "2"]
+KNOBS = ["--teacher-epochs", "5", "--epochs", "8"]
+CONFIG = "[schedule]\nbatch_size = 16\n[augmentation]\nvariants = 2\n"
 NAME = ["--name", "patterns"]
 
 
@@ -38,7 +39,8 @@ def plan_arguments(folder: Path) -> list[str]:
 
 
 def build_arguments(folder: Path, out: Path, *more: str) -> list[str]:
-    return ["build", *plan_arguments(folder), *KNOBS, *NAME, "--out", str(out), *more]
+    config = ["--config", str(folder / "run.toml")]
+    return ["build", *plan_arguments(folder), *config, *KNOBS, *NAME, "--out", str(out), *more]
 
 
 def environment() -> dict[str, str]:
@@ -80,6 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("build")
     write_tree(made / "tree", each=40)
     write_profiles(made)
+    (made / "run.toml").write_text(CONFIG)
     return made
 
 
@@ -101,7 +104,7 @@ def whole(folder: Path) -> Whole:
     data = ["--data", str(folder / "tree")]
     commands = (
         ["plan", *plan_arguments(folder), "--epochs", "8", "--out", plan],
-        ["train", "--plan", plan, *data, "--run", kept, *KNOBS],
+        ["train", "--plan", plan, *data, "--run", kept, *KNOBS, "--config", f"{folder}/run.toml"],
         ["export", "--run", kept, "--out", out, *NAME],
         ["evaluate", "--bundle", out, "--write"],
     )
@@ -141,7 +144,7 @@ def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path) -> N
     done = run(
         "build", *TEACHER, "--profiles", str(folder / "alpha.toml"), "--data", str(tree),
         "--latency-ms", str(SHARED_MS), "--teacher-epochs", "2", "--epochs", "2",
-        "--batch-size", "16", "--variants", "2", "--out", str(out),
+        "--config", str(folder / "run.toml"), "--out", str(out),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     bundle = Bundle.open(out)
@@ -188,8 +191,10 @@ def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None
     assert json.loads(done.stdout)["pictures"] == 24
 
 
-def test_other_settings_are_refused(folder: Path, whole: Whole) -> None:
-    done = run(*build_arguments(folder, whole.bundle, "--temperature", "9"))
+def test_other_settings_are_refused(folder: Path, tmp_path: Path, whole: Whole) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(CONFIG.replace("[schedule]", "[schedule]\ntemperature = 9"))
+    done = run(*build_arguments(folder, whole.bundle, "--config", str(other)))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "schedule.temperature was 2.0, is now 9.0" in line
