@@ -12,7 +12,7 @@ import numpy as np
 
 from mdp.arguments import check_choice, check_number, check_timeout_s, checked_path
 from mdp.client.crops import Cutter, View
-from mdp.client.dispatcher import Clock, Exchange, Outcome
+from mdp.client.dispatcher import LOG, Clock, Exchange, Outcome
 from mdp.client.status import DeviceStatus, device_status
 from mdp.errors import DeadlineExceeded, InputError, InsecureWarning, NeverEarlyWarning
 from mdp.formats.bundle import Bundle
@@ -197,6 +197,7 @@ class Connection:
     def _adopt(self, link: Link) -> Link:
         """From now on calls begin on `link`; returns the one before."""
         former, self._link = self._link, link
+        LOG.info("%s: now in use, digest %s", link.bundle.path, link.bundle.digest[:12])
         link.exchange.counters.update(former.exchange.counters)
         return former
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from mdp.errors import InputError, PlanRefused
 from mdp.formats.bundle import Bundle
+from partitioner import api
 from partitioner.cli.main import main
 from tests.support.command_lines import run_here
-from tests.support.fleet import PLENTY_MS, Fleet
+from tests.support.fleet import PLENTY_MS, ROOT, Fleet
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -199,3 +204,70 @@ def test_other_settings_are_refused(folder: Path, tmp_path: Path, whole: Whole) 
     (line,) = done.stderr.splitlines()
     assert "schedule.temperature was 2.0, is now 9.0" in line
     assert "another folder with --run" in line
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> api.BuildConfig:
+    """What the commands above were given, in one file."""
+    profiles = [str(folder / f"{name}.toml") for name in ("alpha", "beta")]
+    (folder / "all.toml").write_text(f"""
+[plan]
+teacher = "vit_tiny_patch16_224"
+teacher_args = {{{", ".join(SHARED_ARGS)}}}
+profiles = {profiles}
+latency_ms = {SHARED_MS}
+[run]
+data = "{folder / "tree"}"
+[teacher_schedule]
+epochs = 5
+[schedule]
+epochs = 8
+batch_size = 16
+[augmentation]
+variants = 2
+""")
+    return api.read_config(folder / "all.toml")
+
+
+def test_python_makes_the_same_without_printing(
+    folder: Path, whole: Whole, config: api.BuildConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = api.plan(config.plan, data=config.options.data, epochs=8)
+    assert json.loads(msgspec.json.encode(planned.as_json())) == whole.plan
+    again = folder / "again"
+    errors = api.export(f"{whole.bundle}.run", again, name="patterns")
+    assert list(errors) == [0, 1]
+    assert Bundle.open(again).digest == Bundle.open(whole.bundle).digest
+    report = api.evaluate(again, run=f"{whole.bundle}.run", write=True)
+    assert report.evaluation == Bundle.open(again).manifest.evaluation
+    # All is done already, and only evaluated again.
+    report = api.build(config, whole.bundle, name="patterns")
+    assert report.evaluation == Bundle.open(whole.bundle).manifest.evaluation
+    assert capsys.readouterr() == ("", "")
+
+
+def test_python_is_told_what_is_wrong_by_key(config: api.BuildConfig) -> None:
+    changed = msgspec.structs.replace
+    with pytest.raises(InputError, match=r"^schedule\.epochs: expected `int` >= 1, got 0$"):
+        api.build(changed(config, schedule=api.MemberSchedule(epochs=0)), "b")
+    with pytest.raises(InputError, match=r"^plan\.latency_ms: expected a number above 0, got -1"):
+        api.plan(changed(config.plan, latency_ms=-1.0))
+    with pytest.raises(InputError, match=r"^plan\.teacher: timm has no model 'vit_tiny'"):
+        api.plan(changed(config.plan, teacher="vit_tiny", teacher_args={}))
+    with pytest.raises(PlanRefused, match="plan refused: "):
+        api.plan(changed(config.plan, latency_ms=1000.0))
+
+
+def test_the_example_of_a_build(
+    folder: Path, whole: Whole, config: api.BuildConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A run that is trained already.
+    shutil.copytree(f"{whole.bundle}.run", folder / "mine.run")
+    example = runpy.run_path(str(ROOT / "examples/build_bundle.py"))
+    example["main"](str(folder / "all.toml"), str(folder / "mine"))
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.partition(":")[0] for line in lines[:2]} == {"alpha", "beta"}
+    subsets = [line.partition(": ")[0] for line in lines[2:5]]
+    assert subsets == ["members (0,)", "members (1,)", "members (0, 1)"]
+    mine = Bundle.open(folder / "mine")
+    assert lines[5] == f"{mine.path}: 3 classes, digest {mine.digest[:12]}"
