@@ -23,8 +23,8 @@ R = TypeVar("R", bound=Record)
 Command = Callable[..., None]
 
 
-def takes(**records: tuple[type[Record], str]) -> Callable[[Command], Command]:
-    """Give a command one option per field of `records`: parameter -> (record type, name prefix).
+def takes(**records: type[Record]) -> Callable[[Command], Command]:
+    """Give a command one option per field of `records`: parameter -> record type.
 
     The command gets the finished records; a value out of range raises InputError.
     """
@@ -32,13 +32,13 @@ def takes(**records: tuple[type[Record], str]) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
-            for parameter, (kind, prefix) in records.items():
-                values[parameter] = _build(kind, prefix, values)
+            for parameter, kind in records.items():
+                values[parameter] = _build(kind, values)
             command(**values)
 
         own = inspect.signature(command, eval_str=True).parameters.values()
         kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in records]
-        added = [p for kind, prefix in records.values() for p in _parameters(kind, prefix)]
+        added = [p for kind in records.values() for p in _parameters(kind)]
         wrapper.__signature__ = inspect.Signature(kept + added)  # type: ignore[attr-defined]
         return wrapper
 
@@ -109,22 +109,21 @@ def _key_parameter(key: str) -> inspect.Parameter:
     )
 
 
-def option_name(prefix: str, field: str) -> str:
-    """`--teacher-epochs` for `teacher_` and `epochs`."""
-    return "--" + (prefix + field).replace("_", "-")
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")
 
 
-def _parameters(kind: type[Record], prefix: str) -> list[inspect.Parameter]:
+def _parameters(kind: type[Record]) -> list[inspect.Parameter]:
     hints = get_type_hints(kind, include_extras=True)
     parameters = []
     for field in msgspec.structs.fields(kind):
         plain = _plain(hints[field.name])
-        name = option_name(prefix, field.name)
+        name = _option(field.name)
         if bool in (plain, *get_args(plain)):
             name = f"{name}/--no-{name[2:]}"
         parameters.append(
             inspect.Parameter(
-                prefix + field.name,
+                field.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=inspect.Parameter.empty if field.required else field.default,
                 annotation=Annotated[plain, typer.Option(name, help=_help(hints[field.name]))],
@@ -151,9 +150,9 @@ def _help(hint: Any) -> str:
     return texts[-1] + "." if texts else ""
 
 
-def _build(kind: type[R], prefix: str, values: dict[str, Any]) -> R:
+def _build(kind: type[R], values: dict[str, Any]) -> R:
     """Take the fields of `kind` out of `values` and make the record of them."""
-    given = {f.name: values.pop(prefix + f.name) for f in msgspec.structs.fields(kind)}
+    given = {f.name: values.pop(f.name) for f in msgspec.structs.fields(kind)}
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -162,5 +161,5 @@ def _build(kind: type[R], prefix: str, values: dict[str, Any]) -> R:
             raise InputError(str(error)) from error
         field = match[2]
         raise InputError(
-            f"{option_name(prefix, field)}: {match[1][0].lower()}{match[1][1:]}, got {given[field]}"
+            f"{_option(field)}: {match[1][0].lower()}{match[1][1:]}, got {given[field]}"
         ) from error
