@@ -166,7 +166,9 @@ class Given:
             return f"{self._named(f'{table}.{name}')}: {what[0].lower()}{what[1:]}{got}"
         key = f"{table}.{no_field[2]}"
         if "missing" in what:
-            return f"{option_of(key)}: expected it, or `{key}` in the file of --config"
+            if self.path is None:
+                return f"{option_of(key)}: expected it, or `{key}` in the file of --config"
+            return f"{self._named(key)}: expected it, or the option {option_of(key)}"
         close = difflib.get_close_matches(key, _keys(), n=1)
         hint = f"; close to it: `{close[0]}`" if close else ""
         return f"{self._named(key)}: expected a key that there is{hint}"
@@ -226,6 +228,11 @@ def field_of(key: str) -> tuple[Any, Any]:
     """Annotation and default of a key such as `schedule.epochs`."""
     table, _, name = key.partition(".")
     kind = next(f.type for f in msgspec.structs.fields(BuildConfig) if f.encode_name == table)
+    return hint_and_default(kind, name)
+
+
+def hint_and_default(kind: type[Record], name: str) -> tuple[Any, Any]:
+    """The same of the field `name` of any record."""
     default = next(f.default for f in msgspec.structs.fields(kind) if f.name == name)
     return get_type_hints(kind, include_extras=True)[name], default
 

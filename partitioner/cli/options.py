@@ -7,17 +7,17 @@ import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import typer
 
 from mdp.errors import InputError
 from mdp.files import Record
-from partitioner.config import Given, field_of, option_of, parse_arguments
+from partitioner.config import Given, field_of, hint_and_default, option_of, parse_arguments
 
 R = TypeVar("R", bound=Record)
 Command = Callable[..., None]
@@ -36,11 +36,12 @@ def takes(**records: type[Record]) -> Callable[[Command], Command]:
                 values[parameter] = _build(kind, values)
             command(**values)
 
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in records]
-        added = [p for kind in records.values() for p in _parameters(kind)]
-        wrapper.__signature__ = inspect.Signature(kept + added)  # type: ignore[attr-defined]
-        return wrapper
+        added = [
+            _parameter(name, _option(name), *hint_and_default(kind, name))
+            for kind in records.values()
+            for name in kind.__struct_fields__
+        ]
+        return _with_options(wrapper, command, after=added)
 
     return decorate
 
@@ -50,11 +51,12 @@ def configured(*keys: str) -> Callable[[Command], Command]:
 
     The command gets what was `given`. Its InputErrors name the option, or the file and its key.
     """
+    names = {key: key.replace(".", "__") for key in keys}
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def wrapper(*, config: Path | None, **values: Any) -> None:
-            options = {key: values.pop(_parameter(key)) for key in keys}
+            options = {key: values.pop(name) for key, name in names.items()}
             options = {key: value for key, value in options.items() if value not in (None, [])}
             if ARGUMENTS in options:
                 options[ARGUMENTS] = parse_arguments(options[ARGUMENTS])
@@ -62,74 +64,58 @@ def configured(*keys: str) -> Callable[[Command], Command]:
             with given.naming():
                 command(given=given, **values)
 
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name != "given"]
-        added = [*map(_key_parameter, keys), _CONFIG]
-        wrapper.__signature__ = inspect.Signature(added + kept)  # type: ignore[attr-defined]
-        return wrapper
+        added = [_parameter(names[key], option_of(key), *field_of(key)) for key in keys]
+        added.append(_parameter("config", "--config", _CONFIG, None))
+        return _with_options(wrapper, command, before=added)
 
     return decorate
 
 
 #: The key whose option takes `key=value`.
 ARGUMENTS = "plan.teacher_args"
-_CONFIG = inspect.Parameter(
-    "config",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation=Annotated[
-        Path | None,
-        typer.Option(
-            help="TOML file of these and all other settings (docs/reference/training.md); options "
-            "count before it."
-        ),
-    ],
-)
+_CONFIG = Annotated[
+    Path,
+    msgspec.Meta(
+        description="TOML file of these and all other settings (docs/reference/training.md); "
+        "options count before it"
+    ),
+]
 
 
-def _parameter(key: str) -> str:
-    return key.replace(".", "__")
-
-
-def _key_parameter(key: str) -> inspect.Parameter:
-    """An option for a key of run.toml; None where it is not given."""
-    hint, default = field_of(key)
-    plain = list[str] if key == ARGUMENTS else _plain(hint)
-    option = option_of(key)
-    if plain is bool:
-        option = f"{option}/--no-{option[2:]}"
-    plainly = isinstance(default, (int, float)) and not isinstance(default, bool)
-    text = _help(hint) + (f"  [default: {default}]" if plainly else "")
-    told = typer.Option(option, help=text, show_default=False)
-    return inspect.Parameter(
-        _parameter(key),
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[plain | None, told],
-    )
+def _with_options(
+    wrapper: Command,
+    command: Command,
+    before: Sequence[inspect.Parameter] = (),
+    after: Sequence[inspect.Parameter] = (),
+) -> Command:
+    """`wrapper` with the options of `command` that are its own, and others around them."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    kept = [
+        p.replace(kind=p.KEYWORD_ONLY)
+        for p in own
+        # All others are options by their type, or have one beside it.
+        if not (isinstance(p.annotation, type) and issubclass(p.annotation, Record | Given))
+    ]
+    wrapper.__signature__ = inspect.Signature([*before, *kept, *after])  # type: ignore[attr-defined]
+    return wrapper
 
 
 def _option(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def _parameters(kind: type[Record]) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
-    parameters = []
-    for field in msgspec.structs.fields(kind):
-        plain = _plain(hints[field.name])
-        name = _option(field.name)
-        if bool in (plain, *get_args(plain)):
-            name = f"{name}/--no-{name[2:]}"
-        parameters.append(
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.required else field.default,
-                annotation=Annotated[plain, typer.Option(name, help=_help(hints[field.name]))],
-            )
-        )
-    return parameters
+def _parameter(name: str, option: str, hint: Any, default: object) -> inspect.Parameter:
+    """An option that is None where it is not given; its help says what is taken then."""
+    plain = _plain(hint)
+    if get_origin(plain) is dict:
+        plain = list[str]
+    if bool in (plain, *get_args(plain)):
+        option = f"{option}/--no-{option[2:]}"
+    number = isinstance(default, (int, float)) and not isinstance(default, bool)
+    text = _help(hint) + (f"  [default: {default}]" if number else "")
+    told = typer.Option(option, help=text, show_default=False)
+    kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[plain | None, told]
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
 def _plain(hint: Any) -> Any:
@@ -152,7 +138,8 @@ def _help(hint: Any) -> str:
 
 def _build(kind: type[R], values: dict[str, Any]) -> R:
     """Take the fields of `kind` out of `values` and make the record of them."""
-    given = {f.name: values.pop(f.name) for f in msgspec.structs.fields(kind)}
+    given = {name: values.pop(name) for name in kind.__struct_fields__}
+    given = {name: value for name, value in given.items() if value is not None}
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
