@@ -32,6 +32,7 @@ from partitioner.run.settings import (
     TeacherSchedule,
 )
 from partitioner.training.compute import own_threads, use_threads
+from partitioner.training.world import world
 
 if TYPE_CHECKING:
     from partitioner.export.evaluate import Report
@@ -111,6 +112,8 @@ def build(
     `run` keeps what is done, by default `<out>.run`; `name` is the bundle's. In one process; for
     torchrun there is `mdp-partition build`.
     """
+    if world().size > 1:
+        raise InputError("build: expected one process; torchrun needs mdp-partition build")
     with naming(key_of):
         config = checked(config)
         use_threads(config.options.threads or own_threads())
@@ -118,8 +121,7 @@ def build(
 
         folder = None if run is None else Path(run)
         report = build_bundle(config, Path(out), _told(progress), run=folder, name=name)
-        if report is None:
-            raise InputError("build: expected one process; torchrun needs mdp-partition build")
+        assert report is not None
         return report
 
 
