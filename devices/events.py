@@ -13,6 +13,8 @@ from typing import IO, Self
 
 import msgspec
 
+#: Where an agent in another program reports; `mdp-agent` prints what it reports.
+LOG = logging.getLogger("mdp.agent")
 #: A pipe that can be written takes as much at once (POSIX's least PIPE_BUF is 512).
 _AT_ONCE_BYTES = select.PIPE_BUF
 #: Lines that may wait to be written, and how long those are waited for at the end.

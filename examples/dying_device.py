@@ -12,7 +12,6 @@ from pathlib import Path
 from three_agents import agent
 
 import mdp
-from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 
 DEADLINE_MS = 1000.0
@@ -30,7 +29,7 @@ def show(what: str, answer: mdp.Prediction) -> None:
 
 def main(bundle_folder: str, picture: str) -> None:
     """Kill the first device's agent with SIGKILL, ask on, start it again, ask until it is back."""
-    bundle = Bundle.open(bundle_folder)
+    bundle = mdp.Bundle.open(bundle_folder)
     with ExitStack() as stack:
         agents = [
             stack.enter_context(agent(bundle.path, assignment.device))

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import mdp
-from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 
 
@@ -57,7 +56,7 @@ class Agent:
 
 def main(bundle_folder: str, *pictures: str) -> None:
     """Serve every device of the bundle, classify, and show where the time went."""
-    bundle = Bundle.open(bundle_folder)
+    bundle = mdp.Bundle.open(bundle_folder)
     with ExitStack() as stack:
         agents = [
             stack.enter_context(agent(bundle.path, assignment.device))

@@ -12,7 +12,6 @@ from three_agents import agent
 
 import mdp
 from mdp.errors import InferenceError
-from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 
 LOOKS = 3
@@ -20,7 +19,7 @@ LOOKS = 3
 
 def main(bundle_folder: str, *cameras: str) -> None:
     """Give each of the first devices a folder to look at, and watch what they see together."""
-    bundle = Bundle.open(bundle_folder)
+    bundle = mdp.Bundle.open(bundle_folder)
     devices = [assignment.device for assignment in bundle.manifest.plan.assignments]
     with ExitStack() as stack:
         agents = [

@@ -72,7 +72,9 @@ def check_stream(pictures: object, in_flight: object, errors: object = "raise") 
     check_errors(errors)
     expected = "expected several pictures, as in a list"
     kind = type(pictures).__name__
-    single = isinstance(pictures, str | bytes | os.PathLike)
+    single = isinstance(pictures, str | bytes | bytearray | memoryview | os.PathLike)
+    # A file is iterable too, line by line.
+    single = single or hasattr(pictures, "read")
     if single or not isinstance(pictures, Iterable | AsyncIterable):
         raise InputError(f"pictures: {expected}, got a {kind}")
     # An array is iterable too, row by row.

@@ -1,6 +1,7 @@
-"""The four steps of a build, each of which finds out what is done already."""
+"""The steps of a build, each of which finds out what is done already, and all of them in a row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,10 +11,13 @@ from mdp.errors import ConfigError, InputError, MDPError, PlanRefused
 from mdp.files import read_json
 from mdp.formats.bundle import MANIFEST, Bundle, Manifest
 from mdp.formats.plan import Plan
-from mdp.formats.profile import DeviceProfile
+from mdp.formats.profile import DeviceProfile, read_profiles
+from partitioner.config import BuildConfig, PlanSettings
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
+from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
-from partitioner.run.folder import RunFolder, default_run
+from partitioner.planner.make_plan import Planned, make_planned, precisions_of
+from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Asked,
@@ -23,9 +27,105 @@ from partitioner.run.settings import (
     differences,
 )
 from partitioner.run.weights import weights_of
-from partitioner.run_setup import checkpoint_of, cut_views, settings_for, teaching_of
+from partitioner.run_setup import (
+    checkpoint_of,
+    cut_views,
+    open_asked,
+    settings_for,
+    teacher_accuracy,
+    teacher_facts,
+    teaching_of,
+)
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
+
+
+def build_bundle(
+    config: BuildConfig,
+    out: Path,
+    progress: Progress,
+    *,
+    run: Path | None = None,
+    name: str | None = None,
+    on_plan: Callable[[Planned], object] = lambda _: None,
+) -> Report | None:
+    """Plan, train, export and evaluate in a row; `on_plan` is shown the plan, refused or not.
+
+    Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
+    """
+    from partitioner.networks.teacher import teacher_spec
+
+    folder, asked, settings = RunFolder(run or default_run(out)), config.options, config.plan
+    with together():
+        named = bundle_name(name, out)
+        check_target(out)
+        read_profiles(settings.profiles)
+        pictures = open_asked(config)
+        spec = teacher_spec(settings.teacher, settings.teacher_args)
+        facts = teacher_facts(config, pictures, spec) if config.given_teacher else None
+    if facts is not None and settings.teacher_accuracy is None:
+        with owned(folder):
+            share = teacher_accuracy(folder, spec, facts, pictures, config, progress)
+        settings = msgspec.structs.replace(settings, teacher_accuracy=share)
+    with together():
+        training = Training(
+            pictures=len(pictures.train),
+            epochs=config.schedule.epochs,
+            start="scratch" if config.schedule.start == "scratch" else "cut",
+        )
+        planned = planned_for(
+            settings, len(pictures.labels), training=training, weights=asked.weights_folder
+        )
+        if is_first():
+            on_plan(planned)
+        planned.check()
+        check_ways(planned.plan, pictures)
+    with owned(folder):
+        work = train_step(folder, planned.plan, pictures, config, progress)
+        if not is_first():
+            return None
+        export_step(work, out, named)
+        report = evaluate_step(Bundle.open(out), pictures, folder, progress, write=True)
+        measured = [device.profile for device in planned.problem.devices]
+        quantised = quantise_step(Bundle.open(out), pictures, folder, measured, progress)
+        return quantised or report
+
+
+def planned_for(
+    settings: PlanSettings,
+    num_classes: int,
+    *,
+    training: Training | None = None,
+    weights: Path | None = None,
+    explained: bool = False,
+    front: bool = False,
+) -> Planned:
+    """The plan that `settings` ask for; see `make_planned`."""
+    from partitioner.networks.teacher import teacher_spec
+
+    return make_planned(
+        teacher_spec(settings.teacher, settings.teacher_args),
+        settings.profiles,
+        settings,
+        num_classes,
+        precisions=precisions_of(settings.precision, settings.any_precision),
+        runs=[Path(run) for run in settings.runs],
+        training=training,
+        families=settings.families,
+        weights=weights,
+        explained=explained,
+        front=front,
+    )
+
+
+@contextmanager
+def owned(folder: RunFolder) -> Iterator[None]:
+    """Keep others out of the run folder: the first process does that for all of them."""
+    with ExitStack() as held:
+        with together():
+            if is_first():
+                held.enter_context(folder.locked())
+        yield
 
 
 def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress: Progress) -> Work:

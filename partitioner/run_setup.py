@@ -41,7 +41,7 @@ def settings_for(
     facts = teacher_facts(asked, data, teacher)
     check_policy(asked.augmentation.rand_augment)
     if asked.schedule.shrinkage < 1 and asked.schedule.boost_target != "logits":
-        raise InputError("--shrinkage: expected 1 unless --boost-target is logits")
+        raise InputError("schedule.shrinkage: expected 1 unless boost_target is logits")
     return Settings(
         seed=options.seed,
         autocast=quicker_autocast() if options.autocast == "auto" else options.autocast,
@@ -110,7 +110,7 @@ def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> 
     if not obstacle:
         return "live"
     if wanted == "live":
-        raise InputError(f"--teaching live: {obstacle}, or --teaching kept")
+        raise InputError(f'run.teaching = "live": {obstacle}, or run.teaching = "kept"')
     progress.note(f"the teacher's kept answers teach, not live ones: {obstacle}")
     return "kept"
 
@@ -121,12 +121,16 @@ def _not_live(asked: Asked) -> str:
     # A teacher that is trained sees variants.
     several = augmentation.variants != plain.variants and not asked.teacher_schedule.epochs
     for name, given, remedy in (
-        ("--patience", asked.schedule.patience, "0: the last averaged weights are taken"),
-        ("--joint-epochs", asked.joint_schedule.epochs, "0"),
-        ("--rand-augment", augmentation.rand_augment, "none"),
-        ("--erasing", augmentation.erasing, "0"),
-        ("--cutmix", augmentation.cutmix, "0"),
-        ("--variants", several and augmentation.variants, "none: every view is drawn anew"),
+        ("schedule.patience", asked.schedule.patience, "0: the last averaged weights are taken"),
+        ("joint_schedule.epochs", asked.joint_schedule.epochs, "0"),
+        ("augmentation.rand_augment", augmentation.rand_augment, "none"),
+        ("augmentation.erasing", augmentation.erasing, "0"),
+        ("augmentation.cutmix", augmentation.cutmix, "0"),
+        (
+            "augmentation.variants",
+            several and augmentation.variants,
+            "none: every view is drawn anew",
+        ),
     ):
         if given:
             return f"{name} {given}: expected {remedy}"

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from partitioner.config import parse_arguments
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.networks.linear_probe import SHARPNESS, fit_classifier
-from partitioner.networks.teacher import parse_arguments, teacher_spec
+from partitioner.networks.teacher import teacher_spec
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (

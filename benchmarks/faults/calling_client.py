@@ -61,7 +61,7 @@ def said(outcome: Prediction | InferenceError, elapsed_ms: float) -> str:
     if isinstance(outcome, InferenceError):
         told = {"error": type(outcome).__name__, "text": str(outcome), "outcomes": outcome.outcomes}
     else:
-        told = {"answer": outcome.to_json()}
+        told = {"answer": outcome.to_dict()}
     return json.dumps({**told, "elapsed_ms": elapsed_ms})
 
 

@@ -31,6 +31,7 @@ from devices.agent.quotas import Quotas
 from devices.agent.reload import Found, Refused, Renewal
 from devices.agent.replies import Refusal, Replies, not_serving
 from devices.camera.frames import Eyes, NoFrameError
+from devices.events import LOG
 from devices.runtime.base import Runtime
 from mdp.errors import WireError
 from mdp.formats.bundle import Bundle
@@ -67,7 +68,7 @@ class Agent:
         renewal: Renewal | None = None,
         eyes: Eyes | None = None,
         grace_s: float = GRACE_S,
-        report: Report = lambda line: None,
+        report: Report = LOG.info,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`load` makes the runtime beside the answering socket; what it raises ends `serve`.

@@ -124,7 +124,7 @@ def classify(
                 exit_code = exit_code or error.exit_code
                 continue
             if json:
-                console.print_json({**named(path), **prediction.to_json()})
+                console.print_json({**named(path), **prediction.to_dict()})
             else:
                 print(describe(shown(path), prediction), flush=True)
     raise typer.Exit(exit_code)
@@ -171,7 +171,7 @@ def look(
                 exit_code = exit_code or error.exit_code
             else:
                 if json:
-                    console.print_json({"path": None, **prediction.to_json()})
+                    console.print_json({"path": None, **prediction.to_dict()})
                 else:
                     print(describe("look", prediction), flush=True)
             if number + 1 < count:

@@ -11,12 +11,18 @@ from typing import Any, Self, Unpack, overload
 
 from mdp import arguments
 from mdp.arguments import Errors, Raising, Streaming, Watching
-from mdp.client.base import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
+from mdp.client.base import (
+    CONNECT_TIMEOUT_S,
+    DEFAULT_DEADLINE_MS,
+    Connecting,
+    Connection,
+    Link,
+    given,
+)
 from mdp.client.crops import View, is_quick
 from mdp.client.dispatcher import Answer
 from mdp.client.status import DeviceStatus
 from mdp.errors import InferenceError, PictureError
-from mdp.fusion.fuse import Fusion
 from mdp.pictures.crop import Picture
 from mdp.requests.capture import (
     DEFAULT_EVERY_MS,
@@ -27,7 +33,6 @@ from mdp.requests.capture import (
     glance_at,
 )
 from mdp.requests.deadline import checked_deadline_ms
-from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.prediction import Prediction
 from mdp.transport import this_process
 
@@ -46,65 +51,18 @@ class AsyncClient(Connection):
         prediction = await client.classify("cat.jpg", deadline_ms=80)
 
     Or `client = await mdp.AsyncClient.connect("fleet.toml")`, and in the end
-    `await client.aclose()`.
+    `await client.aclose()`. One that is neither awaited nor entered waits for the agents in its
+    first call.
     """
 
-    @classmethod
-    def connect(
-        cls,
-        fleet: str | os.PathLike[str],
-        *,
-        fusion: Fusion = "stacked",
-        key: str | os.PathLike[str] | None = None,
-        insecure: bool = False,
-        timeout_s: float = CONNECT_TIMEOUT_S,
-        hedge_after_ms: float | None = None,
-        hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
-    ) -> Self:
-        """Connect to the agents of fleet.toml, as `Client.connect` does.
-
-        To be awaited, or used in an `async with`. Otherwise the first call waits for the agents.
-        """
-        return cls(
-            fleet,
-            fusion=fusion,
-            key=key,
-            insecure=insecure,
-            timeout_s=timeout_s,
-            hedge_after_ms=hedge_after_ms,
-            hedge_share=hedge_share,
-            early=early,
-        )
-
-    def __init__(
-        self,
-        fleet: str | os.PathLike[str],
-        *,
-        fusion: Fusion = "stacked",
-        key: str | os.PathLike[str] | None = None,
-        insecure: bool = False,
-        timeout_s: float = CONNECT_TIMEOUT_S,
-        hedge_after_ms: float | None = None,
-        hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
-    ) -> None:
+    def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> None:
         """See `connect`, which does the same."""
-        arguments.check_timeout_s(timeout_s)
-        super().__init__(
-            fleet,
-            fusion=fusion,
-            key=key,
-            insecure=insecure,
-            hedge_after_ms=hedge_after_ms,
-            hedge_share=hedge_share,
-            early=early,
-        )
+        super().__init__(fleet, **options)
         self._something_happened = asyncio.Event()
         #: The link for new calls, and those whose calls have not ended.
         self._links: list[Link] = []
         #: How long to wait for agents until the first call; 0 once that is done.
-        self._connect_s = timeout_s
+        self._connect_s = self._options.timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._answers: set[asyncio.Future[Answer]] = set()
 
@@ -304,6 +262,22 @@ class AsyncClient(Connection):
         arguments.check_stream(pictures, in_flight, errors)
         deadline_ms = checked_deadline_ms(deadline_ms)
         return self._stream(pictures, deadline_ms, in_flight, errors)
+
+    @overload
+    async def classify_many(
+        self, pictures: Pictures, *, errors: Raising = ..., **how: Unpack[Streaming]
+    ) -> list[Prediction]: ...
+
+    @overload
+    async def classify_many(
+        self, pictures: Pictures, *, errors: Errors, **how: Unpack[Streaming]
+    ) -> list[Prediction | InferenceError | PictureError]: ...
+
+    async def classify_many(
+        self, pictures: Pictures, *, errors: Errors = "raise", **how: Unpack[Streaming]
+    ) -> list[Any]:
+        """All answers of `stream`, which takes the same arguments, in a list."""
+        return [answer async for answer in self.stream(pictures, errors=errors, **how)]
 
     async def _stream(
         self, pictures: Pictures, deadline_ms: float, in_flight: int, errors: Errors

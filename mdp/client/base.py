@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self, TypedDict, Unpack
 
 import numpy as np
 
-from mdp.arguments import check_choice, check_number, checked_path
+from mdp.arguments import check_choice, check_number, check_timeout_s, checked_path
 from mdp.client.crops import Cutter, View
-from mdp.client.dispatcher import Clock, Exchange, Outcome
+from mdp.client.dispatcher import LOG, Clock, Exchange, Outcome
 from mdp.client.status import DeviceStatus, device_status
 from mdp.errors import DeadlineExceeded, InputError, InsecureWarning, NeverEarlyWarning
 from mdp.formats.bundle import Bundle
@@ -100,20 +101,36 @@ class Link:
         return len(settled) == len(self.fleet.devices)
 
 
+class Connecting(TypedDict, total=False):
+    """The options of both clients and of `mdp.classify`, explained at `Client.connect`."""
+
+    fusion: Fusion
+    key: str | os.PathLike[str] | None
+    insecure: bool
+    timeout_s: float
+    hedge_after_ms: float | None
+    hedge_share: float
+    early: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What a client was asked for, which holds whatever its fleet file says later."""
 
     fleet: Path
-    fusion: Fusion
-    key: Path | None = None
+    fusion: Fusion = "stacked"
+    key: str | os.PathLike[str] | None = None
     insecure: bool = False
+    timeout_s: float = CONNECT_TIMEOUT_S
     hedge_after_ms: float | None = None
     hedge_share: float = DEFAULT_SHARE
     early: bool = False
 
     def __post_init__(self) -> None:
+        check_timeout_s(self.timeout_s)
         check_choice("fusion", self.fusion, FUSIONS)
+        if self.key is not None:
+            checked_path("key", self.key)
         if self.hedge_after_ms is not None:
             check_number("hedge_after_ms", self.hedge_after_ms, "0 or more", lambda ms: ms >= 0)
         check_number("hedge_share", self.hedge_share, "0 to 1", lambda share: 0 <= share <= 1)
@@ -122,31 +139,27 @@ class Options:
 class Connection:
     """What both clients hold: the link for new calls, and what was asked for."""
 
-    def __init__(
-        self,
-        fleet: str | os.PathLike[str],
-        *,
-        fusion: Fusion,
-        key: str | os.PathLike[str] | None = None,
-        insecure: bool = False,
-        hedge_after_ms: float | None = None,
-        hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
-        clock: Clock = time.monotonic,
-    ) -> None:
-        self._options = Options(
-            fleet=checked_path("fleet", fleet),
-            fusion=fusion,
-            key=None if key is None else checked_path("key", key),
-            insecure=insecure,
-            hedge_after_ms=hedge_after_ms,
-            hedge_share=hedge_share,
-            early=early,
-        )
-        self._clock = clock
+    def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> None:
+        self._options = Options(fleet=checked_path("fleet", fleet), **options)
+        self._clock: Clock = time.monotonic
         self._closed = False
         self._process = this_process()
-        self._link = Link(self._options, clock, stacklevel=4)
+        self._link = Link(self._options, self._clock, stacklevel=4)
+
+    @classmethod
+    def connect(cls, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> Self:
+        """Connect to the agents of fleet.toml; those not there after `timeout_s` may come later.
+
+        `fusion` is how answers are combined: `stacked`, the default, `boosted` or `bagged`.
+        `key` is this client's secret key file, instead of the one that the fleet file names;
+        `insecure` allows plain text to other machines, of which a warning is given. A device that
+        has not answered after `hedge_after_ms`, or after what 95 % of its recent answers took, has
+        its replica asked beside it, for at most `hedge_share` of all requests. With `early`, an
+        answer is given as soon as nobody who is awaited can change its label
+        (docs/explanation/calls.md); NeverEarlyWarning says that the bundle does not tell when.
+        Raises ConfigError if the fleet, its bundle or a key is wrong, InputError for an option.
+        """
+        return cls(fleet, **options)
 
     @property
     def fleet(self) -> Fleet:
@@ -184,6 +197,7 @@ class Connection:
     def _adopt(self, link: Link) -> Link:
         """From now on calls begin on `link`; returns the one before."""
         former, self._link = self._link, link
+        LOG.info("%s: now in use, digest %s", link.bundle.path, link.bundle.digest[:12])
         link.exchange.counters.update(former.exchange.counters)
         return former
 
@@ -219,7 +233,7 @@ class Connection:
 
 def _client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:
     """The keys to connect with; the options' stands above the one that the fleet file names."""
-    path = options.key
+    path = None if options.key is None else Path(options.key)
     if path is None and fleet.key is not None:
         path = options.fleet.parent / fleet.key
     agents = agent_keys(fleet, has_key=path is not None, insecure=options.insecure)

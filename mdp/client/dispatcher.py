@@ -4,6 +4,7 @@ Single-threaded and never waiting: a client decides how to wait, in its own thre
 loop, and hands in what the transport reported and what the clock says.
 """
 
+import logging
 import math
 import random
 from collections import Counter
@@ -37,10 +38,24 @@ from mdp.requests.deadline import reserve_s
 from mdp.requests.health import UNREACHABLE
 from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.prediction import Judge, Prediction
-from mdp.requests.replicas import Chance, Roster
-from mdp.requests.session import Action, Event, Failed, Finish, Replied, Send, Session, TimePassed
+from mdp.requests.replicas import Chance, Choice, Roster
+from mdp.requests.session import (
+    PROBATION,
+    Action,
+    Event,
+    Failed,
+    Finish,
+    Replied,
+    Send,
+    Session,
+    TimePassed,
+)
 from mdp.requests.stuck_output import CONSTANT, Monotony
 from mdp.transport import Connected, Disconnected, Received, TransportEvent
+
+#: Says at INFO which devices come, go and are not waited for, where the application has a handler.
+LOG = logging.getLogger("mdp")
+LOG.addHandler(logging.NullHandler())
 
 #: The reason of a device that is connected, but does not take what it is sent.
 BACKLOGGED = "backlogged: takes no more requests"
@@ -120,6 +135,8 @@ class Exchange:
         self._monotony = {entry.device: Monotony() for entry in fleet.devices}
         self._calls: dict[int, _Call] = {}
         self._last_id = 0
+        #: Whom the last call did not wait for.
+        self._left_out: frozenset[str] = frozenset()
 
     @property
     def busy(self) -> bool:
@@ -139,6 +156,8 @@ class Exchange:
         roster = self._roster
         deadline_s, kept_s = started_s + deadline_ms / 1e3, reserve_s(deadline_ms)
         choice = roster.begin(now_s, self._gone(), deadline_s - kept_s)
+        if choice.unavailable or choice.probing or self._left_out:
+            self._log_left_out(choice)
         session = Session(
             choice.members,
             deadline_s=deadline_s,
@@ -154,6 +173,15 @@ class Exchange:
             if device in self._transport.connected and self.ask(device):
                 roster.asked(self._last_id, device, now_s)
 
+    def _log_left_out(self, choice: Choice) -> None:
+        """Log who is not waited for any more, and who is again."""
+        out = choice.unavailable.keys() | choice.probing.keys()
+        for device in out - self._left_out:
+            LOG.info("%s: not waited for: %s", device, choice.unavailable.get(device, PROBATION))
+        for device in self._left_out - out:
+            LOG.info("%s: waited for again", device)
+        self._left_out = frozenset(out)
+
     def ask(self, device: str) -> bool:
         """Ask for a status, which will appear in `statuses`; False if `device` is not connected."""
         self._last_id += 1
@@ -166,8 +194,10 @@ class Exchange:
                 case Received():
                     self._receive(event.device, event.frames)
                 case Connected(device):
+                    LOG.info("%s: connected", device)
                     self._roster.connected(device, self._clock())
                 case Disconnected(device):
+                    LOG.info("%s: disconnected", device)
                     self._roster.disconnected(device, self._clock())
                     self._fail_all(device, "disconnected")
 

@@ -11,16 +11,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 from mdp import arguments
 from mdp.arguments import Errors, Raising, Streaming, Watching
-from mdp.client.base import CONNECT_TIMEOUT_S, DEFAULT_DEADLINE_MS, Connection, Link, given
+from mdp.client.base import (
+    CONNECT_TIMEOUT_S,
+    DEFAULT_DEADLINE_MS,
+    Connecting,
+    Connection,
+    Link,
+    given,
+)
 from mdp.client.crops import View, is_quick
 from mdp.client.dispatcher import Answer, Outcome
 from mdp.client.status import DeviceStatus
 from mdp.errors import InferenceError, PictureError
-from mdp.fusion.fuse import Fusion
 from mdp.pictures.crop import Picture
 from mdp.pictures.decoders import Decoding
 from mdp.requests.capture import (
@@ -32,12 +38,14 @@ from mdp.requests.capture import (
     glance_at,
 )
 from mdp.requests.deadline import checked_deadline_ms
-from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.prediction import Prediction
 from mdp.transport import this_process
 
 #: How often a thread looks whether another one's turn has also brought its own answer.
 _LOOK_S = 0.005
+
+#: The most of its deadline that `classify` waits for the agents.
+_CONNECT_SHARE = 0.5
 
 #: What a call asks with, a picture's views or a look, and the link whose bundle wants those views.
 Cut = tuple[Link, Mapping[int, View] | Glance]
@@ -50,74 +58,21 @@ class Client(Connection):
         prediction = client.classify("cat.jpg", deadline_ms=80)
     """
 
-    def __init__(
-        self,
-        fleet: str | os.PathLike[str],
-        *,
-        fusion: Fusion = "stacked",
-        key: str | os.PathLike[str] | None = None,
-        insecure: bool = False,
-        timeout_s: float = CONNECT_TIMEOUT_S,
-        hedge_after_ms: float | None = None,
-        hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
-    ) -> None:
+    def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> None:
         """See `connect`, which does the same."""
-        arguments.check_timeout_s(timeout_s)
-        super().__init__(
-            fleet,
-            fusion=fusion,
-            key=key,
-            insecure=insecure,
-            hedge_after_ms=hedge_after_ms,
-            hedge_share=hedge_share,
-            early=early,
-        )
+        super().__init__(fleet, **options)
         self._turn = threading.Lock()
         #: The thread whose turn it is.
         self._holder: int | None = None
         try:
-            self._wait(self._link, timeout_s, self._link.settled)
+            self._wait(self._link, self._options.timeout_s, self._link.settled)
         except BaseException:  # Ctrl-C while it waits
             self.close()
             raise
 
-    @classmethod
-    def connect(
-        cls,
-        fleet: str | os.PathLike[str],
-        *,
-        fusion: Fusion = "stacked",
-        key: str | os.PathLike[str] | None = None,
-        insecure: bool = False,
-        timeout_s: float = CONNECT_TIMEOUT_S,
-        hedge_after_ms: float | None = None,
-        hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
-    ) -> Self:
-        """Connect to the agents of fleet.toml; those not there after `timeout_s` may come later.
-
-        `key` is this client's secret key file, instead of the one that the fleet file names;
-        `insecure` allows plain text to other machines, of which a warning is given. A device that
-        has not answered after `hedge_after_ms`, or after what 95 % of its recent answers took, has
-        its replica asked beside it, for at most `hedge_share` of all requests. With `early`, an
-        answer is given as soon as nobody who is awaited can change its label
-        (docs/explanation/calls.md); NeverEarlyWarning says that the bundle does not tell when.
-        Raises ConfigError if the fleet, its bundle or a key is wrong.
-        """
-        return cls(
-            fleet,
-            fusion=fusion,
-            key=key,
-            insecure=insecure,
-            timeout_s=timeout_s,
-            hedge_after_ms=hedge_after_ms,
-            hedge_share=hedge_share,
-            early=early,
-        )
-
     def classify(self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS) -> Prediction:
-        """The fleet's answer for a path, a Pillow image or a uint8 array `[H, W, 3]`.
+        """The fleet's answer for a path, an encoded file's bytes, a binary file, a Pillow image, a
+        uint8 array `[H, W]`, `[H, W, 3]` or `[H, W, 4]`, or a torch tensor `[C, H, W]`.
 
         The deadline counts from this call, decoding and cropping included. Raises InputError,
         PictureError, or InferenceError if no device contributes in time.
@@ -207,6 +162,22 @@ class Client(Connection):
         arguments.check_stream(pictures, in_flight, errors)
         deadline_ms = checked_deadline_ms(deadline_ms)
         return self._stream(iter(pictures), deadline_ms, in_flight, errors)
+
+    @overload
+    def classify_many(
+        self, pictures: Iterable[Picture], *, errors: Raising = ..., **how: Unpack[Streaming]
+    ) -> list[Prediction]: ...
+
+    @overload
+    def classify_many(
+        self, pictures: Iterable[Picture], *, errors: Errors, **how: Unpack[Streaming]
+    ) -> list[Prediction | InferenceError | PictureError]: ...
+
+    def classify_many(
+        self, pictures: Iterable[Picture], *, errors: Errors = "raise", **how: Unpack[Streaming]
+    ) -> list[Any]:
+        """All answers of `stream`, which takes the same arguments, in a list."""
+        return list(self.stream(pictures, errors=errors, **how))
 
     def _stream(
         self, pictures: Iterator[Picture], deadline_ms: float, in_flight: int, errors: Errors
@@ -403,3 +374,25 @@ class Client(Connection):
             wake_s = link.exchange.next_wake_s() - self._clock()
             link.exchange.handle(link.transport.poll(max(0.0, min(left_s, wake_s))))
             link.exchange.tick()
+
+
+def classify(
+    fleet: str | os.PathLike[str],
+    picture: Picture,
+    *,
+    deadline_ms: float = DEFAULT_DEADLINE_MS,
+    **options: Unpack[Connecting],
+) -> Prediction:
+    """One picture's answer: connect to the agents of fleet.toml, ask, close.
+
+    The deadline counts from this call; up to half of it is spent on waiting for the agents. Takes
+    the options of `Client.connect`, and raises what that and `Client.classify` raise. Several
+    pictures are answered sooner by one `Client`.
+    """
+    started_s = time.monotonic()
+    deadline_ms = checked_deadline_ms(deadline_ms)
+    timeout_s = options.get("timeout_s", CONNECT_TIMEOUT_S)
+    arguments.check_timeout_s(timeout_s)
+    options["timeout_s"] = min(timeout_s, _CONNECT_SHARE * deadline_ms / 1e3)
+    with Client(fleet, **options) as client:
+        return client._answered(picture, started_s, deadline_ms)

@@ -21,14 +21,11 @@ from mdp.errors import PictureError
 from mdp.formats.plan import Region
 from mdp.pictures.decoders import memory_for
 from mdp.pictures.headers import HeaderReader, check_crop, check_header
+from mdp.pictures.sources import EXPECTED, Tensor, array_of, name_of, reader_of
+from mdp.pictures.sources import MAX_PIXELS as MAX_PIXELS
+from mdp.pictures.sources import Picture as Picture
+from mdp.pictures.sources import Pixels as Pixels
 
-Pixels = NDArray[np.uint8]
-Picture = str | os.PathLike[str] | Image.Image | Pixels
-
-#: A larger picture is refused before its pixels are decoded.
-MAX_PIXELS = 100_000_000
-#: A pipe is read whole before it is decoded; so much holds MAX_PIXELS uncompressed.
-MAX_PIPE_BYTES = 4 * MAX_PIXELS
 #: Decoding a JPEG at a reduced scale keeps at least this many times the pixels asked for.
 _OVERSAMPLING = 2
 _JPEG_QUALITY = 92
@@ -75,44 +72,32 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.", append=
 
 
 def load_picture(source: Picture, *, smallest_side: int = 0) -> Image.Image | Pixels:
-    """An upright RGB picture: Pillow's for files and Pillow images, the array itself for arrays.
+    """An upright RGB picture: Pillow's, or for an array or tensor of three channels an array.
 
     `smallest_side` lets a JPEG be decoded at a reduced scale that still has at least twice that
     many pixels on its shorter side, and a picture above 16 MP be reduced to at least three times
     as many; 0 keeps it whole. Raises PictureError.
     """
     if isinstance(source, np.ndarray):
-        return _checked_array(source)
+        return _from_array(source)
     if isinstance(source, Image.Image):
         return _usable(source, "the given picture", smallest_side)
-    if not isinstance(source, str | os.PathLike):
-        kind = type(source).__name__
-        raise PictureError(f"expected a path, a Pillow image or a uint8 array, got {kind}")
+    if isinstance(source, Tensor):
+        return _from_array(array_of(source))
+    encoded = isinstance(source, str | os.PathLike | bytes | bytearray | memoryview)
+    if not encoded and not hasattr(source, "read"):
+        raise PictureError(f"{EXPECTED}, got {type(source).__name__}")
+    name = name_of(source)
     try:
-        with (
-            _reader(source) as file,
-            _open(file, str(source)) as picture,
-        ):
+        with reader_of(source) as file, _open(file, name) as picture:
             file.release()
             passes_bytes = 0
             if picture.format in ("JPEG", "MPO"):
-                _check_scans(file, str(source), picture.width * picture.height)
+                _check_scans(file, name, picture.width * picture.height)
                 passes_bytes = _draft(picture, smallest_side)
-            return _usable(picture, str(source), smallest_side, passes_bytes)
+            return _usable(picture, name, smallest_side, passes_bytes)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        raise PictureError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def _reader(source: str | os.PathLike[str]) -> HeaderReader:
-    """The file `source`; the content of a pipe is read whole, as readers of pictures go back."""
-    raw = io.FileIO(os.fspath(source))
-    if raw.seekable():
-        return HeaderReader(raw)
-    with io.BufferedReader(raw) as pipe:
-        content = pipe.read(MAX_PIPE_BYTES + 1)
-    if len(content) > MAX_PIPE_BYTES:
-        raise PictureError(f"{source}: expected at most {MAX_PIPE_BYTES:,} bytes from a pipe")
-    return HeaderReader(io.BytesIO(content))
+        raise PictureError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _open(file: HeaderReader, name: str) -> Image.Image:
@@ -262,15 +247,21 @@ def _to_8_bit(values: NDArray[np.generic], top: float) -> Pixels:
     return np.asarray(np.clip(wide / top, 0, 1) * 255, dtype=np.uint8)
 
 
-def _checked_array(pixels: Pixels) -> Pixels:
-    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
+def _from_array(pixels: Pixels) -> Image.Image | Pixels:
+    """RGB pixels `[H, W, 3]` as they are; grey ones and RGBA as Pillow turns them into RGB."""
+    grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
+    if pixels.dtype != np.uint8 or not grey_or_colour:
         raise PictureError(
-            f"expected a uint8 array [H, W, 3], got {pixels.dtype} {list(pixels.shape)}"
+            "expected a uint8 array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4], got "
+            f"{pixels.dtype} {list(pixels.shape)}"
         )
     height, width = pixels.shape[:2]
     if height < 1 or width < 1 or height * width > MAX_PIXELS:
         raise PictureError(f"expected 1 to {MAX_PIXELS:,} pixels, got {width}x{height}")
-    return pixels
+    if pixels.ndim == 3 and pixels.shape[2] == 3:
+        return pixels
+    picture = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
+    return _rgb(picture, _top(picture))
 
 
 def region_box(width: int, height: int, region: Region) -> tuple[float, float, float, float]:

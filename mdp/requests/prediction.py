@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import msgspec
 import numpy as np
 from msgspec import Struct
-from msgspec.structs import asdict
 
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
 from mdp.formats.bundle import Bundle
@@ -76,11 +77,16 @@ class Prediction(Struct, frozen=True, kw_only=True):
         """Whether any member is missing."""
         return bool(self.missing)
 
-    def to_json(self, path: str | None = None) -> dict[str, object]:
-        """The keys that `mdp classify --json` prints."""
-        members = tuple(asdict(member) for member in self.members)
-        content = asdict(self) | {"members": members}
-        return {"path": path, **content} if path is not None else content
+    def to_dict(self) -> dict[str, Any]:
+        """Every field under its name, in dicts, lists, texts, numbers, booleans and None.
+
+        The keys are those that `mdp classify --json` prints (docs/reference/client.md).
+        """
+        return dict(msgspec.json.decode(self.to_json()))
+
+    def to_json(self) -> str:
+        """`to_dict` as JSON, in one line."""
+        return msgspec.json.encode(self).decode()
 
 
 #: Sets of members whose weights are kept: of n members, there are 2^n sets.

@@ -16,11 +16,11 @@ from partitioner.cli.common import (
     JsonOption,
     NameOption,
     OutOption,
-    bundle_name,
     interruptible,
     prepare,
 )
 from partitioner.data.datasets import Dataset, open_dataset
+from partitioner.run.folder import bundle_name
 from partitioner.run.progress import Progress
 
 

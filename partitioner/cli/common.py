@@ -1,6 +1,5 @@
 """What the commands of `mdp-partition` share: common options, and how they begin and end."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Annotated
 import typer
 
 from mdp import console
-from mdp.errors import InputError
 from partitioner.training.compute import own_threads, use_threads
 
 JsonOption = Annotated[
@@ -37,16 +35,6 @@ def interruptible(kept: str) -> Iterator[None]:
 def prepare(threads: int) -> None:
     """Load torch, with as many threads as asked for, 0 meaning one per core."""
     use_threads(threads or own_threads())
-
-
-def bundle_name(name: str | None, out: Path) -> str:
-    """A given name if it is a valid one, else one made from the folder's."""
-    if name is None:
-        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-")
-        return plain[:64] or "bundle"
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
-        raise InputError(f"--name: expected letters, digits, '.', '_' or '-', got {name!r}")
-    return name
 
 
 def say(json: bool, value: object, text: str) -> None:

@@ -8,17 +8,17 @@ import typer
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import read_plan
+from partitioner import api
 from partitioner.cli.common import (
     JsonOption,
     NameOption,
     OutOption,
-    bundle_name,
     interruptible,
     prepare,
     say,
 )
 from partitioner.data.datasets import open_dataset
-from partitioner.run.folder import RunFolder
+from partitioner.run.folder import bundle_name
 from partitioner.run.progress import Progress
 
 
@@ -86,15 +86,7 @@ def _trained(
         if value is not None:
             raise InputError(f"{option}: goes with --untrained; a run has its own")
     with interruptible(f"{out} is as it was"):
-        prepare(0)
-        from partitioner.export.write import export_bundle
-        from partitioner.pipeline import check_target, reopen
-
-        folder, progress = RunFolder(run), Progress()
-        folder.settings()
-        check_target(out)
-        with folder.locked():
-            return export_bundle(reopen(folder, progress), out, name)
+        return api.export(run, out, name=name, progress=Progress())
 
 
 def _untrained(

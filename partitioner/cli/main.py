@@ -2,20 +2,18 @@
 
 import io
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
-import msgspec
 import typer
 
 from mdp import console
 from mdp.errors import InputError
 from mdp.extras import PARTITION, install
-from mdp.files import Record
 from mdp.formats.bundle import Bundle
-from mdp.formats.plan import TeacherSpec, read_plan
-from mdp.formats.profile import read_profiles
+from mdp.formats.plan import read_plan
+from partitioner import api
 from partitioner.cli import assemble as assemble_command
 from partitioner.cli import export as export_command
 from partitioner.cli import plan as plan_command
@@ -26,33 +24,17 @@ from partitioner.cli.common import (
     OutOption,
     OwnRunOption,
     RunOption,
-    bundle_name,
     interruptible,
     prepare,
     say,
 )
-from partitioner.cli.options import RecipeOption, takes
-from partitioner.cli.plan import (
-    ArgumentsOption,
-    FamiliesOption,
-    PrecisionOption,
-    ProfilesOption,
-    RunsOption,
-    TeacherOption,
-)
+from partitioner.cli.options import configured
 from partitioner.cli.simulate import add_to as add_simulate
+from partitioner.config import Given
 from partitioner.data.datasets import SPLITS, open_dataset
-from partitioner.planner.make_plan import PlanOptions, precisions_of
+from partitioner.planner.make_plan import Planned
 from partitioner.run.folder import RunFolder, default_run
 from partitioner.run.progress import Progress
-from partitioner.run.settings import (
-    Asked,
-    Augmentation,
-    JointSchedule,
-    MemberSchedule,
-    RunOptions,
-    TeacherSchedule,
-)
 from partitioner.training.distributed import StoppedElsewhere, is_first, joined, together
 
 EXIT_CODES = (
@@ -65,30 +47,24 @@ app = console.new_app(
 )
 
 LimitTestOption = Annotated[int | None, typer.Option(help="Use only so many test pictures.", min=1)]
-_ASKED: dict[str, tuple[type[Record], str]] = {
-    "options": (RunOptions, ""),
-    "teacher_schedule": (TeacherSchedule, "teacher_"),
-    "schedule": (MemberSchedule, ""),
-    "joint_schedule": (JointSchedule, "joint_"),
-    "augmentation": (Augmentation, ""),
-}
+#: What changes between trainings; all else stands in the file of --config.
+_TRAINING = (
+    *("run.data", "run.limit_train", "run.limit_test", "run.pretrained", "run.teacher_checkpoint"),
+    *("run.teacher_labels", "run.weights", "teacher_schedule.epochs", "schedule.epochs"),
+    *("run.seed", "run.threads"),
+)
 
 
 plan_command.add_to(app)
 
 
 @app.command()
-@takes(**_ASKED)
+@configured(*_TRAINING)
 def train(
     *,
+    given: Given,
     plan: Annotated[Path, typer.Option(help="The plan.toml of mdp-partition plan.")],
     run: RunOption,
-    options: RunOptions,
-    teacher_schedule: TeacherSchedule,
-    schedule: MemberSchedule,
-    joint_schedule: JointSchedule,
-    augmentation: Augmentation,
-    recipe: RecipeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Train the teacher, if asked to, and then a plan's sub-models one after another.
@@ -99,21 +75,14 @@ def train(
     Example: mdp-partition train --plan plan.toml --data photos/ --run photos.run
     --teacher-epochs 10
     """
-    asked = Asked(
-        options=options,
-        teacher_schedule=teacher_schedule,
-        schedule=schedule,
-        joint_schedule=joint_schedule,
-        augmentation=augmentation,
-    )
-    folder = RunFolder(run)
-    with interruptible(_kept_in(run)), _one_of_several(options.threads):
-        from partitioner.pipeline import train_step
+    asked, folder = given.training(), RunFolder(run)
+    with interruptible(_kept_in(run)), _one_of_several(asked.options.threads):
+        from partitioner.pipeline import owned, train_step
         from partitioner.run_setup import open_asked
 
         with together():
             chosen, data = read_plan(plan), open_asked(asked)
-        with _owned(folder):
+        with owned(folder):
             train_step(folder, chosen, data, asked, _progress())
     if is_first():
         say(json, {"run": str(run), "members": len(chosen.assignments)}, f"trained: {run}")
@@ -146,13 +115,10 @@ def evaluate(
     Example: mdp-partition evaluate --bundle bundle/ --data photos/ --write
     """
     with interruptible(f"{bundle} is as it was"):
-        from partitioner.pipeline import data_for, evaluate_step, run_of
-
-        opened, folder = Bundle.open(bundle), run_of(bundle, run)
-        pictures = data_for(opened, folder, data, limit_test)
-        if pictures.remark:
-            Progress().note(pictures.remark)
-        report = evaluate_step(opened, pictures, folder, Progress(), write=write)
+        opened = Bundle.open(bundle)
+        report = api.evaluate(
+            bundle, data=data, run=run, limit_test=limit_test, write=write, progress=Progress()
+        )
     if json:
         value = {"digest": opened.digest, "written": write}
         console.print_json({**value, **report.as_json(opened)})
@@ -162,25 +128,16 @@ def evaluate(
 
 
 @app.command(cls=console.list_options(*plan_command.LISTS))
-@takes(plan_options=(PlanOptions, ""), **_ASKED)
+@configured(
+    *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms"),
+    *("plan.min_accuracy", "plan.families", "plan.whole_picture", "plan.anyway", *_TRAINING),
+)
 def build(
     *,
-    teacher: TeacherOption,
-    profiles: ProfilesOption,
-    plan_options: PlanOptions,
+    given: Given,
     out: OutOption,
-    options: RunOptions,
-    teacher_schedule: TeacherSchedule,
-    schedule: MemberSchedule,
-    joint_schedule: JointSchedule,
-    augmentation: Augmentation,
-    precision: PrecisionOption = None,
-    runs: RunsOption = None,
-    teacher_arg: ArgumentsOption = None,
-    families: FamiliesOption = None,
     run: OwnRunOption = None,
     name: NameOption = None,
-    recipe: RecipeOption = None,
     json: JsonOption = False,
 ) -> None:
     """Plan, train, export and evaluate in a row; what is done already is not done again.
@@ -188,65 +145,25 @@ def build(
     Example: mdp-partition build --teacher vit_base_patch16_224 --data photos/
     --profiles a.toml b.toml c.toml --latency-ms 100 --teacher-epochs 10 --out bundle/
     """
-    asked = Asked(
-        options=options,
-        teacher_schedule=teacher_schedule,
-        schedule=schedule,
-        joint_schedule=joint_schedule,
-        augmentation=augmentation,
-    )
-    plan_options.check()
-    precisions = precisions_of(precision, plan_options.any_precision)
-    folder = RunFolder(run or default_run(out))
-    with interruptible(_kept_in(folder.path)), _one_of_several(options.threads):
-        from partitioner import pipeline as steps
-        from partitioner import run_setup
-        from partitioner.estimates.accuracy_law import Training
-        from partitioner.planner import make_plan as planning
 
-        progress = _progress()
-        with together():
-            named = bundle_name(name, out)
-            steps.check_target(out)
-            read_profiles(profiles)
-            pictures = run_setup.open_asked(asked)
-            spec = _teacher(teacher, teacher_arg)
-            facts = run_setup.teacher_facts(asked, pictures, spec) if asked.given_teacher else None
-        if facts is not None and plan_options.teacher_accuracy is None:
-            with _owned(folder):
-                share = run_setup.teacher_accuracy(folder, spec, facts, pictures, asked, progress)
-            plan_options = msgspec.structs.replace(plan_options, teacher_accuracy=share)
-        with together():
-            planned = planning.make_planned(
-                spec, profiles, plan_options, len(pictures.labels),
-                precisions=precisions, runs=runs or [],
-                training=Training(
-                    pictures=len(pictures.train), epochs=schedule.epochs,
-                    start="scratch" if schedule.start == "scratch" else "cut",
-                ),
-                families=families, weights=options.weights_folder,
-            )  # fmt: skip
-            made = planned.plan
-            if is_first() and (not json or made.refused):
-                plan_command.show(planned, json)
-            plan_command.refuse(planned)
-            steps.check_ways(made, pictures)
-        with _owned(folder):
-            work = steps.train_step(folder, made, pictures, asked, progress)
-            if not is_first():
-                return
-            steps.export_step(work, out, named)
-            report = steps.evaluate_step(Bundle.open(out), pictures, folder, progress, write=True)
-            measured = [device.profile for device in planned.problem.devices]
-            quantised = steps.quantise_step(Bundle.open(out), pictures, folder, measured, progress)
-            report = quantised or report
+    def show(planned: Planned) -> None:
+        if not json or planned.plan.refused:
+            plan_command.show(planned, json)
+
+    config, folder = given.build(), run or default_run(out)
+    with interruptible(_kept_in(folder)), _one_of_several(config.options.threads):
+        from partitioner.pipeline import build_bundle
+
+        report = build_bundle(config, out, _progress(), run=run, name=name, on_plan=show)
+    if report is None:
+        return
     built = Bundle.open(out)
     if json:
-        value = {"bundle": str(out), "digest": built.digest, "run": str(folder.path)}
+        value = {"bundle": str(out), "digest": built.digest, "run": str(folder)}
         console.print_json({**value, **report.as_json(built)})
     else:
         _tables().print_report(report, built.manifest.plan)
-        _tables().print_written(built, folder.path)
+        _tables().print_written(built, folder)
 
 
 quantize_command.add_to(app)
@@ -326,16 +243,6 @@ def _one_of_several(threads: int) -> Iterator[None]:
         raise SystemExit(console.INTERRUPTED) from None
 
 
-@contextmanager
-def _owned(folder: RunFolder) -> Iterator[None]:
-    """Keep others out of the run folder: the first process does that for all of them."""
-    with ExitStack() as held:
-        with together():
-            if is_first():
-                held.enter_context(folder.locked())
-        yield
-
-
 def _progress() -> Progress:
     """Progress on stderr, by the first process."""
     return Progress() if is_first() else Progress(io.StringIO())
@@ -346,9 +253,3 @@ def _tables() -> Any:
     from partitioner.cli import tables
 
     return tables
-
-
-def _teacher(name: str, arguments: list[str] | None) -> TeacherSpec:
-    from partitioner.networks.teacher import parse_arguments, teacher_spec
-
-    return teacher_spec(name, parse_arguments(arguments or []))

@@ -1,30 +1,30 @@
 """Records as command-line options: every knob is declared once, with its range and its help.
 
-A recipe, a TOML file of options by their names, may give the defaults of a command.
+Of a build, only what changes between runs has an option; all else stands in the file of --config.
 """
 
-import difflib
 import functools
 import inspect
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import msgspec
 import typer
 
-from mdp.errors import ConfigError, InputError
-from mdp.files import MAX_TOML_BYTES, Record, read_regular
+from mdp.errors import InputError
+from mdp.files import Record
+from partitioner.config import Given, field_of, hint_and_default, option_of, parse_arguments
 
 R = TypeVar("R", bound=Record)
 Command = Callable[..., None]
 
 
-def takes(**records: tuple[type[Record], str]) -> Callable[[Command], Command]:
-    """Give a command one option per field of `records`: parameter -> (record type, name prefix).
+def takes(**records: type[Record]) -> Callable[[Command], Command]:
+    """Give a command one option per field of `records`: parameter -> record type.
 
     The command gets the finished records; a value out of range raises InputError.
     """
@@ -32,85 +32,90 @@ def takes(**records: tuple[type[Record], str]) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def wrapper(**values: Any) -> None:
-            for parameter, (kind, prefix) in records.items():
-                values[parameter] = _build(kind, prefix, values)
+            for parameter, kind in records.items():
+                values[parameter] = _build(kind, values)
             command(**values)
 
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        kept = [p.replace(kind=p.KEYWORD_ONLY) for p in own if p.name not in records]
-        added = [p for kind, prefix in records.values() for p in _parameters(kind, prefix)]
-        wrapper.__signature__ = inspect.Signature(kept + added)  # type: ignore[attr-defined]
-        return wrapper
+        added = [
+            _parameter(name, _option(name), *hint_and_default(kind, name))
+            for kind in records.values()
+            for name in kind.__struct_fields__
+        ]
+        return _with_options(wrapper, command, after=added)
 
     return decorate
 
 
-def _follow(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the options of a recipe for defaults of a command; raises ConfigError."""
-    if path is None:
-        return None
-    places = {
-        option.removeprefix("--"): parameter
-        for parameter in context.command.params
-        if not parameter.is_eager
-        for option in parameter.opts
-    }
-    content = _read_recipe(path)
-    context.default_map = {}
-    for name, value in content.items():
-        parameter = places.get(name)
-        if parameter is None or parameter.name is None:
-            close = ", ".join(difflib.get_close_matches(name, places, n=1))
-            hint = f"; close to it: {close}" if close else ""
-            raise ConfigError(f"{path}: key {name!r}: expected an option of this command{hint}")
-        several = getattr(parameter, "multiple", False)
-        if isinstance(value, list) != several:
-            wanted = "a list of values" if several else "one value"
-            raise ConfigError(f"{path}: key {name!r}: expected {wanted}, got {value!r}")
-        context.default_map[parameter.name] = value
-    return path
+def configured(*keys: str) -> Callable[[Command], Command]:
+    """Give a command `--config FILE` and an option for each of `keys`, such as `schedule.epochs`.
+
+    The command gets what was `given`. Its InputErrors name the option, or the file and its key.
+    """
+    names = {key: key.replace(".", "__") for key in keys}
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def wrapper(*, config: Path | None, **values: Any) -> None:
+            options = {key: values.pop(name) for key, name in names.items()}
+            options = {key: value for key, value in options.items() if value not in (None, [])}
+            if ARGUMENTS in options:
+                options[ARGUMENTS] = parse_arguments(options[ARGUMENTS])
+            given = Given(config, options)
+            with given.naming():
+                command(given=given, **values)
+
+        added = [_parameter(names[key], option_of(key), *field_of(key)) for key in keys]
+        added.append(_parameter("config", "--config", _CONFIG, None))
+        return _with_options(wrapper, command, before=added)
+
+    return decorate
 
 
-def _read_recipe(path: Path) -> dict[str, Any]:
-    content, _ = read_regular(path, MAX_TOML_BYTES)
-    try:
-        return msgspec.toml.decode(content, type=dict[str, bool | int | float | str | list[str]])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: expected options by their names: {error}") from error
-
-
-RecipeOption = Annotated[
-    Path | None,
-    typer.Option(
-        callback=_follow,
-        is_eager=True,
-        help="TOML file of this command's options by their names; those given here count before.",
+#: The key whose option takes `key=value`.
+ARGUMENTS = "plan.teacher_args"
+_CONFIG = Annotated[
+    Path,
+    msgspec.Meta(
+        description="TOML file of these and all other settings (docs/reference/training.md); "
+        "options count before it"
     ),
 ]
 
 
-def option_name(prefix: str, field: str) -> str:
-    """`--teacher-epochs` for `teacher_` and `epochs`."""
-    return "--" + (prefix + field).replace("_", "-")
+def _with_options(
+    wrapper: Command,
+    command: Command,
+    before: Sequence[inspect.Parameter] = (),
+    after: Sequence[inspect.Parameter] = (),
+) -> Command:
+    """`wrapper` with the options of `command` that are its own, and others around them."""
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    kept = [
+        p.replace(kind=p.KEYWORD_ONLY)
+        for p in own
+        # All others are options by their type, or have one beside it.
+        if not (isinstance(p.annotation, type) and issubclass(p.annotation, Record | Given))
+    ]
+    wrapper.__signature__ = inspect.Signature([*before, *kept, *after])  # type: ignore[attr-defined]
+    return wrapper
 
 
-def _parameters(kind: type[Record], prefix: str) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind, include_extras=True)
-    parameters = []
-    for field in msgspec.structs.fields(kind):
-        plain = _plain(hints[field.name])
-        name = option_name(prefix, field.name)
-        if bool in (plain, *get_args(plain)):
-            name = f"{name}/--no-{name[2:]}"
-        parameters.append(
-            inspect.Parameter(
-                prefix + field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.required else field.default,
-                annotation=Annotated[plain, typer.Option(name, help=_help(hints[field.name]))],
-            )
-        )
-    return parameters
+def _option(field: str) -> str:
+    return "--" + field.replace("_", "-")
+
+
+def _parameter(name: str, option: str, hint: Any, default: object) -> inspect.Parameter:
+    """An option that is None where it is not given; its help says what is taken then."""
+    plain = _plain(hint)
+    if get_origin(plain) is dict:
+        plain = list[str]
+    if bool in (plain, *get_args(plain)):
+        option = f"{option}/--no-{option[2:]}"
+    number = isinstance(default, (int, float)) and not isinstance(default, bool)
+    text = _help(hint) + (f"  [default: {default}]" if number else "")
+    told = typer.Option(option, help=text, show_default=False)
+    kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[plain | None, told]
+    return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
 def _plain(hint: Any) -> Any:
@@ -131,9 +136,10 @@ def _help(hint: Any) -> str:
     return texts[-1] + "." if texts else ""
 
 
-def _build(kind: type[R], prefix: str, values: dict[str, Any]) -> R:
+def _build(kind: type[R], values: dict[str, Any]) -> R:
     """Take the fields of `kind` out of `values` and make the record of them."""
-    given = {f.name: values.pop(prefix + f.name) for f in msgspec.structs.fields(kind)}
+    given = {name: values.pop(name) for name in kind.__struct_fields__}
+    given = {name: value for name, value in given.items() if value is not None}
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
@@ -142,5 +148,5 @@ def _build(kind: type[R], prefix: str, values: dict[str, Any]) -> R:
             raise InputError(str(error)) from error
         field = match[2]
         raise InputError(
-            f"{option_name(prefix, field)}: {match[1][0].lower()}{match[1][1:]}, got {given[field]}"
+            f"{_option(field)}: {match[1][0].lower()}{match[1][1:]}, got {given[field]}"
         ) from error

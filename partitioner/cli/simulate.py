@@ -62,7 +62,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(cls=lists)(simulate)
 
 
-@takes(assumed=(Assumptions, ""))
+@takes(assumed=Assumptions)
 def simulate(
     *,
     deadline_ms: Annotated[list[float], typer.Option(help="Deadlines to try, one or more.")],

@@ -73,8 +73,8 @@ def check_policy(text: str) -> None:
 
 def _no_policy(text: str) -> InputError:
     return InputError(
-        "--rand-augment: expected timm's notation, for instance rand-m6-n2-mstd0.5 (keys m, n, p, "
-        f"mstd, mmax, inc, w, t), got {text!r}"
+        "augmentation.rand_augment: expected timm's notation, for instance rand-m6-n2-mstd0.5 "
+        f"(keys m, n, p, mstd, mmax, inc, w, t), got {text!r}"
     )
 
 

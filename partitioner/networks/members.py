@@ -33,7 +33,7 @@ def check_member(spec: Spec, trunks: int) -> None:
         return
     check_known(spec.name)
     if trunks > 1:
-        raise InputError(f"--trunks {trunks}: expected plain ViTs only, the plan has {spec.name}")
+        raise InputError(f"schedule.trunks: expected 1 for {spec.name}, which is no plain ViT")
 
 
 def deployed(module: nn.Module) -> nn.Module:

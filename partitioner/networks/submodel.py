@@ -59,7 +59,7 @@ def check_trunks(spec: SubModelSpec, trunks: int) -> None:
     """Raise InputError unless the layers can be dealt to so many trunks."""
     if spec.depth % trunks:
         raise InputError(
-            f"--trunks {trunks}: expected sub-models of even depth, got depth {spec.depth}"
+            f"schedule.trunks: expected 1, or sub-models of even depth, got depth {spec.depth}"
         )
 
 

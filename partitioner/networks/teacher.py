@@ -32,8 +32,6 @@ _WORKS = (
 )
 #: Arguments that say how pixels 0..1 were normalised, where a checkpoint's recipe is not timm's.
 _RECIPE = ("mean", "std")
-#: Arguments that this program sets itself.
-_RESERVED = ("num_classes", "in_chans", "pretrained", "checkpoint_path", "dynamic_img_size")
 
 
 class Teacher(nn.Module):
@@ -48,32 +46,6 @@ class Teacher(nn.Module):
         """Logits `[B, C]`."""
         logits: Tensor = self.network(self.normalise(pixels))
         return logits
-
-
-def parse_arguments(pairs: Sequence[str]) -> dict[str, TeacherArgument]:
-    """`["img_size=24", "qkv_bias=false"]` -> typed constructor arguments; raises InputError."""
-    parsed: dict[str, TeacherArgument] = {}
-    for pair in pairs:
-        key, equals, text = pair.partition("=")
-        if not (equals and key.isidentifier() and text):
-            raise InputError(f"--teacher-arg: expected key=value, got {pair!r}")
-        if key in _RESERVED:
-            raise InputError(f"--teacher-arg: {key!r} is set by mdp-partition itself")
-        if key in parsed:
-            raise InputError(f"--teacher-arg: {key!r} is given twice")
-        parsed[key] = _value(text)
-    return parsed
-
-
-def _value(text: str) -> TeacherArgument:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def teacher_spec(name: str, args: dict[str, TeacherArgument]) -> TeacherSpec:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args
 import msgspec
 from msgspec import Meta
 
-from mdp.errors import InputError
+from mdp.errors import InputError, PlanRefused
 from mdp.files import Record
 from mdp.formats.plan import Plan, TeacherSpec
 from mdp.formats.profile import Precision, read_profiles
@@ -120,6 +120,19 @@ class Planned:
     nearest_ms: float | None = None
     pareto: list[ParetoPoint] = field(default_factory=list)
     explanations: list[Explanation] = field(default_factory=list)
+
+    def check(self) -> None:
+        """Raise PlanRefused, with what to do instead, if the search marked the plan so."""
+        if not self.plan.refused:
+            return
+        text = f"plan refused: {self.plan.reason}"
+        if self.nearest_ms is not None:
+            text += f"; the nearest target with a plan is {self.nearest_ms:g} ms"
+        text += "; --anyway makes this plan all the same"
+        if self.plan.single_device is not None:
+            device = self.plan.single_device.device
+            text += f"; the profile of {device} alone gets a plan of one sub-model for it"
+        raise PlanRefused(text)
 
     def as_json(self) -> dict[str, Any]:
         """The plan's own keys, and what was asked for beside it."""

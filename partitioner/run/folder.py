@@ -3,6 +3,7 @@
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -181,3 +182,13 @@ def digest_of(files: Sequence[Path]) -> str:
 def default_run(bundle: Path) -> Path:
     """The run folder that belongs to a bundle unless another one is named."""
     return Path(f"{os.path.normpath(bundle)}.run")
+
+
+def bundle_name(name: str | None, out: Path) -> str:
+    """A given name if it is a valid one, else one made from the folder's."""
+    if name is None:
+        plain = re.sub(r"[^A-Za-z0-9._-]+", "-", out.resolve().name).lstrip("._-")
+        return plain[:64] or "bundle"
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise InputError(f"--name: expected letters, digits, '.', '_' or '-', got {name!r}")
+    return name

@@ -39,7 +39,9 @@ FROM_SCRATCH, FINE_TUNING = 1e-3, 1e-4
 class TeacherSchedule(Schedule, frozen=True):
     """How the teacher is trained before it teaches; 0 epochs take it as it is."""
 
-    epochs: Epochs = 0
+    epochs: Annotated[
+        int, Meta(ge=0, le=100_000, description="Epochs of the teacher; 0 takes it as it is")
+    ] = 0
     batch_size: BatchSize = 64
     learning_rate: Annotated[
         Annotated[float, Meta(gt=0, le=1)] | None,
@@ -243,13 +245,13 @@ class RunOptions(Record, frozen=True):
 
 
 class Asked(Record, frozen=True):
-    """Everything a training was asked for on the command line."""
+    """Everything a training was asked for: tables of run.toml, of which `options` is `[run]`."""
 
-    options: RunOptions
-    teacher_schedule: TeacherSchedule
-    schedule: MemberSchedule
-    joint_schedule: JointSchedule
-    augmentation: Augmentation
+    options: RunOptions = field(name="run")
+    teacher_schedule: TeacherSchedule = TeacherSchedule()
+    schedule: MemberSchedule = MemberSchedule()
+    joint_schedule: JointSchedule = JointSchedule()
+    augmentation: Augmentation = Augmentation()
 
     @property
     def given_teacher(self) -> bool:

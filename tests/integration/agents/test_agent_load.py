@@ -80,7 +80,8 @@ def test_a_client_is_its_key_however_many_connections_it_has(fleet: Fleet) -> No
         assert 201 in [batch[0] for batch in runtime.batches[1:3]]
 
 
-def test_what_waits_is_computed_together(fleet: Fleet) -> None:
+def test_what_waits_is_computed_together(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mdp.agent")
     bundle, runtime = Bundle.open(fleet.bundle), Held()
     with (
         serving(bundle, runtime, batch=3, clock=Paying(runtime)) as (_, address),
@@ -100,6 +101,9 @@ def test_what_waits_is_computed_together(fleet: Fleet) -> None:
             assert envelope.message.request_id == number
             assert contribution_of(envelope.buffers[0]).boost.tolist() == [number] * 3
         assert runtime.batches == [[1], [2, 3, 4], [5, 6]]
+    # Where nobody else is told what an agent in this process reports, its logger is.
+    states = [r.getMessage() for r in caplog.records if r.getMessage().isupper()]
+    assert states == ["WARMING", "READY", "DRAINING"]
 
 
 @pytest.mark.parametrize(

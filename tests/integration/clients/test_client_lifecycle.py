@@ -152,13 +152,21 @@ def test_an_async_client_lives_as_the_other_one_does(fleet: Fleet, tmp_path: Pat
         assert len((await client.classify(RED, deadline_ms=PLENTY_MS)).used) == 3
         stream = client.stream(pictures(), deadline_ms=PLENTY_MS)
         assert [answer.label async for answer in stream] == list(LABELS)
-        under_way = asyncio.gather(
-            *(client.classify(RED, deadline_ms=PLENTY_MS) for _ in range(3)),
-            return_exceptions=True,
-        )
-        await asyncio.sleep(0)
+        answers = await client.classify_many([RED] * 3, deadline_ms=PLENTY_MS)
+        assert [answer.label for answer in answers] == ["red"] * 3
         await client.aclose()
-        ended = await under_way
+        # A device that never answers, so that no call ends before the client is closed.
+        with FakeAgent(lambda _: []) as silent:
+            silenced = fleet.write(alpha=silent.address)
+            waiting = await mdp.AsyncClient.connect(silenced, timeout_s=PATIENCE_S)
+            under_way = asyncio.gather(
+                *(waiting.classify(RED, deadline_ms=PLENTY_MS) for _ in range(3)),
+                return_exceptions=True,
+            )
+            await asyncio.sleep(0)
+            await waiting.aclose()
+            ended = await under_way
+        fleet.write()
         assert [str(end) for end in ended] == ["this client is closed"] * 3
         for use in (client.classify(RED), client.status(), client.reload(), client.__aenter__()):
             with pytest.raises(mdp.InputError, match="this client is closed"):
@@ -172,6 +180,17 @@ def test_an_async_client_lives_as_the_other_one_does(fleet: Fleet, tmp_path: Pat
     asyncio.run(ask())
     with mdp.Client(path, timeout_s=PATIENCE_S) as client:
         assert len(client.classify(RED, deadline_ms=PLENTY_MS).used) == 3
+        answers = client.classify_many(map(colour_picture, LABELS), deadline_ms=PLENTY_MS)
+        assert [answer.label for answer in answers] == list(LABELS)
+
+
+def test_one_call_connects_asks_and_closes(fleet: Fleet) -> None:
+    answer = mdp.classify(fleet.write(), RED, deadline_ms=PLENTY_MS, timeout_s=PATIENCE_S)
+    assert (answer.label, len(answer.used), answer.deadline_ms) == ("red", 3, PLENTY_MS)
+    nobody = {name: f"tcp://127.0.0.1:{port}" for port, name in enumerate(fleet.agents, 1)}
+    # Half of the deadline is left to ask, however long the agents may be waited for.
+    with pytest.raises(mdp.InferenceError):
+        mdp.classify(fleet.write(**nobody), RED, deadline_ms=100, timeout_s=PATIENCE_S)
 
 
 def test_an_async_stream_gives_errors_in_their_place(fleet: Fleet) -> None:

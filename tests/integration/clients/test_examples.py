@@ -87,7 +87,8 @@ def test_quickstart(tmp_path: Path, bundle: Path, red: Path) -> None:
 
 def test_usage_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
-    for name in ("quickstart.py", "three_agents.py", "dying_device.py", "two_cameras.py"):
+    names = ("quickstart.py", "three_agents.py", "dying_device.py", "two_cameras.py")
+    for name in (*names, "build_bundle.py"):
         monkeypatch.setattr(sys, "argv", [name])
         with pytest.raises(SystemExit, match=f"^usage: {name}.*$"):
             runpy.run_path(str(EXAMPLES / name), run_name="__main__")

@@ -2,6 +2,8 @@
 
 import json
 import os
+import runpy
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from mdp.errors import InputError, PlanRefused
 from mdp.formats.bundle import Bundle
+from partitioner import api
 from partitioner.cli.main import main
 from tests.support.command_lines import run_here
-from tests.support.fleet import PLENTY_MS, Fleet
+from tests.support.fleet import PLENTY_MS, ROOT, Fleet
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, write_profiles
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -28,7 +33,8 @@ PATIENCE_S = 120.0
 
 TEACHER = ["--teacher", "vit_tiny_patch16_224", "--teacher-arg", *SHARED_ARGS]
 #: Small enough for a test, long enough to be stopped in the middle.
-KNOBS = ["--teacher-epochs", "5", "--epochs", "8", "--batch-size", "16", "--variants", "2"]
+KNOBS = ["--teacher-epochs", "5", "--epochs", "8"]
+CONFIG = "[schedule]\nbatch_size = 16\n[augmentation]\nvariants = 2\n"
 NAME = ["--name", "patterns"]
 
 
@@ -38,7 +44,8 @@ def plan_arguments(folder: Path) -> list[str]:
 
 
 def build_arguments(folder: Path, out: Path, *more: str) -> list[str]:
-    return ["build", *plan_arguments(folder), *KNOBS, *NAME, "--out", str(out), *more]
+    config = ["--config", str(folder / "run.toml")]
+    return ["build", *plan_arguments(folder), *config, *KNOBS, *NAME, "--out", str(out), *more]
 
 
 def environment() -> dict[str, str]:
@@ -80,6 +87,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("build")
     write_tree(made / "tree", each=40)
     write_profiles(made)
+    (made / "run.toml").write_text(CONFIG)
     return made
 
 
@@ -101,7 +109,7 @@ def whole(folder: Path) -> Whole:
     data = ["--data", str(folder / "tree")]
     commands = (
         ["plan", *plan_arguments(folder), "--epochs", "8", "--out", plan],
-        ["train", "--plan", plan, *data, "--run", kept, *KNOBS],
+        ["train", "--plan", plan, *data, "--run", kept, *KNOBS, "--config", f"{folder}/run.toml"],
         ["export", "--run", kept, "--out", out, *NAME],
         ["evaluate", "--bundle", out, "--write"],
     )
@@ -141,7 +149,7 @@ def test_one_device_alone_is_built_and_served(folder: Path, tmp_path: Path) -> N
     done = run(
         "build", *TEACHER, "--profiles", str(folder / "alpha.toml"), "--data", str(tree),
         "--latency-ms", str(SHARED_MS), "--teacher-epochs", "2", "--epochs", "2",
-        "--batch-size", "16", "--variants", "2", "--out", str(out),
+        "--config", str(folder / "run.toml"), "--out", str(out),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     bundle = Bundle.open(out)
@@ -180,7 +188,10 @@ def test_a_build_that_was_stopped_ends_with_the_same_bundle(folder: Path, whole:
 
 def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(folder: Path) -> None:
     out, kept = folder / "live", folder / "live.run"
-    args = build_arguments(folder, out, "--teaching", "live")
+    plain = folder / "run.toml"
+    live = folder / "live.toml"
+    live.write_text(plain.read_text() + '\n[run]\nteaching = "live"\n')
+    args = [str(live) if arg == str(plain) else arg for arg in build_arguments(folder, out)]
     code, err = interrupt_once([COMMAND, *args], kept / "member-0.safetensors")
     assert code == 130, err
     assert not out.exists()
@@ -192,10 +203,11 @@ def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(folder:
     together = Bundle.open(out).expected_accuracy((0, 1), "stacked")
     assert together is not None
     assert together > 0.6
-    refused = run(*args, "--patience", "2")
+    live.write_text(live.read_text().replace("[schedule]", "[schedule]\npatience = 2"))
+    refused = run(*args)
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
-    assert "--teaching live: --patience 2: expected 0" in line
+    assert "schedule.patience 2: expected 0" in line
 
 
 def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None:
@@ -208,9 +220,78 @@ def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None
     assert json.loads(done.stdout)["pictures"] == 24
 
 
-def test_other_settings_are_refused(folder: Path, whole: Whole) -> None:
-    done = run(*build_arguments(folder, whole.bundle, "--temperature", "9"))
+def test_other_settings_are_refused(folder: Path, tmp_path: Path, whole: Whole) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text(CONFIG.replace("[schedule]", "[schedule]\ntemperature = 9"))
+    done = run(*build_arguments(folder, whole.bundle, "--config", str(other)))
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert "schedule.temperature was 2.0, is now 9.0" in line
     assert "another folder with --run" in line
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> api.BuildConfig:
+    """What the commands above were given, in one file."""
+    profiles = [str(folder / f"{name}.toml") for name in ("alpha", "beta")]
+    (folder / "all.toml").write_text(f"""
+[plan]
+teacher = "vit_tiny_patch16_224"
+teacher_args = {{{", ".join(SHARED_ARGS)}}}
+profiles = {profiles}
+latency_ms = {SHARED_MS}
+[run]
+data = "{folder / "tree"}"
+[teacher_schedule]
+epochs = 5
+[schedule]
+epochs = 8
+batch_size = 16
+[augmentation]
+variants = 2
+""")
+    return api.read_config(folder / "all.toml")
+
+
+def test_python_makes_the_same_without_printing(
+    folder: Path, whole: Whole, config: api.BuildConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = api.plan(config.plan, data=config.options.data, epochs=8)
+    assert json.loads(msgspec.json.encode(planned.as_json())) == whole.plan
+    again = folder / "again"
+    errors = api.export(f"{whole.bundle}.run", again, name="patterns")
+    assert list(errors) == [0, 1]
+    assert Bundle.open(again).digest == Bundle.open(whole.bundle).digest
+    report = api.evaluate(again, run=f"{whole.bundle}.run", write=True)
+    assert report.evaluation == Bundle.open(again).manifest.evaluation
+    # All is done already, and only evaluated again.
+    report = api.build(config, whole.bundle, name="patterns")
+    assert report.evaluation == Bundle.open(whole.bundle).manifest.evaluation
+    assert capsys.readouterr() == ("", "")
+
+
+def test_python_is_told_what_is_wrong_by_key(config: api.BuildConfig) -> None:
+    changed = msgspec.structs.replace
+    with pytest.raises(InputError, match=r"^schedule\.epochs: expected `int` >= 1, got 0$"):
+        api.build(changed(config, schedule=api.MemberSchedule(epochs=0)), "b")
+    with pytest.raises(InputError, match=r"^plan\.latency_ms: expected a number above 0, got -1"):
+        api.plan(changed(config.plan, latency_ms=-1.0))
+    with pytest.raises(InputError, match=r"^plan\.teacher: timm has no model 'vit_tiny'"):
+        api.plan(changed(config.plan, teacher="vit_tiny", teacher_args={}))
+    with pytest.raises(PlanRefused, match="plan refused: "):
+        api.plan(changed(config.plan, latency_ms=1000.0))
+
+
+def test_the_example_of_a_build(
+    folder: Path, whole: Whole, config: api.BuildConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A run that is trained already.
+    shutil.copytree(f"{whole.bundle}.run", folder / "mine.run")
+    example = runpy.run_path(str(ROOT / "examples/build_bundle.py"))
+    example["main"](str(folder / "all.toml"), str(folder / "mine"))
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.partition(":")[0] for line in lines[:2]} == {"alpha", "beta"}
+    subsets = [line.partition(": ")[0] for line in lines[2:5]]
+    assert subsets == ["members (0,)", "members (1,)", "members (0, 1)"]
+    mine = Bundle.open(folder / "mine")
+    assert lines[5] == f"{mine.path}: 3 classes, digest {mine.digest[:12]}"

@@ -162,13 +162,6 @@ def test_the_first_prepares_and_whoever_fails_speaks(folder: Path) -> None:
     ]
 
 
-#: `tests.support.models.runs.asked` as options, with a short joint pass.
-KNOBS = [
-    *("--teacher-epochs", "2", "--teacher-batch-size", "16"),
-    *("--epochs", "3", "--batch-size", "16", "--variants", "2", "--stack-weight", "0.5"),
-    *("--joint-epochs", "2", "--joint-batch-size", "16"),
-    *("--autocast", "fp32", "--threads", "1"),
-]
 #: Like TOLERANCE, for a whole run. Measured here: 1e-5 for a teacher trained by two, 2e-5 to 8e-5
 #: for sub-models, which learn from answers that are kept in half precision.
 RUN_TOLERANCE = 1e-3
@@ -224,8 +217,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     assert two.teacher.exists()
     assert not two.member(0).exists()
     program = str(Path(sys.executable).parent / "mdp-partition")
-    where = ["--plan", str(plan_file), "--data", str(tree), "--run", str(two.path)]
-    command = ["--no-python", "--", program, "train", *where, *KNOBS]
+    config = folder / "run.toml"
+    write_toml(config, wanted)
+    where = ["--plan", str(plan_file), "--run", str(two.path), "--config", str(config)]
+    command = ["--no-python", "--", program, "train", *where, "--threads", "1"]
     # torchrun takes --run for one of its own options, unless -- ends them.
     return Runs(one, two, command, torchrun(*command, "--json"))
 
@@ -256,9 +251,9 @@ def test_the_first_process_alone_reports(runs: Runs) -> None:
 
 
 def test_a_refusal_is_one_line_by_one_process(runs: Runs) -> None:
-    done = torchrun(*runs.command, "--temperature", "9")
+    done = torchrun(*runs.command, "--epochs", "9")
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("mdp-partition")]
-    assert "schedule.temperature was 2.0, is now 9.0" in line
+    assert "schedule.epochs was 3, is now 9" in line
     assert "exitcode  : 2" in done.stderr
     assert "StoppedElsewhere" not in done.stderr

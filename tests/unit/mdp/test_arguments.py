@@ -1,5 +1,6 @@
 """Wrong arguments of the Python API: an InputError says which one and what was expected."""
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def test_timeouts(timeout_s: Any) -> None:
         ({"pictures": "cat.jpg"}, "pictures: expected several pictures, as in a list, got a str"),
         ({"pictures": Path("a")}, "pictures: expected several pictures, as in a list, got a Posix"),
         ({"pictures": b"\xff"}, "pictures: expected several pictures, as in a list, got a bytes"),
+        ({"pictures": io.BytesIO()}, "pictures: expected several pictures, as in a list, got a By"),
         ({"pictures": 3}, "pictures: expected several pictures, as in a list, got a int"),
         (
             {"pictures": np.zeros((8, 8, 3), np.uint8)},

@@ -1,13 +1,17 @@
 """What an import loads, and what the package shows. Each import in an interpreter of its own."""
 
+import dataclasses
 import json
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 
 import mdp
+from mdp.client.base import Connecting, Options
 
 ROOT = Path(__file__).parents[3]
 HEAVY = {"torch", "torchvision", "timm", "onnx", "onnxscript", "sklearn", "scipy", "safetensors"}
@@ -52,6 +56,18 @@ def test_all_is_what_the_package_shows() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert sorted([*json.loads(done.stdout), "__version__"]) == sorted(mdp.__all__)
     assert list(mdp.__all__) == sorted(mdp.__all__)
+
+
+def test_both_clients_and_the_single_call_take_the_same_arguments() -> None:
+    def arguments(function: Callable[..., object]) -> list[tuple[str, object, object]]:
+        return [(p.name, p.kind, p.default) for p in signature(function).parameters.values()]
+
+    calls = ("classify", "classify_many", "look", "reload", "status", "stream", "watch")
+    for name in ("__init__", "close", "connect", *calls):
+        assert arguments(getattr(mdp.Client, name)) == arguments(getattr(mdp.AsyncClient, name))
+    assert arguments(mdp.classify)[-1] == arguments(mdp.Client.connect)[-1]
+    record = {field.name for field in dataclasses.fields(Options)}
+    assert record == {"fleet", *Connecting.__annotations__}
 
 
 def test_every_name_shown_says_what_it_is() -> None:

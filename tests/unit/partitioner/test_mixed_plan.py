@@ -198,7 +198,11 @@ def test_a_stopped_training_ends_with_the_same_statistics(
         ("nobodys_net", {}, "nobodys_net: timm .* has no such model"),
         (NAME, {"weights": "."}, f"expected weights of {NAME} in {NAME}.safetensors"),
         (NAME, {"weights": "absent"}, "--weights: expected a folder of weights, got 'absent'"),
-        (NAME, {"schedule": {"trunks": 2}}, "--trunks 2: expected plain ViTs only"),
+        (
+            NAME,
+            {"schedule": {"trunks": 2}},
+            f"schedule.trunks: expected 1 for {NAME}",
+        ),
     ],
 )
 def test_a_network_that_cannot_be_trained_is_refused_before_anything_is(

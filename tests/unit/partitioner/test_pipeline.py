@@ -477,7 +477,7 @@ def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
 
 def test_shrinkage_needs_a_residual(built: Built) -> None:
     wanted = asked(built.tree, schedule={"shrinkage": 0.5})
-    with pytest.raises(InputError, match="--shrinkage: expected 1 unless --boost-target is logi"):
+    with pytest.raises(InputError, match=r"schedule\.shrinkage: expected 1 unless boost_target"):
         run_setup.settings_for(wanted, built.data, tiny_plan().require_teacher())
 
 
@@ -503,7 +503,7 @@ def test_plans_that_cannot_be_trained(tmp_path: Path) -> None:
     teacher = TeacherSpec(
         name="vit_tiny_patch16_224", args=tiny_plan().require_teacher().args, shape=spec(16, 24)
     )
-    with pytest.raises(InputError, match="--trunks 2: expected sub-models of even depth, got dep"):
+    with pytest.raises(InputError, match=r"schedule\.trunks: expected 1, or sub-models of even"):
         steps.train_step(run, tiny_plan(), data, asked("digits", schedule={"trunks": 2}), QUIET)
     wrong = msgspec.structs.replace(tiny_plan(), teacher=teacher)
     with pytest.raises(ConfigError, match=r"teacher.*shape\.image_size was 16, is now 12"):

@@ -18,10 +18,8 @@ def test_mypy_strict_accepts_the_examples(tmp_path: Path) -> None:
             files.append(tmp_path / f"{name}_{number}.py")
             files[-1].write_text(block)
     assert len(files) >= 4
-    cache = tmp_path / "cache"
-    command = [
-        sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir", str(cache)
-    ]  # fmt: skip
+    # The project's own settings are strict, and its cache knows what the examples import.
+    command = [sys.executable, "-m", "mypy"]
     done = subprocess.run(
         [*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )

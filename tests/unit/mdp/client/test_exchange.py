@@ -348,7 +348,10 @@ def well(desk: Desk, *devices: str) -> list[str]:
     return [device for device, _ in asked]
 
 
-def test_a_silent_device_is_rested_asked_how_it_is_and_taken_back(desk: Desk) -> None:
+def test_a_silent_device_is_rested_asked_how_it_is_and_taken_back(
+    desk: Desk, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "mdp")
     silence(desk, "gamma", TOLERATED_STRIKES)
     assert well(desk, "alpha", "beta") == ["alpha", "beta"]
     assert desk.prediction().missing == {"gamma": "silent: 3 requests unanswered"}
@@ -374,6 +377,9 @@ def test_a_silent_device_is_rested_asked_how_it_is_and_taken_back(desk: Desk) ->
     desk.reply("gamma", desk.last_id - 1)
     assert well(desk, "alpha", "beta") == ["alpha", "beta", "gamma"]
     assert not desk.answers, "it is waited for again"
+    assert [record.getMessage() for record in caplog.records if record.name == "mdp"] == [
+        "gamma: not waited for: silent: 3 requests unanswered", "gamma: waited for again",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("way", ["answers", "says too_late"])

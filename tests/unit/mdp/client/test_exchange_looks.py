@@ -81,7 +81,7 @@ def test_the_answer_tells_every_frame_and_how_far_apart_they_are(desk: Desk) -> 
     # 20 ms after it began: alpha's was taken 40 ms before 2 ms, the others' before 7 ms.
     assert [m.frame_age_ms for m in answer.members] == pytest.approx([58.0, 38.0, 13.0])
     assert answer.frame_spread_ms == pytest.approx(45.0)
-    shown = answer.to_json()
+    shown = answer.to_dict()
     assert shown["frame_spread_ms"] == answer.frame_spread_ms
 
 

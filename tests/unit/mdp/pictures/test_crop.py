@@ -1,5 +1,6 @@
 """Every picture becomes the same upright RGB square, or a PictureError."""
 
+import io
 import os
 import subprocess
 import sys
@@ -81,13 +82,13 @@ def test_a_jpeg_from_a_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     data = encode_jpeg(four_corners())
     same = load_picture(file(tmp_path, data))
     np.testing.assert_array_equal(pixels_of(piped(data)), pixels_of(same))
-    monkeypatch.setattr("mdp.pictures.crop.MAX_PIPE_BYTES", len(data) - 1)
+    monkeypatch.setattr("mdp.pictures.sources.MAX_PIPE_BYTES", len(data) - 1)
     with pytest.raises(PictureError, match=r"/dev/fd/\d+: expected at most \d+ bytes from a pipe"):
         piped(data)
 
 
 def test_what_is_no_picture_at_all() -> None:
-    for given_, kind in ((b"\xff\xd8", "bytes"), (7, "int"), (["cat.jpg"], "list")):
+    for given_, kind in ((None, "NoneType"), (7, "int"), (["cat.jpg"], "list")):
         with pytest.raises(PictureError, match=f"expected a path, .* got {kind}$"):
             load_picture(given_)  # type: ignore[arg-type]
 
@@ -433,13 +434,13 @@ DAMAGEABLE = {
 @pytest.mark.parametrize(
     ("array", "expected"),
     [
-        (np.zeros((4, 4, 3), np.float32), r"expected a uint8 array \[H, W, 3\], got float32"),
+        (np.zeros((4, 4, 3), np.float32), r"\[H, W, 3\] or \[H, W, 4\], got float32 \[4, 4, 3\]"),
         (np.zeros((4, 4, 3), np.int64), "got int64"),
         (np.zeros((4, 4, 3), bool), "got bool"),
-        (np.zeros((4, 4), np.uint8), r"got uint8 \[4, 4\]"),
-        (np.zeros((4, 4, 4), np.uint8), r"got uint8 \[4, 4, 4\]"),
+        (np.zeros(4, np.uint8), r"got uint8 \[4\]"),
+        (np.zeros((4, 4, 2), np.uint8), r"got uint8 \[4, 4, 2\]"),
         (np.zeros((1, 4, 4, 3), np.uint8), r"got uint8 \[1, 4, 4, 3\]"),
-        (np.zeros((3, 4, 4), np.uint8), r"got uint8 \[3, 4, 4\]"),
+        (np.zeros((3, 4, 5), np.uint8), r"got uint8 \[3, 4, 5\]"),
         (np.zeros((0, 4, 3), np.uint8), "expected 1 to 100,000,000 pixels, got 4x0"),
         (np.zeros((4, 0, 3), np.uint8), "expected 1 to 100,000,000 pixels, got 0x4"),
         (
@@ -451,6 +452,83 @@ DAMAGEABLE = {
 def test_arrays_that_are_no_picture(array: np.ndarray, expected: str) -> None:
     with pytest.raises(PictureError, match=expected):
         load_picture(array)
+
+
+def test_grey_and_transparent_arrays_are_what_their_files_are(tmp_path: Path) -> None:
+    clear = np.dstack([four_corners(), np.full(four_corners().shape[:2], 100, np.uint8)])
+    for array in (GREY, clear):
+        same = load_picture(file(tmp_path, encoded(array, "PNG")))
+        np.testing.assert_array_equal(pixels_of(load_picture(array)), pixels_of(same))
+    np.testing.assert_array_equal(
+        pixels_of(load_picture(GREY[..., None])), pixels_of(load_picture(GREY))
+    )
+
+
+class InParts:
+    """A file object that gives a byte at a time, as a slow socket may, and has no name."""
+
+    def __init__(self, content: bytes) -> None:
+        self.rest = content
+
+    def read(self, size: int, /) -> bytes:
+        part, self.rest = self.rest[:1], self.rest[1:]
+        return part
+
+
+def test_bytes_and_file_objects_are_what_their_file_is(tmp_path: Path) -> None:
+    data = encode_jpeg(four_corners())
+    path = file(tmp_path, data)
+    same = pixels_of(load_picture(path))
+    with path.open("rb") as opened, path.open("rb", buffering=0) as raw:
+        sources = (data, bytearray(data), memoryview(data), io.BytesIO(data), InParts(data))
+        for source in (*sources, opened, raw):
+            np.testing.assert_array_equal(pixels_of(load_picture(source)), same)
+        with pytest.raises(PictureError, match=f"^{path}: expected a picture, found no format"):
+            load_picture(opened)  # which is read to its end
+
+
+def test_bytes_and_file_objects_that_are_no_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = io.BytesIO(b"x")
+    closed.close()
+    text: Any = io.StringIO("x")
+    for source, expected in (
+        (b"text", "the given bytes: expected a picture, found no format that is read"),
+        (b"", "the given bytes: expected a picture, found no format that is read"),
+        (closed, "the given file: cannot be read: I/O operation on closed file."),
+        (text, "the given file: expected a file that gives bytes, this one gives str"),
+    ):
+        with pytest.raises(PictureError) as told:
+            load_picture(source)
+        assert str(told.value) == expected
+    monkeypatch.setattr("mdp.pictures.sources.MAX_PIPE_BYTES", 3)
+    with pytest.raises(PictureError, match="given file: expected at most 3 bytes from a file obj"):
+        load_picture(io.BytesIO(b"text"))
+
+
+@pytest.mark.torch
+def test_tensors_are_what_their_arrays_are() -> None:
+    torch = pytest.importorskip("torch")
+    pixels = four_corners()
+    tensor = torch.from_numpy(pixels.transpose(2, 0, 1).copy())
+    floats = (tensor / 255).requires_grad_()
+    for given_ in (tensor, floats, floats.double()):
+        np.testing.assert_array_equal(pixels_of(load_picture(given_)), pixels)
+    halved = pixels_of(load_picture((tensor / 255).bfloat16()))
+    assert np.abs(halved.astype(int) - pixels).max() <= 1
+    grey = pixels_of(load_picture(torch.from_numpy(GREY)[None]))
+    np.testing.assert_array_equal(grey, pixels_of(load_picture(GREY)))
+    for wrong, expected in (
+        (tensor.permute(1, 2, 0), r"\[4, H, W\] of uint8, or .* got torch.uint8 \[\d+, \d+, 3\]"),
+        (tensor.int(), r"got torch.int32 \[3, "),
+        (tensor[None], r"got torch.uint8 \[1, 3, "),
+        (floats - 1, r"floats from 0 to 1, got -[\d.]+ to -[\d.]+: one that was normalised"),
+        (floats * float("nan"), "floats from 0 to 1, got nan to nan"),
+        (floats[:, :0], "expected 1 to 100,000,000 pixels"),
+    ):
+        with pytest.raises(PictureError, match=expected):
+            load_picture(wrong)
 
 
 def test_the_documented_limit() -> None:

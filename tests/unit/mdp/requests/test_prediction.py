@@ -1,6 +1,7 @@
 """From what a session collected to one labelled answer."""
 
 import json
+import re
 from pathlib import Path
 
 import msgspec
@@ -186,13 +187,16 @@ def test_where_the_milliseconds_of_every_member_went(folder: Path) -> None:
 
 
 def test_json_has_the_documented_keys(folder: Path) -> None:
-    content = conclude(folder, (0, 2)).to_json("cat.jpg")
-    assert content["path"] == "cat.jpg"
-    assert "path" not in conclude(folder, (0, 2)).to_json()
+    answer = conclude(folder, (0, 2))
+    content = answer.to_dict()
+    assert json.loads(answer.to_json()) == content
     assert content["missing"] == {"beta": "late"}
-    back = json.loads(msgspec.json.encode(content))
-    assert back["used"] == ["alpha", "gamma"]
-    assert back["members"][1]["device"] == "gamma"
+    assert content["used"] == ["alpha", "gamma"]
+    assert content["members"][1]["device"] == "gamma"
+    page = (Path(__file__).parents[4] / "docs/reference/client.md").read_text()
+    answers = page[page.index("## The answer") : page.index("## Commands")]
+    documented = re.findall(r"^\| `(\w+)` \|", answers, re.MULTILINE)
+    assert documented == [*content, *content["members"][0]]
 
 
 def test_at_most_five_labels_best_first(tmp_path: Path) -> None:

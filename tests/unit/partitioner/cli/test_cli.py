@@ -226,7 +226,8 @@ def test_build_plans_with_what_a_given_teacher_was_measured_to_know(
 ) -> None:
     from safetensors.torch import save_file
 
-    from partitioner.networks.teacher import build_teacher, parse_arguments, teacher_spec
+    from partitioner.config import parse_arguments
+    from partitioner.networks.teacher import build_teacher, teacher_spec
 
     spec = teacher_spec("vit_tiny_patch16_224", parse_arguments(SHARED_ARGS))
     weights = tmp_path / "t.safetensors"
@@ -254,8 +255,7 @@ BUILD = ["build", *TEACHER, "--profiles", "n100", "--out", "b", "--data", "digit
         ([*BUILD, "--latency-ms", "nan"], "--latency-ms: expected a number above 0, got nan"),
         ([*BUILD, "--latency-ms", 5, "--epochs", -1], "--epochs: expected `int` >= 1, got -1"),
         ([*BUILD, "--latency-ms", 5, "--teacher-epochs", -1], "--teacher-epochs: expected `int`"),
-        ([*BUILD, "--latency-ms", 5, "--batch-size", 0], "--batch-size: expected `int`"),
-        ([*BUILD, "--latency-ms", 5, "--distillation", 2], "--distillation: expected `float`"),
+        ([*BUILD, "--latency-ms", 5, "--config", "no.toml"], "no.toml: cannot be read: No such"),
         ([*BUILD, "--latency-ms", 5, "--seed", -1], "--seed: expected `int` >= 0, got -1"),
         ([*BUILD, "--latency-ms", 5, "--name", "a b"], "--name: expected letters, digits"),
         (["data", "--data", "nowhere"], "nowhere: expected a folder of pictures"),

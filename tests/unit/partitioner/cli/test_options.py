@@ -1,7 +1,8 @@
 """Options made from records: every knob once, with its range."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
 import typer
@@ -11,7 +12,27 @@ from typer.testing import CliRunner
 from mdp.errors import ConfigError, InputError
 from mdp.files import Record
 from partitioner.cli.main import app as partitioner
-from partitioner.cli.options import RecipeOption, takes
+from partitioner.cli.options import configured, takes
+from partitioner.config import Given, read_config
+from partitioner.run.settings import Asked, JointSchedule
+
+KEYS = (
+    *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms"),
+    *("run.data", "run.pretrained", "schedule.epochs"),
+)
+CONFIG = """
+[plan]
+teacher = "vit_tiny_patch16_224"
+teacher_args = {img_size = 24, qkv_bias = false}
+profiles = ["n100"]
+latency_ms = 5
+[run]
+data = "digits"
+pretrained = true
+[schedule]
+epochs = 7
+temperature = 3
+"""
 
 
 class Knobs(Record, frozen=True):
@@ -24,8 +45,8 @@ def invoke(*args: str) -> Knobs:
     app, seen = typer.Typer(), []
 
     @app.command()
-    @takes(knobs=(Knobs, "slow_"))
-    def command(*, name: str = "x", recipe: RecipeOption = None, knobs: Knobs) -> None:
+    @takes(knobs=Knobs)
+    def command(*, name: str = "x", knobs: Knobs) -> None:
         seen.append(knobs)
 
     result = CliRunner().invoke(app, args)
@@ -34,12 +55,12 @@ def invoke(*args: str) -> Knobs:
     return seen[0]
 
 
-def test_defaults_and_prefixed_names() -> None:
+def test_defaults_and_names() -> None:
     assert invoke() == Knobs()
-    assert invoke("--slow-epochs", "7", "--slow-rate", "0.5") == Knobs(epochs=7, rate=0.5)
+    assert invoke("--epochs", "7", "--rate", "0.5") == Knobs(epochs=7, rate=0.5)
 
 
-@pytest.mark.parametrize(("flag", "value"), [("--slow-flip", True), ("--no-slow-flip", False)])
+@pytest.mark.parametrize(("flag", "value"), [("--flip", True), ("--no-flip", False)])
 def test_switches(flag: str, value: bool) -> None:
     assert invoke(flag).flip is value
 
@@ -47,10 +68,10 @@ def test_switches(flag: str, value: bool) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--slow-epochs", "0"), r"--slow-epochs: expected `int` >= 1, got 0"),
-        (("--slow-rate", "-1"), r"--slow-rate: expected `float` > 0.0, got -1.0"),
-        (("--slow-rate", "nan"), r"--slow-rate: expected .*, got nan"),
-        (("--slow-rate", "2"), r"--slow-rate: expected `float` <= 1.0, got 2.0"),
+        (("--epochs", "0"), r"--epochs: expected `int` >= 1, got 0"),
+        (("--rate", "-1"), r"--rate: expected `float` > 0.0, got -1.0"),
+        (("--rate", "nan"), r"--rate: expected .*, got nan"),
+        (("--rate", "2"), r"--rate: expected `float` <= 1.0, got 2.0"),
     ],
 )
 def test_values_out_of_range_are_named(args: tuple[str, ...], message: str) -> None:
@@ -62,7 +83,7 @@ def test_help_has_the_description() -> None:
     app = typer.Typer(rich_markup_mode=None)
 
     @app.command()
-    @takes(knobs=(Knobs, ""))
+    @takes(knobs=Knobs)
     def command(*, knobs: Knobs) -> None:
         """Nothing."""
 
@@ -71,43 +92,120 @@ def test_help_has_the_description() -> None:
     assert "--flip" in shown
 
 
-def test_a_recipe_gives_defaults(tmp_path: Path) -> None:
-    recipe = tmp_path / "r.toml"
-    recipe.write_text("slow-epochs = 7\nslow-rate = 0.5\nslow-flip = false\n")
-    given = Knobs(epochs=7, rate=0.5, flip=False)
-    assert invoke("--recipe", str(recipe)) == given
-    assert invoke("--slow-epochs", "9", "--recipe", str(recipe)) == Knobs(9, 0.5, flip=False)
+def given(*args: object, keys: Sequence[str] = KEYS) -> Given:
+    app, seen = typer.Typer(), []
+
+    @app.command()
+    @configured(*keys)
+    def command(*, given: Given, name: str = "x") -> None:
+        seen.append(given)
+
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    if result.exception is not None:
+        raise result.exception
+    return seen[0]
+
+
+def test_a_config_gives_all_and_options_count_before_it(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG)
+    built = given("--config", config).build()
+    assert (built.plan.teacher, built.plan.latency_ms) == ("vit_tiny_patch16_224", 5.0)
+    assert built.plan.teacher_args == {"img_size": 24, "qkv_bias": False}
+    assert (built.options.data, built.options.pretrained) == ("digits", True)
+    assert (built.schedule.epochs, built.schedule.temperature) == (7, 3.0)
+    assert built.joint_schedule == JointSchedule()
+    args = ["--epochs", 9, "--teacher-arg", "depth=2", "--no-pretrained", "--profiles", "b"]
+    changed = given("--config", config, *args).build()
+    assert (changed.schedule.epochs, changed.schedule.temperature) == (9, 3.0)
+    assert changed.plan.teacher_args == {"depth": 2}
+    assert changed.plan.profiles == ["b"]
+    assert changed.options.pretrained is False
+    assert read_config(config) == built
+    assert given("--config", config).training() == Asked(
+        options=built.options, schedule=built.schedule
+    )
+    assert given("--config", config).planning() == built.plan
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            "slow-epoch = 7",
-            "r.toml: key 'slow-epoch': expected an option of this command; close to",
-        ),
-        ("recipe = 'r.toml'", "r.toml: key 'recipe': expected an option of this command"),
-        ("slow-rate = ['0.5']", "r.toml: key 'slow-rate': expected one value, got"),
-        ("slow-epochs =", "r.toml: expected options by their names: "),
-        ("[slow]", "r.toml: expected options by their names: "),
-        ("slow-epochs = 0", "--slow-epochs: expected `int` >= 1, got 0"),
+        ("[schedule]\nepoch = 7", "key `schedule.epoch`: expected a key that there is; close to"),
+        ("[training]\nepochs = 7", "Object contains unknown field `training`"),
+        ("epochs = 7", "Object contains unknown field `epochs`"),
+        ("[schedule]\nepochs =", "Invalid value"),
+        ("[schedule]\nepochs = 0", "key `schedule.epochs`: expected `int` >= 1, got 0"),
+        ("[schedule]\nepochs = '7'", "key `schedule.epochs`: expected `int`, got `str`"),
+        ("[plan]\nprofiles = 'n100'", "key `plan.profiles`: expected `array`, got `str`"),
+        ("[plan]\nprofiles = [1]", "key `plan.profiles`: expected `str`, got `int`"),
+        ("[plan]\nlatency_ms = -5", "key `plan.latency_ms`: expected a number above 0, got -5"),
+        ("[plan]\nprecision = ['int4']", "key `plan.precision`: expected some of fp32, fp16"),
+        ("[plan]\nteacher_args = {in_chans = 1}", "key `plan.teacher_args`: 'in_chans' is set by"),
     ],
 )
-def test_a_recipe_that_is_none(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "r.toml").write_text(content)
-    with pytest.raises((ConfigError, InputError), match=message) as told:
-        invoke("--recipe", str(tmp_path / "r.toml"))
+def test_a_config_that_is_none_is_one_line_naming_file_and_key(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    config = tmp_path / "run.toml"
+    options = ["--teacher", "vit", "--data", "digits"]
+    if "profiles" not in content:
+        options += ["--profiles", "n100"]
+    if "latency_ms" not in content:
+        options += ["--latency-ms", "5"]
+    config.write_text(content)
+    with pytest.raises((ConfigError, InputError)) as told:
+        given("--config", config, *options).build()
+    assert str(told.value).startswith(f"{config}: {message}")
     assert "\n" not in str(told.value)
 
 
-RECIPES = sorted((Path(__file__).parents[4] / "examples/recipes").glob("*.toml"))
+def test_an_option_is_named_where_its_value_was_given_by_one(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG)
+    for args, message in (
+        (["--epochs", 0], "--epochs: expected `int` >= 1, got 0"),
+        (["--latency-ms", -1], "--latency-ms: expected a number above 0, got -1"),
+        (["--teacher-arg", "depth"], "--teacher-arg: expected key=value, got 'depth'"),
+    ):
+        with pytest.raises(InputError) as told:
+            given("--config", config, *args).build()
+        assert str(told.value) == message
+    with pytest.raises(InputError) as told:
+        given("--latency-ms", 5).build()
+    assert str(told.value) == ("--teacher: expected it, or `plan.teacher` in the file of --config")
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_the_recipes_that_come_along_are_options_of_build(recipe: Path) -> None:
-    build: Any = typer.main.get_command(partitioner).commands["build"]  # type: ignore[attr-defined]
-    args = ["--recipe", recipe, "--data", "digits", "--profiles", "n100", "--out", "b"]
-    params = build.make_context("build", [str(arg) for arg in args]).params
-    assert params["teacher_arg"][-1] == "num_heads=3"
-    assert params["epochs"] == 10
-    assert params["whole_picture"] is True
+def test_what_a_command_finds_wrong_later_names_the_key_as_well(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG)
+    for wrong, named in (
+        ("--teacher: timm has no", f"{config}: key `plan.teacher`: timm has no"),
+        ("schedule.trunks: expected 1", f"{config}: key `schedule.trunks`: expected 1"),
+        ("--name: expected letters", "--name: expected letters"),
+        ("nowhere: expected a folder", "nowhere: expected a folder"),
+    ):
+        with pytest.raises(InputError) as told, given("--config", config).naming():
+            raise InputError(wrong)
+        assert str(told.value) == named
+    with pytest.raises(InputError, match=r"^schedule\.trunks: expected 1$"), Given().naming():
+        raise InputError("schedule.trunks: expected 1")
+
+
+def test_build_s_options_fit_two_screens_and_every_key_is_of_the_file() -> None:
+    shown = CliRunner().invoke(partitioner, ["build", "--help"], env={"COLUMNS": "80"}).output
+    assert len(shown.splitlines()) <= 2 * 48
+    assert "--config" in shown
+    assert "--temperature" not in shown
+
+
+CONFIGS = sorted((Path(__file__).parents[4] / "examples/configs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_the_configs_that_come_along_are_those_of_a_build(path: Path) -> None:
+    options = {"run.data": "digits", "plan.profiles": ["n100"], "plan.latency_ms": 5}
+    built = Given(path, options).build()
+    assert built.plan.teacher_args["num_heads"] == 3
+    assert built.schedule.epochs == 10
+    assert built.plan.whole_picture is True

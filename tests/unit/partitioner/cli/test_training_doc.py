@@ -1,4 +1,4 @@
-"""docs/reference/training.md names every option of a training, with the default that it has."""
+"""docs/reference/training.md names every key of a training, with the default that it has."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from mdp.files import Record
-from partitioner.cli.options import option_name
+from partitioner.config import read_config
 from partitioner.run.settings import (
     Augmentation,
     JointSchedule,
@@ -17,7 +17,7 @@ from partitioner.run.settings import (
 )
 
 DOC = (Path(__file__).parents[4] / "docs/reference/training.md").read_text()
-#: Schedules have a table without dashes in front, with one column for each kind of network.
+#: Schedules have a table of the keys that all have, with one column for each kind of network.
 COLUMNS: list[tuple[type[Record], int]] = [
     (MemberSchedule, 2),
     (TeacherSchedule, 3),
@@ -26,11 +26,11 @@ COLUMNS: list[tuple[type[Record], int]] = [
 
 
 def rows() -> dict[str, list[str]]:
-    """Cells of every row that begins with an option, by each option it names."""
+    """Cells of every row that begins with a key, by each key it names."""
     found = {}
     for line in DOC.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        for name in re.findall(r"`(-{0,2}[a-z][a-z-]+)`", cells[0]) if len(cells) > 2 else []:
+        for name in re.findall(r"`([a-z][a-z_.]+)`", cells[0]) if len(cells) > 2 else []:
             found[name] = cells
     return found
 
@@ -53,17 +53,22 @@ def said(value: object) -> object:
 
 
 @pytest.mark.parametrize(
-    ("kind", "prefix"),
-    [(MemberSchedule, ""), (JointSchedule, "joint_"), (RunOptions, ""), (Augmentation, "")],
+    ("kind", "section"),
+    [
+        (MemberSchedule, "schedule"),
+        (JointSchedule, "joint_schedule"),
+        (RunOptions, "run"),
+        (Augmentation, "augmentation"),
+    ],
 )
-def test_every_option_stands_there_with_its_default(kind: type[Record], prefix: str) -> None:
+def test_every_key_stands_there_with_its_default(kind: type[Record], section: str) -> None:
     table = rows()
     shared = {field.name for field in msgspec.structs.fields(TeacherSchedule)}
     compared = 0
     for field in msgspec.structs.fields(kind):
-        name = option_name(prefix, field.name)
+        name = f"{section}.{field.name}"
         # Schedules have a table of their own; mirroring depends on the data.
-        if field.name in shared or name in ("--patience", "--flip"):
+        if field.name in shared or name in ("schedule.patience", "augmentation.flip"):
             continue
         assert name in table, f"docs/reference/training.md does not name {name}"
         if not field.required:
@@ -79,4 +84,12 @@ def test_every_schedule_stands_there_with_its_defaults(kind: type[Record], colum
         default = next(f.default for f in msgspec.structs.fields(kind) if f.name == field.name)
         if default is None:  # depends on where the weights come from
             continue
-        assert told(table[field.name.replace("_", "-")][column]) == said(default), field.name
+        assert told(table[field.name][column]) == said(default), field.name
+
+
+def test_the_settings_file_that_is_shown_is_read(tmp_path: Path) -> None:
+    shown = re.search(r"```toml\n(.*?)```", DOC, re.DOTALL)
+    assert shown is not None
+    (tmp_path / "run.toml").write_text(shown[1])
+    config = read_config(tmp_path / "run.toml")
+    assert (config.schedule.stack_weight, config.augmentation.variants) == (0.5, 12)

@@ -64,7 +64,7 @@ def test_erasing_leaves_noise() -> None:
 
 @pytest.mark.parametrize("text", ["much", "rand-", "rand-m6-n2-mstdx", "augmix-m3", "3a"])
 def test_an_unknown_policy_is_one_line(text: str) -> None:
-    with pytest.raises(InputError, match=rf"--rand-augment: expected timm's .* got '{text}'"):
+    with pytest.raises(InputError, match=rf"^augmentation\.rand_augment: .* got '{text}'"):
         Augmenter(Augmentation(rand_augment=text), 24)
 
 

@@ -14,13 +14,13 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
+from partitioner.config import parse_arguments  # noqa: E402
 from partitioner.export.write import ServedTeacher, check_parity, to_onnx  # noqa: E402
 from partitioner.networks.submodel import draw_weights  # noqa: E402
 from partitioner.networks.teacher import (  # noqa: E402
     FAMILIES,
     Teacher,
     build_teacher,
-    parse_arguments,
     teacher_spec,
 )
 from partitioner.networks.teacher_weights import (  # noqa: E402

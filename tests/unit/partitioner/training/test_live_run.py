@@ -158,12 +158,15 @@ def test_a_training_that_diverges_says_so_and_keeps_nothing(
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"schedule": {"patience": 3}}, "--patience 3: expected 0"),
-        ({"joint_epochs": 2}, "--joint-epochs 2: expected 0"),
-        ({"augmentation": {"rand_augment": "rand-m6-n2"}}, "--rand-augment rand-m6-n2: expected"),
-        ({"augmentation": {"erasing": 0.1}}, "--erasing 0.1: expected 0"),
-        ({"augmentation": {"cutmix": 0.5}}, "--cutmix 0.5: expected 0"),
-        ({"untrained": True}, "--variants 2: expected none: every view is drawn anew"),
+        ({"schedule": {"patience": 3}}, "schedule.patience 3: expected 0"),
+        ({"joint_epochs": 2}, "joint_schedule.epochs 2: expected 0"),
+        (
+            {"augmentation": {"rand_augment": "rand-m6-n2"}},
+            "augmentation.rand_augment rand-m6-n2: expected",
+        ),
+        ({"augmentation": {"erasing": 0.1}}, "augmentation.erasing 0.1: expected 0"),
+        ({"augmentation": {"cutmix": 0.5}}, "augmentation.cutmix 0.5: expected 0"),
+        ({"untrained": True}, "augmentation.variants 2: expected none: every view is drawn anew"),
     ],
 )
 def test_what_live_teaching_does_not_have_is_refused(
@@ -176,7 +179,9 @@ def test_what_live_teaching_does_not_have_is_refused(
     if "untrained" in changed:
         teacher = msgspec.structs.replace(options.teacher_schedule, epochs=0)
         options = msgspec.structs.replace(options, teacher_schedule=teacher)
-    with pytest.raises(InputError, match=f"--teaching live: {said}.*or --teaching kept"):
+    with pytest.raises(
+        InputError, match=f'run.teaching = "live": {said}.*or run.teaching = "kept"'
+    ):
         run_setup.teaching_of(options, plan(), trained.work.data, QUIET)
 
 
@@ -211,4 +216,4 @@ def test_auto_is_live_on_an_accelerator_that_can(
     assert decided(trained.asked()) == ("live", "")
     found, said = decided(trained.asked(schedule={"patience": 3}))
     assert found == "kept"
-    assert said.startswith("the teacher's kept answers teach, not live ones: --patience 3")
+    assert said.startswith("the teacher's kept answers teach, not live ones: schedule.patience 3")

@@ -153,5 +153,5 @@ def test_two_trunks_share_nothing_and_cost_the_same() -> None:
     after = two(x)
     assert torch.equal(before.boost, after.boost)
     assert not torch.equal(before.bag, after.bag)
-    with pytest.raises(InputError, match="--trunks 2: expected sub-models of even depth, got dep"):
+    with pytest.raises(InputError, match=r"schedule\.trunks: expected 1, or sub-models of even"):
         SubModel(spec(8, 16, depth=3), CLASSES, 2)

@@ -1,0 +1,171 @@
+"""The partitioner from Python: plan, build, export and evaluate, as `mdp-partition` does.
+
+docs/reference/partitioner.md has an example. Nothing is printed: `progress` is told what goes on.
+Raises InputError for what cannot be used, ConfigError for a wrong file, PlanRefused for a plan that
+one device beats. Importing this loads no torch; the functions do.
+"""
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mdp.errors import InputError
+from mdp.formats.bundle import Bundle
+from partitioner.config import (
+    BuildConfig,
+    PlanSettings,
+    checked,
+    checked_plan,
+    key_of,
+    naming,
+    read_config,
+)
+from partitioner.planner.make_plan import Planned
+from partitioner.run.folder import RunFolder, bundle_name
+from partitioner.run.progress import Progress
+from partitioner.run.settings import (
+    Augmentation,
+    JointSchedule,
+    MemberSchedule,
+    RunOptions,
+    TeacherSchedule,
+)
+from partitioner.training.compute import own_threads, use_threads
+from partitioner.training.world import world
+
+if TYPE_CHECKING:
+    from partitioner.export.evaluate import Report
+
+__all__ = [
+    "Augmentation",
+    "BuildConfig",
+    "JointSchedule",
+    "MemberSchedule",
+    "PlanSettings",
+    "Planned",
+    "Progress",
+    "RunOptions",
+    "TeacherSchedule",
+    "build",
+    "evaluate",
+    "export",
+    "plan",
+    "read_config",
+]
+
+Where = str | os.PathLike[str]
+
+
+def plan(
+    settings: PlanSettings,
+    *,
+    data: str | None = None,
+    epochs: int | None = None,
+    weights: Where | None = None,
+    explained: bool = False,
+    front: bool = False,
+    even_refused: bool = False,
+) -> Planned:
+    """Decide which device runs which sub-model; `Planned.plan` is the content of plan.toml.
+
+    `data` has the classes, else 1,000 are taken; `epochs` per sub-model on its pictures count in
+    the predicted accuracy. `weights` is a folder of pretrained weights. `explained` and `front` add
+    why, and the best plan of every latency. Raises PlanRefused unless `even_refused`.
+    """
+    with naming(key_of):
+        settings = checked_plan(settings)
+        if epochs is not None and data is None:
+            raise InputError("--epochs: expected --data beside it, for how many pictures there are")
+        use_threads(own_threads())
+        from partitioner.data.datasets import open_dataset
+        from partitioner.estimates.accuracy_law import Training
+        from partitioner.pipeline import planned_for
+
+        pictures = None if data is None else open_dataset(data)
+        training = None
+        if pictures is not None and epochs is not None:
+            training = Training(pictures=len(pictures.train), epochs=epochs)
+        planned = planned_for(
+            settings,
+            1000 if pictures is None else len(pictures.labels),
+            training=training,
+            weights=None if weights is None else Path(weights),
+            explained=explained,
+            front=front,
+        )
+        if not even_refused:
+            planned.check()
+        return planned
+
+
+def build(
+    config: BuildConfig,
+    out: Where,
+    *,
+    run: Where | None = None,
+    name: str | None = None,
+    progress: Progress | None = None,
+) -> "Report":
+    """Plan, train, export to the bundle folder `out` and evaluate; what is done is not done again.
+
+    `run` keeps what is done, by default `<out>.run`; `name` is the bundle's. In one process; for
+    torchrun there is `mdp-partition build`.
+    """
+    if world().size > 1:
+        raise InputError("build: expected one process; torchrun needs mdp-partition build")
+    with naming(key_of):
+        config = checked(config)
+        use_threads(config.options.threads or own_threads())
+        from partitioner.pipeline import build_bundle
+
+        folder = None if run is None else Path(run)
+        report = build_bundle(config, Path(out), _told(progress), run=folder, name=name)
+        assert report is not None
+        return report
+
+
+def export(
+    run: Where, out: Where, *, name: str | None = None, progress: Progress | None = None
+) -> dict[int, float]:
+    """Write a finished run's sub-models to the bundle folder `out`, without measuring them.
+
+    Returns by member the largest difference of any logit from torch's.
+    """
+    named = bundle_name(name, Path(out))
+    use_threads(own_threads())
+    from partitioner.export.write import export_bundle
+    from partitioner.pipeline import check_target, reopen
+
+    folder, told = RunFolder(Path(run)), _told(progress)
+    folder.settings()
+    check_target(Path(out))
+    with folder.locked():
+        return export_bundle(reopen(folder, told), Path(out), named)
+
+
+def evaluate(
+    bundle: Where,
+    *,
+    data: str | None = None,
+    run: Where | None = None,
+    limit_test: int | None = None,
+    write: bool = False,
+    progress: Progress | None = None,
+) -> "Report":
+    """Measure each sub-model and every arrival subset of a bundle on the test pictures of `data`.
+
+    Without `data` those of its run. With `write` the outcome goes into the bundle's manifest.
+    """
+    from partitioner.pipeline import data_for, evaluate_step, run_of
+
+    opened, told = Bundle.open(bundle), _told(progress)
+    folder = run_of(Path(bundle), None if run is None else Path(run))
+    pictures = data_for(opened, folder, data, limit_test)
+    if pictures.remark:
+        told.note(pictures.remark)
+    return evaluate_step(opened, pictures, folder, told, write=write)
+
+
+def _told(progress: Progress | None) -> Progress:
+    return Progress(io.StringIO()) if progress is None else progress

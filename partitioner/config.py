@@ -1,0 +1,272 @@
+"""Everything of a build in one record, from run.toml and from options, which count before it."""
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from mdp.errors import InputError
+from mdp.files import Record, read_toml
+from mdp.formats.plan import TeacherArgument
+from partitioner.planner.make_plan import PlanOptions, precisions_of
+from partitioner.run.settings import Asked
+
+R = TypeVar("R", bound=Record)
+#: Arguments of a teacher that this program sets itself.
+_RESERVED = ("num_classes", "in_chans", "pretrained", "checkpoint_path", "dynamic_img_size")
+
+
+class PlanSettings(PlanOptions, frozen=True, kw_only=True):
+    """What is planned: the table `[plan]` of run.toml."""
+
+    teacher: Annotated[
+        str, Meta(description="timm's name of a plain ViT, for instance vit_base_patch16_224")
+    ]
+    profiles: Annotated[
+        list[str],
+        Meta(
+            description="Device profiles: files, or names of shipped ones; 'NAME*3' is three "
+            "boards of a kind"
+        ),
+    ]
+    teacher_args: Annotated[
+        dict[str, TeacherArgument],
+        Meta(description="Arguments of timm's constructor of it: key=value, one or more"),
+    ] = msgspec.field(default_factory=dict)
+    precision: Annotated[
+        list[str], Meta(description="Precisions to plan with, of those measured; default: fp32")
+    ] = msgspec.field(default_factory=list)
+    runs: Annotated[
+        list[str],
+        Meta(description="Evaluated bundles of your own, which accuracy is predicted from too"),
+    ] = msgspec.field(default_factory=list)
+    families: Annotated[
+        list[str] | None,
+        Meta(
+            description="What members may be of: ViT, cut from the teacher, families or names of "
+            "timm's networks, or all; default: ViT, and networks with a file in --weights"
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Raise InputError for a value out of range, or without anything to aim at."""
+        super().check()
+        precisions_of(self.precision, self.any_precision)
+        for key in self.teacher_args:
+            _check_argument(key)
+
+
+class BuildConfig(Asked, frozen=True, kw_only=True):
+    """A whole build: each field is a table of run.toml, `options` the table `[run]`."""
+
+    plan: PlanSettings
+
+
+class _PlanOnly(Record, frozen=True):
+    plan: PlanSettings
+
+
+class _Tables(Record, frozen=True):
+    """run.toml before the keys of its tables are checked."""
+
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
+    run: dict[str, Any] = msgspec.field(default_factory=dict)
+    teacher_schedule: dict[str, Any] = msgspec.field(default_factory=dict)
+    schedule: dict[str, Any] = msgspec.field(default_factory=dict)
+    joint_schedule: dict[str, Any] = msgspec.field(default_factory=dict)
+    augmentation: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+#: What the options of a table's keys begin with.
+_PREFIXES = {"teacher_schedule": "teacher-", "joint_schedule": "joint-"}
+#: What messages begin with that are about an option or a key.
+_SUBJECT = re.compile(rf"--[a-z-]+|(?:{'|'.join(_Tables.__struct_fields__)})\.\w+")
+
+
+def option_of(key: str) -> str:
+    """`--teacher-epochs` for `teacher_schedule.epochs`."""
+    table, _, name = key.partition(".")
+    # One of them at a time on the command line.
+    name = "teacher_arg" if name == "teacher_args" else name
+    return f"--{_PREFIXES.get(table, '')}{name.replace('_', '-')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A configuration as it was given: the tables of a file, and options, which count before."""
+
+    path: Path | None = None
+    #: Key, such as `schedule.epochs` -> value of its option.
+    options: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    tables: dict[str, dict[str, Any]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read the file; raises ConfigError."""
+        tables = _Tables() if self.path is None else read_toml(self.path, _Tables)
+        content = {name: dict(getattr(tables, name)) for name in tables.__struct_fields__}
+        for key, value in self.options.items():
+            table, _, name = key.partition(".")
+            content[table][name] = value
+        object.__setattr__(self, "tables", content)
+
+    def build(self) -> BuildConfig:
+        """What a build takes; raises InputError naming option, or file and key."""
+        config = self._record(BuildConfig)
+        with self.naming():
+            config.plan.check()
+        return config
+
+    def training(self) -> Asked:
+        """What a training takes, whatever is planned; raises InputError."""
+        return self._record(Asked)
+
+    def planning(self) -> PlanSettings:
+        """What a plan takes, whatever is trained; raises InputError."""
+        settings = self._record(_PlanOnly).plan
+        with self.naming():
+            settings.check()
+        return settings
+
+    def value(self, key: str) -> Any:
+        """The value of one key, None where it is not given; raises InputError."""
+        table, _, name = key.partition(".")
+        if name not in self.tables[table]:
+            return None
+        try:
+            return msgspec.convert(self.tables[table][name], field_of(key)[0])
+        except msgspec.ValidationError as error:
+            raise InputError(self._explained(str(error), key)) from error
+
+    def naming(self) -> AbstractContextManager[None]:
+        """Have an InputError about an option or a key name what the user wrote."""
+        return naming(self._named)
+
+    def _record(self, kind: type[R]) -> R:
+        names = {found.encode_name for found in msgspec.structs.fields(kind)}
+        content = {name: table for name, table in self.tables.items() if name in names}
+        try:
+            return msgspec.convert(content, kind)
+        except msgspec.ValidationError as error:
+            what, _, place = str(error).partition(" - at `$.")
+            raise InputError(self._explained(what, place.removesuffix("`"))) from error
+
+    def _explained(self, what: str, place: str) -> str:
+        """What msgspec says is wrong at a `place` such as `schedule.epochs`, with what is there."""
+        table, name, *_ = *re.findall(r"\w+", place), ""
+        no_field = re.search(r"(missing required|unknown) field `(\w+)`", what)
+        if no_field is None:
+            got = "" if ", got" in what else f", got {self.tables[table].get(name)!r}"
+            return f"{self._named(f'{table}.{name}')}: {what[0].lower()}{what[1:]}{got}"
+        key = f"{table}.{no_field[2]}"
+        if "missing" in what:
+            if self.path is None:
+                return f"{option_of(key)}: expected it, or `{key}` in the file of --config"
+            return f"{self._named(key)}: expected it, or the option {option_of(key)}"
+        close = difflib.get_close_matches(key, _keys(), n=1)
+        hint = f"; close to it: `{close[0]}`" if close else ""
+        return f"{self._named(key)}: expected a key that there is{hint}"
+
+    def _named(self, subject: str) -> str:
+        """What the user wrote: an option, or a key of the file."""
+        key = key_of(subject)
+        if key in self.options:
+            return option_of(key)
+        if self.path is None or key.startswith("--"):
+            return subject
+        return f"{self.path}: key `{key}`"
+
+
+@contextmanager
+def naming(name: Callable[[str], str]) -> Iterator[None]:
+    """Have an InputError that begins with an option or a key begin with what `name` makes of it."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        subject = _SUBJECT.match(text)
+        if subject is None or name(subject[0]) == subject[0]:
+            raise
+        raise InputError(name(subject[0]) + text[subject.end() :]) from error
+
+
+def key_of(subject: str) -> str:
+    """The key of an option, `schedule.epochs` for `--epochs`; anything else as it is."""
+    return next((key for key in _keys() if option_of(key) == subject), subject)
+
+
+def _keys() -> list[str]:
+    """Every key of run.toml, as `schedule.epochs`."""
+    return [
+        f"{table.encode_name}.{key.name}"
+        for table in msgspec.structs.fields(BuildConfig)
+        for key in msgspec.structs.fields(table.type)
+    ]
+
+
+def checked(config: BuildConfig) -> BuildConfig:
+    """`config`, its values checked as those of a file are; raises InputError naming the key."""
+    given = Given()
+    given.tables.update(msgspec.to_builtins(config))
+    return given.build()
+
+
+def checked_plan(settings: PlanSettings) -> PlanSettings:
+    """The same for what is planned alone."""
+    given = Given()
+    given.tables["plan"] = msgspec.to_builtins(settings)
+    return given.planning()
+
+
+def field_of(key: str) -> tuple[Any, Any]:
+    """Annotation and default of a key such as `schedule.epochs`."""
+    table, _, name = key.partition(".")
+    kind = next(f.type for f in msgspec.structs.fields(BuildConfig) if f.encode_name == table)
+    return hint_and_default(kind, name)
+
+
+def hint_and_default(kind: type[Record], name: str) -> tuple[Any, Any]:
+    """The same of the field `name` of any record."""
+    default = next(f.default for f in msgspec.structs.fields(kind) if f.name == name)
+    return get_type_hints(kind, include_extras=True)[name], default
+
+
+def read_config(path: str | Path) -> BuildConfig:
+    """The configuration of a build; raises ConfigError or InputError naming file and key."""
+    return Given(Path(path)).build()
+
+
+def parse_arguments(pairs: Sequence[str]) -> dict[str, TeacherArgument]:
+    """`["img_size=24", "qkv_bias=false"]` -> typed constructor arguments; raises InputError."""
+    parsed: dict[str, TeacherArgument] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not (equals and key.isidentifier() and text):
+            raise InputError(f"--teacher-arg: expected key=value, got {pair!r}")
+        _check_argument(key)
+        if key in parsed:
+            raise InputError(f"--teacher-arg: {key!r} is given twice")
+        parsed[key] = _value(text)
+    return parsed
+
+
+def _check_argument(key: str) -> None:
+    if key in _RESERVED:
+        raise InputError(f"--teacher-arg: {key!r} is set by mdp-partition itself")
+
+
+def _value(text: str) -> TeacherArgument:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
