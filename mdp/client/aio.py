@@ -60,7 +60,7 @@ class AsyncClient(Connection):
         timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
+        cascade: bool = False,
     ) -> Self:
         """Connect to the agents of fleet.toml, as `Client.connect` does.
 
@@ -74,7 +74,7 @@ class AsyncClient(Connection):
             timeout_s=timeout_s,
             hedge_after_ms=hedge_after_ms,
             hedge_share=hedge_share,
-            early=early,
+            cascade=cascade,
         )
 
     def __init__(
@@ -87,7 +87,7 @@ class AsyncClient(Connection):
         timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
+        cascade: bool = False,
     ) -> None:
         """See `connect`, which does the same."""
         arguments.check_timeout_s(timeout_s)
@@ -98,7 +98,7 @@ class AsyncClient(Connection):
             insecure=insecure,
             hedge_after_ms=hedge_after_ms,
             hedge_share=hedge_share,
-            early=early,
+            cascade=cascade,
         )
         self._something_happened = asyncio.Event()
         #: The link for new calls, and those whose calls have not ended.

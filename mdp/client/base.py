@@ -13,8 +13,8 @@ from mdp.arguments import check_choice, check_number, checked_path
 from mdp.client.crops import Cutter, View
 from mdp.client.dispatcher import Clock, Exchange, Outcome
 from mdp.client.status import DeviceStatus, device_status
-from mdp.errors import DeadlineExceeded, InputError, InsecureWarning, NeverEarlyWarning
-from mdp.formats.bundle import Bundle
+from mdp.errors import ConfigError, DeadlineExceeded, InputError, InsecureWarning
+from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
 from mdp.formats.keys import load_pair
 from mdp.fusion.fuse import FUSIONS, Fusion
@@ -30,8 +30,6 @@ from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of, th
 DEFAULT_DEADLINE_MS = 1000.0
 #: How long `connect` waits for devices that do not answer.
 CONNECT_TIMEOUT_S = 1.0
-#: What is said of a bundle that early termination was asked for in vain.
-NEVER_EARLY = "no answer ends early, as that was never measured: run mdp-partition evaluate"
 
 
 class Link:
@@ -58,9 +56,11 @@ class Link:
                 InsecureWarning,
                 stacklevel=stacklevel + 1,
             )
-        if options.early and self.bundle.manifest.early is None:
-            text = f"{self.bundle.path}: {NEVER_EARLY}"
-            warnings.warn(text, NeverEarlyWarning, stacklevel=stacklevel + 1)
+        if options.cascade and self.bundle.manifest.cascade is None:
+            raise ConfigError(
+                f"{self.bundle.path / MANIFEST}: key `cascade`: expected who is asked first and how "
+                "sure that has to be, found none: run mdp-partition evaluate --write"
+            )
         self.transport = Dealers(
             {entry.device: entry.address for entry in self.fleet.devices},
             keys=_client_keys(self.fleet, options),
@@ -76,7 +76,7 @@ class Link:
                 fusion=options.fusion,
                 hedge_after_s=None if after_ms is None else after_ms / 1e3,
                 hedge_share=options.hedge_share,
-                early=options.early,
+                cascade=options.cascade,
             )
         except BaseException:
             self.transport.close()
@@ -110,7 +110,7 @@ class Options:
     insecure: bool = False
     hedge_after_ms: float | None = None
     hedge_share: float = DEFAULT_SHARE
-    early: bool = False
+    cascade: bool = False
 
     def __post_init__(self) -> None:
         check_choice("fusion", self.fusion, FUSIONS)
@@ -131,7 +131,7 @@ class Connection:
         insecure: bool = False,
         hedge_after_ms: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
+        cascade: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         self._options = Options(
@@ -141,7 +141,7 @@ class Connection:
             insecure=insecure,
             hedge_after_ms=hedge_after_ms,
             hedge_share=hedge_share,
-            early=early,
+            cascade=cascade,
         )
         self._clock = clock
         self._closed = False

@@ -60,7 +60,7 @@ class Client(Connection):
         timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
+        cascade: bool = False,
     ) -> None:
         """See `connect`, which does the same."""
         arguments.check_timeout_s(timeout_s)
@@ -71,7 +71,7 @@ class Client(Connection):
             insecure=insecure,
             hedge_after_ms=hedge_after_ms,
             hedge_share=hedge_share,
-            early=early,
+            cascade=cascade,
         )
         self._turn = threading.Lock()
         #: The thread whose turn it is.
@@ -93,17 +93,17 @@ class Client(Connection):
         timeout_s: float = CONNECT_TIMEOUT_S,
         hedge_after_ms: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
+        cascade: bool = False,
     ) -> Self:
         """Connect to the agents of fleet.toml; those not there after `timeout_s` may come later.
 
         `key` is this client's secret key file, instead of the one that the fleet file names;
         `insecure` allows plain text to other machines, of which a warning is given. A device that
         has not answered after `hedge_after_ms`, or after what 95 % of its recent answers took, has
-        its replica asked beside it, for at most `hedge_share` of all requests. With `early`, an
-        answer is given as soon as nobody who is awaited can change its label
-        (docs/explanation/calls.md); NeverEarlyWarning says that the bundle does not tell when.
-        Raises ConfigError if the fleet, its bundle or a key is wrong.
+        its replica asked beside it, for at most `hedge_share` of all requests. With
+        `cascade`, a few members are asked first, and the others only where their answer is not sure
+        (docs/explanation/calls.md). Raises ConfigError if the fleet, its bundle or a key is wrong,
+        and with `cascade` if the bundle does not say whom to ask first.
         """
         return cls(
             fleet,
@@ -113,7 +113,7 @@ class Client(Connection):
             timeout_s=timeout_s,
             hedge_after_ms=hedge_after_ms,
             hedge_share=hedge_share,
-            early=early,
+            cascade=cascade,
         )
 
     def classify(self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS) -> Prediction:
