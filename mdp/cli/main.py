@@ -58,7 +58,9 @@ DeadlineMs = Annotated[float, typer.Option(help="Milliseconds in which every ans
 FusionChoice = Annotated[Fusion, typer.Option(help="How to combine what arrived.")]
 Cascade = Annotated[
     bool,
-    typer.Option("--cascade", help="Ask few members first, the others only where these are unsure."),
+    typer.Option(
+        "--cascade", help="Ask few members first, the others only where these are unsure."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
 

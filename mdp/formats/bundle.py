@@ -167,7 +167,7 @@ class Manifest(Record, frozen=True):
     evaluation: Evaluation | None = None
     #: None unless `mdp-partition quantize` has chosen the precisions.
     quantisation: Quantisation | None = None
-    #: What a cascade goes by; None where it was not fitted, or where asking one first saves nothing.
+    #: What a cascade goes by; None where it was not fitted, or no first stage was sure enough.
     cascade: Cascade | None = None
     #: What older bundles hold of early exit: read, and not used.
     early: Any = None

@@ -202,9 +202,7 @@ class World:
         for request in begun if beginning else ():
             request.on_probation = True
         self.requests.append(
-            Request(
-                device, message.k, message.request_id, self.now_s, call.decide_s, beginning
-            )
+            Request(device, message.k, message.request_id, self.now_s, call.decide_s, beginning)
         )
         assert self.hedges <= BURST + self.share * self.ordinary + 1e-6, "hedges over the budget"
         assert self.share or not self.hedges
