@@ -28,6 +28,7 @@ MODULES = (
     "partitioner/simulation/agent.py",
     "partitioner/simulation/device.py",
     "partitioner/simulation/engine.py",
+    "partitioner/simulation/trace.py",
 )
 #: `make check` is where types are checked; here they are only read.
 MYPY = (

@@ -37,13 +37,13 @@ def others_by_s(
     little is known (infinity) is taken to need half of what is left. Now, where the devices of the
     first stage are not likely to have answered by then.
     """
-    half_s = (decide_s - now_s) / 2
+    left_s = decide_s - now_s
     needed_s = {True: 0.0, False: 0.0}
     for k in choice.members:
         device = choice.asked_first(k)
         if device is not None:
             known_s = slow_s(device)
             stage = k in first
-            needed_s[stage] = max(needed_s[stage], known_s if known_s < math.inf else half_s)
-    latest_s = decide_s - needed_s[False]
-    return latest_s if now_s + needed_s[True] <= latest_s else -math.inf
+            needed_s[stage] = max(needed_s[stage], known_s if known_s < math.inf else left_s / 2)
+    enough = needed_s[True] + needed_s[False] <= left_s
+    return decide_s - needed_s[False] if enough else -math.inf

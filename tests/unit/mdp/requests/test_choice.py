@@ -36,3 +36,10 @@ def test_the_others_have_the_time_that_they_need(
     ):
         at_s = others_by_s(choice, first, slow_s.__getitem__, 0.0, decide_s)
         assert at_s == pytest.approx(by_s)
+
+
+@pytest.mark.parametrize("now_s", [0.0, 0.1, 1234.567, 98765.4321])
+def test_two_halves_are_always_enough(now_s: float) -> None:
+    choice = Choice(MEMBERS, {}, {})
+    at_s = others_by_s(choice, [0], lambda _: math.inf, now_s, now_s + 0.0973)
+    assert at_s == pytest.approx(now_s + 0.0973 / 2)

@@ -1,4 +1,4 @@
-"""A cascade is fitted to one set of logits, and holds its promise on it; what it does is counted."""
+"""A cascade keeps its promise on the logits that it was fitted to; what it does is counted."""
 
 import msgspec
 import numpy as np
