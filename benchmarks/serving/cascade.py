@@ -5,7 +5,10 @@
 
 Each bundle is served by `mdp-agent run --threads 1`, an agent a member, on this machine, and its
 test pictures are asked for as files, in blocks that take turns. Device milliseconds are what the
-agents say that they computed. Writes benchmarks/results/cascade.json and the table of its page.
+agents say that they computed. Members share this machine's cores, so those that compute at once
+are in each other's way: the same is simulated with each member on the device of its plan, one
+request at a time and as many at random times as keep the busiest device half busy where all are
+asked at once. Writes benchmarks/results/cascade.json and the tables of its page.
 """
 
 import argparse
@@ -26,14 +29,22 @@ from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
+from mdp.formats.profile import read_profile
 from mdp.pictures.crop import Picture
 from mdp.requests.prediction import Prediction
 from mdp.testing.agents import AgentFleet
 from partitioner.data.datasets import open_dataset
+from partitioner.simulation.models import Load, Scenario
+from partitioner.simulation.outcome import play
+from partitioner.simulation.questions import in_stages
+from partitioner.simulation.setup import Assumptions, device_models
+from partitioner.simulation.worth import MeasuredSubsets
 
 #: Pictures that one way is asked for before the next one's turn.
 BLOCK = 250
 WARM_UP = 20
+#: Simulated ones.
+REQUESTS = 20_000
 #: Nobody is to be late, whatever else runs here.
 DEADLINE_MS = 5_000.0
 AT_ONCE, CASCADE, ALONE = "all at once", "cascade", "best member alone"
@@ -87,6 +98,36 @@ def measure(bundle: Bundle, source: str) -> Iterator[dict[str, Any]]:
         }
 
 
+def simulate(bundle: Bundle) -> Iterator[dict[str, Any]]:
+    """What each way does where each member has its own device, as the shipped profiles have it."""
+    manifest = bundle.manifest
+    evaluation, plan = manifest.evaluation, manifest.plan
+    assert evaluation is not None
+    assert evaluation.cascade is not None
+    profiles = {a.device: read_profile(a.device) for a in plan.assignments}
+    half_busy = 500.0 / max(a.predicted_ms.compute for a in plan.assignments)
+    first, escalated = evaluation.cascade.first, evaluation.cascade.escalated.stacked
+    for rate_per_s in (None, half_busy):
+        base = Scenario(
+            devices=device_models(plan, profiles, len(manifest.labels), Assumptions()),
+            load=Load(
+                requests=REQUESTS, clients=1 if rate_per_s is None else 4, rate_per_s=rate_per_s
+            ),
+            deadline_ms=DEADLINE_MS,
+        )
+        turns = in_stages(frozenset(first), CASCADE, escalated).change(base)
+        for way, scenario in ((AT_ONCE, base), (CASCADE, turns)):
+            outcome = play(scenario, MeasuredSubsets(bundle))
+            yield {
+                "bundle": manifest.name,
+                "way": way,
+                "rate_per_s": rate_per_s,
+                "requests": REQUESTS,
+                "busiest": max(device.utilisation for device in outcome.devices.values()),
+                "ms": {"p50": outcome.latency_ms.p50, "p99": outcome.latency_ms.p99},
+            }
+
+
 def figures(content: dict[str, Any]) -> str:
     rows = table(
         content["rows"],
@@ -100,7 +141,23 @@ def figures(content: dict[str, Any]) -> str:
         ("p50", "{ms[p50]:.2f}"),
         ("p99", "{ms[p99]:.2f}"),
     )
-    return f"{measured_on(content['machine'])}\n\n{rows}"
+    simulated = table(
+        content["simulated"],
+        ("bundle", "{bundle}"),
+        (
+            "requests a second",
+            lambda row: f"{row['rate_per_s'] or 0:.0f}" if row["rate_per_s"] else "one at a time",
+        ),
+        ("asked", "{way}"),
+        ("p50 ms", "{ms[p50]:.2f}"),
+        ("p99", "{ms[p99]:.2f}"),
+        ("busiest device", "{busiest:.0%}"),
+    )
+    count = content["simulated"][0]["requests"]
+    return (
+        f"Measured ({measured_on(content['machine'])}):\n\n{rows}\n\n"
+        f"Simulated, each member on the device of its plan, {count:,} requests:\n\n{simulated}"
+    )
 
 
 PAGE = Page("benchmarks.serving.cascade", lambda: figures(kept("cascade")))
@@ -111,10 +168,11 @@ def main() -> None:
     parser.add_argument("served", nargs="+", metavar="BUNDLE=DATA")
     parser.add_argument("--keep", action="store_true", help="Write result and page.")
     asked = parser.parse_args()
-    content: dict[str, Any] = {"machine": describe_machine(), "rows": []}
+    content: dict[str, Any] = {"machine": describe_machine(), "rows": [], "simulated": []}
     for text in asked.served:
         path, _, source = text.partition("=")
         content["rows"] += measure(Bundle.open(path), source)
+        content["simulated"] += simulate(Bundle.open(path))
     print(figures(content))
     if asked.keep:
         write_json(RESULTS / "cascade.json", content)

@@ -4,6 +4,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from mdp.requests.health import TOLERATED_STRIKES
 from mdp.requests.hedging import ENOUGH
@@ -15,7 +16,7 @@ PAIR = {0: ["a", "b"]}
 UNTIL_S = 1.0
 
 
-def roster(members: dict[int, list[str]], **options: float) -> Roster:
+def roster(members: dict[int, list[str]], **options: Any) -> Roster:
     k_of = {device: k for k, devices in members.items() for device in devices}
     return Roster(members, k_of, chance=random.Random(0).random, **options)
 
@@ -23,7 +24,7 @@ def roster(members: dict[int, list[str]], **options: float) -> Roster:
 class Play:
     """One call after the other at a roster, with devices that take their time."""
 
-    def __init__(self, members: dict[int, list[str]], **options: float) -> None:
+    def __init__(self, members: dict[int, list[str]], **options: Any) -> None:
         self.roster = roster(members, **options)
         self.now_s = 0.0
         self.call = 0
