@@ -207,6 +207,7 @@ class Session:
         if stages is not None and now_s < stages.others_by_s:
             self._later = {k: m for k, m in self._open.items() if k not in stages.first}
             self._open = {k: m for k, m in self._open.items() if k in stages.first}
+            self._set_wake()
         return self._ask_all(self._open, now_s) + self._go_on(now_s)
 
     def handle(self, event: Event) -> list[Action]:
@@ -332,21 +333,20 @@ class Session:
 
     def _go_on(self, now_s: float) -> list[Action]:
         """Ask the second stage where its time has come, and finish where all is settled."""
-        actions: list[Action] = []
-        if self._later and self._is_unsure(now_s):
-            later, self._later = self._later, {}
-            self._open |= later
-            self._escalated = True
-            actions = self._ask_all(later, now_s)
+        if not self._later or not self._is_unsure(now_s):
+            return self._decide(now_s)
+        later, self._later = self._later, {}
+        self._open |= later
+        self._escalated = True
         self._set_wake()
-        return actions + self._decide(now_s)
+        return self._ask_all(later, now_s) + self._decide(now_s)
 
     def _decide(self, now_s: float) -> list[Action]:
         timed_out = bool(self._open) and now_s >= self.decide_s
-        sure = not timed_out and self._is_sure()
+        sure = self._stages is not None and not timed_out and self._is_sure()
         # Without anybody on probation, every open member has somebody who is waited for.
-        settled = not self._open or (bool(self._probing) and not self._somebody_is_waited_for())
-        if not (timed_out or sure or settled):
+        waits = self._open and (not self._probing or self._somebody_is_waited_for())
+        if waits and not timed_out and not sure:
             return []
         self.finished = True
         for member in self._open.values():
