@@ -380,9 +380,9 @@ class Session:
         """Whether the second stage has to be asked now."""
         if self._stages is None or now_s >= self._stages.others_by_s:
             return True
-        for k in self._stages.first - self._arrived.keys():
+        for k in self._stages.first:
             member = self._open.get(k)
-            if member is None or not self._waited_for(member):
+            if k not in self._arrived and (member is None or not self._waited_for(member)):
                 return True
         return not self._open and not self._is_sure()
 

@@ -600,6 +600,18 @@ def test_a_replica_of_the_first_stage_goes_before_the_second_stage() -> None:
     assert session.finished
 
 
+def test_a_first_stage_of_two_waits_for_both_unless_one_fails() -> None:
+    for second, asked in ((replied("beta", 0.02), ["gamma"]), (failed("beta", 0.02), ["gamma"])):
+        stages = cascade([0, 1], sure=False)
+        session = Session(THREE, deadline_s=DEADLINE_S, stages=stages)
+        assert said(session.start(now_s=0.0, unavailable={})) == ["alpha", "beta"]
+        assert session.handle(replied("alpha", 0.01)) == []
+        assert said(session.handle(second)) == asked
+    session = Session(THREE, deadline_s=DEADLINE_S, stages=cascade([0, 1], sure=True))
+    session.start(now_s=0.0, unavailable={})
+    assert said(session.handle(failed("alpha", 0.01))) == ["gamma"]
+
+
 def test_a_first_stage_on_probation_is_not_waited_for() -> None:
     session = Session(THREE, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
     told = said(session.start(now_s=0.0, unavailable={}, probing={"alpha": 0, "gamma": 2}))
