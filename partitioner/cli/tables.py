@@ -10,8 +10,8 @@ from rich.table import Table
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation
 from mdp.formats.plan import Plan
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
-from partitioner.estimates.stages import BothWays
 from partitioner.export.evaluate import Report
+from partitioner.fusion.cascade_cost import BothWays
 
 
 def print_report(report: Report, plan: Plan) -> None:

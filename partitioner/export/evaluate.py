@@ -42,7 +42,6 @@ from mdp.fusion.fuse import (
 from partitioner.data.crops import View, load_views, view_of
 from partitioner.data.datasets import Dataset, PictureSet, open_dataset
 from partitioner.estimates.macs import macs, parameters
-from partitioner.estimates.stages import BothWays, both_ways
 from partitioner.export.sessions import (
     latency_ms,
     member_contribution,
@@ -50,6 +49,7 @@ from partitioner.export.sessions import (
     open_session,
     run_session,
 )
+from partitioner.fusion.cascade_cost import BothWays, both_ways
 from partitioner.fusion.cascade_fit import fit_cascade, measure_cascade
 from partitioner.fusion.stacking import SAMPLED, sampled_subsets
 from partitioner.run.folder import RunFolder

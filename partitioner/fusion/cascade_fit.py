@@ -27,7 +27,7 @@ from mdp.fusion.fuse import (
     rule_for,
     weights_for,
 )
-from partitioner.estimates.stages import cost, in_time
+from partitioner.fusion.cascade_cost import cost, in_time
 
 Targets = NDArray[np.int64]
 Members = tuple[int, ...]

@@ -7,7 +7,7 @@ import pytest
 from mdp.formats.plan import Plan
 from mdp.fusion.fuse import Contribution, Fusion, fuse, rule_for, weights_for
 from mdp.testing.bundles import colour_plan
-from partitioner.estimates.stages import both_ways, cost
+from partitioner.fusion.cascade_cost import both_ways, cost
 from partitioner.fusion.cascade_fit import (
     MAX_LOSS,
     MIN_PICTURES,
