@@ -56,40 +56,39 @@ def fit_cascade(
     count = len(contributions)
     if len(targets) < MIN_PICTURES:
         return None
+
+    def fitted(first: Members, wanted: Fusion) -> tuple[float, NDArray[np.bool_]]:
+        """The threshold of one first stage under one rule, and the pictures `[N]` it is sure of."""
+        scores = _scores(contributions, first, wanted, fusion)
+        confidence, right = scores.max(axis=1), scores.argmax(axis=1) == targets
+        found = threshold(confidence, together[wanted] & ~right)
+        return found, confidence > found
+
+    everyone = tuple(range(count))
+    rules: tuple[Fusion, ...] = ("boosted", "stacked", "bagged")
+    together = {
+        rule: _scores(contributions, everyone, rule, fusion).argmax(axis=1) == targets
+        for rule in rules
+    }
     found: list[tuple[bool, float, Members]] = []
     for size in range(1, min(MOST_FIRST, count - 1) + 1):
-        for first in combinations(range(count), size):
-            _, sure = _fitted(contributions, targets, first, "stacked", fusion)
+        for first in combinations(everyone, size):
+            _, sure = fitted(first, "stacked")
             if sure.any():
                 spent = cost(plan, first, float((~sure).mean()))
                 found.append((not in_time(plan, first), spent, first))
     if not found:
         return None
     first = min(found)[-1]
-    stacked, sure = _fitted(contributions, targets, first, "stacked", fusion)
+    stacked, sure = fitted(first, "stacked")
     return Cascade(
         first=first,
         pictures=len(targets),
-        boosted=_fitted(contributions, targets, first, "boosted", fusion)[0],
+        boosted=fitted(first, "boosted")[0],
         stacked=stacked,
-        bagged=_fitted(contributions, targets, first, "bagged", fusion)[0],
+        bagged=fitted(first, "bagged")[0],
         escalated=float((~sure).mean()),
     )
-
-
-def _fitted(
-    contributions: Mapping[int, Contribution],
-    targets: Targets,
-    first: Members,
-    wanted: Fusion,
-    fusion: FusionWeights,
-) -> tuple[float, NDArray[np.bool_]]:
-    """The threshold of one first stage under one rule, and the pictures `[N]` it is sure of."""
-    scores = _scores(contributions, first, wanted, fusion)
-    whole = _scores(contributions, tuple(sorted(contributions)), wanted, fusion)
-    lost = (scores.argmax(axis=1) != targets) & (whole.argmax(axis=1) == targets)
-    found = threshold(scores.max(axis=1), lost)
-    return found, scores.max(axis=1) > found
 
 
 def threshold(confidence: Logits, lost: NDArray[np.bool_]) -> float:
