@@ -524,18 +524,26 @@ def test_a_cascade_asks_the_others_only_where_the_first_is_not_sure(
 ) -> None:
     fleet.start_all()
 
-    def client(threshold: float) -> mdp.Client:
-        """One for whom alpha, asked first, is sure above `threshold`."""
+    def written(threshold: float) -> Path:
+        """A fleet file by whose bundle alpha, asked first, is sure above `threshold`."""
         bundle = with_cascade(shutil.copytree(fleet.bundle, tmp_path / f"{threshold}"), threshold)
         entries = [f"{name}={agent.address}" for name, agent in fleet.agents.items()]
-        written = tmp_path / f"{threshold}.toml"
-        new_fleet(Bundle.open(bundle), entries, written)
-        return mdp.Client.connect(written, timeout_s=PATIENCE_S, cascade=True)
+        path = tmp_path / f"{threshold}.toml"
+        new_fleet(Bundle.open(bundle), entries, path)
+        return path
+
+    async def asked_without_waiting(path: Path) -> Prediction:
+        async with mdp.AsyncClient.connect(path, timeout_s=PATIENCE_S, cascade=True) as client:
+            return await client.classify(RED, deadline_ms=PLENTY_MS)
 
     def answered(asking: mdp.Client) -> dict[str, int]:
         return {status.device: status.counts["answered"] for status in asking.status()}
 
-    with client(0.5) as trusting, client(1.0) as doubting:
+    sure, unsure = written(0.5), written(1.0)
+    with (
+        mdp.Client.connect(sure, timeout_s=PATIENCE_S, cascade=True) as trusting,
+        mdp.Client.connect(unsure, timeout_s=PATIENCE_S, cascade=True) as doubting,
+    ):
         before = answered(trusting)
         answer = ask(trusting)
         assert (answer.stage, answer.used) == ("first", ("alpha",))
@@ -548,6 +556,8 @@ def test_a_cascade_asks_the_others_only_where_the_first_is_not_sure(
         answer = ask(doubting)
         assert (answer.stage, answer.missing) == ("escalated", {})
         assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
+        for path, stage in ((sure, "first"), (unsure, "escalated")):
+            assert asyncio.run(asked_without_waiting(path)).stage == stage
         # Connected, and silent: the others are asked while they still have time.
         fleet.agents["alpha"].stop()
         answer = ask(trusting, SHORT_MS)
