@@ -560,7 +560,7 @@ def test_a_cascade_asks_the_others_only_where_the_first_is_not_sure(
             assert asyncio.run(asked_without_waiting(path)).stage == stage
         # Connected, and silent: the others are asked while they still have time.
         fleet.agents["alpha"].stop()
-        answer = ask(trusting, SHORT_MS)
+        answer = ask(trusting, 2 * SHORT_MS)
         assert answer.stage == "escalated"
         without(answer, "alpha", "late")
         fleet.agents["alpha"].kill()
