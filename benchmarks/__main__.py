@@ -18,7 +18,7 @@ from mdp.errors import InputError
 #: The document's name -> the module that has its `PAGE`.
 PAGES = {
     "accuracy": "accuracy.page",
-    "early-exit": "fusion.early",
+    "cascade": "serving.cascade",
     "end-to-end": "end_to_end.page",
     "families": "families.measure",
     "latency": "latency.page",

@@ -75,10 +75,6 @@ class InsecureWarning(UserWarning):
     """A device is spoken to in plain text over a network, as the caller asked for."""
 
 
-class NeverEarlyWarning(UserWarning):
-    """Answers were asked to end early, and the bundle does not say when they may."""
-
-
 class PlanRefused(MDPError):
     """The planned ensemble would not beat the best single device."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 #: No module whose structs are decoded from bytes is here: mypyc makes `type` of their annotations.
 MODULES = (
+    "mdp/requests/choice.py",
     "mdp/requests/exclusion.py",
     "mdp/requests/health.py",
     "mdp/requests/hedging.py",
@@ -27,6 +28,7 @@ MODULES = (
     "partitioner/simulation/agent.py",
     "partitioner/simulation/device.py",
     "partitioner/simulation/engine.py",
+    "partitioner/simulation/trace.py",
 )
 #: `make check` is where types are checked; here they are only read.
 MYPY = (

@@ -49,6 +49,10 @@ def failure(error: MDPError) -> dict[str, object]:
     return {**told, "outcomes": error.outcomes} if isinstance(error, InferenceError) else told
 
 
+#: What is said of a cascade's answers.
+STAGES = {"all": "", "first": " (first stage, sure)", "escalated": " (escalated)"}
+
+
 def describe(name: str, prediction: Prediction) -> str:
     """One picture's answer for people."""
     expected, pictures = prediction.expected_accuracy, prediction.expected_accuracy_pictures
@@ -57,7 +61,7 @@ def describe(name: str, prediction: Prediction) -> str:
         worth = f"{expected:.1%} accurate on {pictures} test pictures"
     lines = [
         f"{console.printable(name)}: {prediction.label} ({prediction.probability:.0%}), "
-        f"{prediction.mode} from {' + '.join(prediction.used)}, {worth}, "
+        f"{prediction.mode} from {' + '.join(prediction.used)}{STAGES[prediction.stage]}, {worth}, "
         f"{prediction.latency_ms:.1f} ms"
     ]
     if prediction.frame_spread_ms is not None:

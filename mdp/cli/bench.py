@@ -81,6 +81,7 @@ def run_bench(
     latencies = [prediction.latency_ms for prediction in given]
     overheads = [overhead_ms(prediction) for prediction in given]
     modes: Counter[str] = Counter(prediction.mode for prediction in given)
+    stages: Counter[str] = Counter(prediction.stage for prediction in given)
     return {
         "scenario": "single-stream" if in_flight == 1 else f"stream-{in_flight}",
         "requests": requests,
@@ -93,4 +94,5 @@ def run_bench(
         "overhead_ms": percentiles(overheads, (50, 99)),
         "throughput_per_s": len(given) / took_s,
         "modes": dict(modes),
+        "stages": dict(stages),
     }

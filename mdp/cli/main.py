@@ -20,10 +20,10 @@ from mdp.cli.answers import describe, failure, named, picture_files, shown
 from mdp.cli.bench import noise_picture, run_bench
 from mdp.cli.demo import run_demo
 from mdp.cli.doctor import examine
-from mdp.client.base import DEFAULT_DEADLINE_MS, NEVER_EARLY
+from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.client.status import DeviceStatus
 from mdp.client.sync import Client
-from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError, NeverEarlyWarning
+from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed, new_fleet
 from mdp.formats.keys import PUBLIC, load_pair, load_public
@@ -56,9 +56,11 @@ Insecure = Annotated[
 ]
 DeadlineMs = Annotated[float, typer.Option(help="Milliseconds in which every answer has to come.")]
 FusionChoice = Annotated[Fusion, typer.Option(help="How to combine what arrived.")]
-Early = Annotated[
+Cascade = Annotated[
     bool,
-    typer.Option("--early", help="Answer as soon as what is awaited cannot change the label."),
+    typer.Option(
+        "--cascade", help="Ask few members first, the others only where these are unsure."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
 
@@ -69,17 +71,14 @@ def connected(
     key: Path | None,
     insecure: bool,
     fusion: Fusion = "stacked",
-    early: bool = False,
+    cascade: bool = False,
 ) -> Iterator[Client]:
     """A client of `fleet`; says on stderr, at every start, to whom it speaks plain text."""
     with warnings.catch_warnings():
         # Said below, in one line each.
         warnings.simplefilter("ignore", InsecureWarning)
-        warnings.simplefilter("ignore", NeverEarlyWarning)
-        client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure, early=early)
+        client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure, cascade=cascade)
     with client:
-        if early and client.bundle.manifest.early is None:
-            print(f"mdp: {client.bundle.path}: {NEVER_EARLY}", file=sys.stderr)
         for entry in exposed(client.fleet):
             text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
             print(f"mdp: WARNING: {text}", file=sys.stderr)
@@ -95,7 +94,7 @@ def classify(
     fleet: FleetFile,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
-    early: Early = False,
+    cascade: Cascade = False,
     key: KeyFile = None,
     insecure: Insecure = False,
     json: Json = False,
@@ -110,7 +109,7 @@ def classify(
     """
     checked_deadline_ms(deadline_ms)
     exit_code = 0
-    with connected(fleet, key, insecure, fusion, early) as client, console.until_reader_leaves():
+    with connected(fleet, key, insecure, fusion, cascade) as client, console.until_reader_leaves():
         for path, unusable in picture_files(pictures):
             try:
                 if unusable is not None:
@@ -145,6 +144,7 @@ def look(
         float, typer.Option(min=0, max=1e9, help="With --count: from one look to the next.")
     ] = DEFAULT_EVERY_MS,
     fusion: FusionChoice = "stacked",
+    cascade: Cascade = False,
     key: KeyFile = None,
     insecure: Insecure = False,
     json: Json = False,
@@ -158,7 +158,7 @@ def look(
     checked_deadline_ms(deadline_ms)
     checked_every_ms(every_ms)
     exit_code = 0
-    with connected(fleet, key, insecure, fusion) as client, console.until_reader_leaves():
+    with connected(fleet, key, insecure, fusion, cascade) as client, console.until_reader_leaves():
         for number in range(count):
             started_s = time.monotonic()
             at: Moment = started_s - ago_ms / 1e3 if ago_ms else "latest"
@@ -261,7 +261,7 @@ def bench(
     in_flight: Annotated[int, typer.Option(min=1, max=64, help="Pictures under way.")] = 1,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
-    early: Early = False,
+    cascade: Cascade = False,
     key: KeyFile = None,
     insecure: Insecure = False,
     json: Json = False,
@@ -278,7 +278,7 @@ def bench(
         if unusable is not None:
             raise unusable
         files.append(path)
-    with connected(fleet, key, insecure, fusion, early) as client:
+    with connected(fleet, key, insecure, fusion, cascade) as client:
         side = client.bundle.manifest.plan.finest_px
         chosen: list[Picture] = list(files) or [noise_picture(side)]
         outcome = run_bench(

@@ -14,8 +14,8 @@ from mdp.arguments import check_choice, check_number, check_timeout_s, checked_p
 from mdp.client.crops import Cutter, View
 from mdp.client.dispatcher import LOG, Clock, Exchange, Outcome
 from mdp.client.status import DeviceStatus, device_status
-from mdp.errors import DeadlineExceeded, InputError, InsecureWarning, NeverEarlyWarning
-from mdp.formats.bundle import Bundle
+from mdp.errors import ConfigError, DeadlineExceeded, InputError, InsecureWarning
+from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.fleet import PLAIN_TEXT, Fleet, agent_keys, exposed, read_fleet
 from mdp.formats.keys import load_pair
 from mdp.fusion.fuse import FUSIONS, Fusion
@@ -31,8 +31,6 @@ from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of, th
 DEFAULT_DEADLINE_MS = 1000.0
 #: How long `connect` waits for devices that do not answer.
 CONNECT_TIMEOUT_S = 1.0
-#: What is said of a bundle that early termination was asked for in vain.
-NEVER_EARLY = "no answer ends early, as that was never measured: run mdp-partition evaluate"
 
 
 class Link:
@@ -59,9 +57,11 @@ class Link:
                 InsecureWarning,
                 stacklevel=stacklevel + 1,
             )
-        if options.early and self.bundle.manifest.early is None:
-            text = f"{self.bundle.path}: {NEVER_EARLY}"
-            warnings.warn(text, NeverEarlyWarning, stacklevel=stacklevel + 1)
+        if options.cascade and self.bundle.manifest.cascade is None:
+            raise ConfigError(
+                f"{self.bundle.path / MANIFEST}: key `cascade`: expected members to ask first and "
+                "how sure they have to be, found none: run mdp-partition evaluate --write"
+            )
         self.transport = Dealers(
             {entry.device: entry.address for entry in self.fleet.devices},
             keys=_client_keys(self.fleet, options),
@@ -77,7 +77,7 @@ class Link:
                 fusion=options.fusion,
                 hedge_after_s=None if after_ms is None else after_ms / 1e3,
                 hedge_share=options.hedge_share,
-                early=options.early,
+                cascade=options.cascade,
             )
         except BaseException:
             self.transport.close()
@@ -110,7 +110,7 @@ class Connecting(TypedDict, total=False):
     timeout_s: float
     hedge_after_ms: float | None
     hedge_share: float
-    early: bool
+    cascade: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ class Options:
     timeout_s: float = CONNECT_TIMEOUT_S
     hedge_after_ms: float | None = None
     hedge_share: float = DEFAULT_SHARE
-    early: bool = False
+    cascade: bool = False
 
     def __post_init__(self) -> None:
         check_timeout_s(self.timeout_s)
@@ -154,10 +154,10 @@ class Connection:
         `key` is this client's secret key file, instead of the one that the fleet file names;
         `insecure` allows plain text to other machines, of which a warning is given. A device that
         has not answered after `hedge_after_ms`, or after what 95 % of its recent answers took, has
-        its replica asked beside it, for at most `hedge_share` of all requests. With `early`, an
-        answer is given as soon as nobody who is awaited can change its label
-        (docs/explanation/calls.md); NeverEarlyWarning says that the bundle does not tell when.
-        Raises ConfigError if the fleet, its bundle or a key is wrong, InputError for an option.
+        its replica asked beside it, for at most `hedge_share` of all requests. With `cascade`, a
+        few members are asked first, and the others only where their answer is not sure
+        (docs/explanation/calls.md). Raises ConfigError if the fleet, its bundle or a key is wrong,
+        and with `cascade` if the bundle does not say whom to ask first; InputError for an option.
         """
         return cls(fleet, **options)
 

@@ -34,11 +34,12 @@ from mdp.protocol.messages import (
     encode,
 )
 from mdp.requests.capture import Glance, Sight, frames_of
+from mdp.requests.choice import Choice, others_by_s
 from mdp.requests.deadline import reserve_s
 from mdp.requests.health import UNREACHABLE
 from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.prediction import Judge, Prediction
-from mdp.requests.replicas import Chance, Choice, Roster
+from mdp.requests.replicas import Chance, Roster
 from mdp.requests.session import (
     PROBATION,
     Action,
@@ -48,6 +49,7 @@ from mdp.requests.session import (
     Replied,
     Send,
     Session,
+    Stages,
     TimePassed,
 )
 from mdp.requests.stuck_output import CONSTANT, Monotony
@@ -101,12 +103,12 @@ class Exchange:
         fusion: Fusion,
         hedge_after_s: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
-        early: bool = False,
+        cascade: bool = False,
         chance: Chance = random.random,
     ) -> None:
         """Calls to `fleet`, which serves `bundle`; a `Roster` says what the hedges mean.
 
-        With `early`, a call ends as soon as nobody who is awaited can change its label.
+        With `cascade`, which `bundle` has to have, members are asked in two stages.
         """
         members = fleet.members()
         self.assignments = {a.k: a for a in bundle.manifest.plan.assignments if a.k in members}
@@ -121,7 +123,10 @@ class Exchange:
         self._digest = bundle.digest
         self._num_classes = len(bundle.manifest.labels)
         self._judge = Judge(bundle, fusion)
-        self._early = early and bundle.manifest.early is not None
+        #: Members that are asked before the others; empty: all at once.
+        self._first: frozenset[int] = frozenset()
+        if cascade and bundle.manifest.cascade is not None:
+            self._first = frozenset(bundle.manifest.cascade.first)
         self._transport = transport
         self._clock = clock
         self._k_of = {entry.device: entry.k for entry in fleet.devices}
@@ -131,6 +136,7 @@ class Exchange:
             chance=chance,
             hedge_after_s=hedge_after_s,
             hedge_share=hedge_share,
+            cascade=cascade,
         )
         self._monotony = {entry.device: Monotony() for entry in fleet.devices}
         self._calls: dict[int, _Call] = {}
@@ -163,7 +169,7 @@ class Exchange:
             deadline_s=deadline_s,
             reserve_s=kept_s,
             hedge=roster if roster.hedges else None,
-            enough=self._judge.enough if self._early else None,
+            stages=self._stages(choice, now_s, deadline_s - kept_s) if self._first else None,
         )
         self._last_id += 1
         self._calls[self._last_id] = _Call(session, asked, started_s, deadline_ms, done)
@@ -181,6 +187,12 @@ class Exchange:
         for device in self._left_out - out:
             LOG.info("%s: waited for again", device)
         self._left_out = frozenset(out)
+
+    def _stages(self, choice: Choice, now_s: float, decide_s: float) -> Stages | None:
+        if not self._first <= choice.members.keys():
+            return None
+        by_s = others_by_s(choice, self._first, self._roster.slow_s, now_s, decide_s)
+        return Stages(self._first, by_s, self._judge.sure)
 
     def ask(self, device: str) -> bool:
         """Ask for a status, which will appear in `statuses`; False if `device` is not connected."""

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,7 +14,7 @@ from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, Plan
 from mdp.formats.profile import Fraction, NonNegativeFloat, Precision, RuntimeName
 from mdp.formats.signing import BundleKey, check_signature
-from mdp.fusion.early_exit import EarlyBounds
+from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import Fusion, FusionWeights, listed_subsets, unlisted_sizes
 
 MANIFEST = "manifest.json"
@@ -69,16 +69,14 @@ class SizeAccuracy(Record, frozen=True):
     ece: PerRule
 
 
-class EarlyShare(Record, frozen=True):
-    """What early termination does once the members `arrived` are in and the others are awaited.
+class CascadeAccuracy(Record, frozen=True):
+    """A cascade on the pictures of the evaluation, every member there, as fractions of them."""
 
-    Stacked, every member possible, on the pictures of the evaluation, as fractions of them.
-    """
-
-    arrived: tuple[int, ...]
-    #: Answers that end there, and those among them with another label than all members give.
-    ended: Fraction
-    changed: Fraction
+    #: The members that were asked first.
+    first: tuple[int, ...]
+    #: Pictures for which the others were asked, and right answers of all.
+    escalated: PerRule
+    accuracy: PerRule
 
 
 class TeacherAccuracy(Record, frozen=True, omit_defaults=True):
@@ -102,8 +100,10 @@ class Evaluation(Record, frozen=True):
     subsets: list[SubsetAccuracy]
     #: The sizes whose subsets are not listed above; none up to 8 members.
     sizes: tuple[SizeAccuracy, ...] = ()
-    #: Empty where nothing ends early.
-    early: tuple[EarlyShare, ...] = ()
+    #: None where the bundle has no cascade.
+    cascade: CascadeAccuracy | None = None
+    #: What older bundles hold of early exit: read, and not used.
+    early: Any = None
 
 
 class TriedPrecision(Record, frozen=True):
@@ -167,8 +167,10 @@ class Manifest(Record, frozen=True):
     evaluation: Evaluation | None = None
     #: None unless `mdp-partition quantize` has chosen the precisions.
     quantisation: Quantisation | None = None
-    #: What early termination goes by, measured on calibration pictures; None where it was not.
-    early: EarlyBounds | None = None
+    #: What a cascade goes by; None where it was not fitted, or no first stage was sure enough.
+    cascade: Cascade | None = None
+    #: What older bundles hold of early exit: read, and not used.
+    early: Any = None
     format_version: Literal[1] = 1
 
     def __post_init__(self) -> None:
@@ -181,8 +183,11 @@ class Manifest(Record, frozen=True):
                 raise ValueError(f"`files` lacks {model_path(assignment.k)}")
         if FUSION not in self.files:
             raise ValueError(f"`files` lacks {FUSION}")
+        count = len(self.plan.assignments)
         if self.evaluation is not None:
-            _check_measured(self.evaluation, len(self.plan.assignments))
+            _check_measured(self.evaluation, count)
+        if self.cascade is not None and not set(self.cascade.first) < set(range(count)):
+            raise ValueError(f"`cascade.first` has to be some and not all of {count} members")
 
 
 def _check_measured(evaluation: Evaluation, count: int) -> None:
@@ -351,3 +356,10 @@ class Bundle:
         """
         found = self._accuracy.get(members) or self._mean_accuracy.get(len(members))
         return None if found is None else float(getattr(found, rule))
+
+    def cascade_accuracy(self, rule: Fusion) -> float | None:
+        """Measured accuracy of the bundle's cascade under `rule`, or None if never measured."""
+        evaluation = self.manifest.evaluation
+        if evaluation is None or evaluation.cascade is None:
+            return None
+        return float(getattr(evaluation.cascade.accuracy, rule))

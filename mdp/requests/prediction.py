@@ -1,7 +1,7 @@
 """What a call returns: one labelled answer, made from whatever a session collected. Pure."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from msgspec import Struct
 
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
 from mdp.formats.bundle import Bundle
-from mdp.fusion.early_exit import EarlyRule
 from mdp.fusion.fuse import (
     Contribution,
     Fusion,
@@ -23,7 +22,7 @@ from mdp.fusion.fuse import (
     rule_for,
     weights_for,
 )
-from mdp.requests.session import Arrival, Finish
+from mdp.requests.session import Arrival, Finish, Stage
 
 TOP_K = 5
 #: So many classes are sorted and weighed before NumPy has begun: three in 2 us instead of 10.
@@ -56,8 +55,8 @@ class Prediction(Struct, frozen=True, kw_only=True):
     used: tuple[str, ...]
     #: Device -> reason, for every device that was wanted and is not in the answer.
     missing: dict[str, str]
-    #: Accuracy that this combination was measured to have; None for a bundle never evaluated. Of
-    #: an answer that ended early, that of the combination whose label it has.
+    #: Accuracy that this combination was measured to have; None for a bundle never evaluated. Where
+    #: the first stage of a cascade was sure, that of the cascade.
     expected_accuracy: float | None
     #: How many pictures that was measured on; None where it was not.
     expected_accuracy_pictures: int | None = None
@@ -69,8 +68,9 @@ class Prediction(Struct, frozen=True, kw_only=True):
     bundle: str = ""
     #: Of a look: how far apart the oldest and the newest frame in the answer were taken.
     frame_spread_ms: float | None = None
-    #: Whether it was given before everybody had answered, as nobody could have changed its label.
-    early: bool = False
+    #: How it came about: `all` members were asked at once; the `first` stage of a cascade was sure;
+    #: or it was `escalated` to the others.
+    stage: Stage = "all"
 
     @property
     def partial(self) -> bool:
@@ -112,12 +112,14 @@ class Judge:
         self._rules: dict[tuple[int, ...], _Rule] = {}
         measured = bundle.manifest.evaluation
         self._pictures = None if measured is None else measured.pictures
-        bounds = bundle.manifest.early
-        self._early = None if bounds is None else EarlyRule(bounds, self._weights, fusion)
+        cascade = bundle.manifest.cascade
+        self._first = () if cascade is None else cascade.first
+        self._threshold = 1.0 if cascade is None else cascade.threshold(fusion)
 
-    def enough(self, arrived: Mapping[int, Contribution], awaited: Collection[int]) -> bool:
-        """Whether the `awaited` members cannot change the label; False if that was not measured."""
-        return self._early is not None and self._early.enough(arrived, awaited)
+    def sure(self, arrived: Mapping[int, Contribution]) -> bool:
+        """Whether the answer of a cascade's first stage is final."""
+        _, shares = likeliest(fuse(arrived, self._rule(self._first).weights))
+        return shares[0] > self._threshold
 
     def conclude(
         self,
@@ -135,7 +137,9 @@ class Judge:
         if not finish.arrived:
             return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
         rule = self._rule(tuple(finish.arrived))
-        worth = self._rule(finish.stands_for) if finish.stands_for else rule
+        expected = rule.expected_accuracy
+        if finish.stage == "first":
+            expected = self._bundle.cascade_accuracy(self._fusion)
         contributions = {k: arrival.contribution for k, arrival in finish.arrived.items()}
         classes, shares = likeliest(fuse(contributions, rule.weights))
         top = tuple(zip([self._labels[i] for i in classes], shares, strict=True))
@@ -146,13 +150,13 @@ class Judge:
             mode=rule.mode,
             used=tuple(arrival.device for arrival in finish.arrived.values()),
             missing=dict(finish.missing),
-            expected_accuracy=worth.expected_accuracy,
+            expected_accuracy=expected,
             expected_accuracy_pictures=self._pictures,
             latency_ms=latency_ms(),
             deadline_ms=deadline_ms,
             members=tuple(_timing(k, arrival, frames) for k, arrival in finish.arrived.items()),
             bundle=self._bundle.digest,
-            early=bool(finish.stands_for),
+            stage=finish.stage,
             frame_spread_ms=_spread_ms(finish, frames),
         )
 

@@ -5,8 +5,6 @@ A client of hundreds keeps one of each, and most of them say little.
 
 from msgspec import Struct
 
-from mdp.requests.hedging import RoundTrips
-
 #: Weight of the newest round trip in a replica's usual one.
 NEWEST = 0.2
 #: What is known of a replica's time counts this much less with every request given to another one,
@@ -27,8 +25,6 @@ class Replica(Struct, gc=False):
     age: int = 0
     #: What a round trip takes of late, as a running mean; 0 before the first.
     usual_s: float = 0.0
-    #: Only where somebody wants to know what 95 % of them take.
-    trips: RoundTrips | None = None
 
     def cost_s(self, turn: int, now_s: float) -> float:
         """Requests under way and one more, times what one takes, if it is given this `turn`."""
@@ -51,15 +47,11 @@ class Replica(Struct, gc=False):
         self.owes_s = now_s
         self.load += 1
 
-    def took(self, seconds: float, now_s: float, observe: bool) -> None:
-        """A round trip of so many seconds has ended; `observe` keeps it for `trips`."""
+    def took(self, seconds: float, now_s: float) -> None:
+        """A round trip of so many seconds has ended."""
         self.seen_s = now_s
         if not self.usual_s:
             self.usual_s = seconds
         else:
             # The longer ago it was asked before, the less that tells.
             self.usual_s += max(NEWEST, 1 - _FADE**self.age) * (seconds - self.usual_s)
-        if observe:
-            if self.trips is None:
-                self.trips = RoundTrips()
-            self.trips.add(seconds)

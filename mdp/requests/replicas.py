@@ -11,9 +11,10 @@ from itertools import islice
 
 from msgspec import Struct
 
+from mdp.requests.choice import Choice
 from mdp.requests.exclusion import left_out
 from mdp.requests.health import Health
-from mdp.requests.hedging import DEFAULT_SHARE, Bucket
+from mdp.requests.hedging import DEFAULT_SHARE, Bucket, RoundTrips
 from mdp.requests.latency import Lateness
 from mdp.requests.ranked import Ranked
 from mdp.requests.replica_stats import Replica
@@ -39,17 +40,6 @@ NO_FRAME = "no_frame"
 Chance = Callable[[], float]
 
 
-class Choice(Struct, frozen=True):
-    """Whom a new request may ask."""
-
-    #: Index k -> the devices that serve it, best first.
-    members: Mapping[int, Sequence[str]]
-    #: Device -> why it is not to be asked.
-    unavailable: Mapping[str, str]
-    #: Device on probation -> k: to be asked beside, and not waited for.
-    probing: Mapping[str, int]
-
-
 class _Pending(Struct):
     """A call's requests that have not been answered."""
 
@@ -63,7 +53,7 @@ class Roster:
 
     A hedge goes out after `hedge_after_s`, or after what was observed if that is None, and takes
     `hedge_share` of all requests at most; with 0 there are none. `chance` gives numbers from 0 to
-    1, with which two of many replicas are drawn.
+    1, with which two of many replicas are drawn. With `cascade`, `slow_s` will be asked.
     """
 
     def __init__(
@@ -74,6 +64,7 @@ class Roster:
         chance: Chance,
         hedge_after_s: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
+        cascade: bool = False,
     ) -> None:
         self.bucket = Bucket(hedge_share)
         self._members, self._k_of, self._chance = members, k_of, chance
@@ -82,8 +73,9 @@ class Roster:
         self._hedge_after_s = hedge_after_s
         #: Whether there is anything to hedge with.
         self.hedges = bool(self._replicated) and hedge_share > 0
-        #: Whether `after_s` will be asked what was observed.
-        self._observes = self.hedges and hedge_after_s is None
+        #: Recent round trips by device, where somebody wants to know what 95 % of them take.
+        self._trips: dict[str, RoundTrips] = {}
+        self._observes = cascade or (self.hedges and hedge_after_s is None)
         #: Of those only of which there is something to remember.
         self._health: dict[str, Health] = {}
         self._lateness = Lateness()
@@ -316,18 +308,21 @@ class Roster:
         """How long `device` is given before its replica is asked beside it; infinity if unknown."""
         if self._hedge_after_s is not None:
             return self._hedge_after_s
-        own = self._slow_s(device)
-        if own < math.inf:
-            return own
-        return min(map(self._slow_s, self._members[self._k_of[device]]))
+        own, replicas = self._usual_s(device), self._members[self._k_of[device]]
+        return own if own < math.inf else min(map(self._usual_s, replicas))
 
     def allowed(self) -> bool:
         """Whether one more request may be spent on hedging now; True spends it."""
         return self.bucket.spend()
 
-    def _slow_s(self, device: str) -> float:
-        replica = self._replicas.get(device)
-        return math.inf if replica is None or replica.trips is None else replica.trips.slow_s
+    def _usual_s(self, device: str) -> float:
+        trips = self._trips.get(device)
+        return math.inf if trips is None else trips.slow_s
+
+    def slow_s(self, device: str) -> float:
+        """What `device` may well take: longer where it was late lately; infinity if unknown."""
+        late = self._suspects.get(device)
+        return self._usual_s(device) if late is None else max(late.trips)
 
     # Keeping count.
 
@@ -379,7 +374,11 @@ class Roster:
 
     def _took(self, device: str, now_s: float, seconds: float) -> None:
         if self._replicas and (replica := self._replicas.get(device)) is not None:
-            replica.took(seconds, now_s, self._observes)
+            replica.took(seconds, now_s)
+        if self._observes:
+            if (trips := self._trips.get(device)) is None:
+                trips = self._trips[device] = RoundTrips()
+            trips.add(seconds)
 
     def _saw(self, device: str, now_s: float) -> None:
         if self._replicas and (replica := self._replicas.get(device)) is not None:

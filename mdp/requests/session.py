@@ -8,16 +8,21 @@ one that has not answered for so long (Dean and Barroso, The Tail at Scale, CACM
 answers first counts. A device on probation is asked beside the others and not waited for, unless
 there is nobody else.
 
+In a cascade the members of the first stage are asked before the others. Where their answer is sure,
+it is final and the others are never asked. The others are asked as soon as it is known to be
+unsure, as one of the first stage cannot answer, or as the last moment has come at which they can
+still be in time.
+
 A session decides once, by the first of: every member that is waited for has arrived or cannot
-arrive any more; what arrived is enough, where it was told what is enough; or the moment to decide
-(the deadline less the reserve for fusing) has come. A reply that is in hand before that decision
-counts; whatever comes after it changes nothing.
+arrive any more; the first stage alone has arrived and is sure; or the moment to decide (the
+deadline less the reserve for fusing) has come. A reply that is in hand before that decision counts;
+whatever comes after it changes nothing.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -29,8 +34,12 @@ LATE = "late"
 NO_TIME = "not asked: no time left"
 #: The reason of a device that has come back lately and did not answer before the others.
 PROBATION = "on probation: asked, not waited for"
-#: The reason of a device that was not waited for, as its part could not change the label.
-NOT_NEEDED = "not waited for: cannot change the label"
+#: The reason of a device that was not asked or not waited for, as a cascade's first stage was sure.
+NOT_NEEDED = "not needed: the first stage is sure"
+
+#: How an answer came about: all members were asked at once; the first stage of a cascade was sure;
+#: or it was not, or failed, and the others were asked after it.
+Stage = Literal["all", "first", "escalated"]
 
 
 class Replied(Struct, frozen=True, kw_only=True):
@@ -88,14 +97,20 @@ class Finish(Struct, frozen=True, kw_only=True):
     missing: Mapping[str, str]
     #: True if the time to decide came before every member was settled.
     timed_out: bool
-    #: Where it ended early: all members that could still have been in, whose label this one has.
-    stands_for: tuple[int, ...] = ()
+    stage: Stage = "all"
 
 
 Action = Send | Finish
-#: Whether what arrived (k -> contribution) settles the label, whatever the members in the second
-#: argument would add.
-Enough = Callable[[Mapping[int, Contribution], Collection[int]], bool]
+
+
+class Stages(Struct, frozen=True):
+    """Asking in two stages: the members `first`, and the others where these are not sure."""
+
+    first: frozenset[int]
+    #: When the others have to be asked at the latest; all are asked at once where that is past.
+    others_by_s: float
+    #: Whether the answer of the members `first` (k -> contribution) is final.
+    sure: Callable[[Mapping[int, Contribution]], bool]
 
 
 class Hedge(Protocol):
@@ -143,7 +158,7 @@ class Session:
     `deadline_s` and every `now_s` are readings of one monotonic clock, in seconds; `reserve_s` is
     kept back for fusing. With `hedge`, a device that has not answered for so long has the next
     replica asked beside it; never more than two of a member at a time, probation aside. With
-    `enough`, it ends as soon as what arrived is enough.
+    `stages`, it is a cascade.
     """
 
     def __init__(
@@ -153,25 +168,28 @@ class Session:
         deadline_s: float,
         reserve_s: float = 0.0,
         hedge: Hedge | None = None,
-        enough: Enough | None = None,
+        stages: Stages | None = None,
     ) -> None:
         self.deadline_s = deadline_s
         self.decide_s = deadline_s - reserve_s
         #: When the session wants to be told the time at the latest.
         self.wake_s = self.decide_s
         self.finished = False
-        self._hedge, self._enough = hedge, enough
+        self._hedge, self._stages = hedge, stages
         #: When the next hedge is due; it may be due to a member that has arrived meanwhile.
         self._hedge_s = math.inf
         self._open = {k: _Member(k, devices) for k, devices in members.items()}
+        #: Members of a cascade's second stage, until they are asked; whether that has happened.
+        self._later: dict[int, _Member] = {}
+        self._escalated = False
+        #: Whether the first stage is sure, once that was asked.
+        self._sure: bool | None = None
         #: Device -> the member for which it is being asked.
         self._waiting: dict[str, _Member] = {}
         self._unavailable: Mapping[str, str] = {}
         self._probing: Mapping[str, int] = {}
         self._arrived: dict[int, Arrival] = {}
         self._missing: dict[str, str] = {}
-        #: How many members had arrived and were open when `enough` was asked last.
-        self._judged = (0, 0)
 
     def start(
         self,
@@ -185,13 +203,12 @@ class Session:
         Those on probation, `probing` (device -> k, one of a member), are asked as well.
         """
         self._unavailable, self._probing = unavailable, probing or {}
-        actions: list[Action] = []
-        if now_s < self.decide_s:
-            for device, k in self._probing.items():
-                actions.append(self._send(self._open[k], device, now_s))
-        for member in list(self._open.values()):
-            actions += self._ask_next(member, now_s)
-        return actions + self._decide(now_s)
+        stages = self._stages
+        if stages is not None and now_s < stages.others_by_s:
+            self._later = {k: m for k, m in self._open.items() if k not in stages.first}
+            self._open = {k: m for k, m in self._open.items() if k in stages.first}
+            self._set_wake()
+        return self._ask_all(self._open, now_s) + self._go_on(now_s)
 
     def handle(self, event: Event) -> list[Action]:
         """What to do about `event`; nothing once the session has finished."""
@@ -208,7 +225,7 @@ class Session:
                 actions += self._fail(member, event)
         if event.now_s >= self._hedge_s:
             actions += self._ask_beside(event.now_s)
-        return actions + self._decide(event.now_s)
+        return actions + self._go_on(event.now_s)
 
     def waits_for(self, device: str) -> bool:
         """Whether this session would still use a reply of `device`."""
@@ -234,6 +251,17 @@ class Session:
 
     def _waited_for(self, member: _Member) -> bool:
         return any(device not in self._probing for device in member.asked)
+
+    def _ask_all(self, members: Mapping[int, _Member], now_s: float) -> list[Action]:
+        """Ask one device of each of `members`, and those of theirs that are on probation."""
+        actions: list[Action] = []
+        if now_s < self.decide_s:
+            for device, k in self._probing.items():
+                if k in members:
+                    actions.append(self._send(members[k], device, now_s))
+        for member in list(members.values()):
+            actions += self._ask_next(member, now_s)
+        return actions
 
     def _ask_next(self, member: _Member, now_s: float) -> list[Action]:
         """Ask the next replica of a member of which nobody is being asked, probation aside."""
@@ -273,7 +301,12 @@ class Session:
 
     def _hedge_by(self, hedge_s: float) -> None:
         self._hedge_s = hedge_s
-        self.wake_s = min(self.decide_s, hedge_s)
+        self._set_wake()
+
+    def _set_wake(self) -> None:
+        self.wake_s = min(self.decide_s, self._hedge_s)
+        if self._later and self._stages is not None:
+            self.wake_s = min(self.wake_s, self._stages.others_by_s)
 
     def _next(self, member: _Member) -> str | None:
         """The next candidate that is there and not on probation, or None."""
@@ -298,36 +331,60 @@ class Session:
         budget_ms = (self.decide_s - now_s) * 1e3
         return Send(k=member.k, device=device, budget_ms=budget_ms, hedged=hedged)
 
+    def _go_on(self, now_s: float) -> list[Action]:
+        """Ask the second stage where its time has come, and finish where all is settled."""
+        if not self._later or not self._is_unsure(now_s):
+            return self._decide(now_s)
+        later, self._later = self._later, {}
+        self._open |= later
+        self._escalated = True
+        self._set_wake()
+        return self._ask_all(later, now_s) + self._decide(now_s)
+
     def _decide(self, now_s: float) -> list[Action]:
         timed_out = bool(self._open) and now_s >= self.decide_s
-        stands_for: tuple[int, ...] = ()
+        sure = self._stages is not None and not timed_out and self._is_sure()
         # Without anybody on probation, every open member has somebody who is waited for.
-        if self._open and not timed_out and (not self._probing or self._somebody_is_waited_for()):
-            if self._enough is None or not self._is_enough(self._enough):
-                return []
-            stands_for = tuple(sorted({*self._arrived, *self._open}))
+        waits = self._open and (not self._probing or self._somebody_is_waited_for())
+        if waits and not timed_out and not sure:
+            return []
         self.finished = True
         for member in self._open.values():
-            self._give_up(member, LATE if timed_out else NOT_NEEDED if stands_for else PROBATION)
+            self._give_up(member, LATE if timed_out else NOT_NEEDED if sure else PROBATION)
+        for member in self._later.values():
+            self._pass_over(member)
         return [
             Finish(
                 arrived=dict(sorted(self._arrived.items())),
                 missing=dict(self._missing),
                 timed_out=timed_out,
-                stands_for=stands_for,
+                stage="first" if sure else "escalated" if self._escalated else "all",
             )
         ]
 
     def _somebody_is_waited_for(self) -> bool:
         return not self._arrived or any(self._waited_for(member) for member in self._open.values())
 
-    def _is_enough(self, enough: Enough) -> bool:
-        counts = (len(self._arrived), len(self._open))
-        if not self._arrived or counts == self._judged:
+    def _is_sure(self) -> bool:
+        """Whether the first stage alone has arrived, others could follow, and it needs none."""
+        stages = self._stages
+        if stages is None or self._arrived.keys() != stages.first:
             return False
-        self._judged = counts
-        contributions = {k: arrival.contribution for k, arrival in self._arrived.items()}
-        return enough(contributions, self._open.keys())
+        if not self._open and not self._later:
+            return False
+        if self._sure is None:
+            self._sure = stages.sure({k: one.contribution for k, one in self._arrived.items()})
+        return self._sure
+
+    def _is_unsure(self, now_s: float) -> bool:
+        """Whether the second stage has to be asked now."""
+        if self._stages is None or now_s >= self._stages.others_by_s:
+            return True
+        for k in self._stages.first:
+            member = self._open.get(k)
+            if k not in self._arrived and (member is None or not self._waited_for(member)):
+                return True
+        return not self._open and not self._is_sure()
 
     def _give_up(self, member: _Member, reason: str) -> None:
         """Note why an open member's devices are missing, those that were never asked too."""
@@ -336,3 +393,11 @@ class Session:
         unavailable = self._unavailable
         for device in filter(unavailable.__contains__, member.candidates[member.passed :]):
             self._missing[device] = unavailable[device]
+
+    def _pass_over(self, member: _Member) -> None:
+        """Note why a member that was never asked is missing."""
+        device = self._next(member)
+        if device is not None:
+            member.reasons[device] = NOT_NEEDED
+        for device, reason in member.reasons.items():
+            self._missing[device] = NOT_NEEDED if reason == PROBATION else reason

@@ -46,7 +46,7 @@ from partitioner.export.write import (
     to_onnx,
     versions,
 )
-from partitioner.fusion.early_exit_bounds import measure_bounds
+from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.stacking import fit_fusion
 from partitioner.networks.submodel import SubModel
 from partitioner.run.progress import Progress
@@ -101,15 +101,16 @@ class Assembly:
                 )
                 assignments.append(part)
             fusion = fit_fusion(calibration, pictures.targets)
+            plan = assembled_plan(assignments, len(self.data.labels))
             write_json(folder / FUSION, fusion)
             paths = [*(model_path(k) for k in range(len(models))), FUSION]
             manifest = Manifest(
                 name=name,
                 labels=list(self.data.labels),
-                plan=assembled_plan(assignments, len(self.data.labels)),
+                plan=plan,
                 files={one: file_entry(folder / one) for one in paths},
                 provenance=self._provenance(models, pictures),
-                early=measure_bounds(calibration, fusion),
+                cascade=fit_cascade(plan, calibration, pictures.targets, fusion),
             )
             write_json(folder / MANIFEST, manifest)
 

@@ -8,6 +8,7 @@ from rich.table import Column, Table
 from mdp.formats.plan import Assignment, Plan, PredictedAccuracy, PredictedMs, Replica
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.accuracy_law import WHOLE
+from partitioner.fusion.cascade_cost import both_ways
 from partitioner.planner.deadline import DECODED, DECODING_MS
 from partitioner.planner.design_space import where
 from partitioner.planner.explain import Explanation, cautions
@@ -24,6 +25,8 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
     _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
     if planned.plan.deadline_ms is not None and not planned.plan.refused:
         console.print(_deadline(planned.plan), soft_wrap=True, highlight=False)
+    if in_stages := _in_stages(planned.plan):
+        console.print(in_stages, soft_wrap=True, highlight=False)
     for name, reason in planned.plan.left_out.items():
         console.print(f"left out: {name}: {reason}", soft_wrap=True, highlight=False)
     for device in planned.problem.devices:
@@ -46,6 +49,22 @@ def _deadline(plan: Plan) -> str:
     return (
         f"{text}{plan.on_time:.1%} of the answers are predicted to be complete within "
         f"{plan.target_ms:g} ms, with all devices there ({plan.percentile:g} % were asked for)"
+    )
+
+
+def _in_stages(plan: Plan) -> str:
+    """What asking the member of least energy first would save; empty where energy is not known."""
+    known = [(a.energy_j, a.k) for a in plan.assignments if a.energy_j is not None]
+    if plan.refused or len(known) < max(2, len(plan.assignments)):
+        return ""
+    first = plan.assignments[min(known)[1]]
+    sure, escalated = (both_ways(plan, [first.k], share).cascade for share in (0.0, 1.0))
+    at_once = both_ways(plan, [first.k], 0.0).at_once
+    return (
+        f"an answer of all at once takes {at_once.energy_j:.3g} J and {at_once.mean_ms:.3g} ms; a "
+        f"cascade with {first.device} first takes {sure.energy_j:.3g} J and {sure.mean_ms:.3g} ms "
+        f"where it is sure, else {escalated.energy_j:.3g} J and {escalated.mean_ms:.3g} ms; how "
+        "often it is sure is unknown until there is a bundle to evaluate"
     )
 
 

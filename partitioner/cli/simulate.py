@@ -11,7 +11,7 @@ import typer
 from mdp import console
 from mdp.errors import InputError
 from mdp.files import write_bytes
-from mdp.formats.bundle import Bundle
+from mdp.formats.bundle import Bundle, CascadeAccuracy
 from mdp.formats.plan import Plan, read_plan
 from mdp.formats.profile import DeviceProfile, read_profile, read_profiles, shipped_profiles
 from mdp.fusion.fuse import Fusion
@@ -28,6 +28,7 @@ from partitioner.simulation.questions import (
     answer,
     each_lost,
     hedged,
+    in_stages,
     without,
 )
 from partitioner.simulation.setup import (
@@ -54,6 +55,8 @@ class _Subject:
     plan: Plan
     num_classes: int
     worth: Worth
+    #: What its cascade was measured to do, where it has one.
+    cascade: CascadeAccuracy | None = None
 
 
 def add_to(app: typer.Typer) -> None:
@@ -155,7 +158,7 @@ def simulate(
         reconnect_s=assumed.reconnect_s,
         client_bps=_client_bps(subject.plan, client_mbit),
     )
-    what_ifs = _what_ifs(scenario, subject, assumed, lose, add, hedge_ms)
+    what_ifs = _what_ifs(scenario, subject, assumed, lose, add, hedge_ms, fusion)
     total = len(deadline_ms) * (1 + len(what_ifs))
     with Progress().task("simulating", total) as advance:
         answers = answer(
@@ -220,6 +223,7 @@ def _subject(
     assert bundle is not None
     opened = Bundle.open(bundle)
     worth: Worth = MeasuredSubsets(opened, fusion)
+    evaluation = opened.manifest.evaluation
     if data is not None:
         from partitioner.export.evaluate import fused_parts
 
@@ -229,6 +233,7 @@ def _subject(
         plan=opened.manifest.plan,
         num_classes=len(opened.manifest.labels),
         worth=worth,
+        cascade=None if evaluation is None else evaluation.cascade,
     )
 
 
@@ -249,6 +254,7 @@ def _what_ifs(
     lose: Sequence[str] | None,
     add: Sequence[str] | None,
     hedge_ms: float | None,
+    fusion: Fusion,
 ) -> list[WhatIf]:
     names = [device.name for device in scenario.devices]
     for name in lose or []:
@@ -260,6 +266,11 @@ def _what_ifs(
         what_ifs.append(without(*dict.fromkeys(lose)))
     elif len(names) <= MOST_LOST:
         what_ifs += each_lost(scenario)
+    if subject.cascade is not None:
+        first = subject.cascade.first
+        called = " + ".join(subject.plan.assignments[k].device for k in first)
+        escalated = getattr(subject.cascade.escalated, fusion)
+        what_ifs.append(in_stages(frozenset(first), called, escalated))
     additions = [one for text in add or [] for one in _additions(text, subject, assumed)]
     what_ifs += additions
     if hedge_ms is not None:

@@ -11,6 +11,7 @@ from mdp.formats.bundle import MANIFEST, Bundle, Evaluation
 from mdp.formats.plan import Plan
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
 from partitioner.export.evaluate import Report
+from partitioner.fusion.cascade_cost import BothWays
 
 
 def print_report(report: Report, plan: Plan) -> None:
@@ -35,8 +36,8 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     console.print(alone)
     console.print(_together(evaluation, plan))
-    if evaluation.early:
-        console.print(_early(evaluation, plan))
+    if (ways := report.both_ways(plan)) is not None:
+        console.print(_cascade(evaluation, plan, ways))
     if remark := one_does_as_well(evaluation):
         console.print(remark, soft_wrap=True, highlight=False)
 
@@ -88,12 +89,28 @@ def _pictures(evaluation: Evaluation) -> str:
     return f"{evaluation.pictures:,} pictures of {evaluation.data}"
 
 
-def _early(evaluation: Evaluation, plan: Plan) -> Table:
-    """How often an answer ends once some have arrived, where the client asks for that."""
-    table = Table("arrived", "ends", "other label", title="early termination, stacked")
-    for share in evaluation.early:
-        names = " + ".join(plan.assignments[k].device for k in share.arrived)
-        table.add_row(names, f"{share.ended:.1%}", f"{share.changed:.2%}")
+def _cascade(evaluation: Evaluation, plan: Plan, ways: BothWays) -> Table:
+    """All members at once beside a cascade: accuracy, and what each way costs."""
+    measured = evaluation.cascade
+    assert measured is not None
+    names = " + ".join(plan.assignments[k].device for k in measured.first)
+    every = tuple(range(len(plan.assignments)))
+    together = next(s.stacked for s in evaluation.subsets if s.members == every)
+    table = Table(
+        "stacked", "accuracy", "mean ms", "p99 ms", "device ms", "J per answer",
+        title=f"all at once, or {names} first and the others for {measured.escalated.stacked:.1%}",
+        caption="ms and J as the plan predicts them, without spread; device ms: computing, of all",
+    )  # fmt: skip
+    rows = (
+        ("all at once", together, ways.at_once),
+        ("cascade", measured.accuracy.stacked, ways.cascade),
+    )
+    for what, accuracy, way in rows:
+        energy = "unknown" if way.energy_j is None else f"{way.energy_j:.4f}"
+        table.add_row(
+            what, f"{accuracy:.2%}", f"{way.mean_ms:.2f}", f"{way.p99_ms:.2f}",
+            f"{way.device_ms:.2f}", energy,
+        )  # fmt: skip
     return table
 
 

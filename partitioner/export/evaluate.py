@@ -26,7 +26,8 @@ from mdp.formats.bundle import (
     SubsetAccuracy,
     TeacherAccuracy,
 )
-from mdp.fusion.early_exit import EarlyBounds
+from mdp.formats.plan import Plan
+from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import (
     Contribution,
     Fusion,
@@ -48,7 +49,8 @@ from partitioner.export.sessions import (
     open_session,
     run_session,
 )
-from partitioner.fusion.early_exit_bounds import early_shares, measure_bounds
+from partitioner.fusion.cascade_cost import BothWays, both_ways
+from partitioner.fusion.cascade_fit import fit_cascade, measure_cascade
 from partitioner.fusion.stacking import SAMPLED, sampled_subsets
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -66,8 +68,8 @@ class Report:
     #: One thread of the planned runtime, one picture, median, in milliseconds.
     member_latency_ms: list[float]
     teacher_latency_ms: float | None
-    #: The bundle's own, or measured for one that had none.
-    early: EarlyBounds | None = None
+    #: The bundle's own, or fitted for one that had none.
+    cascade: Cascade | None = None
 
     def as_json(self, bundle: Bundle) -> dict[str, Any]:
         """The content of `mdp-partition evaluate --json`."""
@@ -82,7 +84,17 @@ class Report:
         if value["teacher"] is not None:
             value["teacher"]["latency_ms"] = self.teacher_latency_ms
             value["teacher"]["macs"] = macs(plan.require_teacher().shape, classes)
+        del value["early"]
+        if (ways := self.both_ways(plan)) is not None:
+            value["cascade"] |= msgspec.to_builtins(ways)
         return value
+
+    def both_ways(self, plan: Plan) -> BothWays | None:
+        """What a cascade costs on the evaluation's pictures, stacked; None where there is none."""
+        measured = self.evaluation.cascade
+        if measured is None:
+            return None
+        return both_ways(plan, measured.first, measured.escalated.stacked)
 
 
 def accuracy(logits: Logits, targets: Targets) -> float:
@@ -237,7 +249,7 @@ def evaluate(
     assignments, targets = bundle.manifest.plan.assignments, data.test.targets
     teacher = _teacher(bundle, data, run, cache, progress)
     fusion = bundle.fusion_weights()
-    early = _early(bundle, data, fusion, cache, progress)
+    cascade = _cascade(bundle, data, fusion, cache, progress)
     measured = TeacherAccuracy(accuracy=teacher[0]) if teacher else None
     evaluation = Evaluation(
         data=Path(data.source).name,
@@ -252,25 +264,27 @@ def evaluate(
         ],
         subsets=subset_accuracies(contributions, fusion, targets),
         sizes=size_accuracies(contributions, fusion, targets),
-        early=() if early is None else early_shares(contributions, fusion, early),
+        cascade=None
+        if cascade is None
+        else measure_cascade(contributions, targets, fusion, cascade),
     )
-    return Report(evaluation, latencies_ms, teacher[1] if teacher else None, early)
+    return Report(evaluation, latencies_ms, teacher[1] if teacher else None, cascade)
 
 
-def _early(
+def _cascade(
     bundle: Bundle, data: Dataset, fusion: FusionWeights, cache: Path, progress: Progress
-) -> EarlyBounds | None:
-    """What the bundle says of early termination, or what its calibration pictures say of it.
+) -> Cascade | None:
+    """The bundle's cascade, or one that is fitted to its calibration pictures.
 
     None where these are not at hand: others may have been trained on.
     """
     manifest = bundle.manifest
-    if manifest.early is not None:
-        return manifest.early
+    if manifest.cascade is not None:
+        return manifest.cascade
     if manifest.provenance.get("calibration_digest") != data.calibration.digest:
         return None
     contributions, _ = run_on(bundle, data.calibration, "calibration", cache, progress)
-    return measure_bounds(contributions, fusion)
+    return fit_cascade(manifest.plan, contributions, data.calibration.targets, fusion)
 
 
 def known_teacher(before: Evaluation | None, data: Dataset) -> TeacherAccuracy | None:
@@ -309,7 +323,7 @@ def _teacher(
 def write_report(bundle: Bundle, report: Report) -> Bundle:
     """Put what was measured into the bundle's manifest, whole or not at all; returns the bundle."""
     manifest = msgspec.structs.replace(
-        bundle.manifest, evaluation=report.evaluation, early=report.early
+        bundle.manifest, evaluation=report.evaluation, cascade=report.cascade, early=None
     )
     write_json(bundle.path / MANIFEST, manifest)
     return Bundle(bundle.path, manifest)

@@ -34,7 +34,7 @@ from partitioner.export.precision_choice import (
     way_words,
 )
 from partitioner.export.quantize_trials import Asked, Judge, Member, Trial
-from partitioner.fusion.early_exit_bounds import measure_bounds
+from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.stacking import fit_fusion
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
@@ -86,8 +86,9 @@ def quantise(
         if kept:
             write_json(folder / FUSION, fusion)
             files = {name: file_entry(folder / name) for name in manifest.files}
-            early = measure_bounds(contributions, fusion)
-            manifest = msgspec.structs.replace(manifest, files=files, early=early)
+            targets = data.calibration.targets
+            cascade = fit_cascade(manifest.plan, contributions, targets, fusion)
+            manifest = msgspec.structs.replace(manifest, files=files, cascade=cascade, early=None)
             manifest = msgspec.structs.replace(manifest, evaluation=before)
             report = evaluate(Bundle(folder, manifest), data, run, cache, progress)
             manifest = msgspec.structs.replace(manifest, evaluation=report.evaluation)

@@ -27,7 +27,7 @@ from mdp.fusion.fuse import (
 from mdp.pictures.crop import Pixels
 from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
 from partitioner.export.sessions import member_contribution, open_member, open_session, run_session
-from partitioner.fusion.early_exit_bounds import measure_bounds
+from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.stacking import fit_fusion
 from partitioner.networks.members import Member, build_member, deployed
 from partitioner.networks.teacher import Teacher, outline
@@ -177,7 +177,8 @@ def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
         for assignment in work.plan.assignments:
             k = assignment.k
             errors[k], calibration[k] = _export_member(work, assignment, folder, name)
-        fusion = fit_fusion(calibration, work.data.calibration.targets)
+        targets = work.data.calibration.targets
+        fusion = fit_fusion(calibration, targets)
         write_json(folder / FUSION, fusion)
         paths = [*(model_path(a.k) for a in work.plan.assignments), FUSION]
         manifest = Manifest(
@@ -186,7 +187,7 @@ def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
             plan=work.plan,
             files={path: file_entry(folder / path) for path in paths},
             provenance=_provenance(work),
-            early=measure_bounds(calibration, fusion),
+            cascade=fit_cascade(work.plan, calibration, targets, fusion),
         )
         write_json(folder / MANIFEST, manifest)
     return errors

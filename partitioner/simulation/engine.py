@@ -7,21 +7,28 @@ each the time when it wants to know it.
 
 import gc
 import math
-from array import array
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count, repeat
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mdp.fusion.fuse import Contribution
+from mdp.requests.choice import Choice, others_by_s
 from mdp.requests.deadline import checked_deadline_ms, reserve_s
 from mdp.requests.health import UNREACHABLE
 from mdp.requests.replicas import Roster
-from mdp.requests.session import Action, Failed, Finish, Replied, Send, Session, TimePassed
+from mdp.requests.session import (
+    Action,
+    Failed,
+    Finish,
+    Replied,
+    Send,
+    Session,
+    Stages,
+    TimePassed,
+)
 from partitioner.simulation.device import Job, Lives, Push, SimulatedDevice
 from partitioner.simulation.models import (
     Dice,
@@ -36,6 +43,7 @@ from partitioner.simulation.models import (
     uniform,
 )
 from partitioner.simulation.port import ClientPort
+from partitioner.simulation.trace import Trace
 
 #: What was sent stands for itself: fusion is done afterwards, for all requests of a subset at once.
 _NOTHING = np.zeros(0, dtype=np.float32)
@@ -62,11 +70,13 @@ def _pusher(events: list[Event], number: Callable[[], int]) -> Push:
 class _Client:
     """One caller: what it knows of the devices, with its own order of replicas and its port."""
 
-    __slots__ = ("hedges", "port", "roster")
+    __slots__ = ("hedges", "port", "roster", "wakes")
 
-    def __init__(self, roster: Roster, port: ClientPort | None) -> None:
+    def __init__(self, roster: Roster, port: ClientPort | None, cascade: bool) -> None:
         self.roster = roster
         self.hedges = roster.hedges
+        #: Whether calls want to be told the time before they have to decide.
+        self.wakes = roster.hedges or cascade
         #: None: as much as there is leaves at once.
         self.port = port
 
@@ -79,35 +89,8 @@ class _Call:
     def __init__(self, client: _Client, session: Session, number: int, started_s: float) -> None:
         self.client, self.session = client, session
         self.number, self.started_s = number, started_s
-        #: When it was last to be told the time, for a hedge.
+        #: When it was last to be told the time, before it has to decide.
         self.woken_s = math.inf
-
-
-@dataclass(slots=True)
-class Trace:
-    """What happened: one entry per request, in the order of their ends, and per device."""
-
-    #: Each request's number, from 0; latency in seconds; index into `subsets`.
-    numbers: "array[int]" = field(default_factory=lambda: array("q"))
-    latencies_s: "array[float]" = field(default_factory=lambda: array("d"))
-    subset: "array[int]" = field(default_factory=lambda: array("q"))
-    #: Whether a device that was wanted is missing.
-    partial: "array[int]" = field(default_factory=lambda: array("b"))
-    #: Ascending indices k of the members that answered; empty where none did.
-    subsets: dict[tuple[int, ...], int] = field(default_factory=dict)
-    #: Virtual seconds from the first request to the last answer.
-    span_s: float = 0.0
-    busy_s: dict[str, float] = field(default_factory=dict)
-    #: How often each device was lost.
-    falls: dict[str, int] = field(default_factory=dict)
-    counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    #: Requests sent to devices: the member-requests that the simulator got through.
-    asks: int = 0
-
-    def by_subset(self) -> dict[tuple[int, ...], NDArray[np.int64]]:
-        """Arrival subset -> positions of its requests in this trace."""
-        index = np.frombuffer(self.subset, dtype=np.int64) if self.subset else np.zeros(0, np.int64)
-        return {members: np.flatnonzero(index == i) for members, i in self.subsets.items()}
 
 
 class Simulation:
@@ -124,6 +107,7 @@ class Simulation:
         self._dice, self._before = dice, seconds(scenario.before, dice, "", "before")
         self._gaps = Draws(dice, "", "arrivals", exponential)
         self._choices = Draws(dice, "", "clients", uniform)
+        self._certainties = Draws(dice, "", "certainty", uniform)
         late = scenario.late_s
         #: By how much the client is woken late, call by call.
         self._late_s = (
@@ -167,10 +151,12 @@ class Simulation:
                     chance=chance(self._dice, number),
                     hedge_after_s=scenario.hedge_after_s,
                     hedge_share=hedge_share,
+                    cascade=bool(scenario.first),
                 ),
                 ClientPort(scenario.client_bps, self._push)
                 if scenario.client_bps < math.inf
                 else None,
+                bool(scenario.first),
             )
             for number in range(scenario.load.clients)
         ]
@@ -232,12 +218,14 @@ class Simulation:
         client, started_s = begun
         roster = client.roster
         deadline_s = started_s + self._deadline_s
-        choice = roster.begin(now_s, self._gone, deadline_s - self._reserve_s)
+        decide_s = deadline_s - self._reserve_s
+        choice = roster.begin(now_s, self._gone, decide_s)
         session = Session(
             choice.members,
             deadline_s=deadline_s,
             reserve_s=self._reserve_s,
             hedge=roster if client.hedges else None,
+            stages=self._stages(roster, choice, now_s, decide_s) if self.scenario.first else None,
         )
         call = _Call(client, session, self._submitted, started_s)
         self._submitted += 1
@@ -250,6 +238,12 @@ class Simulation:
             if name not in self._gone:
                 roster.asked(-1, name, now_s)
                 self._devices[name].ask(now_s, self._told, client)
+
+    def _stages(self, roster: Roster, choice: Choice, now_s: float, decide_s: float) -> Stages:
+        first = self.scenario.first
+        sure = self._certainties.next() >= self.scenario.escalated
+        by_s = others_by_s(choice, first, roster.slow_s, now_s, decide_s)
+        return Stages(first, by_s, lambda _: sure)
 
     def _told(self, now_s: float, told: tuple[_Client, str]) -> None:
         client, name = told
@@ -276,10 +270,10 @@ class Simulation:
             else:
                 client.port.send(now_s, (device, call, send.budget_ms / 1e3))
             client.roster.sent(call.number, send, now_s, call.session.decide_s)
-            if client.hedges:
-                self._wake_for_hedge(call)
+            if client.wakes:
+                self._wake_before(call)
 
-    def _wake_for_hedge(self, call: _Call) -> None:
+    def _wake_before(self, call: _Call) -> None:
         session = call.session
         # Once for all members that were asked at the same moment.
         if call.woken_s != session.wake_s < session.decide_s:
@@ -309,9 +303,9 @@ class Simulation:
         if call.session.finished:
             return
         self._act(call, call.session.handle(TimePassed(now_s=now_s)), now_s)
-        if call.client.hedges and not call.session.finished:
+        if call.client.wakes and not call.session.finished:
             # The hedge of another member may be due later than the one of this moment.
-            self._wake_for_hedge(call)
+            self._wake_before(call)
 
     def _replied(self, now_s: float, job: Job) -> None:
         call, device = job.call, job.device
@@ -348,6 +342,7 @@ class Simulation:
         trace.latencies_s.append(now_s + self._after_s - call.started_s)
         trace.subset.append(trace.subsets.setdefault(members, len(trace.subsets)))
         trace.partial.append(bool(finish.missing))
+        trace.sure.append(finish.stage == "first")
         if self.scenario.load.rate_per_s is None:
             self._prepare(now_s + self._after_s + self.scenario.load.think_s, call.client)
 

@@ -119,6 +119,10 @@ class Scenario:
     hedge_after_s: float | None = None
     #: What hedging may add to the requests of a client at most.
     hedge_share: float = DEFAULT_SHARE
+    #: A cascade: the members that are asked before the others, and the share of the requests of
+    #: which these are not sure. Empty: all are asked at once.
+    first: frozenset[int] = frozenset()
+    escalated: float = 0.0
     #: Devices that are not there at all.
     lost: frozenset[str] = frozenset()
     #: What a client needs before it has sent, and after the decision, within the reserve.

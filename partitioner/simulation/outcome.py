@@ -8,8 +8,9 @@ from msgspec import Meta, field
 from numpy.typing import NDArray
 
 from mdp.files import Record
-from partitioner.simulation.engine import Trace, simulate
+from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import Scenario
+from partitioner.simulation.trace import Trace
 from partitioner.simulation.worth import Worth
 
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -72,6 +73,7 @@ def outcome_of(scenario: Scenario, trace: Trace, worth: Worth) -> Outcome:
     numbers = np.frombuffer(trace.numbers, dtype=np.int64)
     latencies_ms = np.frombuffer(trace.latencies_s) * 1e3
     partial = np.frombuffer(trace.partial, dtype=np.int8) > 0
+    sure = np.frombuffer(trace.sure, dtype=np.int8) > 0
     right, unknown, answered = 0.0, False, np.ones(requests, dtype=bool)
     modes: Counter[str] = Counter()
     for members, places in trace.by_subset().items():
@@ -79,9 +81,13 @@ def outcome_of(scenario: Scenario, trace: Trace, worth: Worth) -> Outcome:
             answered[places] = False
             continue
         modes[worth.mode(members)] += len(places)
-        accuracy = worth.accuracy(members, numbers[places])
-        unknown |= accuracy is None
-        right += len(places) * (accuracy or 0.0)
+        others = places[~sure[places]]
+        for answers, accuracy in (
+            (len(others), worth.accuracy(members, numbers[others]) if len(others) else 0.0),
+            (len(places) - len(others), worth.sure_accuracy()),
+        ):
+            unknown |= bool(answers) and accuracy is None
+            right += answers * (accuracy or 0.0)
     count = int(answered.sum())
     given = latencies_ms[answered] if count else np.zeros(1)
     return Outcome(

@@ -50,6 +50,14 @@ def added(device: DeviceModel) -> WhatIf:
     )
 
 
+def in_stages(first: frozenset[int], names: str, escalated: float) -> WhatIf:
+    """Members `first`, called `names`, asked before the others; a share of them is not sure."""
+    return WhatIf(
+        name=f"cascade, {names} first",
+        change=lambda scenario: replace(scenario, first=first, escalated=escalated),
+    )
+
+
 def hedged(after_ms: float) -> WhatIf:
     """The next replica asked beside one that has not answered after so long."""
     return WhatIf(

@@ -34,6 +34,9 @@ class Worth(Protocol):
     def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
         """Share of the requests `numbers` that `members` answer rightly; None if not known."""
 
+    def sure_accuracy(self) -> float | None:
+        """What an answer of a cascade's first stage is worth; None if not known."""
+
 
 class _OfBundle:
     """What both ways of knowing a bundle share: how a subset is fused."""
@@ -50,6 +53,10 @@ class _OfBundle:
     def mode(self, members: tuple[int, ...]) -> Mode:
         """What such an answer is called."""
         return mode_of(members, self.rule(members))
+
+    def sure_accuracy(self) -> float | None:
+        """As such answers carry it: the accuracy that the cascade was measured to have."""
+        return self._bundle.cascade_accuracy(self._fusion)
 
 
 class MeasuredSubsets(_OfBundle):
@@ -115,6 +122,9 @@ class PredictedSubsets:
             self.source = "as the plan predicts it for answers of all members; of others not known"
         if self._whole is not None and len(self._members) == self._count:
             self.source = "as predicted for each subset of the members"
+
+    def sure_accuracy(self) -> None:
+        """A plan has no cascade."""
 
     def mode(self, members: tuple[int, ...]) -> Mode:
         """As of a bundle with fitted fusion weights."""

@@ -6,8 +6,12 @@ from pathlib import Path
 import msgspec
 
 from mdp.files import read_json, write_json
-from mdp.formats.bundle import MANIFEST, Manifest, file_entry
-from mdp.fusion.early_exit import EarlyBounds, Pull, early_pairs
+from mdp.formats.bundle import MANIFEST, CascadeAccuracy, Manifest, PerRule, file_entry
+from mdp.fusion.cascade import Cascade
+
+#: What a bundle of `with_cascade` says that its cascade was measured to do.
+A_QUARTER = PerRule(boosted=0.25, stacked=0.25, bagged=0.25)
+CASCADE_ACCURACY = PerRule(boosted=0.875, stacked=0.875, bagged=0.875)
 
 
 def change_assignment(folder: Path, **changes: object) -> None:
@@ -26,13 +30,23 @@ def listed(folder: Path, name: str) -> None:
     path.write_text(json.dumps(content))
 
 
-def with_early_bounds(folder: Path, most: float) -> Path:
-    """Let the bundle in `folder` say that no awaited member pulled harder than `most`."""
+def with_cascade(folder: Path, threshold: float, first: tuple[int, ...] = (0,)) -> Path:
+    """Let the bundle in `folder` ask `first` before the others, and say how sure that has to be."""
     manifest = read_json(folder / MANIFEST, Manifest)
-    pulls = tuple(
-        Pull(members=members, arrived=arrived, boosted=most, stacked=most, bagged=most)
-        for members, arrived in early_pairs(len(manifest.plan.assignments))
+    cascade = Cascade(
+        first=first,
+        pictures=1000,
+        boosted=threshold,
+        stacked=threshold,
+        bagged=threshold,
+        escalated=0.25,
     )
-    early = EarlyBounds(pictures=1000, pulls=pulls)
-    write_json(folder / MANIFEST, msgspec.structs.replace(manifest, early=early))
+    evaluation = manifest.evaluation
+    assert evaluation is not None
+    measured = CascadeAccuracy(first=first, escalated=A_QUARTER, accuracy=CASCADE_ACCURACY)
+    evaluation = msgspec.structs.replace(evaluation, cascade=measured)
+    write_json(
+        folder / MANIFEST,
+        msgspec.structs.replace(manifest, cascade=cascade, evaluation=evaluation),
+    )
     return folder

@@ -70,7 +70,7 @@ class Desk:
         fusion: Fusion = "stacked",
         hedge_after_s: float | None = None,
         hedge_share: float = 0.05,
-        early: bool = False,
+        cascade: bool = False,
     ) -> None:
         """`folder` holds a colour bundle; `entries` are (device, k) of the fleet."""
         self.bundle = Bundle.open(folder)
@@ -92,7 +92,7 @@ class Desk:
             fusion=fusion,
             hedge_after_s=hedge_after_s,
             hedge_share=hedge_share,
-            early=early,
+            cascade=cascade,
             chance=random.Random(0).random,
         )
         self.answers: list[Answer] = []

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shutil
 import signal
 import threading
 import time
@@ -14,12 +15,15 @@ import numpy as np
 import pytest
 
 import mdp
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import new_fleet
 from mdp.requests.prediction import Prediction
+from mdp.requests.session import NOT_NEEDED
 from mdp.testing.agents import AgentProcess
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import Dealers
-from tests.support.bundles import with_early_bounds
+from tests.support.bundles import CASCADE_ACCURACY, with_cascade
 from tests.support.fleet import PLENTY_MS, Fleet, answers_until
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -515,22 +519,58 @@ def test_an_async_client_sees_a_death_and_a_return(fleet: Fleet) -> None:
     asyncio.run(live())
 
 
-def test_who_cannot_change_the_label_is_not_waited_for(fresh: Fleet, gate: Path) -> None:
-    with_early_bounds(fresh.bundle, 0.01)
-    fresh.start_all("beta", "gamma", odd=("alpha", "--hold", "run", "--gate", gate))
-    with mdp.Client.connect(fresh.write(), timeout_s=PATIENCE_S, early=True) as client:
-        # Alpha never answers, so nothing but its being of no account can end this.
-        answer = client.classify(RED, deadline_ms=PLENTY_MS)
-    assert (answer.label, answer.early) == ("red", True)
-    assert answer.missing["alpha"] == "not waited for: cannot change the label"
-    assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
-
-
-def test_a_bundle_that_does_not_say_when_to_end_early_is_named(fleet: Fleet) -> None:
+def test_a_cascade_asks_the_others_only_where_the_first_is_not_sure(
+    fleet: Fleet, tmp_path: Path
+) -> None:
     fleet.start_all()
-    said = "no answer ends early, as that was never measured: run mdp-partition evaluate$"
+
+    def written(threshold: float) -> Path:
+        """A fleet file by whose bundle alpha, asked first, is sure above `threshold`."""
+        bundle = with_cascade(shutil.copytree(fleet.bundle, tmp_path / f"{threshold}"), threshold)
+        entries = [f"{name}={agent.address}" for name, agent in fleet.agents.items()]
+        path = tmp_path / f"{threshold}.toml"
+        new_fleet(Bundle.open(bundle), entries, path)
+        return path
+
+    async def asked_without_waiting(path: Path) -> Prediction:
+        async with mdp.AsyncClient.connect(path, timeout_s=PATIENCE_S, cascade=True) as client:
+            return await client.classify(RED, deadline_ms=PLENTY_MS)
+
+    def answered(asking: mdp.Client) -> dict[str, int]:
+        return {status.device: status.counts["answered"] for status in asking.status()}
+
+    sure, unsure = written(0.5), written(1.0)
     with (
-        pytest.warns(mdp.NeverEarlyWarning, match=said),
-        mdp.Client.connect(fleet.write(), timeout_s=PATIENCE_S, early=True) as client,
+        mdp.Client.connect(sure, timeout_s=PATIENCE_S, cascade=True) as trusting,
+        mdp.Client.connect(unsure, timeout_s=PATIENCE_S, cascade=True) as doubting,
     ):
-        assert not ask(client).early
+        before = answered(trusting)
+        answer = ask(trusting)
+        assert (answer.stage, answer.used) == ("first", ("alpha",))
+        assert answer.missing == dict.fromkeys(("beta", "gamma"), NOT_NEEDED)
+        assert answer.expected_accuracy == CASCADE_ACCURACY.stacked
+        after = answered(trusting)
+        assert {name: after[name] - before[name] for name in DEVICES} == {
+            "alpha": 1, "beta": 0, "gamma": 0,
+        }  # fmt: skip
+        answer = ask(doubting)
+        assert (answer.stage, answer.missing) == ("escalated", {})
+        assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
+        for path, stage in ((sure, "first"), (unsure, "escalated")):
+            assert asyncio.run(asked_without_waiting(path)).stage == stage
+        # Connected, and silent: the others are asked while they still have time.
+        fleet.agents["alpha"].stop()
+        answer = ask(trusting, 2 * SHORT_MS)
+        assert answer.stage == "escalated"
+        without(answer, "alpha", "late")
+        fleet.agents["alpha"].kill()
+        answer = ask(trusting)
+        assert answer.stage == "escalated"
+        without(answer, "alpha", "unreachable", "disconnected")
+
+
+def test_a_bundle_without_a_cascade_is_refused(fleet: Fleet) -> None:
+    fleet.start_all()
+    said = "key `cascade`: expected members to ask first and how sure they have to be, found none"
+    with pytest.raises(mdp.ConfigError, match=said):
+        mdp.Client.connect(fleet.write(), timeout_s=PATIENCE_S, cascade=True)

@@ -150,25 +150,25 @@ def test_every_command_has_an_example_and_its_exit_codes(command_line: typer.Typ
         assert "Exit codes: 0" in text, command
 
 
-@pytest.mark.parametrize("command", [["classify", "{picture}"], ["bench"]])
-@pytest.mark.parametrize("early", [True, False])
-def test_early_reaches_the_client(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], early: bool
+@pytest.mark.parametrize("command", [["classify", "{picture}"], ["look"], ["bench"]])
+@pytest.mark.parametrize("cascade", [True, False])
+def test_a_cascade_reaches_the_client(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], cascade: bool
 ) -> None:
     seen: list[object] = []
 
     def connect(fleet: Path, **options: object) -> None:
-        seen.append(options["early"])
+        seen.append(options["cascade"])
         raise InputError("seen enough")
 
     monkeypatch.setattr("mdp.cli.main.Client.connect", connect)
     picture = tmp_path / "picture.png"
     picture.touch()
     arguments = [part.format(picture=picture) for part in command]
-    flag = ["--early"] if early else []
+    flag = ["--cascade"] if cascade else []
     result = CliRunner().invoke(app, [*arguments, "--fleet", str(tmp_path / "fleet.toml"), *flag])
     assert isinstance(result.exception, InputError)
-    assert seen == [early]
+    assert seen == [cascade]
 
 
 @pytest.mark.parametrize("command", ["classify", "look", "status", "doctor", "bench"])

@@ -23,6 +23,8 @@ from mdp.protocol.messages import (
 )
 from mdp.requests.deadline import MAX_DEADLINE_MS, checked_deadline_ms, reserve_s
 from mdp.requests.health import FIRST_REST_S, TOLERATED_STRIKES
+from mdp.requests.hedging import ENOUGH
+from mdp.requests.session import NOT_NEEDED
 from mdp.testing.bundles import (
     LABELS,
     SIZES,
@@ -31,7 +33,7 @@ from mdp.testing.bundles import (
     subset_accuracy,
     write_bundle,
 )
-from tests.support.bundles import with_early_bounds
+from tests.support.bundles import CASCADE_ACCURACY, with_cascade
 from tests.support.exchanges import Desk
 
 THREE = (("alpha", 0), ("beta", 1), ("gamma", 2))
@@ -731,59 +733,83 @@ def test_a_device_that_refuses_this_client_is_missing_with_its_reason(desk: Desk
 
 
 @pytest.fixture(scope="module")
-def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A bundle of which awaited members never pulled harder than 5: two have to be in."""
-    return with_early_bounds(write_bundle(tmp_path_factory.mktemp("early") / "bundle"), 5.0)
+def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose first stage is alpha, sure where it names a favourite at all."""
+    return with_cascade(write_bundle(tmp_path_factory.mktemp("cascade") / "bundle"), 0.5)
 
 
-def test_an_answer_ends_early_where_that_was_asked_for_and_measured(
-    bounded: Path, folder: Path
-) -> None:
-    desk = Desk(bounded, THREE, early=True)
+def unsure(desk: Desk) -> None:
+    """Alpha replies to the request sent last that all classes are as likely."""
+    desk.receive("alpha", result(desk.last_id), logits(*[0.0] * len(LABELS)))
+
+
+def test_a_cascade_asks_the_first_stage_alone_where_it_is_sure(in_turns: Path) -> None:
+    desk = Desk(in_turns, THREE, cascade=True)
     desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha"]
     desk.reply("alpha")
+    answer = desk.prediction()
+    assert (answer.stage, answer.label, answer.used) == ("first", "red", ("alpha",))
+    assert answer.missing == dict.fromkeys(("beta", "gamma"), NOT_NEEDED)
+    assert answer.expected_accuracy == CASCADE_ACCURACY.stacked
+    assert desk.asked() == []
+
+
+def test_a_cascade_asks_the_others_where_the_first_stage_is_unsure(in_turns: Path) -> None:
+    desk = Desk(in_turns, THREE, cascade=True)
+    desk.submit()
+    desk.asked()
+    desk.pass_s(0.005)
+    unsure(desk)
+    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
     desk.reply("gamma")
-    answer = desk.prediction()
-    assert (answer.early, answer.label) == (True, "red")
-    assert (answer.used, answer.mode) == (("alpha", "gamma"), "stacked")
-    assert answer.missing == {"beta": "not waited for: cannot change the label"}
-    # It has the label of all three, so it is worth what they are.
-    assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
     desk.reply("beta")
-    assert (desk.answers, desk.exchange.counters["late"]) == ([], 1)
-    for patient in (Desk(bounded, THREE), Desk(folder, THREE, early=True)):
-        patient.submit()
-        for device in ("alpha", "gamma"):
-            patient.reply(device)
-        assert not patient.answers
-        patient.reply("beta")
-        answer = patient.prediction()
-        assert (answer.early, answer.missing) == (False, {})
-
-
-def test_who_was_not_waited_for_and_answers_in_time_is_well(bounded: Path) -> None:
-    desk = Desk(bounded, THREE, early=True)
-    for _ in range(2 * TOLERATED_STRIKES):
-        desk.submit()
-        assert len(desk.asked()) == 3
-        desk.reply("alpha", desk.last_id)
-        desk.reply("gamma", desk.last_id)
-        assert desk.prediction().early
-        desk.pass_s(0.05)
-        desk.reply("beta", desk.last_id)
-        desk.pass_s(0.1)
-
-
-def test_who_was_not_waited_for_and_stays_silent_is_taken_out(bounded: Path) -> None:
-    desk = Desk(bounded, THREE, early=True)
-    for _ in range(TOLERATED_STRIKES):
-        desk.submit()
-        assert len(desk.asked()) == 3
-        desk.reply("alpha", desk.last_id)
-        desk.reply("gamma", desk.last_id)
-        assert desk.prediction().early
-        desk.pass_s(0.2)
-    assert well(desk, "alpha", "gamma") == ["alpha", "gamma"]
     answer = desk.prediction()
-    assert (answer.early, answer.missing) == (False, {"beta": "silent: 3 requests unanswered"})
-    assert answer.expected_accuracy == subset_accuracy((0, 2)).stacked
+    assert (answer.stage, answer.missing, answer.mode) == ("escalated", {}, "stacked")
+    assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
+
+
+@pytest.mark.parametrize("cascade", [True, False])
+def test_a_bundle_with_a_cascade_asks_all_at_once_unless_it_is_asked_for(
+    in_turns: Path, cascade: bool
+) -> None:
+    # Nor where the first stage is not in the fleet.
+    desk = Desk(in_turns, THREE[1:] if cascade else THREE, cascade=cascade)
+    desk.submit()
+    asked = [device for device, _ in desk.asked()]
+    assert len(asked) == (2 if cascade else 3)
+    for device in asked:
+        desk.reply(device)
+    assert desk.prediction().stage == "all"
+
+
+def test_a_silent_first_stage_leaves_the_others_the_time_that_they_were_seen_to_need(
+    in_turns: Path,
+) -> None:
+    desk = Desk(in_turns, THREE, cascade=True)
+    for _ in range(ENOUGH):
+        desk.submit()
+        desk.pass_s(0.010)
+        unsure(desk)
+        desk.pass_s(0.020)
+        desk.reply("beta", desk.last_id)
+        desk.pass_s(0.010)
+        desk.reply("gamma", desk.last_id)
+        assert desk.prediction().stage == "escalated"
+    desk.asked()
+    # They need 30 of the 98 ms.
+    desk.submit()
+    desk.pass_s(0.067)
+    assert [device for device, _ in desk.asked()] == ["alpha"]
+    desk.pass_s(0.002)
+    assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
+    for device in ("beta", "gamma"):
+        desk.reply(device, desk.last_id)
+    desk.pass_s(0.1)
+    answer = desk.prediction()
+    assert (answer.stage, answer.missing) == ("escalated", {"alpha": "late"})
+    # 10 and 30 do not fit into 35.
+    desk.submit(deadline_ms=35.0)
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+    desk.reply("alpha", desk.last_id)
+    assert desk.prediction().stage == "first"

@@ -31,6 +31,12 @@ def change_manifest(folder: Path, change: Change) -> None:
     path.write_text(json.dumps(content))
 
 
+def _cascade(manifest: dict[str, Any], **changes: Any) -> None:
+    thresholds = dict.fromkeys(("boosted", "stacked", "bagged"), 0.9)
+    told = {"first": [0], "pictures": 1000, "escalated": 0.25, **thresholds}
+    manifest["cascade"] = told | changes
+
+
 def test_a_bundle_opens_and_its_files_are_as_listed(folder: Path) -> None:
     bundle = Bundle.open(folder)
     assert bundle.manifest.labels == LABELS
@@ -162,6 +168,11 @@ def _first(manifest: dict[str, Any]) -> dict[str, Any]:
         (lambda m: _first(m).update(stacked=1.5), r"`float` <= 1"),
         (lambda m: m["plan"]["assignments"][0].update(threads=1025), "`int` <= 1024"),
         (lambda m: m["plan"]["assignments"][0].update(k=1), "listed by `k`, from 0 without gaps"),
+        (lambda m: _cascade(m, first=[]), r"length >= 1 - at `\$\.cascade\.first`"),
+        (lambda m: _cascade(m, first=[1, 0]), "distinct, not negative and ascending"),
+        (lambda m: _cascade(m, first=[3]), "`cascade.first` has to be some and not all of 3 mem"),
+        (lambda m: _cascade(m, first=[0, 1, 2]), "has to be some and not all of 3 members"),
+        (lambda m: _cascade(m, stacked=1.1), r"`float` <= 1.0 - at `\$\.cascade\.stacked`"),
     ],
 )
 def test_what_a_manifest_may_not_say(folder: Path, change: Change, expected: str) -> None:
@@ -362,6 +373,10 @@ def test_a_bundle_from_before_temperatures_and_calibration_errors_opens(folder: 
     def older(manifest: dict[str, Any]) -> None:
         manifest["files"][FUSION] = entry
         manifest["evaluation"].pop("sizes")
+        # Bounds of early exit, which others had.
+        del manifest["cascade"], manifest["evaluation"]["cascade"]
+        manifest["early"] = {"pictures": 1000, "pulls": [{"members": [0, 1], "stacked": 0.5}]}
+        manifest["evaluation"]["early"] = [{"arrived": [0], "ended": 0.5, "changed": 0.0}]
         for subset in manifest["evaluation"]["subsets"]:
             subset.pop("ece")
 
@@ -370,4 +385,6 @@ def test_a_bundle_from_before_temperatures_and_calibration_errors_opens(folder: 
     assert bundle.expected_accuracy((0, 2), "stacked") == subset_accuracy((0, 2)).stacked
     assert bundle.manifest.evaluation is not None
     assert bundle.manifest.evaluation.subsets[0].ece is None
+    assert bundle.manifest.cascade is None
+    assert bundle.cascade_accuracy("stacked") is None
     assert weights_for((0, 2), "bagged", bundle.fusion_weights()).b == (0.5, 0.5)

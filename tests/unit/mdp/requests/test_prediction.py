@@ -11,13 +11,12 @@ from msgspec.structs import replace
 
 from mdp.errors import DeadlineExceeded, QuorumNotMet
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
-from mdp.fusion import early_exit as early
-from mdp.fusion.early_exit import EarlyBounds, EarlyRule
-from mdp.fusion.fuse import Contribution, Fusion, probabilities
+from mdp.fusion.fuse import FUSIONS, Contribution, Fusion, probabilities
 from mdp.requests import prediction
 from mdp.requests.prediction import TOP_K, Judge, Prediction, likeliest, no_answer
 from mdp.requests.session import Arrival, Finish
 from mdp.testing.bundles import DEVICES, LABELS, size_accuracy, subset_accuracy, write_bundle
+from tests.support.bundles import CASCADE_ACCURACY, with_cascade
 
 
 @pytest.fixture(scope="module")
@@ -87,16 +86,43 @@ def test_rules_are_kept_of_a_bounded_number_of_sets(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "KEPT_RULES", 2)
-    monkeypatch.setattr(early, "KEPT_PAIRS", 2)
     judge = Judge(Bundle.open(folder), "stacked")
-    judge._early = EarlyRule(EarlyBounds(pictures=1, pulls=()), judge._weights, "stacked")
     sets = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]
     first = [judge._rule(members) for members in sets]
-    for members in sets:
-        arrived = {k: arrival(k, (1.0, 0.0, 0.0), (1.0, 0.0, 0.0)).contribution for k in members}
-        assert not judge.enough(arrived, [])
-    assert len(judge._rules) == len(judge._early._known) == 2
+    assert len(judge._rules) == 2
     assert [judge._rule(members).mode for members in sets] == [rule.mode for rule in first]
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_a_first_stage_is_sure_above_the_threshold_of_its_own_fused_answer(
+    tmp_path: Path, fusion: Fusion
+) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    alone = conclude(folder, (1,), fusion).probability
+    arrived = {1: ARRIVALS[1].contribution}
+    for threshold, sure in ((alone - 1e-6, True), (alone + 1e-6, False), (1.0, False)):
+        with_cascade(folder, threshold, first=(1,))
+        assert Judge(Bundle.open(folder), fusion).sure(arrived) == sure
+
+
+def test_a_first_stage_that_was_sure_is_worth_what_the_cascade_is(tmp_path: Path) -> None:
+    folder = write_bundle(tmp_path / "bundle")
+    finish = Finish(
+        arrived={0: ARRIVALS[0]},
+        missing=dict.fromkeys(DEVICES[1:], "not needed"),
+        timed_out=False,
+        stage="first",
+    )
+
+    def answer() -> Prediction:
+        judge = Judge(Bundle.open(folder), "stacked")
+        told = judge.conclude(finish, latency_ms=lambda: 12.0, deadline_ms=80.0)
+        assert isinstance(told, Prediction)
+        return told
+
+    assert (answer().stage, answer().expected_accuracy) == ("first", None)
+    with_cascade(folder, 0.9)
+    assert answer().expected_accuracy == CASCADE_ACCURACY.stacked
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import math
 from mdp.requests.replica_stats import Replica
 
 
-def asked_and_answered(replica: Replica, turn: int, took_s: float, observe: bool = False) -> None:
+def asked_and_answered(replica: Replica, turn: int, took_s: float) -> None:
     replica.asked(0.0, turn)
     replica.load -= 1
-    replica.took(took_s, took_s, observe)
+    replica.took(took_s, took_s)
 
 
 def test_what_is_usual_follows_what_happens() -> None:
@@ -48,13 +48,3 @@ def test_it_costs_what_it_has_owed_for_so_long_unless_it_was_heard_of() -> None:
     assert math.isclose(replica.cost_s(2, 6.0), 2 * 0.1)
     replica.looked_at(6.0)
     assert math.isclose(replica.cost_s(2, 6.0), 3 * 0.010)
-
-
-def test_round_trips_are_kept_only_where_somebody_wants_to_know() -> None:
-    replica = Replica(seen_s=0.0)
-    asked_and_answered(replica, 1, 0.010)
-    assert replica.trips is None
-    for turn in range(2, 20):
-        asked_and_answered(replica, turn, 0.010 * turn, observe=True)
-    assert replica.trips is not None
-    assert math.isclose(replica.trips.slow_s, 0.190)

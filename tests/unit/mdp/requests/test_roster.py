@@ -1,8 +1,10 @@
 """Whom a client asks: the order of replicas, and what it learns from what became of requests."""
 
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from mdp.requests.health import TOLERATED_STRIKES
 from mdp.requests.hedging import ENOUGH
@@ -14,7 +16,7 @@ PAIR = {0: ["a", "b"]}
 UNTIL_S = 1.0
 
 
-def roster(members: dict[int, list[str]], **options: float) -> Roster:
+def roster(members: dict[int, list[str]], **options: Any) -> Roster:
     k_of = {device: k for k, devices in members.items() for device in devices}
     return Roster(members, k_of, chance=random.Random(0).random, **options)
 
@@ -22,7 +24,7 @@ def roster(members: dict[int, list[str]], **options: float) -> Roster:
 class Play:
     """One call after the other at a roster, with devices that take their time."""
 
-    def __init__(self, members: dict[int, list[str]], **options: float) -> None:
+    def __init__(self, members: dict[int, list[str]], **options: Any) -> None:
         self.roster = roster(members, **options)
         self.now_s = 0.0
         self.call = 0
@@ -238,3 +240,17 @@ def test_of_many_replicas_those_that_are_there_are_found() -> None:
         for _ in range(50):
             first = play.roster.begin(play.now_s, gone).members[0][0]
             assert first in there or len(there) < 2
+
+
+def test_what_a_device_takes_is_known_after_enough_round_trips_and_sooner_where_it_was_late() -> (
+    None
+):
+    known = Roster({0: ["alpha"]}, {"alpha": 0}, chance=random.random, cascade=True)
+    for call in range(ENOUGH):
+        assert known.slow_s("alpha") == math.inf
+        known.sent(call, Send(k=0, device="alpha", budget_ms=50.0), float(call), call + 0.050)
+        known.answered(call, "alpha", call + 0.010)
+    assert math.isclose(known.slow_s("alpha"), 0.010, rel_tol=1e-6)
+    known.sent(99, Send(k=0, device="alpha", budget_ms=50.0), 99.0, 99.050)
+    known.answered(99, "alpha", 99.080)
+    assert math.isclose(known.slow_s("alpha"), 0.080, rel_tol=1e-6)

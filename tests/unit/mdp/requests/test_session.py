@@ -1,7 +1,7 @@
 """One request's life in simulated time: events in, actions out."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,6 @@ from mdp.requests.session import (
     NOT_NEEDED,
     PROBATION,
     Action,
-    Enough,
     Event,
     Failed,
     Finish,
@@ -24,6 +23,8 @@ from mdp.requests.session import (
     Replied,
     Send,
     Session,
+    Stage,
+    Stages,
     TimePassed,
 )
 
@@ -463,51 +464,170 @@ def test_a_device_on_probation_is_asked_beside_its_replica() -> None:
     assert told[1:] == [[], [({1: "beta"}, missing, False)]]
 
 
-def enough_with(*wanted: int) -> Enough:
-    """What arrived is enough once it holds `wanted`."""
-    return lambda arrived, awaited: set(wanted) <= set(arrived)
+def cascade(first: Sequence[int], sure: bool, others_by_s: float = 0.05) -> Stages:
+    """Asking `first`, which are sure or not, before the others."""
+    return Stages(frozenset(first), others_by_s, lambda arrived: sure)
 
 
-def test_an_answer_that_ends_early_says_so_and_for_whom_it_stands() -> None:
-    session = Session(THREE, deadline_s=DEADLINE_S, enough=enough_with(1))
+FIRST_AND_REST: list[tuple[str, list[Event], dict[str, str], list[list[object]], Stage]] = [
+    (
+        "sure",
+        [replied("alpha", 0.01)],
+        {},
+        [["alpha"], [({0: "alpha"}, {"beta": NOT_NEEDED, "gamma": NOT_NEEDED}, False)]],
+        "first",
+    ),
+    (
+        "unsure",
+        [replied("alpha", 0.01), replied("beta", 0.02), replied("gamma", 0.03)],
+        {},
+        [["alpha"], ["beta", "gamma"], [], [ALL]],
+        "escalated",
+    ),
+    (
+        "the first fails",
+        [failed("alpha", 0.01, "x"), replied("beta", 0.02), replied("gamma", 0.03)],
+        {},
+        [["alpha"], ["beta", "gamma"], [], [({1: "beta", 2: "gamma"}, {"alpha": "x"}, False)]],
+        "escalated",
+    ),
+    (
+        "the first is late",
+        [passed(0.04), passed(0.05), replied("beta", 0.06), replied("gamma", 0.07), passed(0.1)],
+        {},
+        [
+            ["alpha"], [], ["beta", "gamma"], [], [],
+            [({1: "beta", 2: "gamma"}, {"alpha": LATE}, True)],
+        ],
+        "escalated",
+    ),
+    (
+        "the first is gone",
+        [replied("gamma", 0.02), replied("beta", 0.03)],
+        {"alpha": "gone"},
+        [["beta", "gamma"], [], [({1: "beta", 2: "gamma"}, {"alpha": "gone"}, False)]],
+        "escalated",
+    ),
+    (
+        "sure while another is gone",
+        [replied("alpha", 0.01)],
+        {"gamma": "gone"},
+        [["alpha"], [({0: "alpha"}, {"beta": NOT_NEEDED, "gamma": "gone"}, False)]],
+        "first",
+    ),
+    (
+        "unsure, and nobody else is there",
+        [replied("alpha", 0.01)],
+        {"beta": "x", "gamma": "y"},
+        [["alpha"], [({0: "alpha"}, {"beta": "x", "gamma": "y"}, False)]],
+        "escalated",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("events", "gone", "told", "stage"),
+    [case[1:] for case in FIRST_AND_REST],
+    ids=[case[0] for case in FIRST_AND_REST],
+)
+def test_a_cascade_asks_the_others_where_the_first_is_not_sure(
+    events: Sequence[Event], gone: Mapping[str, str], told: list[list[object]], stage: Stage
+) -> None:
+    stages = cascade([0], sure=stage == "first")
+    session = Session(THREE, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, stages=stages)
+    steps = [session.start(now_s=0.0, unavailable=gone)]
+    steps += [session.handle(event) for event in events]
+    assert [said(actions) for actions in steps] == told
+    finish = steps[-1][-1]
+    assert isinstance(finish, Finish)
+    assert finish.stage == stage
+
+
+def test_a_cascade_is_woken_to_ask_the_others_and_not_before() -> None:
+    stages = cascade([0], sure=True, others_by_s=0.03)
+    session = Session(THREE, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, stages=stages)
     session.start(now_s=0.0, unavailable={})
+    assert session.wake_s == 0.03
+    sends = session.handle(passed(0.03))
+    assert [action.budget_ms for action in sends if isinstance(action, Send)] == [
+        pytest.approx((DECIDE_S - 0.03) * 1e3)
+    ] * 2
+    assert session.wake_s == DECIDE_S
+    # A late first stage that is sure still ends it.
+    (finish,) = session.handle(replied("alpha", 0.04))
+    assert isinstance(finish, Finish)
+    assert (finish.stage, finish.missing) == ("first", {"beta": NOT_NEEDED, "gamma": NOT_NEEDED})
+    assert session.handle(replied("beta", 0.05)) == []
+
+
+@pytest.mark.parametrize("sure", [True, False])
+def test_without_time_for_two_stages_all_are_asked_at_once(sure: bool) -> None:
+    stages = cascade([0], sure=sure, others_by_s=-math.inf)
+    session = Session(THREE, deadline_s=DEADLINE_S, stages=stages)
+    assert len(session.start(now_s=0.0, unavailable={})) == 3
+    ended = session.handle(replied("alpha", 0.01))
+    assert [action.stage for action in ended if isinstance(action, Finish)] == ["first"] * sure
+    if not sure:
+        session.handle(replied("beta", 0.02))
+        (finish,) = session.handle(replied("gamma", 0.02))
+        assert isinstance(finish, Finish)
+        assert finish.stage == "all"
+
+
+def test_only_the_first_stage_alone_is_asked_whether_it_is_sure_and_once() -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def sure(arrived: Mapping[int, Contribution]) -> bool:
+        asked.append(tuple(arrived))
+        return True
+
+    stages = Stages(frozenset([0, 1]), -math.inf, sure)
+    session = Session(THREE, deadline_s=DEADLINE_S, stages=stages)
+    session.start(now_s=0.0, unavailable={})
+    # Somebody else's part is in the answer now, for which nothing was measured.
+    assert session.handle(replied("gamma", 0.01)) == []
     assert session.handle(replied("alpha", 0.01)) == []
-    (finish,) = session.handle(replied("beta", 0.02))
+    (finish,) = session.handle(replied("beta", 0.01))
     assert isinstance(finish, Finish)
-    assert finish.stands_for == (0, 1, 2)
-    assert list(finish.arrived) == [0, 1]
-    assert finish.missing == {"gamma": NOT_NEEDED}
-    assert not finish.timed_out
-    assert session.handle(replied("gamma", 0.03)) == []
+    assert (finish.stage, asked) == ("all", [])
 
 
-def test_who_cannot_come_any_more_is_not_among_those_it_stands_for() -> None:
-    judged: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+def test_a_replica_of_the_first_stage_goes_before_the_second_stage() -> None:
+    session = Session(REPLICAS, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
+    assert said(session.start(now_s=0.0, unavailable={})) == ["alpha"]
+    assert said(session.handle(failed("alpha", 0.01))) == ["alpha/attic"]
+    assert len(session.handle(replied("alpha/attic", 0.02))) == 1
+    assert session.finished
 
-    def enough(arrived: Mapping[int, Contribution], awaited: Collection[int]) -> bool:
-        judged.append((tuple(arrived), tuple(awaited)))
-        return len(judged) == 2
 
-    session = Session(THREE, deadline_s=DEADLINE_S, enough=enough)
+def test_a_first_stage_of_two_waits_for_both_unless_one_fails() -> None:
+    for second, asked in ((replied("beta", 0.02), ["gamma"]), (failed("beta", 0.02), ["gamma"])):
+        stages = cascade([0, 1], sure=False)
+        session = Session(THREE, deadline_s=DEADLINE_S, stages=stages)
+        assert said(session.start(now_s=0.0, unavailable={})) == ["alpha", "beta"]
+        assert session.handle(replied("alpha", 0.01)) == []
+        assert said(session.handle(second)) == asked
+    session = Session(THREE, deadline_s=DEADLINE_S, stages=cascade([0, 1], sure=True))
     session.start(now_s=0.0, unavailable={})
-    assert session.handle(replied("beta", 0.01)) == []
-    # Nothing has changed: it is not asked again.
-    assert session.handle(passed(0.015)) == []
-    (finish,) = session.handle(failed("alpha", 0.02, "gone"))
-    assert judged == [((1,), (0, 2)), ((1,), (2,))]
-    assert isinstance(finish, Finish)
-    assert finish.stands_for == (1, 2)
-    assert finish.missing == {"alpha": "gone", "gamma": NOT_NEEDED}
+    assert said(session.handle(failed("alpha", 0.01))) == ["gamma"]
 
 
-def test_a_full_answer_is_never_an_early_one() -> None:
-    session = Session(THREE, deadline_s=DEADLINE_S, enough=enough_with(0, 1, 2))
-    session.start(now_s=0.0, unavailable={})
-    for device in ("alpha", "beta"):
-        assert session.handle(replied(device, 0.01)) == []
-    (finish,) = session.handle(replied("gamma", 0.02))
+def test_a_first_stage_on_probation_is_not_waited_for() -> None:
+    session = Session(THREE, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
+    told = said(session.start(now_s=0.0, unavailable={}, probing={"alpha": 0, "gamma": 2}))
+    assert told == ["alpha", "gamma", "beta"]
+    (finish,) = session.handle(replied("beta", 0.01))
     assert isinstance(finish, Finish)
-    assert (finish.stands_for, finish.missing) == ((), {})
+    assert finish.stage == "escalated"
+    assert finish.missing == {"alpha": PROBATION, "gamma": PROBATION}
+
+
+def test_a_device_on_probation_that_was_never_asked_is_said_to_be_not_needed() -> None:
+    session = Session(THREE, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
+    assert said(session.start(now_s=0.0, unavailable={}, probing={"gamma": 2})) == ["alpha"]
+    (finish,) = session.handle(replied("alpha", 0.01))
+    assert isinstance(finish, Finish)
+    assert finish.missing == {"beta": NOT_NEEDED, "gamma": NOT_NEEDED}
 
 
 def test_when_a_session_wants_to_be_woken() -> None:
@@ -586,6 +706,7 @@ STEPS = st.lists(
     st.data(),
     st.sampled_from([0.0, 0.05, DECIDE_S, 0.2]),
     st.sampled_from([None, None, 0.0, 0.003, 0.04]),
+    st.sampled_from([None, 0.0, 0.06, DECIDE_S]),
 )
 def test_any_history(
     members: dict[int, list[str]],
@@ -593,14 +714,20 @@ def test_any_history(
     data: st.DataObject,
     now_s: float,
     hedge_after_s: float | None,
+    others_by_s: float | None,
 ) -> None:
     devices = [device for replicas in members.values() for device in replicas]
     gone = data.draw(st.sets(st.sampled_from(devices)))
+    stages = None
+    if others_by_s is not None:
+        first = data.draw(st.sets(st.sampled_from(sorted(members)), min_size=1))
+        stages = cascade(sorted(first), data.draw(st.booleans()), others_by_s)
     session = Session(
         members,
         deadline_s=DEADLINE_S,
         reserve_s=RESERVE_S,
         hedge=None if hedge_after_s is None else HedgeAfter(hedge_after_s),
+        stages=stages,
     )
     history = History()
     contributions: dict[str, Contribution] = {}
@@ -634,6 +761,18 @@ def test_any_history(
         now_s = max(now_s, DECIDE_S)
         history.note(session.handle(passed(now_s)), now_s)
     check(history, members, gone, contributions, reasons)
+    check_stage(history.finishes[0][1], stages)
+
+
+def check_stage(finish: Finish, stages: Stages | None) -> None:
+    """Only a first stage that is sure, alone and complete leaves others out."""
+    event(f"stage {finish.stage}")
+    if finish.stage == "first":
+        assert stages is not None
+        assert stages.sure({})
+        assert finish.arrived.keys() == stages.first
+    else:
+        assert NOT_NEEDED not in finish.missing.values()
 
 
 def check(
@@ -667,6 +806,8 @@ def check(
         for device in missing:
             if device in reasons:
                 assert finish.missing[device] == reasons[device]
+            elif finish.stage == "first":
+                assert finish.missing[device] == NOT_NEEDED
             else:
                 assert finish.missing[device] == (LATE if device in asked else NO_TIME)
     assert set(finish.missing) <= {device for replicas in members.values() for device in replicas}

@@ -21,8 +21,7 @@ from mdp.client.crops import Cutter, View
 from mdp.client.dispatcher import Answer, Exchange
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
-from mdp.fusion.early_exit import part_of
-from mdp.fusion.fuse import Contribution, FusionWeights, fuse
+from mdp.fusion.fuse import Contribution, FusionWeights, fuse, probabilities
 from mdp.protocol.messages import (
     Ask,
     Buffer,
@@ -44,7 +43,7 @@ from mdp.requests.replicas import NO_TIME_THERE
 from mdp.requests.session import NOT_NEEDED
 from mdp.testing.bundles import LABELS, colour_picture, subset_accuracy, write_bundle
 from mdp.transport import Connected, Disconnected, Received
-from tests.support.bundles import with_early_bounds
+from tests.support.bundles import CASCADE_ACCURACY, with_cascade
 
 #: `make invariants` plays the nightly number.
 HISTORIES = 100_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 2_000
@@ -62,8 +61,8 @@ CODES: tuple[FailureCode, ...] = (
 STATES: tuple[State, ...] = ("READY", "READY", "READY", "WARMING", "FAILED")
 #: Answers in time that make up for one strike, and more.
 TROUBLE = 4
-#: Half of the awaited members' pulls are within it, more or less.
-BOUND = 2.0
+#: Half of the first stage's answers are above it, more or less.
+THRESHOLD = 0.9
 TABLE = np.random.default_rng(5).normal(0, 3, (64, 2, len(LABELS))).astype(np.float32)
 #: One history after another; what each byte means depends on those before it.
 SCRIPTS = st.binary(min_size=20, max_size=140)
@@ -80,7 +79,7 @@ class KeptBundle(Bundle):
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = write_bundle(tmp_path_factory.mktemp("invariants") / "bundle")
-    opened = Bundle.open(with_early_bounds(folder, BOUND))
+    opened = Bundle.open(with_cascade(folder, THRESHOLD))
     return KeptBundle(opened.path, opened.manifest)
 
 
@@ -104,7 +103,7 @@ class Request:
     request_id: int
     sent_s: float
     until_s: float
-    #: Whether it was asked as the call began, and there as a test beside another one.
+    #: Whether it was asked as its stage began, and there as a test beside another one.
     begun: bool
     on_probation: bool = False
     #: Whether a reply was sent, and whether that was in time.
@@ -134,7 +133,7 @@ class World:
 
     def __init__(self, bundle: Bundle, entries: tuple[tuple[str, int], ...], options: int) -> None:
         self.bundle, self.ks = bundle, dict(entries)
-        self.early, self.share = bool(options & 1), (0.05, 0.0, 0.3, 1.0)[options >> 1 & 3]
+        self.cascade, self.share = bool(options & 1), (0.05, 0.0, 0.3, 1.0)[options >> 1 & 3]
         self.now_s = 50.0
         self.connected, self.refused = set(self.ks), dict[str, str]()
         self.frozen, self.full = set[str](), set[str]()
@@ -168,7 +167,7 @@ class World:
             fusion="stacked",
             hedge_after_s=0.004 if options & 8 else None,
             hedge_share=self.share,
-            early=self.early,
+            cascade=self.cascade,
             chance=random.Random(options).random,
         )
 
@@ -192,17 +191,18 @@ class World:
         assert not [r for r in beside if r.device == device], "asked twice for the same"
         assert 0 < message.budget_ms <= (call.decide_s - self.now_s) * 1e3 + 1e-6
         begun = [r for r in beside if r.begun]
+        # A second stage begins in the middle of its call.
+        later = self.cascade and message.k and all(r.sent_s == self.now_s for r in beside)
+        beginning = self.beginning or bool(later)
         # Of two that were asked as the call began, the first is on probation and not waited for.
         tests = [r for r in begun if r.on_probation]
-        hedged = len(beside) > len(tests) and not self.beginning
+        hedged = len(beside) > len(tests) and not beginning
         self.hedges += hedged
         self.ordinary += not hedged
-        for request in begun if self.beginning else ():
+        for request in begun if beginning else ():
             request.on_probation = True
         self.requests.append(
-            Request(
-                device, message.k, message.request_id, self.now_s, call.decide_s, self.beginning
-            )
+            Request(device, message.k, message.request_id, self.now_s, call.decide_s, beginning)
         )
         assert self.hedges <= BURST + self.share * self.ordinary + 1e-6, "hedges over the budget"
         assert self.share or not self.hedges
@@ -403,25 +403,22 @@ class World:
         self.check_waiting(call, answer)
 
     def check_worth(self, call: Call, answer: Prediction, used: tuple[int, ...]) -> None:
-        """The label is that of the members used; if it ended early, of all that were possible."""
+        """The label is that of the members used; others are left out only by a sure first stage."""
         parts = {k: logits_of(call.request_id, k) for k in (0, 1, 2)}
         weights = self.bundle.fusion_weights()
         own = weights.fitted(used)
         assert own is not None
         assert answer.label == LABELS[int(fuse(parts, own).argmax())]
-        awaited = {self.ks[d] for d, reason in answer.missing.items() if reason == NOT_NEEDED}
-        assert answer.early == bool(awaited)
-        assert self.early or not answer.early
-        possible = tuple(sorted({*used, *awaited}))
-        assert answer.expected_accuracy == subset_accuracy(possible).stacked
-        if not answer.early:
-            return
-        whole = weights.fitted(possible)
-        assert whole is not None
-        missing = fuse(parts, part_of(whole, sorted(awaited), bias=False))
-        if missing.max() - missing[LABELS.index(answer.label)] <= BOUND:
-            event("early within the bound")
-            assert answer.label == LABELS[int(fuse(parts, whole).argmax())]
+        unneeded = {self.ks[d] for d, reason in answer.missing.items() if reason == NOT_NEEDED}
+        assert answer.stage == "all" or self.cascade
+        event(f"stage {answer.stage}")
+        if answer.stage == "first":
+            assert used == (0,)
+            assert probabilities(fuse(parts, own)).max() > THRESHOLD
+            assert answer.expected_accuracy == CASCADE_ACCURACY.stacked
+        else:
+            assert not unneeded
+            assert answer.expected_accuracy == subset_accuracy(used).stacked
 
     def check_waiting(self, call: Call, answer: Prediction) -> None:
         """Who waited until the end, did so for somebody who was worth it."""

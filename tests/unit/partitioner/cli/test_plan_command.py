@@ -1,5 +1,6 @@
 """`mdp-partition plan`: what it is asked for, what it says, and what it draws."""
 
+import dataclasses
 import json
 import math
 import re
@@ -180,6 +181,26 @@ def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
     )
     assert {a.region for a in whole.plan.assignments} == {WHOLE}
     assert not any(s.startswith("Sees ") for told in whole.explanations for s in told.sentences)
+
+
+def test_what_a_cascade_would_take_is_said_where_energy_is_known(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    boards = ["n100", "raspberry-pi-5"]
+    planned = make_planned(BASE, boards, PlanOptions(latency_ms=100.0), 1000)
+    plan = msgspec.structs.replace(planned.plan, refused=False, reason="")
+    assert {a.device for a in plan.assignments} == set(boards)
+    print_planned(dataclasses.replace(planned, plan=plan))
+    least, most = sorted(a.energy_j or 0.0 for a in plan.assignments)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"an answer of all at once takes {least + most:.3g} J and " in said
+    first = next(a.device for a in plan.assignments if a.energy_j == least)
+    assert f"a cascade with {first} first takes {least:.3g} J and " in said
+    unknown = msgspec.structs.replace(
+        plan, assignments=[msgspec.structs.replace(a, energy_j=None) for a in plan.assignments]
+    )
+    print_planned(dataclasses.replace(planned, plan=unknown))
+    assert "cascade" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

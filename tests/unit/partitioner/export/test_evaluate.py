@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.formats.bundle import Evaluation, MemberAccuracy
+from mdp.formats.bundle import CascadeAccuracy, Evaluation, MemberAccuracy
 from mdp.fusion.fuse import (
     Contribution,
     FusionWeights,
@@ -28,6 +28,7 @@ from partitioner.export.evaluate import (
     subset_accuracies,
 )
 from partitioner.fusion.stacking import sampled_subsets
+from tests.support.bundles import A_QUARTER, CASCADE_ACCURACY
 
 
 def top(*confidences: float) -> np.ndarray:
@@ -178,6 +179,23 @@ def test_a_member_that_does_as_well_alone_is_pointed_out(
     assert (
         "beta alone is right on 90.00% of these 100 pictures, all 2 members together on 89.00%"
     ) in said
+
+
+def test_the_table_shows_what_a_cascade_costs_beside_asking_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    plan, plain = colour_plan(("alpha", "beta"), (8, 8)), report(2)
+    measured = CascadeAccuracy(first=(1,), escalated=A_QUARTER, accuracy=CASCADE_ACCURACY)
+    evaluation = msgspec.structs.replace(plain.evaluation, cascade=measured)
+    print_report(dataclasses.replace(plain, evaluation=evaluation), plan)
+    printed = capsys.readouterr().out
+    assert "beta first and the others for 25.0%" in " ".join(printed.split())
+    rows = [" ".join(line.replace("│", " ").split()) for line in printed.splitlines()]
+    ms = [a.predicted_ms for a in plan.assignments]
+    slowest_ms = max(one.total for one in ms)
+    assert any(row.startswith(f"all at once 89.00% {slowest_ms:.2f} ") for row in rows)
+    mean_ms = ms[1].total + ms[0].total / 4
+    assert any(row.startswith(f"cascade 87.50% {mean_ms:.2f} ") for row in rows)
 
 
 def test_the_table_shows_sizes_with_mean_and_lowest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mdp.errors import InputError
 from mdp.requests.deadline import reserve_s
-from partitioner.simulation.engine import Simulation, Trace, simulate
+from partitioner.simulation.engine import Simulation, simulate
 from partitioner.simulation.models import (
     RETRANSMIT_S,
     DeviceModel,
@@ -25,6 +25,7 @@ from partitioner.simulation.models import (
     Scenario,
     SlowSpells,
 )
+from partitioner.simulation.trace import Trace
 
 PLENTY_MS = 3_600_000.0
 
@@ -85,6 +86,8 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         seed=draw(st.integers(0, 1000)),
         hedge_after_s=draw(st.sampled_from([None, 0.005])),
         lost=frozenset(lost),
+        first=frozenset(draw(st.sampled_from([(), (0,)]))),
+        escalated=0.5,
         before=LogNormal(median_s=draw(st.sampled_from([0.0, 0.0003]))),
         after_s=0.0002,
         detect_s=draw(st.sampled_from([0.0, 0.05])),
@@ -411,3 +414,27 @@ def test_what_cannot_be_simulated(wrong: dict[str, Any], message: str) -> None:
 def test_a_name_that_is_taken_twice() -> None:
     with pytest.raises(InputError, match="devices: one is named twice: alpha, alpha"):
         scenario(device("alpha"), device("alpha"), requests=1)
+
+
+@pytest.mark.parametrize("escalated", [0.0, 0.25, 1.0])
+def test_a_cascade_asks_the_others_of_as_many_requests_as_escalate(escalated: float) -> None:
+    three = [device("a", 0, 0.01), device("b", 1, 0.02), device("c", 2, 0.04)]
+    trace = simulate(scenario(*three, requests=400, first=frozenset([0]), escalated=escalated))
+    asked = {name: counts["asked"] for name, counts in trace.counts.items()}
+    assert asked["a"] == 400
+    assert asked["b"] == asked["c"] == 400 - sum(trace.sure)
+    assert asked["b"] / 400 == pytest.approx(escalated, abs=0.05)
+    by_subset = shares(trace)
+    assert by_subset.get((0, 1, 2), 0.0) == asked["b"] / 400
+    slowest_s = 0.05 if escalated else 0.01
+    assert max(trace.latencies_s) == pytest.approx(slowest_s)
+
+
+def test_a_cascade_whose_first_member_is_lost_or_late_asks_the_others() -> None:
+    slow, quick = device("a", 0, 10.0), device("b", 1, 0.01)
+    for lost in (frozenset(["a"]), frozenset[str]()):
+        one = scenario(slow, quick, deadline_ms=1020.0, requests=1, first=frozenset([0]), lost=lost)
+        trace = simulate(one)
+        assert shares(trace) == {(1,): 1.0}
+        assert trace.counts["b"]["used"] == 1
+        assert trace.latencies_s[0] == pytest.approx(0.01 if lost else 1.01)

@@ -19,7 +19,7 @@ from partitioner.estimates.accuracy_law import AccuracyLaw, Member, capability_o
 from partitioner.estimates.latency import Way, fit_latency, own_way, predict
 from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
 from partitioner.estimates.network import network_ms
-from partitioner.simulation.engine import Trace, simulate
+from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
 from partitioner.simulation.outcome import outcome_of
 from partitioner.simulation.questions import added, answer, each_lost, hedged, without
@@ -31,7 +31,9 @@ from partitioner.simulation.setup import (
     renewal,
     sigma,
 )
+from partitioner.simulation.trace import Trace
 from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedSubsets
+from tests.support.bundles import CASCADE_ACCURACY, with_cascade
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
 
@@ -253,13 +255,14 @@ def devices(*names: str) -> tuple[DeviceModel, ...]:
     )
 
 
-def test_an_outcome_sums_a_trace_up(bundle: Bundle) -> None:
+def test_an_outcome_sums_a_trace_up(bundle: Bundle, tmp_path: Path) -> None:
     scenario = Scenario(devices=devices("a", "b", "c"), load=Load(requests=4), deadline_ms=50.0)
     trace = Trace(span_s=2.0, subsets={(0, 1, 2): 0, (1,): 1, (): 2})
     trace.numbers.extend([0, 1, 2, 3])
     trace.latencies_s.extend([0.010, 0.020, 0.048, 0.048])
     trace.subset.extend([0, 0, 1, 2])
     trace.partial.extend([0, 0, 1, 1])
+    trace.sure.extend([0, 0, 0, 0])
     counts = {"asked": 4, "used": 2, "late": 1, "too_late": 1, "overloaded": 0}
     for name in "abc":
         trace.busy_s[name], trace.falls[name] = 0.5, 1
@@ -275,6 +278,13 @@ def test_an_outcome_sums_a_trace_up(bundle: Bundle) -> None:
     assert outcome.modes == {"single": 0.25, "stacked": 0.5}
     assert outcome.devices["b"].utilisation == 0.25
     assert (outcome.devices["b"].k, outcome.devices["b"].falls) == (1, 1)
+    # The same where (1,) is a first stage that was sure.
+    trace.sure[2] = 1
+    assert outcome_of(scenario, trace, MeasuredSubsets(bundle)).accuracy is None
+    folder = with_cascade(write_bundle(tmp_path / "cascade"), 0.9)
+    sure = outcome_of(scenario, trace, MeasuredSubsets(Bundle.open(folder)))
+    right = 2 * subset_accuracy((0, 1, 2)).stacked + CASCADE_ACCURACY.stacked
+    assert sure.accuracy == pytest.approx(right / 4)
     known = outcome_of(scenario, trace, PredictedSubsets(colour_plan(), LAW))
     assert (known.accuracy, known.accuracy_at_least) == (None, 0.0)
     assert list(msgspec.to_builtins(outcome)["latency_ms"]) == ["p50", "p90", "p99", "p99.9", "max"]

@@ -1,0 +1,83 @@
+"""What asking members in two stages costs, beside asking all at once. Pure.
+
+Every device is taken to need what its plan predicts, without spread.
+"""
+
+from collections.abc import Collection, Sequence
+
+from mdp.files import Record
+from mdp.formats.plan import Assignment, Plan
+
+
+class Way(Record, frozen=True):
+    """One way of asking the members, per answer."""
+
+    mean_ms: float
+    p99_ms: float
+    #: Milliseconds that devices compute, all together.
+    device_ms: float
+    #: Joules; None where the plan does not say what each device needs.
+    energy_j: float | None
+
+
+class BothWays(Record, frozen=True):
+    """All members at once, and a cascade."""
+
+    at_once: Way
+    cascade: Way
+
+
+def both_ways(plan: Plan, first: Collection[int], escalated: float) -> BothWays:
+    """What each way costs where a share `escalated` of the pictures needs the second stage."""
+    ahead, behind = _split(plan, first)
+    first_ms, later_ms = _slowest_ms(ahead), _slowest_ms(behind)
+    all_ms, both_ms = max(first_ms, later_ms), first_ms + later_ms
+    return BothWays(
+        at_once=Way(
+            mean_ms=all_ms,
+            p99_ms=all_ms,
+            device_ms=_device_ms(plan.assignments),
+            energy_j=_energy_j(plan.assignments),
+        ),
+        cascade=Way(
+            mean_ms=first_ms + escalated * later_ms,
+            p99_ms=both_ms if escalated >= 0.01 else first_ms,
+            device_ms=_device_ms(ahead) + escalated * _device_ms(behind),
+            energy_j=_mixed(_energy_j(ahead), _energy_j(behind), escalated),
+        ),
+    )
+
+
+def cost(plan: Plan, first: Collection[int], escalated: float) -> float:
+    """Joules of an answer of a cascade where all are known, else milliseconds of computing."""
+    way = both_ways(plan, first, escalated).cascade
+    return way.device_ms if way.energy_j is None else way.energy_j
+
+
+def in_time(plan: Plan, first: Collection[int]) -> bool:
+    """Whether both stages fit into the deadline that the plan names, if it names one."""
+    return (
+        plan.deadline_ms is None or both_ways(plan, first, 1.0).cascade.p99_ms <= plan.deadline_ms
+    )
+
+
+def _split(plan: Plan, first: Collection[int]) -> tuple[list[Assignment], list[Assignment]]:
+    ahead = [a for a in plan.assignments if a.k in first]
+    return ahead, [a for a in plan.assignments if a.k not in first]
+
+
+def _slowest_ms(members: Sequence[Assignment]) -> float:
+    return max((a.predicted_ms.total for a in members), default=0.0)
+
+
+def _device_ms(members: Sequence[Assignment]) -> float:
+    return sum(a.predicted_ms.compute for a in members)
+
+
+def _energy_j(members: Sequence[Assignment]) -> float | None:
+    known = [a.energy_j for a in members if a.energy_j is not None]
+    return sum(known) if len(known) == len(members) else None
+
+
+def _mixed(first: float | None, later: float | None, escalated: float) -> float | None:
+    return None if first is None or later is None else first + escalated * later

@@ -1,0 +1,35 @@
+"""What happened in a simulation. Plain values."""
+
+from array import array
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True)
+class Trace:
+    """What happened: one entry per request, in the order of their ends, and per device."""
+
+    #: Each request's number, from 0; latency in seconds; index into `subsets`.
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))
+    latencies_s: "array[float]" = field(default_factory=lambda: array("d"))
+    subset: "array[int]" = field(default_factory=lambda: array("q"))
+    #: Whether a device that was wanted is missing; whether a cascade's first stage was sure.
+    partial: "array[int]" = field(default_factory=lambda: array("b"))
+    sure: "array[int]" = field(default_factory=lambda: array("b"))
+    #: Ascending indices k of the members that answered; empty where none did.
+    subsets: dict[tuple[int, ...], int] = field(default_factory=dict)
+    #: Virtual seconds from the first request to the last answer.
+    span_s: float = 0.0
+    busy_s: dict[str, float] = field(default_factory=dict)
+    #: How often each device was lost.
+    falls: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: Requests sent to devices: the member-requests that the simulator got through.
+    asks: int = 0
+
+    def by_subset(self) -> dict[tuple[int, ...], NDArray[np.int64]]:
+        """Arrival subset -> positions of its requests in this trace."""
+        index = np.frombuffer(self.subset, dtype=np.int64) if self.subset else np.zeros(0, np.int64)
+        return {members: np.flatnonzero(index == i) for members, i in self.subsets.items()}
