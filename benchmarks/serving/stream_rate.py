@@ -15,11 +15,11 @@ speed, which no client can give back. With one member there is only the first.
 """
 
 import multiprocessing
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,14 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.harness.models import vit
-from benchmarks.harness.resampling import ratio_interval
-from benchmarks.harness.serving_fleet import served
+from benchmarks.harness.models import refilled, vit
+from benchmarks.harness.resampling import Rounds, in_rounds, ratio_interval
+from benchmarks.harness.serving_fleet import client_of, served
 from devices.runtime.base import OrtRuntime, Runtime
 from mdp import Client
 from mdp.cli.bench import noise_picture
 from mdp.errors import InferenceError
-from mdp.files import write_json
-from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
+from mdp.formats.bundle import Bundle
 from mdp.formats.plan import SubModelSpec
 from mdp.pictures.crop import Picture, Pixels
 from mdp.testing.bundles import LABELS, write_bundle
@@ -44,6 +43,7 @@ from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
 
 NAME = "stream"
+HEADS = ["boost", "bag"]
 #: A model that is not ready to be run after so long is not coming.
 READY_S = 60.0
 DEADLINE_MS = 10_000.0
@@ -79,15 +79,10 @@ def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
     torch.manual_seed(0)
     devices = tuple(f"device-{k}" for k in range(len(specs)))
     write_bundle(folder, devices=devices, sizes=tuple(spec.image_size for spec in specs))
-    manifest = Bundle.open(folder).manifest
-    files = dict(manifest.files)
-    for k, spec in enumerate(specs):
-        model = folder / model_path(k)
-        module = ServedMember(SubModel(spec, len(LABELS)))
-        model.write_bytes(to_onnx(module, spec.image_size, ["boost", "bag"], {}))
-        files[model_path(k)] = file_entry(model)
-    write_json(folder / MANIFEST, msgspec.structs.replace(manifest, files=files))
-    return Bundle.open(folder)
+    members = [ServedMember(SubModel(spec, len(LABELS))) for spec in specs]
+    return refilled(
+        folder, [to_onnx(m, s.image_size, HEADS, {}) for m, s in zip(members, specs, strict=True)]
+    )
 
 
 def runtime_of(bundle: Bundle, k: int) -> OrtRuntime:
@@ -103,7 +98,7 @@ def pixels_for(spec: SubModelSpec, batch: int) -> Pixels:
 
 def loop_rate(
     runtime: Runtime, pixels: Pixels, seconds: float, others: Sequence[Connection] = ()
-) -> float:
+) -> list[float]:
     """Pictures a second of the model alone, `pixels[N, ...]` at a time; `others` keep its pace."""
     runs, started_s = 0, time.perf_counter()
     while (took_s := time.perf_counter() - started_s) < seconds:
@@ -115,7 +110,7 @@ def loop_rate(
     for other in others:
         for _ in range(runs):
             other.recv()
-    return runs * len(pixels) / took_s
+    return [runs * len(pixels) / took_s]
 
 
 def keep_pace(folder: Path, k: int, batch: int, pace: Connection) -> None:
@@ -150,7 +145,7 @@ def computing_beside(bundle: Bundle, k: int, batch: int) -> Iterator[Connection]
         process.join()
 
 
-def stream_rate(client: Client, picture: Picture, in_flight: int, seconds: float) -> float:
+def stream_rate(client: Client, picture: Picture, in_flight: int, seconds: float) -> list[float]:
     """Answers a second between the first `in_flight` answers and the end of a stream."""
     until_s = time.perf_counter() + seconds
 
@@ -158,63 +153,51 @@ def stream_rate(client: Client, picture: Picture, in_flight: int, seconds: float
         while time.perf_counter() < until_s:
             yield picture
 
-    times, partial = [], 0
+    times, lacking = [], 0
     for answer in client.stream(pictures(), deadline_ms=DEADLINE_MS, in_flight=in_flight):
         assert not isinstance(answer, InferenceError), answer
-        partial += answer.partial
+        lacking += answer.partial
         times.append(time.perf_counter())
     # The last ones are answered while no new ones come.
     steady = times[in_flight - 1 : len(times) - in_flight + 1]
-    assert partial < MOST_PARTIAL * len(times), f"{partial} of {len(times)} answers are partial"
-    return (len(steady) - 1) / (steady[-1] - steady[0])
-
-
-@dataclass(slots=True)
-class Rates:
-    """Pictures a second, of each round: `[[rate], ...]`."""
-
-    alone: list[list[float]] = field(default_factory=list)
-    #: Nothing where there are no other members.
-    beside: list[list[float]] = field(default_factory=list)
-    #: By how many were under way.
-    streams: dict[int, list[list[float]]] = field(default_factory=dict)
+    assert lacking < MOST_PARTIAL * len(times), f"{lacking} of {len(times)} answers are partial"
+    return [(len(steady) - 1) / (steady[-1] - steady[0])]
 
 
 def measure(case: Case) -> list[dict[str, Any]]:
     """The loops and the streams in turns; a row for each number of pictures under way."""
-    rates = Rates(streams={number: [] for number in case.in_flight})
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        bundle = vit_bundle(Path(name) / "bundle", case.members)
-        runtime, pixels = runtime_of(bundle, 0), pixels_for(case.members[0], case.batch)
+    with ExitStack() as stack:
         more = ("--batch", case.batch) if case.batch > 1 else ()
-        fleet = stack.enter_context(served(bundle, Path(name), "--threads", 1, *more))
-        client = stack.enter_context(fleet.client())
+        fleet = stack.enter_context(
+            served(partial(vit_bundle, specs=case.members), "--threads", 1, *more)
+        )
+        bundle = Bundle.open(fleet.bundle)
+        runtime, pixels = runtime_of(bundle, 0), pixels_for(case.members[0], case.batch)
+        client = stack.enter_context(client_of(fleet))
         others = [
             stack.enter_context(computing_beside(bundle, k, case.batch))
             for k in range(1, len(case.members))
         ]
-        for number in range(ROUNDS + 1):
-            alone = loop_rate(runtime, pixels, BLOCK_S)
-            beside = loop_rate(runtime, pixels, BLOCK_S, others) if others else None
-            streamed = {n: stream_rate(client, pixels[0], n, BLOCK_S) for n in rates.streams}
-            if number:  # the first one warms up
-                rates.alone.append([alone])
-                if beside is not None:
-                    rates.beside.append([beside])
-                for n, rate in streamed.items():
-                    rates.streams[n].append([rate])
+        blocks: dict[str | int, Callable[[], list[float]]] = {
+            n: partial(stream_rate, client, pixels[0], n, BLOCK_S) for n in case.in_flight
+        }
+        blocks["alone"] = partial(loop_rate, runtime, pixels, BLOCK_S)
+        if others:
+            blocks["beside"] = partial(loop_rate, runtime, pixels, BLOCK_S, others)
+        rates = in_rounds(blocks, ROUNDS)
     return [row_of(case, in_flight, rates) for in_flight in case.in_flight]
 
 
-def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, Any]:
-    streams = rates.streams[in_flight]
+def row_of(case: Case, in_flight: int, rates: Mapping[str | int, Rounds]) -> dict[str, Any]:
+    streams = rates[in_flight]
     row: dict[str, Any] = {
         "members": len(case.members),
         "in_flight": in_flight,
         "batch": case.batch,
         "stream_per_s": float(np.median(streams)),
     }
-    for name, loops in (("alone", rates.alone), ("beside", rates.beside)):
+    for name in ("alone", "beside"):
+        loops = rates.get(name)
         per_s = float(np.median(loops)) if loops else None
         row[f"loop_{name}_per_s"] = per_s
         row[f"ratio_{name}"] = row["stream_per_s"] / per_s if per_s else None

@@ -6,13 +6,13 @@ of it, as devices with processors of their own: each waits as long as it was tol
 else about it is real.
 """
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+import shutil
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
-from benchmarks.harness.serving_fleet import ServedFleet, colour_bundle, running, served
-from mdp.formats.bundle import Bundle
+from benchmarks.harness.serving_fleet import served, stub_fleet
+from mdp.testing.agents import AgentFleet
 from partitioner.simulation.models import Load
 
 COMPUTING, WAITING = "computing", "waiting"
@@ -37,25 +37,9 @@ def loads(agents: str, requests: int) -> dict[str, Load]:
     }
 
 
-def fleet_of(agents: str, folder: Path) -> AbstractContextManager[ServedFleet]:
-    """Three running agents that compute or wait; their files are put into `folder`."""
-    make: dict[str, Callable[[Path], AbstractContextManager[ServedFleet]]] = {
-        COMPUTING: lambda folder: served(Bundle.open(BUNDLE), folder, "--threads", 1),
-        WAITING: waiting,
-    }
-    return make[agents](folder)
-
-
-@contextmanager
-def waiting(folder: Path) -> Iterator[ServedFleet]:
-    """A stub agent, in a process of its own, for each of `MEDIANS_MS`."""
-    bundle = colour_bundle(folder, len(MEDIANS_MS), SIDE)
-    module = [sys.executable, "-m", "benchmarks.harness.stub_agent", "--bundle", str(bundle.path)]
-    commands: dict[tuple[str, ...], list[str]] = {
-        (a.device,): [
-            *module, "--device", a.device, "--compute-ms", str(median_ms), "--sigma", str(SIGMA)
-        ]
-        for a, median_ms in zip(bundle.manifest.plan.assignments, MEDIANS_MS, strict=True)
-    }  # fmt: skip
-    with running(bundle, folder, commands) as fleet:
-        yield fleet
+def fleet_of(agents: str) -> AbstractContextManager[AgentFleet]:
+    """Three running agents that compute or wait."""
+    if agents == COMPUTING:
+        return served(partial(shutil.copytree, BUNDLE), "--threads", 1)
+    each = {f"device-{k}": ("--compute-ms", ms) for k, ms in enumerate(MEDIANS_MS)}
+    return stub_fleet(len(MEDIANS_MS), "--sigma", SIGMA, side=SIDE, each=each)

@@ -1,7 +1,6 @@
 """What three real agents do under a load and a deadline, beside what the simulator says of it."""
 
 import asyncio
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -229,22 +228,22 @@ def reality(
     """Every load of such a fleet under every deadline, beside the simulator; and by how much each
     load's client was woken late."""
     rows, late = [], []
-    with tempfile.TemporaryDirectory() as name, fleet_of(agents, Path(name)) as fleet:
-        fleet.client().close()  # now all of them are READY
+    with fleet_of(agents) as fleet:
+        path, bundle = fleet.folder / "fleet.toml", Bundle.open(fleet.bundle)
         for load_name, load in loads(agents, requests).items():
             of: dict[str, Any] = {"agents": agents, "load": load_name}
-            first = asyncio.run(measure(fleet.path, replace(load, requests=200), [PLENTY_MS], 1))
+            first = asyncio.run(measure(path, replace(load, requests=200), [PLENTY_MS], 1))
             usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [CALIBRATED, *COMPARED])
             # Deciding comes 2 ms before a short deadline, or after half of a very short one.
             tight = [float(round(ms + min(2.0, ms), 2)) for ms in usual_ms]
-            seen = asyncio.run(measure(fleet.path, load, [PLENTY_MS, *tight], blocks))
+            seen = asyncio.run(measure(path, load, [PLENTY_MS, *tight], blocks))
             ends = seen.pop(tight[0]).ends
             late_s = woken_late_s(ends, tight[0]) or (Assumptions().late_ms / 1e3,)
             cut = sum(end.cut for end in ends)
             points = {f"p{p}": float(np.percentile(late_s, p)) * 1e3 for p in (50, 90, 99)}
             late.append({**of, "deadline_ms": tight[0], "cut": cut, **points})
             for drawn, together in (("apart", ""), ("together", "answers")):
-                base = told(fleet.bundle, seen[PLENTY_MS].answers, late_s, together)
+                base = told(bundle, seen[PLENTY_MS].answers, late_s, together)
                 for deadline_ms, real in seen.items():
                     scenario = replace(base, load=load, deadline_ms=deadline_ms)
                     row = compared(scenario, blocks, real)

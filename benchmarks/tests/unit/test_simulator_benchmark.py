@@ -67,8 +67,7 @@ def test_the_slowest_agent_that_waits_is_as_busy_as_is_said() -> None:
 
 def stub(**options: Any) -> Namespace:
     return Namespace(
-        **{"compute_ms": 12.0, "sigma": 0.0, "late": [], "late_ms": 80.0, "late_share": 0.0}
-        | options
+        **{"compute_ms": 12.0, "sigma": 0.0, "late_ms": 80.0, "late_share": 0.0} | options
     )
 
 
@@ -85,7 +84,7 @@ def test_a_stub_waits_for_log_normal_times() -> None:
 
 def test_a_stub_without_a_spread_takes_what_it_is_told_and_is_late_as_often() -> None:
     assert {durations(stub(), "device-0")() for _ in range(5)} == {0.012}
-    take_s = durations(stub(late=["device-0"], late_share=0.25), "device-0")
+    take_s = durations(stub(late_share=0.25), "device-0")
     late = [take_s() == 0.08 for _ in range(2000)]
     assert np.mean(late) == pytest.approx(0.25, abs=0.03)
 
