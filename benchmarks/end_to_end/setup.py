@@ -11,15 +11,6 @@ class HttpMember(Record, frozen=True):
     encoding: Encoding
 
 
-class TensorSplit(Record, frozen=True):
-    """The devices with parts of every layer, and what one sum is about."""
-
-    addresses: list[tuple[str, int]]
-    #: Values that are summed over all devices, twice in each layer.
-    values: int
-    layers: int
-
-
 class Amount(Record, frozen=True):
     rounds: int
     #: Pictures one at a time, in each round.
@@ -33,7 +24,6 @@ class Amount(Record, frozen=True):
 class Setup(Record, frozen=True):
     pictures: list[str]
     image_size: int
-    num_classes: int
     #: MDP fleets: row's name -> fleet file.
     fleets: dict[str, str]
     #: First stage of the whole teacher and of the pipeline, and where its last one answers.
@@ -41,7 +31,6 @@ class Setup(Record, frozen=True):
     teacher_reply: tuple[str, int]
     pipeline: tuple[str, int]
     pipeline_reply: tuple[str, int]
-    split: TensorSplit
     http: list[HttpMember]
     #: Command that prints how many bytes each machine has sent.
     counting: list[str]

@@ -1,6 +1,5 @@
 """The teacher on one device, or as a pipeline over several: one chain of stages."""
 
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.end_to_end.rivals import frames
-from benchmarks.end_to_end.rivals.rivals import content, in_order, view
+from benchmarks.end_to_end.rivals.rivals import content, in_order
 from mdp.formats.plan import Encoding
 
 
@@ -18,7 +17,7 @@ class Chain:
     def __init__(self, first: tuple[str, int], reply: tuple[str, int]) -> None:
         with frames.listen(*reply) as listener:
             self.first = frames.connect(*first)
-            self.last: socket.socket = frames.tuned(listener.accept()[0])
+            self.last = frames.tuned(listener.accept()[0])
 
     def close(self) -> None:
         self.first.close()
@@ -46,5 +45,5 @@ class ChainRival:
         return in_order(pictures, in_flight, self._send, lambda: frames.receive(last))
 
     def _send(self, picture: Path) -> None:
-        pixels = view(picture, self._size)
-        frames.send(self._chain.first, self._head, content(pixels, self._encoding))
+        view = content(picture, self._size, self._encoding)
+        frames.send(self._chain.first, self._head, view)

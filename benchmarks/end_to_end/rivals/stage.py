@@ -55,15 +55,15 @@ class Stage:
         self._session = open_session(model)
         (self._input,) = self._session.get_inputs()
         # The whole teacher takes any number of pictures, its pieces one.
-        self._shape = [1, *self._input.shape[1:]]
+        self.shape = [1, *self._input.shape[1:]]
         self._following, self._last = following, last
 
     def warm_up(self) -> None:
         kind = np.uint8 if "uint8" in self._input.type else np.float32
         for _ in range(3):
-            self._run(np.zeros(self._shape, dtype=kind))
+            self.run(np.zeros(self.shape, dtype=kind))
 
-    def _run(self, values: NDArray[np.generic]) -> NDArray[np.float32]:
+    def run(self, values: NDArray[np.generic]) -> NDArray[np.float32]:
         output: NDArray[np.float32] = self._session.run(None, {self._input.name: values})[0]
         return output
 
@@ -90,8 +90,8 @@ class Stage:
 
         threads = [start(receive), start(send)]
         while (frame := received.get()) is not None:
-            between, values = decoded(frame, self._shape)
-            results.put(encoded(between, self._run(values), last=self._last))
+            between, values = decoded(frame, self.shape)
+            results.put(encoded(between, self.run(values), last=self._last))
         results.put(None)
         for thread in threads:
             thread.join()
