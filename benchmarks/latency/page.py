@@ -12,7 +12,6 @@ from benchmarks.harness.tables import table
 from benchmarks.latency.measure import Row, Rows
 from benchmarks.latency.plans import PlanRow, PlanRows
 from benchmarks.latency.shapes import describe, with_precision
-from mdp.errors import InputError
 from mdp.files import read_json
 from mdp.formats.profile import DeviceProfile, read_profile
 from partitioner.estimates.latency import Estimate, Way, fit_latency
@@ -147,8 +146,6 @@ def _panel(axes: "figure.Axes", groups: dict[str, list[tuple[float, float]]], ti
 def _kept() -> tuple[list[Compared], list[Compared], list[PlanRow]]:
     """Sub-models that a plan may hold, random ones, and plans; raises InputError."""
     profile, rows = read_profile(str(PROFILE)), read_json(ROWS, Rows)
-    if profile.spin != rows.spin:
-        raise InputError(f"{ROWS}: expected `spin` {profile.spin}, as in {PROFILE}")
     models = compare(profile, rows.plannable), compare(profile, rows.unseen)
     return *models, read_json(PLANS, PlanRows).rows
 
