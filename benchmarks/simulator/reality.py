@@ -167,18 +167,10 @@ def told(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """What the simulator says: of each request its latency in ms, and how it ended."""
+def played(scenario: Scenario, blocks: int) -> tuple[Floats, Flags, Flags]:
+    """Of each request its latency in ms, whether it was answered, and by all members.
 
-    latencies_ms: Floats
-    answered: Flags
-    complete: Flags
-
-
-def played(scenario: Scenario, blocks: int) -> Played:
-    """`scenario` in as many blocks as really, where requests that come at random come as really.
-
+    `scenario` is simulated in as many blocks as really, where requests at random come as really.
     So chance is the same for both: of 2,000 requests to a device that is 81 % busy, the 99th
     percentile differs by a sixth from one Poisson process to the next, and by 7 % between two runs
     of the same one. Callers that wait for an answer need no such thing: theirs are `SIMULATED`.
@@ -195,20 +187,20 @@ def played(scenario: Scenario, blocks: int) -> Played:
         answered = np.array(trace.subset) != trace.subsets.get((), -1)
         complete = answered & (np.array(trace.partial) == 0)
         parts.append((np.array(trace.latencies_s) * 1e3, answered, complete))
-    return Played(*map(np.concatenate, zip(*parts, strict=True)))
+    latencies_ms, answered, complete = map(np.concatenate, zip(*parts, strict=True))
+    return latencies_ms, answered, complete
 
 
 def compared(scenario: Scenario, blocks: int, real: Seen) -> dict[str, Any]:
     """One deadline: what was measured, what is simulated, and how far apart they are."""
-    said = played(scenario, blocks)
-    latencies_ms = said.latencies_ms[said.answered]
+    simulated_ms, answered, complete = played(scenario, blocks)
     row: dict[str, Any] = {"deadline_ms": scenario.deadline_ms, "requests": real.requests}
     for point in (50, 90, 99):
         row[f"p{point}"] = pair(
-            percentile(real.latencies_ms, point), percentile(latencies_ms, point)
+            percentile(real.latencies_ms, point), percentile(simulated_ms[answered], point)
         )
-    row["answered"] = pair(len(real.latencies_ms) / real.requests, float(said.answered.mean()))
-    row["complete"] = pair(real.complete / real.requests, float(said.complete.mean()))
+    row["answered"] = pair(len(real.latencies_ms) / real.requests, float(answered.mean()))
+    row["complete"] = pair(real.complete / real.requests, float(complete.mean()))
     return row
 
 
@@ -225,13 +217,15 @@ def pair(measured: float, simulated: float) -> dict[str, float]:
 def reality(
     agents: str, requests: int, blocks: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Every load of such a fleet under every deadline, beside the simulator; and by how much each
-    load's client was woken late."""
+    """Every load of such a fleet under every deadline, beside the simulator.
+
+    Also by how much each load's client was woken late.
+    """
     rows, late = [], []
     with fleet_of(agents) as fleet:
         path, bundle = fleet.folder / "fleet.toml", Bundle.open(fleet.bundle)
         for load_name, load in loads(agents, requests).items():
-            of: dict[str, Any] = {"agents": agents, "load": load_name}
+            of: dict[str, Any] = {"load": load_name}
             first = asyncio.run(measure(path, replace(load, requests=200), [PLENTY_MS], 1))
             usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [CALIBRATED, *COMPARED])
             # Deciding comes 2 ms before a short deadline, or after half of a very short one.
