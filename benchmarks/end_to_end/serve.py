@@ -20,7 +20,7 @@ from mdp.transport import new_pair
 
 #: Every program has a port of its own; fleets count upwards from theirs.
 TEACHER, PIPELINE, HTTP, FLEETS = 7600, 7601, 8000, 7500
-TEACHER_REPLY, PIPELINE_REPLY = (CLIENT.address, 7610), (CLIENT.address, 7611)
+TEACHER_REPLY, PIPELINE_REPLY = f"tcp://{CLIENT.address}:7610", f"tcp://{CLIENT.address}:7611"
 _HTTP_SERVER = Path(__file__).with_name("rivals") / "http_server.py"
 
 Note = Callable[[str], None]
@@ -47,12 +47,12 @@ class Serving:
         self._stack.enter_context(self._network.running(device, name, words, ready=ready))
 
     def chain(
-        self, name: str, stages: Sequence[tuple[Machine, Path]], port: int, reply: tuple[str, int]
-    ) -> tuple[str, int]:
+        self, name: str, stages: Sequence[tuple[Machine, Path]], port: int, reply: str
+    ) -> str:
         """Stages in a row, the last of which answers at `reply`; where the first one listens."""
-        addresses = [*((device.address, port) for device, _ in stages), reply]
+        addresses = [*(f"tcp://{device.address}:{port}" for device, _ in stages), reply]
         for number, (device, model) in enumerate(stages):
-            own, after = (f"{host}:{port}" for host, port in addresses[number : number + 2])
+            own, after = addresses[number : number + 2]
             last = ["--last"] if number + 1 == len(stages) else []
             self._start(device, name, sys.executable, "-m", "benchmarks.end_to_end.rivals.stage",
                         "--model", model, "--listen", own, "--next", after, *last)  # fmt: skip

@@ -27,10 +27,10 @@ class Setup(Record, frozen=True):
     #: MDP fleets: row's name -> fleet file.
     fleets: dict[str, str]
     #: First stage of the whole teacher and of the pipeline, and where its last one answers.
-    teacher: tuple[str, int]
-    teacher_reply: tuple[str, int]
-    pipeline: tuple[str, int]
-    pipeline_reply: tuple[str, int]
+    teacher: str
+    teacher_reply: str
+    pipeline: str
+    pipeline_reply: str
     http: list[HttpMember]
     #: Command that prints how many bytes each machine has sent.
     counting: list[str]

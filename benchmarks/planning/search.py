@@ -25,10 +25,7 @@ from mdp.formats.profile import DeviceProfile, Link, read_profile, shipped_profi
 from partitioner.planner.design_space import sub_model_grid
 from partitioner.planner.search import make_plan
 
-TEACHER = TeacherSpec(
-    name="vit_base_patch16_224",
-    shape=vit(224, 16, 768, 12, 12),
-)
+TEACHER = TeacherSpec(name="vit_base_patch16_224", shape=vit(224, 16, 768, 12, 12))
 COUNTS, TARGET_MS = (8, 100, 1000), 30.0
 _SLOW = ("n100", "raspberry-pi-5", "laptop-cpu")
 

@@ -1,8 +1,7 @@
 """What the client asks of everybody, MDP itself, and the view of a picture that its rivals send."""
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -21,7 +20,7 @@ class Rival(Protocol):
 
     name: str
 
-    def ask(self, picture: Path) -> None:
+    def ask(self, picture: Path) -> object:
         """Classify one picture file and wait for the answer."""
 
     def stream(self, pictures: Sequence[Path], in_flight: int) -> list[float]:
@@ -60,28 +59,3 @@ def content(picture: Path, image_size: int, encoding: Encoding) -> bytes:
     """The view that MDP's client would cut, by the same functions, as it is sent."""
     pixels = crop(load_picture(picture, smallest_side=image_size), Region(), image_size)
     return encode_jpeg(pixels) if encoding == "jpeg" else pixels.tobytes()
-
-
-def in_order(
-    pictures: Sequence[Path],
-    in_flight: int,
-    send: Callable[[Path], object],
-    receive: Callable[[], object],
-) -> list[float]:
-    """Moments of answers that come in the order of their pictures, sent by a thread of its own."""
-    places = threading.Semaphore(in_flight)
-
-    def send_all() -> None:
-        for picture in pictures:
-            places.acquire()
-            send(picture)
-
-    sender = threading.Thread(target=send_all, daemon=True)
-    sender.start()
-    moments = []
-    for _ in pictures:
-        receive()
-        moments.append(time.perf_counter())
-        places.release()
-    sender.join()
-    return moments

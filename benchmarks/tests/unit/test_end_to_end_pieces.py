@@ -8,9 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.end_to_end.rivals import frames  # noqa: E402
 from benchmarks.end_to_end.rivals.pieces import dealt, write_stages  # noqa: E402
-from benchmarks.end_to_end.rivals.stage import Stage, decoded, encoded  # noqa: E402
+from benchmarks.end_to_end.rivals.stage import FP16, FP32, RAW, Stage  # noqa: E402
 from partitioner.networks.teacher import build_teacher, teacher_spec  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -23,7 +22,7 @@ ARGS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("between", "error"), [(frames.FP32, 1e-4), (frames.FP16, 1e-2)])
+@pytest.mark.parametrize(("between", "error"), [(FP32, 1e-4), (FP16, 1e-2)])
 def test_stages_one_after_another_are_the_teacher(
     tmp_path: Path, between: bytes, error: float
 ) -> None:
@@ -36,12 +35,10 @@ def test_stages_one_after_another_are_the_teacher(
         pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 3), dtype=np.uint8)
         logits = teacher(torch.from_numpy(pixels).permute(0, 3, 1, 2).float()).numpy()
     assert np.abs(logits).max() > 0.5
-    frame = frames.RAW + between + pixels.tobytes()
+    frames = [RAW, between, pixels.tobytes()]
     for number, model in enumerate(write_stages(teacher, (1.0, 1.0), tmp_path)):
-        stage = Stage(model, ("nowhere", 0), last=number == 1)
-        after, values = decoded(frame, [1, *stage.shape[1:]])
-        frame = b"".join(encoded(after, stage.run(values), last=number == 1))
-    assert np.abs(np.frombuffer(frame, np.float32) - logits).max() < error
+        frames = Stage(model, last=number == 1).answer(frames)
+    assert np.abs(np.frombuffer(frames[-1], np.float32) - logits).max() < error
 
 
 @pytest.mark.parametrize("speeds", [(1.0,), (0.6, 0.45, 0.3), (5.0, 0.1, 0.4)])
