@@ -71,47 +71,11 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-class MemberRow(Record, frozen=True):
-    """One member's computing, in the median of all requests."""
-
-    case: Case
-    precision: Precision
-    runtime: str
-    predicted_ms: float
-    measured_ms: float
-
-
-class PlanRow(Record, frozen=True):
-    """One plan: what was predicted, and what a client waited."""
-
-    teacher: str
-    target_ms: float
-    members: list[MemberRow]
-    predicted_ms: float
-    #: Percentiles of all requests.
-    measured_ms: float
-    p10_ms: float
-    p90_ms: float
-    requests: int
-    others_cores: float
-
-
 class LinkAtWork(Record, frozen=True):
     """The link beside agents of which the slower one computes so long."""
 
     compute_ms: float
     link: Link
-
-
-class PlanRows(Record, frozen=True):
-    """The content of benchmarks/results/latency-plans.json."""
-
-    machine: dict[str, Any]
-    #: As they went into the predictions, in ascending order of computing.
-    links: list[LinkAtWork]
-    #: With agents that have next to nothing to compute.
-    idle_link: Link
-    rows: list[PlanRow]
 
 
 def make_plan(
@@ -200,27 +164,26 @@ class Served:
         slowest_ms = map(max, zip(*self.compute_ms, strict=True))
         return LinkAtWork(compute_ms=median(slowest_ms), link=link)
 
-    def row(self, profiles: Sequence[DeviceProfile], links: Sequence[LinkAtWork]) -> PlanRow:
-        """What the bursts came to, and what was predicted."""
+    def row(self, profiles: Sequence[DeviceProfile], links: Sequence[LinkAtWork]) -> dict[str, Any]:
+        """What the bursts came to, and what was predicted; percentiles of all requests."""
         low, middle, high = np.percentile(self.latency_ms, (10, 50, 90)).round(4).tolist()
-        return PlanRow(
-            teacher=self.plan.require_teacher().name,
-            target_ms=self.plan.target_ms,
-            members=[
-                MemberRow(
-                    case=case_of(self.plan, k),
-                    precision=assignment.vit.precision,
-                    runtime=assignment.runtime,
-                    predicted_ms=assignment.predicted_ms.compute,
-                    measured_ms=round(median(self.compute_ms[k]), 4),
-                )
-                for k, assignment in enumerate(self.plan.assignments)
-            ],
-            predicted_ms=round(predicted_ms(self.plan, profiles, links), 4),
-            measured_ms=middle, p10_ms=low, p90_ms=high,
-            requests=len(self.latency_ms),
-            others_cores=round(median(self.others_cores), 2),
-        )  # fmt: skip
+        members = [
+            {"case": case_of(self.plan, k), "precision": a.vit.precision, "runtime": a.runtime,
+             "predicted_ms": a.predicted_ms.compute,
+             "measured_ms": round(median(self.compute_ms[k]), 4)}
+            for k, a in enumerate(self.plan.assignments)
+        ]  # fmt: skip
+        return {
+            "teacher": self.plan.require_teacher().name,
+            "target_ms": self.plan.target_ms,
+            "members": members,
+            "predicted_ms": round(predicted_ms(self.plan, profiles, links), 4),
+            "measured_ms": middle,
+            "p10_ms": low,
+            "p90_ms": high,
+            "requests": len(self.latency_ms),
+            "others_cores": round(median(self.others_cores), 2),
+        }
 
 
 def idle_bandwidth_bps(small: Served, large: Served) -> float:
@@ -270,8 +233,12 @@ def predicted_ms(
 
 def measure_plans(
     machine: dict[str, Any], models: Path, profiles: Sequence[DeviceProfile], note: Note
-) -> PlanRows:
-    """Serve every plan of `profiles`, one per core, and ask them in turns."""
+) -> dict[str, Any]:
+    """Serve every plan of `profiles`, one per core, and ask them in turns.
+
+    Returns the content of benchmarks/results/latency-plans.json: the links as they went into the
+    predictions, in ascending order of computing, and the one with agents that are idle.
+    """
     cores = {profile.name: core for core, profile in enumerate(profiles)}
     with TemporaryDirectory() as name, ExitStack() as stack:
 
@@ -311,4 +278,4 @@ def measure_plans(
         links = [one.link(bandwidth_bps, NUM_CLASSES) for one in linking]
         linked = [structs.replace(profile, link=link) for profile in profiles]
         rows = [one.row(linked, links) for one in plans]
-    return PlanRows(machine=machine, links=links, idle_link=idle_link, rows=rows)
+    return {"machine": machine, "links": links, "idle_link": idle_link, "rows": rows}
