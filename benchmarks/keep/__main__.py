@@ -72,8 +72,8 @@ def arm_figures() -> str:
     rows, machine = kept("arm")["rows"], kept("arm")["machine"]
     said = (
         f"{rows[0]['pictures']} pictures, {kept('arm')['processor']} emulated on "
-        f"{machine['cores']} virtual cores, {machine['processor']}, load {machine['load_before']} before, "
-        f"{machine['date']}."
+        f"{machine['cores']} virtual cores, {machine['processor']}, "
+        f"load {machine['load_before']} before, {machine['date']}."
     )
     members = table(
         rows,
