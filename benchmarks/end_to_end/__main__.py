@@ -33,7 +33,6 @@ from benchmarks.end_to_end.prepare import (
 )
 from benchmarks.end_to_end.rivals.pieces import dealt
 from benchmarks.end_to_end.serve import Ready, ask_all
-from benchmarks.end_to_end.setup import Amount
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.results import RESULTS
 from mdp import console
@@ -52,8 +51,10 @@ TARGETS = {OURS: 0.5, "MDP, smaller": 0.25}
 #: What a user without MDP would think of first: a smaller model, as quick as the first plan.
 ALONE = "smaller model on one device"
 PICTURES = 20
-WHOLE = Amount(rounds=10, per_round=10, stream_s=5.0, stream_rounds=3, in_flight=6)
-QUICK = Amount(rounds=1, per_round=5, stream_s=1.0, stream_rounds=1, in_flight=6)
+#: Pictures one at a time, of each round; then of each row's own answers how many seconds' worth are
+#: asked for at once, in each round.
+WHOLE = {"rounds": 10, "per_round": 10, "stream_s": 5.0, "stream_rounds": 3, "in_flight": 6}
+QUICK = {"rounds": 1, "per_round": 5, "stream_s": 1.0, "stream_rounds": 1, "in_flight": 6}
 _HTTP_PACKAGES = "litserve, onnxruntime, numpy and pillow"
 
 
@@ -117,7 +118,7 @@ def measure(
             for device, ms, count in zip(DEVICES, models.teacher_ms, blocks, strict=True)
         ],
         "client_share": CLIENT.share,
-        "in_flight": amount.in_flight,
+        "in_flight": amount["in_flight"],
         "without_http": ""
         if options.http_python
         else f"no --http-python, an environment with {_HTTP_PACKAGES}",

@@ -104,25 +104,16 @@ def scaled(name: str, points: Sequence[LatencyPoint], factor: float, link: Link)
         "so that the teacher takes as long as measured on this device",
     )
     given = Provenance(method="estimated", source=f"{_SOURCE}: as the benchmark sets it up")
+    latency = [
+        structs.replace(point, latency_ms=point.latency_ms * factor, p10_ms=None, p90_ms=None)
+        for point in points
+    ]
+    numbers = dict.fromkeys(("threads", "memory_bytes", "link", "availability"), given)
     return DeviceProfile(
-        name=name,
-        kind="cpu",
-        provider="CPUExecutionProvider",
-        threads=1,
-        memory_bytes=MEMORY_BYTES,
-        link=link,
-        latency=[
-            structs.replace(point, latency_ms=point.latency_ms * factor, p10_ms=None, p90_ms=None)
-            for point in points
-        ],
-        provenance={
-            "threads": given,
-            "memory_bytes": given,
-            "link": given,
-            "availability": given,
-            "latency": estimated,
-        },
-    )
+        name=name, kind="cpu", provider="CPUExecutionProvider", threads=1,
+        memory_bytes=MEMORY_BYTES, link=link, latency=latency,
+        provenance=numbers | {"latency": estimated},
+    )  # fmt: skip
 
 
 def make_bundle(

@@ -10,7 +10,6 @@ from typing import Any
 
 from benchmarks.end_to_end.machines import CLIENT, DEVICES, Machine, Network, ProgramError
 from benchmarks.end_to_end.prepare import Models
-from benchmarks.end_to_end.setup import Amount, HttpMember, Setup
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.fleet import new_fleet
@@ -34,7 +33,8 @@ class Ready:
     pictures: Sequence[Path]
     #: Interpreter with LitServe, or None.
     http_python: Path | None
-    amount: Amount
+    #: How much to ask; see `__main__`.
+    amount: dict[str, Any]
 
 
 class Serving:
@@ -76,17 +76,15 @@ class Serving:
                   key=own / "client.secret")  # fmt: skip
         return str(own / "fleet.toml")
 
-    def http(self, python: Path, folder: Path) -> list[HttpMember]:
+    def http(self, python: Path, folder: Path) -> list[dict[str, Any]]:
         members = []
         for a in Bundle.open(folder).manifest.plan.assignments:
             device = device_of(a.device)
             self._start(device, "http", python, "-P", _HTTP_SERVER, "--port", HTTP, "--model",
                         folder / model_path(a.k), "--encoding", a.encoding, ready="")  # fmt: skip
             members.append(
-                HttpMember(
-                    address=device.address, port=HTTP, image_size=a.vit.image_size,
-                    encoding=a.encoding,
-                )
+                {"address": f"{device.address}:{HTTP}", "image_size": a.vit.image_size,
+                 "encoding": a.encoding}
             )  # fmt: skip
         return members
 
@@ -105,21 +103,21 @@ def ask_all(ready: Ready, network: Network, folder: Path, note: Note) -> dict[st
         first = next(iter(ready.bundles.values()))
         whole = [(DEVICES[0], models.whole)]
         stages = list(zip(DEVICES, models.stages, strict=True))
-        setup = Setup(
-            pictures=[str(path) for path in ready.pictures],
-            image_size=models.spec.shape.image_size,
-            http=serving.http(ready.http_python, first) if ready.http_python else [],
-            fleets={
+        setup = {
+            **ready.amount,
+            "pictures": [str(path) for path in ready.pictures],
+            "image_size": models.spec.shape.image_size,
+            "http": serving.http(ready.http_python, first) if ready.http_python else [],
+            #: Row's name -> fleet file.
+            "fleets": {
                 name: serving.fleet(bundle, FLEETS + number)
                 for number, (name, bundle) in enumerate(ready.bundles.items())
             },
-            teacher=serving.chain("teacher", whole, TEACHER, TEACHER_REPLY),
-            teacher_reply=TEACHER_REPLY,
-            pipeline=serving.chain("stage", stages, PIPELINE, PIPELINE_REPLY),
-            pipeline_reply=PIPELINE_REPLY,
-            counting=network.counting(),
-            amount=ready.amount,
-        )
+            #: Where the first stage listens and where the last one answers.
+            "teacher": (serving.chain("teacher", whole, TEACHER, TEACHER_REPLY), TEACHER_REPLY),
+            "pipeline": (serving.chain("stage", stages, PIPELINE, PIPELINE_REPLY), PIPELINE_REPLY),
+            "counting": network.counting(),
+        }
         asked, found = folder / "setup.json", folder / "found.json"
         write_json(asked, setup)
         words = (sys.executable, "-m", "benchmarks.end_to_end.rivals.caller", asked, found)

@@ -5,6 +5,7 @@
 One picture at a time first, in rounds; then with several under way. Says a line for each round.
 """
 
+import json
 import math
 import sys
 import time
@@ -21,8 +22,7 @@ from benchmarks.end_to_end.machines import sent_bytes
 from benchmarks.end_to_end.rivals.chain_rival import Chain, ChainRival
 from benchmarks.end_to_end.rivals.http_rival import HttpRival
 from benchmarks.end_to_end.rivals.rivals import MdpRival, Rival
-from benchmarks.end_to_end.setup import Setup
-from mdp.files import read_json, write_json
+from mdp.files import write_json
 
 
 class Measured:
@@ -59,19 +59,19 @@ class Measured:
         }  # fmt: skip
 
 
-def opened(setup: Setup, stack: ExitStack) -> tuple[list[Rival], ChainRival, ChainRival]:
+def opened(setup: dict[str, Any], stack: ExitStack) -> tuple[list[Rival], ChainRival, ChainRival]:
     """Everybody who is asked; and the whole teacher and the pipeline, to be compared."""
-    fleets = [MdpRival(name, Path(fleet)) for name, fleet in setup.fleets.items()]
-    whole = Chain(setup.teacher, setup.teacher_reply)
-    pieces = Chain(setup.pipeline, setup.pipeline_reply)
-    http = [HttpRival("HTTP servers", setup.http, setup.amount.in_flight)] if setup.http else []
+    fleets = [MdpRival(name, Path(fleet)) for name, fleet in setup["fleets"].items()]
+    whole, pieces = Chain(*setup["teacher"]), Chain(*setup["pipeline"])
+    servers = setup["http"]
+    http = [HttpRival("HTTP servers", servers, setup["in_flight"])] if servers else []
     for one in (whole, pieces):
         stack.callback(one.close)
     for fleet in fleets:
         stack.callback(fleet.close)
-    for servers in http:
-        stack.callback(servers.close)
-    size = setup.image_size
+    for rival in http:
+        stack.callback(rival.close)
+    size = setup["image_size"]
     chained = [
         ChainRival("teacher on one device", whole, size, "jpeg"),
         ChainRival("teacher on one device, raw picture", whole, size, "raw"),
@@ -81,21 +81,21 @@ def opened(setup: Setup, stack: ExitStack) -> tuple[list[Rival], ChainRival, Cha
     return [*fleets, *chained, *http], chained[0], chained[2]
 
 
-def measure(setup: Setup) -> dict[str, Any]:
-    pictures, amount = [Path(text) for text in setup.pictures], setup.amount
+def measure(setup: dict[str, Any]) -> dict[str, Any]:
+    pictures = [Path(text) for text in setup["pictures"]]
     with ExitStack() as stack:
         rivals, whole, pieces = opened(setup, stack)
-        measured = [Measured(rival, setup.counting) for rival in rivals]
+        measured = [Measured(rival, setup["counting"]) for rival in rivals]
         expected = whole.logits(pictures[0])
         error = float(np.abs(pieces.logits(pictures[0]) - expected).max())
-        for number in range(amount.rounds):
-            print(f"round {number + 1} of {amount.rounds}", flush=True)
+        for number in range(setup["rounds"]):
+            print(f"round {number + 1} of {setup['rounds']}", flush=True)
             for one in measured:
-                one.burst(list(islice(cycle(pictures), amount.per_round)))
-        for number in range(amount.stream_rounds):
-            print(f"stream {number + 1} of {amount.stream_rounds}", flush=True)
+                one.burst(list(islice(cycle(pictures), setup["per_round"])))
+        for number in range(setup["stream_rounds"]):
+            print(f"stream {number + 1} of {setup['stream_rounds']}", flush=True)
             for one in measured:
-                one.stream(pictures, amount.stream_s, amount.in_flight)
+                one.stream(pictures, setup["stream_s"], setup["in_flight"])
     return {
         "answers": [one.row() for one in measured],
         "pipeline_error": error,
@@ -106,7 +106,7 @@ def measure(setup: Setup) -> dict[str, Any]:
 def main() -> None:
     setup, found = map(Path, sys.argv[1:])
     print("READY", flush=True)
-    write_json(found, measure(read_json(setup, Setup)))
+    write_json(found, measure(json.loads(setup.read_text())))
 
 
 if __name__ == "__main__":

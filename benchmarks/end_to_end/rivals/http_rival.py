@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.end_to_end.rivals.rivals import PATIENCE_MS, content
-from benchmarks.end_to_end.setup import HttpMember
 from mdp.errors import MDPError
 from mdp.testing.processes import until
 
@@ -24,34 +24,37 @@ START_S = 90.0
 class HttpRival:
     """Keeps connections open: as many to each server as there are pictures under way."""
 
-    def __init__(self, name: str, members: Sequence[HttpMember], in_flight: int) -> None:
+    def __init__(self, name: str, members: Sequence[dict[str, Any]], in_flight: int) -> None:
         self.name = name
         self._members = members
         # A thread has one connection of its own.
         self._open = threading.local()
-        self._posters = {m.address: ThreadPoolExecutor(in_flight) for m in members}
+        self._posters = {m["address"]: ThreadPoolExecutor(in_flight) for m in members}
         self._askers = ThreadPoolExecutor(in_flight)
         for member in members:
-            until(partial(loaded, member), f"{member.address} has loaded", START_S)
+            until(partial(loaded, member["address"]), f"{member['address']} has loaded", START_S)
 
     def ask(self, picture: Path) -> float:
         """The moment at which it was answered."""
         waiting = []
         for member in self._members:
-            body = content(picture, member.image_size, member.encoding)
-            waiting.append(self._posters[member.address].submit(self._post, member, body))
+            address, body = (
+                member["address"],
+                content(picture, member["image_size"], member["encoding"]),
+            )
+            waiting.append(self._posters[address].submit(self._post, address, body))
         int(np.mean([future.result() for future in waiting], axis=0).argmax())
         return time.perf_counter()
 
-    def _post(self, member: HttpMember, body: bytes) -> NDArray[np.float32]:
+    def _post(self, address: str, body: bytes) -> NDArray[np.float32]:
         if not hasattr(self._open, "connection"):
-            self._open.connection = connection_to(member)
+            self._open.connection = connection_to(address)
         connection = self._open.connection
         connection.request("POST", PATH, body, {"Content-Type": "application/octet-stream"})
         reply = connection.getresponse()
         answer = reply.read()
         if reply.status != http.client.OK:
-            raise MDPError(f"{member.address}: HTTP {reply.status}: {answer[:200]!r}")
+            raise MDPError(f"{address}: HTTP {reply.status}: {answer[:200]!r}")
         return np.frombuffer(answer, dtype=np.float32)
 
     def stream(self, pictures: Sequence[Path], in_flight: int) -> list[float]:
@@ -63,13 +66,13 @@ class HttpRival:
             pool.shutdown()
 
 
-def connection_to(member: HttpMember) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection(member.address, member.port, timeout=PATIENCE_MS / 1e3)
+def connection_to(address: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(address, timeout=PATIENCE_MS / 1e3)
 
 
-def loaded(member: HttpMember) -> bool:
+def loaded(address: str) -> bool:
     """Whether a server says that its model is loaded."""
-    connection = connection_to(member)
+    connection = connection_to(address)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == http.client.OK
