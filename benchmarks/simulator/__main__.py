@@ -26,9 +26,8 @@ from typing import Any
 
 from benchmarks.harness.machine import compiled, describe_machine
 from benchmarks.harness.results import RESULTS
-from benchmarks.simulator.fleets import COMPUTING, WAITING
 from benchmarks.simulator.page import COMPILED, PAGE, SPEED
-from benchmarks.simulator.reality import reality
+from benchmarks.simulator.reality import COMPUTING, WAITING, reality
 from mdp.files import write_json
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (

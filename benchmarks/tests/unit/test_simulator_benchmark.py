@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.stub_agent import durations
-from benchmarks.simulator.fleets import MEDIANS_MS, SIGMA, WAITING, loads
-from benchmarks.simulator.late import End, woken_late_s
-from benchmarks.simulator.reality import SIMULATED, gaps, played
+from benchmarks.simulator.reality import (
+    MEDIANS_MS,
+    SIGMA,
+    SIMULATED,
+    WAITING,
+    End,
+    gaps,
+    loads,
+    played,
+    woken_late_s,
+)
 from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
