@@ -100,7 +100,6 @@ coverage: $(STAMP) interpreted
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.serving
-	$(BIN)/python -m benchmarks.serving.startup
 
 # A quarter of an hour; as root also with network namespaces, control groups and a full disk.
 faults: $(STAMP)

@@ -15,15 +15,16 @@ from benchmarks.harness.page import Page
 from mdp import console
 from mdp.errors import InputError
 
-#: The document's name -> the module that has its `PAGE`.
+#: The document's name -> the module that has its `PAGE`, or has it in its `PAGES` by that key.
 PAGES = {
     "accuracy": "accuracy.page",
     "cascade": "serving.cascade",
     "end-to-end": "end_to_end.page",
     "families": "families.measure",
+    "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",
     "planning": "planning.plans",
-    "quantisation": "fusion.quantisation",
+    "platforms": "keep.__main__:arm",
     "reliability": "faults.page",
     "serving": "serving.page",
     "simulation": "simulator.page",
@@ -40,7 +41,9 @@ def main() -> None:
         raise InputError(f"expected some of {', '.join(PAGES)}, got {unknown[0]!r}")
     stale = []
     for name in options.names or PAGES:
-        page: Page = import_module(f"benchmarks.{PAGES[name]}").PAGE
+        module, _, key = PAGES[name].partition(":")
+        found = import_module(f"benchmarks.{module}")
+        page: Page = found.PAGES[key] if key else found.PAGE
         if options.check:
             stale += [p for p, new in page.files().items() if p.read_bytes() != new]
         else:

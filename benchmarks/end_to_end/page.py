@@ -1,18 +1,20 @@
 """Results of the benchmark as figures for its page, and as a picture."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from benchmarks.end_to_end.outcomes import OURS, Answers, LinkResult, Results
+import msgspec
+
 from benchmarks.harness import figure
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.results import kept
 from benchmarks.harness.tables import share, table
 from mdp.cli.bench import percentiles
-from mdp.files import read_json
-from mdp.formats.plan import Assignment
+from mdp.formats.plan import Assignment, Plan
 
+#: What everything is compared with.
+OURS = "MDP"
 #: A machine that has more to do before the run than this is not idle.
 IDLE_LOAD = 0.5
 #: By how much the teacher's time on a whole core may differ between devices that kept their shares.
@@ -21,61 +23,58 @@ KEPT = 1.25
 _APART = 0.25
 
 
-def figures(results: Results, picture: str = "") -> str:
+def figures(results: Mapping[str, Any], picture: str = "") -> str:
     """Markdown of everything, with a picture if there is one, and what was not measured said."""
     lines = [f"![latency, throughput and bytes of everybody]({picture})"] if picture else []
-    if results.quick:
+    if results["quick"]:
         lines.append(
             "**A quick run**: too few pictures to conclude anything from small differences."
         )
-    load = float(results.machine["load_before"])
+    load = float(results["machine"]["load_before"])
     if load > IDLE_LOAD:
         lines.append(f"**A busy machine**: load {load:.1f} before the run, so read ratios only.")
-    whole_ms = [device.teacher_ms * device.share for device in results.devices]
+    whole_ms = [device["teacher_ms"] * device["share"] for device in results["devices"]]
     if max(whole_ms) > KEPT * min(whole_ms):
         lines.append(
             "**Not usable**: devices did not get their shares when the teacher was timed, so plans "
             "and cuts are for other devices than were measured."
         )
-    if results.without_http:
-        lines.append(f"Without HTTP servers: {results.without_http}")
-    exact = max(link.found.pipeline_error for link in results.links)
-    largest = max(link.found.largest_logit for link in results.links)
+    if results["without_http"]:
+        lines.append(f"Without HTTP servers: {results['without_http']}")
+    exact, largest = (
+        max(link["found"][what] for link in results["links"])
+        for what in ("pipeline_error", "largest_logit")
+    )
     lines.append(
-        f"Largest difference of any logit from the whole teacher's: pipeline {exact:.1e}, tensors "
-        f"split {results.split_error:.1e} (logits up to {largest:.1f}). A camera's "
-        f"picture has {results.picture_bytes / 1e3:.0f} kB."
+        f"Largest difference of any logit from the whole teacher's: pipeline {exact:.1e} (logits "
+        f"up to {largest:.1f}). A camera's picture has {results['picture_bytes'] / 1e3:.0f} kB."
     )
-    lines.append(_devices(results))
-    for link in results.links:
+    lines.append(
+        table(
+            [*results["devices"], None],
+            ("device", lambda d: d["name"] if d else "client"),
+            ("core", lambda d: d["core"] if d else 1),
+            ("share of it", lambda d: f"{d['share'] if d else results['client_share']:.0%}"),
+            ("teacher, ms", lambda d: f"{d['teacher_ms']:.0f}" if d else ""),
+            ("blocks", lambda d: d["blocks"] if d else ""),
+            title=f"The devices, and what each has of {results['teacher']} where it is cut",
+        )
+    )
+    for link in results["links"]:
         lines += [_answers(link), _plans(link)]
-    return "\n\n".join([*lines, _split(results)])
+    return "\n\n".join(lines)
 
 
-def _devices(results: Results) -> str:
-    return table(
-        [*results.devices, None],
-        ("device", lambda d: d.name if d else "client"),
-        ("core", lambda d: d.core if d else 1),
-        ("share of it", lambda d: f"{d.share if d else results.client_share:.0%}"),
-        ("teacher, ms", lambda d: f"{d.teacher_ms:.0f}" if d else ""),
-        ("blocks", lambda d: d.blocks if d else ""),
-        ("heads", lambda d: d.heads if d else ""),
-        ("MLP columns", lambda d: d.hidden if d else ""),
-        title=f"The devices, and what each has of {results.teacher} where it is cut",
-    )
+def _mbit(link: Mapping[str, Any]) -> str:
+    return f"{link['bandwidth_bps'] / 1e6:.0f} Mbit/s"
 
 
-def _mbit(bandwidth_bps: float) -> str:
-    return f"{bandwidth_bps / 1e6:.0f} Mbit/s"
-
-
-def _answers(link: LinkResult) -> str:
-    rows = []
-    for answers in link.found.answers:
-        row: dict[str, Any] = {**percentiles(answers.latency_ms, (50, 99)), "name": answers.name}
-        row |= {"rate": fmean(answers.per_s), "kb": fmean(answers.sent_bytes) / 1e3}
-        rows.append(row | {"mark": " (calculated)" * answers.calculated})
+def _answers(link: Mapping[str, Any]) -> str:
+    rows = [
+        {**percentiles(row["latency_ms"], (50, 99)), "name": row["name"],
+         "rate": fmean(row["per_s"]), "kb": fmean(row["sent_bytes"]) / 1e3}
+        for row in link["found"]["answers"]
+    ]  # fmt: skip
     ours = next(row for row in rows if row["name"] == OURS)
 
     def over(key: str, form: str = ".2f") -> Callable[[dict[str, Any]], str]:
@@ -83,7 +82,7 @@ def _answers(link: LinkResult) -> str:
 
     return table(
         rows,
-        ("", "{name}{mark}"),
+        ("", "{name}"),
         ("p50, ms", "{p50:.0f}", min),
         ("p99, ms", "{p99:.0f}", min),
         ("p50 / MDP", over("p50")),
@@ -92,13 +91,14 @@ def _answers(link: LinkResult) -> str:
         ("/ MDP", over("rate")),
         ("kB a picture", "{kb:.1f}", min),
         ("/ MDP", over("kb", ".1f")),
-        title=_mbit(link.bandwidth_bps),
+        title=_mbit(link),
     )
 
 
-def _plans(link: LinkResult) -> str:
+def _plans(link: Mapping[str, Any]) -> str:
     rows = []
-    for name, plan in link.plans.items():
+    for name, kept_plan in link["plans"].items():
+        plan = msgspec.convert(kept_plan, Plan)
         alone, together = plan.single_device, plan.accuracy
         for a in plan.assignments:
             last = a is plan.assignments[-1]
@@ -112,7 +112,7 @@ def _plans(link: LinkResult) -> str:
         ("predicted, ms", "{0[1].predicted_ms.total:.0f}"),
         ("accuracy predicted", lambda row: share(row[2])),
         ("one device alone, as quick", lambda row: share(row[3])),
-        title=f"What was planned for {_mbit(link.bandwidth_bps)}",
+        title=f"What was planned for {_mbit(link)}",
     )
 
 
@@ -124,28 +124,15 @@ def _shape(assignment: Assignment) -> str:
     )
 
 
-def _split(results: Results) -> str:
-    return table(
-        [(link, name, of) for link in results.links for name, of in link.found.split.items()],
-        ("link", lambda row: _mbit(row[0].bandwidth_bps)),
-        ("", "{0[1]}"),
-        ("layers, measured", "{0[2].compute_ms:.0f}"),
-        ("exchange, calculated", "{0[2].exchange_ms:.0f}"),
-        ("picture, ends and answer", "{0[2].ends_ms:.0f}"),
-        ("link measured, Mbit/s", lambda row: f"{row[0].found.link.bandwidth_bps / 1e6:.1f}"),
-        ("round trip, ms", lambda row: f"{row[0].found.link.round_trip_s * 1e3:.2f}"),
-        title="Tensors split: what one picture is made of, in ms",
-    )
-
-
-def draw(results: Results) -> bytes:
+def draw(results: Mapping[str, Any]) -> bytes:
     def panels(canvas: "figure.Figure") -> None:
         latency, rate, sent = canvas.subplots(1, 3, sharey=True)
-        _dots(latency, results.links, lambda row: percentiles(row.latency_ms, (50,))["p50"])
-        _dots(rate, results.links, lambda row: fmean(row.per_s))
-        _dots(sent, results.links, lambda row: fmean(row.sent_bytes) / 1e3)
+        links = results["links"]
+        _dots(latency, links, lambda row: percentiles(row["latency_ms"], (50,))["p50"])
+        _dots(rate, links, lambda row: fmean(row["per_s"]))
+        _dots(sent, links, lambda row: fmean(row["sent_bytes"]) / 1e3)
         latency.set_title("one picture, p50 in ms (less is better)")
-        rate.set_title(f"pictures/s, {results.in_flight} under way (more is better)")
+        rate.set_title(f"pictures/s, {results['in_flight']} under way (more is better)")
         sent.set_title("kB on the wire for a picture (less is better)")
         canvas.legend(*sent.get_legend_handles_labels(), loc="outside upper right", ncols=2)
 
@@ -153,29 +140,24 @@ def draw(results: Results) -> bytes:
 
 
 def _dots(
-    axes: "figure.Axes", links: Sequence[LinkResult], value: Callable[[Answers], float]
+    axes: "figure.Axes",
+    links: Sequence[Mapping[str, Any]],
+    value: Callable[[Mapping[str, Any]], float],
 ) -> None:
-    """A dot for each rival and link, hollow where it is calculated; lengths mean nothing here."""
-    names = [row.name for row in links[0].found.answers]
+    """A dot for each rival and link; lengths mean nothing here."""
+    names = [row["name"] for row in links[0]["found"]["answers"]]
     for number, (link, colour) in enumerate(zip(links, (figure.BLUE, figure.RED), strict=False)):
-        for place, row in enumerate(link.found.answers):
-            axes.plot(
-                value(row), place + (number - 0.5) * _APART, figure.MARKERS[number],
-                color=colour, fillstyle="none" if row.calculated else "full",
-                label=_mbit(link.bandwidth_bps) if place == 0 else None,
-            )  # fmt: skip
+        places = [place + (number - 0.5) * _APART for place in range(len(names))]
+        values = [value(row) for row in link["found"]["answers"]]
+        axes.plot(values, places, figure.MARKERS[number], color=colour, label=_mbit(link))
     axes.set_yticks(range(len(names)), names)
     if not axes.yaxis_inverted():
         axes.invert_yaxis()
     figure.logarithmic(axes, "x")
 
 
-def _kept() -> Results:
-    return read_json(RESULTS / "end-to-end.json", Results)
-
-
 PAGE = Page(
     "benchmarks.end_to_end",
-    lambda: figures(_kept(), "end-to-end.svg"),
-    lambda: draw(_kept()),
+    lambda: figures(kept("end-to-end"), "end-to-end.svg"),
+    lambda: draw(kept("end-to-end")),
 )

@@ -1,18 +1,16 @@
 """Starts every rival's programs on their devices, and has the client ask them."""
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.end_to_end.devices import CLIENT, DEVICES, Machine
-from benchmarks.end_to_end.namespaces import Network
-from benchmarks.end_to_end.outcomes import Found
-from benchmarks.end_to_end.prepare import NUM_CLASSES, Models
-from benchmarks.end_to_end.processes import Machines, ProgramError
-from benchmarks.end_to_end.setup import Amount, HttpMember, Setup, TensorSplit
-from mdp.files import read_json, write_json
+from benchmarks.end_to_end.machines import CLIENT, DEVICES, Machine, Network, ProgramError
+from benchmarks.end_to_end.prepare import Models
+from mdp.files import write_json
 from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import new_keys
@@ -20,9 +18,11 @@ from mdp.testing.agents import agent_command
 from mdp.transport import new_pair
 
 #: Every program has a port of its own; fleets count upwards from theirs.
-TEACHER, PIPELINE, PARTS, HTTP, FLEETS = 7600, 7601, 7602, 8000, 7500
-TEACHER_REPLY, PIPELINE_REPLY = 7610, 7611
+TEACHER, PIPELINE, HTTP, FLEETS = 7600, 7601, 8000, 7500
+TEACHER_REPLY, PIPELINE_REPLY = f"tcp://{CLIENT.address}:7610", f"tcp://{CLIENT.address}:7611"
 _HTTP_SERVER = Path(__file__).with_name("rivals") / "http_server.py"
+
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,44 +33,34 @@ class Ready:
     pictures: Sequence[Path]
     #: Interpreter with LitServe, or None.
     http_python: Path | None
-    amount: Amount
+    #: How much to ask; see `__main__`.
+    amount: dict[str, Any]
 
 
 class Serving:
     """Programs that are being started on the devices; `stack` ends them."""
 
-    def __init__(self, stack: ExitStack, programs: Machines, folder: Path) -> None:
-        self._stack, self._programs, self._folder = stack, programs, folder
+    def __init__(self, stack: ExitStack, network: Network, folder: Path) -> None:
+        self._stack, self._network, self._folder = stack, network, folder
 
     def _start(self, device: Machine, name: str, *words: object, ready: str = "READY") -> None:
-        self._stack.enter_context(self._programs.running(device, name, words, ready=ready))
-
-    def _module(self, device: Machine, module: str, name: str, *words: object) -> None:
-        program = f"benchmarks.end_to_end.rivals.{module}"
-        self._start(device, name, sys.executable, "-m", program, *words)
+        self._stack.enter_context(self._network.running(device, name, words, ready=ready))
 
     def chain(
-        self, name: str, stages: Sequence[tuple[Machine, Path]], port: int, reply: tuple[str, int]
-    ) -> tuple[str, int]:
+        self, name: str, stages: Sequence[tuple[Machine, Path]], port: int, reply: str
+    ) -> str:
         """Stages in a row, the last of which answers at `reply`; where the first one listens."""
-        addresses = [(device.address, port) for device, _ in stages]
-        following = [*addresses[1:], reply]
-        for (device, model), own, after in zip(stages, addresses, following, strict=True):
-            last = ["--last"] if after == reply else []
-            self._module(device, "stage", name, "--model", model, "--listen", joined(own),
-                         "--next", joined(after), *last)  # fmt: skip
+        addresses = [*(f"tcp://{device.address}:{port}" for device, _ in stages), reply]
+        for number, (device, model) in enumerate(stages):
+            own, after = addresses[number : number + 2]
+            last = ["--last"] if number + 1 == len(stages) else []
+            self._start(device, name, sys.executable, "-m", "benchmarks.end_to_end.rivals.stage",
+                        "--model", model, "--listen", own, "--next", after, *last)  # fmt: skip
         return addresses[0]
 
-    def parts(self, folders: Sequence[Path]) -> list[tuple[str, int]]:
-        for device, folder in zip(DEVICES, folders, strict=True):
-            self._module(device, "part", "part", "--folder", folder,
-                         "--listen", joined((device.address, PARTS)))  # fmt: skip
-        return [(device.address, PARTS) for device in DEVICES]
-
-    def fleet(self, name: str, folder: Path, port: int) -> Path:
+    def fleet(self, folder: Path, port: int) -> str:
         """Agents of a bundle, with keys as by default between machines; the fleet file."""
         own = self._folder / f"fleet-{port}"
-        own.mkdir()
         bundle = Bundle.open(folder)
         new_keys(own, "client", new_pair)
         entries, public = [], {}
@@ -84,24 +74,18 @@ class Serving:
             self._start(device, f"agent-{port}", *command, ready='"READY"')
         new_fleet(bundle, entries, own / "fleet.toml", public_key=public.get,
                   key=own / "client.secret")  # fmt: skip
-        return own / "fleet.toml"
+        return str(own / "fleet.toml")
 
-    def http(self, python: Path, folder: Path) -> list[HttpMember]:
+    def http(self, python: Path, folder: Path) -> list[dict[str, Any]]:
         members = []
-        for assignment in Bundle.open(folder).manifest.plan.assignments:
-            device, encoding = device_of(assignment.device), assignment.encoding
-            self._start(device, "http", python, "-P", _HTTP_SERVER,
-                        "--model", folder / model_path(assignment.k),
-                        "--port", HTTP,
-                        "--encoding", encoding, ready="")  # fmt: skip
+        for a in Bundle.open(folder).manifest.plan.assignments:
+            device = device_of(a.device)
+            self._start(device, "http", python, "-P", _HTTP_SERVER, "--port", HTTP, "--model",
+                        folder / model_path(a.k), "--encoding", a.encoding, ready="")  # fmt: skip
             members.append(
-                HttpMember(
-                    address=device.address,
-                    port=HTTP,
-                    image_size=assignment.vit.image_size,
-                    encoding=encoding,
-                )
-            )
+                {"address": f"{device.address}:{HTTP}", "image_size": a.vit.image_size,
+                 "encoding": a.encoding}
+            )  # fmt: skip
         return members
 
 
@@ -109,60 +93,39 @@ def device_of(name: str) -> Machine:
     return next(device for device in DEVICES if device.name == name)
 
 
-def joined(address: tuple[str, int]) -> str:
-    """`10.77.0.2:7600`."""
-    return f"{address[0]}:{address[1]}"
-
-
-def ask_all(
-    ready: Ready, network: Network, programs: Machines, folder: Path, note: Callable[[str], None]
-) -> Found:
+def ask_all(ready: Ready, network: Network, folder: Path, note: Note) -> dict[str, Any]:
     """Start everybody, have the client ask, and stop them; raises ProgramError if it fails."""
     folder.mkdir(parents=True)
     models = ready.models
-    teacher_reply, pipeline_reply = [
-        (CLIENT.address, port) for port in (TEACHER_REPLY, PIPELINE_REPLY)
-    ]
     with ExitStack() as stack:
-        serving = Serving(stack, programs, folder)
+        serving = Serving(stack, network, folder)
         note("starting everybody")
         first = next(iter(ready.bundles.values()))
-        http = serving.http(ready.http_python, first) if ready.http_python else []
-        fleets = {
-            name: str(serving.fleet(name, bundle, FLEETS + number))
-            for number, (name, bundle) in enumerate(ready.bundles.items())
+        whole = [(DEVICES[0], models.whole)]
+        stages = list(zip(DEVICES, models.stages, strict=True))
+        setup = {
+            **ready.amount,
+            "pictures": [str(path) for path in ready.pictures],
+            "image_size": models.spec.shape.image_size,
+            "http": serving.http(ready.http_python, first) if ready.http_python else [],
+            #: Row's name -> fleet file.
+            "fleets": {
+                name: serving.fleet(bundle, FLEETS + number)
+                for number, (name, bundle) in enumerate(ready.bundles.items())
+            },
+            #: Where the first stage listens and where the last one answers.
+            "teacher": (serving.chain("teacher", whole, TEACHER, TEACHER_REPLY), TEACHER_REPLY),
+            "pipeline": (serving.chain("stage", stages, PIPELINE, PIPELINE_REPLY), PIPELINE_REPLY),
+            "counting": network.counting(),
         }
-        setup = Setup(
-            pictures=[str(path) for path in ready.pictures],
-            image_size=models.spec.shape.image_size,
-            num_classes=NUM_CLASSES,
-            fleets=fleets,
-            teacher=serving.chain("teacher", [(DEVICES[0], models.whole)], TEACHER, teacher_reply),
-            teacher_reply=teacher_reply,
-            pipeline=serving.chain(
-                "stage", list(zip(DEVICES, models.stages, strict=True)), PIPELINE, pipeline_reply
-            ),
-            pipeline_reply=pipeline_reply,
-            split=TensorSplit(
-                addresses=serving.parts(models.parts),
-                values=models.tokens * models.spec.shape.embed_dim,
-                layers=models.spec.shape.depth,
-            ),
-            http=http,
-            counting=network.counting(),
-            amount=ready.amount,
-        )
-        return _called(setup, programs, folder, note)
-
-
-def _called(setup: Setup, programs: Machines, folder: Path, note: Callable[[str], None]) -> Found:
-    asked, found = folder / "setup.json", folder / "found.json"
-    write_json(asked, setup)
-    words = [sys.executable, "-m", "benchmarks.end_to_end.rivals.caller", "--setup", asked,
-             "--out", found]  # fmt: skip
-    with programs.running(CLIENT, "caller", words, ready="READY") as process:
-        for line in process.rest():
-            note(line)
-        if process.finish():
-            raise ProgramError(f"the client failed: {' / '.join(process.stderr.splitlines()[-3:])}")
-    return read_json(found, Found)
+        asked, found = folder / "setup.json", folder / "found.json"
+        write_json(asked, setup)
+        words = (sys.executable, "-m", "benchmarks.end_to_end.rivals.caller", asked, found)
+        with network.running(CLIENT, "caller", words) as process:
+            for line in process.rest():
+                note(line)
+            if process.finish():
+                said = " / ".join(process.stderr.splitlines()[-3:])
+                raise ProgramError(f"the client failed: {said}")
+    content: dict[str, Any] = json.loads(found.read_text())
+    return content

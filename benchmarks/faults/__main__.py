@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from benchmarks.faults.page import write_page
-from benchmarks.faults.promises import Kind, in_words, summary
+from benchmarks.faults.promises import Kind, summary
 from benchmarks.faults.runs import Pace, Run, run_cell
 from benchmarks.faults.scene import Scene, Where
 from benchmarks.faults.table import FAULTS, Fault
@@ -52,7 +52,6 @@ def row(fault: Fault, kind: Kind, run: Run, seconds: float) -> dict[str, Any]:
         "fault": fault.name,
         "kind": kind,
         "where": fault.where,
-        "promised": in_words(fault.promised(kind), kind),
         "came": summary(under),
         "kept": not run.broken,
         "broken": run.broken,

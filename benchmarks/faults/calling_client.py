@@ -1,22 +1,28 @@
-"""A client that classifies as told, here or in a process of its own."""
+"""A client that classifies as told, here or in a process of its own.
 
-import argparse
-import json
+    python -m benchmarks.faults.calling_client FLEET FUSION
+
+One line in, a picture's number and a deadline; one line out, what became of it.
+"""
+
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import get_args
+
+import msgspec
 
 from benchmarks.faults.scene import picture
 from mdp import errors
 from mdp.client.sync import Client
 from mdp.errors import InferenceError
 from mdp.fusion.fuse import Fusion
-from mdp.requests.prediction import MemberTiming, Prediction
+from mdp.requests.prediction import Prediction
 from mdp.testing.processes import PATIENCE_S, LineProcess
 
 Outcome = tuple[Prediction | InferenceError, float]
+#: An answer, or an error's class, text and outcomes; and the milliseconds that it took.
+_Told = tuple[Prediction | None, tuple[str, str, dict[str, str]], float]
 
 
 def timed(client: Client, number: int, deadline_ms: float) -> Outcome:
@@ -34,50 +40,36 @@ class ProcessCaller(LineProcess):
     """A client in a process of its own, with an environment of its own."""
 
     def __init__(self, fleet: Path, fusion: Fusion, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-m", "benchmarks.faults.calling_client"]
-        command += ["--fleet", str(fleet), "--fusion", fusion]
+        command = [sys.executable, "-m", "benchmarks.faults.calling_client", fleet, fusion]
         super().__init__("the client", command, environment=environment)
 
     def call(self, number: int, deadline_ms: float) -> Outcome:
         """What became of one call."""
-        return understood(self.ask(json.dumps([number, deadline_ms])))
+        return understood(self.ask(f"{number} {deadline_ms}"))
 
 
 def understood(line: str) -> Outcome:
     """What `said` told."""
-    said = json.loads(line)
-    if "error" in said:
-        kind = getattr(errors, said["error"])
-        return kind(said["text"], said["outcomes"]), said["elapsed_ms"]
-    answer = said["answer"]
-    answer["members"] = tuple(MemberTiming(**member) for member in answer["members"])
-    answer["top"] = tuple((label, chance) for label, chance in answer["top"])
-    answer["used"] = tuple(answer["used"])
-    return Prediction(**answer), said["elapsed_ms"]
+    answer, (kind, text, outcomes), elapsed_ms = msgspec.json.decode(line, type=_Told)
+    return answer or getattr(errors, kind)(text, outcomes), elapsed_ms
 
 
 def said(outcome: Prediction | InferenceError, elapsed_ms: float) -> str:
     """One line that tells what became of a call."""
-    if isinstance(outcome, InferenceError):
-        told = {"error": type(outcome).__name__, "text": str(outcome), "outcomes": outcome.outcomes}
-    else:
-        told = {"answer": outcome.to_dict()}
-    return json.dumps({**told, "elapsed_ms": elapsed_ms})
+    told: _Told = (outcome, ("", "", {}), elapsed_ms) if isinstance(outcome, Prediction) else (
+        None, (type(outcome).__name__, str(outcome), outcome.outcomes), elapsed_ms
+    )  # fmt: skip
+    return msgspec.json.encode(told).decode()
 
 
 def main() -> None:
-    """One line in, a picture's number and a deadline; one line out, what became of it."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--fleet", type=Path, required=True)
-    parser.add_argument("--fusion", choices=get_args(Fusion), required=True)
-    asked = parser.parse_args()
+    fleet, fusion = sys.argv[1:]
     with Client.connect(
-        asked.fleet,
-        fusion=asked.fusion,
-        timeout_s=PATIENCE_S,
+        fleet, fusion=msgspec.convert(fusion, Fusion), timeout_s=PATIENCE_S
     ) as client:
         for line in sys.stdin:
-            print(said(*timed(client, *json.loads(line))), flush=True)
+            number, deadline_ms = line.split()
+            print(said(*timed(client, int(number), float(deadline_ms))), flush=True)
 
 
 if __name__ == "__main__":

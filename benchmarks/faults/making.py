@@ -5,26 +5,16 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from benchmarks.faults.faulty_agent import MIB
 from benchmarks.faults.scene import HOST, Scene, picture
 from mdp.client.sync import Client
-from mdp.testing.machine_faults import (
-    faketime_library,
-    fill,
-    memory_limit,
-    processor_limit,
-    silent_name_server,
-    small_disk,
-)
+from mdp.testing.machine_faults import fill, memory_limit, silent_name_server, small_disk
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.testing.raw_agent import raw_agent
 from mdp.testing.relay_process import Link
 from mdp.transport import dealer
-
-
-def restart(scene: Scene) -> None:
-    scene.restart()
 
 
 def says(word: str) -> Callable[[Scene], None]:
@@ -41,19 +31,9 @@ def links(link: Link) -> Callable[[Scene], None]:
     return change
 
 
-def serves_others(scene: Scene) -> None:
+def stop_and_restart(scene: Scene, bundle: Path | None = None) -> None:
     scene.stop()
-    scene.restart(bundle=scene.others)
-
-
-def serves_older(scene: Scene) -> None:
-    scene.stop()
-    scene.restart(bundle=scene.older)
-
-
-def stop_and_restart(scene: Scene) -> None:
-    scene.stop()
-    scene.restart()
+    scene.restart(bundle=bundle)
 
 
 def restart_what_is_left(scene: Scene) -> None:
@@ -77,10 +57,6 @@ def killed_for_memory(scene: Scene) -> None:
     scene.word.write_text("hoard 256")
 
 
-def starve(scene: Scene) -> None:
-    scene.hold(processor_limit(scene.agent.process.pid, 0.001))
-
-
 def small_home(scene: Scene) -> None:
     """Have it work, log and keep its temporary files where there is little room."""
     home = scene.folder / "disk"
@@ -98,10 +74,6 @@ def full_disk(scene: Scene) -> None:
     disk = scene.folder / "disk"
     fill(disk, disk / "agent.log")
     scene.send_junk()
-
-
-def room_again(scene: Scene) -> None:
-    (scene.folder / "disk" / "full").unlink()
 
 
 def old_home(scene: Scene) -> None:
@@ -133,10 +105,6 @@ def flaps_while_idle(scene: Scene) -> None:
         scene.agent.kill()
         scene.hold(raw_agent(hang_up, port))
         until(lambda: scene.rounds > ROUNDS, "the client dials again and again")
-
-
-def flapped(scene: Scene) -> str:
-    return "" if scene.rounds > ROUNDS else f"it was connected to only {scene.rounds} times"
 
 
 def own_names(scene: Scene) -> None:
@@ -175,14 +143,6 @@ def complaints(scene: Scene) -> int:
     return (scene.folder / "disk" / "agent.log").read_text().count("bad_message")
 
 
-def had_no_room(scene: Scene) -> str:
-    return "" if complaints(scene) == 1 else "there was room for what it had to say"
-
-
-def link_was_bad(scene: Scene) -> str:
-    return "" if scene.relay.troubles else "the link lost and reset nothing"
-
-
 def clock_differs(least_s: float) -> Callable[[Scene], str]:
     def differs(scene: Scene) -> str:
         # It may have been passed over for its replica, and then has written nothing lately.
@@ -193,7 +153,3 @@ def clock_differs(least_s: float) -> Callable[[Scene], str]:
         return "" if abs(ahead_s) >= least_s else f"its clock is only {ahead_s:.0f} s ahead"
 
     return differs
-
-
-def faketime() -> str:
-    return "" if faketime_library() else "needs libfaketime (Debian: apt-get install faketime)"

@@ -256,26 +256,9 @@ def summary(calls: Sequence[Call]) -> str:
             answers[type(call.outcome).__name__] += 1
         else:
             answers[f"{call.outcome.mode} from {', '.join(call.used)}"] += 1
-        reasons.update(f"{device} {_short(reason)}" for device, reason in call.missing.items())
+        reasons.update(
+            f"{device} {reason.partition(':')[0]}" for device, reason in call.missing.items()
+        )
     said = "; ".join(f"{count} {what}" for what, count in answers.most_common())
     why = ", ".join(f"{count} {what}" for what, count in reasons.most_common())
     return f"{said} ({why})" if why else said
-
-
-def _short(reason: str) -> str:
-    return reason.partition(":")[0]
-
-
-def in_words(promise: Promise, kind: Kind) -> str:
-    """What is promised of one kind of fleet, in a few words."""
-    setting = SETTINGS[kind]
-    whole = f"{setting.fusion}, complete"
-    if len(setting.members) == 1:
-        whole = "an answer"
-    if promise.used == "always" or setting.replica is not None:
-        return whole
-    others = [member for member in setting.members if member != setting.faulty]
-    less = "error" if not others else f"{_mode(setting, tuple(others))} without {setting.faulty}"
-    if promise.used == "perhaps":
-        return f"{whole}, or {less}"
-    return less

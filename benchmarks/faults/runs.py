@@ -5,6 +5,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -54,8 +55,6 @@ class Pace:
 class Run:
     """What happened in one cell of the matrix."""
 
-    fault: str
-    kind: Kind
     calls: list[Call] = field(default_factory=list)
     #: Every promise that was not kept, in words.
     broken: list[str] = field(default_factory=list)
@@ -110,7 +109,7 @@ class _Onlooker:
 
 class _Runner:
     def __init__(self, scene: Scene, fault: Fault, kind: Kind, call: Caller, pace: Pace) -> None:
-        self.run = Run(fault=fault.name, kind=kind)
+        self.run = Run()
         self._scene, self._fault, self._call, self._pace = scene, fault, call, pace
         self._promise: Promise = fault.promised(kind)
         self._checks = Fleetwise(
@@ -120,7 +119,8 @@ class _Runner:
     def all(self) -> Run:
         """Before, under and after the fault; what is not kept is in the run's `broken`."""
         self._until_whole("finding")
-        self._some("before", 6)
+        for _ in range(6):
+            self._one("before")
         made_s = self._meanwhile("turning", self._fault.make)
         try:
             self._under_the_fault(made_s)
@@ -128,7 +128,8 @@ class _Runner:
         finally:
             healed_s = self._meanwhile("healing", self._fault.heal)
         self.run.back_s = self._until_whole("healing") - healed_s
-        self._some("after", 6)
+        for _ in range(6):
+            self._one("after")
         self._note(*broken_together(self.run.calls, self._promise, self._checks))
         return self.run
 
@@ -153,28 +154,14 @@ class _Runner:
         time.sleep(self._pace.between_s)
         return call
 
-    def _some(self, phase: Phase, count: int) -> None:
-        for _ in range(count):
-            self._one(phase)
-
     def _meanwhile(self, phase: Phase, change: Callable[[Scene], None]) -> float:
         """Go on calling while the fault is made or healed; returns when that was done."""
-        failed: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                change(self._scene)
-            except BaseException as error:  # raised again in the thread that calls
-                failed.append(error)
-
         started_s = time.monotonic()
-        worker = threading.Thread(target=work, name=phase)
-        worker.start()
-        while worker.is_alive():
-            self._one(phase)
-        worker.join()
-        if failed:
-            raise failed[0]
+        with ThreadPoolExecutor(1) as worker:
+            changing = worker.submit(change, self._scene)
+            while not changing.done():
+                self._one(phase)
+            changing.result()
         return time.monotonic() if phase == "healing" else started_s
 
     def _under_the_fault(self, made_s: float) -> None:

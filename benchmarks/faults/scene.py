@@ -5,10 +5,9 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Literal, Self
 
 import numpy as np
@@ -18,14 +17,12 @@ from benchmarks.faults import faulty_agent
 from benchmarks.faults.promises import SETTINGS, Kind
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
-from mdp.formats.keys import load_public, new_keys
-from mdp.testing.agents import ANY_PORT, AgentProcess, agent_command
+from mdp.testing.agents import ANY_PORT, AgentFleet, AgentProcess, agent_command
 from mdp.testing.bundles import CHANNELS, LABELS, write_bundle
 from mdp.testing.machine_faults import another_clock
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.testing.relay import Relay
 from mdp.testing.wires import Wire
-from mdp.transport import new_pair
 
 #: How the client reaches the faulty device, or what else is special about everyone's processes.
 Where = Literal["loopback", "relay", "wire", "clock", "name"]
@@ -49,18 +46,15 @@ class Scene:
     """Agents of one kind of fleet; the one of `faulty` can be made to fail."""
 
     def __init__(self, folder: Path, kind: Kind, where: Where = "loopback") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.where = folder, where
         self.setting = SETTINGS[kind]
         self.faulty = self.setting.faulty
-        self.where: Where = where
-        self.folder = folder
-        self.folder.mkdir(parents=True, exist_ok=True)
-        #: What the faulty device's model is to do; see faulty_agent.
-        self.word = folder / "fault"
+        #: What the faulty device's model is to do, see faulty_agent, and what the wall clock of a
+        #: scene of clocks shows.
+        self.word, self.clock = folder / "fault", folder / "clock"
         self.word.write_text("")
-        #: What the wall clock of a scene of clocks shows.
-        self.clock = folder / "clock"
         self.clock.write_text("+0")
-        self.agents: dict[str, AgentProcess] = {}
         #: Held while the client is to stay idle.
         self.idle = threading.Lock()
         #: How often a device that flaps has been connected to; what the client's own pace was.
@@ -72,13 +66,20 @@ class Scene:
         #: Left again when the fault is healed.
         self._held = ExitStack()
         members, sizes = self.setting.members, (SIDE,) * len(self.setting.members)
-        self.bundle = write_bundle(folder / "bundle", devices=members, sizes=sizes)
-        self.others = write_bundle(folder / "others", name="others", devices=members, sizes=sizes,
-                                   bag_scale=9.0)  # fmt: skip
-        self.older = write_bundle(folder / "older", devices=members, sizes=sizes, bag_scale=3.0)
+        bundles = {"bundle": {}, "others": {"name": "others", "bag_scale": 9.0},
+                   "older": {"bag_scale": 3.0}}  # fmt: skip
+        self.bundle, self.others, self.older = (
+            write_bundle(folder / file, devices=members, sizes=sizes, **more)  # type: ignore[arg-type]
+            for file, more in bundles.items()
+        )
         try:
             self.wire = self._undo.enter_context(Wire()) if where == "wire" else None
-            self._start_all()
+            fleet = AgentFleet(folder, self.bundle, keys=self.wire is not None)
+            self.fleet = self._undo.enter_context(fleet)
+            for name in (*members, *filter(None, [self.setting.replica])):
+                self.start(name)
+            for agent in self.fleet.agents.values():
+                agent.wait_for("READY")
             self.relay = self._undo.enter_context(Relay(self.agent.address))
         except BaseException:
             self.close()
@@ -87,51 +88,33 @@ class Scene:
     @property
     def agent(self) -> AgentProcess:
         """The faulty device's process."""
-        return self.agents[self.faulty]
+        return self.fleet.agents[self.faulty]
 
     @property
-    def environment(self) -> Mapping[str, str]:
+    def environment(self) -> dict[str, str]:
         """What is special about the processes of this scene."""
         return another_clock(self.clock) if self.where == "clock" else {}
-
-    def _start_all(self) -> None:
-        names = [*self.setting.members, *filter(None, [self.setting.replica])]
-        if self.wire is not None:
-            for name in ("client", "device"):
-                new_keys(self.folder, name, new_pair)
-        for name in names:
-            self.start(name)
-        for name in names:
-            self.agents[name].wait_for("READY")
 
     def start(
         self,
         name: str,
         *,
-        bind: str | None = None,
+        bind: str = ANY_PORT,
         bundle: Path | None = None,
         before: Sequence[str] = (),
     ) -> AgentProcess:
         """Start an agent, without waiting for it; `before` stands in front of the command."""
-        inside: list[str] = []
-        options: list[str] = []
-        if self.wire is not None and name == self.faulty:
-            inside, bind = self.wire.inside(), bind or f"tcp://{self.wire.address}:7500"
-            keys = (self.folder / "device.secret", self.folder / "client.public")
-            options = ["--key", str(keys[0]), "--clients", str(keys[1])]
-        known = {faulty_agent.VARIABLE: str(self.word), "PYTHONPATH": str(ROOT), **self.environment}
-        device = name.partition("/")[0]
-        command = agent_command(
-            bundle or self.bundle, device, "--threads", 1, *options, bind=bind or ANY_PORT
-        )
+        inside, program = [], agent_command(self.bundle, "")[:3]
         if name == self.faulty:
-            command[:1] = [sys.executable, "-m", "benchmarks.faults.faulty_agent"]
+            program[:1] = [sys.executable, "-m", "benchmarks.faults.faulty_agent"]
+            if self.wire is not None:
+                inside, bind = self.wire.inside(), f"tcp://{self.wire.address}:7500"
+        known = {faulty_agent.VARIABLE: str(self.word), "PYTHONPATH": str(ROOT), **self.environment}
         environment = [f"{key}={value}" for key, value in known.items()]
-        log = self.folder / f"{name.replace('/', '-')}.log"
-        agent = AgentProcess(name, [*inside, "env", *environment, *before, *command], log)
-        self._undo.callback(agent.close)
-        self.agents[name] = agent
-        return agent
+        command = [*inside, "env", *environment, *before, *program]
+        return self.fleet.start(
+            name, "--threads", 1, bind=bind, bundle=bundle, program=command, wait_for=None
+        )
 
     def restart(self, *, bundle: Path | None = None, home: Path | None = None) -> None:
         """Start the faulty device's agent where it was, and wait until it serves.
@@ -184,20 +167,16 @@ class Scene:
 
     def fleet_file(self, *, alone: bool = False) -> Path:
         """A fleet file in which the faulty device is reached as `where` says, and `alone` is."""
-        addresses = {name: agent.address for name, agent in self.agents.items()}
+        addresses = {name: agent.address for name, agent in self.fleet.agents.items()}
         if self.where == "relay":
             addresses[self.faulty] = self.relay.address
         if self.where == "name" and not alone:
             addresses[self.faulty] = addresses[self.faulty].replace("127.0.0.1", HOST)
-        if alone:
-            addresses = {self.faulty: addresses[self.faulty]}
+        names = [self.faulty] if alone else addresses
         path = self.folder / f"fleet-{self.where}{'-alone' if alone else ''}.toml"
-        public, key = {}, None
-        if self.wire is not None:
-            device = load_public(self.folder / "device.public")
-            public, key = {self.faulty: device}, self.folder / "client.secret"
-        devices = [f"{name}={address}" for name, address in addresses.items()]
-        new_fleet(Bundle.open(self.bundle), devices, path, public_key=public.get, key=key)
+        public, key = self.fleet.public_keys.get, self.fleet.key
+        entries = [f"{name}={addresses[name]}" for name in names]
+        new_fleet(Bundle.open(self.bundle), entries, path, public_key=public, key=key)
         return path
 
     def close(self) -> None:
@@ -208,10 +187,5 @@ class Scene:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -3,7 +3,6 @@
 import datetime
 import os
 import platform
-import time
 from importlib import metadata
 from pathlib import Path
 
@@ -28,7 +27,6 @@ def describe_machine() -> dict[str, object]:
         "python": platform.python_version(),
         # Builds of one version differ in how fast they interpret.
         "python_build": f"{platform.python_compiler()}, {' '.join(platform.python_build())}",
-        "python_loop_ns": round(_loop_ns(), 1),
         "compiled": compiled(),
         "versions": {name: _version(name) for name in PACKAGES},
     }
@@ -37,18 +35,6 @@ def describe_machine() -> dict[str, object]:
 def compiled() -> bool:
     """Whether the modules that `make compiled` compiles are (tools/compiled.py)."""
     return not str(mdp.requests.session.__file__).endswith(".py")
-
-
-def _loop_ns() -> float:
-    """What a step of a small loop takes in this interpreter, in nanoseconds: the best of five."""
-    steps, best_s = 200_000, float("inf")
-    for _ in range(5):
-        counts: dict[int, int] = {}
-        started_s = time.process_time()
-        for step in range(steps):
-            counts[step & 255] = counts.get(step & 255, 0) + 1
-        best_s = min(best_s, time.process_time() - started_s)
-    return best_s / steps * 1e9
 
 
 def _version(name: str) -> str | None:

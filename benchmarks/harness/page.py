@@ -39,11 +39,6 @@ def filled(page: Path, writer: str, figures: str) -> bytes:
     return f"{before}{mark}\n\n{figures.strip()}\n\n{END}{after}".encode()
 
 
-def write_figures(page: Path, writer: str, figures: str) -> None:
-    """Put `figures` between the page's two marks; raises InputError where these are missing."""
-    write_bytes(page, filled(page, writer, figures))
-
-
 @dataclass(frozen=True, slots=True)
 class Page:
     """What is made of kept results: a document's figures, and a picture beside the document."""
@@ -64,10 +59,6 @@ class Page:
     def path(self) -> Path:
         """The document; raises InputError."""
         return find("*.md", begin(self.writer))
-
-    def link(self, name: str) -> str:
-        """The way from the document to another one; raises InputError."""
-        return Path(os.path.relpath(find(name), self.path.parent)).as_posix()
 
     def write(self) -> None:
         for path, content in self.files().items():

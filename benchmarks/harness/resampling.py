@@ -1,6 +1,7 @@
-"""How sure a ratio of percentiles is: rounds drawn anew, as requests of one round are alike."""
+"""Rounds in which several things take turns, and how sure a ratio of their percentiles is."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import numpy as np
 
@@ -8,13 +9,28 @@ import numpy as np
 DRAWS = 2000
 SHARE = 0.95
 
+Name = TypeVar("Name")
+Rounds = Sequence[Sequence[float]]
 
-def ratio_interval(
-    ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]], point: float
-) -> tuple[float, float]:
+
+def in_rounds(
+    blocks: Mapping[Name, Callable[[], Sequence[float]]], rounds: int
+) -> dict[Name, list[Sequence[float]]]:
+    """What each block gives in every round; a first round warms up and is not counted."""
+    found: dict[Name, list[Sequence[float]]] = {name: [] for name in blocks}
+    for number in range(rounds + 1):
+        for name, block in blocks.items():
+            values = block()
+            if number:
+                found[name].append(values)
+    return found
+
+
+def ratio_interval(ours: Rounds, theirs: Rounds, point: float) -> tuple[float, float]:
     """Where `SHARE` of the ratios lie that `point`, a percentile, has in rounds drawn anew.
 
-    Both were measured in the same rounds, so a round is drawn for both.
+    Both were measured in the same rounds, so a round is drawn for both: requests of one round are
+    alike.
     """
     draw = np.random.default_rng(0)
     ours_, theirs_ = [np.asarray(block) for block in ours], [np.asarray(block) for block in theirs]

@@ -1,10 +1,9 @@
 """Real agents whose models cost nothing but the time they are told to take.
 
-    python -m benchmarks.harness.stub_agent --bundle bundle/ --device device-0 device-1
+    python -m benchmarks.harness.stub_agent --bundle bundle/ --device device-0 [--beside device-1]
 
 Each device named has a `devices.agent.server.Agent` and a ROUTER of its own, as `mdp-agent run`
-has; only the runtime is another. One line of JSON per device says where it listens. Ends on
-SIGTERM.
+has; only the runtime is another. Events are those of `mdp-agent run --json`. Ends on SIGTERM.
 """
 
 import argparse
@@ -15,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import partial
 from itertools import cycle
 from pathlib import Path
 from random import Random
@@ -58,65 +56,60 @@ def durations(options: argparse.Namespace, device: str) -> Callable[[], float]:
     With a `sigma` they are log-normal around the usual ones.
     """
     random = Random(device)
-    usual_s: float = options.compute_ms / 1e3
-    late_s: float = options.late_ms / 1e3
-    share = options.late_share if device in options.late else 0.0
-    sigma = options.sigma
+    usual_s, late_s = options.compute_ms / 1e3, options.late_ms / 1e3
 
     def take_s() -> float:
-        if share and random.random() < share:
-            return late_s
-        return usual_s * math.exp(random.gauss(0.0, sigma)) if sigma else usual_s
+        if options.late_share and random.random() < options.late_share:
+            return float(late_s)
+        return float(usual_s * math.exp(random.gauss(0.0, options.sigma)))
 
-    return take_s
-
-
-def _loaded(runtime: StubRuntime) -> StubRuntime:
-    """What the agent loads."""
-    return runtime
+    return take_s if usual_s or options.late_share else lambda: 0.0
 
 
 def main() -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(description="Agents with a stub for a model.")
     parser.add_argument("--bundle", type=Path, required=True)
-    parser.add_argument("--device", nargs="+", required=True)
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--beside", nargs="*", default=[], help="More devices in this process.")
     parser.add_argument("--bind", default="tcp://127.0.0.1:0")
-    parser.add_argument("--keys", type=Path, help="Folder with DEVICE.secret and client.public.")
+    parser.add_argument("--key", type=Path)
+    parser.add_argument("--clients", type=Path)
     parser.add_argument("--compute-ms", type=float, default=0.0)
     parser.add_argument("--sigma", type=float, default=0.0, help="Of the logarithm of that time.")
-    parser.add_argument("--late", nargs="*", default=[], help="Devices that are late at times.")
     parser.add_argument("--late-share", type=float, default=0.0)
     parser.add_argument("--late-ms", type=float, default=0.0)
     options = parser.parse_args()
     bundle = Bundle.open(options.bundle)
-    classes = len(bundle.manifest.labels)
+    access = agent_keys(options.bind, options.key, options.clients, insecure=False)
+    agents: list[Agent] = []
+
+    def stop(*_: object) -> None:
+        for agent in agents:
+            agent.stop()
+
+    signal.signal(signal.SIGTERM, stop)
     with ExitStack() as stack:
-        agents = []
-        for device in options.device:
-            keys = None
-            if options.keys is not None:
-                own, allowed = options.keys / f"{device}.secret", options.keys / "client.public"
-                access = agent_keys(options.bind, own, allowed, insecure=False)
-                keys = None if access is None else access[0]
-            router = stack.enter_context(Router(options.bind, keys=keys))
-            runtime = StubRuntime(classes, durations(options, device))
-            agent = Agent(bundle, bundle.assignment(device), partial(_loaded, runtime), router)
-            agents.append(agent)
-            said = {"event": "LISTENING", "device": device, "address": router.address}
-            print(json.dumps(said), flush=True)
-
-        def stop(*_: object) -> None:
-            for agent in agents:
-                agent.stop()
-
-        signal.signal(signal.SIGTERM, stop)
+        for device in (options.device, *options.beside):
+            router = stack.enter_context(Router(options.bind, keys=access and access[0]))
+            take_s = durations(options, device)
+            agents.append(_agent(bundle, device, router, take_s))
         threads = [threading.Thread(target=agent.serve) for agent in agents[1:]]
         for thread in threads:
             thread.start()
         agents[0].serve()
         for thread in threads:
             thread.join()
+
+
+def _agent(bundle: Bundle, device: str, router: Router, take_s: Callable[[], float]) -> Agent:
+    def report(event: str) -> None:
+        said = {"event": event, "device": device, "address": router.address}
+        print(json.dumps(said), flush=True)
+
+    runtime = StubRuntime(len(bundle.manifest.labels), take_s)
+    report("LISTENING")
+    return Agent(bundle, bundle.assignment(device), lambda: runtime, router, report=report)
 
 
 if __name__ == "__main__":

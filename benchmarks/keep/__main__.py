@@ -7,19 +7,18 @@ Those write what they have measured into runs/; this adds the machine, so it is 
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.page import find, write_figures
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
 from mdp.errors import InputError
 from mdp.files import write_json
 
 ROOT = Path(__file__).parents[2]
-WRITER = "benchmarks.keep"
 #: Where each is found.
 FOUND = {"fuzz": "fuzz/figures.json", "arm": "arm.json", "gpu": "gpu.json"}
 
@@ -29,19 +28,16 @@ def keep(what: str, runs: Path) -> None:
     found = runs / FOUND[what]
     if not found.is_file():
         raise InputError(f"{found}: not there: expected what `make fuzz` or `make test-*` leaves")
-    measured, machine = json.loads(found.read_text()), describe_machine()
-    if what == "fuzz":
-        write_json(RESULTS / "fuzz.json", {"machine": machine, "rows": measured})
-        write_figures(find("fuzzing.md"), WRITER, fuzz_table(measured, machine))
-        return
-    write_json(RESULTS / f"{what}.json", {"machine": machine, **measured})
-    if what == "arm":
-        figures = arm_table(measured["rows"], measured["processor"], machine)
-        write_figures(find("platforms.md"), WRITER, figures)
+    measured = json.loads(found.read_text())
+    rows = {"rows": measured} if what == "fuzz" else measured
+    write_json(RESULTS / f"{what}.json", {"machine": describe_machine(), **rows})
+    if what in PAGES:
+        PAGES[what].write()
 
 
-def fuzz_table(rows: Sequence[Mapping[str, Any]], machine: Mapping[str, Any]) -> str:
+def fuzz_figures() -> str:
     """One row for each target."""
+    rows, machine = kept("fuzz")["rows"], kept("fuzz")["machine"]
     total, found = sum(row["inputs"] for row in rows), [r for r in rows if r["finding"]]
     verdict = (
         f"{len(found)} targets with a finding"
@@ -71,12 +67,13 @@ def _growth(row: Mapping[str, Any]) -> str:
     return "too short to say" if growth is None else f"{round(growth):,}"
 
 
-def arm_table(rows: Sequence[Mapping[str, Any]], processor: str, machine: Mapping[str, Any]) -> str:
+def arm_figures() -> str:
     """What the agent of the other architecture gave beside the one of this machine."""
+    rows, machine = kept("arm")["rows"], kept("arm")["machine"]
     said = (
-        f"{rows[0]['pictures']} pictures, {processor} emulated on {machine['cores']} virtual "
-        f"cores, {machine['processor']}, load {machine['load_before']} before, "
-        f"{machine['date']}."
+        f"{rows[0]['pictures']} pictures, {kept('arm')['processor']} emulated on "
+        f"{machine['cores']} virtual cores, {machine['processor']}, "
+        f"load {machine['load_before']} before, {machine['date']}."
     )
     members = table(
         rows,
@@ -89,6 +86,12 @@ def arm_table(rows: Sequence[Mapping[str, Any]], processor: str, machine: Mappin
         ("emulated", "{start_s[arm]:.1f}"),
     )
     return f"{said}\n\n{members}"
+
+
+PAGES = {
+    "fuzz": Page("benchmarks.keep fuzz", fuzz_figures),
+    "arm": Page("benchmarks.keep arm", arm_figures),
+}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Do predictions come true: latency of sub-models that no fit saw, and of whole plans.
 
-    python -m benchmarks.latency measure [--spin]
+    python -m benchmarks.latency measure
     python -m benchmarks.latency plans --profiles CORE-0 CORE-1
 
 `measure` exports random sub-models as they are served, in fp32 and in dynamic int8, and times them
@@ -17,66 +17,39 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.latency.measure import Row, Rows, measure
-from benchmarks.latency.models import export_all
+from benchmarks.latency.measure import Rows, export_all, measure
 from benchmarks.latency.page import PLANS, ROWS
-from benchmarks.latency.plans import PlanRows, measure_plans
-from benchmarks.latency.shapes import Case, plannable, unseen
-from mdp.errors import MDPError
+from benchmarks.latency.plans import measure_plans
+from benchmarks.latency.shapes import plannable, unseen
+from mdp import console
+from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.profile import read_profile
 
 
-def run_measure(options: argparse.Namespace) -> None:
-    """Export and time sub-models."""
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Predicted against measured latency.")
+    parser.add_argument("what", choices=("measure", "plans"))
+    parser.add_argument("--work", type=Path, default=Path("/tmp/mdp-latency"))
+    parser.add_argument("--profiles", nargs=2, help="for plans, one per core")
+    options = parser.parse_args()
+    machine = describe_machine()
+    if options.what == "plans":
+        if options.profiles is None:
+            raise InputError("plans: expected --profiles and one profile for each of two cores")
+        profiles = [read_profile(path) for path in options.profiles]
+        write_json(PLANS, measure_plans(machine, options.work, profiles, _note))
+        return
     cases = [*unseen(), *plannable()]
     export_all(options.work, cases, _note)
-    machine = describe_machine()
-    measured = measure(options.work, cases, rounds=8, seconds=0.12, spin=options.spin, note=_note)
-
-    def rows_of(wanted: list[Case]) -> list[Row]:
-        return [row for row in measured if row.case in wanted]
-
-    rows = Rows(
-        machine=machine,
-        unseen=rows_of(unseen()),
-        plannable=rows_of(plannable()),
-        spin=options.spin,
-    )
-    write_json(ROWS, rows)
-
-
-def run_plans(options: argparse.Namespace) -> None:
-    """Serve random plans and ask them."""
-    profiles = [read_profile(path) for path in options.profiles]
-    machine = describe_machine()
-    links, idle_link, rows = measure_plans(
-        options.work, profiles, rounds=4, seconds=2.0, note=_note
-    )
-    write_json(PLANS, PlanRows(machine=machine, links=links, idle_link=idle_link, rows=rows))
+    rows = measure(options.work, cases, rounds=8, seconds=0.12)
+    unseen_, plannable_ = ([r for r in rows if r.case in some] for some in (unseen(), plannable()))
+    write_json(ROWS, Rows(machine=machine, unseen=unseen_, plannable=plannable_))
 
 
 def _note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Predicted against measured latency.")
-    steps = parser.add_subparsers(required=True)
-    for name, run in (("measure", run_measure), ("plans", run_plans)):
-        step = steps.add_parser(name, help=run.__doc__)
-        step.set_defaults(run=run)
-        step.add_argument("--work", type=Path, default=Path("/tmp/mdp-latency"))
-        if name == "measure":
-            step.add_argument("--spin", action="store_true", help="threads wait awake")
-        else:
-            step.add_argument("--profiles", nargs=2, required=True, help="one per core")
-    options = parser.parse_args()
-    try:
-        options.run(options)
-    except MDPError as error:
-        raise SystemExit(str(error)) from error
-
-
 if __name__ == "__main__":
-    main()
+    console.run(main, "benchmarks.latency")

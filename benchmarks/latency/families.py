@@ -13,19 +13,24 @@ a profile, and compares its predictions for all others.
 import argparse
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from benchmarks.harness.machine import describe_machine
-from mdp.files import Record, write_bytes, write_json
+from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.tables import table
+from benchmarks.harness.turns import in_turns
+from mdp.files import write_bytes, write_json
 from mdp.formats.plan import NetworkSpec
 from mdp.formats.profile import NetworkPoint
 from partitioner.estimates.catalogue import catalogue
-from partitioner.estimates.latency_networks import NetworkFit, fit_points
+from partitioner.estimates.latency_networks import fit_points
 from partitioner.export.probe_encoders import (
     NETWORK_PRECISIONS,
     NETWORKS,
@@ -37,7 +42,6 @@ from partitioner.export.probe_encoders import (
 from partitioner.export.quantize import quantised
 from partitioner.export.sessions import open_session
 
-RESULT = Path(__file__).parents[1] / "results" / "latency-families.json"
 #: Rounds in which the networks take turns; seconds and runs of each in a round.
 ROUNDS, TURN_S, RUNS = 4, 0.06, 5
 #: (network, side in pixels): not among the probe's, of every family that it has and of one more.
@@ -58,45 +62,14 @@ OTHERS = (
 )
 
 
-class Row(Record, frozen=True):
-    """One network in one precision and what it took here."""
-
-    name: str
-    image_size: int
-    precision: str
-    latency_ms: float
-
-    @property
-    def probed(self) -> bool:
-        """Whether a probe measures it."""
-        return (self.name, self.image_size) in set(_probed())
-
-    @property
-    def point(self) -> NetworkPoint:
-        """As a profile has it."""
-        return msgspec.convert(msgspec.to_builtins(self) | {"threads": 1}, NetworkPoint)
-
-    @property
-    def spec(self) -> NetworkSpec:
-        """As a plan has it, with hardly a head."""
-        return catalogue()[self.name].spec(self.image_size, 0, self.point.precision)
+#: Those that a probe measures.
+PROBED = tuple(network for tier in NETWORKS.values() for network in tier)
 
 
-class Rows(Record, frozen=True):
-    """What one run measured, and where."""
-
-    machine: dict[str, Any]
-    rows: list[Row]
-
-
-def _probed() -> Iterable[tuple[str, int]]:
-    return (network for tier in NETWORKS.values() for network in tier)
-
-
-def measured(scratch: Path) -> list[Row]:
+def measured(scratch: Path) -> list[dict[str, Any]]:
     """Every network in every precision; models that are in `scratch` are not exported again."""
     files: dict[NetworkSpec, Path] = {}
-    for name, size in (*_probed(), *OTHERS):
+    for name, size in (*PROBED, *OTHERS):
         spec = catalogue()[name].spec(size, NUM_CLASSES)
         for precision in NETWORK_PRECISIONS:
             wanted = msgspec.structs.replace(spec, precision=precision)
@@ -108,71 +81,53 @@ def measured(scratch: Path) -> list[Row]:
                 content = untrained_network(spec) if source is None else source
                 write_bytes(files[wanted], quantised(content, precision, pictures, whole=True))
     return [
-        Row(name=s.name, image_size=s.image_size, precision=s.precision, latency_ms=ms)
+        {"name": s.name, "image_size": s.image_size, "precision": s.precision, "latency_ms": ms}
         for s, ms in timed(files).items()
     ]
 
 
 def timed(files: Mapping[NetworkSpec, Path]) -> dict[NetworkSpec, float]:
     """Milliseconds of processor time of one picture of each; see above."""
-    sessions = {spec: open_session(file) for spec, file in files.items()}
-    random, least = np.random.default_rng(0), dict.fromkeys(files, float("inf"))
-    for number in range(ROUNDS):
-        print(f"round {number + 1} of {ROUNDS}", file=sys.stderr, flush=True)
-        for spec, session in sessions.items():
-            shape = (1, spec.image_size, spec.image_size, 3)
-            feed = {"images": random.integers(0, 256, shape, dtype=np.uint8)}
-            session.run(None, feed)
-            times_s: list[float] = []
-            while len(times_s) < RUNS or sum(times_s) < TURN_S:
-                started_s = time.process_time()
-                session.run(None, feed)
-                times_s.append(time.process_time() - started_s)
-            least[spec] = min(least[spec], round(float(np.median(times_s)) * 1e3, 4))
-    return least
+    runs = {
+        spec: partial(open_session(file).run, None, {"images": calibration(spec.image_size)[:1]})
+        for spec, file in files.items()
+    }
+    found = in_turns(runs, ROUNDS, least=RUNS, seconds=TURN_S, clock=time.process_time)
+    return {spec: round(min(map(median, rounds)), 4) for spec, rounds in found.items()}
 
 
-def report(rows: Sequence[Row]) -> str:
-    """Markdown: errors of each family and of all, by precision, then every network."""
-    lines = [
-        "| networks | precision | number | median error | 95th percentile | largest | in range |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    details = [
-        "| network | precision | measured ms | predicted ms | error |",
-        "|---|---|---|---|---|",
-    ]
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: errors of all and of each family, by precision."""
+    lines = []
     for precision in NETWORK_PRECISIONS:
-        fit = fit_points([r.point for r in rows if r.probed and r.precision == precision])
-        unseen = [r for r in rows if not r.probed and r.precision == precision]
-        errors = dict(zip(unseen, fit.predict_many_ms([r.spec for r in unseen]), strict=True))
-        groups: dict[str, list[Row]] = {"all": unseen}
-        groups["all of a probed family"] = [r for r in unseen if _family(r) in fit.factors]
-        for row in unseen:
-            groups.setdefault(_family(row), []).append(row)
-        for group, of in groups.items():
-            lines.append(_line(group, precision, [(r, errors[r]) for r in of], fit))
-        for row, ms in errors.items():
-            details.append(
-                f"| {row.name} {row.image_size} px | {precision} | {row.latency_ms:.3g} | "
-                f"{ms:.3g} | {ms / row.latency_ms - 1:+.0%} |"
-            )
-    return "\n".join([*lines, "", *details])
-
-
-def _family(row: Row) -> str:
-    return catalogue()[row.name].family
-
-
-def _line(group: str, precision: str, found: list[tuple[Row, float]], fit: NetworkFit) -> str:
-    errors = np.abs([ms / row.latency_ms - 1 for row, ms in found])
-    inside = [
-        1 / fit.range_of(row.spec) <= row.latency_ms / ms <= fit.range_of(row.spec)
-        for row, ms in found
-    ]
-    return (
-        f"| {group} | {precision} | {len(found)} | {np.median(errors):.1%} | "
-        f"{np.percentile(errors, 95):.1%} | {errors.max():.1%} | {np.mean(inside):.0%} |"
+        points = [
+            msgspec.convert(row | {"threads": 1}, NetworkPoint)
+            for row in rows
+            if row["precision"] == precision
+        ]
+        fit = fit_points([p for p in points if (p.name, p.image_size) in PROBED])
+        unseen = [p for p in points if (p.name, p.image_size) not in PROBED]
+        # As plans have them, with hardly a head.
+        specs = [catalogue()[p.name].spec(p.image_size, 0, p.precision) for p in unseen]
+        predicted = zip(unseen, specs, fit.predict_many_ms(specs), strict=True)
+        groups: dict[str, list[tuple[float, bool]]] = {"all": [], "of a probed family": []}
+        for point, spec, ms in predicted:
+            times = point.latency_ms / ms
+            within = 1 / fit.range_of(spec) <= times <= fit.range_of(spec)
+            family = catalogue()[point.name].family
+            known = ["of a probed family"] * (family in fit.factors)
+            for group in ("all", *known, family):
+                groups.setdefault(group, []).append((abs(1 / times - 1), within))
+        lines += [(name, precision, np.array(found).T) for name, found in groups.items()]
+    return table(
+        lines,
+        ("", "{0[0]}"),
+        ("precision", "{0[1]}"),
+        ("networks", lambda line: line[2].shape[1]),
+        ("median error", lambda line: f"{np.median(line[2][0]):.1%}"),
+        ("95th percentile", lambda line: f"{np.percentile(line[2][0], 95):.1%}"),
+        ("largest", lambda line: f"{line[2][0].max():.1%}"),
+        ("in the stated range", lambda line: f"{line[2][1].mean():.0%}"),
     )
 
 
@@ -181,14 +136,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.latency.families")
     parser.add_argument("what", choices=("measure", "report"))
     parser.add_argument("--scratch", type=Path, help="keeps the exported models")
-    parser.add_argument("--result", type=Path, default=RESULT)
     asked = parser.parse_args()
     if asked.what == "measure":
         if asked.scratch is None:
             parser.error("measure needs --scratch")
-        found = Rows(machine=describe_machine(), rows=measured(asked.scratch))
-        write_json(asked.result, found)
-    print(report(msgspec.json.decode(asked.result.read_bytes(), type=Rows).rows))
+        found = {"machine": describe_machine(), "rows": measured(asked.scratch)}
+        write_json(RESULTS / "latency-families.json", found)
+    print(report(kept("latency-families")["rows"]))
 
 
 if __name__ == "__main__":

@@ -1,18 +1,17 @@
 """How far predictions are from what was measured: figures for its page, and a picture."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import figure
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
 from benchmarks.latency.measure import Row, Rows
-from benchmarks.latency.plans import PlanRow, PlanRows
 from benchmarks.latency.shapes import describe, with_precision
-from mdp.errors import InputError
 from mdp.files import read_json
 from mdp.formats.profile import DeviceProfile, read_profile
 from partitioner.estimates.latency import Estimate, Way, fit_latency
@@ -95,36 +94,39 @@ def _worst(compared: Sequence[Compared]) -> str:
     )  # fmt: skip
 
 
-def _plans(rows: Sequence[PlanRow]) -> str:
+def _plans(rows: Sequence[Mapping[str, Any]]) -> str:
     """Every plan, predicted against measured, and the errors' median and 95th percentile."""
 
-    def members(row: PlanRow) -> str:
-        return ", ".join(
-            f"{m.precision} {m.measured_ms:.3g} ({m.predicted_ms:.3g})" for m in row.members
-        )
+    def members(row: Mapping[str, Any]) -> str:
+        said = "{precision} {measured_ms:.3g} ({predicted_ms:.3g})"
+        return ", ".join(said.format(**member) for member in row["members"])
 
-    errors = [abs(row.predicted_ms / row.measured_ms - 1) for row in rows]
+    def error(row: Mapping[str, Any]) -> float:
+        return float(row["predicted_ms"] / row["measured_ms"] - 1)
+
+    errors = [abs(error(row)) for row in rows]
     text = f"median {np.median(errors):.1%}, 95th percentile {np.percentile(errors, 95):.1%}"
     plans = table(
         rows,
-        ("teacher", "{0.teacher}"),
+        ("teacher", "{teacher}"),
         ("members: measured (predicted) computing in ms", members),
-        ("p50", "{0.measured_ms:.3g}"),
-        ("p90", "{0.p90_ms:.3g}"),
-        ("predicted", "{0.predicted_ms:.3g}"),
-        ("error", lambda row: f"{row.predicted_ms / row.measured_ms - 1:+.1%}"),
+        ("p50", "{measured_ms:.3g}"),
+        ("p90", "{p90_ms:.3g}"),
+        ("predicted", "{predicted_ms:.3g}"),
+        ("error", lambda row: f"{error(row):+.1%}"),
         title="Whole plans through real agents, each on a core of its own: client latency in ms",
     )
     return f"{plans}\n| all |  |  |  |  | {text} |"
 
 
-def draw(compared: Sequence[Compared], plans: Sequence[PlanRow]) -> bytes:
+def draw(compared: Sequence[Compared], plans: Sequence[Mapping[str, Any]]) -> bytes:
     models: dict[str, list[tuple[float, float]]] = {}
     for one in sorted(compared, key=lambda one: one.way):
         models.setdefault(short(one.way), []).append((one.row.latency_ms, one.estimate.ms))
     whole: dict[str, list[tuple[float, float]]] = {}
-    for row in sorted(plans, key=lambda row: row.teacher):
-        whole.setdefault(row.teacher, []).append((row.measured_ms, row.predicted_ms))
+    for row in sorted(plans, key=lambda row: str(row["teacher"])):
+        pair = (row["measured_ms"], row["predicted_ms"])
+        whole.setdefault(row["teacher"], []).append(pair)
 
     def panels(canvas: "figure.Figure") -> None:
         left, right = canvas.subplots(1, 2)
@@ -144,13 +146,11 @@ def _panel(axes: "figure.Axes", groups: dict[str, list[tuple[float, float]]], ti
     axes.legend(loc="upper left")
 
 
-def _kept() -> tuple[list[Compared], list[Compared], list[PlanRow]]:
+def _kept() -> tuple[list[Compared], list[Compared], Sequence[Mapping[str, Any]]]:
     """Sub-models that a plan may hold, random ones, and plans; raises InputError."""
     profile, rows = read_profile(str(PROFILE)), read_json(ROWS, Rows)
-    if profile.spin != rows.spin:
-        raise InputError(f"{ROWS}: expected `spin` {profile.spin}, as in {PROFILE}")
     models = compare(profile, rows.plannable), compare(profile, rows.unseen)
-    return *models, read_json(PLANS, PlanRows).rows
+    return *models, kept("latency-plans")["rows"]
 
 
 def figures() -> str:

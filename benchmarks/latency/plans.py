@@ -13,30 +13,30 @@ its calls as the scheduler pleases.
 """
 
 import dataclasses
-import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from msgspec import structs
 
-from benchmarks.latency.measure import others_cpu_s
-from benchmarks.latency.models import export_all
-from benchmarks.latency.plan_bundles import NUM_CLASSES, case_of, write_plan_bundle
+from benchmarks.harness.models import refilled
+from benchmarks.harness.serving_fleet import client_of, served
+from benchmarks.latency.measure import PRECISIONS, Note, Others, export_all, model_file
 from benchmarks.latency.shapes import Case
-from mdp import Client
 from mdp.cli.bench import noise_picture, overhead_ms
 from mdp.files import Record, write_toml
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import new_fleet
 from mdp.formats.plan import Plan
 from mdp.formats.profile import DeviceProfile, Link, Precision
-from mdp.testing.agents import AgentProcess, agent_command
+from mdp.testing.agents import agent_command
 from mdp.testing.bundles import LABELS, write_bundle
 from partitioner.estimates.latency import Way, matching_points
 from partitioner.estimates.latency_quantiles import jitter_of, pace_for, spread_of
@@ -44,6 +44,7 @@ from partitioner.estimates.network import reply_bytes, request_bytes
 from partitioner.networks.teacher import teacher_spec
 from partitioner.planner.make_plan import PlanOptions, make_planned
 
+NUM_CLASSES = 100
 #: Targets of each teacher, in milliseconds; those that are refused are left out.
 TARGETS_MS = {
     "vit_small_patch16_224": (5.0, 8.0, 12.0, 18.0, 27.0, 40.0, 60.0),
@@ -57,8 +58,7 @@ LINK_PLANS: tuple[tuple[str, float], ...] = (
     ("vit_small_patch16_224", 10.0),
     ("vit_small_patch16_224", 33.0),
 )
-#: Each alone and both, as an agent may be asked to serve either.
-PRECISIONS: tuple[tuple[Precision, ...], ...] = (("fp32",), ("fp32", "int8"))
+ROUNDS, BURST_S, LINK_CALLS = 4, 2.0, 400
 #: Picture sizes whose difference in time tells the link's bandwidth.
 _SMALL, _LARGE = 16, 224
 _DEADLINE_MS = 10_000.0
@@ -71,52 +71,11 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-class MemberRow(Record, frozen=True):
-    """One member's computing, in the median of all requests."""
-
-    case: Case
-    precision: Precision
-    runtime: str
-    predicted_ms: float
-    measured_ms: float
-
-
-class PlanRow(Record, frozen=True):
-    """One plan: what was predicted, and what a client waited."""
-
-    teacher: str
-    target_ms: float
-    members: list[MemberRow]
-    predicted_ms: float
-    #: Percentiles of all requests.
-    measured_ms: float
-    p10_ms: float
-    p90_ms: float
-    requests: int
-    others_cores: float
-
-
 class LinkAtWork(Record, frozen=True):
     """The link beside agents of which the slower one computes so long."""
 
     compute_ms: float
     link: Link
-
-    @property
-    def late_s(self) -> float:
-        """The 90th percentile of a round trip, no less than the median."""
-        return max(self.link.round_trip_s, self.link.round_trip_p90_s or 0.0)
-
-
-class PlanRows(Record, frozen=True):
-    """The content of benchmarks/results/latency-plans.json."""
-
-    machine: dict[str, Any]
-    #: As they went into the predictions, in ascending order of computing.
-    links: list[LinkAtWork]
-    #: With agents that have next to nothing to compute.
-    idle_link: Link
-    rows: list[PlanRow]
 
 
 def make_plan(
@@ -130,156 +89,119 @@ def make_plan(
 
 def make_plans(profiles: Sequence[str]) -> list[Plan]:
     """The plans of all teachers, targets and precisions, advised or not; the same one only once."""
-    plans: list[Plan] = []
+    plans: dict[str, Plan] = {}
     for teacher, targets_ms in TARGETS_MS.items():
-        for target_ms in targets_ms:
-            for precisions in PRECISIONS:
-                plan = make_plan(teacher, target_ms, precisions, profiles)
-                if [a.submodel for a in plan.assignments] not in [
-                    [a.submodel for a in other.assignments] for other in plans
-                ]:
-                    plans.append(plan)
-    return plans
+        # fp32 alone and both, as an agent may be asked to serve either.
+        for target_ms, precisions in product(targets_ms, (PRECISIONS[:1], PRECISIONS)):
+            plan = make_plan(teacher, target_ms, precisions, profiles)
+            plans.setdefault(repr([a.submodel for a in plan.assignments]), plan)
+    return list(plans.values())
 
 
-@contextmanager
-def _agents(bundle: Bundle, folder: Path, cores: dict[str, int]) -> Iterator[Path]:
-    """fleet.toml of a running agent per device, each on a core of its own."""
-    with ExitStack() as stack:
-        addresses = [
-            f"{a.device}={stack.enter_context(_agent(bundle, a.device, cores[a.device]))}"
-            for a in bundle.manifest.plan.assignments
-        ]
-        new_fleet(bundle, addresses, folder / "fleet.toml")
-        yield folder / "fleet.toml"
+def case_of(plan: Plan, k: int) -> Case:
+    spec = structs.replace(plan.assignments[k].vit, precision="fp32")
+    return Case(spec=spec, num_classes=NUM_CLASSES)
 
 
-@contextmanager
-def _agent(bundle: Bundle, device: str, core: int) -> Iterator[str]:
-    command = agent_command(bundle.path, device, "--threads", 1, "--cpus", core)
-    with AgentProcess(device, [sys.executable, "-c", _ASIDE, *command]) as agent:
-        yield agent.wait_for("READY").address
+def write_plan_bundle(folder: Path, models: Path, plan: Plan) -> Bundle:
+    """The plan's untrained sub-models as a bundle; its answers mean nothing."""
+    files = [
+        model_file(models, case_of(plan, k), a.vit.precision)
+        for k, a in enumerate(plan.assignments)
+    ]
+    devices, sizes = zip(*((a.device, a.vit.image_size) for a in plan.assignments), strict=True)
+    write_bundle(folder, devices=devices, sizes=sizes, evaluated=False)
+    labels = [f"class-{index}" for index in range(NUM_CLASSES)]
+    return refilled(folder, [file.read_bytes() for file in files], labels, plan)
 
 
-def measure_idle_link(folder: Path, cores: dict[str, int], requests: int) -> Link:
-    """What a call to two agents costs beyond computing, as a link: fixed, and per byte."""
-    costs_ms = {}
-    for side in (_SMALL, _LARGE):
-        where = folder / f"link-{side}"
-        write_bundle(where / "bundle", devices=tuple(cores), sizes=(side, side))
-        bundle = Bundle.open(where / "bundle")
-        with _agents(bundle, where, cores) as fleet, Client.connect(fleet) as client:
-            picture = noise_picture(side)
-            answers = [client.classify(picture) for _ in range(requests + 10)][10:]
-        costs_ms[side] = np.percentile([overhead_ms(answer) for answer in answers], (50, 90))
-    more_bytes = request_bytes(_LARGE, "raw") - request_bytes(_SMALL, "raw")
-    per_byte_ms = max(1e-9, float(costs_ms[_LARGE][0] - costs_ms[_SMALL][0]) / more_bytes)
-    small_bytes = request_bytes(_SMALL, "raw") + reply_bytes(len(LABELS))
-    fixed_ms, late_ms = np.maximum(0.0, costs_ms[_SMALL] - small_bytes * per_byte_ms).tolist()
-    return Link(
-        bandwidth_bps=8e3 / per_byte_ms,
-        round_trip_s=fixed_ms / 1e3,
-        round_trip_p90_s=late_ms / 1e3,
-    )
+class Served:
+    """A bundle whose agents run, each on a core of its own, and what requests came to so far."""
 
-
-def link_beside(compute_ms: float, links: Sequence[LinkAtWork]) -> Link:
-    """The link beside agents that compute so long, between those that were measured."""
-    known_ms = [at_work.compute_ms for at_work in links]
-
-    def between(values_s: Sequence[float]) -> float:
-        return float(np.interp(compute_ms, known_ms, values_s))
-
-    return structs.replace(
-        links[0].link,
-        round_trip_s=between([at_work.link.round_trip_s for at_work in links]),
-        round_trip_p90_s=between([at_work.late_s for at_work in links]),
-    )
-
-
-def _written(folder: Path, profiles: Sequence[DeviceProfile], link: Link) -> list[str]:
-    """Files of the profiles with this link."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{profile.name}.toml" for profile in profiles]
-    for path, profile in zip(paths, profiles, strict=True):
-        write_toml(path, structs.replace(profile, link=link))
-    return [str(path) for path in paths]
-
-
-def _cases(plan: Plan) -> list[Case]:
-    return [case_of(plan, k) for k in range(len(plan.assignments))]
-
-
-class _Served:
-    """A plan whose agents run, and what requests came to so far."""
-
-    def __init__(
-        self, stack: ExitStack, folder: Path, bundle: Bundle, cores: dict[str, int]
-    ) -> None:
-        fleet = stack.enter_context(_agents(bundle, folder, cores))
-        self._client = stack.enter_context(Client.connect(fleet))
-        self._plan = bundle.manifest.plan
+    def __init__(self, stack: ExitStack, make_bundle: Any, cores: Mapping[str, int]) -> None:
+        mdp_agent = agent_command(Path(), "")[:3]
+        fleet = stack.enter_context(
+            served(
+                make_bundle, "--threads", 1,
+                each={device: ("--cpus", core) for device, core in cores.items()},
+                program=[sys.executable, "-c", _ASIDE, *mdp_agent],
+            )
+        )  # fmt: skip
+        self._client = stack.enter_context(client_of(fleet))
+        self.plan = Bundle.open(fleet.bundle).manifest.plan
         # As large as the largest view, so that cutting views is part of what is timed.
-        largest = max(a.vit.image_size for a in self._plan.assignments)
-        self._picture = noise_picture(largest)
+        self._side = max(a.vit.image_size for a in self.plan.assignments)
         self.latency_ms: list[float] = []
         #: What each request took beyond its members' computing.
         self.cost_ms: list[float] = []
-        self.compute_ms: list[list[float]] = [[] for _ in self._plan.assignments]
+        self.compute_ms: list[list[float]] = [[] for _ in self.plan.assignments]
         self.others_cores: list[float] = []
 
-    def burst(self, seconds: float) -> None:
-        """Requests one after another for `seconds`; the first few are not counted."""
+    def burst(self, seconds: float = BURST_S, requests: int = 1) -> None:
+        """So many requests one after another, and for `seconds`; the first few do not count."""
+        picture = noise_picture(self._side)
         for _ in range(5):
-            self._client.classify(self._picture, deadline_ms=_DEADLINE_MS)
-        begin, others_s, own_ms = time.perf_counter(), others_cpu_s(), 0.0
-        while time.perf_counter() - begin < seconds:
-            answer = self._client.classify(self._picture, deadline_ms=_DEADLINE_MS)
+            self._client.classify(picture, deadline_ms=_DEADLINE_MS)
+        until_s, others, own_ms, count = time.perf_counter() + seconds, Others(), 0.0, 0
+        while time.perf_counter() < until_s or count < requests:
+            answer = self._client.classify(picture, deadline_ms=_DEADLINE_MS)
             assert not answer.partial, answer.missing
+            count += 1
             self.latency_ms.append(answer.latency_ms)
             self.cost_ms.append(overhead_ms(answer))
             for member in answer.members:
                 self.compute_ms[member.k].append(member.compute_ms)
                 own_ms += member.compute_ms
         # The agents are other processes too: what they computed is taken off.
-        others_s = others_cpu_s() - others_s - own_ms / 1e3
-        self.others_cores.append(max(0.0, others_s / (time.perf_counter() - begin)))
+        self.others_cores.append(others.cores(own_ms / 1e3))
 
-    def link(self, idle: Link) -> LinkAtWork:
-        """The link with what it cost beyond computing while these agents were at work."""
-        largest = max(a.vit.image_size for a in self._plan.assignments)
-        sent_bytes = request_bytes(largest, "raw") + reply_bytes(NUM_CLASSES)
-        bytes_ms = 8e3 * sent_bytes / idle.bandwidth_bps
-        costs_ms = np.percentile(self.cost_ms, (50, 90)) - bytes_ms
-        fixed_ms, late_ms = np.maximum(0.0, costs_ms).tolist()
-        return LinkAtWork(
-            compute_ms=statistics.median(map(max, zip(*self.compute_ms, strict=True))),
-            link=structs.replace(idle, round_trip_s=fixed_ms / 1e3, round_trip_p90_s=late_ms / 1e3),
-        )
+    def link(self, bandwidth_bps: float, classes: int) -> LinkAtWork:
+        """A link of this bandwidth, with what it cost beyond computing beside these agents."""
+        sent_bytes = request_bytes(self._side, "raw") + reply_bytes(classes)
+        costs_ms = np.percentile(self.cost_ms, (50, 90)) - 8e3 * sent_bytes / bandwidth_bps
+        fixed_s, late_s = (np.maximum(0.0, costs_ms) / 1e3).tolist()
+        link = Link(bandwidth_bps=bandwidth_bps, round_trip_s=fixed_s, round_trip_p90_s=late_s)
+        slowest_ms = map(max, zip(*self.compute_ms, strict=True))
+        return LinkAtWork(compute_ms=median(slowest_ms), link=link)
 
-    def row(self, profiles: Sequence[DeviceProfile], links: Sequence[LinkAtWork]) -> PlanRow:
-        """What the bursts came to, and what was predicted."""
-        low, middle, high = np.percentile(self.latency_ms, (10, 50, 90))
-        return PlanRow(
-            teacher=self._plan.require_teacher().name,
-            target_ms=self._plan.target_ms,
-            members=[
-                MemberRow(
-                    case=case_of(self._plan, k),
-                    precision=assignment.vit.precision,
-                    runtime=assignment.runtime,
-                    predicted_ms=assignment.predicted_ms.compute,
-                    measured_ms=round(statistics.median(self.compute_ms[k]), 4),
-                )
-                for k, assignment in enumerate(self._plan.assignments)
-            ],
-            predicted_ms=round(predicted_ms(self._plan, profiles, links), 4),
-            measured_ms=round(float(middle), 4),
-            p10_ms=round(float(low), 4),
-            p90_ms=round(float(high), 4),
-            requests=len(self.latency_ms),
-            others_cores=round(statistics.median(self.others_cores), 2),
-        )
+    def row(self, profiles: Sequence[DeviceProfile], links: Sequence[LinkAtWork]) -> dict[str, Any]:
+        """What the bursts came to, and what was predicted; percentiles of all requests."""
+        low, middle, high = np.percentile(self.latency_ms, (10, 50, 90)).round(4).tolist()
+        members = [
+            {"case": case_of(self.plan, k), "precision": a.vit.precision, "runtime": a.runtime,
+             "predicted_ms": a.predicted_ms.compute,
+             "measured_ms": round(median(self.compute_ms[k]), 4)}
+            for k, a in enumerate(self.plan.assignments)
+        ]  # fmt: skip
+        return {
+            "teacher": self.plan.require_teacher().name,
+            "target_ms": self.plan.target_ms,
+            "members": members,
+            "predicted_ms": round(predicted_ms(self.plan, profiles, links), 4),
+            "measured_ms": middle,
+            "p10_ms": low,
+            "p90_ms": high,
+            "requests": len(self.latency_ms),
+            "others_cores": round(median(self.others_cores), 2),
+        }
+
+
+def idle_bandwidth_bps(small: Served, large: Served) -> float:
+    """What a byte costs, from calls of small and of large pictures to agents that are idle."""
+    more_bytes = request_bytes(_LARGE, "raw") - request_bytes(_SMALL, "raw")
+    more_ms = median(large.cost_ms) - median(small.cost_ms)
+    return 8e3 / max(1e-9, more_ms / more_bytes)
+
+
+def link_beside(compute_ms: float, links: Sequence[LinkAtWork]) -> Link:
+    """The link beside agents that compute so long, between those that were measured."""
+    known_ms = [at_work.compute_ms for at_work in links]
+    trips_s = [(x.link.round_trip_s, x.link.round_trip_p90_s or 0.0) for x in links]
+    typical_s, late_s = (
+        float(np.interp(compute_ms, known_ms, values))
+        for values in ([trip for trip, _ in trips_s], [max(both) for both in trips_s])
+    )
+    return structs.replace(links[0].link, round_trip_s=typical_s, round_trip_p90_s=late_s)
 
 
 def predicted_ms(
@@ -298,10 +220,7 @@ def predicted_ms(
     for a in plan.assignments:
         profile = by_name[a.device]
         way = Way(
-            precision=a.vit.precision,
-            runtime=a.runtime,
-            provider=a.provider,
-            threads=a.threads,
+            precision=a.vit.precision, runtime=a.runtime, provider=a.provider, threads=a.threads
         )
         compute_ms = np.array([a.predicted_ms.compute])
         sigma = spread_of(matching_points(profile, way)).sigma(compute_ms)
@@ -313,43 +232,50 @@ def predicted_ms(
 
 
 def measure_plans(
-    models: Path,
-    profiles: Sequence[DeviceProfile],
-    *,
-    rounds: int,
-    seconds: float,
-    note: Callable[[str], None],
-) -> tuple[list[LinkAtWork], Link, list[PlanRow]]:
-    """Serve every plan of `profiles`, one per core, and ask them in turns, `rounds` bursts each.
+    machine: dict[str, Any], models: Path, profiles: Sequence[DeviceProfile], note: Note
+) -> dict[str, Any]:
+    """Serve every plan of `profiles`, one per core, and ask them in turns.
 
-    Returns the links at work and the idle one as well.
+    Returns the content of benchmarks/results/latency-plans.json: the links as they went into the
+    predictions, in ascending order of computing, and the one with agents that are idle.
     """
     cores = {profile.name: core for core, profile in enumerate(profiles)}
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
+    with TemporaryDirectory() as name, ExitStack() as stack:
 
-        def serve(plans: Sequence[Plan], what: str) -> list[_Served]:
-            export_all(models, [case for plan in plans for case in _cases(plan)], note)
-            served = []
-            for number, plan in enumerate(plans):
-                note(f"starting the agents of {what} {number + 1} of {len(plans)}")
-                where = folder / f"{what}-{number}"
-                bundle = write_plan_bundle(where / "bundle", models, plan)
-                served.append(_Served(stack, where, bundle, cores))
-            return served
+        def told(link: Link) -> list[str]:
+            """Files of the profiles with this link."""
+            paths = [Path(name) / f"{profile.name}.toml" for profile in profiles]
+            for path, profile in zip(paths, profiles, strict=True):
+                write_toml(path, structs.replace(profile, link=link))
+            return [str(path) for path in paths]
+
+        def serve(plans: Sequence[Plan]) -> list[Served]:
+            cases = [case_of(plan, k) for plan in plans for k in range(len(plan.assignments))]
+            export_all(models, cases, note)
+            note(f"starting the agents of {len(plans)} plans")
+            writers = [partial(write_plan_bundle, models=models, plan=plan) for plan in plans]
+            return [Served(stack, writer, cores) for writer in writers]
 
         note("measuring the link")
-        idle = measure_idle_link(folder, cores, requests=400)
-        files = _written(folder / "idle", profiles, idle)
-        linking = serve([make_plan(*asked, PRECISIONS[0], files) for asked in LINK_PLANS], "link")
+        idle = []
+        for side in (_SMALL, _LARGE):
+            with ExitStack() as only:
+                make = partial(write_bundle, devices=tuple(cores), sizes=(side, side))
+                idle.append(Served(only, make, cores))
+                idle[-1].burst(0.0, LINK_CALLS)
+        bandwidth_bps = idle_bandwidth_bps(*idle)
+        idle_link = idle[0].link(bandwidth_bps, len(LABELS)).link
+        files = told(idle_link)
+        linking = serve([make_plan(*asked, PRECISIONS[:1], files) for asked in LINK_PLANS])
         teller = linking[len(linking) // 2]
-        teller.burst(seconds)
-        told = teller.link(idle).link
-        served = serve(make_plans(_written(folder / "told", profiles, told)), "plan")
-        for number in range(rounds):
-            note(f"round {number + 1} of {rounds}")
-            for one in (*linking, *served):
-                one.burst(seconds)
-        links = [one.link(idle) for one in linking]
-        linked = [structs.replace(profile, link=told) for profile in profiles]
-        return links, idle, [one.row(linked, links) for one in served]
+        teller.burst()
+        link = teller.link(bandwidth_bps, NUM_CLASSES).link
+        plans = serve(make_plans(told(link)))
+        for number in range(ROUNDS):
+            note(f"round {number + 1} of {ROUNDS}")
+            for one in (*linking, *plans):
+                one.burst()
+        links = [one.link(bandwidth_bps, NUM_CLASSES) for one in linking]
+        linked = [structs.replace(profile, link=link) for profile in profiles]
+        rows = [one.row(linked, links) for one in plans]
+    return {"machine": machine, "links": links, "idle_link": idle_link, "rows": rows}

@@ -13,19 +13,19 @@ cycle, and calls go on until it takes part again. Reported are
 """
 
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 from benchmarks.harness.resampling import ratio_interval
-from benchmarks.harness.serving_fleet import ServedFleet, stub_fleet
+from benchmarks.harness.serving_fleet import STUB, client_of, stub_fleet
 from mdp import Client
 from mdp.cli.bench import noise_picture, percentiles
 from mdp.errors import InferenceError
+from mdp.testing.agents import AgentFleet
+from mdp.testing.processes import until
 
 NAME = "dead-device"
 SIDE = 224
@@ -35,14 +35,6 @@ COMPUTE_MS, DEADLINE_MS = 5.0, 100.0
 #: How often a device is lost, and calls each time: until it is known, and after that.
 CYCLES, UNKNOWN, KNOWN = 12, 10, 150
 KILLED, STOPPED = "SIGKILL", "SIGSTOP"
-PATIENCE_S = 60.0
-
-
-@dataclass(slots=True)
-class _Seen:
-    unknown: list[list[float]] = field(default_factory=list)
-    known: list[list[float]] = field(default_factory=list)
-    healthy: list[list[float]] = field(default_factory=list)
 
 
 def call_ms(client: Client) -> tuple[float, bool]:
@@ -56,76 +48,55 @@ def call_ms(client: Client) -> tuple[float, bool]:
     return (time.perf_counter() - started_s) * 1e3, whole
 
 
-def lose(fleet: ServedFleet, how: str) -> None:
-    process = fleet.processes[VICTIM]
+def lose(fleet: AgentFleet, how: str) -> None:
     if how == KILLED:
-        process.kill()
+        fleet.agents[VICTIM].kill()
     else:
-        process.signal(signal.SIGSTOP)
+        fleet.agents[VICTIM].stop()
 
 
-def bring_back(fleet: ServedFleet, how: str, client: Client) -> None:
+def bring_back(fleet: AgentFleet, how: str, client: Client) -> None:
     """Have the victim serve again, and wait until it takes part."""
     if how == KILLED:
-        fleet.restart(VICTIM)
+        fleet.restart(VICTIM, "--compute-ms", COMPUTE_MS, program=STUB)
     else:
-        fleet.processes[VICTIM].signal(signal.SIGCONT)
-    until_s = time.monotonic() + PATIENCE_S
-    while not call_ms(client)[1]:
-        assert time.monotonic() < until_s, "the device was not taken back"
-        time.sleep(0.05)
+        fleet.agents[VICTIM].signal(signal.SIGCONT)
+    until(lambda: call_ms(client)[1], "the device is taken back")
 
 
 def measure(how: str) -> dict[str, Any]:
     """Cycles of losing a device and of taking it back, beside a healthy fleet."""
-    seen = _Seen()
-    compute = ("--compute-ms", COMPUTE_MS)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folders = [Path(name) / which for which in ("whole", "hurt")]
-        whole, hurt = (
-            stack.enter_context(stub_fleet(folder, AGENTS, *compute, side=SIDE))
-            for folder in folders
-        )
-        healthy, client = (stack.enter_context(fleet.client()) for fleet in (whole, hurt))
-
-        def calls(count: int, of: Client) -> list[float]:
-            return [call_ms(of)[0] for _ in range(count)]
-
-        calls(KNOWN, healthy), calls(KNOWN, client)  # warm up
+    unknown, known, healthy = [], [], []
+    with ExitStack() as stack:
+        fleets = [
+            stack.enter_context(stub_fleet(AGENTS, "--compute-ms", COMPUTE_MS, side=SIDE))
+            for _ in range(2)
+        ]
+        whole, hurt = (stack.enter_context(client_of(fleet)) for fleet in fleets)
+        for client in (whole, hurt) * KNOWN:  # warm up
+            call_ms(client)
         for _ in range(CYCLES):
-            lose(hurt, how)
-            seen.unknown.append(calls(UNKNOWN, client))
-            # In turns, and both as often.
-            pairs = [(calls(1, client)[0], calls(1, healthy)[0]) for _ in range(KNOWN)]
-            seen.known.append([hurt_ms for hurt_ms, _ in pairs])
-            seen.healthy.append([whole_ms for _, whole_ms in pairs])
-            bring_back(hurt, how, client)
-    return summary(how, seen)
-
-
-def summary(how: str, seen: _Seen) -> dict[str, Any]:
-    """The figures of one way to lose a device."""
-    everything = [ms for block in (*seen.unknown, *seen.known) for ms in block]
-    known, healthy = (
-        [ms for block in blocks for ms in block] for blocks in (seen.known, seen.healthy)
-    )
-    waited = sum(ms > DEADLINE_MS / 2 for ms in everything)
-    known_p50, healthy_p50 = (percentiles(values, (50,))["p50"] for values in (known, healthy))
+            lose(fleets[1], how)
+            unknown.append([call_ms(hurt)[0] for _ in range(UNKNOWN)])
+            pairs = [(call_ms(hurt)[0], call_ms(whole)[0]) for _ in range(KNOWN)]
+            known.append([hurt_ms for hurt_ms, _ in pairs])
+            healthy.append([whole_ms for _, whole_ms in pairs])
+            bring_back(fleets[1], how, hurt)
+    everything = [*chain(*unknown, *known)]
+    known_ms, healthy_ms = (percentiles([*chain(*ms)], (50, 99)) for ms in (known, healthy))
+    latency_ms = {**percentiles(everything, (50, 99)), "max": max(everything)}
     return {
         "device": how,
         "deadline_ms": DEADLINE_MS,
-        "cycles": len(seen.known),
+        "cycles": CYCLES,
         "calls": len(everything),
-        "latency_ms": {**percentiles(everything, (50, 99)), "max": max(everything)},
-        "promise": {
-            "p99": percentiles(everything, (99,))["p99"] / DEADLINE_MS,
-            "max": max(everything) / DEADLINE_MS,
-        },
-        "waited_per_cycle": waited / len(seen.known),
-        "known_ms": percentiles(known, (50, 99)),
-        "healthy_ms": percentiles(healthy, (50, 99)),
-        "known_over_healthy": known_p50 / healthy_p50,
-        "known_over_healthy_95": ratio_interval(seen.known, seen.healthy, 50),
+        "latency_ms": latency_ms,
+        "promise": {point: latency_ms[point] / DEADLINE_MS for point in ("p99", "max")},
+        "waited_per_cycle": sum(ms > DEADLINE_MS / 2 for ms in everything) / CYCLES,
+        "known_ms": known_ms,
+        "healthy_ms": healthy_ms,
+        "known_over_healthy": known_ms["p50"] / healthy_ms["p50"],
+        "known_over_healthy_95": ratio_interval(known, healthy, 50),
     }
 
 

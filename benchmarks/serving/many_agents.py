@@ -11,18 +11,16 @@ Agents and ROUTERs are processes of their own, or several share one: 64 processe
 the caches empty at each request, which says more about the machine than about a fan-out.
 """
 
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import repeat
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.resampling import ratio_interval
-from benchmarks.harness.serving_fleet import bare_exchange, stub_fleet
+from benchmarks.harness.resampling import in_rounds, ratio_interval
+from benchmarks.harness.serving_fleet import bare_exchange, client_of, stub_fleet
 from mdp.cli.bench import noise_picture
 
 NAME = "many-agents"
@@ -31,29 +29,37 @@ DEADLINE_MS = 10_000.0
 AGENTS, ROUNDS, PER_ROUND = 64, 12, 100
 
 
+def per_s(block: Callable[[], object]) -> list[float]:
+    """How many of `PER_ROUND` a second."""
+    started_s = time.perf_counter()
+    block()
+    return [PER_ROUND / (time.perf_counter() - started_s)]
+
+
 def measure(per_process: int, in_flight: int) -> dict[str, Any]:
     """Answers and bare fan-outs a second, in turns."""
-    ours: list[list[float]] = []
-    bare: list[list[float]] = []
-    partial = 0
     shared: dict[str, Any] = {"side": SIDE, "per_process": per_process}
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        fleet = stack.enter_context(stub_fleet(Path(name), AGENTS, **shared))
-        client = stack.enter_context(fleet.client())
+    with ExitStack() as stack:
+        fleet = stack.enter_context(stub_fleet(AGENTS, **shared))
+        client = stack.enter_context(client_of(fleet))
         bare_client = stack.enter_context(bare_exchange(AGENTS, **shared))
-        picture = noise_picture(SIDE)
-        for number in range(ROUNDS + 1):
-            started_s = time.perf_counter()
-            answers = [*client.stream(repeat(picture, PER_ROUND), deadline_ms=DEADLINE_MS,
-                                      in_flight=in_flight)]  # fmt: skip
-            between_s = time.perf_counter()
-            bare_client.many(PER_ROUND, in_flight)
-            ended_s = time.perf_counter()
-            if number:  # the first one warms up
-                partial += sum(answer.partial for answer in answers)
-                ours.append([PER_ROUND / (between_s - started_s)])
-                bare.append([PER_ROUND / (ended_s - between_s)])
-    rates = [float(np.median(blocks)) for blocks in (ours, bare)]
+        picture, partial = noise_picture(SIDE), 0
+
+        def streamed() -> None:
+            nonlocal partial
+            answers = client.stream(
+                repeat(picture, PER_ROUND), deadline_ms=DEADLINE_MS, in_flight=in_flight
+            )
+            partial += sum(answer.partial for answer in answers)
+
+        rates = in_rounds(
+            {
+                "ours": lambda: per_s(streamed),
+                "bare": lambda: per_s(lambda: bare_client.many(PER_ROUND, in_flight)),
+            },
+            ROUNDS,
+        )
+    ours_per_s, bare_per_s = (float(np.median(rates[which])) for which in ("ours", "bare"))
     return {
         "agents": AGENTS,
         "agents_per_process": per_process,
@@ -61,10 +67,10 @@ def measure(per_process: int, in_flight: int) -> dict[str, Any]:
         "in_flight": in_flight,
         "answers": ROUNDS * PER_ROUND,
         "partial": partial,
-        "answers_per_s": rates[0],
-        "bare_per_s": rates[1],
-        "ratio": rates[0] / rates[1],
-        "ratio_95": ratio_interval(ours, bare, 50),
+        "answers_per_s": ours_per_s,
+        "bare_per_s": bare_per_s,
+        "ratio": ours_per_s / bare_per_s,
+        "ratio_95": ratio_interval(rates["ours"], rates["bare"], 50),
     }
 
 

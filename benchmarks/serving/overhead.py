@@ -19,18 +19,17 @@ and the ratios with the interval in which each lies when the rounds are drawn an
     onnxruntime    `mdp-agent run` with a model that takes next to no time
 """
 
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.resampling import ratio_interval
+from benchmarks.harness.resampling import in_rounds, ratio_interval
 from benchmarks.harness.serving_fleet import (
     asked_bare,
     bare_exchange,
+    client_of,
     colour_bundle,
     served,
     stub_fleet,
@@ -38,6 +37,7 @@ from benchmarks.harness.serving_fleet import (
 from mdp.cli.bench import noise_picture, percentiles
 from mdp.client.sync import Client
 from mdp.pictures.crop import Picture
+from mdp.testing.agents import AgentFleet
 
 NAME = "overhead"
 SIDE = 224
@@ -50,39 +50,33 @@ OVER = (CLIENT, BOTH)
 STUB, STUB_KEYS, ONNX = "stub", "stub, keys", "onnxruntime"
 
 
+def fleet_of(kind: str, agents: int) -> AbstractContextManager[AgentFleet]:
+    if kind == ONNX:
+        return served(colour_bundle(agents, SIDE), "--threads", 1)
+    return stub_fleet(agents, side=SIDE, keys=kind == STUB_KEYS)
+
+
 def measure(kind: str, agents: int) -> dict[str, Any]:
     """All three in turns; milliseconds at p50 and p99, and their ratios."""
-    keys, partial = kind == STUB_KEYS, 0
-    blocks: dict[str, list[list[float]]] = {OURS: [], **{over: [] for over in OVER}}
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder = Path(name)
-        if kind == ONNX:
-            fleet = stack.enter_context(
-                served(colour_bundle(folder, agents, SIDE), folder, "--threads", 1)
-            )
-        else:
-            fleet = stack.enter_context(stub_fleet(folder, agents, side=SIDE, keys=keys))
-        client = stack.enter_context(fleet.client())
+    with ExitStack() as stack:
+        fleet = stack.enter_context(fleet_of(kind, agents))
+        client = stack.enter_context(client_of(fleet))
         same_agents = stack.enter_context(asked_bare(fleet, side=SIDE))
-        routers = stack.enter_context(bare_exchange(agents, side=SIDE, keys=keys))
+        routers = stack.enter_context(bare_exchange(agents, side=SIDE, keys=kind == STUB_KEYS))
         picture = noise_picture(SIDE)
-        for number in range(ROUNDS + 1):
-            calls = [call(client, picture) for _ in range(PER_ROUND)]
-            taken = {
-                OURS: [took_ms for took_ms, _ in calls],
-                CLIENT: [same_agents.overhead_ms() for _ in range(PER_ROUND)],
-                BOTH: [routers.round_trip_ms() for _ in range(PER_ROUND)],
-            }
-            if number:  # the first one warms up
-                partial += sum(is_partial for _, is_partial in calls)
-                for what, block in taken.items():
-                    blocks[what].append(block)
+        blocks = in_rounds(
+            {
+                OURS: lambda: [call_ms(client, picture) for _ in range(PER_ROUND)],
+                CLIENT: lambda: [same_agents.overhead_ms() for _ in range(PER_ROUND)],
+                BOTH: lambda: [routers.round_trip_ms() for _ in range(PER_ROUND)],
+            },
+            ROUNDS,
+        )
     ms = {what: percentiles([*chain(*taken)], POINTS) for what, taken in blocks.items()}
     return {
         "kind": kind,
         "agents": agents,
         "requests": ROUNDS * PER_ROUND,
-        "partial": partial,
         "ms": ms,
         "ratio": {over: {p: ms[OURS][p] / ms[over][p] for p in ms[over]} for over in OVER},
         "ratio_95": {
@@ -92,12 +86,12 @@ def measure(kind: str, agents: int) -> dict[str, Any]:
     }
 
 
-def call(client: Client, picture: Picture) -> tuple[float, bool]:
-    """A call by its caller's clock less its slowest member's computing, in ms; if it is partial."""
+def call_ms(client: Client, picture: Picture) -> float:
+    """A call by its caller's clock less its slowest member's computing."""
     started_s = time.perf_counter()
     answer = client.classify(picture)
     took_ms = (time.perf_counter() - started_s) * 1e3
-    return took_ms - max(member.compute_ms for member in answer.members), answer.partial
+    return took_ms - max(member.compute_ms for member in answer.members)
 
 
 def run() -> Iterator[dict[str, Any]]:

@@ -11,15 +11,13 @@ a caller waited beyond the deadline, 0 for calls that ended before it.
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from benchmarks.harness.serving_fleet import stub_fleet
+from benchmarks.harness.serving_fleet import client_of, stub_fleet
 from mdp import Client
 from mdp.cli.bench import noise_picture, percentiles
 from mdp.errors import InferenceError
@@ -74,12 +72,9 @@ def measure(client: Client, cores: int) -> dict[str, Any]:
 
 
 def run() -> Iterator[dict[str, Any]]:
-    late = f"device-{AGENTS - 1}"
-    stub: tuple[object, ...] = ("--compute-ms", COMPUTE_MS, "--late", late)
-    stub = (*stub, "--late-ms", LATE_MS, "--late-share", LATE_SHARE)
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        fleet = stack.enter_context(stub_fleet(Path(name), AGENTS, *stub, side=SIDE))
-        client = stack.enter_context(fleet.client())
+    late = {f"device-{AGENTS - 1}": ("--late-ms", LATE_MS, "--late-share", LATE_SHARE)}
+    stubs = stub_fleet(AGENTS, "--compute-ms", COMPUTE_MS, side=SIDE, each=late)
+    with stubs as fleet, client_of(fleet) as client:
         for cores in (0, os.cpu_count() or 1):
             yield measure(client, cores)
 

@@ -7,20 +7,15 @@ slowest member's model runs in a loop in this process, with the same runtime and
 client streams pictures through the fleet. An agent that computes several pictures
 at once is held against onnxruntime's own rate at that batch size.
 
-A stream is held against two loops. `alone` nothing else runs on the machine: what a device with a
-processor of its own would give. `beside the other members' computing` each other member's model
-runs in a process of its own, once for each time that the slowest one does, and there are no agents
-and no client: what members on cores of one machine leave each other of its memory's and its caches'
-speed, which no client can give back. With one member there is only the first.
+The loop has the machine to itself, as a device with a processor of its own has. Two members on
+cores of one machine take memory's and caches' speed from each other, which no client can give back
+(docs/lab-log.md, benchmarks whose questions are settled).
 """
 
-import multiprocessing
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +23,14 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.harness.models import vit
-from benchmarks.harness.resampling import ratio_interval
-from benchmarks.harness.serving_fleet import served
-from devices.runtime.base import OrtRuntime, Runtime
+from benchmarks.harness.models import refilled, vit
+from benchmarks.harness.resampling import in_rounds, ratio_interval
+from benchmarks.harness.serving_fleet import client_of, served
+from devices.runtime.base import OrtRuntime
 from mdp import Client
 from mdp.cli.bench import noise_picture
 from mdp.errors import InferenceError
-from mdp.files import write_json
-from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
+from mdp.formats.bundle import Bundle
 from mdp.formats.plan import SubModelSpec
 from mdp.pictures.crop import Picture, Pixels
 from mdp.testing.bundles import LABELS, write_bundle
@@ -44,8 +38,7 @@ from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
 
 NAME = "stream"
-#: A model that is not ready to be run after so long is not coming.
-READY_S = 60.0
+HEADS = ["boost", "bag"]
 DEADLINE_MS = 10_000.0
 #: With more partial answers than this share, the rate would be another fleet's.
 MOST_PARTIAL = 0.01
@@ -79,168 +72,71 @@ def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
     torch.manual_seed(0)
     devices = tuple(f"device-{k}" for k in range(len(specs)))
     write_bundle(folder, devices=devices, sizes=tuple(spec.image_size for spec in specs))
-    manifest = Bundle.open(folder).manifest
-    files = dict(manifest.files)
-    for k, spec in enumerate(specs):
-        model = folder / model_path(k)
-        module = ServedMember(SubModel(spec, len(LABELS)))
-        model.write_bytes(to_onnx(module, spec.image_size, ["boost", "bag"], {}))
-        files[model_path(k)] = file_entry(model)
-    write_json(folder / MANIFEST, msgspec.structs.replace(manifest, files=files))
-    return Bundle.open(folder)
+    members = [ServedMember(SubModel(spec, len(LABELS))) for spec in specs]
+    return refilled(
+        folder, [to_onnx(m, s.image_size, HEADS, {}) for m, s in zip(members, specs, strict=True)]
+    )
 
 
-def runtime_of(bundle: Bundle, k: int) -> OrtRuntime:
-    """Member `k`'s model as its agent runs it."""
-    assignment = bundle.manifest.plan.assignments[k]
-    return OrtRuntime(bundle.model(k), assignment, num_classes=len(LABELS), threads=1)
-
-
-def pixels_for(spec: SubModelSpec, batch: int) -> Pixels:
-    """The same picture `batch` times, as `spec` takes it."""
-    return np.repeat(noise_picture(spec.image_size)[None], batch, axis=0)
-
-
-def loop_rate(
-    runtime: Runtime, pixels: Pixels, seconds: float, others: Sequence[Connection] = ()
-) -> float:
-    """Pictures a second of the model alone, `pixels[N, ...]` at a time; `others` keep its pace."""
+def loop_rate(runtime: OrtRuntime, pixels: Pixels) -> list[float]:
+    """Pictures a second of the model in a loop, `pixels[N, ...]` at a time."""
     runs, started_s = 0, time.perf_counter()
-    while (took_s := time.perf_counter() - started_s) < seconds:
-        for other in others:
-            other.send(True)
+    while (took_s := time.perf_counter() - started_s) < BLOCK_S:
         runtime.run(pixels)
         runs += 1
-    # What they still compute shall not be beside what is measured next.
-    for other in others:
-        for _ in range(runs):
-            other.recv()
-    return runs * len(pixels) / took_s
+    return [runs * len(pixels) / took_s]
 
 
-def keep_pace(folder: Path, k: int, batch: int, pace: Connection) -> None:
-    """Run member `k`'s model once for each message, and answer it, until `pace` is closed."""
-    bundle = Bundle.open(folder)
-    runtime = runtime_of(bundle, k)
-    pixels = pixels_for(bundle.manifest.plan.assignments[k].vit, batch)
-    runtime.run(pixels)
-    pace.send(True)
-    try:
-        while pace.recv():
-            runtime.run(pixels)
-            pace.send(True)
-    except EOFError:
-        pass
-
-
-@contextmanager
-def computing_beside(bundle: Bundle, k: int, batch: int) -> Iterator[Connection]:
-    """A process with member `k`'s model; each message to it is one computation."""
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    process = spawn.Process(target=keep_pace, args=(bundle.path, k, batch, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        assert ours.poll(READY_S), f"member {k} is not ready"
-        ours.recv()
-        yield ours
-    finally:
-        ours.close()
-        process.join()
-
-
-def stream_rate(client: Client, picture: Picture, in_flight: int, seconds: float) -> float:
+def stream_rate(client: Client, picture: Picture, in_flight: int) -> list[float]:
     """Answers a second between the first `in_flight` answers and the end of a stream."""
-    until_s = time.perf_counter() + seconds
+    until_s = time.perf_counter() + BLOCK_S
 
     def pictures() -> Iterator[Picture]:
         while time.perf_counter() < until_s:
             yield picture
 
-    times, partial = [], 0
+    times, lacking = [], 0
     for answer in client.stream(pictures(), deadline_ms=DEADLINE_MS, in_flight=in_flight):
         assert not isinstance(answer, InferenceError), answer
-        partial += answer.partial
+        lacking += answer.partial
         times.append(time.perf_counter())
     # The last ones are answered while no new ones come.
     steady = times[in_flight - 1 : len(times) - in_flight + 1]
-    assert partial < MOST_PARTIAL * len(times), f"{partial} of {len(times)} answers are partial"
-    return (len(steady) - 1) / (steady[-1] - steady[0])
+    assert lacking < MOST_PARTIAL * len(times), f"{lacking} of {len(times)} answers are partial"
+    return [(len(steady) - 1) / (steady[-1] - steady[0])]
 
 
-@dataclass(slots=True)
-class Rates:
-    """Pictures a second, of each round: `[[rate], ...]`."""
-
-    alone: list[list[float]] = field(default_factory=list)
-    #: Nothing where there are no other members.
-    beside: list[list[float]] = field(default_factory=list)
-    #: By how many were under way.
-    streams: dict[int, list[list[float]]] = field(default_factory=dict)
-
-
-def measure(case: Case) -> list[dict[str, Any]]:
-    """The loops and the streams in turns; a row for each number of pictures under way."""
-    rates = Rates(streams={number: [] for number in case.in_flight})
-    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        bundle = vit_bundle(Path(name) / "bundle", case.members)
-        runtime, pixels = runtime_of(bundle, 0), pixels_for(case.members[0], case.batch)
-        more = ("--batch", case.batch) if case.batch > 1 else ()
-        fleet = stack.enter_context(served(bundle, Path(name), "--threads", 1, *more))
-        client = stack.enter_context(fleet.client())
-        others = [
-            stack.enter_context(computing_beside(bundle, k, case.batch))
-            for k in range(1, len(case.members))
-        ]
-        for number in range(ROUNDS + 1):
-            alone = loop_rate(runtime, pixels, BLOCK_S)
-            beside = loop_rate(runtime, pixels, BLOCK_S, others) if others else None
-            streamed = {n: stream_rate(client, pixels[0], n, BLOCK_S) for n in rates.streams}
-            if number:  # the first one warms up
-                rates.alone.append([alone])
-                if beside is not None:
-                    rates.beside.append([beside])
-                for n, rate in streamed.items():
-                    rates.streams[n].append([rate])
-    return [row_of(case, in_flight, rates) for in_flight in case.in_flight]
-
-
-def row_of(case: Case, in_flight: int, rates: Rates) -> dict[str, Any]:
-    streams = rates.streams[in_flight]
-    row: dict[str, Any] = {
-        "members": len(case.members),
-        "in_flight": in_flight,
-        "batch": case.batch,
-        "stream_per_s": float(np.median(streams)),
-    }
-    for name, loops in (("alone", rates.alone), ("beside", rates.beside)):
-        per_s = float(np.median(loops)) if loops else None
-        row[f"loop_{name}_per_s"] = per_s
-        row[f"ratio_{name}"] = row["stream_per_s"] / per_s if per_s else None
-        row[f"ratio_{name}_95"] = ratio_interval(streams, loops, 50) if loops else None
-    return row
+def measure(case: Case) -> Iterator[dict[str, Any]]:
+    """The loop and the streams in turns; a row for each number of pictures under way."""
+    more = ("--batch", case.batch) if case.batch > 1 else ()
+    agents = served(partial(vit_bundle, specs=case.members), "--threads", 1, *more)
+    with agents as fleet, client_of(fleet) as client:
+        bundle = Bundle.open(fleet.bundle)
+        slowest = bundle.manifest.plan.assignments[0]
+        runtime = OrtRuntime(bundle.model(0), slowest, num_classes=len(LABELS), threads=1)
+        picture = noise_picture(case.members[0].image_size)
+        pixels = np.repeat(picture[None], case.batch, axis=0)
+        blocks: dict[int, Callable[[], list[float]]] = {
+            n: partial(stream_rate, client, picture, n) for n in case.in_flight
+        }
+        rates = in_rounds({0: partial(loop_rate, runtime, pixels), **blocks}, ROUNDS)
+    loop_per_s = float(np.median(rates[0]))
+    for in_flight in case.in_flight:
+        stream_per_s = float(np.median(rates[in_flight]))
+        yield {
+            "members": len(case.members),
+            "in_flight": in_flight,
+            "batch": case.batch,
+            "stream_per_s": stream_per_s,
+            "loop_alone_per_s": loop_per_s,
+            "ratio_alone": stream_per_s / loop_per_s,
+            "ratio_alone_95": ratio_interval(rates[in_flight], rates[0], 50),
+        }
 
 
 def run() -> Iterator[dict[str, Any]]:
     for case in CASES:
         yield from measure(case)
-
-
-def _ratio(name: str) -> Callable[[dict[str, Any]], str]:
-    """The stream's ratio to a loop, with its interval."""
-
-    def cell(row: dict[str, Any]) -> str:
-        if row[f"loop_{name}_per_s"] is None:
-            return "-"
-        low, high = row[f"ratio_{name}_95"]
-        return f"{row[f'ratio_{name}']:.3f} ({low:.3f}-{high:.3f})"
-
-    return cell
-
-
-def _beside(row: dict[str, Any]) -> str:
-    return "-" if row["loop_beside_per_s"] is None else f"{row['loop_beside_per_s']:.1f}"
 
 
 COLUMNS = (
@@ -249,7 +145,5 @@ COLUMNS = (
     ("batch", "{batch}"),
     ("streamed, pictures a second", "{stream_per_s:.1f}"),
     ("model in a loop, alone", "{loop_alone_per_s:.1f}"),
-    ("ratio (95 %)", _ratio("alone")),
-    ("beside the other members' computing", _beside),
-    ("ratio (95 %)", _ratio("beside")),
+    ("ratio (95 %)", "{ratio_alone:.3f} ({ratio_alone_95[0]:.3f}-{ratio_alone_95[1]:.3f})"),
 )

@@ -2,7 +2,6 @@
 
     python -m benchmarks.simulator                    # all of it, about 27 minutes
     python -m benchmarks.simulator --only waiting     # a part; what was kept of the others stays
-    python -m benchmarks.simulator --only             # nothing: the page from what was kept
 
     computing   5 min  three `mdp-agent` on loopback that serve examples/bundles/cifar10, one thread
                        each: they and the client take the machine's cores from each other
@@ -20,18 +19,15 @@ come at the same moments really and simulated.
 """
 
 import argparse
-import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import results
 from benchmarks.harness.machine import compiled, describe_machine
-from benchmarks.simulator.fleets import COMPUTING, WAITING
-from benchmarks.simulator.page import PAGE
-from benchmarks.simulator.reality import reality
+from benchmarks.harness.results import RESULTS
+from benchmarks.simulator.page import COMPILED, PAGE, SPEED
+from benchmarks.simulator.reality import COMPUTING, WAITING, reality
 from mdp.files import write_json
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
@@ -43,11 +39,8 @@ from partitioner.simulation.models import (
     SlowSpells,
 )
 
-RESULTS = results.RESULTS / "simulator.json"
 #: Of each load under each deadline.
 REQUESTS, BLOCKS = 2000, 6
-#: The compiled build's speed is a part of its own.
-SPEED, COMPILED = "speed", "speed_compiled"
 PARTS = (COMPUTING, WAITING, SPEED)
 
 
@@ -111,38 +104,19 @@ def speed() -> list[dict[str, Any]]:
     return rows
 
 
-def merged(kept: Mapping[str, Any], part: str, new: Mapping[str, Any]) -> dict[str, Any]:
-    """What was found so far, with one part's results in the place of its former ones.
-
-    Rows that tell of which agents they are replace those of the same.
-    """
-    found = dict(kept) | {"machines": kept.get("machines", {}) | {part: new["machine"]}}
-    for name in ("reality", "woken_late"):
-        if name in new:
-            others = [row for row in kept.get(name, ()) if row["agents"] != part]
-            found[name] = sorted(others + new[name], key=lambda row: PARTS.index(row["agents"]))
-    return found | {name: new[name] for name in (SPEED, COMPILED) if name in new}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS, metavar="PART")
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    found = json.loads(options.out.read_text()) if options.out.is_file() else {}
-    for part in options.only:
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
+    for part in parser.parse_args().only:
         new: dict[str, Any] = {"machine": describe_machine()}
         if part == SPEED:
-            part = COMPILED if compiled() else SPEED
-            new[part] = speed()
+            part, new[SPEED] = COMPILED if compiled() else SPEED, speed()
         else:
             new["reality"], new["woken_late"] = reality(part, REQUESTS, BLOCKS)
-        found = merged(found, part, new)
-        write_json(options.out, found)
-    if options.out == RESULTS:
-        PAGE.write()
+        write_json(RESULTS / f"simulator-{part}.json", new)
+    PAGE.write()
 
 
 if __name__ == "__main__":

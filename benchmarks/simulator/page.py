@@ -10,35 +10,41 @@ from benchmarks.harness.tables import table
 
 #: What kinds of agents are called, in order.
 AGENTS = {"computing": "Agents that compute", "waiting": "Agents that wait"}
-#: Parts of a result, the same of each build.
-SPEEDS = ("speed", "speed_compiled")
+#: The compiled build's speed is a part of its own.
+SPEED, COMPILED = "speed", "speed-compiled"
 _MARKERS = {"apart": "o", "together": "x"}
 #: The band of the picture, as a relative error.
 _BAND = 0.15
 
 
-def markdown(found: Mapping[str, Any]) -> str:
-    machines = found["machines"]
+def markdown() -> str:
     parts = ["![simulated against measured latency](simulation.svg)"]
     for agents, said in AGENTS.items():
-        rows = [row for row in found["reality"] if row["agents"] == agents]
-        late = [row for row in found["woken_late"] if row["agents"] == agents]
-        if rows:
-            parts += [
-                f"**{said}** ({_measured_on(machines[agents])})",
-                reality_table(rows),
-                _late(late),
-            ]
-    if builds := [name for name in SPEEDS if name in found]:
-        each = "; ".join(_measured_on(machines[name]) for name in builds)
-        parts += [f"**Speed** ({each})", _speeds([found[name] for name in builds])]
-    return "\n\n".join(parts)
-
-
-def _measured_on(machine: Mapping[str, Any]) -> str:
-    # Until there were compiled ones, results did not say.
-    build = "compiled" if machine.get("compiled") else "interpreted"
-    return f"{measured_on(machine)}, {build}"
+        found = kept(f"simulator-{agents}")
+        late = table(
+            found["woken_late"],
+            ("load", "{load}"),
+            ("deadline ms", "{deadline_ms:g}"),
+            ("calls that it cut", "{cut:,}"),
+            ("woken late, ms: p50", "{p50:.2f}"),
+            ("p90", "{p90:.2f}"),
+            ("p99", "{p99:.2f}"),
+        )
+        on = measured_on(found["machine"])
+        parts += [f"**{said}** ({on}, interpreted)", reality_table(found["reality"]), late]
+    builds = [kept(f"simulator-{build}") for build in (SPEED, COMPILED)]
+    on = "; ".join(
+        f"{measured_on(build['machine'])}, {how}"
+        for build, how in zip(builds, ("interpreted", "compiled"), strict=True)
+    )
+    speeds = table(
+        zip(*(build["speed"] for build in builds), strict=True),
+        ("fleet", "{0[0][fleet]}"),
+        ("member-requests", "{0[0][member_requests]:,}"),
+        ("a second of one core", "{0[0][per_s]:,}"),
+        ("compiled", "{0[1][per_s]:,}"),
+    )
+    return "\n\n".join([*parts, f"**Speed** ({on})", speeds])
 
 
 def reality_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -56,48 +62,24 @@ def reality_table(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _late(late: Sequence[Mapping[str, Any]]) -> str:
-    return table(
-        late,
-        ("load", "{load}"),
-        ("deadline ms", "{deadline_ms:g}"),
-        ("calls that it cut", "{cut:,}"),
-        ("woken late, ms: p50", "{p50:.2f}"),
-        ("p90", "{p90:.2f}"),
-        ("p99", "{p99:.2f}"),
-    )
-
-
-def _speeds(builds: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    rates = [("a second of one core", "{0[0][per_s]:,}"), ("compiled", "{0[1][per_s]:,}")]
-    return table(
-        zip(*builds, strict=True),
-        ("fleet", "{0[0][fleet]}"),
-        ("member-requests", "{0[0][member_requests]:,}"),
-        *rates[: len(builds)],
-    )
-
-
-def draw(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    kinds = [agents for agents in AGENTS if any(row["agents"] == agents for row in rows)]
-
+def draw() -> bytes:
     def panels(canvas: "figure.Figure") -> None:
-        grid = canvas.subplots(len(kinds), 2, squeeze=False)
-        for (latency, complete), agents in zip(grid, kinds, strict=True):
-            chosen = [row for row in rows if row["agents"] == agents]
-            values = _dots(latency, chosen, {"p50": figure.BLUE, "p99": figure.RED})
+        grid = canvas.subplots(len(AGENTS), 2, squeeze=False)
+        for (latency, complete), (agents, said) in zip(grid, AGENTS.items(), strict=True):
+            rows = kept(f"simulator-{agents}")["reality"]
+            values = _dots(latency, rows, {"p50": figure.BLUE, "p99": figure.RED})
             figure.diagonal(latency, values, _BAND)
-            latency.set_title(f"{AGENTS[agents]}: latency, ms")
-            _dots(complete, chosen, {"complete": figure.BLUE})
+            latency.set_title(f"{said}: latency, ms")
+            _dots(complete, rows, {"complete": figure.BLUE})
             complete.plot([0, 1], [0, 1], color=figure.MIDDLE, linewidth=0.8)
             complete.set_aspect("equal")
-            complete.set_title(f"{AGENTS[agents]}: complete answers")
+            complete.set_title(f"{said}: complete answers")
             for axes in (latency, complete):
                 axes.set_xlabel("measured")
                 axes.set_ylabel("simulated")
                 axes.legend(loc="upper left")
 
-    return figure.drawn(9.0, 4.2 * len(kinds), panels)
+    return figure.drawn(9.0, 4.2 * len(AGENTS), panels)
 
 
 def _dots(
@@ -115,7 +97,4 @@ def _dots(
     return values
 
 
-PAGE = Page(
-    "benchmarks.simulator",
-    lambda: markdown(kept("simulator")), lambda: draw(kept("simulator")["reality"]),
-)  # fmt: skip
+PAGE = Page("benchmarks.simulator", markdown, draw)

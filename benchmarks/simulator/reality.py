@@ -1,26 +1,35 @@
-"""What three real agents do under a load and a deadline, beside what the simulator says of it."""
+"""What three real agents do under a load and a deadline, beside what the simulator says of it.
+
+Fleets are on loopback of one machine. Agents that compute take its cores from each other and from
+the client: how long one of them takes depends on what the others do. Agents that wait take next to
+none of it, as devices with processors of their own: each waits as long as it was told, and
+everything else about it is real.
+"""
 
 import asyncio
-import tempfile
+import shutil
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulator.fleets import fleet_of, loads
-from benchmarks.simulator.late import End, woken_late_s
+from benchmarks.harness.serving_fleet import served, stub_fleet
 from benchmarks.simulator.page import reality_table
 from mdp import AsyncClient
 from mdp.cli.bench import noise_picture
 from mdp.errors import InferenceError
 from mdp.formats.bundle import Bundle
+from mdp.requests.deadline import reserve_s
 from mdp.requests.prediction import Prediction
 from mdp.requests.session import LATE
+from mdp.testing.agents import AgentFleet
 from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
@@ -37,6 +46,15 @@ from partitioner.simulation.setup import Assumptions
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+COMPUTING, WAITING = "computing", "waiting"
+BUNDLE = Path(__file__).resolve().parents[2] / "examples" / "bundles" / "cifar10"
+#: What the agents that wait take, drawn anew for each request: log-normal around these medians.
+MEDIANS_MS = (12.0, 18.0, 25.0)
+SIGMA = 0.15
+#: Pixels of a side of what they are sent.
+SIDE = 64
+#: The distribution is handed on as so many values, all equally likely.
+_VALUES = 1000
 PLENTY_MS = 1000.0
 #: An agent encodes and sends a reply before it goes on (docs/lab-log.md, what a call costs).
 TURNAROUND_S = 0.0001
@@ -45,6 +63,63 @@ TURNAROUND_S = 0.0001
 CALIBRATED, COMPARED = 75, (60, 90)
 #: Requests of callers that wait for each other. Those that come at random are as many as really.
 SIMULATED = 50_000
+
+
+def loads(agents: str, requests: int) -> dict[str, Load]:
+    """What a fleet is asked, by name: a caller, three, and at random at two rates.
+
+    The slowest of the agents that wait is 40 and 81 % busy at theirs.
+    """
+    rates = {COMPUTING: (50, 150), WAITING: (16, 32)}[agents]
+    return {
+        "one caller": Load(requests=requests),
+        "three callers": Load(requests=requests, clients=3),
+        **{f"{rate} a second": Load(requests=requests, rate_per_s=rate) for rate in rates},
+    }
+
+
+def fleet_of(agents: str) -> AbstractContextManager[AgentFleet]:
+    """Three running agents that compute or wait."""
+    if agents == COMPUTING:
+        return served(partial(shutil.copytree, BUNDLE), "--threads", 1)
+    each = {f"device-{k}": ("--compute-ms", ms) for k, ms in enumerate(MEDIANS_MS)}
+    return stub_fleet(len(MEDIANS_MS), "--sigma", SIGMA, side=SIDE, each=each)
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one call ended: after how long, and whether its deadline cut it."""
+
+    latency_ms: float
+    cut: bool
+
+
+def woken_late_s(ends: Sequence[End], deadline_ms: float) -> tuple[float, ...]:
+    """By how much the client was woken after the moment to decide; nothing if no call was cut.
+
+    Of a call that was cut this is what its latency tells. Of one that ended by itself after that
+    moment, as the last reply came, it is known that the client would have been woken later still:
+    the later, the likelier such an end. Without these, wake-ups would look too early (the
+    product-limit estimate of Kaplan and Meier, 1958).
+    """
+    decided_ms = deadline_ms - reserve_s(deadline_ms) * 1e3 + CLIENT_FUSE_MS
+    after = sorted(
+        (max(0.0, end.latency_ms - decided_ms), not end.cut)
+        for end in ends
+        if end.cut or end.latency_ms > decided_ms
+    )
+    late_ms, upto, left = [], [], 1.0
+    for place, (ms, by_itself) in enumerate(after):
+        if not by_itself:
+            left -= left / (len(after) - place)
+            late_ms.append(ms)
+            upto.append(1.0 - left)
+    if not late_ms:
+        return ()
+    # Nothing is known beyond the latest.
+    upto[-1] = 1.0
+    quantiles = (np.arange(_VALUES) + 0.5) / _VALUES
+    return tuple((np.array(late_ms)[np.searchsorted(upto, quantiles)] / 1e3).tolist())
 
 
 @dataclass(slots=True)
@@ -168,18 +243,10 @@ def told(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """What the simulator says: of each request its latency in ms, and how it ended."""
+def played(scenario: Scenario, blocks: int) -> tuple[Floats, Flags, Flags]:
+    """Of each request its latency in ms, whether it was answered, and by all members.
 
-    latencies_ms: Floats
-    answered: Flags
-    complete: Flags
-
-
-def played(scenario: Scenario, blocks: int) -> Played:
-    """`scenario` in as many blocks as really, where requests that come at random come as really.
-
+    `scenario` is simulated in as many blocks as really, where requests at random come as really.
     So chance is the same for both: of 2,000 requests to a device that is 81 % busy, the 99th
     percentile differs by a sixth from one Poisson process to the next, and by 7 % between two runs
     of the same one. Callers that wait for an answer need no such thing: theirs are `SIMULATED`.
@@ -196,20 +263,20 @@ def played(scenario: Scenario, blocks: int) -> Played:
         answered = np.array(trace.subset) != trace.subsets.get((), -1)
         complete = answered & (np.array(trace.partial) == 0)
         parts.append((np.array(trace.latencies_s) * 1e3, answered, complete))
-    return Played(*map(np.concatenate, zip(*parts, strict=True)))
+    latencies_ms, answered, complete = map(np.concatenate, zip(*parts, strict=True))
+    return latencies_ms, answered, complete
 
 
 def compared(scenario: Scenario, blocks: int, real: Seen) -> dict[str, Any]:
     """One deadline: what was measured, what is simulated, and how far apart they are."""
-    said = played(scenario, blocks)
-    latencies_ms = said.latencies_ms[said.answered]
+    simulated_ms, answered, complete = played(scenario, blocks)
     row: dict[str, Any] = {"deadline_ms": scenario.deadline_ms, "requests": real.requests}
     for point in (50, 90, 99):
         row[f"p{point}"] = pair(
-            percentile(real.latencies_ms, point), percentile(latencies_ms, point)
+            percentile(real.latencies_ms, point), percentile(simulated_ms[answered], point)
         )
-    row["answered"] = pair(len(real.latencies_ms) / real.requests, float(said.answered.mean()))
-    row["complete"] = pair(real.complete / real.requests, float(said.complete.mean()))
+    row["answered"] = pair(len(real.latencies_ms) / real.requests, float(answered.mean()))
+    row["complete"] = pair(real.complete / real.requests, float(complete.mean()))
     return row
 
 
@@ -226,25 +293,27 @@ def pair(measured: float, simulated: float) -> dict[str, float]:
 def reality(
     agents: str, requests: int, blocks: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Every load of such a fleet under every deadline, beside the simulator; and by how much each
-    load's client was woken late."""
+    """Every load of such a fleet under every deadline, beside the simulator.
+
+    Also by how much each load's client was woken late.
+    """
     rows, late = [], []
-    with tempfile.TemporaryDirectory() as name, fleet_of(agents, Path(name)) as fleet:
-        fleet.client().close()  # now all of them are READY
+    with fleet_of(agents) as fleet:
+        path, bundle = fleet.folder / "fleet.toml", Bundle.open(fleet.bundle)
         for load_name, load in loads(agents, requests).items():
-            of: dict[str, Any] = {"agents": agents, "load": load_name}
-            first = asyncio.run(measure(fleet.path, replace(load, requests=200), [PLENTY_MS], 1))
+            of: dict[str, Any] = {"load": load_name}
+            first = asyncio.run(measure(path, replace(load, requests=200), [PLENTY_MS], 1))
             usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [CALIBRATED, *COMPARED])
             # Deciding comes 2 ms before a short deadline, or after half of a very short one.
             tight = [float(round(ms + min(2.0, ms), 2)) for ms in usual_ms]
-            seen = asyncio.run(measure(fleet.path, load, [PLENTY_MS, *tight], blocks))
+            seen = asyncio.run(measure(path, load, [PLENTY_MS, *tight], blocks))
             ends = seen.pop(tight[0]).ends
             late_s = woken_late_s(ends, tight[0]) or (Assumptions().late_ms / 1e3,)
             cut = sum(end.cut for end in ends)
             points = {f"p{p}": float(np.percentile(late_s, p)) * 1e3 for p in (50, 90, 99)}
             late.append({**of, "deadline_ms": tight[0], "cut": cut, **points})
             for drawn, together in (("apart", ""), ("together", "answers")):
-                base = told(fleet.bundle, seen[PLENTY_MS].answers, late_s, together)
+                base = told(bundle, seen[PLENTY_MS].answers, late_s, together)
                 for deadline_ms, real in seen.items():
                     scenario = replace(base, load=load, deadline_ms=deadline_ms)
                     row = compared(scenario, blocks, real)

@@ -26,21 +26,17 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.results import RESULTS
-from benchmarks.soak.faults import Agents, Fault, schedule
+from benchmarks.soak.faults import Agents, Fault, Kind, schedule
 from benchmarks.soak.page import PAGE
 from benchmarks.soak.pictures import DEVICES, write_colour_bundle
 from benchmarks.soak.watch import Held, Watch, as_rows, grown, trends
 from mdp.files import write_json
-from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import new_fleet
-from mdp.formats.keys import new_keys
 from mdp.testing.agents import AgentFleet
-from mdp.testing.processes import LineProcess
-from mdp.transport import new_pair
+from mdp.testing.processes import LineProcess, until
 
 #: Fleet entry -> whether it is never ended, only stopped.
 REPLICA = f"{DEVICES[1]}/second"
@@ -56,9 +52,6 @@ GROWTH_MIB = 16.0
 AT_ONCE, MANY = 4, 64
 #: Points of each line in the picture, at most.
 POINTS = 360
-#: Shares of a run: how long a process has to be watched for its trend to count, and how much of its
-#: beginning does not count, as caches fill and connections come.
-LONG, WARM_UP = 0.5, 0.1
 
 
 class SoakClient(LineProcess):
@@ -85,17 +78,17 @@ class SoakClient(LineProcess):
         self.say(json.dumps(load))
 
     def wait(self, kind: str, load: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
-        """The line of `kind` about `load`; raises TimeoutError, RuntimeError if it has ended."""
-        until_s = time.monotonic() + patience_s
-        while True:
-            for line in self.lines():
-                if (line["kind"], line["load"]) == (kind, load):
-                    return line
-            if self.process.poll() is not None:
-                raise RuntimeError(f"{self.name} ended with {self.process.returncode}")
-            if time.monotonic() > until_s:
-                raise TimeoutError(f"{self.name} never said {kind} of {load!r}")
+        """The line of `kind` about `load`; raises AssertionError if none comes."""
+        found: list[dict[str, Any]] = []
+
+        def said() -> bool:
+            assert self.process.poll() is None, f"{self.name} ended: {self.process.returncode}"
             time.sleep(0.1)
+            found.extend(x for x in self.lines() if (x["kind"], x["load"]) == (kind, load))
+            return bool(found)
+
+        until(said, f"{self.name} says {kind} of {load!r}", patience_s)
+        return found[0]
 
 
 class Soak:
@@ -103,24 +96,21 @@ class Soak:
 
     def __init__(self, folder: Path, stack: ExitStack, seed: int, deadline_ms: float) -> None:
         self._seed = seed
-        bundle = write_colour_bundle(folder / "bundle")
-        names = (*DEVICES, REPLICA)
-        public = _keys(folder, names)
-        allowed = ["--clients", folder / "client.public"]
-        options = {name: ["--key", folder / f"{_file(name)}.secret", *allowed] for name in names}
-        fleet = stack.enter_context(AgentFleet(folder, bundle.path, patience_s=PATIENCE_S))
-        self.agents = Agents(fleet, options)
+        bundle = write_colour_bundle(folder / "bundle").path
+        fleet = AgentFleet(folder, bundle, keys=True, patience_s=PATIENCE_S)
+        stack.enter_context(fleet).start_all(*DEVICES, REPLICA)
+        self.agents = Agents(fleet)
         stack.callback(self.agents.leave)
-        path = _write_fleet(folder, bundle, self.agents.addresses(), public)
         self.clients = [
-            stack.enter_context(SoakClient(style, seed + place, path, deadline_ms))
+            stack.enter_context(SoakClient(style, seed + place, fleet.write(), deadline_ms))
             for place, style in enumerate(("sync", "async"))
         ]
 
     def pids(self) -> dict[str, int]:
         """Everybody who is watched."""
-        clients = {f"{client.style} client": client.process.pid for client in self.clients}
-        return clients | self.agents.pids()
+        clients = {f"{client.style} client": client for client in self.clients}
+        watched: dict[str, LineProcess] = {**clients, **self.agents.fleet.agents}
+        return {name: process.process.pid for name, process in watched.items()}
 
     def load(
         self,
@@ -149,13 +139,6 @@ class Soak:
                 return True
         return False
 
-    def settled(self, watch: Watch, before: Mapping[str, Held]) -> dict[str, Held]:
-        """What everybody holds once it is no more than `before`, or after a while."""
-        until_s = time.monotonic() + PATIENCE_S / 10
-        while grown(before, after := watch.now()) and time.monotonic() < until_s:
-            time.sleep(0.5)
-        return after
-
     def run(self, seconds: float) -> dict[str, Any]:
         """Measure what the fleet can do, load it, and look at what is left."""
         with Watch(self.pids) as watch:
@@ -170,25 +153,21 @@ class Soak:
             done = self.load("soak", seconds, [LOAD * rate for rate in rates], faults=faults)
             ended_s = time.monotonic()
             healed = self.heal()
-            after = self.settled(watch, before)
+            # Whatever is given back is given back soon.
+            settled_s = time.monotonic() + PATIENCE_S / 10
+            while grown(before, after := watch.now()) and time.monotonic() < settled_s:
+                time.sleep(0.5)
+        samples = [sample for sample in watch.samples if began_s < sample.at_s < ended_s]
         return {
             "capacity_per_s": [round(rate, 1) for rate in rates],
             "rate_per_s": [round(LOAD * rate, 1) for rate in rates],
-            "faults": [
-                len([f for f in faults if f.kind == k]) for k in ("kill", "stop", "restart")
-            ],
-            "clients": [
-                {"style": c.style} | line for c, line in zip(self.clients, done, strict=True)
-            ],
+            "faults": [sum(f.kind == kind for f in faults) for kind in get_args(Kind)],
+            "clients": [{"style": c.style, **d} for c, d in zip(self.clients, done, strict=True)],
             "healed": healed,
             "before": as_rows(before),
             "after": as_rows(after),
             "grown": grown(before, after),
-            "trends": trends(
-                [sample for sample in watch.samples if began_s < sample.at_s < ended_s],
-                least_s=LONG * (ended_s - began_s),
-                warm_s=WARM_UP * (ended_s - began_s),
-            ),
+            "trends": trends(samples, ended_s - began_s),
             "series": _series(self.clients, watch.samples, began_s),
             "happened": [[round(at - began_s, 2), *who] for at, *who in self.agents.happened],
         }
@@ -199,24 +178,6 @@ class Soak:
         self.agents.stop_all()
         ended = [f"the {style} client ended with {code}" for style, code in codes if code]
         return [*self.agents.complaints, *ended]
-
-
-def _file(name: str) -> str:
-    return name.replace("/", "-")
-
-
-def _keys(folder: Path, names: Sequence[str]) -> dict[str, str]:
-    new_keys(folder, "client", new_pair)
-    return {name: new_keys(folder, _file(name), new_pair).public for name in names}
-
-
-def _write_fleet(
-    folder: Path, bundle: Bundle, addresses: Mapping[str, str], public: Mapping[str, str]
-) -> Path:
-    path = folder / "fleet.toml"
-    devices = [f"{name}={address}" for name, address in addresses.items()]
-    new_fleet(bundle, devices, path, public_key=public.get, key=folder / "client.secret")
-    return path
 
 
 def _series(

@@ -14,7 +14,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -149,7 +149,7 @@ async def run_async(options: argparse.Namespace, tally: Tally) -> None:
                 answer = error
             tally.end(ticket, answer, time.monotonic() - began_s)
 
-        async for line in _lines():
+        while line := await asyncio.to_thread(sys.stdin.readline):
             load = json.loads(line)
             tally.start(load["name"])
             most = load["at_once"] if load["rate"] is None else max(8, HELD_S * load["rate"])
@@ -186,14 +186,6 @@ def _due(load: dict[str, Any]) -> Iterator[float]:
         yield due_s
         if load["rate"] is not None:
             due_s = max(due_s + 1 / load["rate"], now_s - 0.1)
-
-
-async def _lines() -> AsyncIterator[bytes]:
-    reader = asyncio.StreamReader()
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    async for line in reader:
-        yield line
 
 
 def main() -> None:

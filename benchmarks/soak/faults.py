@@ -4,7 +4,8 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -48,29 +49,18 @@ def schedule(
 class Agents:
     """The agents of the fleet, each started again at its own address with its own key."""
 
-    def __init__(self, fleet: AgentFleet, options: Mapping[str, Sequence[object]]) -> None:
-        self._fleet = fleet
-        self._options = options
+    def __init__(self, fleet: AgentFleet) -> None:
+        self.fleet = fleet
         #: What went otherwise than it should have.
         self.complaints: list[str] = []
         #: When something happened, for the picture: (monotonic seconds, agent, kind).
         self.happened: list[tuple[float, str, str]] = []
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
-        for name in options:
-            fleet.start(name, *options[name], wait_for="LISTENING")
-        for name in options:
-            fleet.agents[name].wait_for("READY")
-
-    def pids(self) -> dict[str, int]:
-        return {name: agent.process.pid for name, agent in self._fleet.agents.items()}
-
-    def addresses(self) -> dict[str, str]:
-        return {name: agent.address for name, agent in self._fleet.agents.items()}
 
     def begin(self, faults: Sequence[Fault]) -> None:
         began_s = time.monotonic()
-        for name in self._options:
+        for name in self.fleet.agents:
             own = [fault for fault in faults if fault.agent == name]
             thread = threading.Thread(target=self._row, args=(own, began_s), name=name)
             thread.start()
@@ -95,7 +85,7 @@ class Agents:
                 self.complaints.append(f"{fault}: {type(error).__name__}: {error}")
 
     def _carry_out(self, fault: Fault) -> None:
-        agent = self._fleet.agents[fault.agent]
+        agent = self.fleet.agents[fault.agent]
         if fault.kind == "stop":
             agent.stop()
             self._over.wait(fault.lasts_s)
@@ -105,8 +95,15 @@ class Agents:
             agent.kill()
         else:
             self.expect_clean_end(agent)
-        if not self._over.wait(fault.lasts_s):
-            self._start(fault.agent, agent.address)
+        for attempt in range(_START_ATTEMPTS):
+            if self._over.wait(0.5 if attempt else fault.lasts_s):
+                return
+            # Its port may be taken for a moment: a connection on its way out may be given any.
+            with suppress(AssertionError):
+                self.fleet.start(fault.agent, bind=agent.address)
+                return
+            self.fleet.agents[fault.agent].close()
+        raise AssertionError(f"{fault.agent} does not start again")
 
     def expect_clean_end(self, agent: AgentProcess) -> None:
         """SIGTERM; a code other than 0 is a complaint."""
@@ -115,17 +112,6 @@ class Agents:
             self.complaints.append(f"{agent.device} ended with {code} on SIGTERM: {agent.stderr}")
         agent.close()
 
-    def _start(self, name: str, address: str) -> None:
-        for attempt in range(_START_ATTEMPTS):
-            try:
-                self._fleet.start(name, *self._options[name], bind=address)
-                return
-            except AssertionError:
-                # Its port may be taken for a moment: a connection on its way out may be given any.
-                self._fleet.agents[name].close()
-                if attempt + 1 == _START_ATTEMPTS or self._over.wait(0.5):
-                    raise
-
     def stop_all(self) -> None:
-        for agent in self._fleet.agents.values():
+        for agent in self.fleet.agents.values():
             self.expect_clean_end(agent)

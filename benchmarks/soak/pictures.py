@@ -8,12 +8,10 @@ of two pictures' crops has another label, or at least a lower probability, than 
 import random
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-from mdp.files import read_json, write_json
-from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
-from mdp.fusion.fuse import FusionWeights
+from benchmarks.harness.models import refilled
+from mdp.formats.bundle import Bundle
 from mdp.pictures.crop import Pixels
 from mdp.testing.bundles import write_bundle
 from mdp.testing.onnx_writer import FLOAT, UINT8, Node, Value, onnx_model
@@ -53,19 +51,8 @@ def draw(chance: random.Random, before: int) -> int:
 def write_colour_bundle(folder: Path) -> Bundle:
     """A bundle of three members whose label is the picture's colour."""
     write_bundle(folder, devices=DEVICES, sizes=SIZES, evaluated=False)
-    bundle = Bundle.open(folder)
-    files = dict(bundle.manifest.files)
-    for k, size in enumerate(SIZES):
-        path = folder / model_path(k)
-        path.write_bytes(_model(size))
-        files[model_path(k)] = file_entry(path)
-    weights = read_json(folder / FUSION, FusionWeights)
-    write_json(folder / FUSION, msgspec.structs.replace(weights, num_classes=LEVELS**3))
-    files[FUSION] = file_entry(folder / FUSION)
     labels = [label_of(number) for number in range(LEVELS**3)]
-    manifest = msgspec.structs.replace(bundle.manifest, files=files, labels=labels)
-    write_json(folder / MANIFEST, manifest)
-    return Bundle.open(folder)
+    return refilled(folder, [_model(size) for size in SIZES], labels)
 
 
 def _model(image_size: int) -> bytes:

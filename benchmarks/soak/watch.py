@@ -14,6 +14,9 @@ from scipy import stats
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 #: Means over so many stretches of a run are taken as independent of each other.
 BLOCKS = 20
+#: Shares of a run: how long a process has to be watched for its trend to count, and how much of its
+#: beginning does not count, as caches fill and connections come.
+LONG, WARM_UP = 0.5, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,17 +29,13 @@ class Held:
     sockets: int
     threads: int
 
-    def counts(self) -> dict[str, int]:
-        """What must not grow at all."""
-        return {"files": self.files, "sockets": self.sockets, "threads": self.threads}
-
 
 def held_by(who: str, pid: int) -> Held | None:
     """What process `pid` holds now; None if it has gone."""
     folder = Path(f"/proc/{pid}")
     try:
         pages = int((folder / "statm").read_text().split()[1])
-        links = [_target(link) for link in (folder / "fd").iterdir()]
+        links = [os.path.realpath(link) for link in (folder / "fd").iterdir()]
         threads = sum(1 for _ in (folder / "task").iterdir())
     except OSError:
         return None
@@ -46,16 +45,9 @@ def held_by(who: str, pid: int) -> Held | None:
         pid=pid,
         rss_bytes=pages * PAGE_BYTES,
         files=len(links),
-        sockets=sum(link.startswith("socket:") for link in links),
+        sockets=sum("socket:" in link for link in links),
         threads=threads,
     )
-
-
-def _target(link: Path) -> str:
-    try:
-        return str(link.readlink())
-    except OSError:
-        return ""
 
 
 class Watch:
@@ -84,19 +76,16 @@ class Watch:
         self._thread.join()
 
 
-def trends(samples: Sequence[Held], *, least_s: float, warm_s: float) -> list[dict[str, Any]]:
-    """The trend of each process's memory, of those that were watched for `least_s` or longer.
-
-    The first `warm_s` of a process are left out.
-    """
+def trends(samples: Sequence[Held], seconds: float) -> list[dict[str, Any]]:
+    """The trend of each process's memory, of those that were watched for much of a run so long."""
     rows = []
     for who, pid in sorted({(sample.who, sample.pid) for sample in samples}):
         own = [sample for sample in samples if sample.pid == pid]
-        own = [sample for sample in own if sample.at_s >= own[0].at_s + warm_s]
+        own = [sample for sample in own if sample.at_s >= own[0].at_s + WARM_UP * seconds]
         if len(own) < BLOCKS:
             continue
         at_s = np.array([sample.at_s for sample in own])
-        if np.ptp(at_s) < least_s:
+        if np.ptp(at_s) < LONG * seconds:
             continue
         rss = np.array([sample.rss_bytes for sample in own], dtype=float) / 2**20
         slope, margin = slope_per_hour(at_s, rss)
@@ -130,11 +119,11 @@ def slope_per_hour(at_s: np.ndarray, values: np.ndarray) -> tuple[float, float]:
 def grown(before: Mapping[str, Held], after: Mapping[str, Held]) -> list[str]:
     """In words, every count of files, sockets or threads that is higher than it was."""
     return [
-        f"{who}: {what} {count} -> {after[who].counts()[what]}"
+        f"{who}: {what} {getattr(held, what)} -> {getattr(after[who], what)}"
         for who, held in before.items()
         if who in after
-        for what, count in held.counts().items()
-        if after[who].counts()[what] > count
+        for what in ("files", "sockets", "threads")
+        if getattr(after[who], what) > getattr(held, what)
     ]
 
 

@@ -16,8 +16,10 @@ from mdp.errors import InputError
 from mdp.extras import install
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
+from mdp.formats.keys import new_keys
 from mdp.fusion.fuse import Fusion
 from mdp.testing.processes import PATIENCE_S, LineProcess
+from mdp.transport import new_pair
 
 #: Loopback, and a port that the kernel chooses.
 ANY_PORT = "tcp://127.0.0.1:0"
@@ -83,12 +85,22 @@ class AgentFleet:
     Ends all of them at the end of its `with` block.
     """
 
-    def __init__(self, folder: Path, bundle: Path, *, patience_s: float = PATIENCE_S) -> None:
-        """Logs and `fleet.toml` go to `folder`; agents serve `bundle` unless told otherwise."""
+    def __init__(
+        self, folder: Path, bundle: Path, *, keys: bool = False, patience_s: float = PATIENCE_S
+    ) -> None:
+        """Logs and `fleet.toml` go to `folder`; agents serve `bundle` unless told otherwise.
+
+        With `keys`, clients and each agent have a key of their own, in `folder` as well.
+        """
         self.folder = folder
         self.bundle = bundle
         self.patience_s = patience_s
         self.agents: dict[str, AgentProcess] = {}
+        self.public_keys: dict[str, str] = {}
+        #: The clients' secret key file; None without keys.
+        self.key = folder / "client.secret" if keys else None
+        if keys:
+            new_keys(folder, "client", new_pair)
         self._retired: list[AgentProcess] = []
 
     def start(
@@ -104,11 +116,16 @@ class AgentFleet:
 
         `options` are those of `mdp-agent run`; `program` is another one that takes its options.
         """
-        device = name.partition("/")[0]
+        device, file = name.partition("/")[0], name.replace("/", "-")
+        if self.key is not None:
+            if name not in self.public_keys:
+                self.public_keys[name] = new_keys(self.folder, file, new_pair).public
+            own, clients = self.folder / f"{file}.secret", self.folder / "client.public"
+            options = ("--key", own, "--clients", clients, *options)
         command = agent_command(bundle or self.bundle, device, *options, bind=bind)
         if program:
             command[: command.index("--bundle")] = program
-        log = self.folder / f"{name.replace('/', '-')}.log"
+        log = self.folder / f"{file}.log"
         agent = AgentProcess(device, command, log, patience_s=self.patience_s)
         if name in self.agents:
             self._retired.append(self.agents[name])
@@ -132,7 +149,8 @@ class AgentFleet:
         entries = {name: agent.address for name, agent in self.agents.items()} | addresses
         path = self.folder / "fleet.toml"
         devices = [f"{name}={address}" for name, address in entries.items()]
-        new_fleet(Bundle.open(self.bundle), devices, path)
+        opened, public_key = Bundle.open(self.bundle), self.public_keys.get
+        new_fleet(opened, devices, path, public_key=public_key, key=self.key)
         return path
 
     @contextmanager

@@ -27,12 +27,13 @@ def _run(*command: object) -> None:
 
 
 class Namespace:
-    """A network namespace, alive as long as one process that sleeps in it."""
+    """A network namespace, alive as long as one process in it, which ends with this one."""
 
     def __init__(self) -> None:
         # The child says when it is in its namespace.
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", "echo there; exec sleep infinity"],
+            ["unshare", "--net", "sh", "-c", "echo there; exec cat"],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )

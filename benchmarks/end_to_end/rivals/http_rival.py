@@ -1,20 +1,20 @@
 """One HTTP model server for each device, asked at the same time, averaged by the client."""
 
 import http.client
-import queue
 import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.end_to_end.rivals.rivals import PATIENCE_MS, content, view
-from benchmarks.end_to_end.setup import HttpMember
+from benchmarks.end_to_end.rivals.rivals import PATIENCE_MS, content
 from mdp.errors import MDPError
+from mdp.testing.processes import until
 
 PATH = "/predict"
 #: How long a server may take to load its model: it starts several processes.
@@ -24,82 +24,60 @@ START_S = 90.0
 class HttpRival:
     """Keeps connections open: as many to each server as there are pictures under way."""
 
-    def __init__(self, name: str, members: Sequence[HttpMember], in_flight: int) -> None:
+    def __init__(self, name: str, members: Sequence[dict[str, Any]], in_flight: int) -> None:
         self.name = name
         self._members = members
-        self._posters = ThreadPoolExecutor(in_flight * len(members))
+        # A thread has one connection of its own.
+        self._open = threading.local()
+        self._posters = {m["address"]: ThreadPoolExecutor(in_flight) for m in members}
         self._askers = ThreadPoolExecutor(in_flight)
-        self._idle: list[queue.SimpleQueue[http.client.HTTPConnection]] = []
         for member in members:
-            idle: queue.SimpleQueue[http.client.HTTPConnection] = queue.SimpleQueue()
-            for _ in range(in_flight):
-                idle.put(
-                    http.client.HTTPConnection(
-                        member.address, member.port, timeout=PATIENCE_MS / 1e3
-                    )
-                )
-            self._idle.append(idle)
-        for member in members:
-            wait_for(member)
+            until(partial(loaded, member["address"]), f"{member['address']} has loaded", START_S)
 
-    def ask(self, picture: Path) -> None:
+    def ask(self, picture: Path) -> float:
+        """The moment at which it was answered."""
         waiting = []
-        for number, member in enumerate(self._members):
-            body = content(view(picture, member.image_size), member.encoding)
-            waiting.append(self._posters.submit(self._post, number, member, body))
+        for member in self._members:
+            address, body = (
+                member["address"],
+                content(picture, member["image_size"], member["encoding"]),
+            )
+            waiting.append(self._posters[address].submit(self._post, address, body))
         int(np.mean([future.result() for future in waiting], axis=0).argmax())
+        return time.perf_counter()
 
-    def _post(self, number: int, member: HttpMember, body: bytes) -> NDArray[np.float32]:
-        connection = self._idle[number].get()
-        try:
-            headers = {"Content-Type": "application/octet-stream"}
-            connection.request("POST", PATH, body, headers)
-            reply = connection.getresponse()
-            answer = reply.read()
-            if reply.status != http.client.OK:
-                raise MDPError(f"{member.address}: HTTP {reply.status}: {answer[:200]!r}")
-            return np.frombuffer(answer, dtype=np.float32)
-        finally:
-            self._idle[number].put(connection)
+    def _post(self, address: str, body: bytes) -> NDArray[np.float32]:
+        if not hasattr(self._open, "connection"):
+            self._open.connection = connection_to(address)
+        connection = self._open.connection
+        connection.request("POST", PATH, body, {"Content-Type": "application/octet-stream"})
+        reply = connection.getresponse()
+        answer = reply.read()
+        if reply.status != http.client.OK:
+            raise MDPError(f"{address}: HTTP {reply.status}: {answer[:200]!r}")
+        return np.frombuffer(answer, dtype=np.float32)
 
     def stream(self, pictures: Sequence[Path], in_flight: int) -> list[float]:
-        places, moments = threading.Semaphore(in_flight), list[float]()
-
-        def one(picture: Path) -> None:
-            try:
-                self.ask(picture)
-                moments.append(time.perf_counter())
-            finally:
-                places.release()
-
-        futures = []
-        for picture in pictures:
-            places.acquire()
-            futures.append(self._askers.submit(partial(one, picture)))
-        for future in futures:
-            future.result()
-        return sorted(moments)
+        """As many at once as there are threads that ask."""
+        return sorted(self._askers.map(self.ask, pictures))
 
     def close(self) -> None:
-        self._askers.shutdown()
-        self._posters.shutdown()
-        for idle in self._idle:
-            while not idle.empty():
-                idle.get().close()
+        for pool in (self._askers, *self._posters.values()):
+            pool.shutdown()
 
 
-def wait_for(member: HttpMember) -> None:
-    """Until a server says that its model is loaded; raises MDPError if it never does."""
-    until_s = time.monotonic() + START_S
-    while time.monotonic() < until_s:
-        connection = http.client.HTTPConnection(member.address, member.port, timeout=START_S)
-        try:
-            connection.request("GET", "/health")
-            if connection.getresponse().status == http.client.OK:
-                return
-        except OSError:
-            pass
-        finally:
-            connection.close()
+def connection_to(address: str) -> http.client.HTTPConnection:
+    return http.client.HTTPConnection(address, timeout=PATIENCE_MS / 1e3)
+
+
+def loaded(address: str) -> bool:
+    """Whether a server says that its model is loaded."""
+    connection = connection_to(address)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    except OSError:
         time.sleep(0.2)
-    raise MDPError(f"{member.address}: expected an HTTP server within {START_S:.0f} s")
+        return False
+    finally:
+        connection.close()

@@ -34,9 +34,7 @@ def test_figures_take_the_place_of_former_ones(
     (tmp_path / "results").mkdir()
     path = tmp_path / "results" / "one.md"
     path.write_text(MARKED)
-    (tmp_path / "two.md").touch()
     made = page.Page("here", lambda: "new\n", lambda: b"<svg/>")
-    assert made.link("two.md") == "../two.md"
     made.write()
     assert path.read_text() == MARKED.replace("old", "new")
     assert path.with_suffix(".svg").read_bytes() == b"<svg/>"
@@ -48,7 +46,7 @@ def test_a_page_without_marks_stays_as_it_is(text: str, tmp_path: Path) -> None:
     path = tmp_path / "one.md"
     path.write_text(text)
     with pytest.raises(InputError, match=re.escape(f"{path}: expected a line")):
-        page.write_figures(path, "here", "new")
+        page.filled(path, "here", "new")
     assert path.read_text() == text
 
 
@@ -62,7 +60,7 @@ def test_a_document_has_to_be_there_once(tmp_path: Path, monkeypatch: pytest.Mon
         page.Page("me", str).write()
 
 
-@pytest.mark.parametrize("room", ["end_to_end", "faults", "simulator", "soak"])
+@pytest.mark.parametrize("room", ["end_to_end", "faults", "serving", "simulator", "soak"])
 def test_documents_say_what_the_kept_results_say(room: str) -> None:
     own: page.Page = import_module(f"benchmarks.{room}.page").PAGE
     expected = page.filled(own.path, own.writer, own.figures())
