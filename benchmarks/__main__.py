@@ -18,12 +18,10 @@ from mdp.errors import InputError
 #: The document's name -> the module that has its `PAGE`.
 PAGES = {
     "accuracy": "accuracy.page",
-    "early-exit": "fusion.early",
     "end-to-end": "end_to_end.page",
     "families": "families.measure",
     "latency": "latency.page",
     "planning": "planning.plans",
-    "quantisation": "fusion.quantisation",
     "reliability": "faults.page",
     "serving": "serving.page",
     "simulation": "simulator.page",
