@@ -47,9 +47,8 @@ def figures(results: Results, picture: str = "") -> str:
         f"picture has {results.picture_bytes / 1e3:.0f} kB."
     )
     lines.append(_devices(results))
-    for link in results.links:
-        lines += [_answers(link), _plans(link)]
-    return "\n\n".join([*lines, _split(results)])
+    lines += [_answers(link) for link in results.links]
+    return "\n\n".join([*lines, _plans(results), _split(results)])
 
 
 def _devices(results: Results) -> str:
@@ -96,31 +95,24 @@ def _answers(link: LinkResult) -> str:
     )
 
 
-def _plans(link: LinkResult) -> str:
-    rows = []
-    for name, plan in link.plans.items():
-        alone, together = plan.single_device, plan.accuracy
-        for a in plan.assignments:
-            last = a is plan.assignments[-1]
-            shares = (together.all_in if together else None, alone.accuracy if alone else None)
-            rows.append((name, a, *(shares if last else (None, None))))
+def _plans(results: Results) -> str:
     return table(
-        rows,
-        ("", "{0[0]}"),
-        ("device", "{0[1].device}"),
-        ("sub-model", lambda row: _shape(row[1])),
-        ("predicted, ms", "{0[1].predicted_ms.total:.0f}"),
-        ("accuracy predicted", lambda row: share(row[2])),
-        ("one device alone, as quick", lambda row: share(row[3])),
-        title=f"What was planned for {_mbit(link.bandwidth_bps)}",
-    )
+        [(link, name, plan) for link in results.links for name, plan in link.plans.items()],
+        ("link", lambda row: _mbit(row[0].bandwidth_bps)),
+        ("", "{0[1]}"),
+        ("members: px / patch, width x depth, MLP (ms)", lambda row: _members(row[2].assignments)),
+        ("accuracy", lambda row: share(row[2].accuracy.all_in) if row[2].accuracy else ""),
+        ("one device, as quick",
+         lambda row: share(row[2].single_device.accuracy) if row[2].single_device else ""),
+        title="What was planned, and predicted",
+    )  # fmt: skip
 
 
-def _shape(assignment: Assignment) -> str:
-    spec = assignment.vit
-    return (
-        f"{spec.image_size} px / {spec.patch_size}, {spec.embed_dim} wide, "
-        f"{spec.depth} deep, MLP x{spec.mlp_ratio:g}, {assignment.encoding}"
+def _members(assignments: Sequence[Assignment]) -> str:
+    return "; ".join(
+        f"{a.device} {a.vit.image_size} / {a.vit.patch_size}, {a.vit.embed_dim} x {a.vit.depth}, "
+        f"x{a.vit.mlp_ratio:g} ({a.predicted_ms.total:.0f})"
+        for a in assignments
     )
 
 
@@ -132,8 +124,6 @@ def _split(results: Results) -> str:
         ("layers, measured", "{0[2].compute_ms:.0f}"),
         ("exchange, calculated", "{0[2].exchange_ms:.0f}"),
         ("picture, ends and answer", "{0[2].ends_ms:.0f}"),
-        ("link measured, Mbit/s", lambda row: f"{row[0].found.link.bandwidth_bps / 1e6:.1f}"),
-        ("round trip, ms", lambda row: f"{row[0].found.link.round_trip_s * 1e3:.2f}"),
         title="Tensors split: what one picture is made of, in ms",
     )
 
