@@ -26,7 +26,6 @@ def markdown(result: dict[str, Any]) -> str:
             "how it is made",
             lambda f: f["made"] + f" (not run: {f['not_run']})" * bool(f["not_run"]),
         ),
-        ("how it is healed", "{healed}"),
     )
     return "\n\n".join([said, made, _matrix(faults, rows)])
 

@@ -11,7 +11,7 @@ from benchmarks.harness.results import RESULTS
 from benchmarks.harness.tables import table
 from benchmarks.latency.measure import Row, Rows
 from benchmarks.latency.plans import PlanRow, PlanRows
-from benchmarks.latency.shapes import describe, with_precision
+from benchmarks.latency.shapes import with_precision
 from mdp.errors import InputError
 from mdp.files import read_json
 from mdp.formats.profile import DeviceProfile, read_profile
@@ -21,7 +21,6 @@ ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"
 PROFILE = RESULTS / "this-machine.toml"
 #: The band that is drawn, as a relative error: the aim for 19 of 20 predictions.
 BAND = 0.2
-_WORST = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,20 +78,6 @@ def error_table(compared: Sequence[Compared], title: str = "") -> str:
         ("in the stated range", lambda row: f"{np.mean(row['inside']):.0%}"),
         title=title,
     )
-
-
-def _worst(compared: Sequence[Compared]) -> str:
-    return table(
-        sorted(compared, key=lambda one: -abs(one.error))[:_WORST],
-        ("sub-model", lambda one: describe(one.row.case)),
-        ("way of running", lambda one: short(one.way)),
-        ("measured ms", "{0.row.latency_ms:.3g}"),
-        ("predicted ms",
-         "{0.estimate.ms:.3g} ({0.estimate.low_ms:.3g} to {0.estimate.high_ms:.3g})"),
-        ("error", "{0.error:+.0%}"),
-        ("outside", lambda one: one.estimate.outside or "-"),
-        title="The predictions that are farthest off",
-    )  # fmt: skip
 
 
 def _plans(rows: Sequence[PlanRow]) -> str:
@@ -153,7 +138,6 @@ def figures() -> str:
     return "\n\n".join([
         error_table(plannable, "Sub-models that a plan may hold, none of them fitted to"),
         error_table(unseen, "Random shapes, none of them fitted to"),
-        _worst([*plannable, *unseen]),
         _plans(plans),
     ])  # fmt: skip
 

@@ -59,7 +59,7 @@ def _alone(plan: Plan) -> str:
 
 
 def explanation(shown: Planned) -> str:
-    """What `mdp-partition plan --explain` prints, up to the first member's reasons."""
+    """What `mdp-partition plan --explain` prints, up to the second member's reasons."""
     stream = io.StringIO()
     print_planned(shown, Console(file=stream, width=_WIDTH))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
