@@ -2,8 +2,8 @@
 
 python -m tools.words
 
-A word is text between white space with a letter or a digit in it, in tables and code as well; `wc -w`
-also counts the bars of tables. The lab log and the change log are not counted.
+A word is text between white space with a letter or a digit in it, in tables and code as well;
+`wc -w` also counts the bars of tables. The lab log and the change log are not counted.
 """
 
 import re

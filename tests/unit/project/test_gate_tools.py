@@ -1,4 +1,4 @@
-"""What `make check` runs of tools/: subjects that fit, small files, links that lead somewhere, words."""
+"""What `make check` runs of tools/: subjects that fit, small files, live links, few words."""
 
 import subprocess
 from pathlib import Path
