@@ -48,7 +48,7 @@ def figures(results: Results, picture: str = "") -> str:
     )
     lines.append(_devices(results))
     lines += [_answers(link) for link in results.links]
-    return "\n\n".join([*lines, _plans(results), _split(results)])
+    return "\n\n".join([*lines, _plans(results)])
 
 
 def _devices(results: Results) -> str:
@@ -111,18 +111,6 @@ def _members(assignments: Sequence[Assignment]) -> str:
         f"{a.device} {a.vit.image_size} / {a.vit.patch_size}, {a.vit.embed_dim} x {a.vit.depth}, "
         f"x{a.vit.mlp_ratio:g} ({a.predicted_ms.total:.0f})"
         for a in assignments
-    )
-
-
-def _split(results: Results) -> str:
-    return table(
-        [(link, name, of) for link in results.links for name, of in link.found.split.items()],
-        ("link", lambda row: _mbit(row[0].bandwidth_bps)),
-        ("", "{0[1]}"),
-        ("layers, measured", "{0[2].compute_ms:.0f}"),
-        ("exchange, calculated", "{0[2].exchange_ms:.0f}"),
-        ("picture, ends and answer", "{0[2].ends_ms:.0f}"),
-        title="Tensors split: what one picture is made of, in ms",
     )
 
 

@@ -53,13 +53,17 @@ def short(way: Way) -> str:
     return f"{way.precision}, {way.threads} thread{'s' * (way.threads > 1)}"
 
 
-def error_table(compared: Sequence[Compared], title: str = "") -> str:
-    """Errors per way, of all, and of those inside and outside what the profile measured."""
+def error_table(
+    compared: Sequence[Compared], title: str = "", random: Sequence[Compared] = ()
+) -> str:
+    """Errors per way, of all, of those inside and outside what was measured, and of `random`."""
     groups = {"all": list(compared)}
     for way in sorted({one.way for one in compared}):
         groups[short(way)] = [one for one in compared if one.way == way]
     groups["within what was measured"] = [one for one in compared if not one.estimate.outside]
     groups["outside of it"] = [one for one in compared if one.estimate.outside]
+    groups["random shapes"] = list(random)
+    groups["random shapes, outside"] = [one for one in random if one.estimate.outside]
     rows = []
     for name, group in groups.items():
         errors = np.array([one.error for one in group])
@@ -136,8 +140,7 @@ def _kept() -> tuple[list[Compared], list[Compared], list[PlanRow]]:
 def figures() -> str:
     plannable, unseen, plans = _kept()
     return "\n\n".join([
-        error_table(plannable, "Sub-models that a plan may hold, none of them fitted to"),
-        error_table(unseen, "Random shapes, none of them fitted to"),
+        error_table(plannable, "Sub-models that a plan may hold, none of them fitted to", unseen),
         _plans(plans),
     ])  # fmt: skip
 

@@ -59,12 +59,12 @@ def _alone(plan: Plan) -> str:
 
 
 def explanation(shown: Planned) -> str:
-    """What `mdp-partition plan --explain` prints, up to the second member's reasons."""
+    """What `mdp-partition plan --explain` prints, up to the first member's reasons."""
     stream = io.StringIO()
     print_planned(shown, Console(file=stream, width=_WIDTH))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-    second = next(n for n, line in enumerate(lines) if line.endswith("(member 1)"))
-    return "\n".join([*lines[:second], "..."])
+    first = next(n for n, line in enumerate(lines) if line.endswith("(member 0)"))
+    return "\n".join([*lines[: first + 3], "  ..."])
 
 
 @cache
