@@ -85,6 +85,7 @@ check: $(STAMP)
 	$(BIN)/codespell
 	$(BIN)/python tools/large_files.py
 	$(BIN)/python -m tools.links
+	$(BIN)/python -m tools.words
 	$(BIN)/python tools/subjects.py
 
 # Which lines and branches the unit, contract and fuzz tests run, their subprocesses included. Fails

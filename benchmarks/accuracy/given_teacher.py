@@ -3,7 +3,7 @@
     python -m benchmarks.accuracy.given_teacher --teacher-checkpoint FILE --data FOLDER \
         [--teacher-labels FILE] [--teacher-arg img_size=160] [--limit-train N] [--limit-test N]
 
-The figures of docs/results/given-teachers.md. With labels its classifier is cut to the data's
+The figures of docs/results/real-pictures.md. With labels its classifier is cut to the data's
 classes; without, a linear probe is fitted, and ridge regression on one-hot labels to the same
 features beside it, penalty and temperature of both chosen on every fifth training picture. Prints
 accuracy and cross-entropy on the test split and, of Imagenette, on the pictures of ImageNet's own

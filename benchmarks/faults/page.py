@@ -22,9 +22,10 @@ def markdown(result: dict[str, Any]) -> str:
     made = table(
         faults,
         ("fault", "{fault}"),
-        ("how it is made", "{made}"),
-        ("how it is healed", "{healed}"),
-        ("run", lambda f: f"no: {f['not_run']}" if f["not_run"] else "yes"),
+        (
+            "how it is made",
+            lambda f: f["made"] + f" (not run: {f['not_run']})" * bool(f["not_run"]),
+        ),
     )
     return "\n\n".join([said, made, _matrix(faults, rows)])
 
@@ -33,13 +34,13 @@ def _matrix(faults: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) ->
     """A row per fault: what became of the promise in each fleet, and the worst of all fleets."""
     cells = {(row["fault"], row["kind"]): row for row in rows}
 
-    def said(kind: str) -> Callable[[dict[str, Any]], str]:
-        def cell(fault: dict[str, Any]) -> str:
+    def said(kind: str) -> Callable[[dict[str, Any]], object]:
+        def cell(fault: dict[str, Any]) -> object:
             found = cells.get((fault["fault"], kind))
             if found is None:
                 return "not run"
             if found["kept"]:
-                return f"kept, {found['waited']}"
+                return found["waited"]
             return "**not kept**: " + "; ".join(found["broken"])
 
         return cell

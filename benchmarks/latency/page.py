@@ -11,7 +11,7 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
 from benchmarks.latency.measure import Row, Rows
-from benchmarks.latency.shapes import describe, with_precision
+from benchmarks.latency.shapes import with_precision
 from mdp.files import read_json
 from mdp.formats.profile import DeviceProfile, read_profile
 from partitioner.estimates.latency import Estimate, Way, fit_latency
@@ -20,7 +20,6 @@ ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"
 PROFILE = RESULTS / "this-machine.toml"
 #: The band that is drawn, as a relative error: the aim for 19 of 20 predictions.
 BAND = 0.2
-_WORST = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +52,17 @@ def short(way: Way) -> str:
     return f"{way.precision}, {way.threads} thread{'s' * (way.threads > 1)}"
 
 
-def error_table(compared: Sequence[Compared], title: str = "") -> str:
-    """Errors per way, of all, and of those inside and outside what the profile measured."""
+def error_table(
+    compared: Sequence[Compared], title: str = "", random: Sequence[Compared] = ()
+) -> str:
+    """Errors per way, of all, of those inside and outside what was measured, and of `random`."""
     groups = {"all": list(compared)}
     for way in sorted({one.way for one in compared}):
         groups[short(way)] = [one for one in compared if one.way == way]
     groups["within what was measured"] = [one for one in compared if not one.estimate.outside]
     groups["outside of it"] = [one for one in compared if one.estimate.outside]
+    groups["random shapes"] = list(random)
+    groups["random shapes, outside"] = [one for one in random if one.estimate.outside]
     rows = []
     for name, group in groups.items():
         errors = np.array([one.error for one in group])
@@ -80,43 +83,22 @@ def error_table(compared: Sequence[Compared], title: str = "") -> str:
     )
 
 
-def _worst(compared: Sequence[Compared]) -> str:
-    return table(
-        sorted(compared, key=lambda one: -abs(one.error))[:_WORST],
-        ("sub-model", lambda one: describe(one.row.case)),
-        ("way of running", lambda one: short(one.way)),
-        ("measured ms", "{0.row.latency_ms:.3g}"),
-        ("predicted ms",
-         "{0.estimate.ms:.3g} ({0.estimate.low_ms:.3g} to {0.estimate.high_ms:.3g})"),
-        ("error", "{0.error:+.0%}"),
-        ("outside", lambda one: one.estimate.outside or "-"),
-        title="The predictions that are farthest off",
-    )  # fmt: skip
-
-
 def _plans(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Every plan, predicted against measured, and the errors' median and 95th percentile."""
-
-    def members(row: Mapping[str, Any]) -> str:
-        said = "{precision} {measured_ms:.3g} ({predicted_ms:.3g})"
-        return ", ".join(said.format(**member) for member in row["members"])
-
-    def error(row: Mapping[str, Any]) -> float:
-        return float(row["predicted_ms"] / row["measured_ms"] - 1)
-
-    errors = [abs(error(row)) for row in rows]
-    text = f"median {np.median(errors):.1%}, 95th percentile {np.percentile(errors, 95):.1%}"
-    plans = table(
-        rows,
-        ("teacher", "{teacher}"),
-        ("members: measured (predicted) computing in ms", members),
-        ("p50", "{measured_ms:.3g}"),
-        ("p90", "{p90_ms:.3g}"),
-        ("predicted", "{predicted_ms:.3g}"),
-        ("error", lambda row: f"{error(row):+.1%}"),
-        title="Whole plans through real agents, each on a core of its own: client latency in ms",
-    )
-    return f"{plans}\n| all |  |  |  |  | {text} |"
+    """Errors of the plans of each teacher, and of all."""
+    groups = {teacher: [row for row in rows if row["teacher"] == teacher]
+              for teacher in sorted({row["teacher"] for row in rows})}  # fmt: skip
+    return table(
+        [(name, group, [row["predicted_ms"] / row["measured_ms"] - 1 for row in group])
+         for name, group in {**groups, "all": list(rows)}.items()],
+        ("teacher", "{0[0]}"),
+        ("plans", lambda row: len(row[1])),
+        ("client p50, ms", lambda row: f"{min(r['measured_ms'] for r in row[1]):.3g} to "
+                                       f"{max(r['measured_ms'] for r in row[1]):.3g}"),
+        ("median error", lambda row: f"{np.median(np.abs(row[2])):.1%}"),
+        ("95th percentile", lambda row: f"{np.percentile(np.abs(row[2]), 95):.1%}"),
+        ("lowest, highest", lambda row: f"{min(row[2]):+.1%}, {max(row[2]):+.1%}"),
+        title="Whole plans through real agents, each on a core of its own",
+    )  # fmt: skip
 
 
 def draw(compared: Sequence[Compared], plans: Sequence[Mapping[str, Any]]) -> bytes:
@@ -156,9 +138,7 @@ def _kept() -> tuple[list[Compared], list[Compared], Sequence[Mapping[str, Any]]
 def figures() -> str:
     plannable, unseen, plans = _kept()
     return "\n\n".join([
-        error_table(plannable, "Sub-models that a plan may hold, none of them fitted to"),
-        error_table(unseen, "Random shapes, none of them fitted to"),
-        _worst([*plannable, *unseen]),
+        error_table(plannable, "Sub-models that a plan may hold, none of them fitted to", unseen),
         _plans(plans),
     ])  # fmt: skip
 

@@ -9,7 +9,7 @@ from benchmarks.harness.models import vit
 from mdp.files import Record
 from mdp.formats.plan import SubModelSpec
 from mdp.formats.profile import PositiveInt
-from partitioner.estimates.macs import macs, tokens
+from partitioner.estimates.macs import macs
 from partitioner.export.probe_encoders import DESIGN, NUM_CLASSES, design_specs
 from partitioner.planner.design_space import KERNEL_MULTIPLE, sub_model_grid
 
@@ -116,12 +116,3 @@ def file_stem(case: Case) -> str:
 
 def with_precision(case: Case, precision: str) -> SubModelSpec:
     return structs.replace(case.spec, precision=precision)
-
-
-def describe(case: Case) -> str:
-    """A case as a person reads it."""
-    spec = case.spec
-    return (
-        f"{spec.image_size} px / {spec.patch_size}, {tokens(spec)} tokens, {spec.embed_dim} wide, "
-        f"{spec.depth} deep, {spec.num_heads} heads, MLP x{spec.mlp_ratio:g}"
-    )

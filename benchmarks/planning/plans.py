@@ -18,12 +18,10 @@ from mdp.formats.plan import Plan
 from mdp.formats.profile import shipped_profiles
 from partitioner.cli.plan_plot import draw_plan
 from partitioner.cli.plan_tables import print_planned
-from partitioner.estimates.accuracy_law import WHOLE
 from partitioner.networks.teacher import teacher_spec
-from partitioner.planner.design_space import where
 from partitioner.planner.make_plan import Planned, PlanOptions, make_planned
 
-TEACHERS = ("vit_base_patch16_224", "vit_small_patch16_224")
+TEACHERS = ("vit_base_patch16_224",)
 TARGETS_MS = (20.0, 50.0, 100.0)
 #: What is left out of the five shipped profiles, and what that fleet is called.
 FLEETS = {
@@ -47,38 +45,26 @@ def planned(teacher: str, target_ms: float, fleet: str, members: str) -> Planned
     )  # fmt: skip
 
 
-def _members(plan: Plan) -> str:
-    if plan.refused:
-        return f"**refused**: {plan.reason.partition(';')[0]}"
-    return "; ".join(
-        f"{a.device} {a.spec.words}"
-        + (f", MLP x{a.submodel.mlp_ratio:g}" if a.submodel and a.submodel.mlp_ratio != 4 else "")
-        + (f", {where(a.region)}" if a.region != WHOLE else "")
-        + f" ({a.predicted_ms.total:.1f} ms)"
-        for a in plan.assignments
-    )
-
-
 def _together(plan: Plan) -> str:
-    accuracy = None if plan.refused else plan.accuracy
-    return f"{accuracy.all_in:.1%} / {accuracy.expected:.1%}" if accuracy else ""
+    if plan.refused or plan.accuracy is None:
+        return "refused"
+    return f"{plan.accuracy.all_in:.1%} / {plan.accuracy.expected:.1%}"
 
 
 def _alone(plan: Plan) -> str:
-    one = None if plan.refused else plan.single_device
+    one = plan.single_device
     if one is None or one.accuracy is None:
         return ""
-    return f"{one.device} {one.accuracy:.1%}, {one.spec.words}"
+    return f"{one.device}, {one.spec.words}, {one.accuracy:.1%}"
 
 
 def explanation(shown: Planned) -> str:
-    """What `mdp-partition plan --explain` prints, of the members only the first in words."""
+    """What `mdp-partition plan --explain` prints, up to the first member's reasons."""
     stream = io.StringIO()
     print_planned(shown, Console(file=stream, width=_WIDTH))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-    second = next(n for n, line in enumerate(lines) if line.endswith("(member 1)"))
-    pareto = next(n for n, line in enumerate(lines) if n > second and line.startswith("┏")) - 1
-    return "\n".join([*lines[:second], "...", *lines[pareto:]])
+    first = next(n for n, line in enumerate(lines) if line.endswith("(member 0)"))
+    return "\n".join([*lines[: first + 3], "  ..."])
 
 
 @cache
@@ -89,14 +75,15 @@ def _plans() -> dict[tuple[str, float, str, str], Planned]:
 
 def figures() -> str:
     plans = table(
-        [(*case, found.plan) for case, found in _plans().items()],
+        product(TEACHERS, TARGETS_MS, FLEETS),
         ("teacher", "{0[0]}"),
         ("target ms", "{0[1]:g}"),
         ("fleet", "{0[2]}"),
-        ("members of", "{0[3]}"),
-        ("plan", lambda row: _members(row[4])),
-        ("all in / expected", lambda row: _together(row[4])),
-        ("one device", lambda row: _alone(row[4])),
+        ("one device", lambda case: _alone(_plans()[*case, "every family"].plan)),
+        *(
+            (name, lambda case, name=name: _together(_plans()[*case, name].plan))
+            for name in MEMBERS
+        ),
         title="Plans",
     )
     return (

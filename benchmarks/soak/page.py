@@ -58,9 +58,8 @@ def markdown(result: Mapping[str, Any]) -> str:
         table(
             held,
             ("process", "{0[0]}"),
-            ("files before", "{0[1][files]}"), ("after", "{0[2][files]}"),
-            ("sockets before", "{0[1][sockets]}"), ("after", "{0[2][sockets]}"),
-            ("threads before", "{0[1][threads]}"), ("after", "{0[2][threads]}"),
+            *((f"{what} before, after", f"{{0[1][{what}]}}, {{0[2][{what}]}}")
+              for what in ("files", "sockets", "threads")),
         ),
     ]  # fmt: skip
     return "\n\n".join(parts)

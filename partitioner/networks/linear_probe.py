@@ -2,7 +2,7 @@
 
 Penalty and temperature are chosen on every fifth picture, then it is fitted to all. Measured
 against ridge regression on one-hot labels, its penalty and temperature chosen in the same way
-(benchmarks/accuracy/given_teacher.py, docs/results/given-teachers.md): both are as accurate, but
+(benchmarks/accuracy/given_teacher.py, docs/results/real-pictures.md): both are as accurate, but
 the logistic one has the lower cross-entropy, which is what sub-models are taught by. A strong
 penalty with a temperature was better than the penalty of the lowest cross-entropy without one: by
 0.2 to 1.9 points and 0.016 to 0.08 of cross-entropy.
