@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mdp.formats.plan import Assignment, Plan, PredictedAccuracy, PredictedMs, Replica
+from partitioner.cli.tables import NAME_WIDTH, short
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.accuracy_law import WHOLE
 from partitioner.fusion.cascade_cost import both_ways
@@ -100,8 +101,8 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
     # Half a name tells nobody which device is meant.
     table = Table(
         "k", Column("device", overflow="fold"),
-        Column("sub-model, width x depth", overflow="fold"),
-        "compute ms", "network ms", "total ms", "memory MB",
+        Column("sub-model, width x depth", overflow="fold", min_width=NAME_WIDTH),
+        "compute\nms", "network\nms", "total\nms", "memory\nMB",
         title=f"plan for {plan.require_teacher().name} ({plan.require_teacher().shape.words}), "
         f"target {plan.target_ms:g} ms",
         caption=caption,
@@ -116,7 +117,7 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
             )  # fmt: skip
     if plan.single_device is not None:
         one = plan.single_device
-        what = "the teacher itself" if one.is_teacher else one.spec.words
+        what = "the teacher itself" if one.is_teacher else short(one.spec)
         table.add_section()
         if one.accuracy is not None:
             what += f": right on {one.accuracy:.1%}"
@@ -128,7 +129,7 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
 
 def _seen(a: Assignment) -> str:
     """A sub-model, and where it looks if that is not everywhere."""
-    text = a.spec.words
+    text = short(a.spec)
     return text if a.region == WHOLE else f"{text}, sees {where(a.region)}"
 
 

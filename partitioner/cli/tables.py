@@ -5,20 +5,34 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation
-from mdp.formats.plan import Plan
+from mdp.formats.plan import Plan, Spec, SubModelSpec
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
 from partitioner.export.evaluate import Report
 from partitioner.fusion.cascade_cost import BothWays
+
+#: Room for a network's name and size in a table 80 columns wide.
+NAME_WIDTH = 17
+
+
+def short(spec: Spec) -> str:
+    """A member in the few words that fit a table: `112 px, patch 8, 64 x 5`, `effnet-lite0@160`."""
+    if isinstance(spec, SubModelSpec):
+        return spec.words
+    name = spec.name.removeprefix("tf_").replace("_", "-")
+    for long, abbreviated in (("efficientnet", "effnet"), ("mobilenet", "mnet")):
+        name = name.replace(long, abbreviated)
+    return f"{name}@{spec.image_size}"
 
 
 def print_report(report: Report, plan: Plan) -> None:
     """Accuracy and latency of the teacher, each member and every arrival subset."""
     console, evaluation = Console(), report.evaluation
     alone = Table(
-        "model", "shape", "accuracy", "ms, one thread here",
+        "model", Column("shape", min_width=NAME_WIDTH, overflow="fold"), "accuracy",
+        "ms, one thread here",
         title=f"{evaluation.pictures:,} test pictures of {evaluation.data}",
     )  # fmt: skip
     if evaluation.teacher is not None:
@@ -31,7 +45,7 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
         alone.add_row(
-            f"{member.k} {member.device}", plan.assignments[member.k].spec.words,
+            f"{member.k} {member.device}", short(plan.assignments[member.k].spec),
             f"{member.accuracy:.2%}", f"{latency_ms:.2f}",
         )  # fmt: skip
     console.print(alone)

@@ -96,11 +96,17 @@ class Records(Record, frozen=True):
 def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
     """The runs of evaluated bundles (folders) and of files of recorded runs.
 
-    Raises ConfigError naming the bundle that was never evaluated, or lacks its teacher's accuracy.
+    Raises ConfigError naming the bundle that was never evaluated, or lacks its teacher's accuracy,
+    and the folder that is no bundle.
     """
     found: list[RecordedRun] = []
     for path in paths:
         if path.is_dir():
+            if not (path / MANIFEST).is_file():
+                raise ConfigError(
+                    f"{path}: expected an evaluated bundle, a folder with {MANIFEST}, or a file of "
+                    "recorded runs"
+                )
             manifest = Bundle.open(path).manifest
             found.append(run_of_bundle(path, manifest))
         else:

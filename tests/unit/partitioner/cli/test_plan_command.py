@@ -14,12 +14,13 @@ import pytest
 
 from mdp.errors import InputError, PlanRefused
 from mdp.files import write_toml
-from mdp.formats.plan import Region, SubModelSpec, TeacherSpec, read_plan
+from mdp.formats.plan import NetworkSpec, Region, SubModelSpec, TeacherSpec, read_plan
 from mdp.formats.profile import DeviceProfile, Precision, ProbeRecord, Sustained, read_profile
 from mdp.requests.deadline import reserve_s
 from partitioner.cli import main as cli
 from partitioner.cli.plan_plot import draw_plan
 from partitioner.cli.plan_tables import print_planned
+from partitioner.cli.tables import short
 from partitioner.estimates.accuracy import shipped_law
 from partitioner.estimates.accuracy_law import WHOLE
 from partitioner.estimates.latency import Way, fit_latency, relative_errors
@@ -61,6 +62,18 @@ def with_points(name: str, **changes: object) -> DeviceProfile:
         for point in profile.latency
     ]
     return msgspec.structs.replace(profile, latency=[*profile.latency, *more])
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("tf_efficientnet_lite0", "effnet-lite0@160"),
+        ("mobilenetv4_conv_small", "mnetv4-conv-small@160"),
+        ("repvit_m1", "repvit-m1@160"),
+    ],
+)
+def test_tables_show_a_network_by_a_short_name(name: str, shown: str) -> None:
+    assert short(NetworkSpec(name=name, image_size=160, parameters=1, macs=1)) == shown
 
 
 def test_the_pareto_list_rises_and_ends_at_the_plan(

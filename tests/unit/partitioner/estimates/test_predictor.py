@@ -216,6 +216,11 @@ def test_a_bundle_that_was_never_evaluated_is_named(tmp_path: Path) -> None:
         read_runs([tmp_path / "b"])
 
 
+def test_a_folder_that_is_no_bundle_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected an evaluated bundle, a folder with manifest"):
+        read_runs([tmp_path])
+
+
 def test_an_evaluated_bundle_is_read_as_a_run() -> None:
     (run,) = read_runs([PLAIN_VITS])
     assert run.teacher_accuracy == pytest.approx(0.5928)
