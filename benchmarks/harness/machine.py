@@ -7,8 +7,6 @@ import time
 from importlib import metadata
 from pathlib import Path
 
-import mdp.requests.session
-
 PACKAGES = ("mdp-edge", "numpy", "onnxruntime", "openvino", "pillow", "pyzmq", "torch")
 
 
@@ -29,14 +27,8 @@ def describe_machine() -> dict[str, object]:
         # Builds of one version differ in how fast they interpret.
         "python_build": f"{platform.python_compiler()}, {' '.join(platform.python_build())}",
         "python_loop_ns": round(_loop_ns(), 1),
-        "compiled": compiled(),
         "versions": {name: _version(name) for name in PACKAGES},
     }
-
-
-def compiled() -> bool:
-    """Whether the modules that `make compiled` compiles are (tools/compiled.py)."""
-    return not str(mdp.requests.session.__file__).endswith(".py")
 
 
 def _loop_ns() -> float:

@@ -8,8 +8,7 @@
                        each: they and the client take the machine's cores from each other
     waiting    21 min  three real agents on loopback which wait for log-normal times instead of
                        computing, as devices with processors of their own
-    speed       1 min  requests to devices per second of the processor, in one process; kept
-                       beside that of the other build, interpreted or compiled (make compiled)
+    speed       1 min  requests to devices per second of the processor, in one process
 
 Each load of a fleet is run without a deadline that matters and with tight ones, block by block in
 turns. What the simulator is told are the computing times and round trips of the answers of the
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import results
-from benchmarks.harness.machine import compiled, describe_machine
+from benchmarks.harness.machine import describe_machine
 from benchmarks.simulator.fleets import COMPUTING, WAITING
 from benchmarks.simulator.page import PAGE
 from benchmarks.simulator.reality import reality
@@ -46,8 +45,7 @@ from partitioner.simulation.models import (
 RESULTS = results.RESULTS / "simulator.json"
 #: Of each load under each deadline.
 REQUESTS, BLOCKS = 2000, 6
-#: The compiled build's speed is a part of its own.
-SPEED, COMPILED = "speed", "speed_compiled"
+SPEED = "speed"
 PARTS = (COMPUTING, WAITING, SPEED)
 
 
@@ -121,7 +119,7 @@ def merged(kept: Mapping[str, Any], part: str, new: Mapping[str, Any]) -> dict[s
         if name in new:
             others = [row for row in kept.get(name, ()) if row["agents"] != part]
             found[name] = sorted(others + new[name], key=lambda row: PARTS.index(row["agents"]))
-    return found | {name: new[name] for name in (SPEED, COMPILED) if name in new}
+    return found | ({SPEED: new[SPEED]} if SPEED in new else {})
 
 
 def main() -> None:
@@ -135,8 +133,7 @@ def main() -> None:
     for part in options.only:
         new: dict[str, Any] = {"machine": describe_machine()}
         if part == SPEED:
-            part = COMPILED if compiled() else SPEED
-            new[part] = speed()
+            new[SPEED] = speed()
         else:
             new["reality"], new["woken_late"] = reality(part, REQUESTS, BLOCKS)
         found = merged(found, part, new)

@@ -10,8 +10,6 @@ from benchmarks.harness.tables import table
 
 #: What kinds of agents are called, in order.
 AGENTS = {"computing": "Agents that compute", "waiting": "Agents that wait"}
-#: Parts of a result, the same of each build.
-SPEEDS = ("speed", "speed_compiled")
 _MARKERS = {"apart": "o", "together": "x"}
 #: The band of the picture, as a relative error.
 _BAND = 0.15
@@ -25,20 +23,13 @@ def markdown(found: Mapping[str, Any]) -> str:
         late = [row for row in found["woken_late"] if row["agents"] == agents]
         if rows:
             parts += [
-                f"**{said}** ({_measured_on(machines[agents])})",
+                f"**{said}** ({measured_on(machines[agents])})",
                 reality_table(rows),
                 _late(late),
             ]
-    if builds := [name for name in SPEEDS if name in found]:
-        each = "; ".join(_measured_on(machines[name]) for name in builds)
-        parts += [f"**Speed** ({each})", _speeds([found[name] for name in builds])]
+    if speed := found.get("speed"):
+        parts += [f"**Speed** ({measured_on(machines['speed'])})", _speeds(speed)]
     return "\n\n".join(parts)
-
-
-def _measured_on(machine: Mapping[str, Any]) -> str:
-    # Until there were compiled ones, results did not say.
-    build = "compiled" if machine.get("compiled") else "interpreted"
-    return f"{measured_on(machine)}, {build}"
 
 
 def reality_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -68,13 +59,12 @@ def _late(late: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _speeds(builds: Sequence[Sequence[Mapping[str, Any]]]) -> str:
-    rates = [("a second of one core", "{0[0][per_s]:,}"), ("compiled", "{0[1][per_s]:,}")]
+def _speeds(fleets: Sequence[Mapping[str, Any]]) -> str:
     return table(
-        zip(*builds, strict=True),
-        ("fleet", "{0[0][fleet]}"),
-        ("member-requests", "{0[0][member_requests]:,}"),
-        *rates[: len(builds)],
+        fleets,
+        ("fleet", "{fleet}"),
+        ("member-requests", "{member_requests:,}"),
+        ("a second of one core", "{per_s:,}"),
     )
 
 

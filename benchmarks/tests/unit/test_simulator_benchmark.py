@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.stub_agent import durations
-from benchmarks.simulator.__main__ import COMPILED, SPEED, merged
+from benchmarks.simulator.__main__ import SPEED, merged
 from benchmarks.simulator.fleets import COMPUTING, MEDIANS_MS, SIGMA, WAITING, loads
 from benchmarks.simulator.page import draw, markdown
 from benchmarks.simulator.reality import SIMULATED, gaps, played
@@ -141,15 +141,10 @@ def test_the_page_and_the_picture_show_both_kinds_of_agents() -> None:
     assert "Agents that compute: complete answers" in picture
 
 
-def test_the_page_shows_the_speed_of_one_build_or_of_both() -> None:
+def test_the_page_shows_the_speed() -> None:
     fleet = {"fleet": "one device", "member_requests": 3000, "per_s": 1000}
     found = merged({}, WAITING, fleet_part(WAITING, "today"))
     found = merged(found, SPEED, {"machine": machine("today"), SPEED: [fleet]})
-    assert "before the run, today, interpreted)\n\n| fleet |" in markdown(found)
-    assert "| one device | 3,000 | 1,000 |" in markdown(found).splitlines()
-    compiled = {**machine("later"), "compiled": True}
-    new = {"machine": compiled, COMPILED: [fleet | {"per_s": 2500}]}
-    text = markdown(merged(found, COMPILED, new))
-    assert "before the run, later, compiled)\n\n| fleet |" in text
-    assert "| a second of one core | compiled |\n|---|---|---|---|\n" in text
-    assert "| one device | 3,000 | 1,000 | 2,500 |" in text.splitlines()
+    text = markdown(found)
+    assert "before the run, today)\n\n| fleet |" in text
+    assert "| one device | 3,000 | 1,000 |" in text.splitlines()
