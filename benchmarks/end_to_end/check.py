@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from partitioner.export.sessions import open_session
+from mdp.runtimes.onnxruntime import open_session
 
 
 def run_one(model: Path, values: Any) -> Any:

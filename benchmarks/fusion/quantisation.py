@@ -25,16 +25,18 @@ from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
 from benchmarks.harness.turns import in_turns
-from mdp.errors import InputError
+from mdp.errors import AgentError
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle, model_path
+from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import SubModelSpec
 from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import CPU, Execution, Runtime
+from mdp.runtimes.select import open_runtime
 from partitioner.data.datasets import open_dataset
 from partitioner.export.quantize import WAYS, quantised
 from partitioner.export.quantize_bundle import quantise
 from partitioner.export.quantize_trials import Asked
-from partitioner.export.sessions import open_way
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
 from partitioner.run.progress import Progress
@@ -48,18 +50,22 @@ SECONDS = 3.0
 MAX_LOSS = 0.005
 
 
-def models(folder: Path) -> dict[str, tuple[bytes, SubModelSpec]]:
-    """Name -> exported fp32 model and its shape."""
+def models(folder: Path) -> dict[str, tuple[bytes, SubModelSpec, int]]:
+    """Name -> exported fp32 model, its shape and classes."""
     bundle = Bundle.open(folder)
     found = {
-        f"cifar10 {a.k}": (bundle.verified(model_path(a.k)).read_bytes(), a.vit)
+        f"cifar10 {a.k}": (
+            bundle.verified(model_path(a.k)).read_bytes(),
+            a.vit,
+            len(bundle.manifest.labels),
+        )
         for a in bundle.manifest.plan.assignments
     }
     for name, size in UNTRAINED.items():
         spec = vit(size, 16, 384, 12, 6)
         torch.manual_seed(0)
         model = to_onnx(ServedMember(SubModel(spec, 100)), size, ["boost", "bag"], {})
-        found[name] = (model, spec)
+        found[name] = (model, spec, 100)
     return found
 
 
@@ -69,9 +75,11 @@ def noise(spec: SubModelSpec, count: int) -> Pixels:
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
-def rows_of(name: str, model: bytes, spec: SubModelSpec, threads: int) -> list[dict[str, Any]]:
+def rows_of(
+    name: str, model: bytes, spec: SubModelSpec, num_classes: int, threads: int
+) -> list[dict[str, Any]]:
     """One row per way of running `model`."""
-    sessions: dict[tuple[str, str], Any] = {}
+    runtimes: dict[tuple[str, str], Runtime] = {}
     refused: dict[tuple[str, str], str] = {}
     bytes_of: dict[tuple[str, str], int] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -79,12 +87,20 @@ def rows_of(name: str, model: bytes, spec: SubModelSpec, threads: int) -> list[d
             path = Path(folder) / f"{way[0]}.onnx"
             path.write_bytes(quantised(model, way[0], noise(spec, 64)))
             bytes_of[way] = path.stat().st_size
+            execution = Execution(
+                runtime=way[1],
+                provider=CPU,
+                precision=way[0],
+                image_size=spec.image_size,
+                threads=threads,
+            )
             try:
-                sessions[way] = open_way(path, *way, threads=threads)
-            except InputError as error:
+                runtimes[way] = open_runtime(
+                    ModelFile.read(path), execution, num_classes=num_classes
+                )
+            except AgentError as error:
                 refused[way] = str(error)
-    one = {"images": noise(spec, 1)}
-    runs = {way: partial(session.run, None, one) for way, session in sessions.items()}
+    runs = {way: partial(runtime.run, noise(spec, 1)) for way, runtime in runtimes.items()}
     blocks = in_turns(runs, ROUNDS, least=MIN_RUNS, seconds=SECONDS / ROUNDS, warm_up=WARM_UP)
     times = {way: spread(found) for way, found in blocks.items()}
     plain_ms = times["fp32", "onnxruntime"]["latency_ms"]
@@ -143,9 +159,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, Any] = {"machine": describe_machine(), "rows": []}
-    for name, (model, spec) in models(arguments.bundle).items():
+    for name, (model, spec, classes) in models(arguments.bundle).items():
         for threads in (1, 2):
-            rows = rows_of(name, model, spec, threads)
+            rows = rows_of(name, model, spec, classes, threads)
             result["rows"] += rows
             for row in rows:
                 print(line(row), flush=True)

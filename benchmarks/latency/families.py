@@ -24,6 +24,7 @@ from benchmarks.harness.machine import describe_machine
 from mdp.files import Record, write_bytes, write_json
 from mdp.formats.plan import NetworkSpec
 from mdp.formats.profile import NetworkPoint
+from mdp.runtimes.onnxruntime import open_session
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency_networks import NetworkFit, fit_points
 from partitioner.export.probe_encoders import (
@@ -35,7 +36,6 @@ from partitioner.export.probe_encoders import (
     untrained_network,
 )
 from partitioner.export.quantize import quantised
-from partitioner.export.sessions import open_session
 
 RESULT = Path(__file__).parents[1] / "results" / "latency-families.json"
 #: Rounds in which the networks take turns; seconds and runs of each in a round.

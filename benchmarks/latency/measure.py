@@ -13,7 +13,7 @@ from benchmarks.latency.models import PRECISIONS, model_file
 from benchmarks.latency.shapes import Case
 from mdp.files import Record
 from mdp.formats.profile import NonNegativeFloat, PositiveFloat, PositiveInt, Precision
-from partitioner.export.sessions import open_session
+from mdp.runtimes.onnxruntime import open_session
 
 THREADS = (1, 2)
 #: One burst: runs that are not counted, then as many as fit, but not fewer than `_LEAST_RUNS`.

@@ -31,7 +31,6 @@ import torch
 from benchmarks.harness.models import vit
 from benchmarks.harness.resampling import ratio_interval
 from benchmarks.harness.serving_fleet import served
-from devices.runtime.base import OrtRuntime, Runtime
 from mdp import Client
 from mdp.cli.bench import noise_picture
 from mdp.errors import InferenceError
@@ -39,6 +38,8 @@ from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.formats.plan import SubModelSpec
 from mdp.pictures.crop import Picture, Pixels
+from mdp.runtimes.base import Execution, Runtime
+from mdp.runtimes.onnxruntime import OrtRuntime
 from mdp.testing.bundles import LABELS, write_bundle
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
@@ -92,8 +93,9 @@ def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
 
 def runtime_of(bundle: Bundle, k: int) -> OrtRuntime:
     """Member `k`'s model as its agent runs it."""
-    assignment = bundle.manifest.plan.assignments[k]
-    return OrtRuntime(bundle.model(k), assignment, num_classes=len(LABELS), threads=1)
+    planned = Execution.of(bundle.manifest.plan.assignments[k])
+    execution = msgspec.structs.replace(planned, threads=1)
+    return OrtRuntime(bundle.model(k), execution, num_classes=len(LABELS))
 
 
 def pixels_for(spec: SubModelSpec, batch: int) -> Pixels:

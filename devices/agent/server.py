@@ -31,11 +31,11 @@ from devices.agent.quotas import Quotas
 from devices.agent.reload import Found, Refused, Renewal
 from devices.agent.replies import Refusal, Replies, not_serving
 from devices.camera.frames import Eyes, NoFrameError
-from devices.runtime.base import Runtime
 from mdp.errors import WireError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Assignment
 from mdp.protocol.messages import Ask, Buffer, Infer, Look, State, Status, as_line, decode
+from mdp.runtimes.base import Runtime
 from mdp.transport import Peer, Router
 
 #: How long a draining agent finishes what it has accepted.

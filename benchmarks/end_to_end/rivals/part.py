@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.end_to_end.rivals import frames
 from benchmarks.end_to_end.rivals.stage import host_and_port
 from mdp.files import Record
-from partitioner.export.sessions import open_session
+from mdp.runtimes.onnxruntime import open_session
 
 
 class Ask(Record, frozen=True):

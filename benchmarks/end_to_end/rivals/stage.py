@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from benchmarks.end_to_end.rivals import frames
 from mdp.pictures.crop import decode_jpeg
-from partitioner.export.sessions import open_session
+from mdp.runtimes.onnxruntime import open_session
 
 #: Frames that may wait between two threads.
 WAITING = 4
