@@ -131,28 +131,31 @@ class SimulatedDevice:
         """The device is gone, with everything it has."""
         self.settle(now_s)
         if self._running is not None:
-            self._running.is_lost, self._running = True, None
+            self._running.is_lost, self._running = now_s < self._done_s, None
         self.up = False
         self.epoch += 1
         self._queue.clear()
 
     def settle(self, now_s: float) -> None:
-        """Take note of a computation that has ended by now; an agent sends before it goes on."""
+        """Count a computation that has ended by now."""
         job = self._running
         if job is not None and now_s >= self._done_s:
+            self.busy_s += job.took_s
+
+    def _ready(self, now_s: float) -> None:
+        """Take note of a computation whose reply has been sent by now."""
+        job = self._running
+        if job is not None and now_s >= self._free_s:
             self._running = None
             self.busy_s += job.took_s
             self._queue.done(job.took_s)
-            self._queue.running = True
 
     def _arrive(self, now_s: float, job: Job) -> None:
         if not self.up:
             return
         if self._running is not None:
-            self.settle(now_s)
+            self._ready(now_s)
         queue = self._queue
-        if now_s >= self._free_s and not queue.waiting:
-            queue.running = False
         job.arrived_s, job.deadline_s = now_s, now_s + job.budget_s
         if queue.takes_at_once(job, now_s):
             self._begin(now_s, job)
@@ -185,8 +188,7 @@ class SimulatedDevice:
         """Nobody is computing or sending, and somebody waits."""
         if epoch != self.epoch:
             return
-        self.settle(now_s)
-        self._queue.running = False
+        self._ready(now_s)
         self._take(now_s)
         if self._queue.waiting:
             self._push(self._free_s, self._freed, epoch)
@@ -197,7 +199,7 @@ class SimulatedDevice:
         if job is self._running:
             # What is known by now is put away while it is at hand: with thousands of devices the
             # next request comes when nothing of it is in a cache any more.
-            self.settle(now_s)
+            self._ready(now_s)
             if now_s >= self._free_s:
                 self._free_s = self._done_s = _PAST
                 if now_s >= self._link_free_s:
