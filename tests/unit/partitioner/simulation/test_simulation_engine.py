@@ -292,7 +292,7 @@ def test_a_hedge_due_after_another_member_s_goes_out_too() -> None:
     took_s: list[float] = []
     for seed in range(20):
         simulation = Simulation(scenario(*members, requests=1, hedge_after_s=0.030, seed=seed))
-        simulation._devices["full"]._queue.capacity = 0
+        simulation._devices["full"]._queue.times.one_s = 1e9
         took_s += simulation.run().latencies_s
     # The first one asked says no after 10 ms, the second is given 30 ms, the third takes 10.
     assert pytest.approx(0.050) in took_s

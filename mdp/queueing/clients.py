@@ -10,8 +10,6 @@ from collections.abc import Container
 
 from msgspec import Struct
 
-from devices.agent.compute_times import FORGET
-
 #: Clients remembered; the ones forgotten first are those not heard of for longest.
 REMEMBERED = 256
 #: A client is charged for at most so much more than its share: the process may have been stopped
@@ -24,6 +22,7 @@ _NEWEST = 0.2
 class Client(Struct, eq=False):
     """One client's account."""
 
+    name: str
     #: Computing seconds used, on the scale of the virtual time.
     used_s: float = 0.0
     #: Typical seconds to decode one of its pictures.
@@ -36,30 +35,45 @@ class Client(Struct, eq=False):
 class Clients:
     """The accounts of all clients."""
 
+    __slots__ = ("_accounts", "_latest", "_virtual_s")
+
     def __init__(self) -> None:
         self._virtual_s = 0.0
         #: Those heard of last come last.
         self._accounts: dict[str, Client] = {}
+        self._latest: Client | None = None
 
     def __len__(self) -> int:
         return len(self._accounts)
 
+    @property
+    def several(self) -> bool:
+        """Whether more than one is known."""
+        return len(self._accounts) > 1
+
     def of(self, name: str) -> Client:
         """The account of `name`, which may be a stranger's."""
-        return self._accounts.get(name) or Client(used_s=self._virtual_s)
+        account = self._accounts.get(name)
+        return Client(name, used_s=self._virtual_s) if account is None else account
 
-    def enter(self, name: str, kept: Container[str], *, idle: bool) -> Client:
+    def enter(self, name: str, kept: Container[str], idle: bool) -> Client:
         """The account of a client that has something to compute; those of `kept` are remembered.
 
         It was `idle` if nothing of it waited or ran.
         """
+        account = self._latest
+        if account is None or account.name != name:
+            account = self._latest = self._moved_last(name, kept)
+        if idle and account.used_s < self._virtual_s:
+            account.used_s = self._virtual_s
+        return account
+
+    def _moved_last(self, name: str, kept: Container[str]) -> Client:
         account = self._accounts.pop(name, None)
         if account is None:
-            account = Client(used_s=self._virtual_s)
+            account = Client(name, used_s=self._virtual_s)
             if len(self._accounts) >= REMEMBERED:
                 del self._accounts[next(other for other in self._accounts if other not in kept)]
-        elif idle and account.used_s < self._virtual_s:
-            account.used_s = self._virtual_s
         self._accounts[name] = account
         return account
 
@@ -72,7 +86,3 @@ class Clients:
     def advance(self, computing_s: float, competing: int) -> None:
         """So much has been computed while so many clients competed for it."""
         self._virtual_s += computing_s / competing
-
-    def refused(self, name: str) -> None:
-        """A request was refused because of the estimated durations."""
-        self.of(name).trust *= FORGET
