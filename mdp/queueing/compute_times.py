@@ -40,8 +40,6 @@ class ComputeTimes:
 
     def of_queue(self, pictures: int) -> float:
         """Seconds until the last of so many has its answer, in batches of the best size."""
-        if self.most == 1:
-            return pictures * self.one_s
         size = self.best(range(1, self.most + 1))
         whole, rest = divmod(pictures, size)
         return whole * self.of(size) + (self.of(rest) if rest else 0.0)

@@ -17,8 +17,10 @@ Where several wait and computing them together pays, as many as are all on time 
 Nothing ever waits for more to come.
 """
 
+import math
 from collections.abc import Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
+from operator import attrgetter
 from typing import Generic, Literal, Protocol, TypeVar
 
 from mdp.queueing.clients import Client, Clients
@@ -28,7 +30,8 @@ from mdp.queueing.compute_times import FORGET, ComputeTimes
 CAPACITY = 16
 
 #: Until when nothing runs.
-_IDLE = float("-inf")
+_IDLE = -math.inf
+_used_s = attrgetter("used_s")
 
 Reason = Literal["overloaded", "too_late"]
 
@@ -59,7 +62,7 @@ class AgentQueue(Generic[R]):
         "_busy_until_s",
         "_charged",
         "_clients",
-        "_queues",
+        "_competing",
         "_running",
         "capacity",
         "times",
@@ -69,21 +72,21 @@ class AgentQueue(Generic[R]):
     def __init__(self, capacity: int = CAPACITY, *, batch: int = 1) -> None:
         self.capacity = capacity
         self.times = ComputeTimes(batch)
-        self._clients = Clients()
-        #: By client, never empty; of those that have used the same time, the first is next.
-        self._queues: dict[str, list[R]] = {}
         #: How many wait.
         self.waiting = 0
+        self._clients = Clients[R]()
+        #: Clients that have requests waiting; of those that have used as much, the first is next.
+        self._competing: dict[str, Client[R]] = {}
+        #: What runs, and the account of each one's client.
         self._running: Sequence[R] = ()
-        #: The accounts of their clients.
-        self._charged: Sequence[Client] = ()
-        #: When what runs is expected to end.
+        self._charged: Sequence[Client[R]] = ()
+        #: When it is expected to end.
         self._busy_until_s = _IDLE
 
     @property
     def clients(self) -> int:
         """How many clients have requests waiting."""
-        return len(self._queues)
+        return len(self._competing)
 
     @property
     def idle(self) -> bool:
@@ -92,74 +95,62 @@ class AgentQueue(Generic[R]):
 
     def holds(self, digest: str) -> bool:
         """Whether a request for this bundle waits."""
-        return any(job.digest == digest for job in self._in_order())
+        return any(each.digest == digest for each, _ in self._in_order())
 
-    def takes_s(self, jobs: Sequence[R]) -> float:
-        """Seconds of computing `jobs` at once, as the least trusting of their clients judges."""
-        accounts = [self._clients.of(job.client) for job in jobs]
-        trust = min([account.trust for account in accounts])
-        return trust * self.times.of(len(jobs)) + sum([each.decoding_s for each in accounts])
-
-    def takes_at_once(self, job: R, now_s: float, longest_s: float = float("inf")) -> bool:
-        """Whether `job` has been taken past the queue, as `offer` and `take` would have in the end.
+    def takes_at_once(self, request: R, now_s: float, longest_s: float = math.inf) -> bool:
+        """Whether it has been taken past the queue, as `offer` and `take` would have in the end.
 
         Only while nothing waits or runs, and if computing is known to take at most `longest_s`.
         """
         takes_s = self.times.one_s
         if self.waiting or self._running or not 0 < takes_s <= longest_s:
             return False
-        account = self._clients.enter(job.client, (), True)
+        account = self._clients.enter(request.client, (), ())
         decoding_s = account.decoding_s
         ends_s = now_s + (account.trust * takes_s + decoding_s)
-        if takes_s + decoding_s > longest_s or ends_s > job.deadline_s:
+        if takes_s + decoding_s > longest_s or ends_s > request.deadline_s:
             return False
-        self._running, self._charged, self._busy_until_s = (job,), (account,), ends_s
+        self._running, self._charged, self._busy_until_s = (request,), (account,), ends_s
         return True
 
-    def offer(self, job: R, now_s: float) -> list[tuple[R, Reason]]:
-        """Queue `job`; returns whom to refuse and why, which may be `job` itself or others."""
+    def offer(self, request: R, now_s: float) -> list[tuple[R, Reason]]:
+        """Queue it; returns whom to refuse and why, which may be itself or others."""
         crowd = None
         if self.waiting >= self.capacity:
-            crowd = self._crowd(than=job.client)
+            crowd = self._crowd(than=request.client)
             if crowd is None:
-                return [(job, "overloaded")]
-        own = self._queues.get(job.client)
-        if own is None:
-            account = self._clients.enter(job.client, self._queues, not self._runs(job.client))
-            own = self._queues[job.client] = []
-        else:
-            account = self._clients.enter(job.client, self._queues, False)
-        own.append(job)
+                return [(request, "overloaded")]
+        account = self._clients.enter(request.client, self._competing, self._charged)
+        account.waiting.append(request)
         self.waiting += 1
-        if len(self._queues) == 1:
+        self._competing[request.client] = account
+        if len(self._competing) == 1:
             # Nobody waits behind it.
-            decoding_s = len(own) * account.decoding_s
-            if self._ends_s(account, len(own), decoding_s, now_s) > job.deadline_s:
-                self._refuse(job, account)
-                return [(job, "too_late")]
+            count = len(account.waiting)
+            if self._ends_s(account, count, count * account.decoding_s, now_s) > request.deadline_s:
+                self._refuse(request, account)
+                return [(request, "too_late")]
             return []
         order = self._in_order()
-        newest = None if crowd is None else self._queues[crowd][-1]
-        if newest is not None:
+        if crowd is not None:
             # Its place is free then, be it before or behind the new one.
-            order.remove(newest)
-        count = order.index(job) + 1
-        decoding_s = sum([self._clients.of(each.client).decoding_s for each in order[:count]])
-        if self._ends_s(account, count, decoding_s, now_s) > job.deadline_s:
-            self._refuse(job, account)
-            return [(job, "too_late")]
+            order.remove((crowd.waiting[-1], crowd))
+        count = order.index((request, account)) + 1
+        decoding_s = sum([own.decoding_s for _, own in order[:count]])
+        if self._ends_s(account, count, decoding_s, now_s) > request.deadline_s:
+            self._refuse(request, account)
+            return [(request, "too_late")]
         sent_back: list[tuple[R, Reason]] = []
-        if newest is not None:
-            self._remove(newest)
-            sent_back.append((newest, "overloaded"))
-        for waiting in order[count:]:
-            theirs = self._clients.of(waiting.client)
-            ends_s = self._ends_s(theirs, count + 1, decoding_s + theirs.decoding_s, now_s)
-            if ends_s > waiting.deadline_s:
-                self._remove(waiting)
-                sent_back.append((waiting, "too_late"))
+        if crowd is not None:
+            sent_back.append((crowd.waiting[-1], "overloaded"))
+            self._leave(crowd.waiting[-1], crowd)
+        for behind, own in order[count:]:
+            ends_s = self._ends_s(own, count + 1, decoding_s + own.decoding_s, now_s)
+            if ends_s > behind.deadline_s:
+                self._leave(behind, own)
+                sent_back.append((behind, "too_late"))
             else:
-                count, decoding_s = count + 1, decoding_s + theirs.decoding_s
+                count, decoding_s = count + 1, decoding_s + own.decoding_s
         return sent_back
 
     def take(self, now_s: float) -> tuple[list[R], list[R]]:
@@ -169,16 +160,17 @@ class AgentQueue(Generic[R]):
         """
         dropped: list[R] = []
         while self.waiting and not self._running:
-            first = self._first()
-            account = self._clients.of(first.client)
+            competing = self._competing.values()
+            account = min(competing, key=_used_s) if len(competing) > 1 else next(iter(competing))
+            first = account.waiting[0]
             ends_s = now_s + (account.trust * self.times.one_s + account.decoding_s)
             if ends_s > first.deadline_s:
                 self._refuse(first, account)
                 dropped.append(first)
             elif self.times.most > 1:
-                return self._begin(self._together(now_s), now_s), dropped
+                return self._take_together(now_s), dropped
             else:
-                self._next_in_turn(first)
+                self._leave_for_turn(first, account)
                 self._running, self._charged, self._busy_until_s = [first], (account,), ends_s
                 return [first], dropped
         return [], dropped
@@ -205,103 +197,93 @@ class AgentQueue(Generic[R]):
                     trust = account.trust
                 account.trust = 1.0
             self.times.learn(pictures, took_s, trust)
-        # One client competes with nobody.
-        if decoding_s or self._clients.several:
+        # One client alone competes with nobody.
+        if decoding_s or len(self._clients) > 1:
             self._charge(accounts, decoding_s, elapsed_s or took_s or 0.0)
 
+    def clear(self) -> list[R]:
+        """Everything that waits, which will not be run."""
+        waiting = [request for request, _ in self._in_order()]
+        for account in self._competing.values():
+            account.waiting.clear()
+        self._competing.clear()
+        self.waiting = 0
+        return waiting
+
     def _charge(
-        self, accounts: Sequence[Client], decoding_s: Sequence[float], elapsed_s: float
+        self, accounts: Sequence[Client[R]], decoding_s: Sequence[float], elapsed_s: float
     ) -> None:
-        competing = len(self._queues)
+        competing = len(self._competing)
         for number, account in enumerate(accounts):
             own_s = decoding_s[number] if decoding_s else 0.0
             self._clients.charge(account, elapsed_s / len(accounts), own_s)
             # Each client once.
-            competing += account.name not in self._queues and account not in accounts[:number]
+            competing += not account.waiting and account not in accounts[:number]
         if competing:
             self._clients.advance(elapsed_s + sum(decoding_s), competing)
 
-    def clear(self) -> list[R]:
-        """Everything that waits, which will not be run."""
-        waiting = self._in_order()
-        self._queues.clear()
-        self.waiting = 0
-        return waiting
-
-    def _runs(self, client: str) -> bool:
-        for account in self._charged:  # noqa: SIM110, which takes three times as long
-            if account.name == client:
-                return True
-        return False
-
-    def _first(self) -> R:
-        if len(self._queues) > 1:
-            return self._in_order()[0]
-        (queue,) = self._queues.values()
-        return queue[0]
-
-    def _begin(self, jobs: list[R], now_s: float) -> list[R]:
-        for job in jobs:
-            self._next_in_turn(job)
-        self._busy_until_s = now_s + self.takes_s(jobs)
-        self._running, self._charged = jobs, [self._clients.of(job.client) for job in jobs]
-        return jobs
-
-    def _next_in_turn(self, job: R) -> None:
-        """`job` leaves, and others are next among the clients that have used as much."""
-        self._remove(job)
-        if len(self._queues) > 1 and job.client in self._queues:
-            self._queues[job.client] = self._queues.pop(job.client)
-
-    def _in_order(self) -> list[R]:
-        """What waits in the order in which it would run if each took as long as estimated."""
-        if len(self._queues) == 1:
-            return list(*self._queues.values())
-        running = [job.client for job in self._running]
-        takes_s = self.times.one_s
-        order = []
-        for place, (name, queue) in enumerate(self._queues.items()):
-            account = self._clients.of(name)
+    def _in_order(self) -> list[tuple[R, Client[R]]]:
+        """What waits, in the order in which it would run if each took as long as estimated."""
+        takes_s, order = self.times.one_s, []
+        for place, account in enumerate(self._competing.values()):
             used_s, each_s = account.used_s, takes_s + account.decoding_s
-            for number, job in enumerate(queue, start=running.count(name)):
-                order.append((used_s + number * each_s, number, place, job))
-        # Jobs are not compared: no two have the same number and place.
+            for number, request in enumerate(account.waiting, self._charged.count(account)):
+                order.append((used_s + number * each_s, number, place, request, account))
+        # Requests are not compared: no two have the same number and place.
         order.sort()
-        return [job for _, _, _, job in order]
+        return [(request, account) for _, _, _, request, account in order]
 
-    def _ends_s(self, account: Client, count: int, decoding_s: float, now_s: float) -> float:
+    def _takes_s(self, taken: Sequence[tuple[R, Client[R]]]) -> float:
+        """Seconds of computing them at once, as the least trusting of their clients judges."""
+        trust = min([own.trust for _, own in taken])
+        return trust * self.times.of(len(taken)) + sum([own.decoding_s for _, own in taken])
+
+    def _ends_s(self, account: Client[R], count: int, decoding_s: float, now_s: float) -> float:
         """When a client's request is expected to end, the last of `count`, with all decoded."""
         begins_s = self._busy_until_s if self._busy_until_s > now_s else now_s
-        return begins_s + account.trust * self.times.of_queue(count) + decoding_s
+        times = self.times
+        takes_s = count * times.one_s if times.most == 1 else times.of_queue(count)
+        return begins_s + account.trust * takes_s + decoding_s
 
-    def _crowd(self, *, than: str) -> str | None:
+    def _crowd(self, *, than: str) -> Client[R] | None:
         """The client with most requests waiting, if `than` would hold no more with one of its."""
-        most = max(self._queues, key=lambda client: len(self._queues[client]))
-        own = len(self._queues.get(than, ()))
-        return most if own + 1 < len(self._queues[most]) else None
+        most = max(self._competing.values(), key=lambda account: len(account.waiting))
+        own = len(self._competing[than].waiting) if than in self._competing else 0
+        return most if own + 1 < len(most.waiting) else None
 
-    def _together(self, now_s: float) -> list[R]:
+    def _take_together(self, now_s: float) -> list[R]:
         """The first ones that are run at once: alike, all on time, and quickest a picture."""
         order = self._in_order()
-        digest = order[0].digest
-        alike = takewhile(lambda job: job.digest == digest, islice(order, self.times.most))
-        size, chosen, earliest_s = 0, list[R](), float("inf")
-        for job in alike:
-            chosen.append(job)
-            earliest_s = min(earliest_s, job.deadline_s)
-            if size and now_s + self.takes_s(chosen) > earliest_s:
+        digest = order[0][0].digest
+        alike = takewhile(lambda each: each[0].digest == digest, order[: self.times.most])
+        size, chosen, earliest_s = 0, list[tuple[R, Client[R]]](), math.inf
+        for each in alike:
+            chosen.append(each)
+            earliest_s = min(earliest_s, each[0].deadline_s)
+            if size and now_s + self._takes_s(chosen) > earliest_s:
                 break
             size += 1
-        return order[: self.times.choose(range(1, size + 1))]
+        chosen = order[: self.times.choose(range(1, size + 1))]
+        for request, account in chosen:
+            self._leave_for_turn(request, account)
+        self._busy_until_s = now_s + self._takes_s(chosen)
+        self._running = jobs = [request for request, _ in chosen]
+        self._charged = [account for _, account in chosen]
+        return jobs
 
-    def _refuse(self, job: R, account: Client) -> None:
+    def _refuse(self, request: R, account: Client[R]) -> None:
         """Because of what computing is expected to take."""
-        self._remove(job)
+        self._leave(request, account)
         account.trust *= FORGET
 
-    def _remove(self, job: R) -> None:
-        queue = self._queues[job.client]
-        queue.remove(job)
-        if not queue:
-            del self._queues[job.client]
+    def _leave(self, request: R, account: Client[R]) -> None:
+        account.waiting.remove(request)
+        if not account.waiting:
+            del self._competing[account.name]
         self.waiting -= 1
+
+    def _leave_for_turn(self, request: R, account: Client[R]) -> None:
+        """As its turn has come; others are next among those that have used as much."""
+        self._leave(request, account)
+        if account.waiting and len(self._competing) > 1:
+            self._competing[account.name] = self._competing.pop(account.name)
