@@ -36,7 +36,7 @@ def test_neither_command_line_nor_agent_load_torch_or_onnxruntime() -> None:
         "mdp.cli.main, mdp.testing, devices.agent.options, devices.cli.main, devices.probe.child"
     )
     loaded = loaded_by(f"import {modules}")
-    assert not loaded & (HEAVY | {"onnxruntime", "partitioner"})
+    assert not loaded & (HEAVY | {"onnxruntime", "openvino", "partitioner"})
 
 
 def test_all_is_what_the_package_shows() -> None:
