@@ -11,7 +11,7 @@ SECONDS ?= 86400
 MINUTES ?= 2
 SEED   ?= 1
 
-.PHONY: demo test invariants test-arm test-gpu test-compiled compiled interpreted fuzz soak check bench accuracy \
+.PHONY: demo test invariants test-arm test-gpu fuzz soak check bench accuracy \
 	faults lock sbom format coverage clean
 
 demo: $(STAMP)
@@ -23,10 +23,9 @@ PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
 	commands/test_torchrun.py commands/test_quantised_fleet.py commands/test_discovery.py \
 	agents/test_agent_process.py agents/test_full_disk.py)
 
-# What is tested are the sources, so compiled modules go. Tests with deadlines of their own run one
-# after another, the others beside each other, a file at a time: what the tests of a file share is then
-# made once.
-test: $(STAMP) interpreted
+# Tests with deadlines of their own run one after another, the others beside each other, a file at a
+# time: what the tests of a file share is then made once.
+test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder \
 		$(PATIENT) tests/unit tests/contract tests/fuzz benchmarks/tests/unit
 	$(BIN)/pytest tests/integration benchmarks/tests/integration examples $(addprefix --ignore=,$(PATIENT))
@@ -43,25 +42,6 @@ test-gpu: $(STAMP)
 	test -d runs/gpu || $(BIN)/pip install --quiet --constraint constraints.txt --target runs/gpu '$(GPU_ONNXRUNTIME)'
 	PYTHONPATH=runs/gpu $(BIN)/pytest tests/gpu/served.py
 	$(if $(KEEP),PYTHONPATH=runs/gpu $(BIN)/python -m benchmarks.keep gpu)
-
-# The simulator's loop compiled, 1.6 times as fast with ten thousand devices. Python takes what is
-# compiled until it is removed, so compile again after every change (docs/explanation/simulator.md).
-compiled: $(STAMP) interpreted
-	$(BIN)/python tools/compiled.py
-
-interpreted:
-	rm -f *.so mdp/requests/*.so partitioner/simulation/*.so
-
-# Both builds do the same. The checkout is interpreted again afterwards, also where something fails.
-USES_COMPILED := $(addprefix tests/unit/,mdp/requests mdp/client mdp/fusion/test_early.py partitioner/simulation \
-	partitioner/cli/test_simulate_command.py) $(addprefix tests/integration/,clients/test_healthy_fleet.py \
-	clients/test_deadlines.py faults/test_failing_devices.py agents/test_rolling_change.py)
-test-compiled: $(STAMP) interpreted
-	mkdir -p runs
-	$(BIN)/python -m benchmarks.simulator.traces keep runs/traces.json
-	trap '$(MAKE) interpreted' EXIT INT TERM; set -e; $(MAKE) compiled; \
-	$(BIN)/python -m benchmarks.simulator.traces compare runs/traces.json; \
-	$(BIN)/pytest $(USES_COMPILED)
 
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)
@@ -91,7 +71,7 @@ check: $(STAMP)
 # Which lines and branches the unit, contract and fuzz tests run, their subprocesses included. Fails
 # under the floor in pyproject.toml. Tracing takes three quarters more processor time than
 # the tests alone, so `make test` goes without and a job of the workflow does this beside it.
-coverage: $(STAMP) interpreted
+coverage: $(STAMP)
 	rm -rf runs/coverage
 	mkdir -p runs/coverage
 	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest -n auto --maxprocesses 4 --dist loadfile \
@@ -138,5 +118,5 @@ sbom: $(STAMP)
 	mkdir -p runs
 	$(BIN)/python tools/sbom.py runs/sbom.cdx.json
 
-clean: interpreted
+clean:
 	rm -rf $(VENV) demo runs

@@ -7,11 +7,13 @@ from tempfile import TemporaryDirectory
 
 import msgspec
 
-from mdp.errors import ConfigError, InputError, MDPError, PlanRefused
+from mdp.errors import AgentError, ConfigError, InputError, MDPError, PlanRefused
 from mdp.files import read_json
 from mdp.formats.bundle import MANIFEST, Bundle, Manifest
 from mdp.formats.plan import Plan
 from mdp.formats.profile import DeviceProfile, read_profiles
+from mdp.runtimes.base import Execution
+from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig, PlanSettings
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
@@ -238,15 +240,15 @@ def check_target(out: Path) -> None:
 def check_ways(plan: Plan, data: Dataset) -> None:
     """Raise InputError for members that could not be exported or measured here once trained."""
     from partitioner.export.quantize import check_calibration
-    from partitioner.export.sessions import check_way
+    from partitioner.export.sessions import on_processor
 
     for assignment in plan.assignments:
         precision = assignment.spec.precision
         try:
-            check_way(precision, assignment.runtime)
+            check_execution(on_processor(Execution.of(assignment)))
             if precision == "int8-static":
                 check_calibration(len(data.calibration))
-        except InputError as error:
+        except (InputError, AgentError) as error:
             raise InputError(
                 f"sub-model {assignment.k} for {assignment.device} could not be measured here: "
                 f"{error}"

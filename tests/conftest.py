@@ -12,7 +12,6 @@ import pytest
 from hypothesis import settings
 from zmq.utils.garbage import gc as uncopied
 
-import mdp.requests.session
 from mdp.imports import silence_onnxruntime
 
 # Tests import it themselves, too.
@@ -28,12 +27,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 # Ctrl-C, which some of them are about.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def pytest_report_header() -> str:
-    """What is tested: a compiled module is taken for its source, also where that is newer."""
-    source = str(mdp.requests.session.__file__).endswith(".py")
-    return f"mdp.requests.session: {'interpreted' if source else 'compiled'}"
 
 
 def pytest_collection_finish() -> None:

@@ -30,7 +30,7 @@ LIMIT_S = 240
 ROOMS = {
     "mdp/requests": ("tests/unit/mdp/client", "tests/unit/mdp/requests"),
     "mdp/fusion": ("tests/unit/mdp/fusion",),
-    "devices/agent/queue.py": ("tests/unit/devices/agent",),
+    "mdp/queueing": ("tests/unit/mdp/queueing",),
     "partitioner/planner": ("tests/unit/partitioner/planner",),
 }
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

@@ -13,7 +13,8 @@ from benchmarks.accuracy.shapes import Shapes, even, shape_name
 from benchmarks.harness.machine import describe_machine
 from mdp.files import write_bytes
 from mdp.formats.plan import SubModelSpec
-from partitioner.export.sessions import latency_ms, open_session
+from mdp.runtimes.onnxruntime import open_session
+from partitioner.export.sessions import latency_ms, run_of
 from partitioner.export.write import ServedMember, ServedTeacher, to_onnx
 from partitioner.networks.submodel import SubModel
 from partitioner.networks.teacher import build_teacher
@@ -40,7 +41,7 @@ def measure(shapes: Shapes, num_classes: int, progress: Progress) -> Latency:
                 for name, session in sessions.items():
                     size = session.get_inputs()[0].shape[1]
                     pixels = random.integers(0, 256, (8, size, size, 3), dtype=np.uint8)
-                    times_ms[name].append(latency_ms(session, pixels))
+                    times_ms[name].append(latency_ms(run_of(session), pixels))
                 advance(1, "")
     found = {name: float(np.median(values)) for name, values in times_ms.items()}
     teacher_ms = found.pop(_TEACHER)

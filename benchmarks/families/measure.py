@@ -29,12 +29,13 @@ from benchmarks.harness.tables import table
 from benchmarks.harness.turns import in_turns
 from mdp.files import write_bytes, write_json
 from mdp.fusion.fuse import Contribution, fuse
+from mdp.runtimes.onnxruntime import open_session
 from partitioner.assembly.imported import HEADS, timm_module
 from partitioner.assembly.members import read_map, read_models, read_names, rows_of
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.export.evaluate import accuracy
-from partitioner.export.sessions import contribution, open_session
+from partitioner.export.sessions import run_session
 from partitioner.export.write import to_onnx
 from partitioner.fusion.stacking import fit_subset
 from partitioner.run.progress import Progress
@@ -98,7 +99,7 @@ def measured(listed: Path, data: Dataset, scratch: Path) -> list[Candidate]:
                 pixels = load_views(
                     pictures, [View(size)], scratch / "views", Progress(), f"{split}, {size} px"
                 )[0]
-                both = contribution(session, pixels)
+                both = Contribution(*run_session(session, pixels, HEADS))
                 heads |= {split[0] + "b": both.boost, split[0] + "g": both.bag}
             np.savez(kept, **heads)
         logits[model.device] = np.load(kept)

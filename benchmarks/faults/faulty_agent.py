@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 
-import devices.runtime.select
-from devices.runtime.base import Runtime
+import mdp.runtimes.select
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import Runtime
 
 VARIABLE = "FAULT_FILE"
 MIB = 2**20
@@ -59,12 +59,12 @@ class FaultyRuntime:
 
 def main() -> None:
     """Run `mdp-agent` with the arguments given."""
-    opened = devices.runtime.select.open_runtime
+    opened = mdp.runtimes.select.open_runtime
 
     def open_faulty(*arguments: Any, **options: Any) -> Runtime:
         return FaultyRuntime(opened(*arguments, **options), Path(os.environ[VARIABLE]))
 
-    devices.runtime.select.open_runtime = open_faulty
+    mdp.runtimes.select.open_runtime = open_faulty
     # Only now: it takes what it needs by name.
     from devices.cli.main import main as run_agent
 

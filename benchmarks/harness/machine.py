@@ -6,8 +6,6 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-import mdp.requests.session
-
 PACKAGES = ("mdp-edge", "numpy", "onnxruntime", "openvino", "pillow", "pyzmq", "torch")
 
 
@@ -27,14 +25,8 @@ def describe_machine() -> dict[str, object]:
         "python": platform.python_version(),
         # Builds of one version differ in how fast they interpret.
         "python_build": f"{platform.python_compiler()}, {' '.join(platform.python_build())}",
-        "compiled": compiled(),
         "versions": {name: _version(name) for name in PACKAGES},
     }
-
-
-def compiled() -> bool:
-    """Whether the modules that `make compiled` compiles are (tools/compiled.py)."""
-    return not str(mdp.requests.session.__file__).endswith(".py")
 
 
 def _version(name: str) -> str | None:

@@ -29,6 +29,7 @@ from benchmarks.harness.turns import in_turns
 from mdp.files import write_bytes, write_json
 from mdp.formats.plan import NetworkSpec
 from mdp.formats.profile import NetworkPoint
+from mdp.runtimes.onnxruntime import open_session
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency_networks import fit_points
 from partitioner.export.probe_encoders import (
@@ -40,7 +41,6 @@ from partitioner.export.probe_encoders import (
     untrained_network,
 )
 from partitioner.export.quantize import quantised
-from partitioner.export.sessions import open_session
 
 #: Rounds in which the networks take turns; seconds and runs of each in a round.
 ROUNDS, TURN_S, RUNS = 4, 0.06, 5

@@ -13,7 +13,7 @@ from benchmarks.harness.turns import in_turns
 from benchmarks.latency.shapes import Case, file_stem
 from mdp.files import Record, write_bytes
 from mdp.formats.profile import NonNegativeFloat, PositiveFloat, PositiveInt, Precision
-from partitioner.export.sessions import open_session
+from mdp.runtimes.onnxruntime import open_session
 
 THREADS = (1, 2)
 PRECISIONS: tuple[Precision, ...] = ("fp32", "int8")

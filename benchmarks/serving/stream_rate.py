@@ -26,13 +26,14 @@ import torch
 from benchmarks.harness.models import refilled, vit
 from benchmarks.harness.resampling import in_rounds, ratio_interval
 from benchmarks.harness.serving_fleet import client_of, served
-from devices.runtime.base import OrtRuntime
 from mdp import Client
 from mdp.cli.bench import noise_picture
 from mdp.errors import InferenceError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import SubModelSpec
 from mdp.pictures.crop import Picture, Pixels
+from mdp.runtimes.base import Runtime
+from mdp.runtimes.onnxruntime import OrtRuntime
 from mdp.testing.bundles import LABELS, write_bundle
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
@@ -78,7 +79,7 @@ def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
     )
 
 
-def loop_rate(runtime: OrtRuntime, pixels: Pixels) -> list[float]:
+def loop_rate(runtime: Runtime, pixels: Pixels) -> list[float]:
     """Pictures a second of the model in a loop, `pixels[N, ...]` at a time."""
     runs, started_s = 0, time.perf_counter()
     while (took_s := time.perf_counter() - started_s) < BLOCK_S:
@@ -112,8 +113,9 @@ def measure(case: Case) -> Iterator[dict[str, Any]]:
     agents = served(partial(vit_bundle, specs=case.members), "--threads", 1, *more)
     with agents as fleet, client_of(fleet) as client:
         bundle = Bundle.open(fleet.bundle)
-        slowest = bundle.manifest.plan.assignments[0]
-        runtime = OrtRuntime(bundle.model(0), slowest, num_classes=len(LABELS), threads=1)
+        planned = Execution.of(bundle.manifest.plan.assignments[0])
+        execution = msgspec.structs.replace(planned, threads=1)
+        runtime = OrtRuntime(bundle.model(0), execution, num_classes=len(LABELS))
         picture = noise_picture(case.members[0].image_size)
         pixels = np.repeat(picture[None], case.batch, axis=0)
         blocks: dict[int, Callable[[], list[float]]] = {

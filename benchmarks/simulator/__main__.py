@@ -7,8 +7,7 @@
                        each: they and the client take the machine's cores from each other
     waiting    21 min  three real agents on loopback which wait for log-normal times instead of
                        computing, as devices with processors of their own
-    speed       1 min  requests to devices per second of the processor, in one process; kept
-                       beside that of the other build, interpreted or compiled (make compiled)
+    speed       1 min  requests to devices per second of the processor, in one process
 
 Each load of a fleet is run without a deadline that matters and with tight ones, block by block in
 turns. What the simulator is told are the computing times and round trips of the answers of the
@@ -24,9 +23,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.harness.machine import compiled, describe_machine
+from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.results import RESULTS
-from benchmarks.simulator.page import COMPILED, PAGE, SPEED
+from benchmarks.simulator.page import PAGE
 from benchmarks.simulator.reality import COMPUTING, WAITING, reality
 from mdp.files import write_json
 from partitioner.simulation.engine import simulate
@@ -41,6 +40,7 @@ from partitioner.simulation.models import (
 
 #: Of each load under each deadline.
 REQUESTS, BLOCKS = 2000, 6
+SPEED = "speed"
 PARTS = (COMPUTING, WAITING, SPEED)
 
 
@@ -112,7 +112,7 @@ def main() -> None:
     for part in parser.parse_args().only:
         new: dict[str, Any] = {"machine": describe_machine()}
         if part == SPEED:
-            part, new[SPEED] = COMPILED if compiled() else SPEED, speed()
+            new[SPEED] = speed()
         else:
             new["reality"], new["woken_late"] = reality(part, REQUESTS, BLOCKS)
         write_json(RESULTS / f"simulator-{part}.json", new)

@@ -10,8 +10,6 @@ from benchmarks.harness.tables import table
 
 #: What kinds of agents are called, in order.
 AGENTS = {"computing": "Agents that compute", "waiting": "Agents that wait"}
-#: The compiled build's speed is a part of its own.
-SPEED, COMPILED = "speed", "speed-compiled"
 _MARKERS = {"apart": "o", "together": "x"}
 #: The band of the picture, as a relative error.
 _BAND = 0.15
@@ -21,22 +19,16 @@ def markdown() -> str:
     parts = ["![simulated against measured latency](simulation.svg)"]
     for agents, said in AGENTS.items():
         found = kept(f"simulator-{agents}")
-        on = measured_on(found["machine"])
-        parts += [f"**{said}** ({on}, interpreted)", reality_table(found["reality"])]
+        parts += [f"**{said}** ({measured_on(found['machine'])})", reality_table(found["reality"])]
         parts.append(_late(found["woken_late"]))
-    builds = [kept(f"simulator-{build}") for build in (SPEED, COMPILED)]
-    on = "; ".join(
-        f"{measured_on(build['machine'])}, {how}"
-        for build, how in zip(builds, ("interpreted", "compiled"), strict=True)
-    )
+    found = kept("simulator-speed")
     speeds = table(
-        zip(*(build["speed"] for build in builds), strict=True),
-        ("fleet", "{0[0][fleet]}"),
-        ("member-requests", "{0[0][member_requests]:,}"),
-        ("a second of one core", "{0[0][per_s]:,}"),
-        ("compiled", "{0[1][per_s]:,}"),
+        found["speed"],
+        ("fleet", "{fleet}"),
+        ("member-requests", "{member_requests:,}"),
+        ("a second of one core", "{per_s:,}"),
     )
-    return "\n\n".join([*parts, f"**Speed** ({on})", speeds])
+    return "\n\n".join([*parts, f"**Speed** ({measured_on(found['machine'])})", speeds])
 
 
 def reality_table(rows: Sequence[Mapping[str, Any]]) -> str:

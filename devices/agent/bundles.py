@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from devices.camera.frames import Eyes, NoFrameError, Sighting, view_of
-from devices.runtime.base import Runtime
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Assignment, Encoding
 from mdp.protocol.messages import FailureCode, Infer, Look, State, Status, answered_by, as_line
+from mdp.runtimes.base import Runtime
 
 #: How long a bundle is served on after the last request for it, once another has taken its place.
 GRACE_S = 30.0

@@ -7,7 +7,7 @@ import numpy as np
 
 from devices.agent.bundles import Service, Shelf, wrong_bundle
 from devices.agent.counters import Ledger
-from devices.agent.queue import Job
+from devices.agent.jobs import Job
 from devices.agent.replies import Replies
 from mdp.errors import AgentError, PictureError
 from mdp.fusion.fuse import Contribution

@@ -6,12 +6,12 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from devices.agent.bundles import Candidate
-from devices.runtime.base import Runtime
-from devices.runtime.select import open_runtime
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.formats.signing import BundleKey
 from mdp.protocol.messages import request_frame_bytes
+from mdp.runtimes.base import Execution, NotHereError, Runtime
+from mdp.runtimes.select import open_runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,19 +44,26 @@ class Serving:
                 "agent has been taking since its start: start it anew"
             )
         threads = self.threads
-        if threads is None and self.cores is not None:
-            threads = min(assignment.threads, self.cores)
-
-        spin = assignment.spin if self.spin is None else self.spin
+        if threads is None:
+            threads = min(assignment.threads, self.cores or assignment.threads)
+        execution = replace(
+            Execution.of(assignment),
+            threads=threads,
+            spin=assignment.spin if self.spin is None else self.spin,
+        )
 
         def load() -> Runtime:
-            return open_runtime(
-                bundle.model(assignment.k),
-                replace(assignment, spin=spin),
-                num_classes=len(bundle.manifest.labels),
-                threads=threads,
-                allow_fallback=self.allow_fallback,
-            )
+            try:
+                return open_runtime(
+                    bundle.model(assignment.k),
+                    execution,
+                    num_classes=len(bundle.manifest.labels),
+                    allow_fallback=self.allow_fallback,
+                )
+            except NotHereError as error:
+                raise AgentError(
+                    f"{error}; --allow-fallback accepts another one and says so in every status"
+                ) from error
 
         batch = assignment.batch if self.batch is None else self.batch
         return Candidate(bundle=bundle, assignment=assignment, load=load, batch=batch)

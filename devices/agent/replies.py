@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 
 from devices.agent.counters import Ledger
-from devices.agent.queue import Job, SentBack
+from devices.agent.jobs import Job
 from mdp.protocol.messages import Buffer, Failure, FailureCode, Message, State, as_line, encode
+from mdp.queueing.queue import Reason
 from mdp.transport import Router
 
 #: Why a request is not answered: for programs, and for people.
@@ -46,7 +47,9 @@ class Replies:
         for job in jobs:
             self.fail_job(job, code, text)
 
-    def send_back(self, sent_back: SentBack, capacity: int, now_s: float) -> None:
+    def send_back(
+        self, sent_back: Iterable[tuple[Job, Reason]], capacity: int, now_s: float
+    ) -> None:
         """Say why requests do not wait in a queue of `capacity`, or not any longer."""
         for job, code in sent_back:
             if code == "overloaded":

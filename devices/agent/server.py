@@ -25,18 +25,19 @@ from devices.agent.bundles import (
 )
 from devices.agent.counters import Ledger
 from devices.agent.executor import Computing, Run
+from devices.agent.jobs import Job
 from devices.agent.lookout import Lookout
-from devices.agent.queue import Admission, Job
 from devices.agent.quotas import Quotas
 from devices.agent.reload import Found, Refused, Renewal
 from devices.agent.replies import Refusal, Replies, not_serving
 from devices.camera.frames import Eyes, NoFrameError
 from devices.events import LOG
-from devices.runtime.base import Runtime
 from mdp.errors import WireError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Assignment
 from mdp.protocol.messages import Ask, Buffer, Infer, Look, State, Status, as_line, decode
+from mdp.queueing.queue import AgentQueue
+from mdp.runtimes.base import Runtime
 from mdp.transport import Peer, Router
 
 #: How long a draining agent finishes what it has accepted.
@@ -97,7 +98,7 @@ class Agent:
         self._computing = Computing(
             self._shelf, self._replies, self._ledger, clock=clock, give_up=self._give_up
         )
-        self._admission = Admission(batch=batch)
+        self._queue: AgentQueue[Job] = AgentQueue(batch=batch)
         self._fatal: BaseException | None = None
         self._stopping = False
         self._drain_until_s = float("inf")
@@ -197,10 +198,8 @@ class Agent:
                 due_s = min(self._house_s, self._ledger.due_s)
                 left_s = None if due_s == float("inf") else max(0.0, due_s - self._clock())
                 came = self._receive_all(left_s)
-                while self._admission.waiting and (jobs := self._take()):
-                    if not self._admission.is_quick(UNATTENDED_S):
-                        return jobs
-                    self._run(jobs)
+                if self._queue.waiting and (jobs := self._take()):
+                    return jobs
                 # Whatever there is to do comes with a wake-up, and that with no messages.
                 if not came or self._clock() >= due_s:
                     self._keep_house()
@@ -219,10 +218,6 @@ class Agent:
             except MemoryError:
                 # This one's sender waits until its deadline; the others shall not.
                 self._ledger.count("failed")
-            # At once: a burst of short ones shall not fill the queue.
-            queue = self._admission
-            while queue.waiting and queue.is_quick(UNATTENDED_S) and (jobs := self._take()):
-                self._run(jobs)
         return came
 
     def _keep_house(self) -> None:
@@ -249,8 +244,8 @@ class Agent:
         waiting: list[Job] = []
         with self._lock:
             if self._clock() > self._drain_until_s:
-                self._over, waiting = True, self._admission.clear()
-            idle = self._admission.idle
+                self._over, waiting = True, self._queue.clear()
+            idle = self._queue.idle
         self._over = self._over or (idle and self._router.delivered())
         self._replies.fail_jobs(waiting, "draining", "this agent had to stop before its turn")
 
@@ -279,7 +274,7 @@ class Agent:
             former = self._shelf.former
             # What waits for it is answered first, however long that takes.
             held = former is not None and (
-                former.digest == self._computed or self._admission.holds(former.digest)
+                former.digest == self._computed or self._queue.holds(former.digest)
             )
             retired = None if held else self._shelf.retire(now_s=self._clock())
         if retired is not None:
@@ -288,7 +283,7 @@ class Agent:
     def _put(self, service: Service) -> None:
         with self._lock:
             self._shelf.put(service, now_s=self._clock())
-            self._admission.durations.renew(service.candidate.batch, service.measured_s)
+            self._queue.times.renew(service.candidate.batch, service.measured_s)
 
     def _stay(self, why: str) -> None:
         self._not_renewed = as_line(f"the bundle is as before: {why}")
@@ -342,11 +337,11 @@ class Agent:
             sighting=sighting,
         )
         with self._lock:
-            at_once = self._admission.takes_at_once(job, UNATTENDED_S, now_s=now_s)
-            sent_back = [] if at_once else self._admission.offer(job, now_s=now_s)
+            at_once = self._queue.takes_at_once(job, now_s, UNATTENDED_S)
+            sent_back = [] if at_once else self._queue.offer(job, now_s)
         if at_once:
             self._run([job])
-        self._replies.send_back(sent_back, self._admission.capacity, now_s)
+        self._replies.send_back(sent_back, self._queue.capacity, now_s)
 
     def _refusal(self, infer: Infer | Look, now_s: float) -> Refusal | None:
         """Why this request is not even queued, whatever its budget."""
@@ -364,7 +359,7 @@ class Agent:
                 request_id=request_id,
                 state=self._state,
                 reasons=(self._computing.reason, self._not_renewed, self.trouble),
-                queued=self._admission.waiting,
+                queued=self._queue.waiting,
                 counts=self._ledger.counts,
                 source="" if self._eyes is None else self._eyes.describe(),
             )
@@ -374,7 +369,7 @@ class Agent:
     def _take(self) -> list[Job]:
         """The next jobs that can be on time, unless some are running; late ones are sent back."""
         with self._lock:
-            jobs, dropped = self._admission.take(now_s=self._clock())
+            jobs, dropped = self._queue.take(self._clock())
             self._computed = jobs[0].infer.digest if jobs else self._computed
         self._replies.fail_jobs(dropped, "too_late", "waited too long in the queue")
         return jobs
@@ -385,7 +380,7 @@ class Agent:
             run = self._computing.run(jobs)
         finally:
             with self._lock:
-                self._admission.done(**run._asdict())
+                self._queue.done(**run._asdict())
                 self._computed = ""
             self.quotas.computed([job.client for job in jobs], started_s, self._clock())
         if self._state == "DRAINING":
@@ -404,7 +399,7 @@ class Agent:
         if self._renewal is not None:
             self._retry_s = self._clock() + RETRY_S
         with self._lock:
-            waiting = self._admission.clear()
+            waiting = self._queue.clear()
         self._replies.fail_jobs(waiting, "failed", self._computing.reason)
         # Whoever is at the socket has to know until when to wait there.
         self._router.wake()

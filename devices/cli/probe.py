@@ -21,12 +21,12 @@ from devices.probe.report import report, warnings
 from devices.probe.run import Models, Probe, Taken, Wishes
 from devices.probe.schedule import fitting, thread_counts
 from devices.probe.worker import Worker
-from devices.runtime.cuda import ON_CUDA
 from mdp import console
 from mdp.console import Interrupted
 from mdp.errors import InputError
 from mdp.files import explained, write_toml
 from mdp.formats.profile import DeviceName
+from mdp.runtimes.cuda import ON_CUDA
 
 #: Seconds of running per point, rounds, seconds of sustained load and for measuring anew.
 THOROUGH, QUICK = (0.2, 4, 5.0, 60.0), (0.1, 1, 2.0, 5.0)

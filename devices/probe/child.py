@@ -17,14 +17,14 @@ from typing import Any, BinaryIO
 import msgspec
 
 from devices.machine import Machine, NvidiaMachine
-from devices.probe.measure import Load, Measured, Run, Surroundings, assignment_of, measure, sustain
-from devices.runtime.base import import_onnxruntime
-from devices.runtime.cuda import ON_CUDA, load_libraries
-from devices.runtime.openvino import core_of, import_openvino
-from devices.runtime.select import open_runtime
+from devices.probe.measure import Load, Measured, Run, Surroundings, execution_of, measure, sustain
 from mdp.errors import AgentError
 from mdp.files import Record
 from mdp.formats.model_file import ModelFile
+from mdp.runtimes.cuda import ON_CUDA, load_libraries
+from mdp.runtimes.onnxruntime import import_onnxruntime
+from mdp.runtimes.openvino import core_of, import_openvino
+from mdp.runtimes.select import open_runtime
 
 _PACKAGES = ("mdp-edge", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy")
 
@@ -122,10 +122,8 @@ def _openvino_devices(core: Any) -> dict[str, list[str]]:
 
 
 def _opening(run: Run, model: str) -> Callable[[], Any]:
-    assignment = assignment_of(run)
-    return lambda: open_runtime(
-        ModelFile.read(Path(model)), assignment, num_classes=run.num_classes
-    )
+    execution = execution_of(run)
+    return lambda: open_runtime(ModelFile.read(Path(model)), execution, num_classes=run.num_classes)
 
 
 def _around(run: Run) -> Surroundings:

@@ -12,14 +12,13 @@ from typing import Protocol
 import numpy as np
 
 from devices.probe.encoders import one_of
-from devices.runtime.base import Runtime
 from mdp.files import Record
-from mdp.formats.plan import Assignment, NetworkSpec, PredictedMs, Spec, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 from mdp.formats.profile import ProviderName, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import CPU, Execution, Runtime
 
-CPU = "CPUExecutionProvider"
 #: Providers that compute on the processor: its threads and its energy counters are theirs.
 ON_PROCESSOR = {
     CPU,
@@ -108,20 +107,15 @@ class Surroundings:
     own_cpu_s: Callable[[], float] = time.process_time
 
 
-def assignment_of(run: Run) -> Assignment:
-    """A plan's words for this run, so that it is served like any sub-model."""
-    return Assignment(
-        k=0,
-        device="probe",
-        submodel=run.submodel,
-        network=run.network,
-        predicted_ms=PredictedMs(compute=0.0, network=0.0, total=0.0),
-        memory_bytes=1,
-        provider=run.provider,
-        threads=run.threads,
+def execution_of(run: Run) -> Execution:
+    """As the encoder would be served."""
+    return Execution(
         runtime=run.runtime,
+        provider=run.provider,
+        precision=run.spec.precision,
+        image_size=run.spec.image_size,
+        threads=run.threads,
         spin=run.spin,
-        why="measured by mdp-agent probe",
     )
 
 

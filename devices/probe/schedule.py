@@ -9,8 +9,7 @@ from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from devices.probe.encoders import Encoder, Tier
-from devices.probe.measure import CPU, ON_PROCESSOR, Measured, Run
-from devices.runtime.openvino import precisions, provider_of
+from devices.probe.measure import ON_PROCESSOR, Measured, Run
 from mdp.formats.plan import NetworkSpec
 from mdp.formats.profile import (
     LatencyPoint,
@@ -19,6 +18,8 @@ from mdp.formats.profile import (
     RuntimeName,
     contradictions,
 )
+from mdp.runtimes.base import CPU
+from mdp.runtimes.openvino import precisions, provider_of
 
 #: More cores than this kept busy by others make a point count as disturbed; the kernel counts in
 #: ticks of 10 ms, so less cannot be told from nothing in a third of a second.

@@ -200,7 +200,7 @@ def _normalised(value: Any, target: str, model: Model) -> tuple[list[Any], list[
 
 def own_logits(path: Path, model: Model, pixels: Pixels, rows: list[int]) -> list[Any]:
     """Both heads `[N, C]` as the ONNX file itself gives them, one picture at a time."""
-    from partitioner.export.sessions import open_session
+    from mdp.runtimes.onnxruntime import open_session
 
     session = open_session(path)
     source = session.get_inputs()[0]

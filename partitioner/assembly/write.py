@@ -2,20 +2,23 @@
 
 import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mdp.errors import InputError
 from mdp.files import replacing_folder, write_bytes, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
+from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, NetworkSpec, SubModelSpec
 from mdp.formats.profile import DeviceProfile, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import CPU, Execution
+from mdp.runtimes.onnxruntime import open_session
+from mdp.runtimes.select import check_execution, open_runtime
 from partitioner.assembly.imported import HEADS, counted, onnx_member, own_logits, timm_module
 from partitioner.assembly.members import (
     Model,
@@ -30,12 +33,10 @@ from partitioner.estimates.latency import spec_of
 from partitioner.estimates.latency_networks import older_probe
 from partitioner.export.quantize import quantised
 from partitioner.export.sessions import (
-    check_way,
     latency_ms,
     member_contribution,
-    open_member,
-    open_session,
-    open_way,
+    on_processor,
+    run_of,
     run_session,
 )
 from partitioner.export.write import (
@@ -81,7 +82,7 @@ class Assembly:
     ) -> None:
         """Write the bundle without an evaluation; raises InputError and ParityError."""
         for model in models:
-            check_way(model.precision, model.runtime)
+            check_execution(_here(model))
         pictures = thinned(self.data.calibration, self.limit)
         if len(pictures) < FEW_PICTURES:
             self.progress.note(
@@ -150,15 +151,17 @@ class Assembly:
         else:
             error = _same_logits(path, source, model, some, rows)
         write_bytes(path, quantised(content, model.precision, pixels, whole=True))
-        session = open_way(path, model.precision, model.runtime)
-        here_ms = quickest_ms(session, pixels)
+        runtime = open_runtime(
+            ModelFile.read(path), _here(model, size), num_classes=len(self.data.labels)
+        )
+        here_ms = quickest_ms(runtime.run, pixels)
         compute_ms, how = self._scaled(here_ms, network, profile, model.runtime)
         part = assigned(k, model, network, profile, compute_ms, how, len(self.data.labels))
         self.progress.note(
             f"sub-model {k} for {model.device}: {network.words}, {path.stat().st_size / 1e6:.2f} "
             f"MB, at most {error:.1e} from its source in fp32; {how}"
         )
-        return part, member_contribution(open_member(path, part), pixels, part)
+        return part, member_contribution(runtime, pixels, part)
 
     def _scaled(
         self,
@@ -194,7 +197,7 @@ class Assembly:
         noise = np.random.default_rng(0).integers(
             0, 256, (4, spec.image_size, spec.image_size, 3), dtype=np.uint8
         )
-        return quickest_ms(open_session(path), noise)
+        return quickest_ms(run_of(open_session(path)), noise)
 
     def _provenance(self, models: Sequence[Model], pictures: PictureSet) -> dict[str, str]:
         """Where every model comes from, in words."""
@@ -215,9 +218,18 @@ class Assembly:
         return facts | versions()
 
 
-def quickest_ms(session: Any, pixels: Pixels) -> float:
+def _here(model: Model, image_size: int = 0) -> Execution:
+    """How a model is run on this machine, whatever its device is."""
+    return on_processor(
+        Execution(
+            runtime=model.runtime, provider=CPU, precision=model.precision, image_size=image_size
+        )
+    )
+
+
+def quickest_ms(run: Callable[[Pixels], object], pixels: Pixels) -> float:
     """Processor time of one thread, the least of several medians: others at work matter little."""
-    return min(latency_ms(session, pixels, time.process_time) for _ in range(_ROUNDS))
+    return min(latency_ms(run, pixels, time.process_time) for _ in range(_ROUNDS))
 
 
 def thinned(pictures: PictureSet, limit: int) -> PictureSet:

@@ -8,10 +8,7 @@ from msgspec.structs import replace
 
 from mdp.formats.plan import Assignment, Plan, Replica
 from mdp.formats.profile import DeviceProfile, LatencyPoint
-
-#: A batch pays if it takes at most this share of the time of its pictures one by one; the same
-#: number decides on the device, by what is measured there.
-PAYS = 0.95
+from mdp.queueing.compute_times import PAYS
 
 Seat = TypeVar("Seat", Assignment, Replica)
 

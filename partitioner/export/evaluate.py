@@ -39,6 +39,7 @@ from mdp.fusion.fuse import (
     unlisted_sizes,
     weights_for,
 )
+from mdp.runtimes.onnxruntime import open_session
 from partitioner.data.crops import View, load_views, view_of
 from partitioner.data.datasets import Dataset, PictureSet, open_dataset
 from partitioner.estimates.macs import macs, parameters
@@ -46,7 +47,7 @@ from partitioner.export.sessions import (
     latency_ms,
     member_contribution,
     open_member,
-    open_session,
+    run_of,
     run_session,
 )
 from partitioner.fusion.cascade_cost import BothWays, both_ways
@@ -220,9 +221,11 @@ def run_on(
     contributions, latencies_ms = {}, []
     with progress.task(f"running the members on the {split} split", len(assignments)) as advance:
         for assignment, pixels in zip(assignments, views, strict=True):
-            session = open_member(bundle.model(assignment.k), assignment)
-            contributions[assignment.k] = member_contribution(session, pixels, assignment)
-            latencies_ms.append(latency_ms(session, pixels))
+            runtime = open_member(
+                bundle.model(assignment.k), assignment, len(bundle.manifest.labels)
+            )
+            contributions[assignment.k] = member_contribution(runtime, pixels, assignment)
+            latencies_ms.append(latency_ms(runtime.run, pixels))
             advance(1, "")
     return contributions, latencies_ms
 
@@ -317,7 +320,7 @@ def _teacher(
     else:
         progress.note(f"running the teacher on {len(pixels):,} pictures")
         logits = run_session(session, pixels, ["logits"])[0]
-    return accuracy(logits, data.test.targets), latency_ms(session, pixels)
+    return accuracy(logits, data.test.targets), latency_ms(run_of(session), pixels)
 
 
 def write_report(bundle: Bundle, report: Report) -> Bundle:

@@ -15,9 +15,8 @@ from mdp.errors import InputError, MDPError
 from mdp.formats.profile import Precision, RuntimeName
 from mdp.imports import silence_onnxruntime
 from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import INPUT, PRECISION_KEY
 
-#: What a model's metadata calls the precision of its own numbers.
-PRECISION_KEY = "mdp_precision"
 #: Precisions that leave the file as it is: bf16 is how a runtime computes with fp32 numbers.
 SAME_FILE: tuple[Precision, ...] = ("fp32", "bf16")
 #: Pictures from which the ranges of activations are taken, and fewer than which say too little.
@@ -194,4 +193,4 @@ def _feeds(calibration: Pixels) -> Iterator[dict[str, Pixels]]:
     count = min(len(calibration), RANGE_PICTURES)
     rows = np.linspace(0, len(calibration) - 1, count).astype(np.int64)
     for start in range(0, count, _BATCH):
-        yield {"images": np.ascontiguousarray(calibration[rows[start : start + _BATCH]])}
+        yield {INPUT: np.ascontiguousarray(calibration[rows[start : start + _BATCH]])}

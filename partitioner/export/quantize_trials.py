@@ -7,9 +7,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from mdp.errors import InputError
+from mdp.errors import AgentError, InputError
 from mdp.files import write_bytes
 from mdp.formats.bundle import Bundle
 from mdp.formats.model_file import ModelFile
@@ -17,6 +18,8 @@ from mdp.formats.plan import Assignment
 from mdp.formats.profile import DeviceProfile
 from mdp.fusion.fuse import Contribution, fuse
 from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import Execution, Runtime
+from mdp.runtimes.select import open_runtime
 from partitioner.data.datasets import Dataset
 from partitioner.export.evaluate import accuracy
 from partitioner.export.precision_choice import (
@@ -28,7 +31,7 @@ from partitioner.export.precision_choice import (
     too_slow,
 )
 from partitioner.export.quantize import WAYS, QuantisationError, quantised
-from partitioner.export.sessions import CPU, batch_for, contribution, open_way
+from partitioner.export.sessions import batch_for, contribution, on_processor
 from partitioner.fusion.stacking import fit_subset
 
 #: Rounds in which the ways of running a member take turns, so that drift of the machine meets all;
@@ -86,7 +89,7 @@ class Member:
                 self._served.append(serving)
         #: The way that is planned: fp32, in one runtime or the other.
         self._planned: Way = (assignment.spec.precision, assignment.runtime)
-        self.plain = self._outputs(self._model(), self._planned)
+        self.plain = self._outputs(self._model(), on_processor(Execution.of(assignment)))
 
     def trials(self) -> list[Trial]:
         """Every way that was asked for."""
@@ -110,8 +113,8 @@ class Member:
         path = folder / f"{way[0]}-{way[1]}.onnx"
         try:
             write_bytes(path, quantised(self._model().content, way[0], self._pixels))
-            outputs = self._outputs(path, way, self._assignment.provider)
-        except (QuantisationError, InputError) as error:
+            outputs = self._outputs(ModelFile.read(path), _in_way(self._assignment, way))
+        except (QuantisationError, InputError, AgentError) as error:
             return Trial(candidate=replace(candidate, reason=str(error)))
         wrong = sum(not finite for finite in _finite(outputs))
         if wrong:
@@ -153,23 +156,32 @@ class Member:
         """The file as it is; read anew each time, as those of all members may not fit in memory."""
         return self._bundle.model(self._assignment.k)
 
-    def _outputs(self, model: Path | ModelFile, way: Way, provider: str = CPU) -> Contribution:
-        session = open_way(model, *way, provider=provider)
-        return contribution(session, self._pixels, batch_for(way[0]))
+    def _runtime(self, model: ModelFile, execution: Execution) -> Runtime:
+        labels = self._bundle.manifest.labels
+        return open_runtime(model, execution, num_classes=len(labels))
+
+    def _outputs(self, model: ModelFile, execution: Execution) -> Contribution:
+        return contribution(
+            self._runtime(model, execution), self._pixels, batch_for(execution.precision)
+        )
 
     def _time_here(self, made: Sequence[_Made], served: Assignment) -> None:
         """Time fp32 and every candidate together, as one device runs them."""
 
-        def session(model: Path | ModelFile, way: Way) -> Any:
-            return open_way(
-                model, *way, threads=served.threads, provider=served.provider, spin=served.spin
-            )
-
-        sessions = [session(self._model(), self._planned)]
-        sessions += [session(one.path, one.candidate.way) for one in made]
-        plain, *rounds = in_turns(sessions, self._pixels[:1])
+        runtimes = [self._runtime(self._model(), _in_way(served, self._planned))]
+        runtimes += [
+            self._runtime(ModelFile.read(one.path), _in_way(served, one.candidate.way))
+            for one in made
+        ]
+        plain, *rounds = in_turns([runtime.run for runtime in runtimes], self._pixels[:1])
         for one, ours in zip(made, rounds, strict=True):
             one.timings[served.device] = compared(ours, plain)
+
+
+def _in_way(served: Assignment, way: Way) -> Execution:
+    """As a device would run what has been turned into another precision or runtime."""
+    precision, runtime = way
+    return msgspec.structs.replace(Execution.of(served), precision=precision, runtime=runtime)
 
 
 def _finite(outputs: Contribution) -> Any:
@@ -188,19 +200,21 @@ def compared(ours: Sequence[float], plain: Sequence[float]) -> Timing:
 
 
 def in_turns(
-    sessions: Sequence[Any], pixels: Pixels, clock: Callable[[], float] = time.perf_counter
+    runs: Sequence[Callable[[Pixels], object]],
+    pixels: Pixels,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[list[float]]:
-    """Median milliseconds of one picture in each session, of every round; sessions take turns."""
-    one = {"images": np.ascontiguousarray(pixels[:1])}
-    medians: list[list[float]] = [[] for _ in sessions]
+    """Median milliseconds of one picture in each runtime, of every round; they take turns."""
+    one = np.ascontiguousarray(pixels[:1])
+    medians: list[list[float]] = [[] for _ in runs]
     for _ in range(ROUNDS):
-        for session, found in zip(sessions, medians, strict=True):
+        for run, found in zip(runs, medians, strict=True):
             for _ in range(WARM_UP):
-                session.run(None, one)
+                run(one)
             times_s: list[float] = []
             while sum(times_s) < ROUND_S or len(times_s) < MIN_RUNS:
                 started_s = clock()
-                session.run(None, one)
+                run(one)
                 times_s.append(clock() - started_s)
             found.append(float(np.median(times_s)) * 1e3)
     return medians

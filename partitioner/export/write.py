@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from mdp.errors import MDPError
 from mdp.files import replacing_folder, write_bytes, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
+from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, Plan
 from mdp.fusion.fuse import (
     Contribution,
@@ -25,8 +26,9 @@ from mdp.fusion.fuse import (
     unlisted_sizes,
 )
 from mdp.pictures.crop import Pixels
+from mdp.runtimes.onnxruntime import open_session
 from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
-from partitioner.export.sessions import member_contribution, open_member, open_session, run_session
+from partitioner.export.sessions import member_contribution, open_member, run_session
 from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.stacking import fit_fusion
 from partitioner.networks.members import Member, build_member, deployed
@@ -209,8 +211,8 @@ def _export_member(
         f"at most {error:.1e} from torch on {len(pixels)} pictures"
         + ("" if precision == "fp32" else f", then made to {precision}")
     )
-    session = open_member(path, assignment)
-    return error, member_contribution(session, calibration, assignment)
+    runtime = open_member(ModelFile.read(path), assignment, len(work.data.labels))
+    return error, member_contribution(runtime, calibration, assignment)
 
 
 def _write_member(

@@ -5,15 +5,15 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, repeat
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from msgspec import Struct
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from mdp.queueing.queue import AgentQueue
 from mdp.requests.session import Session
-from partitioner.simulation.agent import AgentQueue
 from partitioner.simulation.models import (
     RETRANSMIT_S,
     DeviceModel,
@@ -46,6 +46,10 @@ class Asker(Protocol):
 
 class Job(Struct, eq=False):
     """One request as its agent sees it."""
+
+    #: All callers are one client to an agent, and there is one bundle.
+    client: ClassVar[str] = ""
+    digest: ClassVar[str] = ""
 
     call: Any
     device: "SimulatedDevice"
@@ -131,46 +135,48 @@ class SimulatedDevice:
         """The device is gone, with everything it has."""
         self.settle(now_s)
         if self._running is not None:
-            self._running.is_lost, self._running = True, None
+            self._running.is_lost, self._running = now_s < self._done_s, None
         self.up = False
         self.epoch += 1
-        self._queue.clear()
+        self._queue = AgentQueue()
 
     def settle(self, now_s: float) -> None:
-        """Take note of a computation that has ended by now; an agent sends before it goes on."""
+        """Count a computation that has ended by now."""
         job = self._running
         if job is not None and now_s >= self._done_s:
+            self.busy_s += job.took_s
+
+    def _ready(self, now_s: float) -> None:
+        """Take note of a computation whose reply has been sent by now."""
+        job = self._running
+        if job is not None and now_s >= self._free_s:
             self._running = None
             self.busy_s += job.took_s
             self._queue.done(job.took_s)
-            self._queue.running = True
 
     def _arrive(self, now_s: float, job: Job) -> None:
         if not self.up:
             return
         if self._running is not None:
-            self.settle(now_s)
+            self._ready(now_s)
         queue = self._queue
-        if now_s >= self._free_s and not queue.waiting:
-            queue.running = False
         job.arrived_s, job.deadline_s = now_s, now_s + job.budget_s
-        if queue.takes_at_once(job, now_s):
+        if self._running is None and queue.takes_at_once(job, now_s):
             self._begin(now_s, job)
             return
-        refusal = queue.offer(job, now_s)
-        if refusal is not None:
-            self._send_back(now_s, job, refusal)
-        elif not queue.running:
+        sent_back = queue.offer(job, now_s)
+        if sent_back:
+            self._send_back(now_s, *sent_back[0])
+        elif self._running is None:
             self._take(now_s)
-        elif len(queue.waiting) == 1:
+        elif queue.waiting == 1:
             self._push(self._free_s, self._freed, self.epoch)
 
     def _take(self, now_s: float) -> None:
-        dropped: list[Job] = []
-        job = self._queue.take(now_s, dropped)
+        jobs, dropped = self._queue.take(now_s)
         for late in dropped:
             self._send_back(now_s, late, "too_late")
-        if job is not None:
+        for job in jobs:
             self._begin(now_s, job)
 
     def _begin(self, now_s: float, job: Job) -> None:
@@ -185,8 +191,7 @@ class SimulatedDevice:
         """Nobody is computing or sending, and somebody waits."""
         if epoch != self.epoch:
             return
-        self.settle(now_s)
-        self._queue.running = False
+        self._ready(now_s)
         self._take(now_s)
         if self._queue.waiting:
             self._push(self._free_s, self._freed, epoch)
@@ -197,7 +202,7 @@ class SimulatedDevice:
         if job is self._running:
             # What is known by now is put away while it is at hand: with thousands of devices the
             # next request comes when nothing of it is in a cache any more.
-            self.settle(now_s)
+            self._ready(now_s)
             if now_s >= self._free_s:
                 self._free_s = self._done_s = _PAST
                 if now_s >= self._link_free_s:

@@ -12,12 +12,12 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from devices.runtime.base import CPU, NotHereError, OrtRuntime
-from devices.runtime.cuda import CUDA, TENSORRT, load_libraries
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment
+from mdp.runtimes.base import CPU, Execution, NotHereError
+from mdp.runtimes.cuda import CUDA, TENSORRT, load_libraries
+from mdp.runtimes.onnxruntime import OrtRuntime
 from mdp.testing.bundles import DEVICES, SIZES, write_bundle
 
 NO_LIBRARY = "Failed to load libcublas"
@@ -74,8 +74,8 @@ def model(bundle: Bundle) -> ModelFile:
 
 
 @pytest.fixture
-def planned(bundle: Bundle) -> Assignment:
-    return msgspec.structs.replace(bundle.assignment(DEVICES[0]), provider=CUDA)
+def planned(bundle: Bundle) -> Execution:
+    return msgspec.structs.replace(Execution.of(bundle.assignment(DEVICES[0])), provider=CUDA)
 
 
 def with_build(monkeypatch: pytest.MonkeyPatch, build: BuildForCuda) -> BuildForCuda:
@@ -84,7 +84,7 @@ def with_build(monkeypatch: pytest.MonkeyPatch, build: BuildForCuda) -> BuildFor
 
 
 def test_fp32_is_computed_in_fp32(
-    monkeypatch: pytest.MonkeyPatch, model: ModelFile, planned: Assignment
+    monkeypatch: pytest.MonkeyPatch, model: ModelFile, planned: Execution
 ) -> None:
     build = with_build(monkeypatch, BuildForCuda())
     runtime = OrtRuntime(model, planned, num_classes=3)
@@ -98,13 +98,13 @@ def test_fp32_is_computed_in_fp32(
     ("build", "reason"),
     [
         (BuildForCuda(starts=False), "no such device, or its driver or libraries are missing"),
-        (BuildForCuda(raises="CUDA failure 100:\n no device"), "CUDA failure 100: no device;"),
+        (BuildForCuda(raises="CUDA failure 100:\n no device"), "CUDA failure 100: no device"),
     ],
 )
 def test_a_provider_that_cannot_start_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
     model: ModelFile,
-    planned: Assignment,
+    planned: Execution,
     build: BuildForCuda,
     reason: str,
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_provider_that_cannot_start_is_refused_with_the_reason(
 
 
 def test_a_file_that_is_no_model_is_said_to_be_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planned: Assignment
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, planned: Execution
 ) -> None:
     with_build(monkeypatch, BuildForCuda(raises="protobuf parsing failed"))
     with pytest.raises(AgentError, match="cannot load it") as caught:
@@ -130,7 +130,7 @@ def test_libraries_are_loaded_once_and_only_for_who_needs_them(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     model: ModelFile,
-    planned: Assignment,
+    planned: Execution,
 ) -> None:
     build = with_build(monkeypatch, BuildForCuda())
     on_processor = msgspec.structs.replace(planned, provider=CPU)
@@ -194,9 +194,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache" / "mdp" / "tensorrt"
 
 
-def on_tensorrt(planned: Assignment, precision: str = "fp32") -> Assignment:
-    submodel = msgspec.structs.replace(planned.vit, precision=precision)
-    return msgspec.structs.replace(planned, provider=TENSORRT, submodel=submodel)
+def on_tensorrt(planned: Execution, precision: str = "fp32") -> Execution:
+    return msgspec.structs.replace(planned, provider=TENSORRT, precision=precision)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +206,7 @@ def test_tensorrt_computes_the_whole_graph_as_planned_and_keeps_its_engines(
     monkeypatch: pytest.MonkeyPatch,
     cache: Path,
     bundle: Bundle,
-    planned: Assignment,
+    planned: Execution,
     precision: str,
     fp16: str,
     int8: str,
@@ -231,7 +230,7 @@ def test_tensorrt_computes_the_whole_graph_as_planned_and_keeps_its_engines(
 
 
 def test_another_model_of_the_same_shape_has_engines_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, cache: Path, bundle: Bundle, planned: Assignment
+    monkeypatch: pytest.MonkeyPatch, cache: Path, bundle: Bundle, planned: Execution
 ) -> None:
     """onnxruntime names engines by the graph, in which weights do not count."""
     monkeypatch.setitem(sys.modules, "onnxruntime", BuildForTensorRT({TENSORRT}))
@@ -248,7 +247,7 @@ def test_tensorrt_that_cannot_start_is_refused_or_replaced_by_cuda_then_the_proc
     capfd: pytest.CaptureFixture[str],
     cache: Path,
     model: ModelFile,
-    planned: Assignment,
+    planned: Execution,
     silent: bool,
 ) -> None:
     asked = on_tensorrt(planned)
@@ -256,7 +255,7 @@ def test_tensorrt_that_cannot_start_is_refused_or_replaced_by_cuda_then_the_proc
     monkeypatch.setitem(sys.modules, "onnxruntime", build)
     with pytest.raises(NotHereError) as caught:
         OrtRuntime(model, asked, num_classes=3)
-    reason = "no such device" if silent else "Please install TensorRT libraries;"
+    reason = "no such device" if silent else "Please install TensorRT libraries"
     assert f"{TENSORRT}, onnxruntime lists it here but cannot start it: {reason}" in str(
         caught.value
     )
@@ -272,7 +271,7 @@ def test_tensorrt_that_cannot_start_is_refused_or_replaced_by_cuda_then_the_proc
 
 
 def test_a_folder_for_engines_that_cannot_be_made_is_named(
-    monkeypatch: pytest.MonkeyPatch, cache: Path, model: ModelFile, planned: Assignment
+    monkeypatch: pytest.MonkeyPatch, cache: Path, model: ModelFile, planned: Execution
 ) -> None:
     cache.parent.parent.write_text("no folder")
     monkeypatch.setitem(sys.modules, "onnxruntime", BuildForTensorRT({TENSORRT}))

@@ -13,15 +13,15 @@ import onnx
 import pytest
 
 from devices.agent.options import Serving
-from devices.runtime import openvino as openvino_runtime
-from devices.runtime.base import CPU, NotHereError, OrtRuntime, Runtime
-from devices.runtime.openvino import OPENVINO_CPU, OpenVinoRuntime
-from devices.runtime.select import open_runtime
 from mdp.errors import AgentError, ConfigError
 from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment
 from mdp.pictures.crop import Pixels
+from mdp.runtimes import openvino as openvino_runtime
+from mdp.runtimes.base import CPU, Execution, NotHereError, Runtime
+from mdp.runtimes.onnxruntime import OrtRuntime
+from mdp.runtimes.openvino import OPENVINO_CPU, OpenVinoRuntime
+from mdp.runtimes.select import open_runtime
 from mdp.testing.bundles import CHANNELS, DEVICES, SIZES, colour_model, write_bundle
 from tests.support.bundles import change_assignment, listed
 
@@ -46,22 +46,17 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def planned(bundle: Bundle) -> Assignment:
-    return bundle.assignment(DEVICES[K])
+def planned(bundle: Bundle) -> Execution:
+    return Execution.of(bundle.assignment(DEVICES[K]))
 
 
 @pytest.fixture
-def assignment(planned: Assignment, name: str) -> Assignment:
+def execution(planned: Execution, name: str) -> Execution:
     return changed(planned, runtime=name)
 
 
-def changed(assignment: Assignment, **changes: object) -> Assignment:
-    return msgspec.structs.replace(assignment, **changes)
-
-
-def in_precision(assignment: Assignment, precision: str) -> Assignment:
-    submodel = msgspec.structs.replace(assignment.vit, precision=precision)
-    return changed(assignment, submodel=submodel)
+def changed(execution: Execution, **changes: object) -> Execution:
+    return msgspec.structs.replace(execution, **changes)
 
 
 def noise(batch: int, size: int = SIZES[K]) -> Pixels:
@@ -69,10 +64,8 @@ def noise(batch: int, size: int = SIZES[K]) -> Pixels:
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-def test_the_logits_are_those_of_numpy(
-    model: ModelFile, assignment: Assignment, batch: int
-) -> None:
-    runtime: Runtime = open_runtime(model, assignment, num_classes=3)
+def test_the_logits_are_those_of_numpy(model: ModelFile, execution: Execution, batch: int) -> None:
+    runtime: Runtime = open_runtime(model, execution, num_classes=3)
     runtime.warm_up()
     pixels = noise(batch)
     contribution = runtime.run(pixels)
@@ -83,8 +76,8 @@ def test_the_logits_are_those_of_numpy(
     assert contribution.boost.shape == (batch, 3)
 
 
-def test_a_batch_is_as_good_as_one_by_one(model: ModelFile, assignment: Assignment) -> None:
-    runtime = open_runtime(model, assignment, num_classes=3)
+def test_a_batch_is_as_good_as_one_by_one(model: ModelFile, execution: Execution) -> None:
+    runtime = open_runtime(model, execution, num_classes=3)
     pixels = noise(3)
     together = runtime.run(pixels)
     for row in range(3):
@@ -92,24 +85,21 @@ def test_a_batch_is_as_good_as_one_by_one(model: ModelFile, assignment: Assignme
         np.testing.assert_allclose(alone.bag[0], together.bag[row], rtol=1e-5)
 
 
-def test_a_crop_that_may_not_be_written_is_fine(model: ModelFile, assignment: Assignment) -> None:
+def test_a_crop_that_may_not_be_written_is_fine(model: ModelFile, execution: Execution) -> None:
     pixels = np.frombuffer(noise(1).tobytes(), dtype=np.uint8).reshape(1, SIZES[K], SIZES[K], 3)
     assert not pixels.flags.writeable
-    open_runtime(model, assignment, num_classes=3).run(pixels)
+    open_runtime(model, execution, num_classes=3).run(pixels)
 
 
-@pytest.mark.parametrize(("asked", "given"), [(None, 2), (1, 1), (3, 3)])
-def test_threads_are_the_plan_s_unless_the_operator_says_otherwise(
-    model: ModelFile, planned: Assignment, asked: int | None, given: int
-) -> None:
-    runtime = OrtRuntime(model, changed(planned, threads=2), num_classes=3, threads=asked)
+def test_threads_are_as_many_as_planned(model: ModelFile, planned: Execution) -> None:
+    runtime = OrtRuntime(model, changed(planned, threads=3), num_classes=3)
     options = runtime._session.get_session_options()
-    assert options.intra_op_num_threads == given
+    assert options.intra_op_num_threads == 3
     assert options.inter_op_num_threads == 1
 
 
 def test_threads_wait_awake_only_if_planned_and_only_while_they_compute(
-    model: ModelFile, planned: Assignment
+    model: ModelFile, planned: Execution
 ) -> None:
     def entry(spin: bool, name: str) -> object:
         runtime = OrtRuntime(model, changed(planned, threads=2, spin=spin), num_classes=3)
@@ -121,58 +111,55 @@ def test_threads_wait_awake_only_if_planned_and_only_while_they_compute(
 
 
 # It takes no more threads than there are cores.
-@pytest.mark.parametrize(("asked", "given"), [(None, 2), (1, 1)])
+@pytest.mark.parametrize("threads", [1, 2])
 def test_openvino_gets_as_many_threads_one_stream_and_no_core_of_its_own(
-    model: ModelFile, planned: Assignment, asked: int | None, given: int
+    model: ModelFile, planned: Execution, threads: int
 ) -> None:
-    runtime = OpenVinoRuntime(model, changed(planned, threads=2), num_classes=3, threads=asked)
+    runtime = OpenVinoRuntime(model, changed(planned, threads=threads), num_classes=3)
     said = runtime._compiled.get_property
-    assert said("INFERENCE_NUM_THREADS") == min(given, os.cpu_count() or 1)
+    assert said("INFERENCE_NUM_THREADS") == min(threads, os.cpu_count() or 1)
     assert said("NUM_STREAMS") == 1
     assert said("ENABLE_CPU_PINNING") is False
     assert str(said("PERFORMANCE_HINT")).endswith("LATENCY")
 
 
 def test_the_planned_runtime_and_provider_run_it(
-    model: ModelFile, assignment: Assignment, name: str
+    model: ModelFile, execution: Execution, name: str
 ) -> None:
     for allow_fallback in (False, True):
-        runtime = open_runtime(model, assignment, num_classes=3, allow_fallback=allow_fallback)
+        runtime = open_runtime(model, execution, num_classes=3, allow_fallback=allow_fallback)
         assert isinstance(runtime, OpenVinoRuntime if name == "openvino" else OrtRuntime)
         assert runtime.provider == (OPENVINO_CPU if name == "openvino" else CPU)
         assert runtime.fallback is False
 
 
-NOT_HERE = "--allow-fallback accepts another one and says so in every status"
-
-
 def test_a_provider_that_is_not_there_is_refused(
-    model: ModelFile, assignment: Assignment, name: str
+    model: ModelFile, execution: Execution, name: str
 ) -> None:
     here = rf"{CUDA}, this device has .*{CPU}"
     if name == "openvino":
         here = rf"openvino on {CUDA}, openvino finds .*CPU.* here"
-    with pytest.raises(AgentError, match=f"^the plan asks for {here}; {NOT_HERE}$"):
-        open_runtime(model, changed(assignment, provider=CUDA), num_classes=3)
+    with pytest.raises(AgentError, match=f"^the plan asks for {here}$"):
+        open_runtime(model, changed(execution, provider=CUDA), num_classes=3)
 
 
-def test_a_fallback_is_allowed_and_says_so(model: ModelFile, assignment: Assignment) -> None:
-    planned = changed(assignment, provider=CUDA)
+def test_a_fallback_is_allowed_and_says_so(model: ModelFile, execution: Execution) -> None:
+    planned = changed(execution, provider=CUDA)
     runtime = open_runtime(model, planned, num_classes=3, allow_fallback=True)
     assert runtime.provider == CPU
     assert runtime.fallback is True
     runtime.warm_up()
 
 
-def fell_back(model: ModelFile, assignment: Assignment) -> bool:
+def fell_back(model: ModelFile, execution: Execution) -> bool:
     """Whether onnxruntime serves, after saying that it is not what was planned."""
-    runtime = open_runtime(model, assignment, num_classes=3, allow_fallback=True)
+    runtime = open_runtime(model, execution, num_classes=3, allow_fallback=True)
     runtime.warm_up()
     return isinstance(runtime, OrtRuntime) and runtime.provider == CPU and runtime.fallback
 
 
 def test_openvino_that_is_not_installed_is_refused_or_replaced(
-    model: ModelFile, planned: Assignment, monkeypatch: pytest.MonkeyPatch
+    model: ModelFile, planned: Execution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> Any:
         raise ImportError("No module named 'openvino'")
@@ -181,7 +168,7 @@ def test_openvino_that_is_not_installed_is_refused_or_replaced(
     asked = changed(planned, runtime="openvino")
     expected = (
         r"^the plan asks for openvino in fp32, which is not installed "
-        rf"\(pip install '\.\[agent,openvino\]' in a checkout of MDP\); {NOT_HERE}$"
+        r"\(pip install '\.\[openvino\]' in a checkout of MDP\)$"
     )
     with pytest.raises(NotHereError, match=expected):
         open_runtime(model, asked, num_classes=3)
@@ -197,19 +184,19 @@ class Plain:
 
 
 def test_bf16_is_refused_where_the_processor_only_imitates_it(
-    model: ModelFile, planned: Assignment, monkeypatch: pytest.MonkeyPatch
+    model: ModelFile, planned: Execution, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(openvino_runtime, "core_of", lambda openvino: Plain())
-    asked = in_precision(changed(planned, runtime="openvino"), "bf16")
-    expected = f"openvino in bf16, this processor computes FP32, INT8 only; {NOT_HERE}$"
+    asked = changed(planned, runtime="openvino", precision="bf16")
+    expected = "openvino in bf16, this processor computes FP32, INT8 only$"
     with pytest.raises(NotHereError, match=expected):
         open_runtime(model, asked, num_classes=3)
     assert fell_back(model, asked)
 
 
-def test_bf16_is_nothing_for_onnxruntime(model: ModelFile, planned: Assignment) -> None:
-    asked = in_precision(planned, "bf16")
-    expected = f"^the plan asks for bf16, this is onnxruntime; {NOT_HERE}$"
+def test_bf16_is_nothing_for_onnxruntime(model: ModelFile, planned: Execution) -> None:
+    asked = changed(planned, precision="bf16")
+    expected = "^the plan asks for bf16, this is onnxruntime$"
     with pytest.raises(NotHereError, match=expected):
         open_runtime(model, asked, num_classes=3)
     assert fell_back(model, asked)
@@ -217,19 +204,19 @@ def test_bf16_is_nothing_for_onnxruntime(model: ModelFile, planned: Assignment) 
 
 @pytest.mark.parametrize("precision", ["fp16", "int8"])
 def test_openvino_refuses_what_it_is_slow_at(
-    model: ModelFile, planned: Assignment, precision: str
+    model: ModelFile, planned: Execution, precision: str
 ) -> None:
-    asked = in_precision(changed(planned, runtime="openvino"), precision)
-    expected = f"openvino in {precision}, openvino has fp32, bf16, int8-static; {NOT_HERE}$"
+    asked = changed(planned, runtime="openvino", precision=precision)
+    expected = f"openvino in {precision}, openvino has fp32, bf16, int8-static$"
     with pytest.raises(NotHereError, match=expected):
         open_runtime(model, asked, num_classes=3)
 
 
-def test_bf16_is_computed_in_bf16(model: ModelFile, planned: Assignment) -> None:
+def test_bf16_is_computed_in_bf16(model: ModelFile, planned: Execution) -> None:
     core = openvino_runtime.core_of(openvino_runtime.import_openvino())
     if "BF16" not in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this processor has no bf16")
-    asked = in_precision(changed(planned, runtime="openvino"), "bf16")
+    asked = changed(planned, runtime="openvino", precision="bf16")
     runtime = OpenVinoRuntime(model, asked, num_classes=3)
     hint = runtime._compiled.get_property("INFERENCE_PRECISION_HINT")
     assert hint.get_type_name() == "bf16"
@@ -239,24 +226,23 @@ def says(precision: str) -> Callable[[onnx.ModelProto], object]:
     return lambda model: onnx.helper.set_model_props(model, {"mdp_precision": precision})
 
 
-def test_a_file_in_another_precision_is_refused(tmp_path: Path, assignment: Assignment) -> None:
+def test_a_file_in_another_precision_is_refused(tmp_path: Path, execution: Execution) -> None:
     expected = r"model\.onnx: expected a model in fp32, as planned, got one in int8$"
     with pytest.raises(AgentError, match=expected):
-        open_runtime(written(tmp_path, says("int8")), assignment, num_classes=3)
-    open_runtime(written(tmp_path, says("fp32")), assignment, num_classes=3).warm_up()
+        open_runtime(written(tmp_path, says("int8")), execution, num_classes=3)
+    open_runtime(written(tmp_path, says("fp32")), execution, num_classes=3).warm_up()
 
 
-def test_another_image_size_is_refused(model: ModelFile, assignment: Assignment) -> None:
-    submodel = msgspec.structs.replace(assignment.vit, image_size=16)
+def test_another_image_size_is_refused(model: ModelFile, execution: Execution) -> None:
     expected = r"model\.onnx: expected one input 'images' of uint8 \[N, 16, 16, 3\], got .*12, 12"
     with pytest.raises(AgentError, match=expected):
-        open_runtime(model, changed(assignment, submodel=submodel), num_classes=3)
+        open_runtime(model, changed(execution, image_size=16), num_classes=3)
 
 
-def test_another_number_of_classes_is_refused(model: ModelFile, assignment: Assignment) -> None:
+def test_another_number_of_classes_is_refused(model: ModelFile, execution: Execution) -> None:
     expected = r"model\.onnx: expected outputs 'boost' and 'bag' with 10 classes, got .*'bag': 3"
     with pytest.raises(AgentError, match=expected):
-        open_runtime(model, assignment, num_classes=10)
+        open_runtime(model, execution, num_classes=10)
 
 
 def written(folder: Path, change: Callable[[onnx.ModelProto], object]) -> ModelFile:
@@ -286,27 +272,27 @@ def float_input(model: onnx.ModelProto) -> None:
 )
 def test_another_signature_is_refused(
     tmp_path: Path,
-    assignment: Assignment,
+    execution: Execution,
     change: Callable[[onnx.ModelProto], object],
     expected: str,
 ) -> None:
     with pytest.raises(AgentError, match=expected):
-        open_runtime(written(tmp_path, change), assignment, num_classes=3)
+        open_runtime(written(tmp_path, change), execution, num_classes=3)
 
 
 @pytest.mark.parametrize("content", [b"", b"I am not a model", b"\x08\x08" + b"\xff" * 100])
 def test_a_corrupt_file_is_refused(
-    tmp_path: Path, assignment: Assignment, name: str, content: bytes
+    tmp_path: Path, execution: Execution, name: str, content: bytes
 ) -> None:
     expected = rf"model\.onnx: ({name} cannot load it|expected one input|expected an ONNX model)"
     with pytest.raises((AgentError, ConfigError), match=expected):
-        open_runtime(ModelFile(tmp_path / "model.onnx", content), assignment, num_classes=3)
+        open_runtime(ModelFile(tmp_path / "model.onnx", content), execution, num_classes=3)
 
 
-def test_the_file_is_not_kept_in_memory(model: ModelFile, assignment: Assignment) -> None:
+def test_the_file_is_not_kept_in_memory(model: ModelFile, execution: Execution) -> None:
     """Beside the weights that were made of it."""
     before = sys.getrefcount(model.content)
-    runtime = open_runtime(model, assignment, num_classes=3)
+    runtime = open_runtime(model, execution, num_classes=3)
     runtime.warm_up()
     after = sys.getrefcount(model.content)  # in an assertion, pytest would keep one itself
     assert after == before
@@ -338,15 +324,15 @@ def scaled(value: float) -> Callable[[onnx.ModelProto], object]:
 
 
 def test_a_model_without_finite_logits_is_refused_before_ready(
-    tmp_path: Path, assignment: Assignment
+    tmp_path: Path, execution: Execution
 ) -> None:
-    runtime = open_runtime(written(tmp_path, scaled(np.nan)), assignment, num_classes=3)
+    runtime = open_runtime(written(tmp_path, scaled(np.nan)), execution, num_classes=3)
     with pytest.raises(AgentError, match="gives logits that are not finite on a black picture"):
         runtime.warm_up()
 
 
 def test_a_model_that_cannot_run_is_refused_before_ready(
-    tmp_path: Path, assignment: Assignment, name: str
+    tmp_path: Path, execution: Execution, name: str
 ) -> None:
     def impossible(model: onnx.ModelProto) -> None:
         # A shape that only shows to be wrong when it is computed.
@@ -361,12 +347,12 @@ def test_a_model_that_cannot_run_is_refused_before_ready(
     path = written(tmp_path, impossible)
     expected = rf"the model cannot be run: |model\.onnx: {name} cannot load it: "
     with pytest.raises(AgentError, match=expected):
-        open_runtime(path, assignment, num_classes=3).warm_up()
+        open_runtime(path, execution, num_classes=3).warm_up()
 
 
 REPORTED = """
 import sys
-from devices.runtime.openvino import core_of, import_openvino
+from mdp.runtimes.openvino import core_of, import_openvino
 
 openvino = import_openvino()
 core_of(openvino).get_property("CPU", "FULL_DEVICE_NAME")
@@ -391,17 +377,17 @@ from pathlib import Path
 
 import msgspec
 
-from devices.runtime.base import OrtRuntime
+from mdp.runtimes.onnxruntime import OrtRuntime
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment
+from mdp.runtimes.base import Execution
 
-assignment = msgspec.json.decode(sys.argv[2], type=Assignment)
-OrtRuntime(ModelFile.read(Path(sys.argv[1])), assignment, num_classes=3).warm_up()
+execution = msgspec.json.decode(sys.argv[2], type=Execution)
+OrtRuntime(ModelFile.read(Path(sys.argv[1])), execution, num_classes=3).warm_up()
 """
 
 
 def test_onnxruntime_keeps_nothing_of_its_use(
-    tmp_path: Path, model: ModelFile, planned: Assignment
+    tmp_path: Path, model: ModelFile, planned: Execution
 ) -> None:
     """Of itself it keeps an id and a queue of reports in the home folder, and sends them."""
     home = tmp_path / "home"
@@ -421,15 +407,15 @@ from pathlib import Path
 
 import msgspec
 
-from devices.runtime.openvino import OpenVinoRuntime
+from mdp.runtimes.openvino import OpenVinoRuntime
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment
+from mdp.runtimes.base import Execution
 
 # What gives the main thread a signal stack of its own, on which Python's handlers run.
 faulthandler.enable()
 signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
-assignment = msgspec.json.decode(sys.argv[2], type=Assignment)
-kept = [OpenVinoRuntime(ModelFile.read(Path(sys.argv[1])), assignment, num_classes=3)]
+execution = msgspec.json.decode(sys.argv[2], type=Execution)
+kept = [OpenVinoRuntime(ModelFile.read(Path(sys.argv[1])), execution, num_classes=3)]
 dropping = threading.Thread(target=kept.clear)
 dropping.start()
 dropping.join()
@@ -438,11 +424,11 @@ os.kill(os.getpid(), signal.SIGUSR1)
 
 
 def test_signals_are_survived_after_another_thread_has_dropped_a_model(
-    model: ModelFile, planned: Assignment
+    model: ModelFile, planned: Execution
 ) -> None:
-    assignment = msgspec.json.encode(changed(planned, runtime="openvino")).decode()
+    execution = msgspec.json.encode(changed(planned, runtime="openvino")).decode()
     done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(model.path), assignment],
+        [sys.executable, "-c", SIGNALLED, str(model.path), execution],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "handled\n")

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from devices.runtime.cuda import CUDA
 from mdp.client.status import DeviceStatus
 from mdp.client.sync import Client
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.profile import Precision, read_profile
+from mdp.runtimes.cuda import CUDA
 from mdp.testing.agents import ANY_PORT, AgentProcess
 from mdp.testing.processes import PATIENCE_S
 from tests.support.fleet import BIN, PLENTY_MS, ROOT

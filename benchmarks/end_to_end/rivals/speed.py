@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from partitioner.export.sessions import open_session
+from mdp.runtimes.onnxruntime import open_session
 
 MIN_RUNS = 3
 

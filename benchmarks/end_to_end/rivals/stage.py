@@ -15,7 +15,7 @@ import zmq
 from numpy.typing import NDArray
 
 from mdp.pictures.crop import decode_jpeg
-from partitioner.export.sessions import open_session
+from mdp.runtimes.onnxruntime import open_session
 
 #: First frame of a message: how its content is encoded. Second frame: what follows between stages.
 RAW, JPEG, FP32, FP16 = b"raw", b"jpeg", b"fp32", b"fp16"

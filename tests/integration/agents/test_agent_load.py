@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from devices.agent.queue import CAPACITY
 from devices.cores import cores_in
 from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import Result, contribution_of
+from mdp.queueing.queue import CAPACITY
 from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, new_pair

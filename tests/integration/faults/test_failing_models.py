@@ -12,7 +12,7 @@ import pytest
 from devices.agent import executor as computing
 from devices.agent import server as agent_module
 from devices.agent.bundles import Candidate
-from devices.agent.queue import Job
+from devices.agent.jobs import Job
 from devices.agent.reload import Renewal
 from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle

@@ -12,13 +12,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from mdp.errors import InputError  # noqa: E402
-from mdp.formats.bundle import Bundle, model_path  # noqa: E402
+from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.formats.plan import NetworkSpec, Plan  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
 from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.data.memmaps import load, load_weights  # noqa: E402
-from partitioner.export.sessions import contribution, open_session  # noqa: E402
+from partitioner.export.sessions import contribution, open_member  # noqa: E402
 from partitioner.networks.families import Backbone, create  # noqa: E402
 from partitioner.networks.weight_init import Predecessor, inherit  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
@@ -155,7 +155,9 @@ def test_every_member_is_exported_as_it_was_trained(built: Built) -> None:
     network = bundle.manifest.plan.assignments[0]
     assert network.spec.outline == NAME
     pixels = built.work.member_pixels(network, "test")[:8]
-    served = contribution(open_session(bundle.path / model_path(0)), pixels, 8)
+    served = contribution(
+        open_member(bundle.model(0), network, len(bundle.manifest.labels)), pixels, 8
+    )
     member = built.work.load_member(network)
     with torch.inference_mode():
         x = member.normalise(torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).float())

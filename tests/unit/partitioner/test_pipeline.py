@@ -19,13 +19,14 @@ from mdp.errors import ConfigError, InputError, PlanRefused  # noqa: E402
 from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.formats.plan import TeacherSpec  # noqa: E402
 from mdp.fusion.fuse import arrival_subsets, fuse, weights_for  # noqa: E402
+from mdp.runtimes.onnxruntime import open_session  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
 from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
 from partitioner.export import write as export  # noqa: E402
 from partitioner.export.evaluate import subset_accuracies  # noqa: E402
-from partitioner.export.sessions import contribution, open_session, run_session  # noqa: E402
+from partitioner.export.sessions import member_contribution, open_member, run_session  # noqa: E402
 from partitioner.networks.weight_init import Predecessor, inherit  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
@@ -274,8 +275,8 @@ def test_models_take_any_batch_of_bytes(built: Built) -> None:
     assert isinstance(given.shape[0], str)
     assert [output.name for output in session.get_outputs()] == ["boost", "bag"]
     pixels = np.random.default_rng(0).integers(0, 256, (11, 8, 8, 3), dtype=np.uint8)
-    alone, together = (contribution(session, pixels, batch) for batch in (1, 11))
-    assert np.allclose(alone.bag, together.bag, atol=1e-5)
+    (alone,), (together,) = (run_session(session, pixels, ["bag"], batch) for batch in (1, 11))
+    assert np.allclose(alone, together, atol=1e-5)
 
 
 def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_path: Path) -> None:
@@ -301,9 +302,9 @@ def test_evaluation_is_what_fusion_of_the_files_gives(built: Built) -> None:
     assert evaluation.data_digest == built.data.test.digest
     contributions = {}
     for assignment in bundle.manifest.plan.assignments:
-        session = open_session(built.bundle / f"submodels/{assignment.k}/model.onnx")
+        runtime = open_member(bundle.model(assignment.k), assignment, len(bundle.manifest.labels))
         pixels = built.work.member_pixels(assignment, "test")
-        contributions[assignment.k] = contribution(session, pixels)
+        contributions[assignment.k] = member_contribution(runtime, pixels, assignment)
     weights = weights_for((0, 1), "stacked", bundle.fusion_weights())
     right = fuse(contributions, weights).argmax(axis=1) == built.data.test.targets
     assert bundle.expected_accuracy((0, 1), "stacked") is None

@@ -13,7 +13,7 @@ from devices.agent import executor as computing
 from devices.agent.bundles import Candidate, Service, Shelf
 from devices.agent.counters import Ledger
 from devices.agent.executor import TOLERATED_FAILURES, Computing, apart, together
-from devices.agent.queue import Job
+from devices.agent.jobs import Job
 from devices.agent.replies import Replies
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle

@@ -9,7 +9,7 @@ from devices.agent import options as serving
 from devices.agent.options import Serving
 from mdp.errors import AgentError, ConfigError
 from mdp.formats.bundle import Bundle
-from mdp.formats.plan import Assignment
+from mdp.runtimes.base import Execution
 from mdp.testing.bundles import write_bundle
 from tests.support.bundles import change_assignment
 
@@ -24,17 +24,21 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("threads", "cores", "given"),
-    [(None, None, None), (2, None, 2), (None, 2, 2), (None, 8, 4), (6, 2, 6)],
+    [(None, None, 4), (2, None, 2), (None, 2, 2), (None, 8, 4), (6, 2, 6)],
 )
 def test_threads_are_no_more_than_the_cores_unless_they_are_asked_for(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     threads: int | None,
     cores: int | None,
-    given: int | None,
+    given: int,
 ) -> None:
     opened: dict[str, Any] = {}
-    monkeypatch.setattr(serving, "open_runtime", lambda *args, **options: opened.update(options))
+
+    def open_runtime(model: object, execution: Execution, **options: Any) -> None:
+        opened.update(options, threads=execution.threads)
+
+    monkeypatch.setattr(serving, "open_runtime", open_runtime)
     options = Serving(device="alpha", threads=threads, cores=cores, allow_fallback=True)
     options.candidate(folder).load()
     assert opened == {"num_classes": 3, "threads": given, "allow_fallback": True}
@@ -46,7 +50,7 @@ def test_threads_wait_as_the_plan_says_unless_the_operator_says_otherwise(
     folder: Path, monkeypatch: pytest.MonkeyPatch, planned: bool, asked: bool | None
 ) -> None:
     change_assignment(folder, spin=planned)
-    opened: list[Assignment] = []
+    opened: list[Execution] = []
     monkeypatch.setattr(serving, "open_runtime", lambda _, served, **options: opened.append(served))
     candidate = Serving(device="alpha", spin=asked).candidate(folder)
     candidate.load()
@@ -68,6 +72,16 @@ def test_a_link_is_followed_once(folder: Path, tmp_path: Path) -> None:
     link.unlink()
     assert candidate.bundle.path == folder.resolve()
     assert candidate.load().provider == "CPUExecutionProvider"
+
+
+def test_what_is_not_here_is_refused_with_the_option_that_accepts_another(folder: Path) -> None:
+    change_assignment(folder, provider="CUDAExecutionProvider")
+    expected = (
+        "^the plan asks for CUDAExecutionProvider, this device has .*CPUExecutionProvider; "
+        "--allow-fallback accepts another one and says so in every status$"
+    )
+    with pytest.raises(AgentError, match=expected):
+        Serving(device="alpha").candidate(folder).load()
 
 
 def test_crops_too_large_for_the_socket_are_refused(folder: Path) -> None:

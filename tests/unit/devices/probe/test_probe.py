@@ -8,8 +8,8 @@ from devices.probe.child import Failed, Look, MeasureRun, SustainRun
 from devices.probe.encoders import Encoder
 from devices.probe.run import Probe, Wishes
 from devices.probe.schedule import best_provider
-from devices.runtime.cuda import TENSORRT
 from mdp.errors import AgentError
+from mdp.runtimes.cuda import TENSORRT
 from tests.support.probes import CPU, CUDA, ENCODERS, Clock, FakeDevice, FakeModels, latency_of
 
 THOROUGH = Wishes(threads=[1, 2])

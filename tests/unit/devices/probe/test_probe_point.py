@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from devices.probe.measure import (
     MIN_RUNS,
     Surroundings,
-    assignment_of,
+    execution_of,
     measure,
     sustain,
     warm_up_s,
@@ -108,12 +108,13 @@ def test_warm_up_ends_with_the_first_run_that_is_as_fast() -> None:
 
 
 def test_a_run_is_served_like_a_planned_sub_model() -> None:
-    assignment = assignment_of(a_run(threads=3))
-    assert assignment.threads == 3
-    assert assignment.provider == CPU
-    assert assignment.vit.embed_dim == 64
-    assert not assignment.spin
-    assert assignment_of(replace(a_run(), spin=True)).spin
+    run = a_run(threads=3)
+    execution = execution_of(run)
+    assert execution.threads == 3
+    assert execution.provider == CPU
+    assert (execution.precision, execution.image_size) == ("fp32", run.spec.image_size)
+    assert not execution.spin
+    assert execution_of(replace(a_run(), spin=True)).spin
 
 
 def test_a_device_that_throttles_is_slower_in_the_last_minute() -> None:

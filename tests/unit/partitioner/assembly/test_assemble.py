@@ -142,12 +142,14 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
 
 
 def test_own_heads_are_kept_apart_and_quantised(parts: Path, tmp_path: Path, tree: Path) -> None:
-    from partitioner.export.sessions import contribution, open_session
+    from partitioner.export.sessions import contribution, open_member
 
     bundle = run(parts, tmp_path, tree, VIT_MODEL | {"precision": "int8-static"})
     assert bundle.manifest.plan.assignments[0].spec.precision == "int8-static"
     noise = np.random.default_rng(0).integers(0, 256, (2, SIDE, SIDE, 3), dtype=np.uint8)
-    found = contribution(open_session(bundle.model(0)), noise)
+    found = contribution(
+        open_member(bundle.model(0), bundle.manifest.plan.assignments[0], len(CLASSES)), noise
+    )
     assert found.boost.shape == found.bag.shape == (2, len(CLASSES))
     assert not np.allclose(found.boost, found.bag)
     kinds = {

@@ -361,8 +361,8 @@ def test_a_runtime_that_is_not_here_is_noticed_before_any_training(
     )  # fmt: skip
     assert code == 2
     assert err.splitlines()[-1].endswith(
-        "could not be measured here: openvino in fp32: openvino is not installed here: "
-        "pip install '.[partition,openvino]' in a checkout of MDP"
+        "could not be measured here: the plan asks for openvino in fp32, which is not installed "
+        "(pip install '.[openvino]' in a checkout of MDP)"
     )
     assert "training" not in err
     assert not (tmp_path / "b.run").exists()

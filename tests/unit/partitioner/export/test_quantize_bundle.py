@@ -14,7 +14,10 @@ pytest.importorskip("torch")
 from mdp.errors import InputError
 from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle, Quantisation, TriedPrecision
+from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import PredictedMs, Replica
+from mdp.runtimes.base import Execution, Runtime
+from mdp.runtimes.select import open_runtime
 from mdp.testing.bundles import DEVICES, SIZES, write_bundle
 from partitioner.data.datasets import Dataset, open_dataset
 from partitioner.export import quantize_trials
@@ -196,7 +199,7 @@ def test_a_provider_that_is_not_here_cannot_be_judged(
     for asked in ({"profiles": [gpu]}, {"profiles": [], "here": ["alpha"]}):
         assert run(changed, ways=[FP16], **asked) is None
         reason = tried(tmp_path / "out", 0, FP16).reason
-        assert reason.startswith(f"expected {cuda} on this machine, found ")
+        assert reason.startswith(f"the plan asks for {cuda}, this device has ")
 
 
 def test_a_runtime_that_is_not_here_is_a_reason(
@@ -205,8 +208,8 @@ def test_a_runtime_that_is_not_here_is_a_reason(
     monkeypatch.setitem(sys.modules, "openvino", None)
     assert run(bundle, profile_of("alpha", {OPENVINO: 0.5}), ways=[OPENVINO]) is None
     assert tried(tmp_path / "out", 0, OPENVINO).reason == (
-        "openvino in fp32: openvino is not installed here: "
-        "pip install '.[partition,openvino]' in a checkout of MDP"
+        "the plan asks for openvino in fp32, which is not installed "
+        "(pip install '.[openvino]' in a checkout of MDP)"
     )
 
 
@@ -225,18 +228,16 @@ def test_here_is_measured_with_the_planned_threads(
 ) -> None:
     opened: list[tuple[object, ...]] = []
 
-    def session(
-        model: Path, *way: Any, threads: int = 1, provider: str = "", spin: bool = False
-    ) -> Any:
-        opened.append((*way, threads, provider, spin))
-        return open_way(model, *way, threads=threads)
+    def opening(model: ModelFile, execution: Execution, *, num_classes: int) -> Runtime:
+        opened.append((execution.precision, execution.runtime, execution.threads,
+                       execution.provider, execution.spin))  # fmt: skip
+        return open_runtime(model, execution, num_classes=num_classes)
 
-    def in_turns(sessions: Sequence[object], pixels: object) -> list[list[float]]:
-        assert len(sessions) == 2
+    def in_turns(runs: Sequence[object], pixels: object) -> list[list[float]]:
+        assert len(runs) == 2
         return [[0.5] * 9, [0.25] * 9]
 
-    open_way = vars(quantize_trials)["open_way"]
-    monkeypatch.setattr(quantize_trials, "open_way", session)
+    monkeypatch.setattr(quantize_trials, "open_runtime", opening)
     monkeypatch.setattr(quantize_trials, "in_turns", in_turns)
     alpha = msgspec.structs.replace(bundle.manifest.plan.assignments[0], threads=3, spin=True)
     plan = msgspec.structs.replace(
@@ -252,22 +253,21 @@ def test_here_is_measured_with_the_planned_threads(
     assert record_of(tmp_path / "out").members[0].measured == "here, on the machine that quantised"
 
 
-def test_sessions_take_turns_block_by_block() -> None:
+def test_runtimes_take_turns_block_by_block() -> None:
     turns: list[str] = []
 
-    class Session:
-        def __init__(self, name: str, seconds: float) -> None:
-            self.name, self.seconds = name, seconds
+    def running(name: str, seconds: float) -> Callable[[object], None]:
+        def run(pixels: object) -> None:
+            if turns[-1:] != [name]:
+                turns.append(name)
+            now[0] += seconds
 
-        def run(self, outputs: object, feed: object) -> None:
-            if turns[-1:] != [self.name]:
-                turns.append(self.name)
-            now[0] += self.seconds
+        return run
 
     now = [0.0]
-    sessions = [Session("slow", 0.03), Session("fast", 0.01)]
+    runs = [running("slow", 0.03), running("fast", 0.01)]
     pixels = np.zeros((1, 8, 8, 3), dtype=np.uint8)
-    found = quantize_trials.in_turns(sessions, pixels, lambda: now[0])
+    found = quantize_trials.in_turns(runs, pixels, lambda: now[0])
     assert found == [pytest.approx([30.0] * 9), pytest.approx([10.0] * 9)]
     assert turns == ["slow", "fast"] * quantize_trials.ROUNDS
 

@@ -2,6 +2,7 @@
 
 import gc
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 from mdp.errors import InputError
 from mdp.requests.deadline import reserve_s
+from partitioner.simulation.device import Job, SimulatedDevice
 from partitioner.simulation.engine import Simulation, simulate
 from partitioner.simulation.models import (
     RETRANSMIT_S,
     DeviceModel,
+    Dice,
     Jittered,
     Load,
     LogNormal,
@@ -295,7 +298,7 @@ def test_a_hedge_due_after_another_member_s_goes_out_too() -> None:
     took_s: list[float] = []
     for seed in range(20):
         simulation = Simulation(scenario(*members, requests=1, hedge_after_s=0.030, seed=seed))
-        simulation._devices["full"]._queue.capacity = 0
+        simulation._devices["full"]._queue.times.one_s = 1e9
         took_s += simulation.run().latencies_s
     # The first one asked says no after 10 ms, the second is given 30 ms, the third takes 10.
     assert pytest.approx(0.050) in took_s
@@ -438,3 +441,34 @@ def test_a_cascade_whose_first_member_is_lost_or_late_asks_the_others() -> None:
         assert shares(trace) == {(1,): 1.0}
         assert trace.counts["b"]["used"] == 1
         assert trace.latencies_s[0] == pytest.approx(0.01 if lost else 1.01)
+
+
+def test_a_device_that_is_back_has_forgotten_what_it_was_asked() -> None:
+    """Its queue, what it computed and how long that takes."""
+    pushed: list[tuple[float, Callable[[float, Any], None], Any]] = []
+    replied: list[Job] = []
+    one = SimulatedDevice(
+        device("alpha", compute_s=0.5, delay=Jittered(round_trip_s=0.0)),
+        Dice(0),
+        lambda at_s, callback, argument: pushed.append((at_s, callback, argument)),
+        lambda now_s, job: replied.append(job),
+    )
+
+    def play(until_s: float) -> None:
+        while due := [event for event in pushed if event[0] <= until_s]:
+            event = min(due, key=lambda each: each[0])
+            pushed.remove(event)
+            event[1](event[0], event[2])
+
+    for call, now_s in enumerate((0.0, 0.6, 0.7)):
+        one.send(now_s, call, 10.0)
+        play(now_s)
+    play(0.8)
+    assert [job.call for job in replied] == [0]
+    one.fall(0.8)
+    one.up = True
+    # Half a second would not suffice, if that was still known, nor a second, behind another.
+    one.send(1.0, 3, 0.1)
+    play(9.0)
+    assert [(job.call, job.refusal) for job in replied] == [(0, None), (3, None)]
+    assert one.busy_s == pytest.approx(1.0)

@@ -1,4 +1,4 @@
-"""OpenVinoRuntime: a sub-model in OpenVINO, where a plan says so. The only place to serve with it.
+"""OpenVINO: a sub-model on one of its devices, where a plan says so.
 
 OpenVINO's package reports its own import to a statistics server of its maker, from a part that
 converts models and that nobody serving one needs. That part is left out here, so nothing is sent.
@@ -12,26 +12,26 @@ from typing import Any
 
 import numpy as np
 
-from devices.runtime.base import (
+from mdp.errors import AgentError
+from mdp.extras import install
+from mdp.formats.model_file import ModelFile
+from mdp.formats.profile import Precision
+from mdp.fusion.fuse import Contribution
+from mdp.imports import without
+from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import (
     BAG,
     BOOST,
     CPU,
     INPUT,
     PRECISION_KEY,
+    Execution,
     NotHereError,
     check_input,
     check_outputs,
     check_precision,
     run_until_steady,
 )
-from mdp.errors import AgentError
-from mdp.extras import install
-from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment
-from mdp.formats.profile import Precision
-from mdp.fusion.fuse import Contribution
-from mdp.imports import without
-from mdp.pictures.crop import Pixels
 
 #: What a status writes before OpenVINO's name of the device.
 PREFIX = "openvino:"
@@ -55,30 +55,20 @@ class OpenVinoRuntime:
     #: What is planned otherwise is refused, so there is no falling back inside OpenVINO.
     fallback = False
 
-    def __init__(
-        self,
-        model: ModelFile,
-        assignment: Assignment,
-        *,
-        num_classes: int,
-        threads: int | None = None,
-    ) -> None:
+    def __init__(self, model: ModelFile, execution: Execution, *, num_classes: int) -> None:
         """Load `model`; raises AgentError if it is another model, or what is planned not there."""
-        precision, size = assignment.spec.precision, assignment.spec.image_size
-        device = device_of(assignment.provider)
-        openvino = _openvino(precision)
-        core = core_of(openvino)
-        _check_device(core, device, precision)
+        device, size = device_of(execution.provider), execution.image_size
+        openvino, core = core_for(execution)
         try:
             graph = _read(openvino, model)
         except Exception as error:  # OpenVINO raises types of its own, without a common base
             raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
-        _check(graph, model.path, assignment, num_classes)
+        _check(graph, model.path, execution, num_classes)
         try:
             # Agents compute one picture at a time. Knowing that made ViTs 3 to 5 % faster, and NPUs
             # take no other graph.
             graph.reshape({INPUT: [1, size, size, 3]})
-            wishes = _wishes(device, precision, threads or assignment.threads)
+            wishes = _wishes(device, execution.precision, execution.threads)
             self._compiled = core.compile_model(graph, device, wishes)
             self._request = self._compiled.create_infer_request()
         except Exception as error:  # OpenVINO raises types of its own, without a common base
@@ -124,14 +114,18 @@ def core_of(openvino: Any) -> Any:
     return openvino.Core()
 
 
-def _openvino(precision: str) -> Any:
+def core_for(execution: Execution) -> tuple[Any, Any]:
+    """OpenVINO and its core; raises NotHereError where a model could not be run in this way."""
     try:
-        return import_openvino()
+        openvino = import_openvino()
     except ImportError as error:
         raise NotHereError(
-            f"openvino in {precision}",
-            f"which is not installed ({install('agent,openvino')})",
+            f"openvino in {execution.precision}",
+            f"which is not installed ({install('openvino')})",
         ) from error
+    core = core_of(openvino)
+    _check_device(core, device_of(execution.provider), execution.precision)
+    return openvino, core
 
 
 def device_of(provider: str) -> str:
@@ -197,13 +191,13 @@ def _read(openvino: Any, model: ModelFile) -> Any:
     return onnx.convert(onnx.load(io.BytesIO(model.content)))
 
 
-def _check(graph: Any, model: Path, assignment: Assignment, num_classes: int) -> None:
+def _check(graph: Any, model: Path, execution: Execution, num_classes: int) -> None:
     inputs = {i.any_name: (i.element_type.get_type_name(), _shape(i)[1:]) for i in graph.inputs}
-    check_input(model, inputs, assignment.spec.image_size, uint8="u8")
+    check_input(model, inputs, execution.image_size, uint8="u8")
     check_outputs(model, {o.any_name: _shape(o)[-1] for o in graph.outputs}, num_classes)
     where = ["framework", PRECISION_KEY]
     says = graph.get_rt_info(where).astype(str) if graph.has_rt_info(where) else None
-    check_precision(model, says, assignment)
+    check_precision(model, says, execution.precision)
 
 
 def _shape(port: Any) -> list[object]:

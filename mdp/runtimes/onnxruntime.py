@@ -1,62 +1,35 @@
-"""Runtime: what executes a sub-model. OrtRuntime is the only place that serves with onnxruntime."""
+"""onnxruntime: sub-models on any of its execution providers, any other model on the processor."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
-
-from devices.runtime.cuda import CUDA, ON_CUDA, TENSORRT, load_libraries, load_tensorrt, options_for
 from mdp.errors import AgentError
 from mdp.extras import install
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment
 from mdp.fusion.fuse import Contribution
 from mdp.imports import silence_onnxruntime
 from mdp.pictures.crop import Pixels
+from mdp.runtimes.base import (
+    BAG,
+    BOOST,
+    CPU,
+    INPUT,
+    PRECISION_KEY,
+    Execution,
+    NotHereError,
+    check_input,
+    check_outputs,
+    check_precision,
+    run_until_steady,
+)
+from mdp.runtimes.cuda import CUDA, ON_CUDA, TENSORRT, load_libraries, load_tensorrt, options_for
 
-CPU = "CPUExecutionProvider"
-#: Names of the exported graph's input and outputs.
-INPUT, BOOST, BAG = "images", "boost", "bag"
-#: The file's own word on how it was quantised, in its metadata; absent in bundles of 0.1.0.
-PRECISION_KEY = "mdp_precision"
 #: Why a provider that onnxruntime's build holds may give a session on the processor.
 _NOT_STARTED = (
     "no such device, or its driver or libraries are missing (CUDA's come with "
     f"{install('agent-gpu')})"
 )
-#: Runs before READY: the first ones allocate memory and choose kernels.
-WARM_UP_RUNS = 3
-
-
-#: Name -> type and shape without the batch.
-Signature = Mapping[str, tuple[str, list[object]]]
-
-
-class NotHereError(AgentError):
-    """The planned runtime, provider or precision cannot be had on this device."""
-
-    def __init__(self, planned: str, here: str) -> None:
-        super().__init__(
-            f"the plan asks for {planned}, {here}; "
-            "--allow-fallback accepts another one and says so in every status"
-        )
-
-
-class Runtime(Protocol):
-    """Executes one sub-model."""
-
-    #: What really runs it: an execution provider of onnxruntime, or OpenVINO's device, as in
-    #: `openvino:CPU`.
-    provider: str
-    #: Whether that is not the planned one, or not in the planned runtime and precision.
-    fallback: bool
-
-    def warm_up(self) -> None:
-        """Run until steady."""
-
-    def run(self, pixels: Pixels) -> Contribution:
-        """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
 
 
 class OrtRuntime:
@@ -65,30 +38,29 @@ class OrtRuntime:
     def __init__(
         self,
         model: ModelFile,
-        assignment: Assignment,
+        execution: Execution,
         *,
         num_classes: int,
-        threads: int | None = None,
         allow_fallback: bool = False,
     ) -> None:
         """Load `model`; raises AgentError if it is another model, or what is planned not there."""
         ort = import_onnxruntime()
-        instead = _instead(ort, assignment.provider, allow_fallback)
-        wanted = _choose_provider(ort, assignment.provider, allow_fallback, instead)
+        instead = _instead(ort, execution.provider, allow_fallback)
+        wanted = _choose_provider(ort, execution.provider, allow_fallback, instead)
         if wanted in ON_CUDA:
             load_libraries(ort)
         if wanted == TENSORRT:
             load_tensorrt()
-        elsewhere = _planned_elsewhere(assignment)
+        elsewhere = _planned_elsewhere(execution)
         if elsewhere and not allow_fallback:
             raise NotHereError(elsewhere, "this is onnxruntime")
 
         def start(provider: str) -> Any:
-            options = _options(ort, assignment, threads or assignment.threads)
+            options = _options(ort, execution.threads, execution.spin)
             if provider == TENSORRT and not allow_fallback:
                 # What TensorRT cannot compute of a graph would silently go to the processor.
                 options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-            told = options_for(provider, assignment.spec.precision, model.content)
+            told = options_for(provider, execution.precision, model.content)
             return _session(ort, model.content, options, (provider, told))
 
         try:
@@ -97,21 +69,21 @@ class OrtRuntime:
             raise AgentError(f"{model.path}: onnxruntime cannot load it: {error}") from error
         self._session.disable_fallback()
         self.provider: str = self._session.get_providers()[0]
-        self.fallback = self.provider != assignment.provider or bool(elsewhere)
+        self.fallback = self.provider != execution.provider or bool(elsewhere)
         if self.fallback and not allow_fallback:
             raise NotHereError(
-                assignment.provider, f"onnxruntime lists it here but cannot start it: {why}"
+                execution.provider, f"onnxruntime lists it here but cannot start it: {why}"
             )
-        self._image_size = assignment.spec.image_size
-        self._check(model.path, assignment, num_classes)
+        self._image_size = execution.image_size
+        self._check(model.path, execution, num_classes)
 
-    def _check(self, model: Path, assignment: Assignment, num_classes: int) -> None:
+    def _check(self, model: Path, execution: Execution, num_classes: int) -> None:
         session = self._session
         inputs = {i.name: (i.type, i.shape[1:]) for i in session.get_inputs()}
         check_input(model, inputs, self._image_size, uint8="tensor(uint8)")
         check_outputs(model, {o.name: o.shape[-1] for o in session.get_outputs()}, num_classes)
         says = session.get_modelmeta().custom_metadata_map.get(PRECISION_KEY)
-        check_precision(model, says, assignment)
+        check_precision(model, says, execution.precision)
 
     def warm_up(self) -> None:
         """Run until steady; raises AgentError if the logits are not finite."""
@@ -121,6 +93,18 @@ class OrtRuntime:
         """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
         boost, bag = self._session.run([BOOST, BAG], {INPUT: pixels})
         return Contribution(boost, bag)
+
+
+def open_session(model: Path, *, threads: int = 1, spin: bool = False) -> Any:
+    """An onnxruntime session of any model on the processor; raises AgentError if it is none.
+
+    By its path, so that files that it names beside it are read too: not for what was received.
+    """
+    ort = import_onnxruntime()
+    try:
+        return _session(ort, str(model), _options(ort, threads, spin), (CPU, {}))
+    except Exception as error:  # onnxruntime raises types of its own, without a common base
+        raise AgentError(f"{model}: onnxruntime cannot load it: {error}") from error
 
 
 def import_onnxruntime() -> Any:
@@ -135,13 +119,12 @@ def import_onnxruntime() -> Any:
     return onnxruntime
 
 
-def _options(ort: Any, assignment: Assignment, threads: int) -> Any:
+def _options(ort: Any, threads: int, spin: bool) -> Any:
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    spin = "1" if assignment.spin else "0"
-    options.add_session_config_entry("session.intra_op.allow_spinning", spin)
-    if assignment.spin:
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    if spin:
         # By itself it would go on, and keep a board's cores busy long after each answer.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
@@ -166,7 +149,7 @@ def _open(start: Callable[[str], Any], provider: str, instead: str) -> tuple[Any
     return _open(start, instead, CPU)[0], why
 
 
-def _session(ort: Any, model: bytes, options: Any, chosen: tuple[str, dict[str, str]]) -> Any:
+def _session(ort: Any, model: bytes | str, options: Any, chosen: tuple[str, dict[str, str]]) -> Any:
     # By itself it would print an error to standard output and try again without the options.
     session = ort.InferenceSession(model, options, providers=[chosen], enable_fallback=0)
     # It keeps them to start anew with other providers, which nothing here asks of it.
@@ -189,47 +172,8 @@ def _instead(ort: Any, planned: str, allow_fallback: bool) -> str:
     return CUDA if allow_fallback and same_gpu else CPU
 
 
-def _planned_elsewhere(assignment: Assignment) -> str:
+def _planned_elsewhere(execution: Execution) -> str:
     """What the plan asks for that onnxruntime is not, or an empty text."""
-    precision = assignment.spec.precision
-    if assignment.runtime != "onnxruntime":
-        return f"{assignment.runtime} in {precision}"
-    return precision if precision == "bf16" else ""
-
-
-def check_input(model: Path, inputs: Signature, image_size: int, *, uint8: str) -> None:
-    """Raise AgentError unless `inputs` are the exported graph's; `uint8` in the runtime's words."""
-    if inputs != {INPUT: (uint8, [image_size, image_size, 3])}:
-        raise AgentError(
-            f"{model}: expected one input {INPUT!r} of uint8 [N, {image_size}, {image_size}, 3], "
-            f"got {inputs}"
-        )
-
-
-def check_outputs(model: Path, outputs: Mapping[str, object], num_classes: int) -> None:
-    """Raise AgentError unless `outputs`, name -> classes, are the exported graph's."""
-    if outputs != {BOOST: num_classes, BAG: num_classes}:
-        raise AgentError(
-            f"{model}: expected outputs {BOOST!r} and {BAG!r} with {num_classes} classes, "
-            f"got {outputs}"
-        )
-
-
-def check_precision(model: Path, says: str | None, assignment: Assignment) -> None:
-    """Raise AgentError if the file `says` that it has another precision than is planned."""
-    planned = assignment.spec.precision
-    # bf16 is how a runtime computes; the file's numbers stay fp32.
-    if says is not None and says != ("fp32" if planned == "bf16" else planned):
-        raise AgentError(f"{model}: expected a model in {planned}, as planned, got one in {says}")
-
-
-def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> None:
-    """Run a few times on a black picture; raises AgentError if the logits are not finite."""
-    blank = np.zeros((1, image_size, image_size, 3), dtype=np.uint8)
-    try:
-        for _ in range(WARM_UP_RUNS):
-            contribution = run(blank)
-    except Exception as error:  # runtimes raise types of their own, without a common base
-        raise AgentError(f"the model cannot be run: {error}") from error
-    if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
-        raise AgentError("the model gives logits that are not finite on a black picture")
+    if execution.runtime != "onnxruntime":
+        return f"{execution.runtime} in {execution.precision}"
+    return execution.precision if execution.precision == "bf16" else ""

@@ -1,0 +1,110 @@
+"""What agents, their probe and the partitioner take a runtime to be, whichever it is."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+
+from mdp.errors import AgentError
+from mdp.formats.plan import Assignment
+from mdp.formats.profile import Precision, RuntimeName
+from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import Pixels
+
+CPU = "CPUExecutionProvider"
+#: Names of the exported graph's input and outputs.
+INPUT, BOOST, BAG = "images", "boost", "bag"
+#: The file's own word on how it was quantised, in its metadata; absent in bundles of 0.1.0.
+PRECISION_KEY = "mdp_precision"
+#: Runs before READY: the first ones allocate memory and choose kernels.
+WARM_UP_RUNS = 3
+
+#: Name -> type and shape without the batch.
+Signature = Mapping[str, tuple[str, list[object]]]
+
+
+class Execution(Struct, frozen=True, kw_only=True):
+    """How a sub-model is run."""
+
+    runtime: RuntimeName
+    #: An execution provider of onnxruntime, or OpenVINO's name of a device other than the CPU.
+    provider: str
+    precision: Precision
+    image_size: int
+    threads: int = 1
+    #: Whether threads spin while they wait for each other.
+    spin: bool = False
+
+    @classmethod
+    def of(cls, assignment: Assignment) -> "Execution":
+        """As it is planned."""
+        return cls(
+            runtime=assignment.runtime,
+            provider=assignment.provider,
+            precision=assignment.spec.precision,
+            image_size=assignment.spec.image_size,
+            threads=assignment.threads,
+            spin=assignment.spin,
+        )
+
+
+class NotHereError(AgentError):
+    """The planned runtime, provider or precision cannot be had on this device."""
+
+    def __init__(self, planned: str, here: str) -> None:
+        super().__init__(f"the plan asks for {planned}, {here}")
+
+
+class Runtime(Protocol):
+    """Executes one sub-model."""
+
+    #: What really runs it: an execution provider of onnxruntime, or OpenVINO's device, as in
+    #: `openvino:CPU`.
+    provider: str
+    #: Whether that is not the planned one, or not in the planned runtime and precision.
+    fallback: bool
+
+    def warm_up(self) -> None:
+        """Run until steady; raises AgentError if the logits are not finite."""
+
+    def run(self, pixels: Pixels) -> Contribution:
+        """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+
+
+def check_input(model: Path, inputs: Signature, image_size: int, *, uint8: str) -> None:
+    """Raise AgentError unless `inputs` are the exported graph's; `uint8` in the runtime's words."""
+    if inputs != {INPUT: (uint8, [image_size, image_size, 3])}:
+        raise AgentError(
+            f"{model}: expected one input {INPUT!r} of uint8 [N, {image_size}, {image_size}, 3], "
+            f"got {inputs}"
+        )
+
+
+def check_outputs(model: Path, outputs: Mapping[str, object], num_classes: int) -> None:
+    """Raise AgentError unless `outputs`, name -> classes, are the exported graph's."""
+    if outputs != {BOOST: num_classes, BAG: num_classes}:
+        raise AgentError(
+            f"{model}: expected outputs {BOOST!r} and {BAG!r} with {num_classes} classes, "
+            f"got {outputs}"
+        )
+
+
+def check_precision(model: Path, says: str | None, planned: Precision) -> None:
+    """Raise AgentError if the file `says` that it has another precision than is planned."""
+    # bf16 is how a runtime computes; the file's numbers stay fp32.
+    if says is not None and says != ("fp32" if planned == "bf16" else planned):
+        raise AgentError(f"{model}: expected a model in {planned}, as planned, got one in {says}")
+
+
+def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> None:
+    """Run a few times on a black picture; raises AgentError if the logits are not finite."""
+    blank = np.zeros((1, image_size, image_size, 3), dtype=np.uint8)
+    try:
+        for _ in range(WARM_UP_RUNS):
+            contribution = run(blank)
+    except Exception as error:  # runtimes raise types of their own, without a common base
+        raise AgentError(f"the model cannot be run: {error}") from error
+    if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
+        raise AgentError("the model gives logits that are not finite on a black picture")

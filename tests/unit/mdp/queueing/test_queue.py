@@ -1,0 +1,577 @@
+"""The agent's queue: bounded, fair between clients, deadline-aware, in batches where they pay."""
+
+from collections import Counter, defaultdict
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from msgspec import Struct
+
+from mdp.queueing.clients import REMEMBERED
+from mdp.queueing.queue import CAPACITY, AgentQueue
+
+FORMER, NEWER = "0" * 64, "1" * 64
+
+
+class Job(Struct, frozen=True, eq=False):
+    deadline_s: float
+    client: str
+    digest: str
+
+
+Queue = AgentQueue[Job]
+
+
+def job(deadline_s: float = 1e9, client: str = "one", digest: str = FORMER) -> Job:
+    return Job(deadline_s, client, digest)
+
+
+def says(queue: Queue, new: Job, now_s: float = 0.0) -> str | None:
+    """What the newcomer alone is told; None if it is queued."""
+    sent_back = queue.offer(new, now_s)
+    assert [refused for refused, _ in sent_back] in ([], [new])
+    return sent_back[0][1] if sent_back else None
+
+
+def take(queue: Queue, now_s: float = 0.0) -> tuple[Job | None, list[Job]]:
+    """The next job where they are computed one by one."""
+    jobs, dropped = queue.take(now_s)
+    assert len(jobs) <= 1
+    return jobs[0] if jobs else None, dropped
+
+
+def ran(queue: Queue, took_s: float, now_s: float = 0.0) -> None:
+    """Let one request through, so that the estimate is known."""
+    assert says(queue, job(), now_s) is None
+    taken, _ = take(queue, now_s)
+    assert taken is not None
+    queue.done(took_s=took_s)
+
+
+def test_first_come_first_served_one_at_a_time() -> None:
+    queue, jobs = Queue(), [job() for _ in range(3)]
+    for each in jobs:
+        assert says(queue, each) is None
+    assert queue.waiting == 3
+    for each in jobs:
+        assert take(queue) == (each, [])
+        assert take(queue) == (None, []), "one is running"
+        assert not queue.idle
+        queue.done(took_s=0.001)
+    assert queue.idle
+    assert take(queue) == (None, [])
+
+
+def test_the_queue_is_bounded() -> None:
+    queue = Queue(capacity=2)
+    assert says(queue, job()) is None
+    assert says(queue, job()) is None
+    assert says(queue, job()) == "overloaded"
+    queue.take(0.0)
+    assert says(queue, job()) is None, "the running one does not wait"
+    assert Queue().capacity == CAPACITY
+
+
+def test_nothing_is_too_late_as_long_as_nothing_is_known() -> None:
+    queue = Queue()
+    assert says(queue, job(deadline_s=1.0), 1.0) is None
+    assert says(queue, job(deadline_s=0.9), 1.0) == "too_late"
+
+
+def test_too_late_counts_those_ahead() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.1)
+    assert queue.times.one_s == pytest.approx(0.1)
+    assert says(queue, job(deadline_s=0.11)) is None
+    queue.take(0.0)
+    # One runs: this one would end at 0.2.
+    assert says(queue, job(deadline_s=0.19)) == "too_late"
+    assert says(queue, job(deadline_s=0.21)) is None
+    assert says(queue, job(deadline_s=0.25)) == "too_late"
+
+
+def test_what_waited_too_long_is_dropped_when_its_turn_comes() -> None:
+    queue = Queue()
+    jobs = [job(deadline_s=0.5), job(deadline_s=0.6), job(deadline_s=9.0), job(deadline_s=0.1)]
+    for each in jobs[:3]:
+        assert says(queue, each) is None
+    assert take(queue, 1.0) == (jobs[2], jobs[:2])
+    queue.done(took_s=None)
+    assert says(queue, jobs[3]) is None
+    assert take(queue, 1.0) == (None, [jobs[3]])
+    assert queue.idle
+
+
+def test_what_cannot_be_done_in_the_time_left_is_dropped_too() -> None:
+    queue, tight = Queue(), job(deadline_s=0.15)
+    ran(queue, took_s=0.1)
+    assert says(queue, tight) is None
+    assert take(queue, 0.06) == (None, [tight])
+    assert says(queue, tight) is None
+    assert take(queue, 0.05) == (tight, [])
+
+
+def test_the_estimate_follows_what_runs_took() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.1)
+    ran(queue, took_s=0.2)
+    assert queue.times.one_s == pytest.approx(0.12)
+    ran(queue, took_s=0.12)
+    assert queue.times.one_s == pytest.approx(0.12)
+
+
+def test_a_run_that_was_stopped_on_the_way_hardly_counts() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.001)
+    ran(queue, took_s=8.0)
+    assert queue.times.one_s == pytest.approx(0.002)
+    ran(queue, took_s=0.002)
+    ran(queue, took_s=8.0)
+    assert queue.times.one_s == pytest.approx(0.004)
+
+
+def test_a_device_that_has_become_slow_is_known_to_be_soon() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.001)
+    ran(queue, took_s=1.0)
+    assert queue.times.one_s == pytest.approx(0.002)
+    ran(queue, took_s=1.0)
+    assert queue.times.one_s == pytest.approx(0.2016)
+    ran(queue, took_s=1.0)
+    assert queue.times.one_s == pytest.approx(0.36128)
+
+
+def test_a_failed_run_teaches_nothing() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.1)
+    queue.offer(job(), 0.0)
+    queue.take(0.0)
+    queue.done(took_s=None)
+    assert queue.times.one_s == pytest.approx(0.1)
+    assert queue.idle
+
+
+@pytest.mark.parametrize("slow_s", [1.0, 60.0, 3600.0])
+def test_one_slow_run_does_not_shut_the_door_for_good(slow_s: float) -> None:
+    queue, refused, now_s = Queue(), 0, 0.0
+    ran(queue, took_s=slow_s)
+    while says(queue, job(deadline_s=now_s + 0.1), now_s) == "too_late":
+        refused += 1
+        now_s += 0.1
+        assert refused < 300
+    taken, _ = take(queue, now_s)
+    assert taken is not None
+
+
+def test_clear_hands_back_what_waits() -> None:
+    queue, jobs = Queue(), [job() for _ in range(3)]
+    for each in jobs:
+        queue.offer(each, 0.0)
+    queue.take(0.0)
+    assert queue.clear() == jobs[1:]
+    assert queue.waiting == 0
+    assert not queue.idle, "one still runs"
+
+
+def filled(queue: Queue, **clients: int) -> dict[str, list[Job]]:
+    """Queue so many requests of each client, one client after the other."""
+    jobs = {client: [job(client=client) for _ in range(n)] for client, n in clients.items()}
+    for each in [each for mine in jobs.values() for each in mine]:
+        assert queue.offer(each, 0.0) == []
+    return jobs
+
+
+def served(queue: Queue) -> list[Job]:
+    """Everything that waits, in the order in which it is run."""
+    order: list[Job] = []
+    while True:
+        jobs, dropped = queue.take(0.0)
+        assert dropped == []
+        if not jobs:
+            return order
+        order += jobs
+        queue.done(took_s=0.001)
+
+
+def test_clients_that_use_the_same_time_take_turns() -> None:
+    queue = Queue()
+    jobs = filled(queue, greedy=4, second=2, third=1)
+    a, b, c = jobs.values()
+    assert queue.clients == 3
+    assert served(queue) == [a[0], b[0], c[0], a[1], b[1], a[2], a[3]]
+    assert queue.clients == 0, "nobody is remembered who has nothing waiting"
+
+
+def test_whoever_comes_again_waits_for_one_turn_of_each_other() -> None:
+    queue = Queue()
+    filled(queue, greedy=8)
+    for _ in range(4):
+        modest = job(client="modest")
+        assert queue.offer(modest, 0.0) == []
+        order = [take(queue)[0]]
+        queue.done(took_s=0.001)
+        order.append(take(queue)[0])
+        queue.done(took_s=0.001)
+        assert modest in order
+
+
+def test_a_flood_cannot_keep_another_client_out() -> None:
+    queue = Queue(capacity=4)
+    flood = filled(queue, greedy=4)["greedy"]
+    assert says(queue, job(client="greedy")) == "overloaded"
+    first, second = job(client="modest"), job(client="modest")
+    assert queue.offer(first, 0.0) == [(flood[3], "overloaded")]
+    assert queue.offer(second, 0.0) == [(flood[2], "overloaded")]
+    # Each has its half by now.
+    assert says(queue, job(client="modest")) == "overloaded"
+    assert says(queue, job(client="greedy")) == "overloaded"
+    assert queue.waiting == 4
+    assert served(queue) == [flood[0], first, flood[1], second]
+
+
+def test_as_many_clients_as_places_keep_one_each() -> None:
+    queue = Queue(capacity=3)
+    filled(queue, a=1, b=1, c=1)
+    assert says(queue, job(client="d")) == "overloaded"
+    assert queue.clients == 3
+
+
+def test_nobody_gives_way_to_a_request_that_is_too_late_itself() -> None:
+    queue = Queue(capacity=2)
+    ran(queue, took_s=0.1)
+    filled(queue, greedy=2)
+    # Its turn would be the second.
+    assert says(queue, job(0.19, client="modest")) == "too_late"
+    assert queue.waiting == 2
+    sent_back = queue.offer(job(0.21, client="modest"), 0.0)
+    assert [code for _, code in sent_back] == ["overloaded"]
+
+
+def test_whoever_cannot_be_on_time_behind_a_newcomer_is_told_at_once() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.1)
+    mine = [job(0.15), job(0.25), job(0.45), job(0.45)]
+    for each in mine:
+        assert queue.offer(each, 0.0) == []
+    newcomer = job(0.25, client="newcomer")
+    # It goes second; the second of the others would end at 0.3, those after it have time enough.
+    assert queue.offer(newcomer, 0.0) == [(mine[1], "too_late")]
+    assert served(queue)[:2] == [mine[0], newcomer]
+
+
+def test_what_runs_is_expected_to_end() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.1)
+    assert says(queue, job()) is None
+    take(queue)
+    # At 0.08, what runs has some 0.02 left.
+    assert says(queue, job(0.19), 0.08) == "too_late"
+    assert says(queue, job(0.21), 0.08) is None
+
+
+class Sharing(RuleBasedStateMachine):
+    """Any history of offers, takes and ends of four clients; fairness is judged from outside."""
+
+    CAPACITY = 5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = Queue(capacity=self.CAPACITY)
+        self.now_s = 0.0
+        self.waiting: list[Job] = []
+        self.running: Job | None = None
+
+    def held(self) -> Counter[str]:
+        return Counter(each.client for each in self.waiting)
+
+    @rule(client=st.sampled_from("abcd"), budget_s=st.floats(0, 3), step_s=st.floats(0, 1))
+    def offer(self, client: str, budget_s: float, step_s: float) -> None:
+        self.now_s += step_s
+        new = job(self.now_s + budget_s, client)
+        before, estimate_s = self.held(), self.queue.times.one_s
+        share = self.CAPACITY // len(before | Counter([client]))
+        self.waiting.append(new)
+        for refused, code in self.queue.offer(new, self.now_s):
+            self.waiting.remove(refused)
+            if code == "overloaded":
+                assert before.total() == self.CAPACITY, "there was room"
+                lost = before[refused.client] - (refused is not new)
+                assert lost >= share, "nobody loses a place within its share to others"
+            elif refused is new:
+                assert estimate_s > 0 or budget_s == 0
+        assert self.queue.times.one_s <= estimate_s
+
+    @rule(step_s=st.floats(0, 1))
+    def take(self, step_s: float) -> None:
+        self.now_s += step_s
+        before = self.held()
+        taken, dropped = take(self.queue, self.now_s)
+        for each in dropped + ([taken] if taken else []):
+            mine = [other for other in self.waiting if other.client == each.client]
+            assert each is mine[0], "each client's come in their order"
+            self.waiting.remove(each)
+        if taken is not None:
+            assert self.running is None
+            assert taken.deadline_s >= self.queue._busy_until_s - 1e-9
+            self.running = taken
+        elif self.running is None:
+            assert not self.waiting
+        else:
+            assert before == self.held()
+
+    @rule(took_s=st.one_of(st.none(), st.floats(0, 2)))
+    def done(self, took_s: float | None) -> None:
+        if self.running is not None:
+            self.queue.done(took_s=took_s)
+            self.running = None
+
+    @invariant()
+    def bounded(self) -> None:
+        assert self.queue.waiting == len(self.waiting) <= self.CAPACITY
+        assert self.queue.clients == len(self.held())
+        assert self.queue.idle == (not self.waiting and self.running is None)
+
+
+TestAnySharing: Any = Sharing.TestCase
+TestAnySharing.settings = settings(max_examples=80, stateful_step_count=40)
+
+
+def test_under_any_flood_a_modest_client_is_served_every_other_time() -> None:
+    """One client keeps the queue full; the other always has one request waiting."""
+    queue = Queue(capacity=4)
+    modest = 0
+    for round_ in range(100):
+        while says(queue, job(client="greedy")) != "overloaded":
+            pass
+        if not queue.holds(NEWER):
+            sent_back = queue.offer(job(client="modest", digest=NEWER), 0.0)
+            assert [code for _, code in sent_back] in (["overloaded"], [])
+            assert queue.holds(NEWER), f"kept out in round {round_}"
+        taken, _ = take(queue)
+        assert taken is not None
+        modest += taken.client == "modest"
+        queue.done(took_s=0.001)
+    assert modest >= 49
+
+
+def test_computing_time_decides_who_is_next_and_not_turns() -> None:
+    """Both always have requests waiting; one picture of the hog's takes ten times as long."""
+    queue, used_s = Queue(), defaultdict[str, float](float)
+    for _ in range(220):
+        for client in ("hog", "modest"):
+            while queue.offer(job(client=client), 0.0) == [] and queue.waiting < 6:
+                pass
+        taken, _ = take(queue)
+        assert taken is not None
+        decoding_s = 0.09 if taken.client == "hog" else 0.0
+        queue.done(took_s=0.01, decoding_s=[decoding_s])
+        used_s[taken.client] += 0.01 + decoding_s
+        assert abs(used_s["hog"] - used_s["modest"]) <= 0.11
+    assert used_s["hog"] == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_place_that_is_given_up_ahead_of_the_newcomer_makes_it_earlier() -> None:
+    queue = Queue(capacity=2)
+    ran(queue, took_s=0.1)
+    assert says(queue, job(client="spent")) is None
+    take(queue)
+    first, second = job(client="greedy"), job(client="greedy")
+    assert says(queue, first) is None
+    # One of two that compete has used 1.1 s, of which half is ahead of its share.
+    queue.done(took_s=0.1, decoding_s=[1.0])
+    assert says(queue, second) is None
+    late = job(0.45, client="spent")
+    # It is expected to be decoded in 0.2 s, behind one of the other client's.
+    assert queue.offer(late, 0.0) == [(second, "overloaded")]
+    assert take(queue) == (first, [])
+
+
+def test_newcomers_without_end_keep_nobody_waiting_and_are_not_remembered() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.1)
+    for number in range(2 * REMEMBERED):
+        for _ in range(2):
+            queue.offer(job(client=f"new {number} {_}"), 0.0)
+        if number == 9:
+            queue.offer(job(), 0.0)
+        take(queue)
+        queue.done(took_s=0.1)
+        assert number < 20 or "one" not in {each.client for each, _ in queue._in_order()}
+    assert len(queue._clients) <= REMEMBERED
+
+
+def test_decoding_is_its_client_s_own_and_no_part_of_the_estimate() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.1)
+    for _ in range(50):
+        assert says(queue, job(client="hog")) is None
+        take(queue)
+        queue.done(took_s=0.1, decoding_s=[3.0])
+    assert queue.times.one_s == pytest.approx(0.1)
+    assert says(queue, job(0.15, client="modest")) is None
+    queue.clear()
+    assert says(queue, job(2.0, client="hog")) == "too_late"
+    assert says(queue, job(4.0, client="hog")) is None
+
+
+def test_one_client_s_tiny_budgets_change_nothing_for_others() -> None:
+    queue = Queue()
+    ran(queue, took_s=0.1)
+    for _ in range(1000):
+        if queue.offer(job(1e-6, client="hasty"), 0.0) == []:
+            take(queue)
+            queue.done(took_s=0.1)
+    assert queue.times.one_s == pytest.approx(0.1)
+    assert says(queue, job(0.09, client="other")) == "too_late"
+
+
+def at_once(queue: Queue, new: Job, now_s: float = 0.0, longest_s: float = 1.0) -> bool:
+    return queue.takes_at_once(new, now_s, longest_s)
+
+
+def test_what_is_short_passes_an_empty_queue() -> None:
+    queue = Queue()
+    assert not at_once(queue, job()), "nothing is known yet"
+    ran(queue, took_s=0.1)
+    assert not at_once(queue, job(), longest_s=0.09), "it is not short"
+    assert at_once(queue, job())
+    assert not queue.idle
+    assert queue.waiting == queue.clients == 0
+    assert not at_once(queue, job()), "one is running"
+    waiting = job()
+    assert says(queue, waiting) is None
+    assert take(queue) == (None, [])
+    queue.done(took_s=0.1)
+    assert not at_once(queue, job()), "another one waits"
+    assert take(queue) == (waiting, [])
+
+
+@given(
+    took_s=st.floats(0.0, 1.0),
+    most=st.integers(1, 4),
+    now_s=st.floats(0.0, 10.0),
+    budget_s=st.floats(0.0, 2.0),
+    next_budget_s=st.floats(0.0, 3.0),
+)
+def test_passing_the_queue_decides_as_going_through_it(
+    took_s: float, most: int, now_s: float, budget_s: float, next_budget_s: float
+) -> None:
+    passing, queueing = (batching(most, one=took_s, two=1.5 * took_s) for _ in range(2))
+    new = job(now_s + budget_s)
+    passed = at_once(passing, new, now_s)
+    if took_s == 0:
+        assert not passed, "nothing is known"
+        return
+    assert passed == (queueing.offer(new, now_s) == [])
+    assert passed == (queueing.take(now_s) == ([new], []))
+    if passed:
+        # What comes next is told the same.
+        follower = job(now_s + next_budget_s)
+        assert says(passing, follower, now_s) == says(queueing, follower, now_s)
+
+
+def batching(most: int = 4, **measured_s: float) -> Queue:
+    """An queue that knows how long batches take: `one=0.1, two=0.12`."""
+    names = {"one": 1, "two": 2, "three": 3, "four": 4}
+    queue = Queue(batch=most)
+    queue.times.renew(most, {names[name]: value for name, value in measured_s.items()})
+    return queue
+
+
+PAYING: dict[str, Any] = {"one": 0.1, "two": 0.12, "three": 0.14, "four": 0.16}
+
+
+def test_as_many_as_wait_are_taken_together() -> None:
+    queue = batching(**PAYING)
+    jobs = filled(queue, a=4, b=2)
+    a, b = jobs.values()
+    assert queue.take(0.0) == ([a[0], b[0], a[1], b[1]], [])
+    assert queue.take(0.0) == ([], []), "one computation at a time"
+    queue.done(took_s=0.16, pictures=4)
+    assert queue.take(0.0) == (a[2:], [])
+    queue.done(took_s=0.12, pictures=2)
+    assert queue.idle
+
+
+def test_one_alone_does_not_wait_for_more() -> None:
+    queue = batching(**PAYING)
+    a = filled(queue, a=1)["a"]
+    assert queue.take(0.0) == (a, [])
+
+
+def test_no_deadline_is_endangered_for_the_sake_of_a_batch() -> None:
+    queue = batching(**PAYING)
+    jobs = [job(0.13), job(9.0), job(9.0), job(9.0)]
+    for each in jobs:
+        assert queue.offer(each, 0.0) == []
+    # With one more, the first is still on time; with two more it is not.
+    assert queue.take(0.0) == (jobs[:2], [])
+
+
+def test_a_batch_that_does_not_pay_is_not_made() -> None:
+    for four_s in (0.4, 0.39):
+        queue = batching(one=0.1, two=0.2, three=0.3, four=four_s)
+        filled(queue, a=4)
+        assert len(queue.take(0.0)[0]) == 1
+    queue = batching(one=0.1, two=0.15, three=0.3, four=0.35)
+    filled(queue, a=4)
+    assert len(queue.take(0.0)[0]) == 2, "two take least time a picture"
+
+
+def test_nothing_is_taken_together_before_anything_is_known() -> None:
+    queue = Queue(batch=4)
+    filled(queue, a=4)
+    assert len(queue.take(0.0)[0]) == 1
+
+
+def test_bundles_are_not_computed_together() -> None:
+    queue = batching(**PAYING)
+    old = filled(queue, a=2)["a"]
+    new = [job(digest=NEWER, client="a") for _ in range(2)]
+    for each in new:
+        assert queue.offer(each, 0.0) == []
+    assert queue.take(0.0)[0] == old
+    queue.done(took_s=0.12, pictures=2)
+    assert queue.take(0.0)[0] == new
+
+
+def test_who_is_too_late_is_told_with_batches_in_mind() -> None:
+    queue = batching(**PAYING)
+    filled(queue, a=7)
+    # Two batches of four end at 0.32; one by one it would be 0.8.
+    assert says(queue, job(0.31, client="a")) == "too_late"
+    queue.times.renew(4, {1: 0.1, 2: 0.12, 3: 0.14, 4: 0.16})
+    assert says(queue, job(0.33, client="a")) is None
+
+
+def test_what_took_long_once_is_tried_again() -> None:
+    queue = batching(one=0.1, two=0.12)
+    queue.times.learn(2, 0.6)
+    assert queue.times.choose(range(1, 3)) == 1
+    tries = 0
+    while queue.times.choose(range(1, 3)) == 1:
+        tries += 1
+        assert tries < 1000
+    assert queue.times.of(2) <= 0.19 + 1e-9
+
+
+@settings(max_examples=300)
+@given(
+    measured_s=st.lists(st.floats(0.01, 1.0), min_size=4, max_size=4),
+    budgets_s=st.lists(st.floats(0.0, 3.0), min_size=1, max_size=8),
+    now_s=st.floats(0, 0.5),
+)
+def test_whatever_is_taken_together_is_predicted_to_be_on_time(
+    measured_s: list[float], budgets_s: list[float], now_s: float
+) -> None:
+    queue = batching(**cast(dict[str, Any], dict(zip(PAYING, measured_s, strict=True))))
+    for number, budget_s in enumerate(budgets_s):
+        queue.offer(job(budget_s, client=str(number % 3)), 0.0)
+    waiting = queue.waiting
+    jobs, dropped = queue.take(now_s)
+    assert len(jobs) + len(dropped) + queue.waiting == waiting
+    assert all(queue._busy_until_s <= each.deadline_s for each in jobs)
+    assert len(jobs) <= 4
+    assert bool(jobs) == (len(dropped) < waiting)
