@@ -1,12 +1,8 @@
 """What is made of announcements: honest, broken and hostile ones. No network."""
 
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mdp.discovery.announcements import (
     Candidate,
@@ -245,41 +241,6 @@ def test_what_is_shown_of_a_stranger_s_words_is_short_and_harmless() -> None:
         assert text.isprintable()
         assert len(text) <= 1024
     assert len(read.device) <= 83
-
-
-ANY_TEXT = st.text(max_size=40) | st.sampled_from(["10.0.0.7", "127.0.0.1", "alpha", "beta-1"])
-ANY_BYTES = st.binary(max_size=40) | st.sampled_from(
-    [b"1", b"0", b"alpha", b"beta", fingerprint(KEYS["alpha"]).encode(), b""]
-)
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_whatever_is_announced_is_proposed_or_left_out_once(bundle: Bundle, data: Any) -> None:
-    mine = bundle.digest[:16].encode()
-    keys = st.sampled_from([*TEXTS, b"x"]) | st.binary(max_size=8)
-    values = ANY_BYTES | st.just(mine) | st.none()
-    announced = [
-        Found(
-            name=data.draw(ANY_TEXT),
-            addresses=tuple(data.draw(st.lists(ANY_TEXT, max_size=3))),
-            port=data.draw(st.integers(0, 2**16)),
-            texts={**TEXTS, b"bundle": mine, **data.draw(st.dictionaries(keys, values))},
-        )
-        for _ in range(data.draw(st.integers(1, 4)))
-    ]
-    on_loopback = data.draw(st.booleans())
-    proposal = proposed(bundle, *announced, on_loopback=on_loopback)
-    distinct = {read_announcement(one) for one in announced}
-    assert len(proposal.entries) + len(proposal.left_out) == len(distinct)
-    for entry in proposal.entries:
-        assert entry.key in KEYS.values() or (on_loopback and "127." in entry.address)
-    for left in proposal.left_out:
-        assert (left.device + left.address + left.reason).isprintable()
-    if proposal.entries:
-        fleet = Fleet(bundle="bundle", devices=list(proposal.entries))
-        text = fleet_text(fleet, proposal.left_out)
-        assert msgspec.toml.decode(text, type=Fleet) == fleet
 
 
 def test_a_proposed_file_is_a_fleet_file_whatever_was_announced(
