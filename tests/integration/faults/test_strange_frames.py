@@ -93,13 +93,7 @@ def replaced(infer: Infer, **changes: object) -> Infer:
 
 MALFORMED: list[tuple[list[Buffer], str]] = [
     ([b"garbage"], "expected a first frame that begins with 'MDP'"),
-    ([b""], "expected a first frame that begins with 'MDP'"),
-    ([b"", b"", b""], "expected a first frame that begins with 'MDP'"),
     ([b"MDP\x02\x01"], "expected protocol version 1, got 2"),
-    ([b"MDP\x00\x01"], "expected protocol version 1, got 0"),
-    ([b"MDP\x01\x09"], "expected a message kind from 1 to 7, got 9"),
-    ([b"MDP\x01\x01"], "Infer header: "),
-    ([b"MDP\x01\x02\x81\xa1x\x01"], "Ask header: "),
     ([b"MDP\x01\x02" + b"\x00" * 20_000], "expected a header up to 16384 bytes"),
     ([*encode(Ask(request_id=3)), b"x"], "Ask: expected 0 buffer(s), got 1"),
     (red_result(1), "Result is for clients"),
@@ -230,17 +224,6 @@ def test_an_agent_survives_whatever_comes(fleet: Fleet, infer: Infer) -> None:
         assert status.counts["failed"] == 0
 
 
-def test_an_oversized_frame_ends_its_connection_only(fleet: Fleet, infer: Infer) -> None:
-    address = fleet.agents["alpha"].address
-    with StrangePeer(address) as other, StrangePeer(address) as peer:
-        is_well(other)
-        peer.send([encode(infer, PIXELS)[0], bytes(MAX_BUFFER_BYTES + 1)])
-        is_well(other)
-        # Nothing came of it, not even a reply.
-        with pytest.raises(AssertionError, match="no reply"):
-            peer.receive(timeout_s=0.3)
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -286,14 +269,10 @@ def ask(fleet: Fleet, handler: Handler, deadline_ms: float = PLENTY_MS) -> tuple
     ("reply", "expected"),
     [
         (lambda i: [b"garbage"], "expected a first frame that begins with 'MDP'"),
-        (lambda i: [b"MDP\x07\x03"], "expected protocol version 1, got 7"),
-        (lambda i: red_result(i.request_id)[:1], "Result: expected 1 buffer(s), got 0"),
         (
             lambda i: [red_result(i.request_id)[0], red_result(i.request_id)[1][:-4]],
             "expected 24 bytes of logits, got 20",
         ),
-        (lambda i: [bytes(red_result(i.request_id)[0])[:9]], "Result header: "),
-        (lambda i: [b""], "expected a first frame that begins with 'MDP'"),
     ],
 )
 def test_a_reply_that_is_no_message_names_its_device(
