@@ -291,12 +291,6 @@ def test_a_fake_that_answers_right_is_used(fleet: Fleet) -> None:
     assert malformed == 0
 
 
-def test_a_device_that_says_nothing_is_late(fleet: Fleet) -> None:
-    answer, _ = ask(fleet, lambda infer: [], deadline_ms=500.0)
-    assert answer.missing == {"gamma": "late"}
-    assert answer.used == ("alpha", "beta")
-
-
 def counted(client: Client, count: int) -> bool:
     return client.status(timeout_s=0.05) != [] and sum(client.counters.values()) == count
 
