@@ -19,7 +19,7 @@ import zmq
 from devices.cli.main import main as agent_command
 from devices.probe.link import measure_link, peer_keys
 from mdp.client.sync import Client
-from mdp.errors import AgentError, ConfigError, InputError
+from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import fingerprint
@@ -85,6 +85,20 @@ def write(
     devices = [f"{name}={address}" for name, address in entries.items()]
     new_fleet(Bundle.open(fleet.bundle), devices, path, public_key=agent_keys.get, key=key)
     return path
+
+
+@pytest.fixture
+def own(fleet: Fleet, tmp_path: Path) -> Iterator[Fleet]:
+    """A fleet of the test's own, with nobody in it yet."""
+    with Fleet(tmp_path, fleet.bundle) as own:
+        yield own
+
+
+def guarded(own: Fleet, keys: Keys, *clients: str, key: str = "alpha") -> list[object]:
+    """Options of an agent that has the keys `key` and lets in `clients`."""
+    allowed = keys.allow(own.folder / "clients", *clients)
+    keys.pair(key)
+    return ["--key", keys.secret(key), "--clients", allowed]
 
 
 @contextmanager
@@ -191,62 +205,53 @@ def test_a_key_that_is_not_there_is_refused_before_anything_is_sent(
 
 
 def test_a_device_that_changes_its_key_is_refused_and_used_again(
-    fleet: Fleet, keys: Keys, tmp_path: Path
+    own: Fleet, keys: Keys, tmp_path: Path
 ) -> None:
-    with Fleet(tmp_path, fleet.bundle) as own:
-        clients = keys.allow(tmp_path / "clients", "office")
-        keys.pair("impostor")
-        right, wrong = (
-            ("--key", keys.secret(name), "--clients", clients) for name in ("alpha", "impostor")
-        )
-        own.start("alpha", *right)
-        with office(own, keys, tmp_path) as client:
-            for options, expected in ((wrong, f"refused: {ANOTHER_KEY}"), (right, None)):
-                own.agents["alpha"].kill()
-                own.restart("alpha", *options)
+    right, wrong = (guarded(own, keys, "office", key=name) for name in ("alpha", "impostor"))
+    own.start("alpha", *right)
+    with office(own, keys, tmp_path) as client:
+        for options, expected in ((wrong, f"refused: {ANOTHER_KEY}"), (right, None)):
+            own.agents["alpha"].kill()
+            own.restart("alpha", *options)
 
-                def says(wanted: str | None) -> bool:
-                    (status,) = client.status(timeout_s=0.05)
-                    reason = None if status.state == "READY" else f"refused: {status.reason}"
-                    return reason == wanted
+            def says(wanted: str | None) -> bool:
+                (status,) = client.status(timeout_s=0.05)
+                reason = None if status.state == "READY" else f"refused: {status.reason}"
+                return reason == wanted
 
-                until(partial(says, expected), f"it is {expected}")
-            assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+            until(partial(says, expected), f"it is {expected}")
+        assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
 
 
 def test_a_device_changes_its_key_without_being_missed(
-    fleet: Fleet, keys: Keys, tmp_path: Path
+    own: Fleet, keys: Keys, tmp_path: Path
 ) -> None:
-    with Fleet(tmp_path, fleet.bundle) as own:
-        clients = keys.allow(tmp_path / "clients", "office")
-        old, new = ("--key", keys.secret("alpha")), ("--key", keys.secret("alpha-2"))
-        own.start("alpha", *old, "--clients", clients)
-        path = write(own, tmp_path, {"alpha": keys.pair("alpha").public}, keys.secret("office"))
-        both = f'["{keys.pair("alpha").public}", "{keys.pair("alpha-2").public}"]'
-        path.write_text(path.read_text().replace(f'"{keys.pair("alpha").public}"', both))
-        with Client.connect(path, timeout_s=PATIENCE_S) as client:
+    old, new = (guarded(own, keys, "office", key=name) for name in ("alpha", "alpha-2"))
+    own.start("alpha", *old)
+    path = write(own, tmp_path, {"alpha": keys.pair("alpha").public}, keys.secret("office"))
+    both = f'["{keys.pair("alpha").public}", "{keys.pair("alpha-2").public}"]'
+    path.write_text(path.read_text().replace(f'"{keys.pair("alpha").public}"', both))
+    with Client.connect(path, timeout_s=PATIENCE_S) as client:
+        assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+        for options in (new, old):
+            own.agents["alpha"].terminate()
+            own.restart("alpha", *options)
+            until(lambda: client.status(timeout_s=0.1)[0].state == "READY", "its key is good")
             assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
-            for key in (new, old):
-                own.agents["alpha"].terminate()
-                own.restart("alpha", *key, "--clients", clients)
-                until(lambda: client.status(timeout_s=0.1)[0].state == "READY", "its key is good")
-                assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
 
 
-def test_a_reason_is_dropped_when_the_device_goes(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
-    with Fleet(tmp_path, fleet.bundle) as own:
-        clients = keys.allow(tmp_path / "clients", "office")
-        own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
-        keys.pair("stranger")
-        known = {"alpha": keys.pair("alpha").public}
-        path = write(own, tmp_path, known, keys.secret("stranger"))
-        with Client.connect(path, timeout_s=PATIENCE_S) as client:
-            assert client.status()[0].state == "REFUSED"
-            own.agents["alpha"].kill()
-            until(
-                lambda: client.status(timeout_s=0.05)[0].state == "UNREACHABLE",
-                "nobody is there any more",
-            )
+def test_a_reason_is_dropped_when_the_device_goes(own: Fleet, keys: Keys, tmp_path: Path) -> None:
+    own.start("alpha", *guarded(own, keys, "office"))
+    keys.pair("stranger")
+    known = {"alpha": keys.pair("alpha").public}
+    path = write(own, tmp_path, known, keys.secret("stranger"))
+    with Client.connect(path, timeout_s=PATIENCE_S) as client:
+        assert client.status()[0].state == "REFUSED"
+        own.agents["alpha"].kill()
+        until(
+            lambda: client.status(timeout_s=0.05)[0].state == "UNREACHABLE",
+            "nobody is there any more",
+        )
 
 
 @pytest.mark.parametrize("words", [b"", QUESTION, QUESTION + bytes(30)], ids=["0", "11", "41"])
@@ -505,37 +510,33 @@ def test_a_byte_that_is_changed_on_the_way_ends_the_connection(
         assert relay.connections == 2
 
 
-def test_who_is_allowed_can_change_while_an_agent_serves(
-    fleet: Fleet, keys: Keys, tmp_path: Path
-) -> None:
-    with Fleet(tmp_path, fleet.bundle) as own:
-        clients = keys.allow(tmp_path / "clients", "office")
-        agent = own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
+def test_who_is_allowed_can_change_while_an_agent_serves(own: Fleet, keys: Keys) -> None:
+    agent, clients = own.start("alpha", *guarded(own, keys, "office")), own.folder / "clients"
 
-        def reread(*names: str, expected: str) -> None:
-            keys.allow(clients, *names)
-            agent.signal(signal.SIGHUP)
-            agent.wait_for(expected)
+    def reread(*names: str, expected: str) -> None:
+        keys.allow(clients, *names)
+        agent.signal(signal.SIGHUP)
+        agent.wait_for(expected)
 
-        with peer_of(agent, keys) as peer:
-            is_well(peer)
-            reread("phone", "tablet", expected="2 clients allowed")
-            with peer_of(agent, keys, "phone") as phone:
-                is_well(phone)
-                # The office's connection was up, and is heard no longer.
-                peer.send(encode(Ask(request_id=2)))
-                is_well(phone)
-                with pytest.raises(AssertionError, match="no reply"):
-                    peer.receive(timeout_s=0.3)
-                # Nobody is left: the folder is empty.
-                reread(expected="0 clients allowed")
-                phone.send(encode(Ask(request_id=2)))
-                with pytest.raises(AssertionError, match="no reply"):
-                    phone.receive(timeout_s=0.3)
-        reread("phone", expected="1 clients allowed")
+    with peer_of(agent, keys) as peer:
+        is_well(peer)
+        reread("phone", "tablet", expected="2 clients allowed")
         with peer_of(agent, keys, "phone") as phone:
             is_well(phone)
-        assert agent.terminate() == 0
+            # The office's connection was up, and is heard no longer.
+            peer.send(encode(Ask(request_id=2)))
+            is_well(phone)
+            with pytest.raises(AssertionError, match="no reply"):
+                peer.receive(timeout_s=0.3)
+            # Nobody is left: the folder is empty.
+            reread(expected="0 clients allowed")
+            phone.send(encode(Ask(request_id=2)))
+            with pytest.raises(AssertionError, match="no reply"):
+                phone.receive(timeout_s=0.3)
+    reread("phone", expected="1 clients allowed")
+    with peer_of(agent, keys, "phone") as phone:
+        is_well(phone)
+    assert agent.terminate() == 0
 
 
 def audited(path: Path) -> list[dict[str, Any]]:
@@ -582,17 +583,16 @@ def test_whoever_is_let_out_is_out_whatever_else_is_wrong(
         assert all(line["address"].startswith("127.0.0.1:") for line in connected)
 
 
-def test_a_key_that_has_expired_is_let_out(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
-    with Fleet(tmp_path, fleet.bundle) as own:
-        clients = keys.allow(tmp_path / "clients", "office", "phone")
-        soon = datetime.datetime.now(tz=datetime.UTC) + datetime.timedelta(seconds=2)
-        (clients / "phone.limits").write_text(f"expires = {soon.isoformat()}")
-        agent = own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
-        # Its connection is ended when the time has come, and it is not let in again.
-        with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
-            phone.send(encode(Ask(request_id=1)))
-            agent.wait_for(re.compile("not answered: .*unknown key.*"))
-            assert is_well(office).state == "READY"
+def test_a_key_that_has_expired_is_let_out(own: Fleet, keys: Keys) -> None:
+    options = guarded(own, keys, "office", "phone")
+    soon = datetime.datetime.now(tz=datetime.UTC) + datetime.timedelta(seconds=2)
+    (own.folder / "clients" / "phone.limits").write_text(f"expires = {soon.isoformat()}")
+    agent = own.start("alpha", *options)
+    # Its connection is ended when the time has come, and it is not let in again.
+    with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
+        phone.send(encode(Ask(request_id=1)))
+        agent.wait_for(re.compile("not answered: .*unknown key.*"))
+        assert is_well(office).state == "READY"
 
 
 def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
@@ -629,20 +629,17 @@ def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path:
 
 
 def test_a_key_without_room_for_one_more_connection_is_told_so(
-    fleet: Fleet, keys: Keys, tmp_path: Path
+    own: Fleet, keys: Keys, tmp_path: Path
 ) -> None:
-    with Fleet(tmp_path, fleet.bundle) as own:
-        clients = keys.allow(tmp_path / "clients", "office")
-        (clients / "office.limits").write_text("connections = 1")
-        own.start("alpha", "--key", keys.secret("alpha"), "--clients", clients)
-        with office(own, keys, tmp_path) as first, office(own, keys, tmp_path) as second:
-            assert first.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
-            (status,) = second.status()
-            assert (status.state, status.reason) == ("REFUSED", NO_MORE)
-            first.close()
-            until(
-                lambda: second.status(timeout_s=0.05)[0].state == "READY", "the place is free again"
-            )
+    options = guarded(own, keys, "office")
+    (own.folder / "clients" / "office.limits").write_text("connections = 1")
+    own.start("alpha", *options)
+    with office(own, keys, tmp_path) as first, office(own, keys, tmp_path) as second:
+        assert first.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+        (status,) = second.status()
+        assert (status.state, status.reason) == ("REFUSED", NO_MORE)
+        first.close()
+        until(lambda: second.status(timeout_s=0.05)[0].state == "READY", "the place is free again")
 
 
 def test_a_router_that_nobody_polls_can_be_closed() -> None:
@@ -730,15 +727,6 @@ def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
             Client.connect(path, insecure=True, timeout_s=PATIENCE_S) as client,
         ):
             assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
-
-
-def test_an_address_that_is_taken() -> None:
-    keys = AgentKeys(secret=new_pair()[1], allowed=frozenset())
-    with (
-        Router("tcp://127.0.0.1:0", keys=keys) as router,
-        pytest.raises(AgentError, match=r"cannot listen on tcp://127\.0\.0\.1:[0-9]+: in use"),
-    ):
-        Router(router.address, keys=keys)
 
 
 def test_the_commands_from_keys_to_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
