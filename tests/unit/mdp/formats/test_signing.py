@@ -144,6 +144,7 @@ def test_keys_are_written_once_and_for_their_owner(keys: Path) -> None:
     del before[keys / "release.secret"]
     assert {path: path.read_bytes() for path in keys.iterdir()} == before
     assert (keys / "other.secret").stat().st_mode & 0o777 == 0o600
+    assert keys.stat().st_mode & 0o777 == 0o700
     with pytest.raises(InputError, match=r"--name ../x: expected lower-case letters"):
         new_bundle_key(keys, "../x")
 
