@@ -1,6 +1,7 @@
 """What is made of announcements: honest, broken and hostile ones. No network."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +18,6 @@ from mdp.discovery.announcements import (
 from mdp.files import read_toml
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
-from mdp.formats.keys import fingerprint
 from mdp.formats.plan import MAX_MEMBERS
 from mdp.testing.bundles import write_bundle
 
@@ -61,34 +61,8 @@ def reasons(proposal: Proposal) -> list[tuple[str, str, str]]:
     return [(left.device, left.address, left.reason) for left in proposal.left_out]
 
 
-def test_an_agent_whose_key_file_is_there_is_proposed_with_the_key_of_the_file(
-    bundle: Bundle,
-) -> None:
-    proposal = proposed(bundle, found(bundle, "beta", 1, key=KEYS["beta"]))
-    (entry,) = proposal.entries
-    assert (entry.device, entry.address, entry.k) == ("beta", "tcp://10.0.0.7:7500", 1)
-    assert entry.key == KEYS["beta"]
-    assert proposal.left_out == ()
-    assert proposal.absent == ("alpha", "gamma")
-
-
-def test_an_announcement_never_brings_a_key(bundle: Bundle) -> None:
-    unknown = "z" * 40
-    assert reasons(proposed(bundle, found(bundle, "gamma", 2, key=unknown))) == [
-        (
-            "gamma",
-            "tcp://10.0.0.7:7500",
-            f"announces key {fingerprint(unknown)}, which no file in --keys has",
-        )
-    ]
-    assert reasons(proposed(bundle, found(bundle, "alpha", 0, key=unknown))) == [
-        (
-            "alpha",
-            "tcp://10.0.0.7:7500",
-            f"announces key {fingerprint(unknown)}, alpha.public has {fingerprint(KEYS['alpha'])}: "
-            "another device, or its key was changed",
-        )
-    ]
+def test_the_key_of_another_device_is_not_proposed(bundle: Bundle) -> None:
+    # Unknown and changed keys, and those in --keys: tests/integration/commands/test_discovery.py.
     assert reasons(proposed(bundle, found(bundle, "alpha", 0, key=KEYS["beta"]))) == [
         ("alpha", "tcp://10.0.0.7:7500", "announces the key of beta")
     ]
@@ -195,11 +169,15 @@ def test_agents_of_something_else_are_left_out(bundle: Bundle) -> None:
     ],
 )
 def test_texts_that_are_malformed(changes: dict[bytes, bytes | None], reason: str) -> None:
-    read = read_announcement(
-        Found(name="x", addresses=("10.0.0.7",), port=7500, texts={**TEXTS, **changes})
-    )
+    assert left_out(texts={**TEXTS, **changes}).reason.startswith(f"malformed: {reason}")
+
+
+def left_out(**changes: Any) -> LeftOut:
+    """What is said of an announcement that cannot be used."""
+    known = {"name": "x", "addresses": ("10.0.0.7",), "port": 7500, "texts": TEXTS}
+    read = read_announcement(Found(**{**known, **changes}))
     assert isinstance(read, LeftOut)
-    assert read.reason.startswith(f"malformed: {reason}")
+    return read
 
 
 @pytest.mark.parametrize(
@@ -216,9 +194,7 @@ def test_texts_that_are_malformed(changes: dict[bytes, bytes | None], reason: st
     ],
 )
 def test_addresses_that_nobody_can_dial(addresses: tuple[str, ...], port: int, reason: str) -> None:
-    read = read_announcement(Found(name="x", addresses=addresses, port=port, texts=TEXTS))
-    assert isinstance(read, LeftOut)
-    assert read.reason == f"malformed: {reason}"
+    assert left_out(addresses=addresses, port=port).reason == f"malformed: {reason}"
 
 
 def test_unknown_texts_are_passed_over() -> None:
@@ -231,12 +207,8 @@ def test_unknown_texts_are_passed_over() -> None:
 
 def test_what_is_shown_of_a_stranger_s_words_is_short_and_harmless() -> None:
     hostile = "\x1b[2J\r\n[[devices]]\n" + "x" * 10_000
-    read = read_announcement(
-        Found(
-            name=hostile, addresses=(hostile,) * 1000, port=1, texts={b"device": hostile.encode()}
-        )
-    )
-    assert isinstance(read, LeftOut)
+    texts = {b"device": hostile.encode()}
+    read = left_out(name=hostile, addresses=(hostile,) * 1000, port=1, texts=texts)
     for text in (read.device, read.address, read.reason):
         assert text.isprintable()
         assert len(text) <= 1024
