@@ -27,10 +27,16 @@ ROOT = Path(__file__).resolve().parent.parent
 LOADED_ONCE = (hypothesis, np)
 #: Of processor time; what waits for ever is ended by pytest's own timeout.
 LIMIT_S = 240
+CHANGED_INPUTS = "tests/fuzz/test_corpus.py"
 ROOMS = {
     "mdp/requests": ("tests/unit/mdp/client", "tests/unit/mdp/requests"),
     "mdp/fusion": ("tests/unit/mdp/fusion",),
     "mdp/queueing": ("tests/unit/mdp/queueing",),
+    "mdp/formats": ("tests/unit/mdp/formats",),
+    "mdp/pictures": ("tests/unit/mdp/pictures", CHANGED_INPUTS),
+    "mdp/protocol": ("tests/unit/mdp/protocol", CHANGED_INPUTS),
+    "mdp/discovery": ("tests/unit/mdp/discovery", CHANGED_INPUTS),
+    "devices/camera": ("tests/unit/devices/camera",),
     "partitioner/planner": ("tests/unit/partitioner/planner",),
 }
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {

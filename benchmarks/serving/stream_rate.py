@@ -32,7 +32,7 @@ from mdp.errors import InferenceError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import SubModelSpec
 from mdp.pictures.crop import Picture, Pixels
-from mdp.runtimes.base import Runtime
+from mdp.runtimes.base import Execution, Runtime
 from mdp.runtimes.onnxruntime import OrtRuntime
 from mdp.testing.bundles import LABELS, write_bundle
 from partitioner.export.write import ServedMember, to_onnx

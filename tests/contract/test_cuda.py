@@ -135,20 +135,16 @@ def test_libraries_are_loaded_once_and_only_for_who_needs_them(
     build = with_build(monkeypatch, BuildForCuda())
     on_processor = msgspec.structs.replace(planned, provider=CPU)
     OrtRuntime(model, on_processor, num_classes=3)
-    assert build.preloaded == 0
+    for_processors = BuildForCuda()
+    for_processors.get_available_providers = lambda: [CPU]  # type: ignore[method-assign]
+    load_libraries(for_processors)
+    assert build.preloaded == for_processors.preloaded == 0
     for _ in range(2):
         OrtRuntime(model, planned, num_classes=3)
     assert build.preloaded == 1
     # Standard output is for whoever reads an agent's events.
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", f"{NO_LIBRARY}\n")
-
-
-def test_a_build_for_processors_has_no_libraries_to_load() -> None:
-    build = BuildForCuda()
-    build.get_available_providers = lambda: [CPU]  # type: ignore[method-assign]
-    load_libraries(build)
-    assert build.preloaded == 0
 
 
 class BuildForTensorRT(BuildForCuda):

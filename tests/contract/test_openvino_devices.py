@@ -105,41 +105,25 @@ def test_a_device_gets_one_picture_at_a_time_its_precision_and_no_threads(
 @pytest.mark.parametrize(
     ("core", "provider", "precision", "said"),
     [
-        (Core({"CPU": []}), "GPU", "fp32", "openvino on GPU, openvino finds CPU here"),
-        (
-            Core(ARC),
-            "GPU.2",
-            "fp32",
-            "openvino on GPU.2, openvino finds CPU, GPU.0, GPU.1, NPU here",
-        ),
+        (Core({"CPU": []}), "GPU", "fp32", "on GPU, openvino finds CPU here"),
+        (Core(ARC), "GPU.2", "fp32", "on GPU.2, openvino finds CPU, GPU.0, GPU.1, NPU here"),
         # It would choose by itself, the processor among others.
-        (Core(ARC), "AUTO", "fp32", "openvino on AUTO, openvino finds CPU, GPU.0, GPU.1, NPU here"),
-        (Core({}), "NPU", "fp16", "openvino on NPU, openvino finds no device here"),
-        (
-            Core(ARC),
-            "NPU",
-            "fp32",
-            "openvino in fp32 on NPU, openvino has fp16, int8-static on NPU",
-        ),
-        (
-            Core(ARC),
-            "GPU",
-            "bf16",
-            "openvino in bf16 on GPU, openvino has fp32, fp16, int8-static on GPU",
-        ),
-        (Core(ARC), "GPU.1", "fp16", "openvino in fp16 on GPU.1, this device computes FP32 only"),
+        (Core(ARC), "AUTO", "fp32", "on AUTO, openvino finds CPU, GPU.0, GPU.1, NPU here"),
+        (Core({}), "NPU", "fp16", "on NPU, openvino finds no device here"),
+        (Core(ARC), "NPU", "fp32", "in fp32 on NPU, openvino has fp16, int8-static on NPU"),
+        (Core(ARC), "GPU", "bf16", "in bf16 on GPU, openvino has fp32, fp16, int8-static on GPU"),
+        (Core(ARC), "GPU.1", "fp16", "in fp16 on GPU.1, this device computes FP32 only"),
         (
             Core(ARC, broken="OPTIMIZATION_CAPABILITIES"),
             "GPU",
             "fp32",
-            "openvino in fp32 on GPU, which cannot be started: "
-            "Exception from core.cpp:268: no driver",
+            "in fp32 on GPU, which cannot be started: Exception from core.cpp:268: no driver",
         ),
         (
             Core(ARC, broken="compile"),
             "NPU",
             "fp16",
-            "openvino on NPU, which cannot be started: Exception from plugin.cpp:112: no kernel",
+            "on NPU, which cannot be started: Exception from plugin.cpp:112: no kernel",
         ),
     ],
 )

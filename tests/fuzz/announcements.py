@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from functools import cache
 
-from mdp.discovery.announcements import Found, propose, texts_of
+import msgspec
+
+from mdp.discovery.announcements import Found, fleet_text, propose, read_announcement, texts_of
 from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet
 from mdp.testing.bundles import DEVICES, write_bundle
 from tests.fuzz.messages import frames_of, join_bytes, joined
 from tests.fuzz.target import Structure, Target, scratch
@@ -56,6 +59,11 @@ def read_announcements(data: bytes) -> bool:
         names = {entry.device for entry in proposal.entries}
         addresses = {entry.address for entry in proposal.entries}
         assert len(names) == len(addresses) == len(proposal.entries)
+        distinct = {read_announcement(one) for one in found}
+        assert len(proposal.entries) + len(proposal.left_out) == len(distinct)
+        if proposal.entries:
+            fleet = Fleet(bundle="bundle", devices=list(proposal.entries))
+            assert msgspec.toml.decode(fleet_text(fleet, proposal.left_out), type=Fleet) == fleet
     return bool(propose(_bundle(), found, keys=KEYS, on_loopback=True).entries)
 
 

@@ -184,7 +184,7 @@ def refused(ended: tuple[int, str, str], expected: str) -> None:
     assert err.count("\n") == 1, err
 
 
-@pytest.mark.parametrize("deadline", ["0", "-5", "-0.0", "nan", "inf", "-inf", "1e300"])
+@pytest.mark.parametrize("deadline", ["0", "-5", "nan", "1e300"])
 @pytest.mark.parametrize("command", ["classify", "bench"])
 def test_impossible_deadlines(toml: Path, pictures: Path, command: str, deadline: str) -> None:
     ended = here(command, "--fleet", toml, "--deadline-ms", deadline, pictures)
@@ -192,13 +192,7 @@ def test_impossible_deadlines(toml: Path, pictures: Path, command: str, deadline
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        ["--deadline-ms", "soon"],
-        ["--fusion", "magic"],
-        ["--nonsense"],
-        ["--fleet"],
-    ],
+    "options", [["--deadline-ms", "soon"], ["--fusion", "magic"], ["--nonsense"], ["--fleet"]]
 )
 def test_usage_errors(toml: Path, pictures: Path, options: list[str]) -> None:
     done = mdp("classify", "--fleet", toml, pictures, *options)
@@ -207,33 +201,21 @@ def test_usage_errors(toml: Path, pictures: Path, options: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_picture_among_good_ones(toml: Path, pictures: Path) -> None:
+def test_pictures_that_are_not_there(toml: Path, pictures: Path, tmp_path: Path) -> None:
     asked = [pictures / name for name in ("red/0.png", "gone.png", "blue/0.png")]
     code, out, err = here("classify", "--fleet", toml, *PLENTY, *asked)
     assert (code, err) == (2, f"mdp: {asked[1]}: no such file\n")
     assert [line.partition(",")[0].split()[1] for line in out.splitlines()] == ["red", "blue"]
-
-
-def test_pictures_that_are_not_there(toml: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    for path, expected in (
-        (tmp_path / "gone.png", "gone.png: no such file"),
-        (tmp_path / "empty", "empty: expected a folder with pictures, it holds no file"),
-        (tmp_path / ("x" * 300), "File name too long"),
-    ):
-        for command in ("classify", "bench"):
-            refused(here(command, "--fleet", toml, path), expected)
+    for command in ("classify", "bench"):
+        refused(here(command, "--fleet", toml, asked[1]), "gone.png: no such file")
+        refused(here(command, "--fleet", toml, tmp_path / "empty"), "it holds no file")
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("", r"fleet\.toml: .*missing required field `bundle`"),
         ("bundle = 3\ndevices = []", r"fleet\.toml: Expected `str`, got `int` - at `\$\.bundle`"),
-        ('bundle = "b"\ndevices = []', r"fleet\.toml: .*length >= 1 - at `\$\.devices`"),
-        ('bundle = "b"\nx = 1', r"fleet\.toml: .*unknown field `x`"),
-        ("\ufeffx", r"fleet\.toml: "),
-        ("x = " + "[" * 3000, r"fleet\.toml: lists or tables nested too deeply"),
         (
             f'bundle = "gone"\ndevices = [{{ device = "a", address = "{DEAD}", k = 0 }}]',
             "gone: expected a bundle folder with a manifest.json",
@@ -254,23 +236,14 @@ def test_fleet_files_that_are_wrong(
     refused(here(command, "--fleet", path, *more), expected)
 
 
-def own_fleet(tmp_path: Path) -> tuple[Path, Path]:
-    """A bundle and a fleet file of this test's own, with nobody behind it."""
-    bundle = write_bundle(tmp_path / "bundle")
-    path = tmp_path / "fleet.toml"
+def test_bundles_that_are_wrong(tmp_path: Path) -> None:
+    bundle, path = write_bundle(tmp_path / "bundle"), tmp_path / "fleet.toml"
     entry = f'{{ device = "alpha", address = "{DEAD}", k = 0 }}'
     path.write_text(f'bundle = "bundle"\ndevices = [{entry}]')
-    return bundle, path
-
-
-def test_bundles_that_are_wrong(tmp_path: Path) -> None:
-    bundle, path = own_fleet(tmp_path)
     (bundle / FUSION).write_text("{}")
     refused(here("status", "--fleet", path), r"fusion\.json: expected \d+ bytes, found 2")
     (bundle / MANIFEST).write_text("{")
     refused(here("status", "--fleet", path), r"manifest\.json: Input data was truncated")
-    (bundle / MANIFEST).unlink()
-    refused(here("status", "--fleet", path), r"manifest\.json: cannot be read: No such")
 
 
 def test_status_says_what_is_documented(toml: Path, fleet: Fleet) -> None:
@@ -284,13 +257,9 @@ def test_status_says_what_is_documented(toml: Path, fleet: Fleet) -> None:
         assert device["bundle"] == "colours"
         assert device["provider"] == "CPUExecutionProvider"
         assert device["reason"] == ""
-
-
-def test_status_for_people(toml: Path, fleet: Fleet) -> None:
     done = mdp("status", "--fleet", toml)
     assert (done.returncode, done.stderr) == (0, "")
-    for device in DEVICES:
-        assert device in done.stdout
+    assert [device in done.stdout for device in DEVICES] == [True] * 3
     assert done.stdout.count("READY") == 3
 
 
@@ -457,8 +426,6 @@ def test_fleet_new(fleet: Fleet, tmp_path: Path) -> None:
     ("device", "out", "expected"),
     [
         ("delta=tcp://h:1", "new.toml", "expected one of alpha, beta, gamma, got 'delta'"),
-        ("alpha", "new.toml", "expected NAME=tcp://HOST:PORT"),
-        ("alpha=tcp://h:0", "new.toml", "needs a port from 1 to 65535, got 0"),
         ("alpha=tcp://h:1", ".", "cannot be written: Is a directory"),
         ("alpha=tcp://h:1", "file/new.toml", "cannot be written: (Not a directory|File exists)"),
     ],
@@ -475,10 +442,3 @@ def test_fleet_new_refuses(
     options = ["--bundle", fleet.bundle, "--device", device, "--out", target]
     refused(here("fleet", "new", *options), expected)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_help_of_every_command() -> None:
-    done = mdp("--help")
-    assert done.returncode == 0
-    for command in ("classify", "status", "doctor", "bench", "fleet", "keys", "demo"):
-        assert command in done.stdout

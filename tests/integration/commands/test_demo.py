@@ -67,35 +67,25 @@ def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: 
 
 
 @pytest.mark.parametrize(
-    ("case", "expected"),
+    ("work", "bundle", "pictures", "expected"),
     [
-        ("no bundle", "nowhere: expected a bundle folder with a manifest.json"),
-        ("never evaluated", "bundle: never evaluated; run mdp-partition evaluate --write first"),
-        ("other classes", "expected folders named after classes of"),
-        ("no pictures", "w: expected pictures, or a folder per class with some"),
-        ("work is a file", "file: cannot be made: File exists"),
+        ("w", "nowhere", None, "nowhere: expected a bundle folder with a manifest.json"),
+        ("w", "new", None, "new: never evaluated; run mdp-partition evaluate --write first"),
+        ("w", "bundle", "other", "expected folders named after classes of"),
+        ("w", "bundle", "w", "w: expected pictures, or a folder per class with some"),
+        ("file", "bundle", None, "file: cannot be made: File exists"),
     ],
 )
-def test_what_the_demo_cannot_use(tmp_path: Path, case: str, expected: str) -> None:
-    bundle = write_bundle(tmp_path / "bundle", evaluated=case != "never evaluated")
+def test_what_the_demo_cannot_use(
+    tmp_path: Path, work: str, bundle: str, pictures: str | None, expected: str
+) -> None:
+    if bundle != "nowhere":
+        write_bundle(tmp_path / bundle, evaluated=bundle == "bundle")
     (tmp_path / "file").touch()
     (tmp_path / "other/unicorn").mkdir(parents=True)
     (tmp_path / "other/unicorn/0.png").touch()
-    options = {
-        "no bundle": ["--work", tmp_path / "work", "--bundle", tmp_path / "nowhere"],
-        "never evaluated": ["--work", tmp_path / "work", "--bundle", bundle],
-        "other classes": [
-            "--work",
-            tmp_path / "w",
-            "--bundle",
-            bundle,
-            "--pictures",
-            tmp_path / "other",
-        ],
-        "no pictures": ["--work", tmp_path / "w", "--bundle", bundle, "--pictures", tmp_path / "w"],
-        "work is a file": ["--work", tmp_path / "file", "--bundle", bundle],
-    }
-    done = demo(*options[case])
+    more = [] if pictures is None else ["--pictures", tmp_path / pictures]
+    done = demo("--work", tmp_path / work, "--bundle", tmp_path / bundle, *more)
     assert done.returncode == 2
     assert done.stderr.startswith("mdp: ")
     assert expected in done.stderr

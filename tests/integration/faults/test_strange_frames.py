@@ -78,6 +78,13 @@ def is_well(peer: StrangePeer) -> Status:
     return status
 
 
+def failed(peer: StrangePeer) -> Failure:
+    """The next reply, which has to be a failure."""
+    failure = peer.receive().message
+    assert isinstance(failure, Failure)
+    return failure
+
+
 def test_the_agent_answers_a_request_made_by_hand(fleet: Fleet, infer: Infer) -> None:
     with StrangePeer(fleet.agents["alpha"].address) as peer:
         peer.send(encode(infer, PIXELS))
@@ -93,13 +100,7 @@ def replaced(infer: Infer, **changes: object) -> Infer:
 
 MALFORMED: list[tuple[list[Buffer], str]] = [
     ([b"garbage"], "expected a first frame that begins with 'MDP'"),
-    ([b""], "expected a first frame that begins with 'MDP'"),
-    ([b"", b"", b""], "expected a first frame that begins with 'MDP'"),
     ([b"MDP\x02\x01"], "expected protocol version 1, got 2"),
-    ([b"MDP\x00\x01"], "expected protocol version 1, got 0"),
-    ([b"MDP\x01\x09"], "expected a message kind from 1 to 7, got 9"),
-    ([b"MDP\x01\x01"], "Infer header: "),
-    ([b"MDP\x01\x02\x81\xa1x\x01"], "Ask header: "),
     ([b"MDP\x01\x02" + b"\x00" * 20_000], "expected a header up to 16384 bytes"),
     ([*encode(Ask(request_id=3)), b"x"], "Ask: expected 0 buffer(s), got 1"),
     (red_result(1), "Result is for clients"),
@@ -112,8 +113,7 @@ def test_malformed_messages_are_answered_and_counted(fleet: Fleet) -> None:
         before = is_well(peer).counts["bad_message"]
         for frames, expected in MALFORMED:
             peer.send(frames)
-            failure = peer.receive().message
-            assert isinstance(failure, Failure)
+            failure = failed(peer)
             assert (failure.request_id, failure.code) == (0, "bad_message")
             assert failure.text.startswith(expected)
         assert is_well(peer).counts["bad_message"] == before + len(MALFORMED)
@@ -139,8 +139,7 @@ def test_requests_that_cannot_be_served_are_answered_with_their_id(
 ) -> None:
     with StrangePeer(fleet.agents["alpha"].address) as peer:
         peer.send(encode(replaced(infer, **changes), pixels))
-        failure = peer.receive().message
-        assert isinstance(failure, Failure)
+        failure = failed(peer)
         assert (failure.request_id, failure.code) == (5, code)
         assert failure.text.startswith(expected)
         is_well(peer)
@@ -152,8 +151,7 @@ def test_broken_jpegs_do_not_count_as_failures_of_the_model(fleet: Fleet, infer:
     with StrangePeer(fleet.agents["alpha"].address) as peer:
         for data in bad * 2:
             peer.send(encode(jpeg, data))
-            failure = peer.receive().message
-            assert isinstance(failure, Failure)
+            failure = failed(peer)
             assert (failure.request_id, failure.code) == (5, "bad_message")
         assert is_well(peer).counts["failed"] == 0
         peer.send(encode(jpeg, encoded(four_corners(SIZE, SIZE), "JPEG")))
@@ -164,8 +162,7 @@ def test_a_jpeg_is_not_decoded_where_raw_pixels_are_planned(fleet: Fleet, infer:
     with StrangePeer(fleet.agents["beta"].address) as peer:
         jpeg = replaced(infer, k=1, image_size=SIZES[1], encoding="jpeg")
         peer.send(encode(jpeg, encoded(four_corners(SIZES[1], SIZES[1]), "JPEG")))
-        failure = peer.receive().message
-        assert isinstance(failure, Failure)
+        failure = failed(peer)
         assert failure.text == "expected raw pixels, as planned, got a JPEG"
 
 
@@ -192,8 +189,7 @@ def test_an_agent_whose_stderr_is_not_read_is_stopped_by_no_picture(
                 for number in range(20):
                     view = encoded(four_corners(SIZE, SIZE), "JPEG")
                     peer.send(encode(hostile, with_segments(view, exif_that_warns(80 + number))))
-                    failure = peer.receive().message
-                    assert isinstance(failure, Failure)
+                    failure = failed(peer)
                     assert failure.text.endswith("got one of 0xFFE1")
                 until(lambda: frames_of(is_well(peer)) > 60, "every picture was read thrice")
             process.terminate()
@@ -208,37 +204,6 @@ def frames_of(status: Status) -> int:
     """How many pictures the agent's own source has given."""
     found = re.search(r"frame (\d+)", status.source)
     return int(found[1]) if found else 0
-
-
-def test_an_agent_survives_whatever_comes(fleet: Fleet, infer: Infer) -> None:
-    rng = random.Random(0)
-    valid = [encode(infer, PIXELS), encode(Ask(request_id=2)), red_result(7)]
-    with StrangePeer(fleet.agents["alpha"].address) as peer:
-        before = sum(is_well(peer).counts.values())
-        for _ in range(400):
-            frames = [bytearray(frame) for frame in rng.choice(valid)]
-            frame = rng.choice(frames)
-            for _ in range(rng.randrange(1, 4)):
-                frame[rng.randrange(min(40, len(frame)))] = rng.randrange(256)
-            if rng.random() < 0.3:
-                del frame[rng.randrange(len(frame)) :]
-            peer.send([bytes(frame) for frame in frames])
-            # A refusal, or an answer where the change did no harm: in any case one reply.
-            peer.receive()
-        status = is_well(peer)
-        assert sum(status.counts.values()) > before
-        assert status.counts["failed"] == 0
-
-
-def test_an_oversized_frame_ends_its_connection_only(fleet: Fleet, infer: Infer) -> None:
-    address = fleet.agents["alpha"].address
-    with StrangePeer(address) as other, StrangePeer(address) as peer:
-        is_well(other)
-        peer.send([encode(infer, PIXELS)[0], bytes(MAX_BUFFER_BYTES + 1)])
-        is_well(other)
-        # Nothing came of it, not even a reply.
-        with pytest.raises(AssertionError, match="no reply"):
-            peer.receive(timeout_s=0.3)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +238,10 @@ def test_a_client_that_left_costs_nothing(fleet: Fleet, infer: Infer) -> None:
         is_well(peer)
 
 
-def ask(fleet: Fleet, handler: Handler, deadline_ms: float = PLENTY_MS) -> tuple[Prediction, int]:
+def ask(fleet: Fleet, handler: Handler) -> tuple[Prediction, int]:
     """The answer of a fleet whose gamma is a fake, and how many malformed replies were counted."""
     with FakeAgent(handler) as fake, fleet.client(gamma=fake.address) as client:
-        answer = client.classify(RED, deadline_ms=deadline_ms)
+        answer = client.classify(RED, deadline_ms=PLENTY_MS)
         assert fake.asked == 1
         assert answer.label == "red"
         return answer, client.counters["malformed"]
@@ -286,14 +251,10 @@ def ask(fleet: Fleet, handler: Handler, deadline_ms: float = PLENTY_MS) -> tuple
     ("reply", "expected"),
     [
         (lambda i: [b"garbage"], "expected a first frame that begins with 'MDP'"),
-        (lambda i: [b"MDP\x07\x03"], "expected protocol version 1, got 7"),
-        (lambda i: red_result(i.request_id)[:1], "Result: expected 1 buffer(s), got 0"),
         (
             lambda i: [red_result(i.request_id)[0], red_result(i.request_id)[1][:-4]],
             "expected 24 bytes of logits, got 20",
         ),
-        (lambda i: [bytes(red_result(i.request_id)[0])[:9]], "Result header: "),
-        (lambda i: [b""], "expected a first frame that begins with 'MDP'"),
     ],
 )
 def test_a_reply_that_is_no_message_names_its_device(
@@ -310,12 +271,6 @@ def test_a_fake_that_answers_right_is_used(fleet: Fleet) -> None:
     answer, malformed = ask(fleet, lambda infer: [red_result(infer.request_id)])
     assert answer.used == DEVICES
     assert malformed == 0
-
-
-def test_a_device_that_says_nothing_is_late(fleet: Fleet) -> None:
-    answer, _ = ask(fleet, lambda infer: [], deadline_ms=500.0)
-    assert answer.missing == {"gamma": "late"}
-    assert answer.used == ("alpha", "beta")
 
 
 def counted(client: Client, count: int) -> bool:

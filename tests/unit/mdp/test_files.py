@@ -122,23 +122,27 @@ def test_json_round_trip(tmp_path: Path) -> None:
     assert read_json(path, Sample) == SAMPLE
 
 
-def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
         interrupted_while_writing(temporary)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["file"]
-
-
-def test_success_replaces_the_old_file_and_leaves_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
     with replacing(path) as temporary:
         temporary.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new"
     assert names(tmp_path) == ["file"]
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A folder that holds a file `old`, alone in another one."""
+    path = tmp_path / "in" / "folder"
+    path.mkdir(parents=True)
+    (path / "old").write_text("old")
+    return path
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,64 +158,57 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert names(tmp_path) == ["file"]
 
 
-def test_a_full_disk_leaves_the_old_folder(tmp_path: Path) -> None:
-    path = tmp_path / "folder"
-    path.mkdir()
-    (path / "old").write_text("old")
-    with (
-        pytest.raises(InputError, match=r"/folder: cannot be written: No space left on device$"),
-        replacing_folder(path),
-    ):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    assert names(path) == ["old"]
-    assert names(tmp_path) == ["folder"]
-    (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(InputError, match=r"/below: cannot be written: (Not a directory|File ex)"),
-        replacing_folder(tmp_path / "file" / "below"),
-    ):
-        raise AssertionError("it cannot come here")
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (OSError(errno.ENOSPC, "No space"), InputError("folder: cannot be written: No space")),
+        (KeyboardInterrupt("Ctrl-C"), KeyboardInterrupt("Ctrl-C")),
+    ],
+)
+def test_a_failure_in_the_middle_leaves_the_old_folder(
+    old: Path, error: BaseException, raised: BaseException
+) -> None:
+    def fail(temporary: Path) -> None:
+        (temporary / "new").write_text("half of the n")
+        raise error
+
+    with pytest.raises(type(raised), match=str(raised)), replacing_folder(old) as temporary:
+        fail(temporary)
+    assert names(old) == ["old"]
+    assert names(old.parent) == ["folder"]
 
 
 def test_places_that_cannot_be_written_are_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(InputError, match=r"cannot be written: (Not a directory|File exists)"):
+    below = r"below: cannot be written: (Not a directory|File exists)"
+    with pytest.raises(InputError, match=below):
         write_bytes(tmp_path / "file" / "below", b"")
     with pytest.raises(InputError, match="folder: cannot be written: Is a directory"):
         write_bytes(tmp_path / "folder", b"")
+    for path, expected in (
+        (tmp_path / "file" / "below", below),
+        (tmp_path / "file", "file: expected a folder or nothing, found a file"),
+    ):
+        with pytest.raises(InputError, match=expected), replacing_folder(path):
+            pass
+    assert (tmp_path / "file").read_text() == "mine"
     assert names(tmp_path) == ["file", "folder"]
 
 
-def test_a_failure_in_the_middle_leaves_the_old_folder(tmp_path: Path) -> None:
-    path = tmp_path / "folder"
-    path.mkdir()
-    (path / "old").write_text("old")
-    with pytest.raises(KeyboardInterrupt), replacing_folder(path) as temporary:
-        interrupted_while_writing(temporary / "new")
-    assert names(path) == ["old"]
-    assert names(tmp_path) == ["folder"]
-
-
-def test_a_new_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "folder"
-    path.mkdir()
-    (path / "old").write_text("old")
-    with replacing_folder(path) as temporary:
+def test_a_new_folder_takes_the_place_of_the_old_one(old: Path) -> None:
+    with replacing_folder(old) as temporary:
         (temporary / "deep").mkdir()
         (temporary / "deep" / "new").write_text("new")
-        assert names(path) == ["old"]
-    assert (path / "deep" / "new").read_text() == "new"
-    assert names(path) == ["deep"]
-    assert names(tmp_path) == ["folder"]
+        assert names(old) == ["old"]
+    assert (old / "deep" / "new").read_text() == "new"
+    assert names(old) == ["deep"]
+    assert names(old.parent) == ["folder"]
 
 
 def test_a_folder_that_cannot_take_its_place_brings_the_old_one_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "folder"
-    path.mkdir()
-    (path / "old").write_text("old")
     replace = Path.replace
 
     def refusing(self: Path, target: Path) -> Path:
@@ -220,31 +217,17 @@ def test_a_folder_that_cannot_take_its_place_brings_the_old_one_back(
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", refusing)
-    with pytest.raises(OSError, match="Input/output error"), replacing_folder(path) as temporary:
+    with pytest.raises(OSError, match="Input/output error"), replacing_folder(old) as temporary:
         (temporary / "new").write_text("new")
-    assert names(path) == ["old"]
-    assert names(tmp_path) == ["folder"]
+    assert names(old) == ["old"]
+    assert names(old.parent) == ["folder"]
 
 
-def test_a_folder_does_not_take_the_place_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("mine")
-    with (
-        pytest.raises(InputError, match="file: expected a folder or nothing, found a file"),
-        replacing_folder(path),
-    ):
-        pass
-    assert path.read_text() == "mine"
-    assert names(tmp_path) == ["file"]
-
-
-def test_a_link_to_a_folder_stays_a_link(tmp_path: Path) -> None:
-    real, link = tmp_path / "real", tmp_path / "link"
-    real.mkdir()
-    (real / "old").write_text("old")
-    link.symlink_to(real)
+def test_a_link_to_a_folder_stays_a_link(old: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(old)
     with replacing_folder(link) as temporary:
         (temporary / "new").write_text("new")
     assert link.is_symlink()
-    assert names(real) == ["new"]
-    assert names(tmp_path) == ["link", "real"]
+    assert names(old) == ["new"]
+    assert names(tmp_path) == ["in", "link"]

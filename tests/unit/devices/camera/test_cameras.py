@@ -105,15 +105,12 @@ class TestWithOpenCv:
         camera.close()
         assert seen == ["R", "G", "B", "R", "G"]
 
-    def test_what_is_no_video(self, tmp_path: Path) -> None:
+    def test_a_camera_or_a_film_that_is_none(self, tmp_path: Path) -> None:
         film = tmp_path / "film.avi"
         film.write_bytes(b"no film at all")
-        with pytest.raises(SourceError, match=rf"^video:{film}: cannot be opened$"):
-            open_camera(Source(kind="video", place=str(film)))
-
-    def test_a_camera_that_is_not_there(self) -> None:
-        with pytest.raises(SourceError, match=r"^camera:63: cannot be opened$"):
-            open_camera(Source(kind="camera", place="63"))
+        for source in (Source(kind="video", place=str(film)), Source(kind="camera", place="63")):
+            with pytest.raises(SourceError, match=rf"^{source}: cannot be opened$"):
+                open_camera(source)
 
     def test_a_stream_that_nobody_gives_does_not_tell_the_password(
         self, capfd: pytest.CaptureFixture[str]

@@ -1,7 +1,6 @@
 """The frames a device keeps: which are taken, which one is given, and what is said instead."""
 
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -147,28 +146,25 @@ def test_what_is_no_source(text: str, got: str) -> None:
         "--source: expected folder:PATH, video:FILE, camera:NUMBER (0 to 63) or rtsp://HOST/PATH, "
         f"got {got}"
     )
-
-
-@pytest.mark.parametrize("text", ["rtsp://", "rtsp://:554/x", "rtsp://d:99999/", "rtsp://[::/x"])
-def test_what_is_no_stream(text: str) -> None:
-    with pytest.raises(InputError, match=r"^--source: expected rtsp://HOST/PATH or rtsp://USER"):
-        parse_source(text)
+    for stream in ("rtsp://", "rtsp://:554/x", "rtsp://d:99999/", "rtsp://[::/x"):
+        with pytest.raises(
+            InputError, match=r"^--source: expected rtsp://HOST/PATH or rtsp://USER"
+        ):
+            parse_source(stream)
 
 
 @pytest.mark.parametrize(
     ("wanted_s", "number"), [(-9.0, 1), (1.0, 1), (1.4, 1), (1.5, 2), (1.6, 2), (2.9, 3), (5.0, 3)]
 )
-def test_the_nearest_frame_is_given_and_the_newer_of_two(wanted_s: float, number: int) -> None:
-    found = nearest(frames_at(1.0, 2.0, 3.0), VIEW, wanted_s)
+def test_the_nearest_frame_of_the_view_or_the_newer_of_two_is_given(
+    wanted_s: float, number: int
+) -> None:
+    frames = frames_at(1.0, 2.0, 3.0)
+    found = nearest(frames, VIEW, wanted_s)
     assert found is not None
     assert found.number == number
-
-
-def test_frames_of_another_view_are_passed_over() -> None:
-    frames = frames_at(1.0, 2.0)
-    elsewhere = (Region(right=0.5), 8)
-    assert nearest(frames, elsewhere, 2.0) is None
-    assert nearest([], VIEW, 2.0) is None
+    assert nearest(frames, (Region(right=0.5), 8), wanted_s) is None
+    assert nearest([], VIEW, wanted_s) is None
 
 
 def test_memory_is_bounded_by_frames_and_by_bytes() -> None:
@@ -323,16 +319,11 @@ def test_eyes_follow_what_is_served(camera: ToyCamera) -> None:
     assert eyes.see(view_of(beta), ago_ms=0.0, within_ms=1e9).number == 3
 
 
-@pytest.fixture
-def looking(camera: ToyCamera) -> Iterator[Eyes]:
+def test_the_thread_looks_until_it_is_told_to_stop(camera: ToyCamera) -> None:
     with eyes_on(camera, fps=240.0) as eyes:
-        yield eyes
-
-
-def test_the_thread_looks_until_it_is_told_to_stop(camera: ToyCamera, looking: Eyes) -> None:
-    looking.close()
+        eyes.close()
+        assert camera.closed == 1
     assert camera.closed == 1
-    looking.close()
 
 
 def test_a_camera_that_hangs_keeps_nobody_waiting(

@@ -3,10 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from mdp.discovery.announcements import (
     Candidate,
@@ -21,7 +18,6 @@ from mdp.discovery.announcements import (
 from mdp.files import read_toml
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
-from mdp.formats.keys import fingerprint
 from mdp.formats.plan import MAX_MEMBERS
 from mdp.testing.bundles import write_bundle
 
@@ -65,34 +61,8 @@ def reasons(proposal: Proposal) -> list[tuple[str, str, str]]:
     return [(left.device, left.address, left.reason) for left in proposal.left_out]
 
 
-def test_an_agent_whose_key_file_is_there_is_proposed_with_the_key_of_the_file(
-    bundle: Bundle,
-) -> None:
-    proposal = proposed(bundle, found(bundle, "beta", 1, key=KEYS["beta"]))
-    (entry,) = proposal.entries
-    assert (entry.device, entry.address, entry.k) == ("beta", "tcp://10.0.0.7:7500", 1)
-    assert entry.key == KEYS["beta"]
-    assert proposal.left_out == ()
-    assert proposal.absent == ("alpha", "gamma")
-
-
-def test_an_announcement_never_brings_a_key(bundle: Bundle) -> None:
-    unknown = "z" * 40
-    assert reasons(proposed(bundle, found(bundle, "gamma", 2, key=unknown))) == [
-        (
-            "gamma",
-            "tcp://10.0.0.7:7500",
-            f"announces key {fingerprint(unknown)}, which no file in --keys has",
-        )
-    ]
-    assert reasons(proposed(bundle, found(bundle, "alpha", 0, key=unknown))) == [
-        (
-            "alpha",
-            "tcp://10.0.0.7:7500",
-            f"announces key {fingerprint(unknown)}, alpha.public has {fingerprint(KEYS['alpha'])}: "
-            "another device, or its key was changed",
-        )
-    ]
+def test_the_key_of_another_device_is_not_proposed(bundle: Bundle) -> None:
+    # Unknown and changed keys, and those in --keys: tests/integration/commands/test_discovery.py.
     assert reasons(proposed(bundle, found(bundle, "alpha", 0, key=KEYS["beta"]))) == [
         ("alpha", "tcp://10.0.0.7:7500", "announces the key of beta")
     ]
@@ -199,11 +169,15 @@ def test_agents_of_something_else_are_left_out(bundle: Bundle) -> None:
     ],
 )
 def test_texts_that_are_malformed(changes: dict[bytes, bytes | None], reason: str) -> None:
-    read = read_announcement(
-        Found(name="x", addresses=("10.0.0.7",), port=7500, texts={**TEXTS, **changes})
-    )
+    assert left_out(texts={**TEXTS, **changes}).reason.startswith(f"malformed: {reason}")
+
+
+def left_out(**changes: Any) -> LeftOut:
+    """What is said of an announcement that cannot be used."""
+    known = {"name": "x", "addresses": ("10.0.0.7",), "port": 7500, "texts": TEXTS}
+    read = read_announcement(Found(**{**known, **changes}))
     assert isinstance(read, LeftOut)
-    assert read.reason.startswith(f"malformed: {reason}")
+    return read
 
 
 @pytest.mark.parametrize(
@@ -220,9 +194,7 @@ def test_texts_that_are_malformed(changes: dict[bytes, bytes | None], reason: st
     ],
 )
 def test_addresses_that_nobody_can_dial(addresses: tuple[str, ...], port: int, reason: str) -> None:
-    read = read_announcement(Found(name="x", addresses=addresses, port=port, texts=TEXTS))
-    assert isinstance(read, LeftOut)
-    assert read.reason == f"malformed: {reason}"
+    assert left_out(addresses=addresses, port=port).reason == f"malformed: {reason}"
 
 
 def test_unknown_texts_are_passed_over() -> None:
@@ -235,51 +207,12 @@ def test_unknown_texts_are_passed_over() -> None:
 
 def test_what_is_shown_of_a_stranger_s_words_is_short_and_harmless() -> None:
     hostile = "\x1b[2J\r\n[[devices]]\n" + "x" * 10_000
-    read = read_announcement(
-        Found(
-            name=hostile, addresses=(hostile,) * 1000, port=1, texts={b"device": hostile.encode()}
-        )
-    )
-    assert isinstance(read, LeftOut)
+    texts = {b"device": hostile.encode()}
+    read = left_out(name=hostile, addresses=(hostile,) * 1000, port=1, texts=texts)
     for text in (read.device, read.address, read.reason):
         assert text.isprintable()
         assert len(text) <= 1024
     assert len(read.device) <= 83
-
-
-ANY_TEXT = st.text(max_size=40) | st.sampled_from(["10.0.0.7", "127.0.0.1", "alpha", "beta-1"])
-ANY_BYTES = st.binary(max_size=40) | st.sampled_from(
-    [b"1", b"0", b"alpha", b"beta", fingerprint(KEYS["alpha"]).encode(), b""]
-)
-
-
-@settings(max_examples=300)
-@given(data=st.data())
-def test_whatever_is_announced_is_proposed_or_left_out_once(bundle: Bundle, data: Any) -> None:
-    mine = bundle.digest[:16].encode()
-    keys = st.sampled_from([*TEXTS, b"x"]) | st.binary(max_size=8)
-    values = ANY_BYTES | st.just(mine) | st.none()
-    announced = [
-        Found(
-            name=data.draw(ANY_TEXT),
-            addresses=tuple(data.draw(st.lists(ANY_TEXT, max_size=3))),
-            port=data.draw(st.integers(0, 2**16)),
-            texts={**TEXTS, b"bundle": mine, **data.draw(st.dictionaries(keys, values))},
-        )
-        for _ in range(data.draw(st.integers(1, 4)))
-    ]
-    on_loopback = data.draw(st.booleans())
-    proposal = proposed(bundle, *announced, on_loopback=on_loopback)
-    distinct = {read_announcement(one) for one in announced}
-    assert len(proposal.entries) + len(proposal.left_out) == len(distinct)
-    for entry in proposal.entries:
-        assert entry.key in KEYS.values() or (on_loopback and "127." in entry.address)
-    for left in proposal.left_out:
-        assert (left.device + left.address + left.reason).isprintable()
-    if proposal.entries:
-        fleet = Fleet(bundle="bundle", devices=list(proposal.entries))
-        text = fleet_text(fleet, proposal.left_out)
-        assert msgspec.toml.decode(text, type=Fleet) == fleet
 
 
 def test_a_proposed_file_is_a_fleet_file_whatever_was_announced(

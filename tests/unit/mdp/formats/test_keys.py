@@ -50,7 +50,7 @@ def test_what_is_written_can_be_read(pair: Path) -> None:
     assert public_key_of(keys.secret) == keys.public
 
 
-def test_only_the_owner_may_read_a_secret(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_a_secret_or_its_new_folder(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         new_keys(tmp_path / "deep" / "keys", "box", new_pair)
@@ -58,6 +58,7 @@ def test_only_the_owner_may_read_a_secret(tmp_path: Path) -> None:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("*/*/*")}
     assert modes == {"box.secret": 0o600, "box.public": 0o644}
+    assert stat.S_IMODE((tmp_path / "deep" / "keys").stat().st_mode) == 0o700
 
 
 def test_a_secret_is_never_readable_by_others_on_its_way(
@@ -84,14 +85,8 @@ def test_nothing_is_overwritten(tmp_path: Path, there: str) -> None:
         new_keys(tmp_path, "box", new_pair)
     assert [path.name for path in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "mine"
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        InputError, match=r"box\.secret: cannot be written: (Not a dir|File exists)"
-    ):
-        new_keys(tmp_path / "file", "box", new_pair)
+    with pytest.raises(InputError, match=r"box\.secret: cannot be written: (Not a dir|File ex)"):
+        new_keys(tmp_path / there, "box", new_pair)
 
 
 def test_half_a_pair_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,14 +112,11 @@ def test_names_that_are_none(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o610, 0o777])
 def test_a_secret_that_others_may_read_is_refused(pair: Path, mode: int) -> None:
+    (pair / "box.secret").chmod(0o400)
+    assert load_pair(pair / "box.secret", public_key_of)
     (pair / "box.secret").chmod(mode)
     with pytest.raises(ConfigError, match=rf"box\.secret: expected mode 0600, got {mode:04o}: "):
         load_pair(pair / "box.secret", public_key_of)
-
-
-def test_a_secret_may_be_more_private_than_need_be(pair: Path) -> None:
-    (pair / "box.secret").chmod(0o400)
-    assert load_pair(pair / "box.secret", public_key_of)
 
 
 def test_the_two_files_are_not_confused(pair: Path) -> None:
@@ -142,11 +134,8 @@ def test_the_two_files_are_not_confused(pair: Path) -> None:
     ("text", "expected"),
     [
         ("", "missing required field `name`"),
-        ("\x00\xff", "box.secret: "),
-        (f"name = {'[' * 4000}", "lists or tables nested too deeply"),
         (f'name = "box"\nsecret = "{SECRET}"', "missing required field `public`"),
         (f'name = "box"\npublic = "{PUBLIC}"\nx = 1', "unknown field `x`"),
-        (f'name = "box"\npublic = 7\nsecret = "{SECRET}"', "Expected `str`, got `int`"),
         (
             f'name = "box"\npublic = "{PUBLIC[:-1]}"\nsecret = "{SECRET}"',
             "`public`: expected a key of 40 characters, got 39",
@@ -165,10 +154,6 @@ def test_the_two_files_are_not_confused(pair: Path) -> None:
         ),
         (
             f'name = "box"\npublic = "{SECRET}"\nsecret = "{PUBLIC}"',
-            "`public` and `secret` do not belong together",
-        ),
-        (
-            f'name = "box"\npublic = "{"0" * 40}"\nsecret = "{SECRET}"',
             "`public` and `secret` do not belong together",
         ),
         (
@@ -217,23 +202,18 @@ def test_a_client_whose_files_are_wrong_is_left_out_alone(tmp_path: Path) -> Non
     office = new_keys(tmp_path, "office", new_pair).public
     new_keys(tmp_path, "phone", new_pair)
     (tmp_path / "office.limits").write_text("expires = 2031-01-31T00:00:00Z\nconnections = 2")
+    new_keys(tmp_path, "tablet", new_pair)
     (tmp_path / "phone.limits").write_text("connections = 0")
+    (tmp_path / "tablet.limits").write_text("expires = 2031-01-31T00:00:00")
     (tmp_path / "odd.public").write_text("?")
     clients, problems = load_clients(tmp_path)
     expires = datetime.datetime(2031, 1, 31, tzinfo=datetime.UTC)
     limits = Limits(expires=expires, connections=2)
     assert clients == {office: AllowedClient(name="office", limits=limits)}
-    odd, phone = problems
+    odd, phone, tablet = problems
     assert "odd.public: " in odd
     assert "phone.limits: Expected `int` >= 1 - at `$.connections`" in phone
-
-
-def test_an_expiry_without_a_time_zone_is_refused(tmp_path: Path) -> None:
-    new_keys(tmp_path, "office", new_pair)
-    (tmp_path / "office.limits").write_text("expires = 2031-01-31T00:00:00")
-    clients, (problem,) = load_clients(tmp_path)
-    assert clients == {}
-    assert "Expected `datetime` with a timezone component" in problem
+    assert "Expected `datetime` with a timezone component" in tablet
 
 
 def test_of_two_that_make_the_same_keys_at_once_one_is_refused(
@@ -255,11 +235,6 @@ def test_of_two_that_make_the_same_keys_at_once_one_is_refused(
     assert load_pair(tmp_path / "box.secret", public_key_of).public == others[0].public
     assert load_public(tmp_path / "box.public") == others[0].public
     assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_a_new_folder_for_keys_is_its_owners_alone(tmp_path: Path) -> None:
-    new_keys(tmp_path / "keys", "box", new_pair)
-    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
 
 
 def test_files_that_another_user_may_exchange_are_refused(pair: Path) -> None:
@@ -325,14 +300,16 @@ def test_what_stays_on_this_machine(address: str, expected: bool) -> None:
     assert is_loopback(address) is expected
 
 
-@pytest.mark.parametrize("address", ["tcp://*:0", "tcp://0.0.0.0:7500", "tcp://[::1]:65535"])
-def test_addresses_to_listen_on(address: str) -> None:
-    check_bind_address(address)
-
-
-@pytest.mark.parametrize(
-    "address", ["7500", "tcp://h", "tcp://h:99999", "tcp://h:x", "udp://h:1", "tcp://a:1;tcp://b:2"]
-)
-def test_addresses_that_are_none(address: str) -> None:
-    with pytest.raises(InputError, match=r"--bind: expected tcp://HOST:PORT, got "):
+def test_addresses_to_listen_on() -> None:
+    for address in ("tcp://*:0", "tcp://0.0.0.0:7500", "tcp://[::1]:65535"):
         check_bind_address(address)
+    for wrong in (
+        "7500",
+        "tcp://h",
+        "tcp://h:99999",
+        "tcp://h:x",
+        "udp://h:1",
+        "tcp://a:1;tcp://b:2",
+    ):
+        with pytest.raises(InputError, match=r"--bind: expected tcp://HOST:PORT, got "):
+            check_bind_address(wrong)

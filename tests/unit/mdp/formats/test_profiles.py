@@ -11,24 +11,18 @@ from mdp.formats.profile import read_profile, shipped_profiles
 NAMES = ("desktop-gpu", "jetson-orin-nano", "laptop-cpu", "n100", "raspberry-pi-5")
 
 
-def test_five_profiles_are_shipped() -> None:
-    assert tuple(shipped_profiles()) == NAMES
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_shipped_profile_reads_and_says_where_each_number_comes_from(name: str) -> None:
+    assert tuple(shipped_profiles()) == NAMES
     profile = read_profile(name)
     assert profile.name == name
+    on_processor = name in ("raspberry-pi-5", "n100", "laptop-cpu")
+    assert (profile.provider == "CPUExecutionProvider") is on_processor
     assert 0.5 < profile.availability < 1
     assert {point.threads for point in profile.latency} >= {profile.threads}
     for number, provenance in profile.provenance.items():
         assert provenance.method == "estimated", number
         assert len(provenance.source) > 20, number
-
-
-@pytest.mark.parametrize("name", ["raspberry-pi-5", "n100", "laptop-cpu"])
-def test_the_processor_profiles_run_on_the_cpu_provider(name: str) -> None:
-    assert read_profile(name).provider == "CPUExecutionProvider"
 
 
 def test_the_laptop_s_latencies_admit_that_no_laptop_was_measured() -> None:
@@ -49,11 +43,11 @@ def test_a_larger_shape_takes_longer_in_every_shipped_profile() -> None:
         assert [depth for _, depth in by_depth] == [4, 12], name
 
 
-def write(folder: Path, old: str = "", new: str = "", *, stem: str = "n100") -> Path:
+def write(folder: Path, old: str = "", new: str = "") -> Path:
     """The shipped n100 profile with one text replaced, as a file of its own."""
     text = shipped_profiles()["n100"].read_text()
     assert old in text
-    path = folder / f"{stem}.toml"
+    path = folder / "n100.toml"
     path.write_text(text.replace(old, new, 1))
     return path
 
@@ -78,6 +72,12 @@ WRONG = {
     "misspelt latency key": ("depth = 2", "dept = 2", r"`dept`.*\.latency\[0\]"),
     "provenance missing": ("[provenance.link]", "[provenance.bonds]", r"`provenance` lacks link"),
     "hearsay": ('method = "estimated"', 'method = "heard"', r"'heard'.*\.provenance"),
+    "provenance of no number": (
+        "power_w = 12.0\n",
+        "",
+        r"`provenance` names power_w, no number of this file",
+    ),
+    "another name": ('name = "n100"', 'name = "shed"', r"`name`: expected 'n100'.*got 'shed'"),
     "not TOML": ("latency = [", "latency = [[[", r"n100\.toml: "),
 }
 
@@ -100,24 +100,12 @@ def test_a_number_s_source_cannot_be_empty(tmp_path: Path) -> None:
         read_profile(path)
 
 
-def test_provenance_of_a_number_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, "power_w = 12.0\n", "")
-    with pytest.raises(ConfigError, match=r"`provenance` names power_w, no number of this file"):
-        read_profile(path)
-
-
 def test_two_latency_points_are_too_few(tmp_path: Path) -> None:
     path = write(tmp_path)
     lines = path.read_text().splitlines()
     points = [line for line in lines if line.startswith("  {")]
     path.write_text("\n".join(line for line in lines if line not in points[2:]))
     with pytest.raises(ConfigError, match=r"length >= 3.*\.latency"):
-        read_profile(path)
-
-
-def test_the_name_has_to_be_the_file_s_stem(tmp_path: Path) -> None:
-    path = write(tmp_path, stem="shed")
-    with pytest.raises(ConfigError, match=r"shed\.toml: key `name`: expected 'shed'.*got 'n100'"):
         read_profile(path)
 
 
@@ -137,15 +125,28 @@ def with_point(folder: Path, **changes: object) -> Path:
     return write(folder, FIRST_POINT, FIRST_POINT + point)
 
 
-@pytest.mark.parametrize("latency_ms", [0.69, 0.16])
-def test_one_encoder_measured_twice_with_different_outcomes_is_refused(
-    tmp_path: Path, latency_ms: float
+TWICE = r"contradicts itself: `latency\[\d\]` and `latency\[\d\]` measure the same enc"
+DESCENDING = r"contradicts itself: `p10_ms` .* have to ascend.*`\$\.latency\[1\]`"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"latency_ms": 0.69}, TWICE),
+        ({"latency_ms": 0.16}, TWICE),
+        # Spelt out, the profile's own provider is the same.
+        ({"latency_ms": 3.4, "provider": '"CPUExecutionProvider"'}, TWICE),
+        ({"latency_ms": 0.16, "depth": 4}, r"are 2 and 4 deep and say 0\.34 and 0\.16 ms"),
+        ({"p10_ms": 0.4}, DESCENDING),
+        ({"p90_ms": 0.2}, DESCENDING),
+        ({"p10_ms": 2, "p90_ms": 1}, DESCENDING),
+    ],
+)
+def test_points_that_contradict_each_other_or_themselves_are_refused(
+    tmp_path: Path, changes: dict[str, object], expected: str
 ) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"n100\.toml: contradicts itself: `latency\[\d\]` and `latency\[\d\]` measure",
-    ):
-        read_profile(with_point(tmp_path, latency_ms=latency_ms))
+    with pytest.raises(ConfigError, match=rf"n100\.toml: .*{expected}"):
+        read_profile(with_point(tmp_path, **changes))
 
 
 @pytest.mark.parametrize("latency_ms", [0.67, 0.18])
@@ -177,49 +178,17 @@ def test_devices_of_openvino_s_are_openvino_s_alone(tmp_path: Path, provider: st
     assert ("openvino", provider) in {(point.runtime, point.provider) for point in points}
     with pytest.raises(ConfigError, match=rf"`provider` {provider} is a device of OpenVINO's"):
         read_profile(with_point(tmp_path, **named))
+    for unknown in ("AUTO", "HETERO:GPU,CPU", "GPU.", "openvino:GPU"):
+        path = with_point(tmp_path, runtime='"openvino"', provider=f'"{unknown}"')
+        with pytest.raises(ConfigError, match=r"regex.*\.latency\[\d\]\.provider"):
+            read_profile(path)
 
 
-@pytest.mark.parametrize("provider", ["AUTO", "HETERO:GPU,CPU", "GPU.", "openvino:GPU"])
-def test_what_is_no_device_is_no_provider(tmp_path: Path, provider: str) -> None:
-    named = {"provider": f'"{provider}"', "runtime": '"openvino"'}
-    with pytest.raises(ConfigError, match=r"regex.*\.latency\[\d\]\.provider"):
-        read_profile(with_point(tmp_path, **named))
-
-
-def test_the_profile_s_own_provider_may_be_spelt_out(tmp_path: Path) -> None:
-    path = with_point(tmp_path, latency_ms=3.4, provider='"CPUExecutionProvider"')
-    with pytest.raises(
-        ConfigError, match=r"`latency\[0\]` and `latency\[1\]` measure the same enc"
-    ):
-        read_profile(path)
-
-
-def test_a_deeper_encoder_that_is_much_faster_is_refused(tmp_path: Path) -> None:
-    path = with_point(tmp_path, latency_ms=0.16, depth=4)
-    with pytest.raises(ConfigError, match=r"are 2 and 4 deep and say 0\.34 and 0\.16 ms"):
-        read_profile(path)
-
-
-@pytest.mark.parametrize("spread", [{"p10_ms": 0.4}, {"p90_ms": 0.2}, {"p10_ms": 2, "p90_ms": 1}])
-def test_a_spread_that_does_not_hold_its_median_is_refused(
-    tmp_path: Path, spread: dict[str, object]
-) -> None:
-    with pytest.raises(
-        ConfigError, match=r"contradicts itself: `p10_ms` .* have to ascend.*`\$\.latency\[1\]`"
-    ):
-        read_profile(with_point(tmp_path, **spread))
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"gone\.toml: cannot be read: No such file"):
-        read_profile(tmp_path / "gone.toml")
-
-
-def test_a_folder_is_no_profile(tmp_path: Path) -> None:
-    folder = tmp_path / "n100.toml"
-    folder.mkdir()
-    with pytest.raises(ConfigError, match=r"n100\.toml: cannot be read: "):
-        read_profile(folder)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "n100.toml").mkdir()
+    for name, expected in (("gone", "No such file"), ("n100", "Is a directory")):
+        with pytest.raises(ConfigError, match=rf"{name}\.toml: cannot be read: {expected}"):
+            read_profile(tmp_path / f"{name}.toml")
 
 
 def test_an_unknown_name_lists_the_shipped_ones() -> None:
@@ -254,14 +223,10 @@ def test_networks_that_contradict_each_other_are_refused(
     path = write(tmp_path)
     size, ms = second
     provenance = '[provenance.networks]\nmethod = "measured"\nsource = "a test of its own"\n'
-    both = NETWORK.format(size=160, ms=4.0) + NETWORK.format(size=size, ms=ms)
-    path.write_text(path.read_text() + provenance + both)
-    with pytest.raises(ConfigError, match=message):
-        read_profile(path)
-
-
-def test_networks_say_where_they_come_from(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    path.write_text(path.read_text() + NETWORK.format(size=160, ms=4.0))
+    one, text = NETWORK.format(size=160, ms=4.0), path.read_text()
+    path.write_text(text + one)
     with pytest.raises(ConfigError, match="`provenance` lacks networks"):
+        read_profile(path)
+    path.write_text(text + provenance + one + NETWORK.format(size=size, ms=ms))
+    with pytest.raises(ConfigError, match=message):
         read_profile(path)

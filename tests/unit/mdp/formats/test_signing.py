@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from devices.agent.options import Serving
-from mdp.errors import ConfigError, InputError, MDPError
+from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, model_path
 from mdp.formats.signing import (
     SIGNATURE,
@@ -144,62 +144,64 @@ def test_keys_are_written_once_and_for_their_owner(keys: Path) -> None:
     del before[keys / "release.secret"]
     assert {path: path.read_bytes() for path in keys.iterdir()} == before
     assert (keys / "other.secret").stat().st_mode & 0o777 == 0o600
+    assert keys.stat().st_mode & 0o777 == 0o700
     with pytest.raises(InputError, match=r"--name ../x: expected lower-case letters"):
         new_bundle_key(keys, "../x")
 
 
-def readable(keys: Path) -> MDPError:
+def readable(keys: Path) -> None:
     (keys / "release.secret").chmod(0o640)
-    with pytest.raises(ConfigError) as caught:
-        load_signing_key(keys / "release.secret")
-    return caught.value
 
 
-def mixed(keys: Path) -> MDPError:
+def mixed(keys: Path) -> None:
     content = (keys / "release.secret").read_text()
     own, other = (load_bundle_key(keys / f"{name}.public").public for name in ("release", "other"))
     (keys / "release.secret").write_text(content.replace(own, other))
-    with pytest.raises(ConfigError) as caught:
-        load_signing_key(keys / "release.secret")
-    return caught.value
 
 
-def public_one(keys: Path) -> MDPError:
-    with pytest.raises(ConfigError) as caught:
-        load_signing_key(keys / "release.public")
-    return caught.value
-
-
-def secret_one(keys: Path) -> MDPError:
-    with pytest.raises(ConfigError) as caught:
-        load_bundle_key(keys / "release.secret")
-    return caught.value
-
-
-def other_file(keys: Path) -> MDPError:
+def of_a_client(keys: Path) -> None:
     (keys / "client.public").write_text('name = "client"\npublic = "' + "a" * 40 + '"\n')
-    with pytest.raises(ConfigError) as caught:
-        load_bundle_key(keys / "client.public")
-    return caught.value
+
+
+def as_it_is(keys: Path) -> None:
+    """Only the wrong one of the two is given."""
 
 
 @pytest.mark.parametrize(
-    ("use", "expected"),
+    ("change", "load", "expected"),
     [
-        (readable, "release.secret: expected mode 0600, got 0640: others may read this secret key"),
-        (mixed, "release.secret: `public` and `secret` do not belong together"),
-        (public_one, "release.public: expected a secret key file, this is a public one"),
-        (secret_one, "release.secret: expected a public key file, this is a secret one: it stays"),
-        (other_file, "client.public: expected a key file as `mdp bundle key` writes it, this is"),
+        (
+            readable,
+            load_signing_key,
+            "release.secret: expected mode 0600, got 0640: others may read this secret key",
+        ),
+        (mixed, load_signing_key, "release.secret: `public` and `secret` do not belong together"),
+        (
+            as_it_is,
+            load_signing_key,
+            "release.public: expected a secret key file, this is a public one",
+        ),
+        (
+            as_it_is,
+            load_bundle_key,
+            "release.secret: expected a public key file, this is a secret one: it stays",
+        ),
+        (
+            of_a_client,
+            load_bundle_key,
+            "client.public: expected a key file as `mdp bundle key` writes it, this is",
+        ),
     ],
 )
 def test_a_wrong_key_file_is_named_and_its_secret_is_not(
-    keys: Path, use: Callable[[Path], MDPError], expected: str
+    keys: Path, change: Callable[[Path], None], load: Callable[[Path], object], expected: str
 ) -> None:
     secret = (keys / "release.secret").read_text().split('secret = "')[1][:64]
-    text = str(use(keys))
-    assert expected in text
-    assert secret not in text
+    change(keys)
+    with pytest.raises(ConfigError) as caught:
+        load(keys / expected.partition(":")[0])
+    assert expected in str(caught.value)
+    assert secret not in str(caught.value)
 
 
 def test_keys_are_those_of_rfc_8032(tmp_path: Path) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
 from mdp.errors import PictureError
 from mdp.formats.plan import MIN_REGION, Region
 from mdp.pictures.crop import (
-    MAX_PIXELS,
     MAX_SCANS,
     Pixels,
     crop,
@@ -113,34 +112,28 @@ def test_16_bit_greyscale_is_scaled_and_not_clipped(tmp_path: Path) -> None:
     np.testing.assert_allclose(loaded[..., 0].astype(int), GREY, atol=1)
 
 
-@pytest.mark.parametrize(("dtype", "top"), [(np.float32, 255.0), (np.float32, 1.0), (np.int32, 1)])
+@pytest.mark.parametrize(
+    ("dtype", "top"), [(np.float32, 255.0), (np.float32, 1.0), (np.int32, 1), (np.float32, np.nan)]
+)
 def test_other_wide_greyscales_become_pictures(dtype: type, top: float) -> None:
     values: np.ndarray = (GREY / 255 * top).astype(dtype)
     loaded = pixels_of(load_picture(Image.fromarray(values)))
     assert loaded.shape == (32, 32, 3)
     assert loaded.dtype == np.uint8
-
-
-def test_a_float_picture_with_nan_is_a_picture() -> None:
-    values = np.full((4, 4), np.nan, dtype=np.float32)
-    assert (pixels_of(load_picture(Image.fromarray(values))) == 0).all()
+    assert not np.isnan(top) or (loaded == 0).all()
 
 
 def test_transparency_is_laid_on_white(tmp_path: Path) -> None:
-    rgba = np.zeros((8, 8, 4), dtype=np.uint8)
-    rgba[:, :4] = (200, 30, 30, 255)
-    for data in (encoded(rgba, "PNG"), encoded(rgba, "WEBP", lossless=True)):
+    rgba, grey = np.zeros((8, 8, 4), dtype=np.uint8), np.zeros((8, 8, 2), dtype=np.uint8)
+    rgba[:, :4], grey[:, :4] = (200, 30, 30, 255), (100, 255)
+    for data, colour in (
+        (encoded(rgba, "PNG"), (200, 30, 30)),
+        (encoded(rgba, "WEBP", lossless=True), (200, 30, 30)),
+        (encoded(Image.fromarray(grey, "LA"), "PNG"), (100, 100, 100)),
+    ):
         loaded = pixels_of(load_picture(file(tmp_path, data)))
-        assert (loaded[:, :4] == (200, 30, 30)).all()
+        assert (loaded[:, :4] == colour).all()
         assert (loaded[:, 4:] == 255).all()
-
-
-def test_grey_with_alpha_is_laid_on_white(tmp_path: Path) -> None:
-    grey = np.zeros((8, 8, 2), dtype=np.uint8)
-    grey[:, :4] = (100, 255)
-    loaded = pixels_of(load_picture(file(tmp_path, encoded(Image.fromarray(grey, "LA"), "PNG"))))
-    assert (loaded[:, :4] == 100).all()
-    assert (loaded[:, 4:] == 255).all()
 
 
 def test_a_palette_with_a_transparent_colour(tmp_path: Path) -> None:
@@ -373,26 +366,16 @@ def test_a_large_picture_is_reduced_to_the_same_view(
         assert pixels_of(load_picture(reduced)).shape == pixels_of(reduced).shape
 
 
-def test_pillow_keeps_its_limit(tmp_path: Path) -> None:
-    limit = Image.MAX_IMAGE_PIXELS
-    load_picture(file(tmp_path, encoded(NOISE, "PNG")))
-    with pytest.raises(PictureError):
-        load_picture(file(tmp_path, b"text"))
-    assert limit is not None
-    assert limit == Image.MAX_IMAGE_PIXELS
-
-
 def test_paths_that_lead_to_no_file(tmp_path: Path) -> None:
-    with pytest.raises(PictureError, match=r"gone\.jpg: No such file or directory"):
-        load_picture(tmp_path / "gone.jpg")
-    with pytest.raises(PictureError, match="Is a directory"):
-        load_picture(str(tmp_path))
-    with pytest.raises(PictureError, match="Not a directory"):
-        load_picture(file(tmp_path, b"x") / "below")
-    with pytest.raises(PictureError, match="File name too long"):
-        load_picture(tmp_path / ("x" * 300))
-    with pytest.raises(PictureError, match="null byte"):
-        load_picture("a\0b")
+    for path, expected in (
+        (tmp_path / "gone.jpg", r"gone\.jpg: No such file or directory"),
+        (str(tmp_path), "Is a directory"),
+        (file(tmp_path, b"x") / "below", "Not a directory"),
+        (tmp_path / ("x" * 300), "File name too long"),
+        ("a\0b", "null byte"),
+    ):
+        with pytest.raises(PictureError, match=expected):
+            load_picture(path)
 
 
 def test_a_pillow_picture_that_was_not_read_yet(tmp_path: Path) -> None:
@@ -402,33 +385,6 @@ def test_a_pillow_picture_that_was_not_read_yet(tmp_path: Path) -> None:
         pytest.raises(PictureError, match=r"the given picture: cannot be decoded: .*truncated"),
     ):
         load_picture(lazy)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(["PNG", "JPEG", "GIF", "BMP", "WEBP", "AVIF", "DDS", "TGA", "PPM"]),
-    st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=6),
-    st.integers(0, 2**16),
-)
-def test_damaged_files_never_raise_anything_else(
-    tmp_path: Path, format_: str, changes: list[tuple[int, int]], end: int
-) -> None:
-    data = bytearray(DAMAGEABLE[format_])
-    for place, value in changes:
-        data[place % len(data)] = value
-    path = file(tmp_path, bytes(data[: max(1, len(data) * end // 2**15)]))
-    try:
-        view = crop(load_picture(path, smallest_side=8), WHOLE, 8)
-    except PictureError:
-        return
-    assert view.shape == (8, 8, 3)
-
-
-DAMAGEABLE = {
-    format_: encoded(four_corners(24, 32), format_)
-    for format_ in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "AVIF", "DDS", "TGA", "PPM")
-}
 
 
 @pytest.mark.parametrize(
@@ -531,26 +487,6 @@ def test_tensors_are_what_their_arrays_are() -> None:
             load_picture(wrong)
 
 
-def test_the_documented_limit() -> None:
-    assert MAX_PIXELS == 100_000_000
-
-
-@pytest.mark.parametrize(
-    ("width", "height", "region", "box"),
-    [
-        (100, 100, WHOLE, (0, 0, 100, 100)),
-        (300, 100, WHOLE, (100, 0, 200, 100)),
-        (100, 301, WHOLE, (0, 100.5, 100, 200.5)),
-        (300, 100, Region(left=0.5), (150, 0, 200, 100)),
-        (100, 100, Region(top=0.25, bottom=0.75, right=0.5), (0, 25, 50, 75)),
-    ],
-)
-def test_region_box(
-    width: int, height: int, region: Region, box: tuple[float, float, float, float]
-) -> None:
-    assert region_box(width, height, region) == box
-
-
 @given(
     st.integers(1, 10_000),
     st.integers(1, 10_000),
@@ -630,13 +566,9 @@ def test_a_reduced_jpeg_keeps_enough_pixels(tmp_path: Path, orientation: int, wa
     difference = crop(whole, WHOLE, 16).astype(int) - crop(reduced, WHOLE, 16)
     # Only where two colours meet does the decoder's own averaging show.
     assert abs(difference).mean() < 2
-
-
-def test_a_small_jpeg_is_not_reduced(tmp_path: Path) -> None:
-    path = file(tmp_path, encoded(four_corners(200, 300), "JPEG"))
-    loaded = load_picture(path, smallest_side=224)
-    assert isinstance(loaded, Image.Image)
-    assert loaded.size == (300, 200)
+    small = load_picture(file(tmp_path, encoded(four_corners(200, 300), "JPEG")), smallest_side=224)
+    assert isinstance(small, Image.Image)
+    assert small.size == (300, 200)
 
 
 def test_jpeg_there_and_back() -> None:
@@ -645,24 +577,6 @@ def test_jpeg_there_and_back() -> None:
     assert back.shape == view.shape
     np.testing.assert_allclose(back[4, 4].astype(int), view[4, 4], atol=8)
     np.testing.assert_array_equal(back, decode_jpeg(memoryview(encode_jpeg(view)), 32))
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (encode_jpeg(four_corners(16, 16)), r"expected a JPEG of 32x32, got \(16, 16\)"),
-        (encode_jpeg(four_corners(32, 48)), r"expected a JPEG of 32x32, got \(48, 32\)"),
-        (damaged(encode_jpeg(NOISE[:32, :32])), "not a complete JPEG: .*truncated"),
-        (encoded(four_corners(32, 32), "PNG"), "not a complete JPEG: cannot identify"),
-        (jpeg_that_claims(65_500, 65_500), "not a complete JPEG|expected a JPEG of 32x32"),
-        (b"", "not a complete JPEG"),
-        (b"\xff\xd8\xff\xe0" + bytes(range(64)), "not a complete JPEG"),
-    ],
-)
-def test_jpeg_crops_that_are_refused(data: bytes, expected: str) -> None:
-    with pytest.raises(PictureError, match=expected):
-        decode_jpeg(data, 32)
 
 
 def test_postscript_is_refused_before_anything_runs_it(tmp_path: Path) -> None:
@@ -697,9 +611,17 @@ def test_a_jpeg_that_passes_over_its_pixels_too_often(tmp_path: Path, preamble: 
 CROP = encode_jpeg(NOISE[:32, :32])
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
+        (encode_jpeg(four_corners(16, 16)), r"expected a JPEG of 32x32, got \(16, 16\)"),
+        (encode_jpeg(four_corners(32, 48)), r"expected a JPEG of 32x32, got \(48, 32\)"),
+        (damaged(encode_jpeg(NOISE[:32, :32])), "not a complete JPEG: .*truncated"),
+        (encoded(four_corners(32, 32), "PNG"), "not a complete JPEG: cannot identify"),
+        (jpeg_that_claims(65_500, 65_500), "not a complete JPEG|expected a JPEG of 32x32"),
+        (b"", "not a complete JPEG"),
+        (b"\xff\xd8\xff\xe0" + bytes(range(64)), "not a complete JPEG"),
         (with_segments(CROP, exif_segment(b"x")), "got one of 0xFFE1"),
         (with_segments(CROP, exif_that_warns(100)), "got one of 0xFFE1"),
         (with_segments(CROP, segment(0xFE, b"comment")), "got one of 0xFFFE"),
@@ -711,14 +633,12 @@ CROP = encode_jpeg(NOISE[:32, :32])
             "its header is truncated or has gaps",
         ),
         (CROP[:2] + CROP[CROP.index(b"\xff\xda") :], "a scan before its frame"),
+        (
+            encoded(four_corners(32, 32), "JPEG", progressive=True),
+            "expected a JPEG of one scan, got 10",
+        ),
     ],
 )
-def test_a_jpeg_crop_has_what_it_needs_and_nothing_else(data: bytes, expected: str) -> None:
+def test_jpeg_crops_that_are_refused(data: bytes, expected: str) -> None:
     with pytest.raises(PictureError, match=expected):
         decode_jpeg(data, 32)
-
-
-def test_a_jpeg_crop_has_one_scan() -> None:
-    progressive = encoded(four_corners(32, 32), "JPEG", progressive=True)
-    with pytest.raises(PictureError, match="expected a JPEG of one scan, got 10"):
-        decode_jpeg(progressive, 32)

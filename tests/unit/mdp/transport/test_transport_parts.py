@@ -163,12 +163,6 @@ def test_other_programs(data: bytes) -> None:
     assert mechanism_of(data) == NOT_ZMTP
 
 
-@given(st.binary(max_size=80))
-def test_any_bytes(data: bytes) -> None:
-    mechanism_of(data)
-    mechanism_of(b"\xff" + data)
-
-
 def test_a_descriptor_that_is_no_connection_is_nobody() -> None:
     before = psutil.Process().num_fds()
     read, write = os.pipe()

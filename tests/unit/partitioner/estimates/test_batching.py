@@ -51,22 +51,13 @@ def batches(plan: Plan, *points: LatencyPoint) -> list[int]:
     return [a.batch for a in with_batches(plan, profiles).assignments]
 
 
-def test_a_batch_that_pays_is_planned(plan: Plan) -> None:
+def test_a_batch_that_pays_by_the_median_over_encoders_is_planned(plan: Plan) -> None:
     assert batches(plan, *SINGLES, *FOURS) == [4, 4, 4]
-
-
-def test_the_share_is_the_median_over_encoders(plan: Plan) -> None:
     profiled = profile("alpha", *SINGLES, *FOURS)
     assert batch_shares(plan.assignments[0], "fp32", profiled) == {4: 0.75}
-
-
-def test_nothing_measured_means_one_at_a_time(plan: Plan) -> None:
-    assert batches(plan, *SINGLES) == [1, 1, 1]
-
-
-def test_a_batch_that_does_not_pay_is_not_planned(plan: Plan) -> None:
-    fours = (point(2, 39.0, 4), point(4, 77.0, 4), point(8, 160.0, 4))
-    assert batches(plan, *SINGLES, *fours) == [1, 1, 1]
+    dear = (point(2, 39.0, 4), point(4, 77.0, 4), point(8, 160.0, 4))
+    for fours in ((), dear):
+        assert batches(plan, *SINGLES, *fours) == [1, 1, 1]
 
 
 def test_a_batch_has_to_keep_the_target(plan: Plan) -> None:

@@ -84,17 +84,6 @@ def test_beyond_what_was_measured_the_ratio_stays(depth: int, ratio: float) -> N
     assert timing.ratio == pytest.approx(ratio)
 
 
-def test_an_estimated_profile_proves_nothing() -> None:
-    estimated = profile(*MEASURED.latency, method="estimated")
-    expected = "the latency of profile n100 is estimated, which proves nothing"
-    assert timed(shape(2), INT8, estimated) == expected
-
-
-def test_without_fp32_of_the_same_shape_nothing_is_proven() -> None:
-    expected = "profile n100 has no bf16 in openvino beside fp32 of the same shapes with 1 threads"
-    assert timed(shape(6), BF16) == expected
-
-
 @pytest.mark.parametrize(
     ("compute_ms", "expected"),
     [

@@ -185,19 +185,22 @@ def test_a_model_that_the_tools_cannot_quantise_is_left_as_it_is(
     assert tried(tmp_path / "out", 0, INT8).reason == "cannot be had in int8: no kernel for Wavelet"
 
 
+def with_first(bundle: Bundle, **changes: object) -> Bundle:
+    """The bundle whose first device is planned otherwise."""
+    plan = bundle.manifest.plan
+    first = msgspec.structs.replace(plan.assignments[0], **changes)
+    plan = msgspec.structs.replace(plan, assignments=[first, *plan.assignments[1:]])
+    return Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, plan=plan))
+
+
 def test_a_provider_that_is_not_here_cannot_be_judged(
     bundle: Bundle, run: Quantise, tmp_path: Path
 ) -> None:
     """In fp16 a GPU overflows where this processor, computing in fp32, does not."""
     cuda = "CUDAExecutionProvider"
-    alpha = msgspec.structs.replace(bundle.manifest.plan.assignments[0], provider=cuda)
-    plan = msgspec.structs.replace(
-        bundle.manifest.plan, assignments=[alpha, *bundle.manifest.plan.assignments[1:]]
-    )
-    changed = Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, plan=plan))
     gpu = msgspec.structs.replace(profile_of("alpha", {FP16: 0.5}), provider=cuda)
     for asked in ({"profiles": [gpu]}, {"profiles": [], "here": ["alpha"]}):
-        assert run(changed, ways=[FP16], **asked) is None
+        assert run(with_first(bundle, provider=cuda), ways=[FP16], **asked) is None
         reason = tried(tmp_path / "out", 0, FP16).reason
         assert reason.startswith(f"the plan asks for {cuda}, this device has ")
 
@@ -239,12 +242,7 @@ def test_here_is_measured_with_the_planned_threads(
 
     monkeypatch.setattr(quantize_trials, "open_runtime", opening)
     monkeypatch.setattr(quantize_trials, "in_turns", in_turns)
-    alpha = msgspec.structs.replace(bundle.manifest.plan.assignments[0], threads=3, spin=True)
-    plan = msgspec.structs.replace(
-        bundle.manifest.plan, assignments=[alpha, *bundle.manifest.plan.assignments[1:]]
-    )
-    changed = Bundle(bundle.path, msgspec.structs.replace(bundle.manifest, plan=plan))
-    run(changed, here=["alpha"], ways=[INT8])
+    run(with_first(bundle, threads=3, spin=True), here=["alpha"], ways=[INT8])
     cpu = "CPUExecutionProvider"
     assert (*INT8, 3, cpu, True) in opened
     assert ("fp32", "onnxruntime", 3, cpu, True) in opened
@@ -324,9 +322,7 @@ def rewritten(bundle: Bundle, **changes: object) -> Bundle:
 def test_what_is_planned_in_another_runtime_is_compared_with_that(
     bundle: Bundle, run: Quantise, tmp_path: Path
 ) -> None:
-    plan = bundle.manifest.plan
-    first = msgspec.structs.replace(plan.assignments[0], runtime="openvino")
-    plan = msgspec.structs.replace(plan, assignments=[first, *plan.assignments[1:]])
+    plan = with_first(bundle, runtime="openvino").manifest.plan
     # Half of the time of fp32 in onnxruntime, but no gain on what is planned.
     profile = profile_of("alpha", {OPENVINO: 0.5, INT8: 0.5, STATIC: 0.3})
     run(rewritten(bundle, plan=plan), profile)

@@ -268,21 +268,8 @@ def test_many_members_are_listed_where_few_and_shared_elsewhere(
     monkeypatch.setattr(stacking, "SAMPLED", 5)
     contributions, targets = logits(12, 60, 3, 5, noise=2.0)
     fusion = fit_fusion(contributions, targets)
-    assert [len(subset.members) for subset in fusion.subsets] == [
-        1,
-        1,
-        1,
-        1,
-        1,
-        2,
-        3,
-        4,
-        4,
-        4,
-        4,
-        4,
-        5,
-    ]
+    sizes = [1] * 5 + [2, 3] + [4] * 5 + [5]
+    assert [len(subset.members) for subset in fusion.subsets] == sizes
     assert [subset.members for subset in fusion.subsets] == listed_subsets(range(5))
     assert [entry.size for entry in fusion.by_size] == [2, 3]
     assert fusion == fit_fusion(contributions, targets)

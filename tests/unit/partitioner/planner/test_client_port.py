@@ -22,7 +22,7 @@ from partitioner.planner.explain import explain
 from partitioner.planner.local_search import choose
 from partitioner.planner.make_plan import PlanOptions
 from partitioner.planner.pareto import pareto, plan_with_accuracy
-from partitioner.planner.placement import Limits, bytes_of, settled
+from partitioner.planner.placement import Limits, settled
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import make_plan, plan_within
 from tests.unit.partitioner.planner.test_choose import PREDICTOR, some_devices
@@ -195,11 +195,6 @@ def test_a_plan_file_says_for_which_port_it_was_made(
     # Older plans do not say.
     file.write_text(file.read_text().replace("client_bps = 8000000.0\n", ""))
     assert read_plan(file) == msgspec.structs.replace(plan, client_bps=None)
-
-
-def test_bytes_are_those_of_one_crop_a_member() -> None:
-    seats, _ = choose(some_devices(3, 3, 10), PREDICTOR, Limits(target_ms=20.0))
-    assert bytes_of(seats) == sum(seat.request_bytes for seat in seats) > 0
 
 
 @pytest.mark.parametrize("mbit", [0.0, -5.0, math.nan])

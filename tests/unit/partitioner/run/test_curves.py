@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 pytest.importorskip("matplotlib")
@@ -80,6 +81,8 @@ def test_the_picture_lies_beside_the_numbers_and_is_drawn_anew(tmp_path: Path) -
     assert "teacher" in texts((run.path / "curves.svg").read_bytes())
     run.keep_curve("member-0", MEMBER)
     assert {"teacher", "member-0"} <= set(texts((run.path / "curves.svg").read_bytes()))
+    kept = {"teacher": TEACHER, "member-0": MEMBER}
+    assert msgspec.json.decode(run.curves.read_bytes()) == kept
     assert not list(run.path.glob(".*.partial"))
 
 

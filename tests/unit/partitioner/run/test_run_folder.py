@@ -62,37 +62,25 @@ def test_settings_may_change_until_something_is_trained(tmp_path: Path) -> None:
     assert run.settings().seed == 3
 
 
-def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
-    other = settings(seed=3, schedule=MemberSchedule(epochs=7))
-    with pytest.raises(
-        InputError, match=r"schedule\.epochs was 20, is now 7; seed was 0, is now 3 \(give the same"
-    ):
-        run.start_or_continue(other, tiny_plan())
-    assert run.settings() == settings()
-
-
-def test_another_plan_is_refused(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
-    other = msgspec.structs.replace(tiny_plan(), target_ms=9)
-    with pytest.raises(InputError, match=r"target_ms was 5\.0, is now 9"):
-        run.start_or_continue(settings(), other)
-
-
-def test_a_difference_is_said_in_words_first_what_was_asked_for(tmp_path: Path) -> None:
-    run = begun(tmp_path / "run")
-    plan = tiny_plan()
+def test_other_settings_are_refused_and_what_was_asked_for_is_named_first(tmp_path: Path) -> None:
+    run, plan = begun(tmp_path / "run"), tiny_plan()
     first = msgspec.structs.replace(plan.assignments[0], why="other", memory_bytes=9)
-    other = msgspec.structs.replace(
+    later = msgspec.structs.replace(
         plan, target_ms=9, deadline_ms=12.5, assignments=[first, plan.assignments[1]]
     )
     pictures = msgspec.structs.replace(settings().data, calibration="ab" * 16)
-    with pytest.raises(InputError, match=r"other settings: target_ms was 5\.0, is now 9 \(give"):
-        run.start_or_continue(settings(), other)
-    with pytest.raises(
-        InputError, match=r"other settings: the calibration pictures differ \(give the"
+    for other, planned, expected in (
+        (
+            settings(seed=3, schedule=MemberSchedule(epochs=7)),
+            plan,
+            r"schedule\.epochs was 20, is now 7; seed was 0, is now 3",
+        ),
+        (settings(), later, r"target_ms was 5\.0, is now 9"),
+        (settings(data=pictures), plan, "the calibration pictures differ"),
     ):
-        run.start_or_continue(settings(data=pictures), plan)
+        with pytest.raises(InputError, match=rf"other settings: {expected} \(give the same"):
+            run.start_or_continue(other, planned)
+        assert run.settings() == settings()
 
 
 def test_pictures_may_move_as_long_as_they_are_the_same(tmp_path: Path) -> None:
@@ -102,15 +90,14 @@ def test_pictures_may_move_as_long_as_they_are_the_same(tmp_path: Path) -> None:
     assert run.settings().data.source == "/new/place"
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_run_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a run folder of mdp-partition train"):
+        RunFolder(tmp_path).settings()
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(InputError, match="expected a new, an empty or a run folder"):
         RunFolder(tmp_path).start_or_continue(settings(), tiny_plan())
-
-
-def test_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="expected a run folder of mdp-partition train"):
-        RunFolder(tmp_path).settings()
+    with pytest.raises(InputError, match="run: cannot be made: Not a directory"):
+        RunFolder(tmp_path / "thesis.txt" / "run").locked().__enter__()
 
 
 def test_an_unfinished_run_is_not_exported(tmp_path: Path) -> None:
@@ -130,22 +117,6 @@ def test_one_process_at_a_time_and_no_leftovers(tmp_path: Path) -> None:
             RunFolder(run.path).locked().__enter__()
     with run.locked():
         assert not left.exists()
-
-
-def test_a_run_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="run: cannot be made: Not a directory"):
-        RunFolder(tmp_path / "file" / "run").locked().__enter__()
-
-
-def test_curves_are_collected(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    run.keep_curve("teacher", [{"loss": 1.0}])
-    run.keep_curve("member-0", [{"loss": 2.0}])
-    assert msgspec.json.decode(run.curves.read_bytes()) == {
-        "teacher": [{"loss": 1.0}],
-        "member-0": [{"loss": 2.0}],
-    }
 
 
 def test_where_a_bundle_s_run_lies() -> None:
