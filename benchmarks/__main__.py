@@ -18,9 +18,9 @@ from mdp.errors import InputError
 #: The document's name -> the module that has its `PAGE`.
 PAGES = {
     "accuracy": "accuracy.page",
+    "accuracy-law": "accuracy.unseen",
     "early-exit": "fusion.early",
     "end-to-end": "end_to_end.page",
-    "families": "families.measure",
     "latency": "latency.page",
     "planning": "planning.plans",
     "quantisation": "fusion.quantisation",
