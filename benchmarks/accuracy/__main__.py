@@ -18,10 +18,12 @@ import numpy as np
 
 from benchmarks.accuracy.compare import Field, compared
 from benchmarks.accuracy.networks import (
+    PUBLIC,
     Store,
     checked,
     has_both,
     networks_of,
+    times_ms,
     unseen_of,
     whole,
 )
@@ -29,11 +31,12 @@ from benchmarks.accuracy.page import PAGE, RESULT
 from benchmarks.families.train import Job, read_jobs
 from benchmarks.harness.machine import describe_machine
 from mdp.files import write_json
+from partitioner.networks.families import Backbone
 
 #: Pictures of ImageNet's own validation set, which pretraining has not seen.
 UNSEEN = "ILSVRC2012_val_"
 #: Networks of a data set whose export is held against the logits that came with them.
-CHECKED = 3
+CHECKED = 2
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
@@ -44,12 +47,19 @@ def parser(prog: str) -> argparse.ArgumentParser:
     return made
 
 
+def latencies(asked: argparse.Namespace) -> dict[Backbone, float]:
+    """Milliseconds of all networks of all data sets, whether they came or not."""
+    planned = [job.backbone for job in read_jobs(asked.jobs)]
+    public = [backbone for _, backbone in PUBLIC.values()]
+    return times_ms(asked.scratch / "latency", [*planned, *public])
+
+
 def opened(asked: argparse.Namespace, name: str) -> tuple[Store, list[Job], Field]:
     """One data set, the jobs of it whose networks came, and all of its networks."""
     planned = [job for job in read_jobs(asked.jobs) if job.data == name]
     store = Store(asked.scratch, str(asked.data / name), asked.weights)
     came = whole(planned, asked.networks)
-    networks = networks_of(store, came, planned, asked.networks)
+    networks = networks_of(store, came, asked.networks, latencies(asked))
     data = store.data
     return store, came, Field(
         {network.name: network for network in networks},
@@ -69,6 +79,7 @@ def main() -> None:
         store, came, field = opened(asked, name)
         sets[name] = compared(field, name)
         both = [job for job in came if has_both(asked.networks / job.name)]
+        both.sort(key=lambda job: (job.seed, job.backbone.image_size))
         checks += [checked(store, job, asked.networks) for job in both[:CHECKED]]
         write_json(RESULT, found | {"sets": sets, "checks": checks})
         print(f"{name}: {len(came)} trained networks", flush=True)

@@ -194,6 +194,7 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
             row(str(count), [best_fleet(own, taught, count)])
             for count in range(2, min(LARGEST, len(taught)) + 1)
         ]
+    hindsight = max(within, key=lambda n: float(own.right([n.name]).mean()))
     best = max(rows, key=lambda one: float(np.mean(one["calibration"])))
     reached = [
         n for n in own.networks.values()
@@ -206,6 +207,7 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
         "rows": rows,
         "series": series,
         "best": best["method"],
+        "hindsight": {"name": hindsight.name, "test": float(own.right([hindsight.name]).mean())},
         "one_device": None if one_device is None else
         {"name": one_device.name, "ms": one_device.ms,
          "test": float(own.right([one_device.name]).mean())},
@@ -301,6 +303,8 @@ def ablations(own: Field, fleet: Sequence[str]) -> list[dict[str, Any]]:
     for what, has, lacks in PARTS:
         pair = swapped(own, fleet, has), swapped(own, fleet, lacks)
         if pair[0] is not None and pair[1] is not None and pair[0] != pair[1]:
+            changed = sum(a != b for a, b in zip(*pair, strict=True))
+            what = f"{what} ({changed} of {len(fleet)} members)"
             found.append(brought(own, what, [pair[0]], [pair[1]], spread))
     for body in fleet:
         chain = [own.one(body, "", 0), *own.seeds(body, "chain")]

@@ -6,7 +6,7 @@ ones, and those that did not come, are computed here by the product's export and
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from mdp.fusion.fuse import Contribution
 from partitioner.assembly.imported import HEADS, timm_module
 from partitioner.assembly.members import Model, read_names, rows_of
 from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import Dataset, SplitName, open_dataset
+from partitioner.data.datasets import SPLITS, Dataset, SplitName, open_dataset
 from partitioner.export.sessions import contribution, open_session
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.families import Backbone, FamilyMember
@@ -32,19 +32,18 @@ from partitioner.run.progress import Progress
 #: A training that was cut short below this share of its epochs does not count.
 WHOLE = 0.95
 #: Rounds in which networks take turns, and runs of each in a round.
-ROUNDS, RUNS = 8, 9
+ROUNDS, RUNS = 30, 9
+#: Of networks that only latency is measured of.
+_CLASSES = 10
 UNTOUCHED = "untouched"
-#: How names of jobs begin, and the data sets' names.
-PREFIXES = {"cifar": "cifar10", "tiny": "tinyimagenet40", "nette": "imagenette"}
 VIT, LITE = "vit_tiny_patch16_224", "tf_efficientnet_lite"
 #: Public weights that are evaluated as they are, where the data's classes are among theirs.
 PUBLIC = {
     f"{weights}-{size}": (weights, Backbone(model, size))
     for weights, model, sizes in (
         ("lite0", LITE + "0", (128, 152, 192, 224)),
-        ("lite1", LITE + "1", (128, 160, 192)),
-        ("lite2", LITE + "2", (128, 160)),
-        ("vit", VIT, (96, 128, 224)),
+        ("lite1", LITE + "1", (128, 192)),
+        ("vit", VIT, (224,)),
     )
     for size in sizes
 }
@@ -89,8 +88,8 @@ class Store:
         """Whether the data's classes are among those of the public weights."""
         return set(self.data.labels) <= set(self._public_names())
 
-    def of_public(self, body: str) -> tuple[Contribution, Contribution]:
-        """Logits of untouched public weights on both splits."""
+    def of_public(self, body: str, split: SplitName) -> Contribution:
+        """Logits of untouched public weights."""
         weights, backbone = PUBLIC[body]
         file = self._weights / f"{weights}.safetensors"
         names = self._public_names()
@@ -99,14 +98,15 @@ class Store:
             image_size=backbone.image_size,
         )  # fmt: skip
         rows = rows_of(names, self.data.labels, {}, model.labels)
-        return self._both(
+        return self._of(
             f"{UNTOUCHED}-{body}",
             lambda: timm_module(model, file, len(names), rows),
             backbone.image_size,
+            split,
         )
 
-    def of_trained(self, job: Job, weights: Path) -> tuple[Contribution, Contribution]:
-        """Logits of a trained network on both splits, by the product's export and crops."""
+    def of_trained(self, job: Job, weights: Path, split: SplitName) -> Contribution:
+        """Logits of a trained network, by the product's export and crops."""
 
         def module() -> nn.Module:
             member = FamilyMember(job.backbone, len(self.data.labels))
@@ -116,66 +116,52 @@ class Store:
             )
             return ServedMember(member).eval()
 
-        return self._both(job.name, module, job.backbone.image_size)
-
-    def random(self, body: str, backbone: Backbone) -> Path:
-        """A served model of this body with random weights: all that latency asks for."""
-        file = self._folder / f"random-{body}.onnx"
-        if not file.is_file():
-            member = FamilyMember(backbone, len(self.data.labels))
-            content = to_onnx(ServedMember(member).eval(), backbone.image_size, HEADS, {})
-            write_bytes(file, content)
-        return file
-
-    def times_ms(self, bodies: Mapping[str, Backbone]) -> dict[str, float]:
-        """Milliseconds of one picture, of all bodies in turns; measured once, and kept."""
-        kept = self._folder / "latency.json"
-        if kept.is_file():
-            found: dict[str, float] = json.loads(kept.read_text())
-            if set(bodies) <= set(found):
-                return found
-        files = {body: self.random(body, backbone) for body, backbone in bodies.items()}
-        found = timed(files, {body: backbone.image_size for body, backbone in bodies.items()})
-        kept.write_text(json.dumps(found, indent=1))
-        return found
+        return self._of(job.name, module, job.backbone.image_size, split)
 
     def _public_names(self) -> list[str]:
         return read_names(self._weights / "imagenet1k.txt")
 
-    def _both(self, name: str, module: Any, size: int) -> tuple[Contribution, Contribution]:
-        kept = self._folder / f"{name}.npz"
+    def _of(
+        self, name: str, module: Callable[[], nn.Module], size: int, split: SplitName
+    ) -> Contribution:
+        kept = self._folder / f"{name}.{split}.npz"
         if not kept.is_file():
             file = self._folder / f"{name}.onnx"
-            write_bytes(file, to_onnx(module(), size, HEADS, {}))
-            session = open_session(file)
-            heads: dict[str, Any] = {}
-            splits: tuple[SplitName, ...] = ("calibration", "test")
-            for split in splits:
-                views = load_views(
-                    self.data.split(split), [View(size)], self._folder / "views", Progress(),
-                    f"{split}, {size} px",
-                )[0]  # fmt: skip
-                both = contribution(session, views)
-                heads |= {split[0] + "b": both.boost, split[0] + "g": both.bag}
-            np.savez(kept, **heads)
-        return of_file(kept)
+            if not file.is_file():
+                write_bytes(file, to_onnx(module(), size, HEADS, {}))
+            views = load_views(
+                self.data.split(split), [View(size)], self._folder / "views", Progress(),
+                f"{split}, {size} px",
+            )[0]  # fmt: skip
+            both = contribution(open_session(file), views)
+            np.savez(kept, boost=both.boost, bag=both.bag)
+        found = np.load(kept)
+        return Contribution(found["boost"], found["bag"])
 
 
-def of_file(path: Path) -> tuple[Contribution, Contribution]:
-    """The logits `[N, C]` of both heads on the calibration and the test split, as float32."""
-    kept = {key: values.astype(np.float32) for key, values in np.load(path).items()}
-    return Contribution(kept["cb"], kept["cg"]), Contribution(kept["tb"], kept["tg"])
+def times_ms(folder: Path, backbones: Iterable[Backbone]) -> dict[Backbone, float]:
+    """Milliseconds of one picture on one thread, of all in turns; measured once, and kept.
 
-
-def timed(files: Mapping[str, Path], sizes: Mapping[str, int]) -> dict[str, float]:
-    """Least median processor time of one picture on one thread; the networks take turns."""
-    random = np.random.default_rng(0)
-    runs = {}
-    for name, file in files.items():
-        pixels = random.integers(0, 256, (1, sizes[name], sizes[name], 3), dtype=np.uint8)
-        runs[name] = partial(open_session(file).run, None, {"images": pixels})
-    blocks = in_turns(runs, ROUNDS, least=RUNS, clock=time.process_time)
-    return {name: min(float(np.median(block)) for block in own) for name, own in blocks.items()}
+    Least median of processor time over rounds, with random weights and ten classes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {f"{b.name}-{b.image_size}-{b.depth}": b for b in backbones}
+    kept = folder / "latency.json"
+    found: dict[str, float] = json.loads(kept.read_text()) if kept.is_file() else {}
+    if not set(wanted) <= set(found):
+        random = np.random.default_rng(0)
+        runs = {}
+        for name, backbone in wanted.items():
+            file, size = folder / f"{name}.onnx", backbone.image_size
+            if not file.is_file():
+                member = FamilyMember(backbone, _CLASSES)
+                write_bytes(file, to_onnx(ServedMember(member).eval(), size, HEADS, {}))
+            pixels = random.integers(0, 256, (1, size, size, 3), dtype=np.uint8)
+            runs[name] = partial(open_session(file).run, None, {"images": pixels})
+        blocks = in_turns(runs, ROUNDS, least=RUNS, clock=time.process_time)
+        found = {name: min(float(np.median(one)) for one in own) for name, own in blocks.items()}
+        kept.write_text(json.dumps(found, indent=1))
+    return {backbone: found[name] for name, backbone in wanted.items()}
 
 
 def whole(jobs: Sequence[Job], folder: Path) -> list[Job]:
@@ -183,8 +169,8 @@ def whole(jobs: Sequence[Job], folder: Path) -> list[Job]:
     found = []
     for job in jobs:
         told = folder / f"{job.name}.json"
-        logits, weights = told.with_suffix(".npz"), told.with_suffix(".safetensors")
-        if told.is_file() and (logits.is_file() or weights.is_file()):
+        there = came_with(told.with_suffix(""), "test") is not None
+        if told.is_file() and (there or told.with_suffix(".safetensors").is_file()):
             epochs = json.loads(told.read_text())["epochs"]
             if epochs >= WHOLE * job.recipe.epochs:
                 found.append(job)
@@ -192,47 +178,49 @@ def whole(jobs: Sequence[Job], folder: Path) -> list[Job]:
 
 
 def networks_of(
-    store: Store, jobs: Sequence[Job], planned: Sequence[Job], folder: Path
+    store: Store, jobs: Sequence[Job], folder: Path, ms: Mapping[Backbone, float]
 ) -> list[Network]:
-    """The networks of one data set, trained and untouched, with what each takes here.
-
-    `planned` have their latency measured, whether they came or not.
-    """
-    bodies = {parts_of(job.name)[0]: job.backbone for job in planned}
-    public = {f"public-{body}": backbone for body, (_, backbone) in PUBLIC.items()}
-    times_ms = store.times_ms(bodies | (public if store.has_public else {}))
+    """The networks of one data set, trained and untouched, with what each takes here."""
     found = []
     for job in jobs:
         body, kind, seed = parts_of(job.name)
-        both = logits_of(store, job, folder)
-        if both is not None:
-            found.append(Network(job.name, body, kind, seed, times_ms[body], *both))
+        both = [logits_of(store, job, folder, split) for split in SPLITS[1:]]
+        found.append(Network(job.name, body, kind, seed, ms[job.backbone], *both))
     if store.has_public:
-        for body in PUBLIC:
-            both = store.of_public(body)
-            ms = times_ms[f"public-{body}"]
-            found.append(Network(f"{body}-{UNTOUCHED}", body, UNTOUCHED, 0, ms, *both))
+        for body, (_, backbone) in PUBLIC.items():
+            both = [store.of_public(body, split) for split in SPLITS[1:]]
+            found.append(Network(f"{body}-{UNTOUCHED}", body, UNTOUCHED, 0, ms[backbone], *both))
     return found
 
 
-def logits_of(store: Store, job: Job, folder: Path) -> tuple[Contribution, Contribution] | None:
-    """What came with the network, or what its weights give here; None where neither is there."""
-    kept, weights = folder / f"{job.name}.npz", folder / f"{job.name}.safetensors"
-    if kept.is_file() and "tb" in np.load(kept):
-        return of_file(kept)
-    return store.of_trained(job, weights) if weights.is_file() else None
+def came_with(place: Path, split: SplitName) -> Contribution | None:
+    """Logits that came with a network, as float32."""
+    file = place.with_suffix(".npz")
+    kept = np.load(file) if file.is_file() else {}
+    boost, bag = (split[0] + head for head in "bg")
+    if boost not in kept:
+        return None
+    return Contribution(kept[boost].astype(np.float32), kept[bag].astype(np.float32))
+
+
+def logits_of(store: Store, job: Job, folder: Path, split: SplitName) -> Contribution:
+    """What came with the network, or what its weights give here where not both splits came."""
+    came = came_with(folder / job.name, split)
+    if came is None or came_with(folder / job.name, "test") is None:
+        return store.of_trained(job, folder / f"{job.name}.safetensors", split)
+    return came
 
 
 def has_both(place: Path) -> bool:
     """Whether weights and test logits of a network came."""
-    kept = place.with_suffix(".npz")
-    return place.with_suffix(".safetensors").is_file() and kept.is_file() and "tb" in np.load(kept)
+    return place.with_suffix(".safetensors").is_file() and came_with(place, "test") is not None
 
 
 def checked(store: Store, job: Job, folder: Path) -> dict[str, Any]:
     """Test logits that came with a network against those of its export here."""
-    came = of_file(folder / f"{job.name}.npz")[1]
-    own = store.of_trained(job, folder / f"{job.name}.safetensors")[1]
+    came = came_with(folder / job.name, "test")
+    assert came is not None
+    own = store.of_trained(job, folder / f"{job.name}.safetensors", "test")
     targets = store.data.test.targets
     labels = [both.bag.argmax(axis=1) for both in (came, own)]
     return {

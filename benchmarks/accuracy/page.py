@@ -71,6 +71,10 @@ def _rivals(title: str, own: Row) -> list[str]:
                 "K chosen on calibration, all in: "
                 + ", ".join(f"{r['method']}: {spread(r['all_in'])}" for r in budget["series"]) + "."
             )  # fmt: skip
+        told.append(
+            f"Best single in hindsight: {budget['hindsight']['name']}, "
+            f"{budget['hindsight']['test'] * 100:.1f} %."
+        )
         other = budget["one_device"]
         told.append(
             f"One device reaches the best of these with {other['name']}: {other['ms']:.2f} ms, "
