@@ -168,7 +168,7 @@ def draw(found: Row) -> bytes:
 def _panel(axes: "figure.Axes", own: Row) -> None:
     singles, fleets = own["singles"], own["fleets"]
     least = min(100 * one["test"] for one in _front(singles))
-    shown = [one for one in singles if 100 * one["test"] >= least - 8]
+    shown = [one for one in singles if 100 * one["test"] >= least - 5]
     for label, untouched, marker in (("single, trained", False, "o"), ("untouched", True, "x")):
         some = [one for one in shown if (one["kind"] == "untouched") == untouched]
         if some:
@@ -181,7 +181,7 @@ def _panel(axes: "figure.Axes", own: Row) -> None:
         axes.plot([one["ms"] for one in some], [100 * one["test"] for one in some],
                   drawstyle="steps-post", marker="o", markersize=3, color=colour,
                   label=label)  # fmt: skip
-    axes.set_ylim(bottom=least - 8)
+    axes.set_ylim(bottom=least - 5)
     figure.logarithmic(axes, "x")
 
 

@@ -79,7 +79,7 @@ def test_rivals_and_ablations_are_compared_and_shown() -> None:
     assert labels["brings"]["mean"] > labels["noise"]
     assert not any(part.startswith("boosting") for part in parts)
     page = figures({"sets": {"cifar10": found}, "checks": []})
-    assert "| CIFAR-10 | the teacher, against labels alone |" in page
+    assert "| CIFAR-10 | the teacher, against labels alone (3 of 3 members) |" in page
     assert page.count("earns its place") >= 1
     assert draw({"sets": {"cifar10": found}}).startswith(b"<?xml")
 
