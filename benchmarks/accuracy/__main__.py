@@ -4,10 +4,11 @@
         --weights FOLDER --scratch FOLDER
 
 `--networks` has what benchmarks.families.train left, `--data` the data sets by name, `--weights`
-the public weights as benchmarks.families.pack reads them. Trainings that were cut short are left
-out. All run in fp32 on one onnxruntime thread; milliseconds are processor time, measured in turns
-with random weights. Which network and fleet a latency gets is decided on the calibration split and
-reported on the test split. Writes benchmarks/results/accuracy-networks.json and the page.
+the public weights as benchmarks.families.pack reads them. Trainings that were cut short are
+candidates, and no evidence of what a part of the method brings. All run in fp32 on one onnxruntime
+thread; milliseconds are processor time, measured in turns with random weights. Which network and
+fleet a latency gets is decided on the calibration split and reported on the test split. Writes
+benchmarks/results/accuracy-networks.json and the page.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import numpy as np
 
 from benchmarks.accuracy.compare import Field, compared
 from benchmarks.accuracy.networks import (
+    BRIEF,
     PUBLIC,
     Store,
     checked,
@@ -25,7 +27,6 @@ from benchmarks.accuracy.networks import (
     networks_of,
     times_ms,
     unseen_of,
-    whole,
 )
 from benchmarks.accuracy.page import PAGE, RESULT
 from benchmarks.families.train import Job, read_jobs
@@ -55,13 +56,14 @@ def latencies(asked: argparse.Namespace) -> dict[Backbone, float]:
 
 
 def opened(asked: argparse.Namespace, name: str) -> tuple[Store, list[Job], Field]:
-    """One data set, the jobs of it whose networks came, and all of its networks."""
+    """One data set, the jobs whose networks were trained whole, and all networks."""
     planned = [job for job in read_jobs(asked.jobs) if job.data == name]
     store = Store(asked.scratch, str(asked.data / name), asked.weights)
-    came = whole(planned, asked.networks)
-    networks = networks_of(store, came, asked.networks, latencies(asked))
+    networks = networks_of(store, planned, asked.networks, latencies(asked))
+    there = {network.name for network in networks if network.kind != BRIEF}
+    whole = [job for job in planned if job.name in there]
     data = store.data
-    return store, came, Field(
+    return store, whole, Field(
         {network.name: network for network in networks},
         np.asarray(data.calibration.targets),
         np.asarray(data.test.targets),
@@ -76,13 +78,13 @@ def main() -> None:
     sets: dict[str, Any] = {}
     checks: list[dict[str, Any]] = []
     for name in dict.fromkeys(job.data for job in read_jobs(asked.jobs)):
-        store, came, field = opened(asked, name)
+        store, whole, field = opened(asked, name)
         sets[name] = compared(field, name)
-        both = [job for job in came if has_both(asked.networks / job.name)]
+        both = [job for job in whole if has_both(asked.networks / job.name)]
         both.sort(key=lambda job: (job.seed, job.backbone.image_size))
         checks += [checked(store, job, asked.networks) for job in both[:CHECKED]]
         write_json(RESULT, found | {"sets": sets, "checks": checks})
-        print(f"{name}: {len(came)} trained networks", flush=True)
+        print(f"{name}: {len(whole)} trained networks", flush=True)
     PAGE.write()
 
 

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.networks import UNTOUCHED, Network
+from benchmarks.accuracy.networks import BRIEF, UNTOUCHED, Network
 from mdp.fusion.fuse import Logits, fuse, probabilities
 from partitioner.fusion.stacking import fit_subset
 
 SEEDS = (0, 1, 2)
+#: Kinds that fleets are chosen from.
+TAUGHT = ("", BRIEF)
 #: A fleet of each data set's budgets: the slowest member sets the budget.
 FLEETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "cifar10": (("cs3-64", "lite0-40", "vit4-48"), ("lite0-96", "vit6-64", "resnet10-64")),
@@ -26,6 +28,8 @@ FLEETS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 #: Members of a fleet, and of the largest one.
 FLEET, LARGEST = 3, 5
+#: Networks that fleets are chosen from.
+POOL = 8
 #: A part, the kind of network that has it, and the kind that has all but it; "": taught, same view.
 PARTS = (
     ("the teacher, against labels alone", "", "labels"),
@@ -123,10 +127,10 @@ def compared(own: Field, name: str) -> dict[str, Any]:
     """Everything that the page says of one data set."""
     budgets = []
     for fleet in FLEETS[name]:
-        known = [own.seeds(body) or own.seeds(body, UNTOUCHED) for body in fleet]
-        if all(known):
-            # Latencies of bodies, which all of its seeds have.
-            budgets.append(at_budget(own, fleet, own.ms([names[0] for names in known])))
+        kinds = TAUGHT if len(fleet) == FLEET else (UNTOUCHED,)
+        known = [n.name for n in own.networks.values() if n.body in fleet and n.kind in kinds]
+        if known:
+            budgets.append(at_budget(own, fleet, own.ms(known)))
     return {
         "calibration_pictures": len(own.calibration),
         "test_pictures": len(own.test),
@@ -173,7 +177,7 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
         return described(own, fleets, alone, rule) | {"method": method}
 
     within = [n for n in own.networks.values() if n.ms <= budget_ms]
-    taught = [n.name for n in within if n.kind == ""]
+    taught = [n.name for n in within if n.kind in TAUGHT]
     untouched = [n.name for n in within if n.kind == UNTOUCHED]
     first = row("best single of any family, or that on each device", [[name] for name in single])
     rows = [first | {"one_missing": first["all_in"], "one_missing_worst": first["all_in"]}]
@@ -281,12 +285,13 @@ def best_answer(
 
 
 def best_fleet(own: Field, names: Sequence[str], count: int) -> list[str]:
-    """The best `count` on the calibration split: of all combinations up to three, then grown."""
-    start = min(count, FLEET)
-    fleet = max(itertools.combinations(sorted(names), start), key=own.chosen_by)
+    """The best `count` on the calibration split, of all combinations up to three of the `POOL` that
+    are best alone, then grown.
+    """
+    able = sorted(names, key=lambda name: (-own.chosen_by([name]), name))
+    fleet = max(itertools.combinations(able[:POOL], min(count, FLEET)), key=own.chosen_by)
     while len(fleet) < count:
-        rest = [name for name in sorted(names) if name not in fleet]
-        fleet = max(((*fleet, name) for name in rest), key=own.chosen_by)
+        fleet = max(((*fleet, name) for name in able if name not in fleet), key=own.chosen_by)
     return list(fleet)
 
 
@@ -301,11 +306,10 @@ def ablations(own: Field, fleet: Sequence[str]) -> list[dict[str, Any]]:
         what = f"three families, against three {body}"
         found.append(brought(own, what, base, [own.seeds(body)], spread))
     for what, has, lacks in PARTS:
-        pair = swapped(own, fleet, has), swapped(own, fleet, lacks)
-        if pair[0] is not None and pair[1] is not None and pair[0] != pair[1]:
-            changed = sum(a != b for a, b in zip(*pair, strict=True))
+        ours, theirs = swapped(own, fleet, has, lacks)
+        if changed := sum(a != b for a, b in zip(ours, theirs, strict=True)):
             what = f"{what} ({changed} of {len(fleet)} members)"
-            found.append(brought(own, what, [pair[0]], [pair[1]], spread))
+            found.append(brought(own, what, [ours], [theirs], spread))
     for body in fleet:
         chain = [own.one(body, "", 0), *own.seeds(body, "chain")]
         if len(chain) > 1 and None not in chain:
@@ -316,12 +320,15 @@ def ablations(own: Field, fleet: Sequence[str]) -> list[dict[str, Any]]:
     return found
 
 
-def swapped(own: Field, fleet: Sequence[str], kind: str) -> list[str] | None:
-    """Seed 0 of a fleet with the members of that kind where there are any; None without one."""
-    found = [own.one(body, kind, 0) or own.one(body, "", 0) for body in fleet]
-    known = [name for name in found if name is not None]
-    there = any(own.one(body, kind, 0) for body in fleet)
-    return known if there and len(known) == len(fleet) else None
+def swapped(own: Field, fleet: Sequence[str], has: str, lacks: str) -> tuple[list[str], list[str]]:
+    """Seed 0 of a fleet in two kinds; members that are not there in both kinds stay as they are."""
+    pairs = []
+    for body in fleet:
+        pair = own.one(body, has, 0), own.one(body, lacks, 0)
+        base = own.one(body, "", 0)
+        assert base is not None
+        pairs.append((base, base) if None in pair else pair)
+    return [a for a, _ in pairs if a is not None], [b for _, b in pairs if b is not None]
 
 
 def brought(
@@ -354,7 +361,7 @@ def brought(
 
 def front(own: Field) -> dict[str, Any]:
     """Accuracy against latency: every single network, and the best fleet of three within each."""
-    pool = [n for n in own.networks.values() if n.kind in ("", "teacher", UNTOUCHED)]
+    pool = [n for n in own.networks.values() if n.kind in (*TAUGHT, "teacher", UNTOUCHED)]
     fleets: list[dict[str, Any]] = []
     best: Mapping[str, Any] | None = None
     for budget_ms in sorted({n.ms for n in pool}):

@@ -29,13 +29,16 @@ from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.families import Backbone, FamilyMember
 from partitioner.run.progress import Progress
 
-#: A training that was cut short below this share of its epochs does not count.
-WHOLE = 0.95
+#: A training that was cut short below this share of its epochs is a candidate, and no evidence of
+#: what a part of the method brings.
+WHOLE, BRIEF = 0.95, "brief"
 #: Rounds in which networks take turns, and runs of each in a round.
 ROUNDS, RUNS = 30, 9
 #: Of networks that only latency is measured of.
 _CLASSES = 10
 UNTOUCHED = "untouched"
+#: What jobs call public weights that teach as they are.
+UNTOUCHED_TEACHER = "teacher"
 VIT, LITE = "vit_tiny_patch16_224", "tf_efficientnet_lite"
 #: Public weights that are evaluated as they are, where the data's classes are among theirs.
 PUBLIC = {
@@ -164,16 +167,21 @@ def times_ms(folder: Path, backbones: Iterable[Backbone]) -> dict[Backbone, floa
     return {backbone: found[name] for name, backbone in wanted.items()}
 
 
-def whole(jobs: Sequence[Job], folder: Path) -> list[Job]:
-    """The jobs whose networks came, and were trained for as long as was asked."""
-    found = []
+def came(jobs: Sequence[Job], folder: Path) -> dict[str, str]:
+    """The kinds of the networks that came, by name; a taught one that was cut short is `BRIEF`.
+
+    Cut short, other kinds say nothing: what they are compared with was not.
+    """
+    found = {}
     for job in jobs:
         told = folder / f"{job.name}.json"
         there = came_with(told.with_suffix(""), "test") is not None
         if told.is_file() and (there or told.with_suffix(".safetensors").is_file()):
-            epochs = json.loads(told.read_text())["epochs"]
-            if epochs >= WHOLE * job.recipe.epochs:
-                found.append(job)
+            kind = parts_of(job.name)[1]
+            if json.loads(told.read_text())["epochs"] >= WHOLE * job.recipe.epochs:
+                found[job.name] = kind
+            elif kind == "":
+                found[job.name] = BRIEF
     return found
 
 
@@ -182,12 +190,16 @@ def networks_of(
 ) -> list[Network]:
     """The networks of one data set, trained and untouched, with what each takes here."""
     found = []
-    for job in jobs:
-        body, kind, seed = parts_of(job.name)
+    kinds = came(jobs, folder)
+    for job in (job for job in jobs if job.name in kinds):
+        body, _, seed = parts_of(job.name)
         both = [logits_of(store, job, folder, split) for split in SPLITS[1:]]
-        found.append(Network(job.name, body, kind, seed, ms[job.backbone], *both))
+        found.append(Network(job.name, body, kinds[job.name], seed, ms[job.backbone], *both))
     if store.has_public:
+        teaches = any(job.teacher == UNTOUCHED_TEACHER for job in jobs)
         for body, (_, backbone) in PUBLIC.items():
+            if backbone.name == VIT and not teaches:
+                continue
             both = [store.of_public(body, split) for split in SPLITS[1:]]
             found.append(Network(f"{body}-{UNTOUCHED}", body, UNTOUCHED, 0, ms[backbone], *both))
     return found

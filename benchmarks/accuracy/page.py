@@ -14,6 +14,7 @@ _KINDS = {
     "": "taught", "labels": "labels alone", "half": "half labels", "short": "quarter of the epochs",
     "scratch": "not pretrained", "boost": "boosted", "stack": "boosted, imitating",
     "chain": "started from the first", "untouched": "untouched",
+    "brief": "cut short",
 }  # fmt: skip
 _TITLES = {"cifar10": "CIFAR-10", "tinyimagenet40": "tinyimagenet40", "imagenette": "Imagenette"}
 Row = Mapping[str, Any]

@@ -86,6 +86,6 @@ def test_rivals_and_ablations_are_compared_and_shown() -> None:
 
 def test_a_fleet_is_swapped_where_there_is_something_to_swap() -> None:
     own = a_field([("a-1", "", 0, 0.5), ("b-1", "", 0, 0.5), ("b-1", "boost", 0, 0.5)])
-    assert swapped(own, ("a-1", "b-1"), "boost") == ["cifar-a-1-s0", "cifar-b-1-boost-s0"]
-    assert swapped(own, ("a-1", "b-1"), "scratch") is None
-    assert swapped(own, ("a-1", "c-1"), "") is None
+    base, boosted = ["cifar-a-1-s0", "cifar-b-1-s0"], ["cifar-a-1-s0", "cifar-b-1-boost-s0"]
+    assert swapped(own, ("a-1", "b-1"), "boost", "") == (boosted, base)
+    assert swapped(own, ("a-1", "b-1"), "stack", "boost") == (base, base)
