@@ -25,6 +25,7 @@ from benchmarks.accuracy.networks import (
     checked,
     has_both,
     networks_of,
+    parts_of,
     times_ms,
     unseen_of,
 )
@@ -81,7 +82,7 @@ def main() -> None:
         store, whole, field = opened(asked, name)
         sets[name] = compared(field, name)
         both = [job for job in whole if has_both(asked.networks / job.name)]
-        both.sort(key=lambda job: (job.seed, job.backbone.image_size))
+        both.sort(key=lambda job: (parts_of(job.name)[1] != "", job.seed, job.backbone.image_size))
         checks += [checked(store, job, asked.networks) for job in both[:CHECKED]]
         write_json(RESULT, found | {"sets": sets, "checks": checks})
         print(f"{name}: {len(whole)} trained networks", flush=True)

@@ -15,7 +15,7 @@ from mdp.fusion.fuse import Logits, fuse, probabilities
 from partitioner.fusion.stacking import fit_subset
 
 SEEDS = (0, 1, 2)
-#: Kinds that fleets are chosen from.
+#: Kinds of a teacher's students.
 TAUGHT = ("", BRIEF)
 #: A fleet of each data set's budgets: the slowest member sets the budget.
 FLEETS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -177,13 +177,13 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
         return described(own, fleets, alone, rule) | {"method": method}
 
     within = [n for n in own.networks.values() if n.ms <= budget_ms]
-    taught = [n.name for n in within if n.kind in TAUGHT]
+    pool = [n.name for n in within if n.kind in (*TAUGHT, UNTOUCHED)]
     untouched = [n.name for n in within if n.kind == UNTOUCHED]
-    first = row("best single of any family, or that on each device", [[name] for name in single])
+    first = row("best single network, or that on each device", [[name] for name in single])
     rows = [first | {"one_missing": first["all_in"], "one_missing_worst": first["all_in"]}]
     if len(untouched) >= FLEET:
         rows.append(row("assembled, nothing trained", [best_fleet(own, untouched, FLEET)]))
-    if students := best_body(own, [n.body for n in within]):
+    if students := best_body(own, fleet):
         rows += [row(f"three seeds of {students}, {rule}", [own.seeds(students)], rule)
                  for rule in ("averaged", "stacked")]  # fmt: skip
     mixed = seeds_of(own, fleet)
@@ -192,11 +192,11 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
                  for rule in ("averaged", "stacked")]  # fmt: skip
         rows.append(best_answer(own, mixed, alone))
     series = []
-    if len(taught) >= FLEET:
-        rows.append(row("three chosen on calibration, stacked", [best_fleet(own, taught, FLEET)]))
+    if len(pool) >= FLEET:
+        rows.append(row("three chosen on calibration, stacked", [best_fleet(own, pool, FLEET)]))
         series = [
-            row(str(count), [best_fleet(own, taught, count)])
-            for count in range(2, min(LARGEST, len(taught)) + 1)
+            row(str(count), [best_fleet(own, pool, count)])
+            for count in range(2, min(LARGEST, len(pool)) + 1)
         ]
     hindsight = max(within, key=lambda n: float(own.right([n.name]).mean()))
     best = max(rows, key=lambda one: float(np.mean(one["calibration"])))
@@ -274,7 +274,7 @@ def best_answer(
     right = [best(fleet) for fleet in fleets]
     missing = [[float(best(some).mean()) for some in all_but_one(fleet)] for fleet in fleets]
     return described(own, fleets, alone, "stacked") | {
-        "method": "the same devices, best answer that came",
+        "method": "the same three, best answer that came",
         "all_in": [float(one.mean()) for one in right],
         "one_missing": [float(np.mean(some)) for some in missing],
         "one_missing_worst": [min(some) for some in missing],

@@ -69,7 +69,7 @@ def test_rivals_and_ablations_are_compared_and_shown() -> None:
     (budget,) = found["budgets"]
     assert budget["budget_ms"] == pytest.approx(0.64)
     rows = {row["method"].partition(":")[0]: row for row in budget["rows"]}
-    assert set(rows) >= {"one of each", "the same devices, best answer that came"}
+    assert set(rows) >= {"one of each", "the same three, best answer that came"}
     fleet = budget["rows"][-3]
     assert np.mean(fleet["all_in"]) > np.mean(fleet["one_missing"]) > np.mean(fleet["one_in"])
     assert fleet["gain"]["mean"] > 2 * fleet["gain"]["error"] > 0
