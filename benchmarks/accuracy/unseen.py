@@ -1,21 +1,26 @@
 """Predicted against measured accuracy of trainings that the shipped law has not seen.
 
     python -m benchmarks.accuracy.unseen
+    python -m benchmarks.accuracy.unseen --refit    (would these runs improve the law?)
 
 Reads benchmarks/results/network-subsets.json, predicts every network and every whole fleet of it
 as a plan does, and writes benchmarks/results/accuracy-unseen.json and the law's page. To be run
 before the law is fitted to those runs.
 """
 
-from collections.abc import Mapping, Sequence
+import argparse
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks.accuracy.compare import FLEETS
+from benchmarks.accuracy.predictor import gather
 from benchmarks.accuracy.subsets import RESULT as RUNS
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
+from benchmarks.law.errors import left_out
 from mdp.files import read_json, write_json
 from partitioner.estimates.accuracy import FittedLaw, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import capabilities, together
@@ -61,8 +66,35 @@ def predicted(fitted: FittedLaw, run: RecordedRun, subset: RecordedSubset) -> di
     }
 
 
+def refit() -> None:
+    """Print how far the law is off the former trainings, fitted with and without the new runs."""
+    former, new = gather(), read_json(RUNS, Records).runs
+    keys: dict[str, Callable[[RecordedRun], str]] = {"source": lambda r: r.source, "data": _data_of}
+    for left, key in keys.items():
+        for what, runs in (("without", former), ("with", [*former, *new])):
+            offs = [
+                100 * abs(one.off)
+                for one in left_out(runs, key)
+                if one.how != "published" and one.run not in new
+            ]
+            print(
+                f"fitted {what} the new runs, {left} left out: median {np.median(offs):.2f}, "
+                f"mean {np.mean(offs):.2f} points"
+            )
+
+
+def _data_of(run: RecordedRun) -> str:
+    """The data set, whatever the recipe."""
+    return next((name for name in FLEETS if name in f"{run.source} {run.name}"), run.source)
+
+
 def main() -> None:
     """Predict, keep, and write the page."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.unseen")
+    parser.add_argument("--refit", action="store_true")
+    if parser.parse_args().refit:
+        refit()
+        return
     fitted = shipped_law()
     rows = []
     for run in read_json(RUNS, Records).runs:
