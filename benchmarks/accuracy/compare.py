@@ -173,8 +173,10 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
     # Whichever seed a fleet has, it is held against the single network of that seed.
     alone = [own.right([name]) for name in single]
 
-    def row(method: str, fleets: Sequence[Sequence[str]], rule: str = "stacked") -> dict[str, Any]:
-        return described(own, fleets, alone, rule) | {"method": method}
+    def row(method: str, fleets: Sequence[Sequence[str]]) -> dict[str, Any]:
+        averaged = [float(own.right(fleet, "averaged").mean()) for fleet in fleets]
+        told = {"method": method, "averaged": averaged if len(fleets[0]) > 1 else []}
+        return described(own, fleets, alone) | told
 
     within = [n for n in own.networks.values() if n.ms <= budget_ms]
     pool = [n.name for n in within if n.kind in (*TAUGHT, UNTOUCHED)]
@@ -184,16 +186,16 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
     if len(untouched) >= FLEET:
         rows.append(row("assembled, nothing trained", [best_fleet(own, untouched, FLEET)]))
     if students := best_body(own, fleet):
-        rows += [row(f"three seeds of {students}, {rule}", [own.seeds(students)], rule)
-                 for rule in ("averaged", "stacked")]  # fmt: skip
+        rows.append(row(f"three seeds of {students}", [own.seeds(students)]))
     mixed = seeds_of(own, fleet)
     if mixed and len(fleet) == FLEET:
-        rows += [row(f"one of each: {', '.join(fleet)}, {rule}", mixed, rule)
-                 for rule in ("averaged", "stacked")]  # fmt: skip
+        rows.append(row(f"one of each: {', '.join(fleet)}", mixed))
         rows.append(best_answer(own, mixed, alone))
     series = []
     if len(pool) >= FLEET:
-        rows.append(row("three chosen on calibration, stacked", [best_fleet(own, pool, FLEET)]))
+        chosen = best_fleet(own, pool, FLEET)
+        if not any(sorted(chosen) in map(sorted, known["members"]) for known in rows):
+            rows.append(row("three chosen on calibration", [chosen]))
         series = [
             row(str(count), [best_fleet(own, pool, count)])
             for count in range(2, min(LARGEST, len(pool)) + 1)
@@ -235,12 +237,12 @@ def seeds_of(own: Field, fleet: Sequence[str], kind: str = "") -> list[list[str]
 
 
 def described(
-    own: Field, fleets: Sequence[Sequence[str]], alone: Sequence[Right], rule: str
+    own: Field, fleets: Sequence[Sequence[str]], alone: Sequence[Right]
 ) -> dict[str, Any]:
-    """Fleets of several seeds: all in, one missing, one in, and the gain over the single."""
-    right = [own.right(fleet, rule) for fleet in fleets]
+    """Fleets of several seeds, stacked: all in, one missing, one in, gain over the single."""
+    right = [own.right(fleet) for fleet in fleets]
     missing = [
-        [float(own.right(some, rule).mean()) for some in all_but_one(fleet)]
+        [float(own.right(some).mean()) for some in all_but_one(fleet)]
         for fleet in fleets if len(fleet) > 1
     ]  # fmt: skip
     ones = [[float(own.right([name]).mean()) for name in fleet] for fleet in fleets]
@@ -273,7 +275,8 @@ def best_answer(
 
     right = [best(fleet) for fleet in fleets]
     missing = [[float(best(some).mean()) for some in all_but_one(fleet)] for fleet in fleets]
-    return described(own, fleets, alone, "stacked") | {
+    return described(own, fleets, alone) | {
+        "averaged": [],
         "method": "the same three, best answer that came",
         "all_in": [float(one.mean()) for one in right],
         "one_missing": [float(np.mean(some)) for some in missing],

@@ -42,7 +42,9 @@ def figures(found: Row) -> str:
     rows = [row | {"data": _TITLES[name]} for name, own in sets.items() for row in own["ablations"]]
     if rows:
         parts.append(_ablations(rows))
-    parts += [_candidates(sets), _checks(found["checks"])]
+    parts.append(_candidates(sets))
+    if found["checks"]:
+        parts.append(_checks(found["checks"]))
     return "\n\n".join(parts)
 
 
@@ -55,6 +57,7 @@ def _rivals(title: str, own: Row) -> list[str]:
         ("method", "{method}"),
         ("ms", "{ms:.2f}"),
         ("all in", lambda row: spread(row["all_in"])),
+        ("averaged", lambda row: spread(row["averaged"])),
         ("one missing", lambda row: spread(row["one_missing"])),
         ("worst", lambda row: spread(row["one_missing_worst"])),
         ("one in", lambda row: spread(row["one_in"])),
@@ -141,15 +144,12 @@ def _candidates(sets: Mapping[str, Row]) -> str:
 
 
 def _checks(rows: Sequence[Row]) -> str:
-    return table(
-        rows,
-        ("network", "{name}"),
-        ("as trained", lambda row: f"{row['came'] * 100:.2f}"),
-        ("exported", lambda row: f"{row['exported'] * 100:.2f}"),
-        ("difference", lambda row: f"{(row['exported'] - row['came']) * 100:+.2f}"),
-        ("same label", lambda row: f"{row['same_label'] * 100:.1f}"),
-        title="Logits of the trainings against ONNX exports and the product's crops",
+    told = (
+        f"{row['name']} {row['came'] * 100:.2f} and {row['exported'] * 100:.2f} "
+        f"(same label {row['same_label'] * 100:.1f})"
+        for row in rows
     )
+    return f"As trained, and as ONNX export on the product's crops: {'; '.join(told)}."
 
 
 def draw(found: Row) -> bytes:
