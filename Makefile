@@ -86,12 +86,11 @@ bench: $(STAMP)
 faults: $(STAMP)
 	$(BIN)/python -m benchmarks.faults
 
-# Hours on two cores: make accuracy DATA=cifar10 SCRATCH=/tmp/accuracy; it goes on where it was stopped.
+# NETWORKS: what benchmarks.families.train left; DATA, WEIGHTS: as benchmarks.families.pack reads them.
 accuracy: $(STAMP)
-	$(BIN)/python -m benchmarks.accuracy --data $(DATA) --work $(SCRATCH) --tune
-	$(BIN)/python -m benchmarks.accuracy --data $(DATA) --work $(SCRATCH)
-	$(BIN)/python -m benchmarks.accuracy --data $(DATA) --work $(SCRATCH) --latency
-	$(BIN)/python -m benchmarks.accuracy --table
+	$(BIN)/python -m benchmarks.families.jobs $(SCRATCH)/jobs.json
+	$(BIN)/python -m benchmarks.accuracy --jobs $(SCRATCH)/jobs.json --networks $(NETWORKS) --data $(DATA) \
+		--weights $(WEIGHTS) --scratch $(SCRATCH)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

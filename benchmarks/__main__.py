@@ -18,9 +18,9 @@ from mdp.errors import InputError
 #: The document's name -> the module that has its `PAGE`, or has it in its `PAGES` by that key.
 PAGES = {
     "accuracy": "accuracy.page",
+    "accuracy-law": "accuracy.unseen",
     "cascade": "serving.cascade",
     "end-to-end": "end_to_end.page",
-    "families": "families.measure",
     "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",
     "planning": "planning.plans",

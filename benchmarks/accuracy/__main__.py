@@ -1,114 +1,93 @@
-"""Ours against what else a user could put on the same devices, and ours without each of its parts.
+"""Accuracy of fleets, rivals and ablations from trained networks: docs/results/accuracy.md.
 
-    python -m benchmarks.accuracy --data FOLDER --work FOLDER --tune
-    python -m benchmarks.accuracy --data FOLDER --work FOLDER
-    python -m benchmarks.accuracy --data FOLDER --work FOLDER --latency     (on an idle machine)
-    python -m benchmarks.accuracy --table
-    python -m benchmarks.accuracy --smoke --work FOLDER                     (digits, seconds)
+    python -m benchmarks.accuracy --jobs jobs.json --networks FOLDER --data FOLDER \
+        --weights FOLDER --scratch FOLDER
 
-The file of results is rewritten after every finished run, and what is in it is not run again. So a
-stopped benchmark goes on with the same command, and several processes may work side by side on the
-same files: a run that another one is at is left to it. How it is measured: METHODOLOGY.md.
+`--networks` has what benchmarks.families.train left, `--data` the data sets by name, `--weights`
+the public weights as benchmarks.families.pack reads them. Trainings that were cut short are
+candidates, and no evidence of what a part of the method brings. All run in fp32 on one onnxruntime
+thread; milliseconds are processor time, measured in turns with random weights. Which network and
+fleet a latency gets is decided on the calibration split and reported on the test split. Writes
+benchmarks/results/accuracy-networks.json and the page.
 """
 
 import argparse
-import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.harness.results import RESULTS
-from mdp.errors import InputError, MDPError
-from mdp.files import read_json
-from partitioner.training.compute import use_threads
+import numpy as np
 
-#: accuracy-20-epochs.json beside it is the same with --epochs 20, as far as it was run.
-OUT = RESULTS / "accuracy.json"
+from benchmarks.accuracy.compare import Field, compared
+from benchmarks.accuracy.networks import (
+    BRIEF,
+    PUBLIC,
+    Store,
+    checked,
+    has_both,
+    networks_of,
+    parts_of,
+    times_ms,
+    unseen_of,
+)
+from benchmarks.accuracy.page import PAGE, RESULT
+from benchmarks.families.train import Job, read_jobs
+from benchmarks.harness.machine import describe_machine
+from mdp.files import write_json
+from partitioner.networks.families import Backbone
 
-
-def main(arguments: list[str] | None = None) -> int:
-    return carried_out(new_parser().parse_args(arguments), _work)
-
-
-def carried_out(asked: argparse.Namespace, work: Callable[[argparse.Namespace], None]) -> int:
-    """Do `work` with as many threads as asked for; returns the exit status."""
-    use_threads(asked.threads)
-    try:
-        work(asked)
-    except MDPError as error:
-        print(error, file=sys.stderr)
-        return error.exit_code
-    return 0
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    """A whole number from `least` on, for argparse, which names the option."""
-
-    def parsed(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, got {text!r}")
-        return int(text)
-
-    return parsed
+#: Pictures of ImageNet's own validation set, which pretraining has not seen.
+UNSEEN = "ILSVRC2012_val_"
+#: Networks of a data set whose export is held against the logits that came with them.
+CHECKED = 2
 
 
-def new_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accuracy", description="Accuracy against rivals."
-    )
-    parser.add_argument("--data", help="class-per-folder tree, as for mdp-partition")
-    parser.add_argument("--work", type=Path, help="folder for caches and weights; some GB")
-    parser.add_argument("--limit-train", type=_at_least(1), default=12_500)
-    parser.add_argument("--limit-test", type=_at_least(1))
-    parser.add_argument("--epochs", type=_at_least(2), default=10, help="per member, all phases")
-    parser.add_argument("--teacher-epochs", type=_at_least(1), default=20)
-    parser.add_argument("--seeds", type=_at_least(0), nargs="+", default=[0, 1, 2])
-    parser.add_argument("--methods", nargs="+", metavar="METHOD", help="default: all")
-    parser.add_argument("--out", type=Path, help=f"default: {OUT.parent.name}/{OUT.name}")
-    parser.add_argument("--threads", type=_at_least(1), default=1)
-    parser.add_argument("--tune", action="store_true", help="choose by calibration, with seed 0")
-    parser.add_argument("--latency", action="store_true", help="measure it, and nothing else")
-    parser.add_argument("--table", action="store_true", help="print what the results tell")
-    parser.add_argument("--smoke", action="store_true", help="digits and tiny shapes, in seconds")
-    return parser
+def parser(prog: str) -> argparse.ArgumentParser:
+    """The options by which trained networks are found."""
+    made = argparse.ArgumentParser(prog=prog)
+    for option in ("--jobs", "--networks", "--data", "--weights", "--scratch"):
+        made.add_argument(option, type=Path, required=True)
+    return made
 
 
-def _work(asked: argparse.Namespace) -> None:
-    # Loaded late: torch has to find the environment that main prepares.
-    from benchmarks.accuracy import latency as accuracy_latency
-    from benchmarks.accuracy import runs as accuracy_runs
-    from benchmarks.accuracy.page import markdown
-    from benchmarks.accuracy.results import Results, ResultsFile
-    from benchmarks.accuracy.shapes import REAL, SMOKE
-    from benchmarks.accuracy.site import open_site
-    from partitioner.run.progress import Progress
-    from partitioner.run.settings import RunOptions
+def latencies(asked: argparse.Namespace) -> dict[Backbone, float]:
+    """Milliseconds of all networks of all data sets, whether they came or not."""
+    planned = [job.backbone for job in read_jobs(asked.jobs)]
+    public = [backbone for _, backbone in PUBLIC.values()]
+    return times_ms(asked.scratch / "latency", [*planned, *public])
 
-    if asked.table:
-        print(markdown(read_json(asked.out or OUT, Results)))
-        return
-    if asked.work is None or (asked.data is None and not asked.smoke):
-        raise InputError("expected --data FOLDER and --work FOLDER, or --smoke and --work FOLDER")
-    if asked.smoke:
-        options = RunOptions(data="digits", limit_train=240, limit_test=100, autocast="fp32")
-        site = open_site(SMOKE, options, epochs=2, teacher_epochs=2, folder=asked.work)
-    else:
-        options = RunOptions(
-            data=asked.data, limit_train=asked.limit_train, limit_test=asked.limit_test
-        )
-        site = open_site(REAL, options, asked.epochs, asked.teacher_epochs, asked.work)
-    out = asked.out or (asked.work / "accuracy.json" if asked.smoke else OUT)
-    file = ResultsFile(out, site.lock("results"), site.configuration())
-    methods = accuracy_runs.known(asked.methods)
-    file.read()
-    if asked.latency:
-        accuracy_runs.keep_latency(
-            file, accuracy_latency.measure(site.shapes, len(site.data.labels), Progress())
-        )
-    elif asked.tune:
-        accuracy_runs.tune(site, file, methods)
-    else:
-        accuracy_runs.run_all(site, file, methods, [0] if asked.smoke else asked.seeds)
+
+def opened(asked: argparse.Namespace, name: str) -> tuple[Store, list[Job], Field]:
+    """One data set, the jobs whose networks were trained whole, and all networks."""
+    planned = [job for job in read_jobs(asked.jobs) if job.data == name]
+    store = Store(asked.scratch, str(asked.data / name), asked.weights)
+    networks = networks_of(store, planned, asked.networks, latencies(asked))
+    there = {network.name for network in networks if network.kind != BRIEF}
+    whole = [job for job in planned if job.name in there]
+    data = store.data
+    return store, whole, Field(
+        {network.name: network for network in networks},
+        np.asarray(data.calibration.targets),
+        np.asarray(data.test.targets),
+        unseen_of(data, UNSEEN),
+    )  # fmt: skip
+
+
+def main() -> None:
+    """Measure, keep, and write the page."""
+    asked = parser("python -m benchmarks.accuracy").parse_args()
+    found: dict[str, Any] = {"machine": describe_machine(), "precision": "fp32", "threads": 1}
+    sets: dict[str, Any] = {}
+    checks: list[dict[str, Any]] = []
+    for name in dict.fromkeys(job.data for job in read_jobs(asked.jobs)):
+        store, whole, field = opened(asked, name)
+        sets[name] = compared(field, name)
+        both = [job for job in whole if has_both(asked.networks / job.name)]
+        both.sort(key=lambda job: (parts_of(job.name)[1] != "", job.seed, job.backbone.image_size))
+        checks += [checked(store, job, asked.networks) for job in both[:CHECKED]]
+        write_json(RESULT, found | {"sets": sets, "checks": checks})
+        print(f"{name}: {len(whole)} trained networks", flush=True)
+    PAGE.write()
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -15,13 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.accuracy.more_shapes import REGIONS
-from benchmarks.accuracy.results import Results
 from benchmarks.law.errors import Checked, checked_run, fit, left_out, on_file, spread_of
 from benchmarks.law.fit import fit_law
 from mdp.files import read_json, write_json
 from mdp.formats.bundle import Bundle
-from mdp.formats.plan import Region, SubModelSpec
+from mdp.formats.plan import SubModelSpec
 from partitioner.estimates.accuracy import FittedLaw
 from partitioner.estimates.accuracy_law import FEATURES, AccuracyLaw, Training
 from partitioner.estimates.accuracy_records import (
@@ -67,9 +65,7 @@ def main() -> None:
 
 def gather() -> list[RecordedRun]:
     """Every run, in a fixed order."""
-    runs = of_benchmark("accuracy.json", ("ours",))
-    if (RESULTS / "shapes.json").is_file():
-        runs += of_benchmark("shapes.json", None)
+    runs = read_json(RESULTS / "small-vit-subsets.json", Records).runs
     runs.append(run_of_bundle(BUNDLE, Bundle.open(BUNDLE).manifest))
     runs += [*read_json(RESULTS / "family-subsets.json", Records).runs, real_teacher()]
     return runs + [run for run in published() if not run.source.endswith(NOT_FITTED)]
@@ -97,50 +93,6 @@ def real_teacher() -> RecordedRun:
         pictures=1500,
         num_classes=10,
     )
-
-
-def of_benchmark(name: str, methods: tuple[str, ...] | None) -> list[RecordedRun]:
-    """Runs of some methods, or of all; subsets under the rule that answers use."""
-    results = read_json(RESULTS / name, Results)
-    teacher = results.configuration["teacher"]["args"]
-    assert results.teacher is not None
-    data = results.configuration["data"]
-    source = f"{data['source']}, {data['limit_train']:,} pictures"
-    train = 9 * data["limit_train"] // 10
-    found = []
-
-    def taught(k: int) -> Training:
-        # A later member stands on what the first one learned.
-        return Training(pictures=train, epochs=10 if k == 0 else 17)
-
-    for run in results.runs:
-        if methods is not None and run.method not in methods:
-            continue
-        rule = run.headline
-        regions = REGIONS.get(run.method, (Region(),) * len(run.members))
-        together = [(s.members, s.accuracy[rule]) for s in run.subsets]
-        alone = [((k,), accuracy) for k, accuracy in enumerate(run.alone)]
-        # Students without a boost head are fused in another way than ours.
-        ours = "boosted" in run.subsets[-1].accuracy
-        found.append(
-            RecordedRun(
-                name=f"{Path(name).stem}: {run.method}, seed {run.seed}",
-                source=source,
-                teacher=_plain(
-                    teacher["img_size"], teacher["patch_size"], teacher["embed_dim"],
-                    teacher["depth"], teacher["num_heads"],
-                ),
-                teacher_accuracy=results.teacher.accuracy,
-                members=[
-                    RecordedMember(submodel=spec, region=region, training=taught(k))
-                    for k, (spec, region) in enumerate(zip(run.members, regions, strict=True))
-                ],
-                subsets=recorded(together if ours else alone),
-                pictures=10_000,
-                num_classes=10,
-            )
-        )  # fmt: skip
-    return sorted(found, key=lambda run: run.name)
 
 
 def published() -> list[RecordedRun]:

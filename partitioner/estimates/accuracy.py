@@ -25,7 +25,7 @@ from partitioner.estimates.accuracy_records import RecordedRun, alone_of, predic
 #: Where the teacher was never measured, planning takes it to be right on this share of pictures.
 ASSUMED_TEACHER_ACCURACY = 0.8
 #: Sides in pixels of the smallest pictures that pretrained networks were measured on, teacher and
-#: network alike (docs/results/families.md).
+#: network alike (docs/results/accuracy.md).
 SMALLEST_KNOWN = 96
 _SHIPPED = "accuracy_law.json"
 #: Members of the user's own runs that have to be seen before half of their mean deviation from the

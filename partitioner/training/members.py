@@ -141,7 +141,7 @@ def _start_heads(work: Work, assignment: Assignment, submodel: Member, weights: 
 def _inherit_from_earlier(work: Work, submodel: Member, k: int) -> bool:
     """Cut sub-model k from the first earlier one that is large enough; False if none is.
 
-    What that one has learned is kept, so that fewer epochs do (docs/results/accuracy.md).
+    What that one has learned is kept, so that fewer epochs do (docs/results/small-vits.md).
     """
     trunks = submodel.trunks()
     for earlier in work.plan.assignments[:k] if trunks else ():

@@ -141,7 +141,7 @@ def test_what_a_device_cannot_do_is_refused_in_a_line_unless_another_one_may_do_
     asked = planned(bundle, provider, precision)
     with pytest.raises(NotHereError) as caught:
         open_runtime(model, asked, num_classes=3)
-    assert str(caught.value) == f"the plan asks for {said}"
+    assert str(caught.value) == f"the plan asks for openvino {said}"
     if precision != "bf16":
         runtime = open_runtime(model, asked, num_classes=3, allow_fallback=True)
         assert (runtime.provider, runtime.fallback) == (CPU, True)

@@ -1,0 +1,251 @@
+"""Trained and untouched networks: their logits on both splits, and what a picture takes here.
+
+Logits of trained networks come with them, from the machine that trained them; logits of untouched
+ones, and those that did not come, are computed here by the product's export and its crops.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+from torch import nn
+
+from benchmarks.families.train import Job
+from benchmarks.harness.turns import in_turns
+from mdp.files import write_bytes
+from mdp.fusion.fuse import Contribution
+from mdp.runtimes.onnxruntime import open_session
+from partitioner.assembly.imported import HEADS, timm_module
+from partitioner.assembly.members import Model, read_names, rows_of
+from partitioner.data.crops import View, load_views
+from partitioner.data.datasets import SPLITS, Dataset, SplitName, open_dataset
+from partitioner.export.sessions import run_session
+from partitioner.export.write import ServedMember, to_onnx
+from partitioner.networks.families import Backbone, FamilyMember
+from partitioner.run.progress import Progress
+
+#: A training that was cut short below this share of its epochs is a candidate, and no evidence of
+#: what a part of the method brings.
+WHOLE, BRIEF = 0.95, "brief"
+#: Rounds in which networks take turns, and runs of each in a round.
+ROUNDS, RUNS = 30, 9
+#: Of networks that only latency is measured of.
+_CLASSES = 10
+UNTOUCHED = "untouched"
+#: What jobs call public weights that teach as they are.
+UNTOUCHED_TEACHER = "teacher"
+VIT, LITE = "vit_tiny_patch16_224", "tf_efficientnet_lite"
+#: Public weights that are evaluated as they are, where the data's classes are among theirs.
+PUBLIC = {
+    f"{weights}-{size}": (weights, Backbone(model, size))
+    for weights, model, sizes in (
+        ("lite0", LITE + "0", (128, 152, 192, 224)),
+        ("lite1", LITE + "1", (128, 192)),
+        ("vit", VIT, (224,)),
+    )
+    for size in sizes
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A network with the logits of both of its heads on the calibration and the test split."""
+
+    name: str
+    #: What it is and at which size, as in its job's name: "lite0-40".
+    body: str
+    #: How it was trained, as in its job's name; empty: taught by the teacher, same view.
+    kind: str
+    seed: int
+    #: Milliseconds of one picture here.
+    ms: float
+    calibration: Contribution
+    test: Contribution
+
+
+def parts_of(name: str) -> tuple[str, str, int]:
+    """Body, kind and seed of a job's name, which is DATA-BODY[-KIND]-sSEED or DATA-teacher."""
+    parts = name.split("-")[1:]
+    seed = int(parts.pop()[1:]) if parts[-1][1:].isdecimal() and parts[-1][0] == "s" else 0
+    if parts == ["teacher"]:
+        return "teacher", "teacher", seed
+    kind = "" if parts[-1].isdecimal() else parts.pop()
+    return "-".join(parts), kind, seed
+
+
+class Store:
+    """Models and logits that were made here, kept in a folder so that they are made once."""
+
+    def __init__(self, folder: Path, data: str, weights: Path) -> None:
+        self.data = open_dataset(data)
+        self._folder, self._weights = folder / Path(data).name, weights
+        self._folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def has_public(self) -> bool:
+        """Whether the data's classes are among those of the public weights."""
+        return set(self.data.labels) <= set(self._public_names())
+
+    def of_public(self, body: str, split: SplitName) -> Contribution:
+        """Logits of untouched public weights."""
+        weights, backbone = PUBLIC[body]
+        file = self._weights / f"{weights}.safetensors"
+        names = self._public_names()
+        model = Model(
+            device=body, labels="imagenet1k.txt", timm=backbone.name, weights=file.name,
+            image_size=backbone.image_size,
+        )  # fmt: skip
+        rows = rows_of(names, self.data.labels, {}, model.labels)
+        return self._of(
+            f"{UNTOUCHED}-{body}",
+            lambda: timm_module(model, file, len(names), rows),
+            backbone.image_size,
+            split,
+        )
+
+    def of_trained(self, job: Job, weights: Path, split: SplitName) -> Contribution:
+        """Logits of a trained network, by the product's export and crops."""
+
+        def module() -> nn.Module:
+            member = FamilyMember(job.backbone, len(self.data.labels))
+            state = load_file(weights)
+            member.load_state_dict(
+                {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
+            )
+            return ServedMember(member).eval()
+
+        return self._of(job.name, module, job.backbone.image_size, split)
+
+    def _public_names(self) -> list[str]:
+        return read_names(self._weights / "imagenet1k.txt")
+
+    def _of(
+        self, name: str, module: Callable[[], nn.Module], size: int, split: SplitName
+    ) -> Contribution:
+        kept = self._folder / f"{name}.{split}.npz"
+        if not kept.is_file():
+            file = self._folder / f"{name}.onnx"
+            if not file.is_file():
+                write_bytes(file, to_onnx(module(), size, HEADS, {}))
+            views = load_views(
+                self.data.split(split), [View(size)], self._folder / "views", Progress(),
+                f"{split}, {size} px",
+            )[0]  # fmt: skip
+            both = Contribution(*run_session(open_session(file), views, HEADS))
+            np.savez(kept, boost=both.boost, bag=both.bag)
+        found = np.load(kept)
+        return Contribution(found["boost"], found["bag"])
+
+
+def times_ms(folder: Path, backbones: Iterable[Backbone]) -> dict[Backbone, float]:
+    """Milliseconds of one picture on one thread, of all in turns; measured once, and kept.
+
+    Least median of processor time over rounds, with random weights and ten classes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {f"{b.name}-{b.image_size}-{b.depth}": b for b in backbones}
+    kept = folder / "latency.json"
+    found: dict[str, float] = json.loads(kept.read_text()) if kept.is_file() else {}
+    if not set(wanted) <= set(found):
+        random = np.random.default_rng(0)
+        runs = {}
+        for name, backbone in wanted.items():
+            file, size = folder / f"{name}.onnx", backbone.image_size
+            if not file.is_file():
+                member = FamilyMember(backbone, _CLASSES)
+                write_bytes(file, to_onnx(ServedMember(member).eval(), size, HEADS, {}))
+            pixels = random.integers(0, 256, (1, size, size, 3), dtype=np.uint8)
+            runs[name] = partial(open_session(file).run, None, {"images": pixels})
+        blocks = in_turns(runs, ROUNDS, least=RUNS, clock=time.process_time)
+        found = {name: min(float(np.median(one)) for one in own) for name, own in blocks.items()}
+        kept.write_text(json.dumps(found, indent=1))
+    return {backbone: found[name] for name, backbone in wanted.items()}
+
+
+def came(jobs: Sequence[Job], folder: Path) -> dict[str, str]:
+    """The kinds of the networks that came, by name; a taught one that was cut short is `BRIEF`.
+
+    Cut short, other kinds say nothing: what they are compared with was not.
+    """
+    found = {}
+    for job in jobs:
+        told = folder / f"{job.name}.json"
+        there = came_with(told.with_suffix(""), "test") is not None
+        if told.is_file() and (there or told.with_suffix(".safetensors").is_file()):
+            kind = parts_of(job.name)[1]
+            if json.loads(told.read_text())["epochs"] >= WHOLE * job.recipe.schedule.epochs:
+                found[job.name] = kind
+            elif kind == "":
+                found[job.name] = BRIEF
+    return found
+
+
+def networks_of(
+    store: Store, jobs: Sequence[Job], folder: Path, ms: Mapping[Backbone, float]
+) -> list[Network]:
+    """The networks of one data set, trained and untouched, with what each takes here."""
+    found = []
+    kinds = came(jobs, folder)
+    for job in (job for job in jobs if job.name in kinds):
+        body, _, seed = parts_of(job.name)
+        both = [logits_of(store, job, folder, split) for split in SPLITS[1:]]
+        found.append(Network(job.name, body, kinds[job.name], seed, ms[job.backbone], *both))
+    if store.has_public:
+        teaches = any(job.teacher == UNTOUCHED_TEACHER for job in jobs)
+        for body, (_, backbone) in PUBLIC.items():
+            if backbone.name == VIT and not teaches:
+                continue
+            both = [store.of_public(body, split) for split in SPLITS[1:]]
+            found.append(Network(f"{body}-{UNTOUCHED}", body, UNTOUCHED, 0, ms[backbone], *both))
+    return found
+
+
+def came_with(place: Path, split: SplitName) -> Contribution | None:
+    """Logits that came with a network, as float32."""
+    file = place.with_suffix(".npz")
+    kept = np.load(file) if file.is_file() else {}
+    boost, bag = (split[0] + head for head in "bg")
+    if boost not in kept:
+        return None
+    return Contribution(kept[boost].astype(np.float32), kept[bag].astype(np.float32))
+
+
+def logits_of(store: Store, job: Job, folder: Path, split: SplitName) -> Contribution:
+    """What came with the network, or what its weights give here where not both splits came."""
+    came = came_with(folder / job.name, split)
+    if came is None or came_with(folder / job.name, "test") is None:
+        return store.of_trained(job, folder / f"{job.name}.safetensors", split)
+    return came
+
+
+def has_both(place: Path) -> bool:
+    """Whether weights and test logits of a network came."""
+    return place.with_suffix(".safetensors").is_file() and came_with(place, "test") is not None
+
+
+def checked(store: Store, job: Job, folder: Path) -> dict[str, Any]:
+    """Test logits that came with a network against those of its export here."""
+    came = came_with(folder / job.name, "test")
+    assert came is not None
+    own = store.of_trained(job, folder / f"{job.name}.safetensors", "test")
+    targets = store.data.test.targets
+    labels = [both.bag.argmax(axis=1) for both in (came, own)]
+    return {
+        "name": job.name,
+        "pictures": len(targets),
+        "came": float((labels[0] == targets).mean()),
+        "exported": float((labels[1] == targets).mean()),
+        "same_label": float((labels[0] == labels[1]).mean()),
+    }
+
+
+def unseen_of(data: Dataset, prefix: str) -> np.ndarray[Any, Any] | None:
+    """Which test pictures `[N]` have names that begin so, if any has."""
+    mask = np.array([Path(name).name.startswith(prefix) for name in data.test.names])
+    return mask if mask.any() else None
