@@ -21,6 +21,7 @@ PAGES = {
     "accuracy-law": "accuracy.unseen",
     "cascade": "serving.cascade",
     "end-to-end": "end_to_end.page",
+    "families": "accuracy.assembled",
     "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",
     "planning": "planning.plans",

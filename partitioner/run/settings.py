@@ -34,6 +34,8 @@ class Schedule(Record, frozen=True):
 
 #: The teacher's default step size: with weights drawn here, and with weights that know something.
 FROM_SCRATCH, FINE_TUNING = 1e-3, 1e-4
+#: The sub-models'.
+DRAWN_OR_CUT, PRETRAINED = 2e-3, 3e-4
 
 
 class TeacherSchedule(Schedule, frozen=True):
@@ -65,7 +67,13 @@ class MemberSchedule(Schedule, frozen=True):
         Meta(gt=0, le=1, description="Epochs of every later sub-model, as a share of the first's"),
     ] = 0.7
     batch_size: BatchSize = 64
-    learning_rate: LearningRate = 2e-3
+    learning_rate: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None,
+        Meta(
+            description="AdamW's peak step size; default: 0.002, and 0.0003 for networks that "
+            "start from pretrained weights"
+        ),
+    ] = None
     weight_decay: WeightDecay = 0.05
     label_smoothing: Smoothing = 0.0
     boost_weight: Annotated[
@@ -119,10 +127,17 @@ class MemberSchedule(Schedule, frozen=True):
         ),
     ] = 0
 
-    def of(self, k: int) -> "MemberSchedule":
-        """The schedule of sub-model `k`."""
+    def of(self, k: int, *, pretrained: bool) -> "MemberSchedule":
+        """The schedule of sub-model `k`, with the default step size filled in.
+
+        A network with pretrained weights loses much of what it knows at the others' step size
+        (docs/results/families.md).
+        """
         share = self.later_share if k else 1.0
-        return msgspec.structs.replace(self, epochs=max(1, round(share * self.epochs)))
+        rate = self.learning_rate or (PRETRAINED if pretrained else DRAWN_OR_CUT)
+        return msgspec.structs.replace(
+            self, epochs=max(1, round(share * self.epochs)), learning_rate=rate
+        )
 
 
 class JointSchedule(Schedule, frozen=True):

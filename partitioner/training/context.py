@@ -12,7 +12,7 @@ from partitioner.data.variants import Variants
 from partitioner.networks.members import Member, build_member
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
-from partitioner.run.settings import Schedule, Settings
+from partitioner.run.settings import MemberSchedule, Schedule, Settings
 from partitioner.training.loop import Stage, derived_seed
 
 
@@ -45,6 +45,10 @@ class Work:
             cache=self.run.cache,
             progress=self.progress,
         )
+
+    def schedule_of(self, k: int) -> MemberSchedule:
+        """How sub-model `k` is trained."""
+        return self.settings.schedule.of(k, pretrained=k in self.weights)
 
     @property
     def teacher_view(self) -> View:

@@ -285,7 +285,7 @@ class LiveRun:
     def train(self, assignment: Assignment, submodel: Member) -> Curve:
         """Teach sub-model k, in place, what its predecessors leave over."""
         work, k = self.work, assignment.k
-        schedule, device = work.settings.schedule.of(k), self.pictures.pixels.device
+        schedule, device = work.schedule_of(k), self.pictures.pixels.device
         before = [work.load_member(a, joint=False) for a in work.plan.assignments[:k]]
         for member in before:
             placed(member.eval().requires_grad_(requires_grad=False), device)

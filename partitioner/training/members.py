@@ -54,7 +54,7 @@ def train_members(work: Work, teacher: Teacher, targets: Targets) -> None:
 
 
 def _train_member(work: Work, assignment: Assignment, teacher: Teacher, targets: Targets) -> None:
-    k, schedule = assignment.k, work.settings.schedule.of(assignment.k)
+    k, schedule = assignment.k, work.schedule_of(assignment.k)
     with first_then_others():
         lesson = _lesson(work, assignment, targets)
         submodel = untrained(work, assignment, teacher)
@@ -178,7 +178,7 @@ def _lesson(work: Work, assignment: Assignment, targets: Targets) -> Lesson:
 
 def _seen(work: Work, k: int) -> range:
     """The variants that come up while sub-model k is trained."""
-    return range(min(work.variants.count, work.settings.schedule.of(k).epochs))
+    return range(min(work.variants.count, work.schedule_of(k).epochs))
 
 
 class _BagLoss:

@@ -83,6 +83,9 @@ def test_a_network_starts_from_its_weights_and_a_vit_from_an_earlier_vit(built: 
     pretrained = torch.load(built.weights / f"{NAME}.in1k.pth", weights_only=True)
     stem = untrained(work, network, teacher).state_dict()["trunk.conv_stem.weight"]
     assert torch.equal(stem, pretrained["conv_stem.weight"])
+    settings = msgspec.structs.replace(work.settings.schedule, learning_rate=None)
+    unsaid = replace(work, settings=msgspec.structs.replace(work.settings, schedule=settings))
+    assert [unsaid.schedule_of(k).learning_rate for k in (0, 1)] == [0.0003, 0.002]
     later = msgspec.structs.replace(vit, k=2, device="gamma", submodel=spec(8, 8))
     plan = msgspec.structs.replace(work.plan, assignments=[network, vit, later])
     longer = replace(work, plan=plan)

@@ -295,7 +295,7 @@ def test_arithmetic_is_as_asked(tmp_path: Path) -> None:
         return loss_of()(module, index, epoch)
 
     for autocast in ("fp32", "bf16"):
-        schedule = MemberSchedule(epochs=1, batch_size=50)
+        schedule = MemberSchedule(epochs=1, batch_size=50, learning_rate=0.002)
         path = tmp_path / autocast / "checkpoint.pt"
         asked = Stage(
             name="x", pictures=50, schedule=schedule, seed=3, autocast=autocast, checkpoint=path
