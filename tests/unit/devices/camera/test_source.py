@@ -288,7 +288,7 @@ def test_the_agent_s_log_says_that_a_camera_is_gone_and_that_it_is_back(
 def test_a_picture_that_cannot_be_read_costs_its_turn_only(camera: ToyCamera) -> None:
     camera.pictures = [
         PictureError("door/a.jpg: cannot be decoded: no"),
-        np.zeros((4, 4), dtype=np.uint8),
+        np.zeros((4, 4, 2), dtype=np.uint8),
         colour_picture("blue"),
     ]
     eyes = eyes_on(camera)
@@ -296,7 +296,7 @@ def test_a_picture_that_cannot_be_read_costs_its_turn_only(camera: ToyCamera) ->
     with pytest.raises(NoFrameError, match=r"yet \(door/a.jpg: cannot be decoded: no\)$"):
         eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)
     camera.clock.now_s += eyes.step()
-    assert "expected a uint8 array [H, W, 3], got uint8 [4, 4]" in eyes.describe()
+    assert "or [H, W, 4], got uint8 [4, 4, 2]" in eyes.describe()
     assert "2 could not be read" in eyes.describe()
     eyes.step()
     assert eyes.see(VIEW, ago_ms=0.0, within_ms=0.0).number == 1
