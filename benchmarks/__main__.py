@@ -22,6 +22,7 @@ PAGES = {
     "cascade": "serving.cascade",
     "end-to-end": "end_to_end.page",
     "families": "accuracy.assembled",
+    "regions": "accuracy.regions",
     "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",
     "planning": "planning.plans",

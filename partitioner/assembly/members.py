@@ -8,7 +8,15 @@ from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
 from mdp.files import MAX_TOML_BYTES, Record, read_regular, read_toml
-from mdp.formats.plan import MAX_MEMBERS, Assignment, ImageSize, NetworkSpec, Plan, PredictedMs
+from mdp.formats.plan import (
+    MAX_MEMBERS,
+    Assignment,
+    ImageSize,
+    NetworkSpec,
+    Plan,
+    PredictedMs,
+    Region,
+)
 from mdp.formats.profile import DeviceName, DeviceProfile, LatencyPoint, Precision, RuntimeName
 from partitioner.estimates.latency import Way, own_way, spec_of
 from partitioner.estimates.latency_networks import (
@@ -42,6 +50,8 @@ class Model(Record, frozen=True):
     #: Normalisation of pixels 0..1 of an ONNX file; timm knows its own.
     mean: Channels | None = None
     std: Channels | None = None
+    #: What its device sees of the picture's centred square.
+    region: Region = Region()
     precision: Precision = "fp32"
     runtime: RuntimeName = "onnxruntime"
     #: Of the weights, in words; goes into the bundle's provenance.
@@ -209,6 +219,7 @@ def assigned(
     return Assignment(
         k=k,
         device=profile.name,
+        region=model.region,
         network=network,
         predicted_ms=PredictedMs(
             compute=round(compute_ms, 3),

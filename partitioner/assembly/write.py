@@ -142,7 +142,11 @@ class Assembly:
             macs=macs,
         )
         pixels = load_views(
-            pictures, [View(size)], self.cache, self.progress, f"calibration split at {size} px"
+            pictures,
+            [View(size, model.region)],
+            self.cache,
+            self.progress,
+            f"calibration split at {size} px",
         )[0]
         write_bytes(path, content)
         some = pixels[:_COMPARED]

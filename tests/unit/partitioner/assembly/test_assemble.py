@@ -15,8 +15,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 from mdp.errors import ConfigError, MDPError
 from mdp.formats.bundle import Bundle
+from mdp.formats.plan import Region
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.cli.assemble import assemble
+from partitioner.data.crops import View, load_views
+from partitioner.data.datasets import PictureSet
+from partitioner.data.memmaps import Views
 from partitioner.networks.families import Backbone, FamilyMember, create
 from tests.support.models.trees import CLASSES, write_tree
 
@@ -116,10 +120,21 @@ def run(parts: Path, folder: Path, tree: Path, *models: dict[str, Any]) -> Bundl
 
 
 def test_a_network_and_an_onnx_file_become_a_bundle(
-    parts: Path, tmp_path: Path, tree: Path
+    parts: Path, tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = run(parts, tmp_path, tree, CONV_MODEL | {"licence": "MIT"}, ONNX_MODEL)
+    fitted_on: list[View] = []
+
+    def noted(pictures: PictureSet, views: list[View], *more: Any) -> list[Views]:
+        fitted_on.extend(views)
+        return load_views(pictures, views, *more)
+
+    monkeypatch.setattr("partitioner.assembly.write.load_views", noted)
+    left = Region(right=0.5)
+    network = CONV_MODEL | {"licence": "MIT", "region": {"right": 0.5}}
+    bundle = run(parts, tmp_path, tree, network, ONNX_MODEL)
     manifest = bundle.manifest
+    assert fitted_on == [View(SIDE, left), View(SIDE)]
+    assert [a.region for a in manifest.plan.assignments] == [left, Region()]
     assert manifest.labels == sorted(CLASSES)
     assert manifest.plan.teacher is None
     first, second = manifest.plan.assignments
