@@ -20,7 +20,6 @@ def markdown() -> str:
     for agents, said in AGENTS.items():
         found = kept(f"simulator-{agents}")
         parts += [f"**{said}** ({measured_on(found['machine'])})", reality_table(found["reality"])]
-        parts.append(_late(found["woken_late"]))
     found = kept("simulator-speed")
     speeds = table(
         found["speed"],
@@ -32,21 +31,16 @@ def markdown() -> str:
 
 
 def reality_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows whose times are drawn for each device on its own; the picture has the others."""
     return table(
-        rows,
+        [row for row in rows if row["drawn"] == "apart"],
         ("load", "{load}"),
         ("deadline ms", "{deadline_ms:g}"),
-        ("drawn", "{drawn}"),
         ("p50 ms (simulated)", "{p50[measured]:.2f} ({p50[error]:+.0%})"),
         ("p99 ms (simulated)", "{p99[measured]:.2f} ({p99[error]:+.0%})"),
         ("complete", "{complete[measured]:.1%}"),
         ("simulated", "{complete[simulated]:.1%}"),
     )
-
-
-def _late(late: Sequence[Mapping[str, Any]]) -> str:
-    each = (f"{row['load']} {row['p50']:.2f}, {row['p90']:.2f}, {row['p99']:.2f}" for row in late)
-    return f"Woken late by (p50, p90, p99 in ms): {'; '.join(each)}."
 
 
 def draw() -> bytes:
