@@ -18,6 +18,7 @@ from mdp.formats.plan import (
     Region,
 )
 from mdp.formats.profile import DeviceName, DeviceProfile, LatencyPoint, Precision, RuntimeName
+from partitioner.data.crops import WHOLE
 from partitioner.estimates.latency import Way, own_way, spec_of
 from partitioner.estimates.latency_networks import (
     NetworkEstimate,
@@ -31,6 +32,9 @@ from partitioner.estimates.network import choose_encoding, network_ms
 #: How many names a message shows.
 _SHOWN = 5
 Channels = tuple[float, float, float]
+#: Centred parts of the picture, the largest first. Networks that were trained on parts of pictures
+#: and see few pixels do better on a part (docs/results/families.md).
+CENTRES = (WHOLE, *(Region(left=m, top=m, right=1 - m, bottom=1 - m) for m in (0.0625, 0.125)))
 
 
 class Model(Record, frozen=True):
@@ -50,8 +54,8 @@ class Model(Record, frozen=True):
     #: Normalisation of pixels 0..1 of an ONNX file; timm knows its own.
     mean: Channels | None = None
     std: Channels | None = None
-    #: What its device sees of the picture's centred square.
-    region: Region = Region()
+    #: What its device sees of the picture's centred square; None: which of `CENTRES` is best.
+    region: Region | None = None
     precision: Precision = "fp32"
     runtime: RuntimeName = "onnxruntime"
     #: Of the weights, in words; goes into the bundle's provenance.
@@ -201,6 +205,7 @@ def network_estimate(
 def assigned(
     k: int,
     model: Model,
+    region: Region,
     network: NetworkSpec,
     profile: DeviceProfile,
     compute_ms: float,
@@ -219,7 +224,7 @@ def assigned(
     return Assignment(
         k=k,
         device=profile.name,
-        region=model.region,
+        region=region,
         network=network,
         predicted_ms=PredictedMs(
             compute=round(compute_ms, 3),

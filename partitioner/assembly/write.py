@@ -12,7 +12,7 @@ from mdp.errors import InputError
 from mdp.files import replacing_folder, write_bytes, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
 from mdp.formats.model_file import ModelFile
-from mdp.formats.plan import Assignment, NetworkSpec, SubModelSpec
+from mdp.formats.plan import Assignment, NetworkSpec, Region, SubModelSpec
 from mdp.formats.profile import DeviceProfile, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -21,16 +21,19 @@ from mdp.runtimes.onnxruntime import open_session
 from mdp.runtimes.select import check_execution, open_runtime
 from partitioner.assembly.imported import HEADS, counted, onnx_member, own_logits, timm_module
 from partitioner.assembly.members import (
+    CENTRES,
     Model,
     assembled_plan,
     assigned,
     network_estimate,
     reference_point,
 )
-from partitioner.data.crops import View, load_views
+from partitioner.data.crops import WHOLE, View, load_views
 from partitioner.data.datasets import Dataset, PictureSet
+from partitioner.data.memmaps import Views
 from partitioner.estimates.latency import spec_of
 from partitioner.estimates.latency_networks import older_probe
+from partitioner.export.evaluate import accuracy
 from partitioner.export.quantize import quantised
 from partitioner.export.sessions import (
     latency_ms,
@@ -141,31 +144,42 @@ class Assembly:
             parameters=parameters,
             macs=macs,
         )
-        pixels = load_views(
-            pictures,
-            [View(size, model.region)],
-            self.cache,
-            self.progress,
-            f"calibration split at {size} px",
-        )[0]
         write_bytes(path, content)
-        some = pixels[:_COMPARED]
+        some = self._views(pictures, size, model.region or WHOLE)[:_COMPARED]
         if model.onnx is None:
             error = check_parity(path, module, some, HEADS)
         else:
             error = _same_logits(path, source, model, some, rows)
+        region = model.region or self._best_centre(path, size, pictures)
+        pixels = self._views(pictures, size, region)
         write_bytes(path, quantised(content, model.precision, pixels, whole=True))
         runtime = open_runtime(
             ModelFile.read(path), _here(model, size), num_classes=len(self.data.labels)
         )
         here_ms = quickest_ms(runtime.run, pixels)
         compute_ms, how = self._scaled(here_ms, network, profile, model.runtime)
-        part = assigned(k, model, network, profile, compute_ms, how, len(self.data.labels))
+        part = assigned(k, model, region, network, profile, compute_ms, how, len(self.data.labels))
+        side, size_mb = region.right - region.left, path.stat().st_size / 1e6
         self.progress.note(
-            f"sub-model {k} for {model.device}: {network.words}, {path.stat().st_size / 1e6:.2f} "
-            f"MB, at most {error:.1e} from its source in fp32; {how}"
+            f"sub-model {k} for {model.device}: {network.words}, sees {side:.0%} of the side, "
+            f"{size_mb:.2f} MB, at most {error:.1e} from its source in fp32; {how}"
         )
         return part, member_contribution(runtime, pixels, part)
+
+    def _views(self, pictures: PictureSet, size: int, region: Region) -> Views:
+        """The calibration pictures `[N, S, S, 3]` as a device sees them."""
+        what = f"calibration split at {size} px"
+        return load_views(pictures, [View(size, region)], self.cache, self.progress, what)[0]
+
+    def _best_centre(self, path: Path, size: int, pictures: PictureSet) -> Region:
+        """The part of the calibration pictures on which a model is right most often."""
+        session = open_session(path)
+
+        def right(region: Region) -> float:
+            bag = run_session(session, self._views(pictures, size, region), HEADS)[1]
+            return accuracy(bag, pictures.targets)
+
+        return max(CENTRES, key=right)
 
     def _scaled(
         self,
