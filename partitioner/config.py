@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -108,13 +108,16 @@ class Given:
     tables: dict[str, dict[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the file; raises ConfigError."""
+        """Read the file; raises ConfigError, and InputError for a key that there is not."""
         tables = _Tables() if self.path is None else read_toml(self.path, _Tables)
         content = {name: dict(getattr(tables, name)) for name in tables.__struct_fields__}
         for key, value in self.options.items():
             table, _, name = key.partition(".")
             content[table][name] = value
         object.__setattr__(self, "tables", content)
+        for key in (f"{table}.{name}" for table, keys in content.items() for name in keys):
+            if key not in _keys():
+                raise InputError(f"{self._named(key)}: expected a key that there is{_hint(key)}")
 
     def build(self) -> BuildConfig:
         """What a build takes; raises InputError naming option, or file and key."""
@@ -160,18 +163,17 @@ class Given:
     def _explained(self, what: str, place: str) -> str:
         """What msgspec says is wrong at a `place` such as `schedule.epochs`, with what is there."""
         table, name, *_ = *re.findall(r"\w+", place), ""
-        no_field = re.search(r"(missing required|unknown) field `(\w+)`", what)
-        if no_field is None:
+        missing = re.search(r"missing required field `(\w+)`", what)
+        if missing is None:
+            key = f"{table}.{name}"
+            if what.startswith("Invalid enum value"):
+                what = f"expected one of {', '.join(map(repr, _choices(field_of(key)[0])))}"
             got = "" if ", got" in what else f", got {self.tables[table].get(name)!r}"
-            return f"{self._named(f'{table}.{name}')}: {what[0].lower()}{what[1:]}{got}"
-        key = f"{table}.{no_field[2]}"
-        if "missing" in what:
-            if self.path is None:
-                return f"{option_of(key)}: expected it, or `{key}` in the file of --config"
-            return f"{self._named(key)}: expected it, or the option {option_of(key)}"
-        close = difflib.get_close_matches(key, _keys(), n=1)
-        hint = f"; close to it: `{close[0]}`" if close else ""
-        return f"{self._named(key)}: expected a key that there is{hint}"
+            return f"{self._named(key)}: {what[0].lower()}{what[1:]}{got}"
+        key = f"{table}.{missing[1]}"
+        if self.path is None:
+            return f"{option_of(key)}: expected it, or `{key}` in the file of --config"
+        return f"{self._named(key)}: expected it, or the option {option_of(key)}"
 
     def _named(self, subject: str) -> str:
         """What the user wrote: an option, or a key of the file."""
@@ -199,6 +201,18 @@ def naming(name: Callable[[str], str]) -> Iterator[None]:
 def key_of(subject: str) -> str:
     """The key of an option, `schedule.epochs` for `--epochs`; anything else as it is."""
     return next((key for key in _keys() if option_of(key) == subject), subject)
+
+
+def _hint(key: str) -> str:
+    close = difflib.get_close_matches(key.replace("-", "_"), _keys(), n=1)
+    return f"; close to it: `{close[0]}`" if close else ""
+
+
+def _choices(kind: Any) -> list[Any]:
+    """The values of the Literal in an annotation."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [choice for part in get_args(kind) for choice in _choices(part)]
 
 
 def _keys() -> list[str]:

@@ -60,7 +60,8 @@ class Link:
         if options.cascade and self.bundle.manifest.cascade is None:
             raise ConfigError(
                 f"{self.bundle.path / MANIFEST}: key `cascade`: expected members to ask first and "
-                "how sure they have to be, found none: run mdp-partition evaluate --write"
+                "how sure they have to be, found none: run mdp-partition evaluate --write "
+                "(it takes 500 calibration pictures)"
             )
         self.transport = Dealers(
             {entry.device: entry.address for entry in self.fleet.devices},

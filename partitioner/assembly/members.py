@@ -18,7 +18,6 @@ from mdp.formats.plan import (
     Region,
 )
 from mdp.formats.profile import DeviceName, DeviceProfile, LatencyPoint, Precision, RuntimeName
-from partitioner.data.crops import WHOLE
 from partitioner.estimates.latency import Way, own_way, spec_of
 from partitioner.estimates.latency_networks import (
     NetworkEstimate,
@@ -34,7 +33,7 @@ _SHOWN = 5
 Channels = tuple[float, float, float]
 #: Centred parts of the picture, the largest first. Networks that were trained on parts of pictures
 #: and see few pixels do better on a part (docs/results/families.md).
-CENTRES = (WHOLE, *(Region(left=m, top=m, right=1 - m, bottom=1 - m) for m in (0.0625, 0.125)))
+CENTRES = tuple(Region(left=m, top=m, right=1 - m, bottom=1 - m) for m in (0.0, 0.0625, 0.125))
 
 
 class Model(Record, frozen=True):

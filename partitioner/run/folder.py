@@ -160,7 +160,16 @@ class RunFolder:
                 raise InputError(f"{self.path}: another mdp-partition is at work there") from error
             for left in (*self.path.glob(".*.partial"), *self.path.glob("*/.*.partial")):
                 left.unlink()
-            yield
+            try:
+                yield
+            except InputError:
+                self._remove_if_empty()
+                raise
+
+    def _remove_if_empty(self) -> None:
+        """Leave no folder behind where what was asked for is refused before anything is kept."""
+        if {entry.name for entry in self.path.iterdir()} == {".lock"}:
+            shutil.rmtree(self.path)
 
 
 def _without_place(settings: Settings) -> Settings:
