@@ -133,6 +133,14 @@ def test_a_config_gives_all_and_options_count_before_it(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("[schedule]\nepoch = 7", "key `schedule.epoch`: expected a key that there is; close to"),
+        (
+            "[schedule]\nboost-target = 1",
+            "key `schedule.boost-target`: expected a key that there is",
+        ),
+        (
+            "[schedule]\nboost_target = 'x'",
+            "key `schedule.boost_target`: expected one of 'logits', 'probabilities', got 'x'",
+        ),
         ("[training]\nepochs = 7", "Object contains unknown field `training`"),
         ("epochs = 7", "Object contains unknown field `epochs`"),
         ("[schedule]\nepochs =", "Invalid value"),
@@ -159,6 +167,15 @@ def test_a_config_that_is_none_is_one_line_naming_file_and_key(
         given("--config", config, *options).build()
     assert str(told.value).startswith(f"{config}: {message}")
     assert "\n" not in str(told.value)
+
+
+def test_a_plan_checks_the_keys_of_every_table(tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("[schedule]\nepocs = 7")
+    with pytest.raises(
+        InputError, match=r"key `schedule\.epocs`: .*close to it: `schedule\.epochs`"
+    ):
+        given("--config", config)
 
 
 def test_an_option_is_named_where_its_value_was_given_by_one(tmp_path: Path) -> None:

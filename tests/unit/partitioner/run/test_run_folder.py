@@ -119,6 +119,17 @@ def test_one_process_at_a_time_and_no_leftovers(tmp_path: Path) -> None:
         assert not left.exists()
 
 
+def test_what_is_refused_leaves_no_folder_behind(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    with pytest.raises(InputError), run.locked():
+        raise InputError("refused")
+    assert not run.path.exists()
+    with pytest.raises(InputError), run.locked():
+        run.start_or_continue(settings(), tiny_plan())
+        raise InputError("refused")
+    assert run.plan_file.exists()
+
+
 def test_where_a_bundle_s_run_lies() -> None:
     assert default_run(Path("some/bundle/")) == Path("some/bundle.run")
 
