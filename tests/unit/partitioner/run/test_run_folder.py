@@ -124,8 +124,9 @@ def test_what_is_refused_leaves_no_folder_behind(tmp_path: Path) -> None:
     with pytest.raises(InputError), run.locked():
         raise InputError("refused")
     assert not run.path.exists()
-    with pytest.raises(InputError), run.locked():
+    with run.locked():
         run.start_or_continue(settings(), tiny_plan())
+    with pytest.raises(InputError), run.locked():
         raise InputError("refused")
     assert run.plan_file.exists()
 
