@@ -30,6 +30,7 @@ from partitioner.training.loop import (
     TrainingDiverged,
     check_batches,
     derived_seed,
+    learning_rate,
     parameter_groups,
     retake_statistics,
 )
@@ -160,7 +161,7 @@ def distil(
     started_s = epoch_s = time.monotonic()
     with progress.task(what, steps) as advance:
         while step < steps:
-            rate = (schedule.learning_rate or 0.0) * _rate(step / steps)
+            rate = learning_rate(step, steps, schedule.learning_rate or 0.0, _WARM_UP)
             for group in optimiser.param_groups:
                 # A tensor on an accelerator, so that a captured step reads it.
                 group["lr"] = group["lr"].fill_(rate) if device.type == "cuda" else rate
@@ -212,13 +213,6 @@ def _optimiser(
     rate: Any = torch.tensor(0.0, device=device) if cuda else 0.0
     groups = parameter_groups(student, schedule.weight_decay)
     return torch.optim.AdamW(groups, lr=rate, fused=cuda, capturable=cuda)
-
-
-def _rate(done: float) -> float:
-    """Share of the highest learning rate after `done` of all steps."""
-    if done < _WARM_UP:
-        return (done + 1e-3) / _WARM_UP
-    return 0.5 * (1 + math.cos(math.pi * (done - _WARM_UP) / (1 - _WARM_UP)))
 
 
 @torch.no_grad()

@@ -95,9 +95,9 @@ def derived_seed(seed: int, *what: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear warm-up over the first tenth of `steps`, then a cosine to zero."""
-    warmup = max(1, round(WARMUP_SHARE * steps))
+def learning_rate(step: int, steps: int, peak: float, warmup_share: float = WARMUP_SHARE) -> float:
+    """Linear warm-up over the first share of `steps`, then a cosine to zero."""
+    warmup = max(1, round(warmup_share * steps))
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))

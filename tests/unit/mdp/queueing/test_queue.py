@@ -113,34 +113,25 @@ def test_what_cannot_be_done_in_the_time_left_is_dropped_too() -> None:
     assert take(queue, 0.05) == (tight, [])
 
 
-def test_the_estimate_follows_what_runs_took() -> None:
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param([(0.1, 0.1), (0.2, 0.12), (0.12, 0.12)], id="follows"),
+        pytest.param(
+            [(0.001, 0.001), (8.0, 0.002), (0.002, 0.002), (8.0, 0.004)], id="one outlier"
+        ),
+        pytest.param(
+            [(0.001, 0.001), (1.0, 0.002), (1.0, 0.2016), (1.0, 0.36128)], id="has slowed"
+        ),
+    ],
+)
+def test_the_estimate_follows_runs_and_hardly_a_single_outlier(
+    runs: list[tuple[float, float]],
+) -> None:
     queue = Queue()
-    ran(queue, took_s=0.1)
-    ran(queue, took_s=0.2)
-    assert queue.times.one_s == pytest.approx(0.12)
-    ran(queue, took_s=0.12)
-    assert queue.times.one_s == pytest.approx(0.12)
-
-
-def test_a_run_that_was_stopped_on_the_way_hardly_counts() -> None:
-    queue = Queue()
-    ran(queue, took_s=0.001)
-    ran(queue, took_s=8.0)
-    assert queue.times.one_s == pytest.approx(0.002)
-    ran(queue, took_s=0.002)
-    ran(queue, took_s=8.0)
-    assert queue.times.one_s == pytest.approx(0.004)
-
-
-def test_a_device_that_has_become_slow_is_known_to_be_soon() -> None:
-    queue = Queue()
-    ran(queue, took_s=0.001)
-    ran(queue, took_s=1.0)
-    assert queue.times.one_s == pytest.approx(0.002)
-    ran(queue, took_s=1.0)
-    assert queue.times.one_s == pytest.approx(0.2016)
-    ran(queue, took_s=1.0)
-    assert queue.times.one_s == pytest.approx(0.36128)
+    for took_s, estimate_s in runs:
+        ran(queue, took_s=took_s)
+        assert queue.times.one_s == pytest.approx(estimate_s)
 
 
 def test_a_failed_run_teaches_nothing() -> None:

@@ -149,7 +149,7 @@ def test_what_is_imitated_and_boosted_is_as_asked(
 def test_a_training_that_diverges_says_so_and_keeps_nothing(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_rate", lambda done: float("nan"))
+    monkeypatch.setattr(live, "learning_rate", lambda *_: float("nan"))
     with pytest.raises(TrainingDiverged, match="sub-model 0 for alpha: a loss or weight is"):
         trained.train(tmp_path / "run")
     assert not RunFolder(tmp_path / "run").member(0).exists()
