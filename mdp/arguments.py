@@ -67,9 +67,14 @@ def check_errors(errors: object) -> None:
     check_choice("errors", errors, ("raise", "yield"))
 
 
-def check_stream(pictures: object, in_flight: object, errors: object = "raise") -> None:
-    """Raise InputError for a single picture where several are expected, and for wrong options."""
-    check_errors(errors)
+def check_in_flight(in_flight: object) -> None:
+    """Raise InputError unless so many pictures can be under way."""
+    if not isinstance(in_flight, Integral) or in_flight < 1:
+        raise InputError(f"in_flight: expected a whole number of at least 1, got {in_flight!r}")
+
+
+def check_pictures(pictures: object) -> None:
+    """Raise InputError for a single picture where several are expected."""
     expected = "expected several pictures, as in a list"
     kind = type(pictures).__name__
     single = isinstance(pictures, str | bytes | bytearray | memoryview | os.PathLike)
@@ -81,5 +86,3 @@ def check_stream(pictures: object, in_flight: object, errors: object = "raise") 
     shape = getattr(pictures, "shape", None)
     if shape is not None and len(shape) != 4:
         raise InputError(f"pictures: {expected}, got one array {list(shape)}")
-    if not isinstance(in_flight, Integral) or in_flight < 1:
-        raise InputError(f"in_flight: expected a whole number of at least 1, got {in_flight!r}")

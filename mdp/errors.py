@@ -53,14 +53,16 @@ class AgentError(MDPError):
 class InferenceError(MDPError):
     """No answer can be given.
 
-    `outcomes` maps every device of the fleet to what became of its part.
+    `outcomes` maps every device of the fleet to why it did not answer, `codes` to the code of that.
     """
 
     exit_code = 3
 
-    def __init__(self, message: str, outcomes: Mapping[str, str]) -> None:
+    def __init__(
+        self, message: str, outcomes: Mapping[str, str], codes: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
-        self.outcomes = dict(outcomes)
+        self.outcomes, self.codes = dict(outcomes), dict(codes or {})
 
 
 class DeadlineExceeded(InferenceError):

@@ -18,7 +18,6 @@ from typing import Literal
 from mdp.errors import DeadlineExceeded, InferenceError, QuorumNotMet
 from mdp.fusion.fuse import Fusion
 from mdp.requests.prediction import Prediction
-from mdp.requests.session import LATE
 
 Kind = Literal["boosted", "stacked", "single", "replicas", "alone"]
 #: When a call is made: while the client finds its fleet, before the fault, while it is made, while
@@ -116,7 +115,7 @@ class Call:
     @property
     def waited(self) -> bool:
         """Whether a device was waited for until the time to decide."""
-        return isinstance(self.outcome, DeadlineExceeded) or LATE in self.missing.values()
+        return isinstance(self.outcome, DeadlineExceeded) or "late" in self.missing.values()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

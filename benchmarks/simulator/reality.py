@@ -28,7 +28,6 @@ from mdp.errors import InferenceError
 from mdp.formats.bundle import Bundle
 from mdp.requests.deadline import reserve_s
 from mdp.requests.prediction import Prediction
-from mdp.requests.session import LATE
 from mdp.testing.agents import AgentFleet
 from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 from partitioner.simulation.engine import simulate
@@ -137,9 +136,9 @@ class Seen:
             self.latencies_ms.append(answer.latency_ms)
             self.complete += not answer.partial
             self.answers.append(answer)
-            self.ends.append(End(answer.latency_ms, LATE in answer.missing.values()))
+            self.ends.append(End(answer.latency_ms, "late" in answer.missing.values()))
         else:
-            self.ends.append(End(took_ms, LATE in answer.outcomes.values()))
+            self.ends.append(End(took_ms, "late" in answer.outcomes.values()))
 
 
 async def ask(client: AsyncClient, picture: Any, deadline_ms: float, seen: Seen) -> None:

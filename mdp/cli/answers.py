@@ -46,7 +46,11 @@ def named(path: Path) -> dict[str, object]:
 def failure(error: MDPError) -> dict[str, object]:
     """The keys that take the place of an answer in JSON."""
     told: dict[str, object] = {"error": console.one_line(error)}
-    return {**told, "outcomes": error.outcomes} if isinstance(error, InferenceError) else told
+    return (
+        {**told, "outcomes": error.outcomes, "codes": error.codes}
+        if isinstance(error, InferenceError)
+        else told
+    )
 
 
 #: What is said of a cascade's answers.

@@ -4,47 +4,48 @@ import asyncio
 import math
 import os
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from mdp import arguments
-from mdp.arguments import Errors, Raising, Streaming, Watching
+from mdp.arguments import (
+    Errors,
+    Raising,
+    Streaming,
+    Watching,
+    check_pictures,
+    check_timeout_s,
+)
 from mdp.client.base import (
     CONNECT_TIMEOUT_S,
     DEFAULT_DEADLINE_MS,
+    BaseClient,
     Connecting,
-    Connection,
     Link,
-    given,
+    StreamOptions,
+    WatchOptions,
 )
-from mdp.client.crops import View, is_quick
-from mdp.client.dispatcher import Answer
+from mdp.client.crops import is_quick
+from mdp.client.dispatcher import Call
+from mdp.client.questions import PictureQuestion, Question
 from mdp.client.status import DeviceStatus
 from mdp.errors import InferenceError, PictureError
 from mdp.pictures.crop import Picture
-from mdp.requests.capture import (
-    DEFAULT_EVERY_MS,
-    DEFAULT_WITHIN_MS,
-    Glance,
-    Moment,
-    checked_every_ms,
-    glance_at,
-)
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.capture import DEFAULT_WITHIN_MS, Moment
+from mdp.requests.deadline import Deadline
 from mdp.requests.prediction import Prediction
 from mdp.transport import this_process
 
-#: How often somebody who waits for devices looks after those that are not there.
-_LOOK_S = 0.1
+#: How often a wait for devices polls those that are not there.
+_POLL_S = 0.1
 
 
 #: Pictures of a stream, in their order.
 Pictures = Iterable[Picture] | AsyncIterable[Picture]
 
 
-class AsyncClient(Connection):
+class AsyncClient(BaseClient):
     """The same for asyncio: many calls may be under way at once.
 
     async with mdp.AsyncClient.connect("fleet.toml") as client:
@@ -64,7 +65,7 @@ class AsyncClient(Connection):
         #: How long to wait for agents until the first call; 0 once that is done.
         self._connect_s = self._options.timeout_s
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._answers: set[asyncio.Future[Answer]] = set()
+        self._pending: set[asyncio.Future[None]] = set()
 
     def __await__(self) -> Generator[Any, None, Self]:
         return self._connected().__await__()
@@ -108,8 +109,8 @@ class AsyncClient(Connection):
             self._leave(link)
         self._link.transport.close()
         if self._loop is not None and not self._loop.is_closed():
-            for answer in self._answers:
-                answer.cancel()
+            for pending in self._pending:
+                pending.cancel()
             self._something_happened.set()
 
     async def aclose(self) -> None:
@@ -120,8 +121,10 @@ class AsyncClient(Connection):
         self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS
     ) -> Prediction:
         """The fleet's answer; see `Client.classify`. Files are decoded in threads."""
-        started_s = self._clock()
-        return await self._answered(picture, started_s, checked_deadline_ms(deadline_ms))
+        deadline = self._deadline(deadline_ms)
+        async with self._link_for(deadline) as link:
+            question = await self._cut(link, picture, deadline)
+            return await self._answered(link, question, deadline)
 
     async def look(
         self,
@@ -131,10 +134,10 @@ class AsyncClient(Connection):
         within_ms: float = DEFAULT_WITHIN_MS,
     ) -> Prediction:
         """What the devices' own cameras see; see `Client.look`."""
-        started_s = self._clock()
-        deadline_ms = checked_deadline_ms(deadline_ms)
-        glance = glance_at(at, within_ms=within_ms, now_s=started_s)
-        return await self._answered(glance, started_s, deadline_ms)
+        deadline = self._deadline(deadline_ms)
+        question = self._camera_question(at, within_ms)
+        async with self._link_for(deadline) as link:
+            return await self._answered(link, question, deadline)
 
     @overload
     def watch(
@@ -146,80 +149,62 @@ class AsyncClient(Connection):
         self, *, errors: Errors, **how: Unpack[Watching]
     ) -> AsyncIterator[Prediction | InferenceError]: ...
 
-    def watch(
-        self,
-        *,
-        every_ms: float = DEFAULT_EVERY_MS,
-        deadline_ms: float = DEFAULT_DEADLINE_MS,
-        within_ms: float = DEFAULT_WITHIN_MS,
-        errors: Errors = "raise",
-    ) -> AsyncIterator[Any]:
+    def watch(self, *, errors: Errors = "raise", **how: Unpack[Watching]) -> AsyncIterator[Any]:
         """One look every `every_ms`; see `Client.watch`."""
-        arguments.check_errors(errors)
-        deadline_ms, every_ms = checked_deadline_ms(deadline_ms), checked_every_ms(every_ms)
-        glance_at("latest", within_ms=within_ms, now_s=self._clock())
-        return self._watch(every_ms, deadline_ms, within_ms, errors)
+        return self._watch(WatchOptions(errors=errors, **how))
 
-    async def _watch(
-        self, every_ms: float, deadline_ms: float, within_ms: float, errors: Errors
-    ) -> AsyncIterator[Prediction | InferenceError]:
+    async def _watch(self, how: WatchOptions) -> AsyncIterator[Prediction | InferenceError]:
         while True:
             started_s = self._clock()
-            answer: Answer
+            answer: Prediction | InferenceError
             try:
-                answer = await self.look(deadline_ms=deadline_ms, within_ms=within_ms)
+                answer = await self.look(deadline_ms=how.deadline_ms, within_ms=how.within_ms)
             except InferenceError as error:
+                if how.errors == "raise":
+                    raise
                 answer = error
-            yield answer if errors == "yield" else given(answer)
-            await asyncio.sleep(max(0.0, started_s + every_ms / 1e3 - self._clock()))
+            yield answer
+            await asyncio.sleep(max(0.0, started_s + how.every_ms / 1e3 - self._clock()))
 
-    async def _answered(
-        self, asked: Picture | Glance, started_s: float, deadline_ms: float
-    ) -> Prediction:
+    @asynccontextmanager
+    async def _link_for(self, deadline: Deadline) -> AsyncIterator[Link]:
+        """The link of a new call until that ends; the first one waits for the agents."""
         self._check_usable()
         if self._connect_s or self._loop is None:
-            await self._first_wait(self._left_s(started_s, deadline_ms))
-        link = self._link
-        link.users += 1
-        try:
-            return given(await self._answer(link, asked, started_s, deadline_ms))
-        finally:
-            link.users -= 1
-            self._something_happened.set()
+            await self._first_wait(deadline.left_s(self._clock()))
+        with self._in_use() as link:
+            try:
+                yield link
+            finally:
+                self._something_happened.set()
 
-    async def _answer(
-        self, link: Link, asked: Picture | Glance, started_s: float, deadline_ms: float
-    ) -> Answer:
-        views = await self._views(link, asked, started_s, deadline_ms)
+    async def _answered(self, link: Link, question: Question, deadline: Deadline) -> Prediction:
         self._check_usable()
-        loop, exchange = asyncio.get_running_loop(), link.exchange
-        answer: asyncio.Future[Answer] = loop.create_future()
-        self._answers.add(answer)
-        answer.add_done_callback(self._answers.discard)
+        answered = asyncio.get_running_loop().create_future()
+        self._pending.add(answered)
+        answered.add_done_callback(self._pending.discard)
 
-        def done(came: Answer) -> None:
-            if not answer.done():
-                answer.set_result(came)
+        def done(call: Call) -> None:
+            if not answered.done():
+                answered.set_result(None)
 
         self._drain(link)
-        exchange.submit(views, started_s=started_s, deadline_ms=deadline_ms, done=done)
+        call = link.dispatcher.submit(question, deadline, done)
         self._drain(link)
-        while not answer.done():
-            left_s = exchange.next_wake_s() - self._clock()
+        while not answered.done():
+            left_s = link.dispatcher.next_wake_s() - self._clock()
             if math.isfinite(left_s):
-                await asyncio.wait([answer], timeout=max(0.0, left_s))
+                await asyncio.wait([answered], timeout=max(0.0, left_s))
             # What is in hand counts, also if the loop was too busy to take it in.
             self._drain(link)
-            exchange.tick()
-        return answer.result()
+            link.dispatcher.tick()
+        # Raises where closing the client has cancelled it.
+        answered.result()
+        return call.result()
 
-    async def _views(
-        self, link: Link, asked: Picture | Glance, started_s: float, deadline_ms: float
-    ) -> Mapping[int, View] | Glance:
-        if isinstance(asked, Glance):
-            return asked
-        if is_quick(asked):
-            return link.views(asked)
+    async def _cut(self, link: Link, picture: Picture, deadline: Deadline) -> PictureQuestion:
+        if is_quick(picture):
+            return link.cut(picture)
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def done() -> None:
@@ -227,14 +212,14 @@ class AsyncClient(Connection):
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(ended.set)
 
-        cutter, waiting = link.start_views(asked, done), asyncio.ensure_future(ended.wait())
+        cutter, waiting = link.start_cut(picture, done), asyncio.ensure_future(ended.wait())
         try:
-            await asyncio.wait([waiting], timeout=self._left_s(started_s, deadline_ms))
+            await asyncio.wait([waiting], timeout=deadline.left_s(self._clock()))
         finally:
             waiting.cancel()
             why = cutter.abandon() if cutter.is_alive() else ""
         if why:
-            raise self._too_late(deadline_ms, why)
+            raise self._too_late(deadline, why)
         return cutter.result()
 
     @overload
@@ -248,20 +233,14 @@ class AsyncClient(Connection):
     ) -> AsyncIterator[Prediction | InferenceError | PictureError]: ...
 
     def stream(
-        self,
-        pictures: Pictures,
-        *,
-        deadline_ms: float = DEFAULT_DEADLINE_MS,
-        in_flight: int = 2,
-        errors: Errors = "raise",
+        self, pictures: Pictures, *, errors: Errors = "raise", **how: Unpack[Streaming]
     ) -> AsyncIterator[Any]:
         """Answers for `pictures` in their order, as `Client.stream` gives them.
 
         While the next one of an asynchronous iterable is awaited, answers wait too.
         """
-        arguments.check_stream(pictures, in_flight, errors)
-        deadline_ms = checked_deadline_ms(deadline_ms)
-        return self._stream(pictures, deadline_ms, in_flight, errors)
+        check_pictures(pictures)
+        return self._stream(pictures, StreamOptions(errors=errors, **how))
 
     @overload
     async def classify_many(
@@ -280,7 +259,7 @@ class AsyncClient(Connection):
         return [answer async for answer in self.stream(pictures, errors=errors, **how)]
 
     async def _stream(
-        self, pictures: Pictures, deadline_ms: float, in_flight: int, errors: Errors
+        self, pictures: Pictures, how: StreamOptions
     ) -> AsyncIterator[Prediction | InferenceError | PictureError]:
         waiting: deque[asyncio.Task[Prediction]] = deque()
 
@@ -288,14 +267,15 @@ class AsyncClient(Connection):
             try:
                 return await waiting.popleft()
             except (InferenceError, PictureError) as error:
-                if errors == "yield":
-                    return error
-                raise
+                if how.errors == "raise":
+                    raise
+                return error
 
         try:
             async for picture in _each(pictures):
-                waiting.append(asyncio.create_task(self.classify(picture, deadline_ms=deadline_ms)))
-                if len(waiting) >= in_flight:
+                call = self.classify(picture, deadline_ms=how.deadline_ms)
+                waiting.append(asyncio.create_task(call))
+                if len(waiting) >= how.in_flight:
                     yield await first()
             while waiting:
                 yield await first()
@@ -306,7 +286,7 @@ class AsyncClient(Connection):
 
     async def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow."""
-        arguments.check_timeout_s(timeout_s)
+        check_timeout_s(timeout_s)
         self._check_usable()
         await self._first_wait(timeout_s)
         asked = self._ask_all()
@@ -320,7 +300,7 @@ class AsyncClient(Connection):
         Calls that begin meanwhile do not wait. Returns when the last one that had begun before has
         ended.
         """
-        arguments.check_timeout_s(timeout_s)
+        check_timeout_s(timeout_s)
         self._check_usable()
         await self._first_wait(timeout_s)
         link = Link(self._options, self._clock, stacklevel=2)
@@ -350,7 +330,7 @@ class AsyncClient(Connection):
     def _drain(self, link: Link) -> None:
         """Take in what is there, of each device as much as for one turn of the loop."""
         if events := link.transport.poll(0):
-            link.exchange.handle(events)
+            link.dispatcher.handle(events)
             self._something_happened.set()
         if link.transport.unfinished and not link.goes_on:
             link.goes_on = True
@@ -366,7 +346,7 @@ class AsyncClient(Connection):
         while not reached() and (left_s := until_s - self._clock()) > 0:
             self._something_happened.clear()
             try:
-                async with asyncio.timeout(min(left_s, _LOOK_S)):
+                async with asyncio.timeout(min(left_s, _POLL_S)):
                     await self._something_happened.wait()
             except TimeoutError:
                 # Those that are not there may have to be dialled again, which no event tells.

@@ -1,18 +1,29 @@
 """What both clients are made of: a fleet, its bundle, the sockets, and the calls in flight."""
 
+import math
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypedDict, Unpack
 
 import numpy as np
 
-from mdp.arguments import check_choice, check_number, check_timeout_s, checked_path
-from mdp.client.crops import Cutter, View
-from mdp.client.dispatcher import LOG, Clock, Exchange, Outcome
+from mdp.arguments import (
+    Errors,
+    check_choice,
+    check_errors,
+    check_in_flight,
+    check_number,
+    check_timeout_s,
+    checked_path,
+)
+from mdp.client.crops import Cutter
+from mdp.client.dispatcher import LOG, Clock, Dispatcher
+from mdp.client.questions import CameraQuestion, PictureQuestion
 from mdp.client.status import DeviceStatus, device_status
 from mdp.errors import ConfigError, DeadlineExceeded, InputError, InsecureWarning
 from mdp.formats.bundle import MANIFEST, Bundle
@@ -22,10 +33,16 @@ from mdp.fusion.fuse import FUSIONS, Fusion
 from mdp.pictures.crop import Picture
 from mdp.pictures.decoders import CUTTERS, DECODERS, Decoding
 from mdp.protocol.messages import reply_frame_bytes
-from mdp.requests.deadline import reserve_s
+from mdp.requests.capture import (
+    DEFAULT_EVERY_MS,
+    DEFAULT_WITHIN_MS,
+    Moment,
+    checked_every_ms,
+    frame_query,
+)
+from mdp.requests.deadline import Deadline, checked_deadline_ms
 from mdp.requests.hedging import DEFAULT_SHARE
-from mdp.requests.prediction import Prediction
-from mdp.requests.session import NO_TIME
+from mdp.requests.reason import NO_TIME
 from mdp.transport import CLOSED, FORKED, ClientKeys, Dealers, public_key_of, this_process
 
 DEFAULT_DEADLINE_MS = 1000.0
@@ -47,10 +64,11 @@ class Link:
         self.fleet: Fleet
         self.bundle: Bundle
         self.fleet, self.bundle = read_fleet(options.fleet)
-        #: Calls that have begun on this link and have not ended.
-        self.users = 0
+        #: One object for each caller that holds this link.
+        self.users: set[object] = set()
         #: Whether an event loop goes on taking in what has come in its next turn.
         self.goes_on = False
+        self._clock = clock
         for entry in exposed(self.fleet) if options.insecure else ():
             warnings.warn(
                 f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}",
@@ -70,7 +88,7 @@ class Link:
         )
         after_ms = options.hedge_after_ms
         try:
-            self.exchange = Exchange(
+            self.dispatcher = Dispatcher(
                 self.fleet,
                 self.bundle,
                 self.transport,
@@ -83,18 +101,24 @@ class Link:
         except BaseException:
             self.transport.close()
             raise
-        self._cutter = Cutter(self.exchange.assignments)
+        self._cutter = Cutter(self.dispatcher.assignments)
 
-    def views(self, picture: Picture) -> dict[int, View]:
-        """Every member's view of a picture; raises PictureError."""
-        return self._cutter.views(picture)
+    def cut(self, picture: Picture) -> PictureQuestion:
+        """The question about a picture, every member's crop cut; raises PictureError."""
+        return PictureQuestion(self._cutter.views(picture))
 
-    def start_views(
+    def start_cut(
         self, picture: Picture, done: Callable[[], None] = lambda: None
-    ) -> Decoding[dict[int, View]]:
+    ) -> Decoding[PictureQuestion]:
         """Begin to decode and cut `picture` beside the call; `done` is called in that thread."""
         decoders = CUTTERS if isinstance(picture, np.ndarray) else DECODERS
-        return decoders.start(lambda: self._cutter.views(picture), done)
+        return decoders.start(lambda: self.cut(picture), done)
+
+    def step(self, timeout_s: float = math.inf) -> None:
+        """Wait for the next event or moment to decide, at most `timeout_s`, and take it in."""
+        left_s = min(timeout_s, self.dispatcher.next_wake_s() - self._clock())
+        self.dispatcher.handle(self.transport.poll(max(0.0, left_s)))
+        self.dispatcher.tick()
 
     def settled(self) -> bool:
         """Whether every device is connected, or has said that it will not be."""
@@ -137,7 +161,37 @@ class Options:
         check_number("hedge_share", self.hedge_share, "0 to 1", lambda share: 0 <= share <= 1)
 
 
-class Connection:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """What `watch` was asked for."""
+
+    every_ms: float = DEFAULT_EVERY_MS
+    deadline_ms: float = DEFAULT_DEADLINE_MS
+    within_ms: float = DEFAULT_WITHIN_MS
+    errors: Errors = "raise"
+
+    def __post_init__(self) -> None:
+        check_errors(self.errors)
+        checked_deadline_ms(self.deadline_ms)
+        checked_every_ms(self.every_ms)
+        frame_query("latest", within_ms=self.within_ms, now_s=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions:
+    """What `stream` was asked for."""
+
+    deadline_ms: float = DEFAULT_DEADLINE_MS
+    in_flight: int = 2
+    errors: Errors = "raise"
+
+    def __post_init__(self) -> None:
+        check_errors(self.errors)
+        check_in_flight(self.in_flight)
+        checked_deadline_ms(self.deadline_ms)
+
+
+class BaseClient:
     """What both clients hold: the link for new calls, and what was asked for."""
 
     def __init__(self, fleet: str | os.PathLike[str], **options: Unpack[Connecting]) -> None:
@@ -175,7 +229,7 @@ class Connection:
     @property
     def counters(self) -> dict[str, int]:
         """Replies that were ignored: `late`, `duplicate` and `malformed`."""
-        return dict(self._exchange.counters)
+        return dict(self._dispatcher.counters)
 
     def _check_usable(self) -> None:
         """Raise InputError after `close`, and in a process that was forked off.
@@ -188,8 +242,8 @@ class Connection:
             raise InputError(CLOSED)
 
     @property
-    def _exchange(self) -> Exchange:
-        return self._link.exchange
+    def _dispatcher(self) -> Dispatcher:
+        return self._link.dispatcher
 
     @property
     def _transport(self) -> Dealers:
@@ -199,31 +253,55 @@ class Connection:
         """From now on calls begin on `link`; returns the one before."""
         former, self._link = self._link, link
         LOG.info("%s: now in use, digest %s", link.bundle.path, link.bundle.digest[:12])
-        link.exchange.counters.update(former.exchange.counters)
+        link.dispatcher.counters.update(former.dispatcher.counters)
         return former
 
-    def _too_late(self, deadline_ms: float, why: str) -> DeadlineExceeded:
-        outcomes = {entry.device: NO_TIME for entry in self.fleet.devices}
-        return DeadlineExceeded(f"no answer within {deadline_ms:g} ms: {why}", outcomes)
+    @contextmanager
+    def _in_use(self) -> Iterator[Link]:
+        """The link of a new call: its bundle and sockets stay until the end."""
+        self._check_usable()
+        user = object()
+        link = self._link
+        link.users.add(user)
+        while link is not self._link:  # another thread has reloaded
+            link.users.discard(user)
+            link = self._link
+            link.users.add(user)
+        try:
+            yield link
+        finally:
+            link.users.discard(user)
 
-    def _left_s(self, started_s: float, deadline_ms: float) -> float:
-        decide_s = started_s + deadline_ms / 1e3 - reserve_s(deadline_ms)
-        return max(0.0, decide_s - self._clock())
+    def _deadline(self, deadline_ms: float) -> Deadline:
+        """The deadline of a call that begins now; raises InputError."""
+        return Deadline(self._clock(), checked_deadline_ms(deadline_ms))
+
+    def _camera_question(self, at: Moment, within_ms: float) -> CameraQuestion:
+        return CameraQuestion(frame_query(at, within_ms=within_ms, now_s=self._clock()))
+
+    def _too_late(self, deadline: Deadline, why: str) -> DeadlineExceeded:
+        devices = [entry.device for entry in self.fleet.devices]
+        return DeadlineExceeded(
+            f"no answer within {deadline.ms:g} ms: {why}",
+            dict.fromkeys(devices, str(NO_TIME)),
+            dict.fromkeys(devices, NO_TIME.code),
+        )
 
     def _ask_all(self) -> set[str]:
         """Ask every connected device for its status; returns those asked."""
-        self._exchange.handle(self._transport.poll(0))
-        self._exchange.statuses.clear()
-        return {entry.device for entry in self.fleet.devices if self._exchange.ask(entry.device)}
+        self._dispatcher.handle(self._transport.poll(0))
+        self._dispatcher.statuses.clear()
+        devices = [entry.device for entry in self.fleet.devices]
+        return {device for device in devices if self._dispatcher.ask(device) is not None}
 
     def _all_told(self, asked: set[str]) -> bool:
-        return asked & self._transport.connected <= self._exchange.statuses.keys()
+        return asked & self._transport.connected <= self._dispatcher.statuses.keys()
 
     def _device_statuses(self, asked: set[str]) -> list[DeviceStatus]:
         return [
             device_status(
                 entry,
-                self._exchange.statuses.get(entry.device),
+                self._dispatcher.statuses.get(entry.device),
                 self.bundle,
                 silent=entry.device in asked & self._transport.connected,
                 refused=self._transport.refused.get(entry.device),
@@ -243,10 +321,3 @@ def _client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:
     own = load_pair(path, public_key_of)
     second = {entry.device: entry.keys[1] for entry in fleet.devices if len(entry.keys) == 2}
     return ClientKeys(public=own.public, secret=own.secret, agents=agents, second=second)
-
-
-def given(answer: Outcome) -> Prediction:
-    """The prediction; raises the error that takes its place."""
-    if isinstance(answer, Prediction):
-        return answer
-    raise answer

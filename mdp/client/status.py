@@ -1,10 +1,12 @@
 """One device of a fleet as it describes itself, or as far as a client can see it. Pure."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import FleetEntry
 from mdp.protocol.messages import Status, answered_by
+from mdp.requests.reason import Reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,8 @@ class DeviceStatus:
     provider: str | None = None
     #: What is wrong, in words; empty if nothing is.
     reason: str = ""
+    #: Why it cannot serve this client: a code of docs/reference/reasons.md; empty if it can.
+    code: str = ""
     counts: dict[str, int] = field(default_factory=dict)
     #: Where its own pictures come from and how that does, in words; empty if it has no source.
     source: str = ""
@@ -28,7 +32,7 @@ class DeviceStatus:
     @property
     def usable(self) -> bool:
         """Whether this device takes part in the next answer."""
-        return self.state == "READY" and not self.reason.startswith("wrong ")
+        return self.state == "READY" and not self.code
 
 
 def device_status(
@@ -58,6 +62,7 @@ def device_status(
             encrypted=encrypted,
             reason=reason,
         )
+    wrong = _wrong(status, bundle.digest, entry.k)
     return DeviceStatus(
         device=entry.device,
         address=entry.address,
@@ -65,34 +70,41 @@ def device_status(
         encrypted=encrypted,
         bundle=status.bundle,
         provider=status.provider,
-        reason=_reason(entry, status, bundle),
+        reason="; ".join(_notes(entry, status, bundle)) if wrong is None else str(wrong),
+        code="" if wrong is None else wrong.code,
         counts=status.counts,
         source=status.source,
     )
 
 
-def _reason(entry: FleetEntry, status: Status, bundle: Bundle) -> str:
-    changing = status.digest != bundle.digest and serves_too(status, bundle)
-    if status.digest != bundle.digest and not changing:
-        return (
-            f"wrong bundle: serves {status.bundle} {status.digest[:12]}, expected "
-            f"{bundle.manifest.name} {bundle.digest[:12]}"
-        )
-    if status.k != entry.k and not changing:
-        return f"wrong sub-model: serves {status.k} ({status.device}), expected {entry.k}"
-    wrong = [status.reason] if status.reason else []
-    if changing:
-        wrong.append(
+def unfit(status: Status, digest: str, k: int) -> Reason | None:
+    """What keeps an agent from serving sub-model `k` of the bundle `digest`, or None."""
+    if status.state != "READY":
+        text = status.state + (f": {status.reason}" if status.reason else "")
+        return Reason("not_ready", text)
+    return _wrong(status, digest, k)
+
+
+def _wrong(status: Status, digest: str, k: int) -> Reason | None:
+    if status.digest != digest:
+        # While an agent changes over, what else it says is about the other bundle.
+        served = f"serves {status.bundle} {status.digest[:12]}, expected {digest[:12]}"
+        return None if answered_by(digest) in status.counts else Reason("wrong_bundle", served)
+    if status.k != k:
+        served = f"serves {status.k} ({status.device}), expected {k}"
+        return Reason("wrong_submodel", served)
+    return None
+
+
+def _notes(entry: FleetEntry, status: Status, bundle: Bundle) -> Iterator[str]:
+    if status.reason:
+        yield status.reason
+    if status.digest != bundle.digest:
+        yield (
             f"serves {status.bundle} {status.digest[:12]} by now, and this client's bundle until "
             "nobody asks for it: reload this client"
         )
     if status.fallback:
-        wrong.append(f"runs on {status.provider}, not as planned")
+        yield f"runs on {status.provider}, not as planned"
     if entry.exposed:
-        wrong.append("plain text over the network")
-    return "; ".join(wrong)
-
-
-def serves_too(status: Status, bundle: Bundle) -> bool:
-    """Whether an agent counts answers made with `bundle`, as it does while it serves it."""
-    return answered_by(bundle.digest) in status.counts
+        yield "plain text over the network"

@@ -8,50 +8,49 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from mdp import arguments
-from mdp.arguments import Errors, Raising, Streaming, Watching
+from mdp.arguments import (
+    Errors,
+    Raising,
+    Streaming,
+    Watching,
+    check_pictures,
+    check_timeout_s,
+)
 from mdp.client.base import (
     CONNECT_TIMEOUT_S,
     DEFAULT_DEADLINE_MS,
+    BaseClient,
     Connecting,
-    Connection,
     Link,
-    given,
+    StreamOptions,
+    WatchOptions,
 )
-from mdp.client.crops import View, is_quick
-from mdp.client.dispatcher import Answer, Outcome
+from mdp.client.crops import is_quick
+from mdp.client.dispatcher import Call
+from mdp.client.questions import PictureQuestion, Question
 from mdp.client.status import DeviceStatus
 from mdp.errors import InferenceError, PictureError
 from mdp.pictures.crop import Picture
 from mdp.pictures.decoders import Decoding
-from mdp.requests.capture import (
-    DEFAULT_EVERY_MS,
-    DEFAULT_WITHIN_MS,
-    Glance,
-    Moment,
-    checked_every_ms,
-    glance_at,
-)
-from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.capture import DEFAULT_WITHIN_MS, Moment
+from mdp.requests.deadline import Deadline, checked_deadline_ms
 from mdp.requests.prediction import Prediction
 from mdp.transport import this_process
 
-#: How often a thread looks whether another one's turn has also brought its own answer.
-_LOOK_S = 0.005
+#: How often a thread checks whether another one's turn has also brought its own answer.
+_CHECK_S = 0.005
 
 #: The most of its deadline that `classify` waits for the agents.
 _CONNECT_SHARE = 0.5
 
-#: What a call asks with, a picture's views or a look, and the link whose bundle wants those views.
-Cut = tuple[Link, Mapping[int, View] | Glance]
 
-
-class Client(Connection):
+class Client(BaseClient):
     """Classifies pictures with a fleet; calls from several threads take turns.
 
     with mdp.Client.connect("fleet.toml") as client:
@@ -77,8 +76,7 @@ class Client(Connection):
         The deadline counts from this call, decoding and cropping included. Raises InputError,
         PictureError, or InferenceError if no device contributes in time.
         """
-        started_s = self._clock()
-        return self._answered(picture, started_s, checked_deadline_ms(deadline_ms))
+        return self._classify(picture, self._deadline(deadline_ms))
 
     def look(
         self,
@@ -92,10 +90,10 @@ class Client(Connection):
         `at` is the moment that is asked for, a reading of `time.monotonic()`; a device that has no
         frame `within_ms` of it is missing. Raises InputError, or InferenceError as `classify` does.
         """
-        started_s = self._clock()
-        deadline_ms = checked_deadline_ms(deadline_ms)
-        glance = glance_at(at, within_ms=within_ms, now_s=started_s)
-        return self._answered(glance, started_s, deadline_ms)
+        deadline = self._deadline(deadline_ms)
+        question = self._camera_question(at, within_ms)
+        with self._in_use() as link:
+            return self._answered(link, question, deadline)
 
     @overload
     def watch(self, *, errors: Raising = ..., **how: Unpack[Watching]) -> Iterator[Prediction]: ...
@@ -105,36 +103,27 @@ class Client(Connection):
         self, *, errors: Errors, **how: Unpack[Watching]
     ) -> Iterator[Prediction | InferenceError]: ...
 
-    def watch(
-        self,
-        *,
-        every_ms: float = DEFAULT_EVERY_MS,
-        deadline_ms: float = DEFAULT_DEADLINE_MS,
-        within_ms: float = DEFAULT_WITHIN_MS,
-        errors: Errors = "raise",
-    ) -> Iterator[Prediction] | Iterator[Prediction | InferenceError]:
-        """What the devices' own cameras see, again and again: one look every `every_ms`.
+    def watch(self, *, errors: Errors = "raise", **how: Unpack[Watching]) -> Iterator[Any]:
+        """What the devices' own cameras see, again and again: one look every `every_ms` (100).
 
-        One look is under way at a time; a slow one delays the next. With `errors="yield"` an
-        InferenceError takes the place of its look's answer.
+        One look is under way at a time; a slow one delays the next. `deadline_ms` and `within_ms`
+        are those of `look`. With `errors="yield"` an InferenceError takes the place of its look's
+        answer.
         """
-        arguments.check_errors(errors)
-        deadline_ms, every_ms = checked_deadline_ms(deadline_ms), checked_every_ms(every_ms)
-        glance_at("latest", within_ms=within_ms, now_s=self._clock())
-        return self._watch(every_ms, deadline_ms, within_ms, errors)
+        return self._watch(WatchOptions(errors=errors, **how))
 
-    def _watch(
-        self, every_ms: float, deadline_ms: float, within_ms: float, errors: Errors
-    ) -> Iterator[Prediction | InferenceError]:
+    def _watch(self, how: WatchOptions) -> Iterator[Prediction | InferenceError]:
         while True:
             started_s = self._clock()
-            answer: Answer
+            answer: Prediction | InferenceError
             try:
-                answer = self.look(deadline_ms=deadline_ms, within_ms=within_ms)
+                answer = self.look(deadline_ms=how.deadline_ms, within_ms=how.within_ms)
             except InferenceError as error:
+                if how.errors == "raise":
+                    raise
                 answer = error
-            yield answer if errors == "yield" else given(answer)
-            time.sleep(max(0.0, started_s + every_ms / 1e3 - self._clock()))
+            yield answer
+            time.sleep(max(0.0, started_s + how.every_ms / 1e3 - self._clock()))
 
     @overload
     def stream(
@@ -147,21 +136,15 @@ class Client(Connection):
     ) -> Iterator[Prediction | InferenceError | PictureError]: ...
 
     def stream(
-        self,
-        pictures: Iterable[Picture],
-        *,
-        deadline_ms: float = DEFAULT_DEADLINE_MS,
-        in_flight: int = 2,
-        errors: Errors = "raise",
-    ) -> Iterator[Prediction] | Iterator[Prediction | InferenceError | PictureError]:
-        """Answers for `pictures` in their order, with up to `in_flight` of them under way.
+        self, pictures: Iterable[Picture], *, errors: Errors = "raise", **how: Unpack[Streaming]
+    ) -> Iterator[Any]:
+        """Answers for `pictures` in their order, with up to `in_flight` (2) of them under way.
 
         Each deadline counts from when its picture was taken from `pictures`. With
         `errors="yield"` an InferenceError or PictureError takes the place of its picture's answer.
         """
-        arguments.check_stream(pictures, in_flight, errors)
-        deadline_ms = checked_deadline_ms(deadline_ms)
-        return self._stream(iter(pictures), deadline_ms, in_flight, errors)
+        check_pictures(pictures)
+        return self._stream(iter(pictures), StreamOptions(errors=errors, **how))
 
     @overload
     def classify_many(
@@ -180,47 +163,43 @@ class Client(Connection):
         return list(self.stream(pictures, errors=errors, **how))
 
     def _stream(
-        self, pictures: Iterator[Picture], deadline_ms: float, in_flight: int, errors: Errors
+        self, pictures: Iterator[Picture], how: StreamOptions
     ) -> Iterator[Prediction | InferenceError | PictureError]:
-        waiting: deque[list[Outcome]] = deque()
-        exhausted = False
-        while waiting or not exhausted:
-            while not exhausted and len(waiting) < in_flight:
-                try:
-                    picture = next(pictures)
-                except StopIteration:
-                    exhausted = True
-                    break
-                started_s = self._clock()
-                waiting.append([])
-                try:
-                    cut = self._cut_in_time(picture, started_s, deadline_ms, tending=True)
-                    with self._in_turn(started_s, deadline_ms):
-                        self._submit(picture, cut, started_s, deadline_ms, waiting[-1])
-                except (InferenceError, PictureError) as error:
-                    waiting[-1].append(error)
-            if not waiting:
-                break
-            answer = self._awaited(waiting.popleft())
-            yield answer if errors == "yield" else given(answer)
+        waiting: deque[Callable[[], Prediction]] = deque()
+        for picture in pictures:
+            waiting.append(self._begun(picture, Deadline(self._clock(), how.deadline_ms)))
+            if len(waiting) >= how.in_flight:
+                yield _outcome(waiting.popleft(), how.errors)
+        while waiting:
+            yield _outcome(waiting.popleft(), how.errors)
 
-    def _awaited(self, answers: list[Outcome]) -> Outcome:
+    def _begun(self, picture: Picture, deadline: Deadline) -> Callable[[], Prediction]:
+        """Begin a call; returns what waits for its answer."""
+        try:
+            with self._in_use() as link:
+                question = self._cut(link, picture, deadline, tending=True)
+                with self._in_turn(deadline):
+                    return partial(self._awaited, link, self._submit(link, question, deadline))
+        except (InferenceError, PictureError) as error:
+            return partial(_raise, error)
+
+    def _awaited(self, link: Link, call: Call) -> Prediction:
         """The answer of a call under way, which another thread's turn may bring as well."""
-        while not answers:
+        while call.answer is None:
             self._check_usable()
-            if self._turn.acquire(timeout=_LOOK_S):
+            if self._turn.acquire(timeout=_CHECK_S):
                 with self._holding():
-                    while not answers:
-                        self._step()
-        return answers[0]
+                    while call.answer is None:
+                        link.step()
+        return call.result()
 
     def status(self, *, timeout_s: float = CONNECT_TIMEOUT_S) -> list[DeviceStatus]:
         """How every device of the fleet is, waiting at most `timeout_s` for those that are slow.
 
         Raises DeadlineExceeded if another thread's call is under way for longer than that.
         """
-        arguments.check_timeout_s(timeout_s)
-        with self._in_turn(self._clock(), timeout_s * 1e3):
+        check_timeout_s(timeout_s)
+        with self._in_turn(Deadline(self._clock(), timeout_s * 1e3)):
             asked = self._ask_all()
             self._wait(self._link, timeout_s, lambda: self._all_told(asked))
             return self._device_statuses(asked)
@@ -231,20 +210,22 @@ class Client(Connection):
         Connects first, waiting at most `timeout_s`, while other threads go on asking; calls under
         way end as they began. Raises ConfigError if anything is wrong: then nothing changes.
         """
-        arguments.check_timeout_s(timeout_s)
+        check_timeout_s(timeout_s)
         self._check_usable()
         link = Link(self._options, self._clock, stacklevel=2)
         try:
             self._wait(link, timeout_s, link.settled)
             self._turn.acquire()
             with self._holding():
-                # Each ends by its deadline.
-                while self._exchange.busy:
-                    self._step()
                 link = self._adopt(link)
+                # Each ends by its deadline.
+                while link.dispatcher.busy:
+                    link.step()
         finally:
-            # The former one or, if that failed, the new one.
-            link.transport.close()
+            # The former one or, if that failed, the new one. Where a call still cuts its picture,
+            # the sockets close with the last reference.
+            if not link.users:
+                link.transport.close()
 
     def close(self) -> None:
         """Close the connections; the client cannot be used afterwards.
@@ -269,22 +250,27 @@ class Client(Connection):
     ) -> None:
         self.close()
 
-    def _answered(
-        self, asked: Picture | Glance, started_s: float, deadline_ms: float
-    ) -> Prediction:
-        answers: list[Outcome] = []
-        cut = self._cut_in_time(asked, started_s, deadline_ms)
-        with self._in_turn(started_s, deadline_ms):
-            self._submit(asked, cut, started_s, deadline_ms, answers)
-            while not answers:
-                self._step()
-        return given(answers[0])
+    def _classify(self, picture: Picture, deadline: Deadline) -> Prediction:
+        with self._in_use() as link:
+            return self._answered(link, self._cut(link, picture, deadline), deadline)
+
+    def _answered(self, link: Link, question: Question, deadline: Deadline) -> Prediction:
+        with self._in_turn(deadline):
+            call = self._submit(link, question, deadline)
+            while call.answer is None:
+                link.step()
+        return call.result()
+
+    def _submit(self, link: Link, question: Question, deadline: Deadline) -> Call:
+        # Connections that went or came since the last call are settled before any is asked.
+        link.step(0.0)
+        return link.dispatcher.submit(question, deadline)
 
     @contextmanager
-    def _in_turn(self, started_s: float, deadline_ms: float) -> Iterator[None]:
+    def _in_turn(self, deadline: Deadline) -> Iterator[None]:
         self._check_usable()
-        if not self._turn.acquire(timeout=self._left_s(started_s, deadline_ms)):
-            raise self._too_late(deadline_ms, "another thread's call is under way")
+        if not self._turn.acquire(timeout=deadline.left_s(self._clock())):
+            raise self._too_late(deadline, "another thread's call is under way")
         with self._holding():
             yield
 
@@ -301,79 +287,57 @@ class Client(Connection):
             self._holder = None
             self._turn.release()
 
-    def _cut_in_time(
-        self,
-        picture: Picture | Glance,
-        started_s: float,
-        deadline_ms: float,
-        *,
-        tending: bool = False,
-    ) -> Cut:
-        """Every member's view; a decoder that is not done in time is left to itself.
+    def _cut(
+        self, link: Link, picture: Picture, deadline: Deadline, *, tending: bool = False
+    ) -> PictureQuestion:
+        """Every member's crop; a decoder that is not done in time is left to itself.
 
         With `tending`, calls under way are not kept waiting for it.
         """
-        self._check_usable()
-        link = self._link
-        if isinstance(picture, Glance):
-            return link, picture
         if is_quick(picture):
-            return link, link.views(picture)
-        cutter = link.start_views(picture)
+            return link.cut(picture)
+        cutter = link.start_cut(picture)
         try:
-            until_s = self._clock() + self._left_s(started_s, deadline_ms)
-            self._join(cutter, until_s, tending=tending)
+            self._join(link, cutter, deadline.decide_s, tending=tending)
         finally:
             why = cutter.abandon() if cutter.is_alive() else ""
         if why:
-            raise self._too_late(deadline_ms, why)
-        return link, cutter.result()
+            raise self._too_late(deadline, why)
+        return cutter.result()
 
-    def _join(self, cutter: Decoding[dict[int, View]], until_s: float, *, tending: bool) -> None:
+    def _join(self, link: Link, cutter: Decoding[Any], until_s: float, *, tending: bool) -> None:
         """Wait for `cutter` until `until_s`; calls under way are decided in time meanwhile."""
         while cutter.is_alive() and (left_s := until_s - self._clock()) > 0:
-            cutter.join(min(left_s, self._tend()) if tending else left_s)
+            cutter.join(min(left_s, self._tend(link)) if tending else left_s)
 
-    def _tend(self) -> float:
+    def _tend(self, link: Link) -> float:
         """Take in what has come for calls under way; seconds until the next has to be decided."""
         if not self._turn.acquire(blocking=False):
             # The thread whose turn it is sees to all calls.
-            return _LOOK_S
+            return _CHECK_S
         with self._holding():
-            self._exchange.handle(self._transport.poll(0))
-            self._exchange.tick()
-            return max(0.0, self._exchange.next_wake_s() - self._clock())
-
-    def _submit(
-        self,
-        picture: Picture | Glance,
-        cut: Cut,
-        started_s: float,
-        deadline_ms: float,
-        answers: list[Outcome],
-    ) -> None:
-        link, views = cut
-        if link is not self._link:
-            # Another thread has reloaded since: its bundle may want other views.
-            link, views = self._cut_in_time(picture, started_s, deadline_ms)
-        # Connections that went or came since the last call are settled before anyone is asked.
-        link.exchange.handle(link.transport.poll(0))
-        link.exchange.submit(
-            views, started_s=started_s, deadline_ms=deadline_ms, done=answers.append
-        )
-
-    def _step(self) -> None:
-        """Wait for the next event or the next moment to decide, and take it in."""
-        left_s = self._exchange.next_wake_s() - self._clock()
-        self._exchange.handle(self._transport.poll(max(0.0, left_s)))
-        self._exchange.tick()
+            link.step(0.0)
+            return max(0.0, link.dispatcher.next_wake_s() - self._clock())
 
     def _wait(self, link: Link, timeout_s: float, reached: Callable[[], bool]) -> None:
         until_s = self._clock() + timeout_s
         while not reached() and (left_s := until_s - self._clock()) > 0:
-            wake_s = link.exchange.next_wake_s() - self._clock()
-            link.exchange.handle(link.transport.poll(max(0.0, min(left_s, wake_s))))
-            link.exchange.tick()
+            link.step(left_s)
+
+
+def _outcome(
+    wait: Callable[[], Prediction], errors: Errors
+) -> Prediction | InferenceError | PictureError:
+    try:
+        return wait()
+    except (InferenceError, PictureError) as error:
+        if errors == "raise":
+            raise
+        return error
+
+
+def _raise(error: InferenceError | PictureError) -> Prediction:
+    raise error
 
 
 def classify(
@@ -389,10 +353,9 @@ def classify(
     the options of `Client.connect`, and raises what that and `Client.classify` raise. Several
     pictures are answered sooner by one `Client`.
     """
-    started_s = time.monotonic()
-    deadline_ms = checked_deadline_ms(deadline_ms)
+    deadline = Deadline(time.monotonic(), checked_deadline_ms(deadline_ms))
     timeout_s = options.get("timeout_s", CONNECT_TIMEOUT_S)
-    arguments.check_timeout_s(timeout_s)
-    options["timeout_s"] = min(timeout_s, _CONNECT_SHARE * deadline_ms / 1e3)
+    check_timeout_s(timeout_s)
+    options["timeout_s"] = min(timeout_s, _CONNECT_SHARE * deadline.ms / 1e3)
     with Client(fleet, **options) as client:
-        return client._answered(picture, started_s, deadline_ms)
+        return client._classify(picture, deadline)

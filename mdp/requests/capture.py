@@ -1,7 +1,7 @@
-"""Which frame of the devices' own cameras a call asks for, and when those given were taken. Pure.
+"""Which frame of the devices' own cameras a call asks for, and when those seen were taken. Pure.
 
-A moment is a reading of the client's own clock. On the way to a device it is an age, as clocks of
-two machines are never compared.
+A moment is a reading of the client's clock; on the wire it is an age, as the clocks of two machines
+are never compared.
 """
 
 import math
@@ -16,7 +16,7 @@ from mdp.requests.session import Arrival
 
 #: How far a frame may be from the moment that was asked for, unless the caller says otherwise.
 DEFAULT_WITHIN_MS = 2000.0
-#: How often `watch` looks, unless the caller says otherwise.
+#: How often `watch` asks, unless the caller says otherwise.
 DEFAULT_EVERY_MS = 100.0
 MAX_AGO_MS = 1e9
 
@@ -25,8 +25,8 @@ Moment = Literal["latest"] | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glance:
-    """What a call asks the cameras for; a moment of None is the newest frame."""
+class FrameQuery:
+    """Which frame is asked for; a moment of None is the newest."""
 
     moment_s: float | None = None
     within_ms: float = DEFAULT_WITHIN_MS
@@ -37,7 +37,7 @@ class Glance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class FrameSeen:
     """The frame that one device looked at, as far as its reply tells."""
 
     number: int
@@ -55,24 +55,28 @@ class Sight:
         return self.heard_s - since_ms / 1e3
 
 
+#: Device -> number and age in ms of the frame that is in an answer.
+FramesSeen = Mapping[str, tuple[int, float]]
+
+
 def frames_of(
-    sights: Mapping[str, Sight], arrived: Mapping[int, Arrival], now_s: float
-) -> dict[str, tuple[int, float]]:
-    """Device -> number and age in ms, as of now, of every frame that is in an answer."""
+    seen: Mapping[str, FrameSeen], arrived: Mapping[int, Arrival], now_s: float
+) -> FramesSeen:
+    """The frames of all that is in an answer, their ages as of now."""
     return {
         part.device: (
-            sights[part.device].number,
-            (now_s - sights[part.device].taken_s(part)) * 1e3,
+            seen[part.device].number,
+            (now_s - seen[part.device].taken_s(part)) * 1e3,
         )
         for part in arrived.values()
     }
 
 
-def glance_at(at: Moment, *, within_ms: float, now_s: float) -> Glance:
+def frame_query(at: Moment, *, within_ms: float, now_s: float) -> FrameQuery:
     """What to ask for; raises InputError for a moment to come, or one that is none."""
     _check_age("within_ms", within_ms)
     if at == "latest":
-        return Glance(within_ms=within_ms)
+        return FrameQuery(within_ms=within_ms)
     if not isinstance(at, Real) or not math.isfinite(at):
         raise InputError(f"at: expected 'latest' or a reading of time.monotonic(), got {at!r}")
     ago_ms = (now_s - at) * 1e3
@@ -80,7 +84,7 @@ def glance_at(at: Moment, *, within_ms: float, now_s: float) -> Glance:
         raise InputError(
             f"at: expected a moment up to {MAX_AGO_MS:g} ms ago, got one {ago_ms:g} ms ago"
         )
-    return Glance(moment_s=at, within_ms=within_ms)
+    return FrameQuery(moment_s=at, within_ms=within_ms)
 
 
 def checked_every_ms(every_ms: float) -> float:

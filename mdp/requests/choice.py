@@ -1,19 +1,23 @@
-"""Whom a new request may ask, and by when the members of a second stage have to be. Pure."""
+"""Which devices a new call may ask, and when a cascade's second stage has to be asked. Pure."""
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from mdp.requests.health import CircuitBreaker
+from mdp.requests.latency import SlowDevice
+from mdp.requests.reason import PROBATION, Reason
+
 
 class Choice(Struct, frozen=True):
-    """Whom a new request may ask."""
+    """Which devices a new call may ask."""
 
     #: Index k -> the devices that serve it, best first.
-    members: Mapping[int, Sequence[str]]
+    members: Mapping[int, Iterable[str]]
     #: Device -> why it is not to be asked.
-    unavailable: Mapping[str, str]
-    #: Device on probation -> k: to be asked beside, and not waited for.
+    unavailable: Mapping[str, Reason]
+    #: Half-open device -> k: to be asked beside the others, and not waited for.
     probing: Mapping[str, int]
 
     def asked_first(self, k: int) -> str | None:
@@ -22,6 +26,59 @@ class Choice(Struct, frozen=True):
             if device not in self.unavailable and device not in self.probing:
                 return device
         return None
+
+
+class Ranked(Struct, frozen=True):
+    """`devices` with the two of `first` before the others; thousands of others are not copied."""
+
+    first: tuple[str, str]
+    devices: Sequence[str]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.first
+        yield from (device for device in self.devices if device not in self.first)
+
+
+def exclude(
+    k_of: Mapping[str, int],
+    gone: Mapping[str, Reason],
+    breakers: Mapping[str, CircuitBreaker],
+    slow: Mapping[str, SlowDevice],
+    tests: Collection[str],
+    now_s: float,
+    budget_s: float,
+) -> tuple[Mapping[str, Reason], Mapping[str, int]]:
+    """Device -> why a call with `budget_s` does not ask it; device -> k of those it only tests.
+
+    `k_of` has all devices, `gone` those without a connection, `tests` those with a test under way.
+    Where no other device is left, half-open and slow ones are waited for, or else open ones asked.
+    """
+    out = {d: b.reason for d, b in breakers.items() if b.reason and d not in gone}
+    # In order, and each of them once.
+    half_open = {d: None for d, b in breakers.items() if b.half_open and d not in gone}
+    late = {d: s for d, s in slow.items() if d not in gone and s.is_late_for(budget_s)}
+    if not out and not half_open and not late:
+        return gone, {}
+    suspects = len(out.keys() | half_open.keys() | late.keys())
+    if len(k_of) == len(gone) + suspects:
+        if suspects > len(out):
+            return {**gone, **out}, {}
+        return gone, {device: k_of[device] for device in out}
+    for device, known in late.items():
+        if device in out:
+            continue
+        if now_s < known.paused_until_s:
+            half_open.pop(device, None)
+            out[device] = known.reason(budget_s)
+        else:
+            half_open[device] = None
+    unavailable, probing = {**gone, **out}, dict[str, int]()
+    for device in half_open:
+        if device in tests or k_of[device] in probing.values():
+            unavailable[device] = PROBATION
+        else:
+            probing[device] = k_of[device]
+    return unavailable, probing
 
 
 def others_by_s(
@@ -33,9 +90,9 @@ def others_by_s(
 ) -> float:
     """When the members that are not in `first` have to be asked at the latest; -inf: now.
 
-    So late that they are still in time where each device needs `slow_s`. A device of which too
-    little is known (infinity) is taken to need half of what is left. Now, where the devices of the
-    first stage are not likely to have answered by then.
+    So late that they are still in time where each device needs `slow_s`; one of which too little
+    is known (infinity) is taken to need half of what is left. Now, where the devices of the first
+    stage are not likely to have answered by then.
     """
     left_s = decide_s - now_s
     needed_s = {True: 0.0, False: 0.0}

@@ -1,5 +1,7 @@
 """Deadlines of calls, and what is kept back of them. Pure."""
 
+from msgspec import Struct
+
 from mdp.arguments import check_number
 
 #: Kept back from a deadline for fusing and for the operating system to wake the caller, who sleeps
@@ -8,6 +10,22 @@ from mdp.arguments import check_number
 RESERVE_SHARE = 0.02
 RESERVE_MS = (2.0, 10.0)
 MAX_DEADLINE_MS = 3_600_000.0
+
+
+class Deadline(Struct, frozen=True):
+    """A call's beginning, a reading of a monotonic clock, and how long it may take."""
+
+    started_s: float
+    ms: float
+
+    @property
+    def decide_s(self) -> float:
+        """The moment of decision: the deadline less the reserve."""
+        return self.started_s + self.ms / 1e3 - reserve_s(self.ms)
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds until the moment of decision, at least 0."""
+        return max(0.0, self.decide_s - now_s)
 
 
 def checked_deadline_ms(deadline_ms: float) -> float:
@@ -22,3 +40,10 @@ def reserve_s(deadline_ms: float) -> float:
     least_ms, most_ms = RESERVE_MS
     wanted_ms = min(max(RESERVE_SHARE * deadline_ms, least_ms), most_ms)
     return min(wanted_ms, 0.5 * deadline_ms) / 1e3
+
+
+def deadline_ms_for(needed_ms: float) -> float:
+    """The deadline of which `needed_ms` (2 or more) are left, rounded to 0.1 ms."""
+    least_ms, most_ms = RESERVE_MS
+    share_ms = needed_ms * RESERVE_SHARE / (1 - RESERVE_SHARE)
+    return round(needed_ms + min(max(share_ms, least_ms), most_ms), 1)

@@ -1,69 +1,67 @@
-"""Which devices are worth asking, judged from ordinary traffic. Pure; the clock is an argument.
+"""Circuit breakers: which devices are worth asking, judged from ordinary traffic. Pure.
 
-A device that lets requests go unanswered, or answers them with failures, collects strikes; an
-answer in time forgives half of one. With three it is taken out and rested, for a time that doubles
-up to a bound. It comes back on probation: it is asked, but nobody waits for it, until it has
-answered in time as often as it has been taken out lately would suggest. Until then, one strike
-takes it out again. So a dead device costs three calls at most, and a flapping one ever less. Who
-lives and is late is `mdp.requests.latency`'s concern.
+A request that goes unanswered or fails is a failure; an answer in time takes off half of one. Three
+open a device's breaker: it is excluded, for a pause that doubles up to a bound. After it the device
+is half-open: tested by one request at a time for which no call waits, until it has answered in time
+as often as its relapses demand; one failure opens the breaker again. So a dead device costs three
+calls at most, and a flapping one ever less. Late answers are `mdp.requests.latency`'s concern.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: Strikes until a device is taken out; what an answer in time takes off them, and any other sign
-#: of life. At a half, a device is taken out that fails more than every third time.
-TOLERATED_STRIKES = 3
+from mdp.requests.reason import UNSTEADY, Reason
+from mdp.requests.request import DeviceEvent
+
+#: Failures that open a breaker; what an answer in time takes off them, and any other sign of life.
+#: At a half, a device that fails more than every third time is excluded.
+TOLERATED_FAILURES = 3
 FORGIVEN_BY_ANSWER = 0.5
 FORGIVEN_BY_LIFE = 1.0
-FIRST_REST_S = 0.5
-LONGEST_REST_S = 30.0
-#: An agent that is not ready, or has another bundle, is asked so often whether that has changed.
-UNREADY_REST_S = 0.5
-#: Answers in time that a device on probation owes: one, doubled with every relapse up to this.
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 30.0
+#: How often an agent that is not ready, or has another bundle, is asked whether that has changed.
+UNREADY_PAUSE_S = 0.5
+#: Answers in time that close a half-open breaker: one, doubled with every relapse up to this.
 LONGEST_PROBATION = 8
-#: After so many answers in time without a strike in between, the past is forgotten.
+#: After so many answers in time without a failure in between, the past is forgotten.
 SETTLED_AFTER = 20
-#: The reason of a device to which there is no connection.
-UNREACHABLE = "unreachable"
-#: The reason of a device that was lost so often, or struck in other ways, that it has to rest.
-UNSTEADY = "unsteady: failures and lost connections in a row"
 
-#: Why a device is out: what brings it back differs. A silent one has to give any sign of life; one
-#: that is not ready, to say that it is; a failing one, to say so after its rest.
+#: Why a breaker is open: what ends that differs. A silent device has to give any sign of life; one
+#: that is not ready, to say that it is; a failing one, to say so after its pause.
 Cause = Literal["silent", "unready", "failing"]
 
 
 @dataclass(slots=True)
-class Health:
-    """One device as its client sees it."""
+class CircuitBreaker:
+    """One device's; every `now_s` is a reading of one clock."""
 
-    strikes: float = 0.0
-    #: How long the next rest will be, and when the last one ends.
-    rest_s: float = FIRST_REST_S
-    rested_until_s: float = float("-inf")
-    #: Why it is out; None if it is not.
+    failures: float = 0.0
+    #: How long the next pause will be, and when the last one ends.
+    pause_s: float = FIRST_PAUSE_S
+    paused_until_s: float = float("-inf")
+    #: Why it is open; None if it is not.
     cause: Cause | None = None
-    reason: str = ""
-    #: Answers in time that it still owes until somebody waits for it.
+    reason: Reason | None = None
+    #: Answers in time that are still needed to close it; above 0 it is half-open.
     owed: int = 0
     relapses: int = 0
     #: Requests unanswered in a row, and answers in time in a row.
     silences: int = 0
     answers: int = 0
-    #: When to ask it how it is, while it is out.
+    #: When to ask the device for its status, while it is open.
     ask_s: float = float("-inf")
-    #: Whether its connection was lost and is not back.
+    #: Whether the connection was lost and is not back.
     lost: bool = False
 
     @property
     def well(self) -> bool:
-        """Whether there is nothing to remember about it."""
-        return not (self.strikes or self.cause or self.owed or self.relapses or self.lost)
+        """Whether there is nothing to remember about the device."""
+        return not (self.failures or self.cause or self.owed or self.relapses or self.lost)
 
     @property
-    def on_probation(self) -> bool:
-        """Whether it is to be asked without being waited for."""
+    def half_open(self) -> bool:
+        """Whether the device is asked without being waited for."""
         return self.cause is None and self.owed > 0
 
     def answered(self) -> None:
@@ -71,94 +69,131 @@ class Health:
         self.silences = 0
         self.answers += 1
         if self.cause is not None:
-            self._come_back()
+            self._half_open()
         if self.owed:
             self.owed -= 1
         else:
-            self.strikes = max(0.0, self.strikes - FORGIVEN_BY_ANSWER)
+            self.failures = max(0.0, self.failures - FORGIVEN_BY_ANSWER)
         if self.answers >= SETTLED_AFTER:
-            self.relapses, self.rest_s = 0, FIRST_REST_S
+            self.relapses, self.pause_s = 0, FIRST_PAUSE_S
 
-    def heard(self) -> None:
-        """It lives: an answer came too late, or a request was turned away for want of time."""
+    def alive(self) -> None:
+        """An answer came too late, or a request was refused for want of time."""
         self.silences = 0
         if self.cause == "silent":
-            self._come_back()
+            self._half_open()
         elif not self.owed:
-            self.strikes = max(0.0, self.strikes - FORGIVEN_BY_LIFE)
+            self.failures = max(0.0, self.failures - FORGIVEN_BY_LIFE)
 
     def silent(self, now_s: float) -> None:
         """A request went unanswered until its deadline, or longer."""
         self.silences += 1
         requests = "request" if self.silences == 1 else "requests"
-        self._strike(now_s, "silent", f"silent: {self.silences} {requests} unanswered")
+        self._fail(now_s, "silent", Reason("silent", f"{self.silences} {requests} unanswered"))
 
-    def failed(self, now_s: float, reason: str) -> None:
+    def failed(self, now_s: float, reason: Reason) -> None:
         """A request was answered with a failure, or with something that is no answer."""
         self.silences = 0
-        self._strike(now_s, "failing", f"failing: {reason}")
+        self._fail(now_s, "failing", Reason("failing", str(reason)))
 
-    def unready(self, now_s: float, reason: str) -> None:
-        """It says that it cannot serve this client, now or at all."""
+    def unready(self, now_s: float, reason: Reason) -> None:
+        """The device cannot serve this client, now or at all."""
         self.cause, self.reason, self.owed = "unready", reason, 0
-        self.rested_until_s = self.ask_s = now_s + UNREADY_REST_S
+        self.paused_until_s = self.ask_s = now_s + UNREADY_PAUSE_S
 
-    def told(self, now_s: float, trouble: str) -> None:
-        """It has said how it is: `trouble` says what is wrong, or is empty if it can serve."""
+    def told(self, now_s: float, trouble: Reason | None) -> None:
+        """A status has come; `trouble` is what keeps the device from serving."""
         self.silences = 0
-        if trouble:
+        if trouble is not None:
             if self.cause != "failing":
                 self.unready(now_s, trouble)
-        elif self.cause is not None and (self.cause != "failing" or now_s >= self.rested_until_s):
-            self._come_back()
+        elif self.cause is not None and (self.cause != "failing" or now_s >= self.paused_until_s):
+            self._half_open()
 
     def disconnected(self) -> None:
-        """Its connection was lost while it owed an answer."""
+        """The connection was lost while an answer was owed."""
         self.lost, self.answers = True, 0
         if self.cause is None:
-            self.strikes += 1.0
+            self.failures += 1.0
 
     def connected(self, now_s: float) -> None:
-        """Its connection is up, for the first time or again."""
+        """The connection is up, for the first time or again."""
         lost, self.lost = self.lost, False
         if self.cause is not None:
-            self.told(now_s, "")
-        elif self.strikes >= TOLERATED_STRIKES:
-            self._rest(now_s, "failing", UNSTEADY)
+            self.told(now_s, None)
+        elif self.failures >= TOLERATED_FAILURES:
+            self._open(now_s, "failing", UNSTEADY)
         elif lost:
-            strikes = self.strikes
-            self._come_back()
-            self.strikes = strikes
+            failures = self.failures
+            self._half_open()
+            self.failures = failures
 
     def due(self, now_s: float) -> bool:
-        """Whether it is out and time has come to ask it how it is."""
+        """Whether it is open and the time has come for a status request."""
         return self.cause is not None and now_s >= self.ask_s
 
     def asked(self, now_s: float) -> None:
-        """It has been asked how it is; one that does not answer is asked ever more seldom."""
+        """A status request was sent; a silent device gets ever fewer."""
         if self.cause == "silent":
-            self._lengthen(now_s)
+            self._pause(now_s)
         else:
-            self.ask_s = now_s + UNREADY_REST_S
+            self.ask_s = now_s + UNREADY_PAUSE_S
 
-    def _strike(self, now_s: float, cause: Cause, reason: str) -> None:
+    def _fail(self, now_s: float, cause: Cause, reason: Reason) -> None:
         self.answers = 0
         if self.cause is not None:
             return
-        self.strikes += 1.0
-        if self.owed or self.strikes >= TOLERATED_STRIKES:
-            self._rest(now_s, cause, reason)
+        self.failures += 1.0
+        if self.owed or self.failures >= TOLERATED_FAILURES:
+            self._open(now_s, cause, reason)
 
-    def _rest(self, now_s: float, cause: Cause, reason: str) -> None:
+    def _open(self, now_s: float, cause: Cause, reason: Reason) -> None:
         self.cause, self.reason, self.owed = cause, reason, 0
-        self._lengthen(now_s)
+        self._pause(now_s)
 
-    def _lengthen(self, now_s: float) -> None:
-        self.rested_until_s = self.ask_s = now_s + self.rest_s
-        self.rest_s = min(2 * self.rest_s, LONGEST_REST_S)
+    def _pause(self, now_s: float) -> None:
+        self.paused_until_s = self.ask_s = now_s + self.pause_s
+        self.pause_s = min(2 * self.pause_s, LONGEST_PAUSE_S)
 
-    def _come_back(self) -> None:
-        self.cause, self.reason = None, ""
+    def _half_open(self) -> None:
+        self.cause, self.reason = None, None
         self.owed = min(2**self.relapses, LONGEST_PROBATION)
         self.relapses += 1
-        self.strikes = TOLERATED_STRIKES - 1.0
+        self.failures = TOLERATED_FAILURES - 1.0
+
+
+class CircuitBreakers(dict[str, CircuitBreaker]):
+    """Device -> its breaker, of one client; those only of which there is something to remember."""
+
+    def handle(self, event: DeviceEvent) -> None:
+        """Follow one event."""
+        what, now_s, reason = event.what, event.now_s, event.reason
+        known = self.get(event.device)
+        if known is None:
+            if what not in ("silent", "lost", "failed", "unready") and reason is None:
+                return
+            known = self[event.device] = CircuitBreaker()
+        match what:
+            case "answered":
+                known.answered()
+            case "late" | "refused" | "no_frame":
+                known.alive()
+            case "silent":
+                known.silent(now_s)
+            case "failed" if reason is not None:
+                known.failed(now_s, reason)
+            case "unready" if reason is not None:
+                known.unready(now_s, reason)
+            case "told":
+                known.told(now_s, reason)
+            case "connected":
+                known.connected(now_s)
+            case "lost":
+                known.disconnected()
+        if known.well:
+            del self[event.device]
+
+    def is_open(self, device: str) -> bool:
+        """Whether `device` is excluded."""
+        known = self.get(device)
+        return known is not None and known.cause is not None

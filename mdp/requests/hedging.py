@@ -7,6 +7,9 @@ share of all, so that a fleet that is slow as a whole is not asked twice as much
 
 import math
 from bisect import bisect_left, insort
+from collections.abc import Mapping, Sequence
+
+from mdp.requests.request import DeviceEvent
 
 DEFAULT_SHARE = 0.05
 #: Extra requests that may be sent at once by a client that has not sent any for long.
@@ -17,14 +20,14 @@ QUANTILE = 0.95
 RECENT, ENOUGH = 64, 10
 
 
-class Bucket:
+class TokenBucket:
     """Tokens for extra requests: each ordinary one earns `share` of a token, up to BURST."""
 
     def __init__(self, share: float = DEFAULT_SHARE) -> None:
         self.share = share
         self.tokens = BURST if share else 0.0
 
-    def earn(self, requests: int) -> None:
+    def earn(self, requests: int = 1) -> None:
         """So many ordinary requests were sent."""
         self.tokens = min(self.tokens + self.share * requests, BURST)
 
@@ -40,10 +43,7 @@ class Bucket:
 class RoundTrips:
     """One device's recent round trips in seconds."""
 
-    __slots__ = ("_recent", "_sorted")
-
     def __init__(self) -> None:
-        # At most RECENT, for which a list does; thousands of them would be mostly empty deques.
         self._recent: list[float] = []
         self._sorted: list[float] = []
 
@@ -59,3 +59,44 @@ class RoundTrips:
         """What 95 % of them take at most; infinity while there are too few."""
         count = len(self._sorted)
         return self._sorted[math.ceil(QUANTILE * count) - 1] if count >= ENOUGH else math.inf
+
+
+class Hedging:
+    """A session's `Hedge`: after `fixed_s`, or after what was observed if that is None.
+
+    `share` is how many of all requests may be hedges; with 0 there are none.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[int, Sequence[str]],
+        k_of: Mapping[str, int],
+        fixed_s: float | None,
+        share: float,
+    ) -> None:
+        self._members, self._k_of, self._fixed_s = members, k_of, fixed_s
+        self._bucket = TokenBucket(share)
+        self._trips: dict[str, RoundTrips] = {}
+
+    def handle(self, event: DeviceEvent) -> None:
+        """Follow one event."""
+        if event.what in ("answered", "refused"):
+            self._trips.setdefault(event.device, RoundTrips()).add(event.trip_s)
+        elif event.what == "sent" and event.request is not None and not event.request.hedged:
+            self._bucket.earn()
+
+    def after_s(self, device: str) -> float:
+        """How long `device` is given before its replica is asked beside it; infinity if unknown."""
+        if self._fixed_s is not None:
+            return self._fixed_s
+        own, replicas = self.slow_s(device), self._members[self._k_of[device]]
+        return own if own < math.inf else min(map(self.slow_s, replicas))
+
+    def allowed(self) -> bool:
+        """Whether one more request may be spent on hedging now; True spends it."""
+        return self._bucket.spend()
+
+    def slow_s(self, device: str) -> float:
+        """What 95 % of the round trips of `device` take at most; infinity if unknown."""
+        trips = self._trips.get(device)
+        return math.inf if trips is None else trips.slow_s

@@ -1,7 +1,7 @@
 """What a call returns: one labelled answer, made from whatever a session collected. Pure."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from mdp.fusion.fuse import (
     rule_for,
     weights_for,
 )
+from mdp.requests.capture import FramesSeen
+from mdp.requests.reason import Code, Reason
 from mdp.requests.session import Arrival, Finish, Stage
 
 TOP_K = 5
@@ -71,6 +73,8 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: How it came about: `all` members were asked at once; the `first` stage of a cascade was sure;
     #: or it was `escalated` to the others.
     stage: Stage = "all"
+    #: Device -> the code of its reason in `missing`.
+    missing_codes: dict[str, Code] = {}
 
     @property
     def partial(self) -> bool:
@@ -100,8 +104,8 @@ class _Rule:
     expected_accuracy: float | None
 
 
-class Judge:
-    """Turns what a session collected into an answer, by one bundle's labels, weights and table."""
+class AnswerBuilder:
+    """Makes an answer of what a session collected, by one bundle's labels, weights and table."""
 
     def __init__(self, bundle: Bundle, fusion: Fusion) -> None:
         """Answers by the rule `fusion`; raises ConfigError if the bundle's weights are damaged."""
@@ -116,23 +120,17 @@ class Judge:
         self._first = () if cascade is None else cascade.first
         self._threshold = 1.0 if cascade is None else cascade.threshold(fusion)
 
-    def sure(self, arrived: Mapping[int, Contribution]) -> bool:
+    def is_sure(self, arrived: Mapping[int, Contribution]) -> bool:
         """Whether the answer of a cascade's first stage is final."""
         _, shares = likeliest(fuse(arrived, self._rule(self._first).weights))
         return shares[0] > self._threshold
 
-    def conclude(
-        self,
-        finish: Finish,
-        *,
-        latency_ms: Callable[[], float],
-        deadline_ms: float,
-        frames: Mapping[str, tuple[int, float]] | None = None,
+    def build(
+        self, finish: Finish, deadline_ms: float, frames: FramesSeen | None = None
     ) -> Prediction | InferenceError:
-        """The answer from `finish`, or the error that says why there is none.
+        """The answer from `finish`, its `latency_ms` left at 0, or the error in its place.
 
-        `latency_ms` is asked once all is fused, so that fusing counts. `frames` are the number and
-        the age in ms, by device, of what was looked at.
+        `frames` are those of a camera question.
         """
         if not finish.arrived:
             return no_answer(finish.missing, timed_out=finish.timed_out, deadline_ms=deadline_ms)
@@ -149,10 +147,11 @@ class Judge:
             top=top,
             mode=rule.mode,
             used=tuple(arrival.device for arrival in finish.arrived.values()),
-            missing=dict(finish.missing),
+            missing={device: str(reason) for device, reason in finish.missing.items()},
+            missing_codes={device: reason.code for device, reason in finish.missing.items()},
             expected_accuracy=expected,
             expected_accuracy_pictures=self._pictures,
-            latency_ms=latency_ms(),
+            latency_ms=0.0,
             deadline_ms=deadline_ms,
             members=tuple(_timing(k, arrival, frames) for k, arrival in finish.arrived.items()),
             bundle=self._bundle.digest,
@@ -199,16 +198,14 @@ def _likeliest_of_many(logits: Logits) -> tuple[list[int], list[float]]:
     return best.tolist(), (np.exp(logits[best] - largest) / whole).tolist()
 
 
-def _spread_ms(finish: Finish, frames: Mapping[str, tuple[int, float]] | None) -> float | None:
+def _spread_ms(finish: Finish, frames: FramesSeen | None) -> float | None:
     if frames is None:
         return None
     ages_ms = [frames[arrival.device][1] for arrival in finish.arrived.values()]
     return max(ages_ms) - min(ages_ms)
 
 
-def _timing(
-    k: int, arrival: Arrival, frames: Mapping[str, tuple[int, float]] | None
-) -> MemberTiming:
+def _timing(k: int, arrival: Arrival, frames: FramesSeen | None) -> MemberTiming:
     frame, age_ms = (None, None) if frames is None else frames[arrival.device]
     return MemberTiming(
         device=arrival.device,
@@ -221,9 +218,13 @@ def _timing(
     )
 
 
-def no_answer(missing: Mapping[str, str], *, timed_out: bool, deadline_ms: float) -> InferenceError:
+def no_answer(
+    missing: Mapping[str, Reason], *, timed_out: bool, deadline_ms: float
+) -> InferenceError:
     """The error of a call to which no member contributed."""
-    outcomes = "; ".join(f"{device}: {reason}" for device, reason in missing.items())
+    outcomes = {device: str(reason) for device, reason in missing.items()}
+    codes = {device: reason.code for device, reason in missing.items()}
+    told = "; ".join(f"{device}: {reason}" for device, reason in outcomes.items())
     if timed_out:
-        return DeadlineExceeded(f"no answer within {deadline_ms:g} ms ({outcomes})", missing)
-    return QuorumNotMet(f"no device can answer ({outcomes})", missing)
+        return DeadlineExceeded(f"no answer within {deadline_ms:g} ms ({told})", outcomes, codes)
+    return QuorumNotMet(f"no device can answer ({told})", outcomes, codes)

@@ -1,12 +1,11 @@
 """One request's life: events in, actions out. No sockets, no clock, no threads.
 
-    start ──> Send to the first available device of every member
-    Replied, Failed, TimePassed ──> Send to a replica, or Finish
+    start ──> Request to the first available device of every member
+    Replied, Failed, TimePassed ──> Request to a replica, or Finish
 
-A replica is asked when the one before it has failed and, where hedging is asked for, also beside
-one that has not answered for so long (Dean and Barroso, The Tail at Scale, CACM 2013): whichever
-answers first counts. A device on probation is asked beside the others and not waited for, unless
-there is nobody else.
+A replica is asked when the one before it has failed and, with hedging, also beside one that has
+not answered for so long (Dean and Barroso, The Tail at Scale, CACM 2013): the first answer counts.
+A half-open device is asked beside the others and not waited for, unless no other is left.
 
 In a cascade the members of the first stage are asked before the others. Where their answer is sure,
 it is final and the others are never asked. The others are asked as soon as it is known to be
@@ -14,28 +13,20 @@ unsure, as one of the first stage cannot answer, or as the last moment has come 
 still be in time.
 
 A session decides once, by the first of: every member that is waited for has arrived or cannot
-arrive any more; the first stage alone has arrived and is sure; or the moment to decide (the
-deadline less the reserve for fusing) has come. A reply that is in hand before that decision counts;
-whatever comes after it changes nothing.
+arrive any more; the first stage alone has arrived and is sure; or the moment of decision has come.
+A reply that is in hand before that decision counts; later ones change nothing.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal, Protocol
 
 from msgspec import Struct
 
 from mdp.fusion.fuse import Contribution
-
-#: The reason of a device whose reply was not in hand when the time to decide came.
-LATE = "late"
-#: The reason of a device that was not asked, as the time to decide had come before.
-NO_TIME = "not asked: no time left"
-#: The reason of a device that has come back lately and did not answer before the others.
-PROBATION = "on probation: asked, not waited for"
-#: The reason of a device that was not asked or not waited for, as a cascade's first stage was sure.
-NOT_NEEDED = "not needed: the first stage is sure"
+from mdp.requests.choice import Choice
+from mdp.requests.reason import LATE, NO_TIME, NOT_NEEDED, PROBATION, Reason
+from mdp.requests.request import Request
 
 #: How an answer came about: all members were asked at once; the first stage of a cascade was sure;
 #: or it was not, or failed, and the others were asked after it.
@@ -53,10 +44,10 @@ class Replied(Struct, frozen=True, kw_only=True):
 
 
 class Failed(Struct, frozen=True, kw_only=True):
-    """A device will not answer this request; `reason` says why."""
+    """A device will not answer this request."""
 
     device: str
-    reason: str
+    reason: Reason
     now_s: float
 
 
@@ -67,16 +58,6 @@ class TimePassed(Struct, frozen=True, kw_only=True):
 
 
 Event = Replied | Failed | TimePassed
-
-
-class Send(Struct, frozen=True, kw_only=True):
-    """Send this member's crop to `device`."""
-
-    k: int
-    device: str
-    budget_ms: float
-    #: Whether it goes out beside another one that has not answered.
-    hedged: bool = False
 
 
 class Arrival(Struct, frozen=True, kw_only=True):
@@ -94,13 +75,13 @@ class Finish(Struct, frozen=True, kw_only=True):
     """The decision: what arrived by member, and every device that was asked in vain."""
 
     arrived: Mapping[int, Arrival]
-    missing: Mapping[str, str]
-    #: True if the time to decide came before every member was settled.
+    missing: Mapping[str, Reason]
+    #: True if the moment of decision came before every member was settled.
     timed_out: bool
     stage: Stage = "all"
 
 
-Action = Send | Finish
+Action = Request | Finish
 
 
 class Stages(Struct, frozen=True):
@@ -123,62 +104,43 @@ class Hedge(Protocol):
         """Whether one more request may be spent now; True spends it."""
 
 
-@dataclass(frozen=True, slots=True)
-class HedgeAfter:
-    """Every device is given `seconds`, and nothing is counted."""
-
-    seconds: float
-
-    def after_s(self, device: str) -> float:
-        """The same for every `device`."""
-        return self.seconds
-
-    def allowed(self) -> bool:
-        """Always."""
-        return True
-
-
-class _Member(Struct):
-    """A member that has not arrived: who is being asked, who may be asked next, who failed."""
+class _Member(Struct, eq=False):
+    """A member that has not arrived."""
 
     k: int
-    #: Everyone who serves it, in order of preference.
-    candidates: Sequence[str]
-    #: How many of the candidates have been asked or passed over.
-    passed: int = 0
-    #: Device -> when it was asked: one, or two where one was hedged.
-    asked: dict[str, float] = {}
+    #: The devices that serve it and have been neither asked nor passed over, best first.
+    rest: Iterator[str]
+    #: The next of them that may be asked.
+    spare: str | None = None
+    #: Device -> the request that has not been answered: one, or two where one was hedged.
+    asked: dict[str, Request] = {}
     hedge_s: float = math.inf
-    reasons: dict[str, str] = {}
+    reasons: dict[str, Reason] = {}
 
 
 class Session:
-    """One request to `members` (index k -> devices that serve it, best first).
+    """One call to the members of `choice`, decided by `decide_s`.
 
-    `deadline_s` and every `now_s` are readings of one monotonic clock, in seconds; `reserve_s` is
-    kept back for fusing. With `hedge`, a device that has not answered for so long has the next
-    replica asked beside it; never more than two of a member at a time, probation aside. With
-    `stages`, it is a cascade.
+    `decide_s` and every `now_s` are readings of one monotonic clock, in seconds. With `hedge`, a
+    device that has not answered for so long has the next replica asked beside it; never more than
+    two of a member at a time, tests aside. With `stages`, it is a cascade.
     """
 
     def __init__(
         self,
-        members: Mapping[int, Sequence[str]],
+        choice: Choice,
         *,
-        deadline_s: float,
-        reserve_s: float = 0.0,
+        decide_s: float,
         hedge: Hedge | None = None,
         stages: Stages | None = None,
     ) -> None:
-        self.deadline_s = deadline_s
-        self.decide_s = deadline_s - reserve_s
-        #: When the session wants to be told the time at the latest.
-        self.wake_s = self.decide_s
+        #: The moment of decision, and when the session wants to be told the time at the latest.
+        self.decide_s = self.wake_s = decide_s
         self.finished = False
         self._hedge, self._stages = hedge, stages
         #: When the next hedge is due; it may be due to a member that has arrived meanwhile.
         self._hedge_s = math.inf
-        self._open = {k: _Member(k, devices) for k, devices in members.items()}
+        self._open = {k: _Member(k, iter(devices)) for k, devices in choice.members.items()}
         #: Members of a cascade's second stage, until they are asked; whether that has happened.
         self._later: dict[int, _Member] = {}
         self._escalated = False
@@ -186,23 +148,12 @@ class Session:
         self._sure: bool | None = None
         #: Device -> the member for which it is being asked.
         self._waiting: dict[str, _Member] = {}
-        self._unavailable: Mapping[str, str] = {}
-        self._probing: Mapping[str, int] = {}
+        self._unavailable, self._probing = choice.unavailable, choice.probing
         self._arrived: dict[int, Arrival] = {}
-        self._missing: dict[str, str] = {}
+        self._missing: dict[str, Reason] = {}
 
-    def start(
-        self,
-        *,
-        now_s: float,
-        unavailable: Mapping[str, str],
-        probing: Mapping[str, int] | None = None,
-    ) -> list[Action]:
-        """Ask one device per member; `unavailable` ones (device -> reason) are never waited for.
-
-        Those on probation, `probing` (device -> k, one of a member), are asked as well.
-        """
-        self._unavailable, self._probing = unavailable, probing or {}
+    def start(self, now_s: float) -> list[Action]:
+        """Ask one device per member, and those that are tested beside them."""
         stages = self._stages
         if stages is not None and now_s < stages.others_by_s:
             self._later = {k: m for k, m in self._open.items() if k not in stages.first}
@@ -232,7 +183,7 @@ class Session:
         return not self.finished and device in self._waiting
 
     def _arrive(self, member: _Member, event: Replied) -> None:
-        round_trip_ms = (event.now_s - member.asked[event.device]) * 1e3
+        round_trip_ms = (event.now_s - member.asked[event.device].sent_s) * 1e3
         self._arrived[member.k] = Arrival(
             device=event.device,
             contribution=event.contribution,
@@ -253,19 +204,20 @@ class Session:
         return any(device not in self._probing for device in member.asked)
 
     def _ask_all(self, members: Mapping[int, _Member], now_s: float) -> list[Action]:
-        """Ask one device of each of `members`, and those of theirs that are on probation."""
+        """Ask one device of each of `members`, and those of theirs that are tested."""
         actions: list[Action] = []
         if now_s < self.decide_s:
             for device, k in self._probing.items():
                 if k in members:
-                    actions.append(self._send(members[k], device, now_s))
+                    actions.append(self._ask(members[k], device, now_s))
         for member in list(members.values()):
+            member.spare = self._next(member)
             actions += self._ask_next(member, now_s)
         return actions
 
     def _ask_next(self, member: _Member, now_s: float) -> list[Action]:
-        """Ask the next replica of a member of which nobody is being asked, probation aside."""
-        device = self._next(member)
+        """Ask the spare device of a member of which none is waited for."""
+        device = member.spare
         if device is None:
             if not member.asked:
                 self._missing |= member.reasons
@@ -274,13 +226,14 @@ class Session:
         if now_s >= self.decide_s:
             member.reasons[device] = NO_TIME
             return []
-        if self._hedge is not None and member.passed < len(member.candidates):
+        member.spare = self._next(member)
+        if self._hedge is not None and member.spare is not None:
             after_s = self._hedge.after_s(device)
-            # Of whom little is known, half of the time that is left is taken to be long.
+            # Where too little is known, half of the time that is left is taken to be long.
             known = after_s < math.inf
             member.hedge_s = now_s + (after_s if known else (self.decide_s - now_s) / 2)
             self._hedge_by(min(self._hedge_s, member.hedge_s))
-        return [self._send(member, device, now_s)]
+        return [self._ask(member, device, now_s)]
 
     def _ask_beside(self, now_s: float) -> list[Action]:
         """Ask one more of every member whose device has been given time enough."""
@@ -288,14 +241,10 @@ class Session:
         for member in self._open.values():
             if member.hedge_s <= now_s < self.decide_s:
                 member.hedge_s = math.inf
-                device = self._next(member)
-                if device is None or self._hedge is None:
-                    continue
-                if self._hedge.allowed():
-                    actions.append(self._send(member, device, now_s, hedged=True))
-                else:
-                    # Not now; it may still step in for one that fails.
-                    member.passed -= 1
+                # Without a token, the spare one may still step in for one that fails.
+                if member.spare is not None and self._hedge is not None and self._hedge.allowed():
+                    actions.append(self._ask(member, member.spare, now_s, hedged=True))
+                    member.spare = self._next(member)
         self._hedge_by(min((member.hedge_s for member in self._open.values()), default=math.inf))
         return actions
 
@@ -309,27 +258,24 @@ class Session:
             self.wake_s = min(self.wake_s, self._stages.others_by_s)
 
     def _next(self, member: _Member) -> str | None:
-        """The next candidate that is there and not on probation, or None."""
-        while True:
-            # How many there are is not asked each time: telling may take a simulated one a while.
-            try:
-                device = member.candidates[member.passed]
-            except IndexError:
-                return None
-            member.passed += 1
+        """The next device that is there and not half-open, or None."""
+        for device in member.rest:
             if device in self._probing:
                 member.reasons.setdefault(device, PROBATION)
-                continue
-            reason = self._unavailable.get(device)
-            if reason is None:
+            elif (reason := self._unavailable.get(device)) is None:
                 return device
-            member.reasons[device] = reason
+            else:
+                member.reasons[device] = reason
+        return None
 
-    def _send(self, member: _Member, device: str, now_s: float, *, hedged: bool = False) -> Send:
-        member.asked[device] = now_s
-        self._waiting[device] = member
+    def _ask(self, member: _Member, device: str, now_s: float, *, hedged: bool = False) -> Request:
         budget_ms = (self.decide_s - now_s) * 1e3
-        return Send(k=member.k, device=device, budget_ms=budget_ms, hedged=hedged)
+        request = Request(
+            k=member.k, device=device, sent_s=now_s, budget_ms=budget_ms, hedged=hedged
+        )
+        member.asked[device] = request
+        self._waiting[device] = member
+        return request
 
     def _go_on(self, now_s: float) -> list[Action]:
         """Ask the second stage where its time has come, and finish where all is settled."""
@@ -344,8 +290,8 @@ class Session:
     def _decide(self, now_s: float) -> list[Action]:
         timed_out = bool(self._open) and now_s >= self.decide_s
         sure = self._stages is not None and not timed_out and self._is_sure()
-        # Without anybody on probation, every open member has somebody who is waited for.
-        waits = self._open and (not self._probing or self._somebody_is_waited_for())
+        # Without half-open devices, one of every open member is waited for.
+        waits = self._open and (not self._probing or self._is_waiting())
         if waits and not timed_out and not sure:
             return []
         self.finished = True
@@ -362,7 +308,7 @@ class Session:
             )
         ]
 
-    def _somebody_is_waited_for(self) -> bool:
+    def _is_waiting(self) -> bool:
         return not self._arrived or any(self._waited_for(member) for member in self._open.values())
 
     def _is_sure(self) -> bool:
@@ -386,18 +332,19 @@ class Session:
                 return True
         return not self._open and not self._is_sure()
 
-    def _give_up(self, member: _Member, reason: str) -> None:
+    def _give_up(self, member: _Member, reason: Reason) -> None:
         """Note why an open member's devices are missing, those that were never asked too."""
         self._missing |= member.reasons
         self._missing |= dict.fromkeys(member.asked, reason)
-        unavailable = self._unavailable
-        for device in filter(unavailable.__contains__, member.candidates[member.passed :]):
-            self._missing[device] = unavailable[device]
+        if self._unavailable:
+            for device in member.rest:
+                if device in self._unavailable:
+                    self._missing[device] = self._unavailable[device]
 
     def _pass_over(self, member: _Member) -> None:
         """Note why a member that was never asked is missing."""
         device = self._next(member)
         if device is not None:
             member.reasons[device] = NOT_NEEDED
-        for device, reason in member.reasons.items():
-            self._missing[device] = NOT_NEEDED if reason == PROBATION else reason
+        for device, why in member.reasons.items():
+            self._missing[device] = NOT_NEEDED if why is PROBATION else why

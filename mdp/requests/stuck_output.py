@@ -1,4 +1,4 @@
-"""A device that says the same whatever it is shown. Pure.
+"""Detects devices whose logits do not depend on the picture. Pure.
 
 Logits of a working sub-model differ in some bit for pictures that differ. One that has lost its
 weights, or whose camera or accelerator hangs, gives the very same bytes again and again.
@@ -16,8 +16,8 @@ SAMPLE_BYTES = 4096
 CONSTANT = f"the same logits for {DIFFERENT_CROPS} different crops in a row"
 
 
-class Monotony:
-    """What one device has said last, and of how many different crops."""
+class StuckOutputDetector:
+    """One device's last logits, and the different crops that had them."""
 
     __slots__ = ("_crops", "_last", "_logits")
 

@@ -1,7 +1,7 @@
 """From predicted latencies to the deadline that a client should ask with. Pure."""
 
 from mdp.formats.plan import Plan
-from mdp.requests.deadline import RESERVE_MS, RESERVE_SHARE
+from mdp.requests.deadline import deadline_ms_for
 from partitioner.planner.explain import seats_of
 from partitioner.planner.problem import Problem
 
@@ -23,19 +23,11 @@ def deadline_ms(problem: Problem, plan: Plan) -> float:
     a percentage of the answers has to keep holds all but the last already.
     """
     if plan.percentile is not None:
-        return _with_reserve(plan.target_ms + DECODING_MS)
+        return deadline_ms_for(plan.target_ms + DECODING_MS)
     slowest = 0.0
     for seat, assignment in zip(seats_of(problem, plan), plan.assignments, strict=True):
         device = problem.devices[seat.device]
         model = next(model for model in device.models if model.way == seat.candidate.way)
         estimate = model.estimate(assignment.spec, device.choices.num_classes)
         slowest = max(slowest, estimate.high_ms + assignment.predicted_ms.network)
-    return _with_reserve(slowest + DECODING_MS + CLIENT_MS_PER_MEMBER * len(plan.assignments))
-
-
-def _with_reserve(needed_ms: float) -> float:
-    """The deadline of which so much is left when the reserve is kept back."""
-    least, most = RESERVE_MS
-    # The reserve is a share of the deadline itself, within bounds.
-    reserve_ms = min(max(needed_ms * RESERVE_SHARE / (1 - RESERVE_SHARE), least), most)
-    return round(needed_ms + reserve_ms, 1)
+    return deadline_ms_for(slowest + DECODING_MS + CLIENT_MS_PER_MEMBER * len(plan.assignments))

@@ -12,7 +12,7 @@ from msgspec import Struct
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from mdp.queueing.queue import AgentQueue
+from mdp.queueing.queue import AgentQueue, Reason
 from mdp.requests.session import Session
 from partitioner.simulation.models import (
     RETRANSMIT_S,
@@ -60,7 +60,7 @@ class Job(Struct, eq=False):
     arrived_s: float = 0.0
     deadline_s: float = 0.0
     queue_s: float = 0.0
-    refusal: str | None = None
+    refusal: Reason | None = None
     #: Whether its device fell while computing it.
     is_lost: bool = False
 
@@ -209,7 +209,7 @@ class SimulatedDevice:
                     self._link_free_s = _PAST
         self._reply(now_s, job)
 
-    def _send_back(self, now_s: float, job: Job, refusal: str) -> None:
+    def _send_back(self, now_s: float, job: Job, refusal: Reason) -> None:
         if refusal == "too_late":
             self.too_late += 1
         else:

@@ -1,6 +1,6 @@
 """Requests in virtual time: real sessions, real health, simulated devices. No clock, no sockets.
 
-The loop does what `mdp.client.dispatcher.Exchange` does with a transport and a clock, for many
+The loop does what `mdp.client.dispatcher.Dispatcher` does with a transport and a clock, for many
 clients at once: it starts sessions, delivers what they send, feeds them what arrives, and tells
 each the time when it wants to know it.
 """
@@ -15,20 +15,12 @@ from typing import Any
 import numpy as np
 
 from mdp.fusion.fuse import Contribution
-from mdp.requests.choice import Choice, others_by_s
-from mdp.requests.deadline import checked_deadline_ms, reserve_s
-from mdp.requests.health import UNREACHABLE
-from mdp.requests.replicas import Roster
-from mdp.requests.session import (
-    Action,
-    Failed,
-    Finish,
-    Replied,
-    Send,
-    Session,
-    Stages,
-    TimePassed,
-)
+from mdp.requests.choice import Choice
+from mdp.requests.deadline import Deadline, checked_deadline_ms, reserve_s
+from mdp.requests.in_flight import InFlight
+from mdp.requests.reason import UNREACHABLE, Reason
+from mdp.requests.request import Request
+from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
 from partitioner.simulation.device import Job, Lives, Push, SimulatedDevice
 from partitioner.simulation.models import (
     Dice,
@@ -50,7 +42,7 @@ _NOTHING = np.zeros(0, dtype=np.float32)
 _CONTRIBUTION = Contribution(_NOTHING, _NOTHING)
 
 #: Stands for every session that has finished.
-_OVER = Session({}, deadline_s=0.0)
+_OVER = Session(Choice({}, {}, {}), decide_s=0.0)
 _OVER.finished = True
 
 Callback = Callable[[float, Any], None]
@@ -68,27 +60,28 @@ def _pusher(events: list[Event], number: Callable[[], int]) -> Push:
 
 
 class _Client:
-    """One caller: what it knows of the devices, with its own order of replicas and its port."""
+    """One caller: its book of requests, with its own order of replicas, and its port."""
 
-    __slots__ = ("hedges", "port", "roster", "wakes")
+    __slots__ = ("book", "port", "wakes")
 
-    def __init__(self, roster: Roster, port: ClientPort | None, cascade: bool) -> None:
-        self.roster = roster
-        self.hedges = roster.hedges
+    def __init__(self, book: "InFlight[_Call]", port: ClientPort | None, cascade: bool) -> None:
+        self.book = book
         #: Whether calls want to be told the time before they have to decide.
-        self.wakes = roster.hedges or cascade
+        self.wakes = book.hedge is not None or cascade
         #: None: as much as there is leaves at once.
         self.port = port
 
 
 class _Call:
-    """One request under way."""
+    """One call under way."""
 
-    __slots__ = ("client", "number", "session", "started_s", "woken_s")
+    __slots__ = ("client", "number", "place", "session", "started_s", "woken_s")
 
-    def __init__(self, client: _Client, session: Session, number: int, started_s: float) -> None:
+    def __init__(self, client: _Client, session: Session, place: int, started_s: float) -> None:
         self.client, self.session = client, session
-        self.number, self.started_s = number, started_s
+        #: Its place among all calls, and its number in its client's book.
+        self.place, self.number = place, client.book.begin(self)
+        self.started_s = started_s
         #: When it was last to be told the time, before it has to decide.
         self.woken_s = math.inf
 
@@ -99,10 +92,9 @@ class Simulation:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.trace = Trace()
-        self._deadline_s = checked_deadline_ms(scenario.deadline_ms) / 1e3
-        self._reserve_s = reserve_s(scenario.deadline_ms)
         # The reserve is what fusing has to do with.
-        self._after_s = min(scenario.after_s, self._reserve_s)
+        reserved_s = reserve_s(checked_deadline_ms(scenario.deadline_ms))
+        self._after_s = min(scenario.after_s, reserved_s)
         dice = Dice(scenario.seed)
         self._dice, self._before = dice, seconds(scenario.before, dice, "", "before")
         self._gaps = Draws(dice, "", "arrivals", exponential)
@@ -129,7 +121,6 @@ class Simulation:
         #: Devices that no client is connected to; sessions keep it, so it is never changed.
         self._gone = dict.fromkeys(sorted(scenario.lost), UNREACHABLE)
         self._clients = self._make_clients()
-        self._open: dict[_Call, None] = {}
         #: When calls want to be told the time. Most have ended by then, and one event stands for
         #: all: that of the first which has not, at `_rings_s`.
         self._alarms: list[tuple[float, int, _Call]] = []
@@ -142,7 +133,7 @@ class Simulation:
         hedge_share = 0.0 if scenario.hedge_after_s is None else scenario.hedge_share
         return [
             _Client(
-                Roster(
+                InFlight(
                     {
                         k: names if number % len(names) == 0 else Rotated(names, number)
                         for k, names in members.items()
@@ -151,7 +142,7 @@ class Simulation:
                     chance=chance(self._dice, number),
                     hedge_after_s=scenario.hedge_after_s,
                     hedge_share=hedge_share,
-                    cascade=bool(scenario.first),
+                    first=scenario.first,
                 ),
                 ClientPort(scenario.client_bps, self._push)
                 if scenario.client_bps < math.inf
@@ -216,38 +207,32 @@ class Simulation:
         if self._submitted == self.scenario.load.requests:
             return
         client, started_s = begun
-        roster = client.roster
-        deadline_s = started_s + self._deadline_s
-        decide_s = deadline_s - self._reserve_s
-        choice = roster.begin(now_s, self._gone, decide_s)
-        session = Session(
-            choice.members,
-            deadline_s=deadline_s,
-            reserve_s=self._reserve_s,
-            hedge=roster if client.hedges else None,
-            stages=self._stages(roster, choice, now_s, decide_s) if self.scenario.first else None,
-        )
+        book = client.book
+        decide_s = Deadline(started_s, self.scenario.deadline_ms).decide_s
+        choice = book.choose(now_s, self._gone, decide_s)
+        stages = self._stages(book, choice, now_s, decide_s) if self.scenario.first else None
+        session = Session(choice, decide_s=decide_s, hedge=book.hedge, stages=stages)
         call = _Call(client, session, self._submitted, started_s)
         self._submitted += 1
-        self._open[call] = None
-        actions = session.start(now_s=now_s, unavailable=choice.unavailable, probing=choice.probing)
-        self._act(call, actions, now_s)
+        self._act(call, session.start(now_s), now_s)
         if not session.finished:
-            self._wake_at(session.decide_s + self._late_s(), call)
-        for name in roster.due(now_s):
+            self._wake_at(decide_s + self._late_s(), call)
+        for name in book.due(now_s):
             if name not in self._gone:
-                roster.asked(-1, name, now_s)
-                self._devices[name].ask(now_s, self._told, client)
+                number = book.number()
+                book.asked(number, name, now_s)
+                self._devices[name].ask(now_s, self._told, (client, number))
 
-    def _stages(self, roster: Roster, choice: Choice, now_s: float, decide_s: float) -> Stages:
-        first = self.scenario.first
+    def _stages(
+        self, book: InFlight[_Call], choice: Choice, now_s: float, decide_s: float
+    ) -> Stages:
         sure = self._certainties.next() >= self.scenario.escalated
-        by_s = others_by_s(choice, first, roster.slow_s, now_s, decide_s)
-        return Stages(first, by_s, lambda _: sure)
+        by_s = book.others_by_s(choice, now_s, decide_s)
+        return Stages(self.scenario.first, by_s, lambda _: sure)
 
-    def _told(self, now_s: float, told: tuple[_Client, str]) -> None:
-        client, name = told
-        client.roster.told(-1, name, "", now_s)
+    def _told(self, now_s: float, told: tuple[tuple[_Client, int], str]) -> None:
+        (client, number), name = told
+        client.book.told(number, name, None, now_s)
 
     # Sessions.
 
@@ -258,18 +243,18 @@ class Simulation:
             elif not call.session.finished:
                 self._send(call, action, now_s)
 
-    def _send(self, call: _Call, send: Send, now_s: float) -> None:
-        if send.device in self._gone:
-            # It went after this request had begun.
-            failed = Failed(device=send.device, reason=UNREACHABLE, now_s=now_s)
+    def _send(self, call: _Call, request: Request, now_s: float) -> None:
+        if request.device in self._gone:
+            # It went after this call had begun.
+            failed = Failed(device=request.device, reason=UNREACHABLE, now_s=now_s)
             self._act(call, call.session.handle(failed), now_s)
         else:
-            device, client = self._devices[send.device], call.client
+            device, client = self._devices[request.device], call.client
             if client.port is None:
-                device.send(now_s, call, send.budget_ms / 1e3)
+                device.send(now_s, call, request.budget_ms / 1e3)
             else:
-                client.port.send(now_s, (device, call, send.budget_ms / 1e3))
-            client.roster.sent(call.number, send, now_s, call.session.decide_s)
+                client.port.send(now_s, (device, call, request.budget_ms / 1e3))
+            client.book.sent(call.number, request)
             if client.wakes:
                 self._wake_before(call)
 
@@ -309,36 +294,32 @@ class Simulation:
 
     def _replied(self, now_s: float, job: Job) -> None:
         call, device = job.call, job.device
-        roster, session = call.client.roster, call.session
-        if job.refusal is None:
-            roster.answered(call.number, device.name, now_s)
-        else:
-            roster.failed(call.number, device.name, job.refusal, job.refusal, now_s)
-        if not session.waits_for(device.name):
-            device.late += job.refusal is None
-            return
+        event: Replied | Failed
         if job.refusal is not None:
-            failed = Failed(device=device.name, reason=job.refusal, now_s=now_s)
-            self._act(call, session.handle(failed), now_s)
-            return
-        device.used += 1
-        replied = Replied(
-            device=device.name,
-            contribution=_CONTRIBUTION,
-            queue_ms=job.queue_s * 1e3,
-            compute_ms=job.took_s * 1e3,
-            now_s=now_s,
-        )
-        self._act(call, session.handle(replied), now_s)
+            event = Failed(device=device.name, reason=Reason(job.refusal), now_s=now_s)
+        else:
+            event = Replied(
+                device=device.name,
+                contribution=_CONTRIBUTION,
+                queue_ms=job.queue_s * 1e3,
+                compute_ms=job.took_s * 1e3,
+                now_s=now_s,
+            )
+        actions = call.client.book.handle(call.number, event)
+        if job.refusal is None:
+            device.late += actions is None
+            device.used += actions is not None
+        if actions is not None:
+            self._act(call, actions, now_s)
 
     def _finish(self, call: _Call, finish: Finish, now_s: float) -> None:
-        del self._open[call]
+        call.client.book.decided(call.number)
         # Until its deadline there is an alarm for it; a session until then would keep thousands in
         # memory, instead of what the processor has at hand.
         call.session = _OVER
         trace = self.trace
         members = tuple(finish.arrived)
-        trace.numbers.append(call.number)
+        trace.numbers.append(call.place)
         trace.latencies_s.append(now_s + self._after_s - call.started_s)
         trace.subset.append(trace.subsets.setdefault(members, len(trace.subsets)))
         trace.partial.append(bool(finish.missing))
@@ -377,18 +358,18 @@ class Simulation:
         if epoch != device.epoch or device.up or device.name in self._gone:
             return
         self._gone = {**self._gone, device.name: UNREACHABLE}
-        for call in list(self._open):
-            if call.session.waits_for(device.name):
-                call.client.roster.disconnected(device.name, now_s)
-                failed = Failed(device=device.name, reason="disconnected", now_s=now_s)
-                self._act(call, call.session.handle(failed), now_s)
+        for client in self._clients:
+            for number, actions in client.book.lost(device.name, now_s):
+                call = client.book.call(number)
+                if call is not None:
+                    self._act(call, actions, now_s)
 
     def _connect(self, now_s: float, life: tuple[SimulatedDevice, int]) -> None:
         device, epoch = life
         if epoch == device.epoch and device.up:
             self._gone = {name: why for name, why in self._gone.items() if name != device.name}
             for client in self._clients:
-                client.roster.connected(device.name, now_s)
+                client.book.connected(device.name, now_s)
 
 
 def simulate(scenario: Scenario) -> Trace:

@@ -228,7 +228,7 @@ def read_replies(data: bytes) -> bool:
     (answer,) = desk.answers
     for k, device in enumerate(DEVICES):
         entry = FleetEntry(device=device, address="tcp://127.0.0.1:7500", k=k)
-        status = desk.exchange.statuses.get(device)
+        status = desk.dispatcher.statuses.get(device)
         assert device_status(entry, status, desk.bundle, silent=False).reason.isprintable()
     if isinstance(answer, InferenceError):
         assert set(answer.outcomes) == set(DEVICES)

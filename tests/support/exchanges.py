@@ -1,4 +1,4 @@
-"""An exchange without sockets: a transport that keeps what was sent, and a clock that is set."""
+"""A dispatcher without sockets: a transport that keeps what was sent, and a clock that is set."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from mdp.client.crops import Cutter
-from mdp.client.dispatcher import Answer, Exchange
+from mdp.client.dispatcher import Answer, Call, Dispatcher
+from mdp.client.questions import PictureQuestion, Question
 from mdp.errors import InferenceError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
@@ -27,6 +28,7 @@ from mdp.protocol.messages import (
     encode,
     logits_buffer,
 )
+from mdp.requests.deadline import Deadline
 from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import LABELS, colour_picture
 from mdp.transport import Connected, Disconnected, Received
@@ -84,7 +86,7 @@ class Desk:
         self.ks = dict(entries)
         self.clock = Clock()
         self.transport = FakeTransport({device for device, _ in entries})
-        self.exchange = Exchange(
+        self.dispatcher = Dispatcher(
             fleet,
             self.bundle,
             self.transport,
@@ -98,10 +100,17 @@ class Desk:
         self.answers: list[Answer] = []
 
     def submit(self, deadline_ms: float = 100.0, label: str = "red") -> None:
-        views = Cutter(self.exchange.assignments).views(colour_picture(label))
-        self.exchange.submit(
-            views, started_s=self.clock(), deadline_ms=deadline_ms, done=self.answers.append
-        )
+        views = Cutter(self.dispatcher.assignments).views(colour_picture(label))
+        self.ask(PictureQuestion(views), deadline_ms)
+
+    def ask(self, question: Question, deadline_ms: float = 100.0) -> Call:
+        """Begin a call; its answer will be one of `answers`."""
+        deadline = Deadline(self.clock(), deadline_ms)
+        return self.dispatcher.submit(question, deadline, lambda call: self._keep(call.answer))
+
+    def _keep(self, answer: Answer | None) -> None:
+        assert answer is not None
+        self.answers.append(answer)
 
     @property
     def last_id(self) -> int:
@@ -157,7 +166,7 @@ class Desk:
         self.frames(device, encode(message, *buffers))
 
     def frames(self, device: str, frames: Sequence[Buffer]) -> None:
-        self.exchange.handle([Received(device, frames)])
+        self.dispatcher.handle([Received(device, frames)])
 
     def reply(self, device: str, request_id: int = 1, favourite: int = 2) -> None:
         logits = np.zeros(len(LABELS), dtype=np.float32)
@@ -178,15 +187,15 @@ class Desk:
 
     def disconnect(self, device: str) -> None:
         self.transport.connected.discard(device)
-        self.exchange.handle([Disconnected(device)])
+        self.dispatcher.handle([Disconnected(device)])
 
     def connect(self, device: str) -> None:
         self.transport.connected.add(device)
-        self.exchange.handle([Connected(device)])
+        self.dispatcher.handle([Connected(device)])
 
     def pass_s(self, seconds: float) -> None:
         self.clock.now_s += seconds
-        self.exchange.tick()
+        self.dispatcher.tick()
 
     def prediction(self) -> Prediction:
         """The one answer since the last call of this, which has to be a prediction."""

@@ -102,7 +102,7 @@ def test_both_bundles_are_served_until_nobody_asks_for_the_old_one(fleet: Fleet)
             agent.wait_for(f"serves {named(fleet, 'old')} no more")
             assert ask(new).used == ("alpha",)
         assert not status(old).usable
-        assert status(old).reason.startswith("wrong bundle: serves new ")
+        assert status(old).reason.startswith("wrong_bundle: serves new ")
     assert agent.terminate() == 0
     assert agent.stderr == ""
 
@@ -110,7 +110,7 @@ def test_both_bundles_are_served_until_nobody_asks_for_the_old_one(fleet: Fleet)
 def test_a_folder_that_is_replaced_counts_as_well(fleet: Fleet, tmp_path: Path) -> None:
     agent = fleet.start("alpha", bundle=tmp_path / "old")
     with client_of(fleet, "new") as new:
-        assert new.status(timeout_s=PATIENCE_S)[0].reason.startswith("wrong bundle: serves old ")
+        assert new.status(timeout_s=PATIENCE_S)[0].reason.startswith("wrong_bundle: serves old ")
         with replacing_folder(tmp_path / "old") as folder:
             write_bundle(folder, name="new", bag_scale=9.0)
         look_again(agent, f"serves {named(fleet, 'new')}")

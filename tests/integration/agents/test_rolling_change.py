@@ -172,23 +172,24 @@ def test_what_is_under_way_ends_with_the_bundle_that_it_began_with(fleet: Fleet)
     assert [answer.used for answer in came] == [SERVED] * 5
 
 
-def test_a_picture_that_was_cut_for_the_old_bundle_is_cut_again(
+def test_a_call_keeps_the_bundle_that_it_began_with(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_agents(fleet, "new")
     with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
-        whole = client._cut_in_time
+        began_with, cut = client.bundle.digest, client._cut
 
         def cut_slowly(*args: Any) -> Any:
             monkeypatch.undo()
-            cut = whole(*args)
+            question = cut(*args)
             point(fleet, "held", "new")
             client.reload(timeout_s=PATIENCE_S)
-            return cut
+            return question
 
-        monkeypatch.setattr(client, "_cut_in_time", cut_slowly)
-        answer = ask(client)
-    assert (answer.bundle, answer.missing) == (digest(fleet, "new"), {})
+        monkeypatch.setattr(client, "_cut", cut_slowly)
+        first, second = ask(client), ask(client)
+    assert (first.bundle, first.missing) == (began_with, {})
+    assert (second.bundle, second.missing) == (digest(fleet, "new"), {})
 
 
 def test_calls_of_an_event_loop_change_over_too(fleet: Fleet) -> None:

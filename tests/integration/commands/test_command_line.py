@@ -166,7 +166,9 @@ def test_nobody_can_answer(nobody: Path, pictures: Path) -> None:
     reasons = "alpha: unreachable; beta: unreachable; gamma: unreachable"
     paths = [f"{pictures}/red/{number}.png" for number in (0, 1)]
     text = f"no device can answer ({reasons})"
-    assert lines(done) == [{"path": p, "error": text, "outcomes": missing} for p in paths]
+    assert lines(done) == [
+        {"path": p, "error": text, "outcomes": missing, "codes": missing} for p in paths
+    ]
     assert done.stderr.splitlines() == [f"mdp: {path}: {text}" for path in paths]
 
 
@@ -331,14 +333,14 @@ def test_doctor_names_what_is_wrong(fleet: Fleet, tmp_path: Path) -> None:
     assert err.startswith(f"mdp: WARNING: device 'gamma' at {addresses[2]} is plain text: ")
     alpha = json.loads(status[1])["devices"][0]
     assert (status[0], alpha["state"]) == (3, "READY")
-    assert alpha["reason"].startswith("wrong bundle: serves colours ")
+    assert alpha["reason"].startswith("wrong_bundle: serves colours ")
     said = [(f["subject"], f["text"]) for f in json.loads(out)["findings"] if not f["ok"]]
     subjects = [subject for subject, _ in said]
     assert subjects == ["submodels/1/model.onnx", "manifest.json", "gamma", *DEVICES]
     texts = dict(said)
     assert "bytes, found" in texts["submodels/1/model.onnx"]
     assert texts["manifest.json"] == "never evaluated: run mdp-partition evaluate --write"
-    assert texts["alpha"].startswith("READY on CPUExecutionProvider: wrong bundle: serves colours")
+    assert texts["alpha"].startswith("READY on CPUExecutionProvider: wrong_bundle: serves colours")
     assert "x.example:7500" in texts["gamma"]
 
 

@@ -18,7 +18,7 @@ import mdp
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.requests.prediction import Prediction
-from mdp.requests.session import NOT_NEEDED
+from mdp.requests.reason import NOT_NEEDED
 from mdp.testing.agents import AgentProcess
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
@@ -367,7 +367,7 @@ def test_an_agent_with_another_bundle_is_named(fleet: Fleet, tmp_path: Path) -> 
         assert answer.missing["alpha"].endswith(f"asked for {digest}")
         status = client.status()[0]
         assert (status.state, status.usable) == ("READY", False)
-        assert status.reason.startswith("wrong bundle: serves others ")
+        assert status.reason.startswith("wrong_bundle: serves others ")
         assert status.reason.endswith(f"expected colours {digest}")
 
 
@@ -384,7 +384,7 @@ def test_addresses_mixed_up_are_noticed_even_at_the_same_image_size(tmp_path: Pa
                 "beta": "wrong_submodel: alpha serves sub-model 0, asked for 1",
             }
             status = client.status()[0]
-            assert status.reason == "wrong sub-model: serves 1 (beta), expected 0"
+            assert status.reason == "wrong_submodel: serves 1 (beta), expected 0"
             assert not status.usable
 
 
@@ -547,7 +547,7 @@ def test_a_cascade_asks_the_others_only_where_the_first_is_not_sure(
         before = answered(trusting)
         answer = ask(trusting)
         assert (answer.stage, answer.used) == ("first", ("alpha",))
-        assert answer.missing == dict.fromkeys(("beta", "gamma"), NOT_NEEDED)
+        assert answer.missing == dict.fromkeys(("beta", "gamma"), str(NOT_NEEDED))
         assert answer.expected_accuracy == CASCADE_ACCURACY.stacked
         after = answered(trusting)
         assert {name: after[name] - before[name] for name in DEVICES} == {

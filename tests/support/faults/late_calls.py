@@ -13,7 +13,6 @@ from pathlib import Path
 
 from mdp.protocol.messages import Ask, Infer, decode
 from mdp.requests.prediction import Prediction
-from mdp.requests.session import LATE
 from mdp.testing.bundles import write_bundle
 from tests.support.exchanges import Desk
 
@@ -60,7 +59,7 @@ def play(
     def pass_until(until_s: float) -> None:
         """Whatever comes until then, or until the call is answered."""
         while not desk.answers:
-            wake_s = desk.exchange.next_wake_s()
+            wake_s = desk.dispatcher.next_wake_s()
             if under_way and under_way[0][0] <= min(wake_s, until_s):
                 desk.clock.now_s, _, device, number, asks = heappop(under_way)
                 if asks:
@@ -69,7 +68,7 @@ def play(
                     desk.reply(device, number)
             elif wake_s <= until_s:
                 desk.clock.now_s = wake_s
-                desk.exchange.tick()
+                desk.dispatcher.tick()
             else:
                 desk.clock.now_s = until_s
                 return
@@ -82,7 +81,7 @@ def play(
         pass_until(float("inf"))
         answer = desk.answers.pop()
         reason = answer.missing.get("gamma", "") if isinstance(answer, Prediction) else str(answer)
-        seen.append(Asked(began_s, deadline_ms, reason == LATE, reason == "", reason))
+        seen.append(Asked(began_s, deadline_ms, reason == "late", reason == "", reason))
         pass_until(max(desk.clock.now_s, began_s + every_s))
     return seen
 

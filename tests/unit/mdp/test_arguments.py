@@ -11,7 +11,7 @@ import pytest
 from mdp.client.aio import AsyncClient
 from mdp.client.sync import Client
 from mdp.errors import InputError
-from mdp.requests.capture import checked_every_ms, glance_at
+from mdp.requests.capture import checked_every_ms, frame_query
 from mdp.requests.deadline import checked_deadline_ms
 
 #: Of any type, as a caller without a type checker may give them.
@@ -82,11 +82,11 @@ def test_watching_and_looking() -> None:
         (lambda: CLIENT.watch(errors="ignore"), "errors: expected raise or yield, got 'ignore'"),
         (lambda: checked_every_ms("1"), "every_ms: expected 0 to 1e+09, got '1'"),  # type: ignore[arg-type]
         (
-            lambda: glance_at("latest", within_ms="1", now_s=0.0),  # type: ignore[arg-type]
+            lambda: frame_query("latest", within_ms="1", now_s=0.0),  # type: ignore[arg-type]
             "within_ms: expected 0 to 1e+09, got '1'",
         ),
         (
-            lambda: glance_at(None, within_ms=1, now_s=0.0),  # type: ignore[arg-type]
+            lambda: frame_query(None, within_ms=1, now_s=0.0),  # type: ignore[arg-type]
             r"at: expected 'latest' or a reading of time.monotonic(), got None",
         ),
     ]

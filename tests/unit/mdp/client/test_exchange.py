@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mdp.client.crops import Cutter
+from mdp.client.questions import PictureQuestion
 from mdp.errors import DeadlineExceeded, InputError, QuorumNotMet
 from mdp.formats.plan import Region
 from mdp.fusion.fuse import Contribution
@@ -21,10 +22,10 @@ from mdp.protocol.messages import (
     encode,
     logits_buffer,
 )
-from mdp.requests.deadline import MAX_DEADLINE_MS, checked_deadline_ms, reserve_s
-from mdp.requests.health import FIRST_REST_S, TOLERATED_STRIKES
+from mdp.requests.deadline import MAX_DEADLINE_MS, Deadline, checked_deadline_ms, reserve_s
+from mdp.requests.health import FIRST_PAUSE_S, TOLERATED_FAILURES
 from mdp.requests.hedging import ENOUGH
-from mdp.requests.session import NOT_NEEDED
+from mdp.requests.reason import NOT_NEEDED
 from mdp.testing.bundles import (
     LABELS,
     SIZES,
@@ -82,13 +83,13 @@ def test_an_answer_from_all(desk: Desk) -> None:
     assert answer.expected_accuracy == subset_accuracy((0, 1, 2)).stacked
     assert answer.latency_ms == pytest.approx(12.0)
     assert [m.network_ms for m in answer.members] == pytest.approx([6.0, 10.0, 2.0])
-    assert desk.exchange.next_wake_s() == math.inf
-    assert desk.exchange.counters == {"late": 0, "duplicate": 0, "malformed": 0}
+    assert desk.dispatcher.next_wake_s() == math.inf
+    assert desk.dispatcher.counters == {"late": 0, "duplicate": 0, "malformed": 0}
 
 
 def test_the_clock_decides(desk: Desk) -> None:
     desk.submit(deadline_ms=100.0)
-    assert desk.exchange.next_wake_s() == pytest.approx(desk.clock() + 0.098)
+    assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + 0.098)
     desk.reply("beta")
     desk.pass_s(0.0979)
     assert not desk.answers
@@ -186,17 +187,17 @@ def test_a_hedge_is_sent_when_its_time_has_come(folder: Path) -> None:
     assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
     for device in ("beta", "gamma"):
         desk.reply(device)
-    assert desk.exchange.next_wake_s() == pytest.approx(desk.clock() + 0.020)
+    assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + 0.020)
     desk.pass_s(0.021)
     ((device, infer),) = desk.asked()
     assert (device, infer.k) == ("alpha/attic", 0)
     assert infer.budget_ms == pytest.approx(77.0)
-    assert desk.exchange.next_wake_s() == pytest.approx(desk.clock() + 0.077)
+    assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + 0.077)
     desk.reply("alpha/attic")
     answer = desk.prediction()
     assert (answer.used, answer.missing) == (("alpha/attic", "beta", "gamma"), {})
     desk.reply("alpha")
-    assert desk.exchange.counters["late"] == 1
+    assert desk.dispatcher.counters["late"] == 1
 
 
 def test_a_send_that_fails_is_a_failure_like_any_other(folder: Path) -> None:
@@ -259,7 +260,7 @@ def test_garbage_is_counted_and_the_device_named(
     assert list(missing) == ["gamma"]
     assert missing["gamma"].startswith("bad_message: ")
     assert reason in missing["gamma"]
-    assert desk.exchange.counters["malformed"] == 1
+    assert desk.dispatcher.counters["malformed"] == 1
 
 
 def test_garbage_from_somebody_not_waited_for_only_counts(desk: Desk) -> None:
@@ -271,7 +272,7 @@ def test_garbage_from_somebody_not_waited_for_only_counts(desk: Desk) -> None:
     desk.reply("beta")
     desk.reply("gamma")
     assert desk.prediction().missing == {}
-    assert desk.exchange.counters["malformed"] == 2
+    assert desk.dispatcher.counters["malformed"] == 2
 
 
 def test_late_duplicate_and_foreign_replies_are_counted_and_change_nothing(desk: Desk) -> None:
@@ -286,7 +287,7 @@ def test_late_duplicate_and_foreign_replies_are_counted_and_change_nothing(desk:
     answer = desk.prediction()
     assert (answer.label, answer.missing) == ("red", {})
     desk.reply("gamma", favourite=0)
-    assert desk.exchange.counters == {"late": 2, "duplicate": 2, "malformed": 0}
+    assert desk.dispatcher.counters == {"late": 2, "duplicate": 2, "malformed": 0}
     assert not desk.answers
 
 
@@ -296,7 +297,7 @@ def test_a_reply_does_not_stand_in_for_another_device(desk: Desk) -> None:
     desk.reply("alpha")
     desk.reply("alpha")
     assert not desk.answers
-    assert desk.exchange.counters["duplicate"] == 2
+    assert desk.dispatcher.counters["duplicate"] == 2
 
 
 def test_a_failure_of_an_unread_message_fails_whatever_waits_for_the_device(desk: Desk) -> None:
@@ -354,17 +355,17 @@ def test_a_silent_device_is_rested_asked_how_it_is_and_taken_back(
     desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "mdp")
-    silence(desk, "gamma", TOLERATED_STRIKES)
+    silence(desk, "gamma", TOLERATED_FAILURES)
     assert well(desk, "alpha", "beta") == ["alpha", "beta"]
     assert desk.prediction().missing == {"gamma": "silent: 3 requests unanswered"}
-    desk.pass_s(FIRST_REST_S)
+    desk.pass_s(FIRST_PAUSE_S)
     # No call is spent on finding out whether it lives: it is asked how it is, beside one.
     desk.submit()
     assert desk.asks() == ["gamma"]
     for device in ("alpha", "beta"):
         desk.reply(device, desk.last_id)
     assert desk.prediction().latency_ms == 0.0
-    desk.pass_s(FIRST_REST_S)
+    desk.pass_s(FIRST_PAUSE_S)
     desk.submit()
     assert desk.asks() == [], "the rest has doubled"
     desk.tell("gamma")
@@ -386,7 +387,7 @@ def test_a_silent_device_is_rested_asked_how_it_is_and_taken_back(
 
 @pytest.mark.parametrize("way", ["answers", "says too_late"])
 def test_what_was_never_asked_is_no_sign_of_life(desk: Desk, way: str) -> None:
-    for _ in range(TOLERATED_STRIKES):
+    for _ in range(TOLERATED_FAILURES):
         desk.submit()
         for other, infer in desk.asked():
             if other != "gamma":
@@ -414,15 +415,15 @@ def late(desk: Desk, device: str, times: int) -> None:
 
 
 def test_a_late_reply_is_a_sign_of_life(desk: Desk) -> None:
-    late(desk, "gamma", TOLERATED_STRIKES - 1)
+    late(desk, "gamma", TOLERATED_FAILURES - 1)
     # Else it would be out after the first of these.
-    silence(desk, "gamma", TOLERATED_STRIKES - 1)
+    silence(desk, "gamma", TOLERATED_FAILURES - 1)
     assert well(desk, "alpha", "beta") == ["alpha", "beta", "gamma"]
 
 
 def test_who_is_late_again_and_again_is_not_waited_for_until_it_is_in_time(desk: Desk) -> None:
-    late(desk, "gamma", TOLERATED_STRIKES)
-    assert desk.exchange.counters["late"] == TOLERATED_STRIKES
+    late(desk, "gamma", TOLERATED_FAILURES)
+    assert desk.dispatcher.counters["late"] == TOLERATED_FAILURES
     # Tried at once, and not waited for.
     assert well(desk, "alpha", "beta") == ["gamma", "alpha", "beta"]
     assert desk.prediction().missing == {"gamma": "on probation: asked, not waited for"}
@@ -444,7 +445,7 @@ def test_who_is_late_again_and_again_is_not_waited_for_until_it_is_in_time(desk:
 
 
 def test_a_call_that_was_turned_away_at_once_is_no_try(desk: Desk) -> None:
-    late(desk, "gamma", TOLERATED_STRIKES)
+    late(desk, "gamma", TOLERATED_FAILURES)
     for _ in range(5):
         assert well(desk, "alpha", "beta") == ["gamma", "alpha", "beta"]
         desk.answers.clear()
@@ -452,7 +453,7 @@ def test_a_call_that_was_turned_away_at_once_is_no_try(desk: Desk) -> None:
 
 
 def test_to_say_after_the_deadline_that_there_was_no_time_is_late(desk: Desk) -> None:
-    for _ in range(TOLERATED_STRIKES):
+    for _ in range(TOLERATED_FAILURES):
         silence(desk, "gamma", 1)
         desk.fail("gamma", desk.last_id, code="too_late", text="too late")
     assert well(desk, "alpha", "beta") == ["gamma", "alpha", "beta"]
@@ -460,7 +461,7 @@ def test_to_say_after_the_deadline_that_there_was_no_time_is_late(desk: Desk) ->
 
 
 def test_where_everybody_is_late_all_are_waited_for(desk: Desk) -> None:
-    for _ in range(2 * TOLERATED_STRIKES):
+    for _ in range(2 * TOLERATED_FAILURES):
         desk.submit()
         asked = desk.asked()
         assert [device for device, _ in asked] == ["alpha", "beta", "gamma"]
@@ -471,7 +472,7 @@ def test_where_everybody_is_late_all_are_waited_for(desk: Desk) -> None:
 
 
 def test_a_reconnection_is_a_sign_of_life(desk: Desk) -> None:
-    silence(desk, "gamma", TOLERATED_STRIKES)
+    silence(desk, "gamma", TOLERATED_FAILURES)
     desk.disconnect("gamma")
     desk.connect("gamma")
     assert well(desk, "alpha", "beta") == ["gamma", "alpha", "beta"]
@@ -479,7 +480,7 @@ def test_a_reconnection_is_a_sign_of_life(desk: Desk) -> None:
 
 
 def test_silent_devices_are_asked_where_nobody_else_is_left(desk: Desk) -> None:
-    for _ in range(TOLERATED_STRIKES):
+    for _ in range(TOLERATED_FAILURES):
         desk.submit()
         desk.pass_s(0.1)
         assert set(desk.error().outcomes.values()) == {"late"}
@@ -494,11 +495,12 @@ def test_silent_devices_are_asked_where_nobody_else_is_left(desk: Desk) -> None:
 
 
 def test_a_client_that_is_slow_itself_blames_no_device(desk: Desk) -> None:
-    views = Cutter(desk.exchange.assignments).views(colour_picture("red"))
-    for _ in range(2 * TOLERATED_STRIKES):
-        desk.exchange.submit(
-            views, started_s=desk.clock() - 0.1, deadline_ms=100.0, done=desk.answers.append
-        )
+    views = Cutter(desk.dispatcher.assignments).views(colour_picture("red"))
+    for _ in range(2 * TOLERATED_FAILURES):
+        question = PictureQuestion(views)
+        call = desk.dispatcher.submit(question, Deadline(desk.clock() - 0.1, 100.0))
+        assert call.answer is not None
+        desk.answers.append(call.answer)
         assert set(desk.error().outcomes.values()) == {"not asked: no time left"}
     desk.submit()
     assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
@@ -508,7 +510,7 @@ def test_calls_in_flight_do_not_disturb_each_other(desk: Desk) -> None:
     desk.submit(deadline_ms=100.0)
     desk.submit(deadline_ms=50.0)
     desk.submit(deadline_ms=200.0)
-    assert desk.exchange.next_wake_s() == pytest.approx(desk.clock() + 0.048)
+    assert desk.dispatcher.next_wake_s() == pytest.approx(desk.clock() + 0.048)
     for device in ("alpha", "beta", "gamma"):
         desk.reply(device, 3, favourite=0)
     assert desk.prediction().label == "blue"
@@ -518,13 +520,13 @@ def test_calls_in_flight_do_not_disturb_each_other(desk: Desk) -> None:
     desk.reply("beta", 1)
     desk.pass_s(0.1)
     assert desk.prediction().label == "red"
-    assert desk.exchange.next_wake_s() == math.inf
+    assert desk.dispatcher.next_wake_s() == math.inf
 
 
 def test_status_is_asked_for_and_kept(desk: Desk) -> None:
-    assert desk.exchange.ask("alpha")
+    assert desk.dispatcher.ask("alpha")
     desk.transport.connected.discard("beta")
-    assert not desk.exchange.ask("beta")
+    assert not desk.dispatcher.ask("beta")
     assert desk.asks() == ["alpha"]
     status = Status(
         request_id=1,
@@ -540,7 +542,7 @@ def test_status_is_asked_for_and_kept(desk: Desk) -> None:
         counts={},
     )
     desk.receive("alpha", status)
-    assert desk.exchange.statuses == {"alpha": status}
+    assert desk.dispatcher.statuses == {"alpha": status}
 
 
 @pytest.mark.parametrize("fine", [0.001, 1, 80.0, MAX_DEADLINE_MS])
@@ -596,10 +598,8 @@ def test_a_device_that_says_the_same_of_everything_is_taken_out(desk: Desk) -> N
 
     reasons = []
     for number in range(12):
-        views = Cutter(desk.exchange.assignments).views(picture(number))
-        desk.exchange.submit(
-            views, started_s=desk.clock(), deadline_ms=100.0, done=desk.answers.append
-        )
+        views = Cutter(desk.dispatcher.assignments).views(picture(number))
+        desk.ask(PictureQuestion(views))
         answer_all(desk, number, "alpha", "beta")
         if "gamma" in [device for device, _ in desk.asked()]:
             desk.receive("gamma", result(desk.last_id), logits(0, 0, 1))
@@ -633,7 +633,8 @@ def test_a_device_that_cannot_serve_is_out_at_once_until_it_says_that_it_can(
     assert desk.prediction().missing == {"gamma": "not_ready: WARMING"}
     desk.tell("gamma", digest="0" * 64)
     assert well(desk, "alpha", "beta") == ["alpha", "beta"]
-    assert desk.prediction().missing == {"gamma": "wrong_bundle: serves colours 000000000000"}
+    reason = f"wrong_bundle: serves colours {'0' * 12}, expected {desk.bundle.digest[:12]}"
+    assert desk.prediction().missing == {"gamma": reason}
     desk.tell("gamma")
     assert well(desk, "gamma", "alpha", "beta") == ["gamma", "alpha", "beta"]
     assert desk.prediction().missing == {}
@@ -656,7 +657,7 @@ def test_a_device_that_serves_two_bundles_is_asked_for_its_older_one(desk: Desk)
 
 
 def test_one_that_has_no_time_is_asked_again_at_once(desk: Desk) -> None:
-    for _ in range(2 * TOLERATED_STRIKES):
+    for _ in range(2 * TOLERATED_FAILURES):
         desk.submit()
         assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
         for device in ("alpha", "beta"):
@@ -666,7 +667,7 @@ def test_one_that_has_no_time_is_asked_again_at_once(desk: Desk) -> None:
 
 
 def test_failures_in_a_row_take_a_device_out(desk: Desk) -> None:
-    for _ in range(TOLERATED_STRIKES):
+    for _ in range(TOLERATED_FAILURES):
         desk.submit()
         for device in ("alpha", "beta"):
             desk.reply(device, desk.last_id)
@@ -679,7 +680,7 @@ def test_failures_in_a_row_take_a_device_out(desk: Desk) -> None:
 
 def test_a_hedged_over_device_that_stays_silent_is_found_out(folder: Path) -> None:
     desk = Desk(folder, REPLICAS, hedge_after_s=0.020)
-    for round_ in range(TOLERATED_STRIKES):
+    for round_ in range(TOLERATED_FAILURES):
         desk.submit(deadline_ms=100.0)
         asked = [device for device, _ in desk.asked()]
         if "alpha" not in asked:
@@ -711,14 +712,14 @@ def test_an_idle_replica_is_asked_how_it_is_and_taken_out_if_it_never_says(folde
         assert desk.prediction().missing == {}
         asks += desk.asks()
         desk.pass_s(1.5)
-    assert asks.count("alpha/attic") >= TOLERATED_STRIKES
+    assert asks.count("alpha/attic") >= TOLERATED_FAILURES
     assert set(asks) == {"alpha/attic"}, "the others are heard in every call"
     desk.disconnect("alpha")
     desk.submit()
     assert [device for device, _ in desk.asked()] == ["beta", "gamma"]
     for device in ("beta", "gamma"):
         desk.reply(device, desk.last_id)
-    silent = f"silent: {TOLERATED_STRIKES} requests unanswered"
+    silent = f"silent: {TOLERATED_FAILURES} requests unanswered"
     assert desk.prediction().missing == {"alpha": "unreachable", "alpha/attic": silent}
 
 
@@ -750,7 +751,7 @@ def test_a_cascade_asks_the_first_stage_alone_where_it_is_sure(in_turns: Path) -
     desk.reply("alpha")
     answer = desk.prediction()
     assert (answer.stage, answer.label, answer.used) == ("first", "red", ("alpha",))
-    assert answer.missing == dict.fromkeys(("beta", "gamma"), NOT_NEEDED)
+    assert answer.missing == dict.fromkeys(("beta", "gamma"), str(NOT_NEEDED))
     assert answer.expected_accuracy == CASCADE_ACCURACY.stacked
     assert desk.asked() == []
 

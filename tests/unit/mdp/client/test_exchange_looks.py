@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mdp.client.questions import CameraQuestion
 from mdp.fusion.fuse import Contribution
 from mdp.protocol.messages import Failure, Look, Seen, decode, logits_buffer
-from mdp.requests.capture import Glance, glance_at
+from mdp.requests.capture import FrameQuery, frame_query
 from mdp.testing.bundles import LABELS, write_bundle
 from tests.support.exchanges import Desk
 
@@ -18,13 +19,8 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(folder, [("alpha", 0), ("beta", 1), ("gamma", 2), ("gamma/attic", 2)])
 
 
-def look(desk: Desk, glance: Glance | None = None, deadline_ms: float = 100.0) -> None:
-    desk.exchange.submit(
-        glance or Glance(),
-        started_s=desk.clock(),
-        deadline_ms=deadline_ms,
-        done=desk.answers.append,
-    )
+def look(desk: Desk, query: FrameQuery | None = None, deadline_ms: float = 100.0) -> None:
+    desk.ask(CameraQuestion(query or FrameQuery()), deadline_ms)
 
 
 def looks(desk: Desk) -> dict[str, Look]:
@@ -53,7 +49,7 @@ def gamma(asked: dict[str, Look]) -> str:
 
 
 def test_every_member_is_asked_to_look_and_no_picture_is_sent(desk: Desk) -> None:
-    look(desk, Glance(within_ms=250.0))
+    look(desk, FrameQuery(within_ms=250.0))
     assert [len(frames) for _, frames in desk.transport.sent] == [1, 1, 1]
     asked = looks(desk)
     assert [ask.k for ask in asked.values()] == [0, 1, 2]
@@ -96,7 +92,7 @@ def test_an_answer_to_a_picture_has_no_frames(desk: Desk) -> None:
 
 def test_a_replica_that_is_asked_later_is_asked_for_the_same_moment(desk: Desk) -> None:
     moment_s = desk.clock() - 0.3
-    look(desk, glance_at(moment_s, within_ms=100.0, now_s=desk.clock()))
+    look(desk, frame_query(moment_s, within_ms=100.0, now_s=desk.clock()))
     first = looks(desk)
     assert [ask.ago_ms for ask in first.values()] == pytest.approx([300.0] * 3)
     desk.clock.now_s += 0.02

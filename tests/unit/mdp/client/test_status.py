@@ -46,9 +46,9 @@ def said(bundle: Bundle, /, **changes: Any) -> Status:
         (
             {"digest": "a" * 64, "bundle": "other"},
             False,
-            "wrong bundle: serves other aaaaaaaaaaaa, expected colours ",
+            "wrong_bundle: serves other aaaaaaaaaaaa, expected ",
         ),
-        ({"k": 2, "device": "gamma"}, False, "wrong sub-model: serves 2 (gamma), expected 1"),
+        ({"k": 2, "device": "gamma"}, False, "wrong_submodel: serves 2 (gamma), expected 1"),
         ({"fallback": True}, True, "runs on CPUExecutionProvider, not as planned"),
         (
             {"fallback": True, "state": "FAILED", "reason": "RuntimeError: no"},

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from mdp.requests.choice import Choice, others_by_s
+from mdp.requests.reason import UNREACHABLE
 
 SLOW_S = {"alpha": 0.010, "beta": 0.030, "gamma": 0.020, "gamma/attic": 0.050}
 MEMBERS = {0: ["alpha"], 1: ["beta"], 2: ["gamma", "gamma/attic"]}
@@ -31,7 +32,7 @@ def test_the_others_have_the_time_that_they_need(
     slow_s = SLOW_S | {unknown: math.inf}
     # Who is on probation is not waited for, so it needs no time either.
     for choice in (
-        Choice(MEMBERS, dict.fromkeys(gone, "gone"), {}),
+        Choice(MEMBERS, dict.fromkeys(gone, UNREACHABLE), {}),
         Choice(MEMBERS, {}, dict.fromkeys(gone, 0)),
     ):
         at_s = others_by_s(choice, first, slow_s.__getitem__, 0.0, decide_s)

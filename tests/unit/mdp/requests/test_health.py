@@ -7,49 +7,49 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdp.requests.health import (
-    FIRST_REST_S,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
     LONGEST_PROBATION,
-    LONGEST_REST_S,
     SETTLED_AFTER,
-    TOLERATED_STRIKES,
-    UNREADY_REST_S,
-    UNSTEADY,
-    Health,
+    TOLERATED_FAILURES,
+    UNREADY_PAUSE_S,
+    CircuitBreaker,
 )
+from mdp.requests.reason import UNSTEADY, Reason
+
+BROKEN, WARMING = Reason("failed", "no memory"), Reason("not_ready", "WARMING")
 
 
-def silenced(now_s: float = 10.0) -> Health:
-    health = Health()
-    for _ in range(TOLERATED_STRIKES):
+def silenced(now_s: float = 10.0) -> CircuitBreaker:
+    health = CircuitBreaker()
+    for _ in range(TOLERATED_FAILURES):
         assert health.cause is None
         health.silent(now_s)
     return health
 
 
-def test_three_silences_take_a_device_out_and_any_sign_of_life_brings_it_back_on_probation() -> (
-    None
-):
+def test_three_silences_take_a_device_out_and_any_sign_of_life_brings_it_back_half_open() -> None:
     health = silenced()
-    assert (health.cause, health.reason) == ("silent", "silent: 3 requests unanswered")
-    health.heard()
+    assert (health.cause, str(health.reason)) == ("silent", "silent: 3 requests unanswered")
+    health.alive()
     assert health.cause is None
-    assert health.on_probation
+    assert health.half_open
     health.answered()
-    assert not health.on_probation
+    assert not health.half_open
 
 
-def test_one_strike_on_probation_is_enough_and_the_rest_is_longer() -> None:
+def test_one_strike_half_open_is_enough_and_the_rest_is_longer() -> None:
     health = silenced()
-    assert health.rested_until_s == 10.0 + FIRST_REST_S
-    health.heard()
+    assert health.paused_until_s == 10.0 + FIRST_PAUSE_S
+    health.alive()
     health.silent(20.0)
-    assert (health.cause, health.rested_until_s) == ("silent", 20.0 + 2 * FIRST_REST_S)
+    assert (health.cause, health.paused_until_s) == ("silent", 20.0 + 2 * FIRST_PAUSE_S)
 
 
 def test_every_relapse_makes_the_probation_longer_up_to_a_bound() -> None:
     health, owed = silenced(), []
     for _ in range(6):
-        health.heard()
+        health.alive()
         owed.append(health.owed)
         health.silent(20.0)
     assert owed == [1, 2, 4, LONGEST_PROBATION, LONGEST_PROBATION, LONGEST_PROBATION]
@@ -57,19 +57,19 @@ def test_every_relapse_makes_the_probation_longer_up_to_a_bound() -> None:
 
 def test_after_a_long_time_without_a_strike_the_past_is_forgotten() -> None:
     health = silenced()
-    health.heard()
+    health.alive()
     for _ in range(SETTLED_AFTER):
         assert not health.well
         health.answered()
     assert health.well
-    assert health.rest_s == FIRST_REST_S
+    assert health.pause_s == FIRST_PAUSE_S
 
 
 def test_requests_that_were_under_way_when_it_was_taken_out_do_not_lengthen_its_rest() -> None:
     health = silenced()
     for _ in range(10):
         health.silent(10.0)
-    assert health.rested_until_s == 10.0 + FIRST_REST_S
+    assert health.paused_until_s == 10.0 + FIRST_PAUSE_S
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_requests_that_were_under_way_when_it_was_taken_out_do_not_lengthen_its_
 def test_who_fails_every_other_time_is_taken_out_and_who_seldom_fails_is_not(
     pattern: str, taken_out: bool
 ) -> None:
-    health, out = Health(), False
+    health, out = CircuitBreaker(), False
     for step in pattern * 20:
         if step == "x":
-            health.failed(0.0, "broken")
+            health.failed(0.0, BROKEN)
         else:
             health.answered()
         out |= health.cause is not None
@@ -90,27 +90,27 @@ def test_who_fails_every_other_time_is_taken_out_and_who_seldom_fails_is_not(
 
 
 def test_a_failing_device_comes_back_only_after_its_rest() -> None:
-    health = Health()
-    for _ in range(TOLERATED_STRIKES):
-        health.failed(0.0, "failed: no memory")
-    assert (health.cause, health.reason) == ("failing", "failing: failed: no memory")
-    health.heard()
-    health.told(0.1, "")
+    health = CircuitBreaker()
+    for _ in range(TOLERATED_FAILURES):
+        health.failed(0.0, BROKEN)
+    assert (health.cause, str(health.reason)) == ("failing", "failing: failed: no memory")
+    health.alive()
+    health.told(0.1, None)
     assert health.cause == "failing"
-    health.told(FIRST_REST_S, "")
-    assert health.on_probation
+    health.told(FIRST_PAUSE_S, None)
+    assert health.half_open
 
 
 def test_one_that_is_not_ready_is_out_at_once_and_back_as_soon_as_it_says_so() -> None:
-    health = Health()
-    health.unready(5.0, "not_ready: WARMING")
-    assert (health.cause, health.reason) == ("unready", "not_ready: WARMING")
+    health = CircuitBreaker()
+    health.unready(5.0, WARMING)
+    assert (health.cause, health.reason) == ("unready", WARMING)
     assert not health.due(5.0)
-    assert health.due(5.0 + UNREADY_REST_S)
-    health.heard()
+    assert health.due(5.0 + UNREADY_PAUSE_S)
+    health.alive()
     assert health.cause == "unready"
-    health.told(5.1, "")
-    assert health.on_probation
+    health.told(5.1, None)
+    assert health.half_open
 
 
 def test_how_often_one_that_is_out_is_asked_how_it_is() -> None:
@@ -127,12 +127,12 @@ def test_how_often_one_that_is_out_is_asked_how_it_is() -> None:
 
 
 def test_one_lost_connection_costs_a_probation_and_many_a_rest() -> None:
-    health = Health()
+    health = CircuitBreaker()
     health.disconnected()
     health.connected(1.0)
-    assert health.on_probation
+    assert health.half_open
     health.answered()
-    assert not health.on_probation
+    assert not health.half_open
     for _ in range(2):
         health.disconnected()
         health.connected(2.0)
@@ -140,7 +140,7 @@ def test_one_lost_connection_costs_a_probation_and_many_a_rest() -> None:
 
 
 def test_a_connection_that_was_never_lost_is_no_come_back() -> None:
-    health = Health()
+    health = CircuitBreaker()
     health.connected(1.0)
     assert health.well
 
@@ -149,10 +149,10 @@ def test_a_reconnection_brings_back_who_was_silent_but_not_who_fails() -> None:
     health = silenced()
     health.disconnected()
     health.connected(10.1)
-    assert health.on_probation
-    failing = Health()
-    for _ in range(TOLERATED_STRIKES):
-        failing.failed(10.0, "broken")
+    assert health.half_open
+    failing = CircuitBreaker()
+    for _ in range(TOLERATED_FAILURES):
+        failing.failed(10.0, BROKEN)
     failing.disconnected()
     failing.connected(10.1)
     assert failing.cause == "failing"
@@ -165,35 +165,35 @@ EVENTS = ("answered", "heard", "silent", "failed", "unready", "ready", "lost", "
 def test_from_any_history_a_device_that_answers_comes_back(
     history: list[tuple[str, float]],
 ) -> None:
-    health, now_s = Health(), 0.0
+    health, now_s = CircuitBreaker(), 0.0
     for what, step_s in history:
         now_s += step_s
         match what:
             case "answered":
                 health.answered()
             case "heard":
-                health.heard()
+                health.alive()
             case "silent":
                 health.silent(now_s)
             case "failed":
-                health.failed(now_s, "broken")
+                health.failed(now_s, BROKEN)
             case "unready":
-                health.unready(now_s, "warming")
+                health.unready(now_s, WARMING)
             case "ready":
-                health.told(now_s, "")
+                health.told(now_s, None)
             case "lost":
                 health.disconnected()
             case "found":
                 health.connected(now_s)
             case _:
                 health.asked(now_s)
-        assert health.ask_s <= now_s + LONGEST_REST_S
+        assert health.ask_s <= now_s + LONGEST_PAUSE_S
         assert bool(health.cause) == bool(health.reason)
-        assert not (health.cause and health.on_probation)
-    now_s += LONGEST_REST_S
+        assert not (health.cause and health.half_open)
+    now_s += LONGEST_PAUSE_S
     health.connected(now_s)
-    health.told(now_s + LONGEST_REST_S, "")
+    health.told(now_s + LONGEST_PAUSE_S, None)
     assert health.cause is None
     for _ in range(LONGEST_PROBATION):
         health.answered()
-    assert not health.on_probation
+    assert not health.half_open

@@ -5,11 +5,11 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mdp.requests.hedging import BURST, ENOUGH, RECENT, Bucket, RoundTrips
+from mdp.requests.hedging import BURST, ENOUGH, RECENT, RoundTrips, TokenBucket
 
 
 def test_a_new_client_may_hedge_at_once_and_then_earns_one_in_twenty() -> None:
-    bucket = Bucket(0.05)
+    bucket = TokenBucket(0.05)
     assert [bucket.spend() for _ in range(4)] == [True, True, True, False]
     spent = 0
     for _ in range(200):
@@ -19,13 +19,13 @@ def test_a_new_client_may_hedge_at_once_and_then_earns_one_in_twenty() -> None:
 
 
 def test_what_was_not_spent_is_kept_up_to_a_bound() -> None:
-    bucket = Bucket(0.05)
+    bucket = TokenBucket(0.05)
     bucket.earn(100_000)
     assert bucket.tokens == BURST
 
 
 def test_a_share_of_nothing_hedges_nothing() -> None:
-    bucket = Bucket(0.0)
+    bucket = TokenBucket(0.0)
     bucket.earn(1000)
     assert not bucket.spend()
 
@@ -37,7 +37,7 @@ def test_a_share_of_nothing_hedges_nothing() -> None:
 def test_no_history_spends_more_than_the_share_and_the_burst(
     share: float, history: list[int | str]
 ) -> None:
-    bucket, earned, spent = Bucket(share), 0, 0
+    bucket, earned, spent = TokenBucket(share), 0, 0
     for step in history:
         if isinstance(step, int):
             bucket.earn(step)

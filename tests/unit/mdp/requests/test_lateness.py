@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from mdp.requests.health import (
     FORGIVEN_BY_ANSWER,
+    LONGEST_PAUSE_S,
     LONGEST_PROBATION,
-    LONGEST_REST_S,
     SETTLED_AFTER,
-    TOLERATED_STRIKES,
+    TOLERATED_FAILURES,
 )
-from mdp.requests.latency import FIRST_PAUSE_S, OVERDUE, Late, Lateness
+from mdp.requests.latency import FIRST_PAUSE_S, SlowDevice, SlowDevices
+from mdp.requests.request import DeviceEvent, Request, What
 from mdp.testing.bundles import write_bundle
 from tests.support.faults.late_calls import USUAL_S, late_in, play
 
@@ -26,28 +27,32 @@ BUDGET_S, LATE_S = 0.1, 0.15
 MOST_WAITS = 5
 
 
-def told(lateness: Lateness, trips_s: list[float], budget_s: float = BUDGET_S) -> None:
+def ended(
+    slow: SlowDevices, what: What, trip_s: float = 0.0, budget_s: float = BUDGET_S, *, test: bool
+) -> None:
+    request = Request(k=0, device="gamma", sent_s=0.0, is_test=test)
+    slow.handle(DeviceEvent(what, "gamma", trip_s, request, budget_s, in_flight=True))
+
+
+def told(slow: SlowDevices, trips_s: list[float], budget_s: float = BUDGET_S) -> None:
     for trip_s in trips_s:
-        if trip_s > budget_s:
-            lateness.late("gamma", trip_s, budget_s)
-        else:
-            lateness.in_time("gamma", trip_s, tried=False)
+        ended(slow, "late" if trip_s > budget_s else "answered", trip_s, budget_s, test=False)
 
 
-def is_late(lateness: Lateness, budget_s: float = BUDGET_S) -> bool:
-    return [device for device, _ in lateness.late_for(budget_s)] == ["gamma"]
+def is_late(slow: SlowDevices, budget_s: float = BUDGET_S) -> bool:
+    return "gamma" in slow and slow["gamma"].is_late_for(budget_s)
 
 
 def test_three_late_answers_tell_for_whom_it_is_late() -> None:
-    lateness = Lateness()
-    told(lateness, [LATE_S] * (TOLERATED_STRIKES - 1))
-    assert not is_late(lateness)
-    told(lateness, [LATE_S])
-    assert is_late(lateness)
-    assert is_late(lateness, BUDGET_S / 5)
-    assert not is_late(lateness, LATE_S)
+    slow = SlowDevices()
+    told(slow, [LATE_S] * (TOLERATED_FAILURES - 1))
+    assert not is_late(slow)
+    told(slow, [LATE_S])
+    assert is_late(slow)
+    assert is_late(slow, BUDGET_S / 5)
+    assert not is_late(slow, LATE_S)
     reason = "slow: 3 of its last 3 answers took longer than this call can wait"
-    assert lateness.suspects["gamma"].reason(BUDGET_S) == reason
+    assert str(slow["gamma"].reason(BUDGET_S)) == reason
 
 
 @pytest.mark.parametrize(
@@ -57,53 +62,53 @@ def test_three_late_answers_tell_for_whom_it_is_late() -> None:
 def test_who_is_late_every_other_time_is_left_out_and_who_seldom_is_is_not(
     pattern: str, left_out: bool
 ) -> None:
-    lateness, out = Lateness(), False
+    slow, out = SlowDevices(), False
     for step in pattern * 30:
-        told(lateness, [LATE_S if step == "x" else USUAL_S])
-        out |= is_late(lateness)
+        told(slow, [LATE_S if step == "x" else USUAL_S])
+        out |= is_late(slow)
     assert out == left_out
 
 
 @pytest.mark.parametrize("lates", [3, 4, 10, 100])
 def test_it_owes_answers_in_time_for_its_strikes_and_never_many(lates: int) -> None:
-    lateness, owed = Lateness(), 0
-    told(lateness, [LATE_S] * lates)
-    while is_late(lateness):
-        told(lateness, [USUAL_S])
+    slow, owed = SlowDevices(), 0
+    told(slow, [LATE_S] * lates)
+    while is_late(slow):
+        told(slow, [USUAL_S])
         owed += 1
-    expected = 1 + int((lates - TOLERATED_STRIKES) / FORGIVEN_BY_ANSWER)
+    expected = 1 + int((lates - TOLERATED_FAILURES) / FORGIVEN_BY_ANSWER)
     assert owed == min(expected, LONGEST_PROBATION)
 
 
 def test_it_is_forgotten_after_a_long_time_in_which_nobody_would_have_missed_it() -> None:
-    lateness = Lateness()
-    told(lateness, [LATE_S] * 3)
+    slow = SlowDevices()
+    told(slow, [LATE_S] * 3)
     # In time for those who asked, but not for those before: that tells nothing.
-    told(lateness, [BUDGET_S * 1.2] * 2 * SETTLED_AFTER, budget_s=LATE_S)
-    assert is_late(lateness)
-    told(lateness, [USUAL_S] * (SETTLED_AFTER - 1))
-    assert lateness.suspects
-    told(lateness, [USUAL_S])
-    assert not lateness.suspects
+    told(slow, [BUDGET_S * 1.2] * 2 * SETTLED_AFTER, budget_s=LATE_S)
+    assert is_late(slow)
+    told(slow, [USUAL_S] * (SETTLED_AFTER - 1))
+    assert slow
+    told(slow, [USUAL_S])
+    assert not slow
 
 
 def test_one_that_was_never_late_is_not_remembered() -> None:
-    lateness = Lateness()
-    told(lateness, [USUAL_S] * 5)
-    lateness.refused("gamma")
-    lateness.connected("gamma")
-    assert not lateness.suspects
+    slow = SlowDevices()
+    told(slow, [USUAL_S] * 5)
+    ended(slow, "refused", test=True)
+    slow.handle(DeviceEvent("connected", "gamma", 0.0))
+    assert not slow
 
 
 def tries(
-    late: Late, until_s: float, refused: Callable[[float], None] | None = None
+    late: SlowDevice, until_s: float, refused: Callable[[float], None] | None = None
 ) -> list[float]:
     """When it is tried, by calls that are made every 10 ms."""
     tried = []
     for step in range(round(until_s * 100)):
         now_s = step / 100
         if now_s >= late.paused_until_s:
-            late.tried(now_s)
+            late.tested(now_s)
             tried.append(now_s)
             if refused is not None:
                 refused(now_s)
@@ -111,67 +116,55 @@ def tries(
 
 
 def test_it_is_tried_ever_more_seldom() -> None:
-    late = Late()
+    late = SlowDevice()
     tried = tries(late, 200.0)
     pauses = [after - before for before, after in pairwise(tried)]
-    expected = [min(FIRST_PAUSE_S * 2**n, LONGEST_REST_S) for n in range(len(pauses))]
+    expected = [min(FIRST_PAUSE_S * 2**n, LONGEST_PAUSE_S) for n in range(len(pauses))]
     assert pauses == pytest.approx(expected, abs=0.011)
     assert len(tried) == 14
     late.refreshed()
     assert late.paused_until_s < 0.0
-    late.tried(300.0)
+    late.tested(300.0)
     assert late.paused_until_s == 300.0 + FIRST_PAUSE_S
 
 
 def test_where_it_says_at_once_that_it_has_no_time_the_next_call_tries_it() -> None:
-    lateness = Lateness()
-    told(lateness, [LATE_S] * 3)
-    late = lateness.suspects["gamma"]
-    assert len(tries(late, 1.0, refused=lambda now_s: lateness.refused("gamma"))) == 100
-    late.tried(2.0)
+    slow = SlowDevices()
+    told(slow, [LATE_S] * 3)
+    late = slow["gamma"]
+    assert len(tries(late, 1.0, refused=lambda now_s: ended(slow, "refused", test=True))) == 100
+    late.tested(2.0)
     assert late.paused_until_s == 2.0 + FIRST_PAUSE_S
 
 
 def test_a_try_in_time_or_a_new_connection_is_a_reason_to_try_it_at_once() -> None:
-    lateness = Lateness()
-    told(lateness, [LATE_S] * 8)
-    late = lateness.suspects["gamma"]
+    slow = SlowDevices()
+    told(slow, [LATE_S] * 8)
+    late = slow["gamma"]
     refreshes: list[Callable[[], object]] = [
-        lambda: lateness.in_time("gamma", USUAL_S, tried=True),
-        lambda: lateness.connected("gamma"),
+        lambda: ended(slow, "answered", USUAL_S, test=True),
+        lambda: slow.handle(DeviceEvent("connected", "gamma", 0.0)),
     ]
     for refresh in refreshes:
-        late.tried(1.0)
+        late.tested(1.0)
         assert late.paused_until_s > 1.0
         # An answer to somebody who has more time is none.
-        lateness.in_time("gamma", USUAL_S, tried=False)
+        ended(slow, "answered", USUAL_S, test=False)
         assert late.paused_until_s > 1.0
         refresh()
         assert late.paused_until_s < 1.0
-
-
-def test_what_is_overdue_is_known_once_and_not_without_end() -> None:
-    lateness = Lateness()
-    for call in range(OVERDUE + 1):
-        lateness.overdue(call, "gamma", 1.0, 1.1)
-    assert lateness.settle(0, "gamma") is None
-    assert lateness.settle(1, "gamma") == (1.0, 1.1)
-    assert lateness.settle(1, "gamma") is None
-    lateness.dropped("gamma")
-    assert lateness.settle(2, "gamma") is None
-    assert not lateness._overdue
 
 
 @given(st.lists(st.sampled_from([0.01, 0.06, 0.15, 0.3]), max_size=60), st.floats(0.005, 0.5))
 def test_from_any_history_it_is_left_out_after_three_too_long_and_back_after_eight_in_time(
     trips_s: list[float], budget_s: float
 ) -> None:
-    lateness = Lateness()
-    told(lateness, trips_s)
-    told(lateness, [1.0] * TOLERATED_STRIKES)
-    assert is_late(lateness, budget_s)
-    told(lateness, [0.001] * LONGEST_PROBATION)
-    assert not is_late(lateness, budget_s)
+    slow = SlowDevices()
+    told(slow, trips_s)
+    told(slow, [1.0] * TOLERATED_FAILURES)
+    assert is_late(slow, budget_s)
+    told(slow, [0.001] * LONGEST_PROBATION)
+    assert not is_late(slow, budget_s)
 
 
 # Calls in virtual time, through exchange, roster and session.

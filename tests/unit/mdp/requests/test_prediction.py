@@ -13,7 +13,8 @@ from mdp.errors import DeadlineExceeded, QuorumNotMet
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry
 from mdp.fusion.fuse import FUSIONS, Contribution, Fusion, probabilities
 from mdp.requests import prediction
-from mdp.requests.prediction import TOP_K, Judge, Prediction, likeliest, no_answer
+from mdp.requests.prediction import TOP_K, AnswerBuilder, Prediction, likeliest, no_answer
+from mdp.requests.reason import LATE, NOT_NEEDED, UNREACHABLE, Reason
 from mdp.requests.session import Arrival, Finish
 from mdp.testing.bundles import DEVICES, LABELS, size_accuracy, subset_accuracy, write_bundle
 from tests.support.bundles import CASCADE_ACCURACY, with_cascade
@@ -44,13 +45,13 @@ ARRIVALS = {
 def conclude(folder: Path, members: tuple[int, ...], fusion: Fusion = "stacked") -> Prediction:
     finish = Finish(
         arrived={k: ARRIVALS[k] for k in members},
-        missing={DEVICES[k]: "late" for k in range(3) if k not in members},
+        missing={DEVICES[k]: LATE for k in range(3) if k not in members},
         timed_out=len(members) < 3,
     )
-    judge = Judge(Bundle.open(folder), fusion)
-    answer = judge.conclude(finish, latency_ms=lambda: 12.0, deadline_ms=80.0)
+    judge = AnswerBuilder(Bundle.open(folder), fusion)
+    answer = judge.build(finish, 80.0)
     # The same again: what was worked out for a subset is kept.
-    assert judge.conclude(finish, latency_ms=lambda: 12.0, deadline_ms=80.0) == answer
+    assert judge.build(finish, 80.0) == answer
     assert isinstance(answer, Prediction)
     return answer
 
@@ -86,7 +87,7 @@ def test_rules_are_kept_of_a_bounded_number_of_sets(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction, "KEPT_RULES", 2)
-    judge = Judge(Bundle.open(folder), "stacked")
+    judge = AnswerBuilder(Bundle.open(folder), "stacked")
     sets = [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2)]
     first = [judge._rule(members) for members in sets]
     assert len(judge._rules) == 2
@@ -102,21 +103,21 @@ def test_a_first_stage_is_sure_above_the_threshold_of_its_own_fused_answer(
     arrived = {1: ARRIVALS[1].contribution}
     for threshold, sure in ((alone - 1e-6, True), (alone + 1e-6, False), (1.0, False)):
         with_cascade(folder, threshold, first=(1,))
-        assert Judge(Bundle.open(folder), fusion).sure(arrived) == sure
+        assert AnswerBuilder(Bundle.open(folder), fusion).is_sure(arrived) == sure
 
 
 def test_a_first_stage_that_was_sure_is_worth_what_the_cascade_is(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "bundle")
     finish = Finish(
         arrived={0: ARRIVALS[0]},
-        missing=dict.fromkeys(DEVICES[1:], "not needed"),
+        missing=dict.fromkeys(DEVICES[1:], NOT_NEEDED),
         timed_out=False,
         stage="first",
     )
 
     def answer() -> Prediction:
-        judge = Judge(Bundle.open(folder), "stacked")
-        told = judge.conclude(finish, latency_ms=lambda: 12.0, deadline_ms=80.0)
+        judge = AnswerBuilder(Bundle.open(folder), "stacked")
+        told = judge.build(finish, 80.0)
         assert isinstance(told, Prediction)
         return told
 
@@ -186,12 +187,10 @@ def test_many_members_are_stacked_with_the_weights_and_the_mean_of_their_size(
     members = (1, 3, 5, 8)
     finish = Finish(
         arrived={k: replace(ARRIVALS[1], device=devices[k]) for k in members},
-        missing={devices[k]: "late" for k in range(10) if k not in members},
+        missing={devices[k]: LATE for k in range(10) if k not in members},
         timed_out=True,
     )
-    answer = Judge(Bundle.open(folder), "stacked").conclude(
-        finish, latency_ms=lambda: 12.0, deadline_ms=80.0
-    )
+    answer = AnswerBuilder(Bundle.open(folder), "stacked").build(finish, 80.0)
     assert isinstance(answer, Prediction)
     assert (answer.mode, answer.label) == ("stacked", "green")
     assert answer.expected_accuracy == size_accuracy(4).mean.stacked
@@ -236,8 +235,8 @@ def test_at_most_five_labels_best_first(tmp_path: Path) -> None:
     (folder / MANIFEST).write_text(json.dumps(manifest))
     logits = tuple(float(n) for n in (0, 8, 1, 7, 2, 6, 3, 5, 4))
     finish = Finish(arrived={0: arrival(0, logits, logits)}, missing={}, timed_out=False)
-    judge = Judge(Bundle.open(folder), "bagged")
-    answer = judge.conclude(finish, latency_ms=lambda: 1.0, deadline_ms=2.0)
+    judge = AnswerBuilder(Bundle.open(folder), "bagged")
+    answer = judge.build(finish, 2.0)
     assert isinstance(answer, Prediction)
     best = ["class 1", "class 3", "class 5", "class 7", "class 8"]
     assert [label for label, _ in answer.top] == best
@@ -245,16 +244,16 @@ def test_at_most_five_labels_best_first(tmp_path: Path) -> None:
 
 
 def test_no_answer_says_why_for_every_device() -> None:
-    missing = {"alpha": "late", "beta": "overloaded: 16 requests wait already"}
+    missing = {"alpha": LATE, "beta": Reason("overloaded", "16 requests wait already")}
     late = no_answer(missing, timed_out=True, deadline_ms=80.0)
     assert isinstance(late, DeadlineExceeded)
     assert str(late) == (
         "no answer within 80 ms (alpha: late; beta: overloaded: 16 requests wait already)"
     )
-    none = no_answer({"alpha": "unreachable"}, timed_out=False, deadline_ms=80.0)
+    none = no_answer({"alpha": UNREACHABLE}, timed_out=False, deadline_ms=80.0)
     assert isinstance(none, QuorumNotMet)
     assert str(none) == "no device can answer (alpha: unreachable)"
-    assert none.outcomes == {"alpha": "unreachable"}
+    assert none.outcomes == none.codes == {"alpha": "unreachable"}
 
 
 @pytest.mark.parametrize("num_classes", [2, 5, 6, 16, 17, 1000])

@@ -2,7 +2,7 @@
 
 import math
 
-from mdp.requests.replica_stats import Replica
+from mdp.requests.replicas import Replica
 
 
 def asked_and_answered(replica: Replica, turn: int, took_s: float) -> None:
@@ -46,5 +46,5 @@ def test_it_costs_what_it_has_owed_for_so_long_unless_it_was_heard_of() -> None:
     assert math.isclose(replica.cost_s(2, 6.0), 2 * 1.0)
     replica.seen_s = 5.9
     assert math.isclose(replica.cost_s(2, 6.0), 2 * 0.1)
-    replica.looked_at(6.0)
+    replica.asked(6.0, None)
     assert math.isclose(replica.cost_s(2, 6.0), 3 * 0.010)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,18 +11,15 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from mdp.fusion.fuse import Contribution
+from mdp.requests.choice import Choice
+from mdp.requests.reason import LATE, NO_TIME, NOT_NEEDED, PROBATION, Reason
+from mdp.requests.request import Request
 from mdp.requests.session import (
-    LATE,
-    NO_TIME,
-    NOT_NEEDED,
-    PROBATION,
     Action,
     Event,
     Failed,
     Finish,
-    HedgeAfter,
     Replied,
-    Send,
     Session,
     Stage,
     Stages,
@@ -35,6 +33,47 @@ DEADLINE_S, RESERVE_S = 0.100, 0.002
 DECIDE_S = DEADLINE_S - RESERVE_S
 
 
+class Asking(Session):
+    """A session that is told at its beginning which devices it may ask."""
+
+    def __init__(
+        self,
+        members: Mapping[int, Sequence[str]],
+        *,
+        deadline_s: float,
+        reserve_s: float = 0.0,
+        **options: Any,
+    ) -> None:
+        self._options = options | {"decide_s": deadline_s - reserve_s}
+        self._members = members
+
+    def begin(
+        self,
+        *,
+        now_s: float,
+        unavailable: Mapping[str, str],
+        probing: Mapping[str, int] | None = None,
+    ) -> list[Action]:
+        reasons = {device: Reason("failed", text) for device, text in unavailable.items()}
+        super().__init__(Choice(self._members, reasons, probing or {}), **self._options)
+        return self.start(now_s)
+
+
+@dataclass
+class HedgeAfter:
+    """Every device is given `seconds`; as many hedges are allowed as there are `tokens`."""
+
+    seconds: float
+    tokens: float = math.inf
+
+    def after_s(self, device: str) -> float:
+        return self.seconds
+
+    def allowed(self) -> bool:
+        self.tokens -= 1
+        return self.tokens >= 0
+
+
 def replied(device: str, now_s: float, contribution: Contribution = SOME) -> Replied:
     return Replied(
         device=device, contribution=contribution, queue_ms=1.0, compute_ms=5.0, now_s=now_s
@@ -42,7 +81,7 @@ def replied(device: str, now_s: float, contribution: Contribution = SOME) -> Rep
 
 
 def failed(device: str, now_s: float, reason: str = "broken") -> Failed:
-    return Failed(device=device, reason=reason, now_s=now_s)
+    return Failed(device=device, reason=Reason("failed", reason), now_s=now_s)
 
 
 def passed(now_s: float) -> TimePassed:
@@ -50,13 +89,13 @@ def passed(now_s: float) -> TimePassed:
 
 
 def said(actions: Sequence[Action]) -> list[object]:
-    """Actions in short: the device of a Send, and (used, missing, timed_out) of a Finish."""
+    """Actions in short: the device of a Request, and (used, missing, timed_out) of a Finish."""
     return [
         action.device
-        if isinstance(action, Send)
+        if isinstance(action, Request)
         else (
             {k: arrival.device for k, arrival in action.arrived.items()},
-            dict(action.missing),
+            {d: r.text if r.code == "failed" else r for d, r in action.missing.items()},
             action.timed_out,
         )
         for action in actions
@@ -70,12 +109,16 @@ def play(
     start_s: float = 0.0,
 ) -> list[list[object]]:
     """What a session says at its start and to every event."""
-    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
-    told = [said(session.start(now_s=start_s, unavailable=unavailable or {}))]
+    session = Asking(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
+    told = [said(session.begin(now_s=start_s, unavailable=unavailable or {}))]
     return told + [said(session.handle(event)) for event in events]
 
 
-ALL: tuple[dict[int, str], dict[str, str], bool] = ({0: "alpha", 1: "beta", 2: "gamma"}, {}, False)
+ALL: tuple[dict[int, str], dict[str, object], bool] = (
+    {0: "alpha", 1: "beta", 2: "gamma"},
+    {},
+    False,
+)
 
 
 @pytest.mark.parametrize(
@@ -242,18 +285,18 @@ def test_a_start_after_the_time_to_decide_asks_nobody() -> None:
 
 
 def test_budgets_end_when_the_session_decides() -> None:
-    session = Session(REPLICAS, deadline_s=10.1, reserve_s=0.002)
-    sends = session.start(now_s=10.0, unavailable={})
-    assert [s.budget_ms for s in sends if isinstance(s, Send)] == pytest.approx([98.0, 98.0])
+    session = Asking(REPLICAS, deadline_s=10.1, reserve_s=0.002)
+    sends = session.begin(now_s=10.0, unavailable={})
+    assert [s.budget_ms for s in sends if isinstance(s, Request)] == pytest.approx([98.0, 98.0])
     (again,) = session.handle(failed("alpha", 10.05))
-    assert isinstance(again, Send)
+    assert isinstance(again, Request)
     assert (again.k, again.device) == (0, "alpha/attic")
     assert again.budget_ms == pytest.approx(48.0)
 
 
 def test_where_the_milliseconds_went() -> None:
-    session = Session({0: ["alpha", "alpha/attic"]}, deadline_s=1.0)
-    session.start(now_s=0.0, unavailable={})
+    session = Asking({0: ["alpha", "alpha/attic"]}, deadline_s=1.0)
+    session.begin(now_s=0.0, unavailable={})
     session.handle(failed("alpha", 0.2))
     (finish,) = session.handle(replied("alpha/attic", 0.21))
     assert isinstance(finish, Finish)
@@ -264,16 +307,16 @@ def test_where_the_milliseconds_went() -> None:
 
 
 def test_a_network_that_took_less_than_nothing_took_nothing() -> None:
-    session = Session({0: ["alpha"]}, deadline_s=1.0)
-    session.start(now_s=0.0, unavailable={})
+    session = Asking({0: ["alpha"]}, deadline_s=1.0)
+    session.begin(now_s=0.0, unavailable={})
     (finish,) = session.handle(replied("alpha", 0.001))
     assert isinstance(finish, Finish)
     assert finish.arrived[0].network_ms == 0.0
 
 
 def test_waits_for() -> None:
-    session = Session(REPLICAS, deadline_s=1.0)
-    session.start(now_s=0.0, unavailable={})
+    session = Asking(REPLICAS, deadline_s=1.0)
+    session.begin(now_s=0.0, unavailable={})
     assert session.waits_for("alpha")
     assert not session.waits_for("alpha/attic")
     assert not session.waits_for("nobody")
@@ -291,8 +334,8 @@ def hedging(
     members: Mapping[int, Sequence[str]], events: Sequence[Event], unavailable: Sequence[str] = ()
 ) -> list[list[object]]:
     """What a session says that asks the next replica beside one after 20 ms."""
-    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge=HedgeAfter(0.020))
-    told = [said(session.start(now_s=0.0, unavailable=dict.fromkeys(unavailable, "gone")))]
+    session = Asking(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge=HedgeAfter(0.020))
+    told = [said(session.begin(now_s=0.0, unavailable=dict.fromkeys(unavailable, "gone")))]
     return told + [said(session.handle(event)) for event in events]
 
 
@@ -370,37 +413,22 @@ def test_a_member_without_a_replica_is_waited_for() -> None:
     ]
 
 
-@dataclass
-class Counted:
-    """Allows as many hedges as it was told."""
-
-    seconds: float
-    tokens: int
-
-    def after_s(self, device: str) -> float:
-        return self.seconds
-
-    def allowed(self) -> bool:
-        self.tokens -= 1
-        return self.tokens >= 0
-
-
 def test_without_a_token_there_is_no_hedge_and_the_replica_may_still_step_in() -> None:
-    session = Session(TRIPLE, deadline_s=DEADLINE_S, hedge=Counted(0.020, 0))
-    told = [said(session.start(now_s=0.0, unavailable={}))]
+    session = Asking(TRIPLE, deadline_s=DEADLINE_S, hedge=HedgeAfter(0.020, 0))
+    told = [said(session.begin(now_s=0.0, unavailable={}))]
     events: list[Event] = [passed(0.020), passed(0.030), failed("a", 0.040), replied("b", 0.05)]
     told += [said(session.handle(event)) for event in events]
     assert told == [["a"], [], [], ["b"], [({0: "b"}, {}, False)]]
-    spent = Session(TRIPLE, deadline_s=DEADLINE_S, hedge=Counted(0.020, 1))
-    spent.start(now_s=0.0, unavailable={})
+    spent = Asking(TRIPLE, deadline_s=DEADLINE_S, hedge=HedgeAfter(0.020, 1))
+    spent.begin(now_s=0.0, unavailable={})
     (send,) = spent.handle(passed(0.020))
-    assert isinstance(send, Send)
+    assert isinstance(send, Request)
     assert send.hedged
 
 
 def test_a_member_without_another_device_wakes_nobody() -> None:
-    session = Session({0: ["a"]}, deadline_s=0.1, hedge=HedgeAfter(0.020))
-    session.start(now_s=0.0, unavailable={})
+    session = Asking({0: ["a"]}, deadline_s=0.1, hedge=HedgeAfter(0.020))
+    session.begin(now_s=0.0, unavailable={})
     assert session.wake_s == 0.1
 
 
@@ -411,8 +439,8 @@ def proving(
     unavailable: Mapping[str, str] | None = None,
 ) -> list[list[object]]:
     """What a session says that asks `probing` devices beside the others."""
-    session = Session(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
-    start = session.start(now_s=0.0, unavailable=unavailable or {}, probing=probing)
+    session = Asking(members, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
+    start = session.begin(now_s=0.0, unavailable=unavailable or {}, probing=probing)
     return [said(start)] + [said(session.handle(event)) for event in events]
 
 
@@ -534,8 +562,8 @@ def test_a_cascade_asks_the_others_where_the_first_is_not_sure(
     events: Sequence[Event], gone: Mapping[str, str], told: list[list[object]], stage: Stage
 ) -> None:
     stages = cascade([0], sure=stage == "first")
-    session = Session(THREE, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, stages=stages)
-    steps = [session.start(now_s=0.0, unavailable=gone)]
+    session = Asking(THREE, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, stages=stages)
+    steps = [session.begin(now_s=0.0, unavailable=gone)]
     steps += [session.handle(event) for event in events]
     assert [said(actions) for actions in steps] == told
     finish = steps[-1][-1]
@@ -545,11 +573,11 @@ def test_a_cascade_asks_the_others_where_the_first_is_not_sure(
 
 def test_a_cascade_is_woken_to_ask_the_others_and_not_before() -> None:
     stages = cascade([0], sure=True, others_by_s=0.03)
-    session = Session(THREE, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, stages=stages)
-    session.start(now_s=0.0, unavailable={})
+    session = Asking(THREE, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, stages=stages)
+    session.begin(now_s=0.0, unavailable={})
     assert session.wake_s == 0.03
     sends = session.handle(passed(0.03))
-    assert [action.budget_ms for action in sends if isinstance(action, Send)] == [
+    assert [action.budget_ms for action in sends if isinstance(action, Request)] == [
         pytest.approx((DECIDE_S - 0.03) * 1e3)
     ] * 2
     assert session.wake_s == DECIDE_S
@@ -563,8 +591,8 @@ def test_a_cascade_is_woken_to_ask_the_others_and_not_before() -> None:
 @pytest.mark.parametrize("sure", [True, False])
 def test_without_time_for_two_stages_all_are_asked_at_once(sure: bool) -> None:
     stages = cascade([0], sure=sure, others_by_s=-math.inf)
-    session = Session(THREE, deadline_s=DEADLINE_S, stages=stages)
-    assert len(session.start(now_s=0.0, unavailable={})) == 3
+    session = Asking(THREE, deadline_s=DEADLINE_S, stages=stages)
+    assert len(session.begin(now_s=0.0, unavailable={})) == 3
     ended = session.handle(replied("alpha", 0.01))
     assert [action.stage for action in ended if isinstance(action, Finish)] == ["first"] * sure
     if not sure:
@@ -582,8 +610,8 @@ def test_only_the_first_stage_alone_is_asked_whether_it_is_sure_and_once() -> No
         return True
 
     stages = Stages(frozenset([0, 1]), -math.inf, sure)
-    session = Session(THREE, deadline_s=DEADLINE_S, stages=stages)
-    session.start(now_s=0.0, unavailable={})
+    session = Asking(THREE, deadline_s=DEADLINE_S, stages=stages)
+    session.begin(now_s=0.0, unavailable={})
     # Somebody else's part is in the answer now, for which nothing was measured.
     assert session.handle(replied("gamma", 0.01)) == []
     assert session.handle(replied("alpha", 0.01)) == []
@@ -593,8 +621,8 @@ def test_only_the_first_stage_alone_is_asked_whether_it_is_sure_and_once() -> No
 
 
 def test_a_replica_of_the_first_stage_goes_before_the_second_stage() -> None:
-    session = Session(REPLICAS, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
-    assert said(session.start(now_s=0.0, unavailable={})) == ["alpha"]
+    session = Asking(REPLICAS, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
+    assert said(session.begin(now_s=0.0, unavailable={})) == ["alpha"]
     assert said(session.handle(failed("alpha", 0.01))) == ["alpha/attic"]
     assert len(session.handle(replied("alpha/attic", 0.02))) == 1
     assert session.finished
@@ -603,18 +631,18 @@ def test_a_replica_of_the_first_stage_goes_before_the_second_stage() -> None:
 def test_a_first_stage_of_two_waits_for_both_unless_one_fails() -> None:
     for second, asked in ((replied("beta", 0.02), ["gamma"]), (failed("beta", 0.02), ["gamma"])):
         stages = cascade([0, 1], sure=False)
-        session = Session(THREE, deadline_s=DEADLINE_S, stages=stages)
-        assert said(session.start(now_s=0.0, unavailable={})) == ["alpha", "beta"]
+        session = Asking(THREE, deadline_s=DEADLINE_S, stages=stages)
+        assert said(session.begin(now_s=0.0, unavailable={})) == ["alpha", "beta"]
         assert session.handle(replied("alpha", 0.01)) == []
         assert said(session.handle(second)) == asked
-    session = Session(THREE, deadline_s=DEADLINE_S, stages=cascade([0, 1], sure=True))
-    session.start(now_s=0.0, unavailable={})
+    session = Asking(THREE, deadline_s=DEADLINE_S, stages=cascade([0, 1], sure=True))
+    session.begin(now_s=0.0, unavailable={})
     assert said(session.handle(failed("alpha", 0.01))) == ["gamma"]
 
 
 def test_a_first_stage_on_probation_is_not_waited_for() -> None:
-    session = Session(THREE, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
-    told = said(session.start(now_s=0.0, unavailable={}, probing={"alpha": 0, "gamma": 2}))
+    session = Asking(THREE, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
+    told = said(session.begin(now_s=0.0, unavailable={}, probing={"alpha": 0, "gamma": 2}))
     assert told == ["alpha", "gamma", "beta"]
     (finish,) = session.handle(replied("beta", 0.01))
     assert isinstance(finish, Finish)
@@ -623,29 +651,29 @@ def test_a_first_stage_on_probation_is_not_waited_for() -> None:
 
 
 def test_a_device_on_probation_that_was_never_asked_is_said_to_be_not_needed() -> None:
-    session = Session(THREE, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
-    assert said(session.start(now_s=0.0, unavailable={}, probing={"gamma": 2})) == ["alpha"]
+    session = Asking(THREE, deadline_s=DEADLINE_S, stages=cascade([0], sure=True))
+    assert said(session.begin(now_s=0.0, unavailable={}, probing={"gamma": 2})) == ["alpha"]
     (finish,) = session.handle(replied("alpha", 0.01))
     assert isinstance(finish, Finish)
     assert finish.missing == {"beta": NOT_NEEDED, "gamma": NOT_NEEDED}
 
 
 def test_when_a_session_wants_to_be_woken() -> None:
-    plain = Session(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
-    plain.start(now_s=0.0, unavailable={})
+    plain = Asking(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S)
+    plain.begin(now_s=0.0, unavailable={})
     assert plain.wake_s == DECIDE_S
-    session = Session(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge=HedgeAfter(0.020))
-    session.start(now_s=0.0, unavailable={})
+    session = Asking(REPLICAS, deadline_s=DEADLINE_S, reserve_s=RESERVE_S, hedge=HedgeAfter(0.020))
+    session.begin(now_s=0.0, unavailable={})
     assert session.wake_s == pytest.approx(0.020)
     session.handle(passed(0.020))
     assert session.wake_s == DECIDE_S
 
 
 def test_a_hedge_gets_what_is_left_and_its_time_counts_from_its_own_asking() -> None:
-    session = Session({0: ["a", "b"]}, deadline_s=0.1, hedge=HedgeAfter(0.02))
-    session.start(now_s=0.0, unavailable={})
+    session = Asking({0: ["a", "b"]}, deadline_s=0.1, hedge=HedgeAfter(0.02))
+    session.begin(now_s=0.0, unavailable={})
     (send,) = session.handle(passed(0.030))
-    assert isinstance(send, Send)
+    assert isinstance(send, Request)
     assert send.device == "b"
     assert send.budget_ms == pytest.approx(70.0)
     (finish,) = session.handle(replied("b", 0.040))
@@ -654,14 +682,12 @@ def test_a_hedge_gets_what_is_left_and_its_time_counts_from_its_own_asking() -> 
 
 
 def test_a_device_of_which_nothing_is_known_is_hedged_after_half_of_the_time() -> None:
-    session = Session(
-        {0: ["a", "b"]}, deadline_s=0.110, reserve_s=0.010, hedge=HedgeAfter(math.inf)
-    )
-    session.start(now_s=0.0, unavailable={})
+    session = Asking({0: ["a", "b"]}, deadline_s=0.110, reserve_s=0.010, hedge=HedgeAfter(math.inf))
+    session.begin(now_s=0.0, unavailable={})
     assert session.wake_s == pytest.approx(0.050)
     assert session.handle(passed(0.049)) == []
     (send,) = session.handle(passed(0.050))
-    assert isinstance(send, Send)
+    assert isinstance(send, Request)
     assert (send.device, send.hedged) == ("b", True)
     assert send.budget_ms == pytest.approx(50.0)
 
@@ -670,13 +696,13 @@ def test_a_device_of_which_nothing_is_known_is_hedged_after_half_of_the_time() -
 class History:
     """What has been seen of one session."""
 
-    sends: list[Send] = field(default_factory=list)
+    sends: list[Request] = field(default_factory=list)
     finishes: list[tuple[float, Finish]] = field(default_factory=list)
 
     def note(self, actions: Sequence[Action], now_s: float) -> None:
         for action in actions:
             assert not self.finishes, "an action after the decision"
-            if isinstance(action, Send):
+            if isinstance(action, Request):
                 self.sends.append(action)
             else:
                 self.finishes.append((now_s, action))
@@ -722,7 +748,7 @@ def test_any_history(
     if others_by_s is not None:
         first = data.draw(st.sets(st.sampled_from(sorted(members)), min_size=1))
         stages = cascade(sorted(first), data.draw(st.booleans()), others_by_s)
-    session = Session(
+    session = Asking(
         members,
         deadline_s=DEADLINE_S,
         reserve_s=RESERVE_S,
@@ -732,7 +758,7 @@ def test_any_history(
     history = History()
     contributions: dict[str, Contribution] = {}
     reasons = dict.fromkeys(gone, "gone")
-    history.note(session.start(now_s=now_s, unavailable=reasons), now_s)
+    history.note(session.begin(now_s=now_s, unavailable=reasons), now_s)
     for what, number, step_s in steps:
         now_s += step_s
         device = [*devices, "stranger"][number % (len(devices) + 1)]
@@ -805,7 +831,7 @@ def check(
         assert missing, "a member that did not arrive is missing with a reason"
         for device in missing:
             if device in reasons:
-                assert finish.missing[device] == reasons[device]
+                assert finish.missing[device].text == reasons[device]
             elif finish.stage == "first":
                 assert finish.missing[device] == NOT_NEEDED
             else:

@@ -18,7 +18,9 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from mdp.client.crops import Cutter, View
-from mdp.client.dispatcher import Answer, Exchange
+from mdp.client.dispatcher import Answer, Dispatcher
+from mdp.client.dispatcher import Call as Future
+from mdp.client.questions import PictureQuestion
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.fusion.fuse import Contribution, FusionWeights, fuse, probabilities
@@ -35,12 +37,11 @@ from mdp.protocol.messages import (
     encode,
     logits_buffer,
 )
-from mdp.requests.deadline import reserve_s
-from mdp.requests.health import SETTLED_AFTER, TOLERATED_STRIKES
+from mdp.requests.deadline import Deadline, reserve_s
+from mdp.requests.health import SETTLED_AFTER, TOLERATED_FAILURES
 from mdp.requests.hedging import BURST
 from mdp.requests.prediction import Prediction
-from mdp.requests.replicas import NO_TIME_THERE
-from mdp.requests.session import NOT_NEEDED
+from mdp.requests.reason import NOT_NEEDED
 from mdp.testing.bundles import LABELS, colour_picture, subset_accuracy, write_bundle
 from mdp.transport import Connected, Disconnected, Received
 from tests.support.bundles import CASCADE_ACCURACY, with_cascade
@@ -153,7 +154,7 @@ class World:
         #: Those whose connection was lost while they owed an answer, until it is back.
         self.lost = set[str]()
         self.ordinary = self.hedges = 0
-        self.exchange = Exchange(
+        self.dispatcher = Dispatcher(
             Fleet(
                 bundle=str(bundle.path),
                 devices=[
@@ -212,10 +213,10 @@ class World:
 
     def submit(self, deadline_ms: float) -> None:
         self.expire()
-        request_id = self.exchange._last_id + 1
+        request_id = self.dispatcher._book._last_number + 1
         deadline_s = self.now_s + deadline_ms / 1e3
         decide_s = deadline_s - reserve_s(deadline_ms)
-        dead = frozenset(d for d in self.ks if self.silences[d] >= TOLERATED_STRIKES)
+        dead = frozenset(d for d in self.ks if self.silences[d] >= TOLERATED_FAILURES)
         budget_s = decide_s - self.now_s
         doubtful = {d for d in self.ks if self.is_doubtful(d, budget_s)}
         call = Call(
@@ -231,15 +232,15 @@ class World:
         if call.late:
             event("somebody is late all the time")
 
-        def done(answer: Answer) -> None:
-            call.answers.append(answer)
+        def done(ended: Future) -> None:
+            assert ended.answer is not None
+            call.answers.append(ended.answer)
             call.ended_s = self.now_s
             self.check(call)
 
         self.beginning = True
-        self.exchange.submit(
-            views(self.bundle.path), started_s=self.now_s, deadline_ms=deadline_ms, done=done
-        )
+        question = PictureQuestion(views(self.bundle.path))
+        self.dispatcher.submit(question, Deadline(self.now_s, deadline_ms), done)
         self.beginning = False
         self.check_whom_it_asked(request_id)
 
@@ -252,8 +253,8 @@ class World:
 
     def is_late(self, device: str, budget_s: float) -> bool:
         """Whether its last answers were too late, and would be for a call with so much time."""
-        last = self.trips[device][-TOLERATED_STRIKES:]
-        return len(last) == TOLERATED_STRIKES and all(
+        last = self.trips[device][-TOLERATED_FAILURES:]
+        return len(last) == TOLERATED_FAILURES and all(
             late and trip_s > budget_s for trip_s, late in last
         )
 
@@ -281,7 +282,7 @@ class World:
         code = CODES[(request.request_id + request.k) % len(CODES)]
         late = self.now_s > request.until_s
         # To have no time and say so after the deadline is no better than to answer then.
-        if kind == 2 or (kind == 0 and late and code in NO_TIME_THERE):
+        if kind == 2 or (kind == 0 and late and code in ("overloaded", "too_late")):
             self.trips[request.device].append((self.now_s - request.sent_s, late))
         if kind == 0:
             self.told(request, encode(Failure(request_id=request.request_id, code=code, text="x")))
@@ -295,24 +296,24 @@ class World:
         call = self.calls[request.request_id]
         before = (len(self.requests), list(call.answers))
         late = bool(call.answers)
-        counted = sum(self.exchange.counters.values())
-        self.exchange.handle([Received(request.device, frames)])
+        counted = sum(self.dispatcher.counters.values())
+        self.dispatcher.handle([Received(request.device, frames)])
         if late:
             assert (len(self.requests), call.answers) == before, "a late reply changed something"
-            assert sum(self.exchange.counters.values()) == counted + 1
+            assert sum(self.dispatcher.counters.values()) == counted + 1
 
     def again(self, request: Request) -> None:
         """A reply comes a second time."""
         self.expire()
         self.alive(request.device)
         waiting = len(self.requests), [len(call.answers) for call in self.calls.values()]
-        counted = sum(self.exchange.counters.values())
-        self.exchange.handle([Received(request.device, self.result(request))])
+        counted = sum(self.dispatcher.counters.values())
+        self.dispatcher.handle([Received(request.device, self.result(request))])
         assert waiting == (
             len(self.requests),
             [len(call.answers) for call in self.calls.values()],
         ), "a duplicate changed something"
-        assert sum(self.exchange.counters.values()) == counted + 1
+        assert sum(self.dispatcher.counters.values()) == counted + 1
 
     def result(self, request: Request, bad: bool = False) -> list[Buffer]:
         said = logits_of(request.request_id, request.k)
@@ -333,7 +334,7 @@ class World:
             digest=self.bundle.digest, k=self.ks[device], provider="", fallback=False, reason="",
             queued=0, counts={},
         )  # fmt: skip
-        self.exchange.handle([Received(device, encode(status))])
+        self.dispatcher.handle([Received(device, encode(status))])
 
     def toggle(self, device: str) -> None:
         self.expire()
@@ -345,22 +346,22 @@ class World:
                     if request.until_s > self.now_s:
                         self.lost.add(device)
             self.asked = [asked for asked in self.asked if asked[0] != device]
-            self.exchange.handle([Disconnected(device)])
+            self.dispatcher.handle([Disconnected(device)])
         else:
             self.connected.add(device)
             self.alive(device)
             self.troubles[device] += TROUBLE
             self.suspects |= self.lost & {device}
             self.lost.discard(device)
-            self.exchange.handle([Connected(device)])
+            self.dispatcher.handle([Connected(device)])
 
     def pass_s(self, seconds: float) -> None:
         """The clock goes on; the exchange is told whenever it wants to know."""
         until_s = self.now_s + seconds
-        while (wake_s := self.exchange.next_wake_s()) <= until_s:
+        while (wake_s := self.dispatcher.next_wake_s()) <= until_s:
             self.now_s = max(self.now_s, wake_s)
-            self.exchange.tick()
-            assert self.exchange.next_wake_s() > self.now_s, "woken in vain"
+            self.dispatcher.tick()
+            assert self.dispatcher.next_wake_s() > self.now_s, "woken in vain"
         self.now_s = until_s
 
     # The books.
@@ -375,7 +376,7 @@ class World:
                 request.counted = True
                 self.silences[request.device] += 1
                 self.troubles[request.device] += TROUBLE
-                if self.silences[request.device] >= TOLERATED_STRIKES:
+                if self.silences[request.device] >= TOLERATED_FAILURES:
                     self.suspects.add(request.device)
 
     def check(self, call: Call) -> None:
@@ -409,7 +410,7 @@ class World:
         own = weights.fitted(used)
         assert own is not None
         assert answer.label == LABELS[int(fuse(parts, own).argmax())]
-        unneeded = {self.ks[d] for d, reason in answer.missing.items() if reason == NOT_NEEDED}
+        unneeded = {self.ks[d] for d, reason in answer.missing.items() if reason == str(NOT_NEEDED)}
         assert answer.stage == "all" or self.cascade
         event(f"stage {answer.stage}")
         if answer.stage == "first":
@@ -484,7 +485,7 @@ def test_any_history(
     fleet=st.sampled_from(FLEETS),
     options=st.integers(0, 15),
     script=SCRIPTS,
-    rounds=st.integers(TOLERATED_STRIKES, 2 * TOLERATED_STRIKES),
+    rounds=st.integers(TOLERATED_FAILURES, 2 * TOLERATED_FAILURES),
     which=st.integers(0, 5),
 )
 def test_any_history_of_one_that_is_always_late_at_first(
@@ -512,7 +513,7 @@ def finish(world: World, script: bytes) -> None:
     """Play `script` and let all time pass: every call has ended, once."""
     play(world, script)
     world.pass_s(1.0)
-    assert world.exchange.next_wake_s() == float("inf")
+    assert world.dispatcher.next_wake_s() == float("inf")
     for call in world.calls.values():
         assert len(call.answers) == 1, "exactly one outcome"
     if any(isinstance(call.answers[0], Prediction) for call in world.calls.values()):

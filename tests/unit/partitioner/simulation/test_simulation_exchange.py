@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mdp.client.crops import Cutter
-from mdp.client.dispatcher import Answer, Exchange
+from mdp.client.dispatcher import Answer, Call, Dispatcher
+from mdp.client.questions import PictureQuestion
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.fusion.fuse import Contribution
@@ -29,6 +30,7 @@ from mdp.protocol.messages import (
     encode,
     logits_buffer,
 )
+from mdp.requests.deadline import Deadline
 from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, write_bundle
 from mdp.transport import Received
@@ -70,7 +72,7 @@ class RealClient:
             FleetEntry(device=d.name, address=f"tcp://127.0.0.1:{7000 + n}", k=d.k)
             for n, d in enumerate(scenario.devices)
         ]
-        self._exchange = Exchange(
+        self._dispatcher = Dispatcher(
             Fleet(bundle=str(bundle.path), devices=entries),
             bundle,
             self,
@@ -80,18 +82,18 @@ class RealClient:
             hedge_share=0.0 if scenario.hedge_after_s is None else scenario.hedge_share,
             chance=chance(dice, 0),
         )
-        self._views = Cutter(self._exchange.assignments).views(RED)
+        self._question = PictureQuestion(Cutter(self._dispatcher.assignments).views(RED))
 
     def run(self) -> list[Answer]:
         self._push(0.0, self._submit, None)
         while len(self.answers) < self.scenario.load.requests:
-            wake_s = self._exchange.next_wake_s()
+            wake_s = self._dispatcher.next_wake_s()
             if self._events and self._events[0][0] <= wake_s:
                 self.now_s, _, callback, argument = heappop(self._events)
                 callback(self.now_s, argument)
             else:
                 self.now_s = wake_s
-                self._exchange.tick()
+                self._dispatcher.tick()
         return self.answers
 
     def send(self, device: str, frames: list[Buffer]) -> bool:
@@ -110,12 +112,12 @@ class RealClient:
         heappush(self._events, (at_s, self._count, callback, argument))
 
     def _submit(self, now_s: float, _: None) -> None:
-        self._exchange.submit(
-            self._views, started_s=now_s, deadline_ms=self.scenario.deadline_ms, done=self._done
-        )
+        deadline = Deadline(now_s, self.scenario.deadline_ms)
+        self._dispatcher.submit(self._question, deadline, self._done)
 
-    def _done(self, answer: Answer) -> None:
-        self.answers.append(answer)
+    def _done(self, call: Call) -> None:
+        assert call.answer is not None
+        self.answers.append(call.answer)
         self._push(self.now_s + self.scenario.load.think_s, self._submit, None)
 
     def _told(self, now_s: float, told: tuple[int, str]) -> None:
@@ -133,7 +135,7 @@ class RealClient:
             queued=0,
             counts={},
         )
-        self._exchange.handle([Received(device, encode(status))])
+        self._dispatcher.handle([Received(device, encode(status))])
 
     def _reply(self, now_s: float, job: Job) -> None:
         if job.refusal is not None:
@@ -147,7 +149,7 @@ class RealClient:
                 compute_ms=job.took_s * 1e3,
             )
             frames = encode(result, LOGITS)
-        self._exchange.handle([Received(job.device.name, frames)])
+        self._dispatcher.handle([Received(job.device.name, frames)])
 
 
 @pytest.fixture(scope="module")
