@@ -76,11 +76,8 @@ class InFlight(Generic[C]):
         hedges = bool(self._selector.members) and hedge_share > 0
         #: What sessions hedge by, if there is anything to hedge with.
         self.hedge: Hedge | None = self._hedging if hedges else None
-        self._listeners = [self._slow.handle, self._breakers.handle]
-        if self._selector.members:
-            self._listeners.append(self._selector.handle)
-        if hedges or first:
-            self._listeners.append(self._hedging.handle)
+        #: Whether replica statistics and hedging have anything to follow.
+        self._selects, self._observes = bool(self._selector.members), bool(hedges or first)
         self._entries: dict[int, _Entry[C]] = {}
         self._last_number = 0
         self._next_end_s = math.inf
@@ -256,8 +253,16 @@ class InFlight(Generic[C]):
         )
 
     def _tell(self, event: DeviceEvent) -> None:
-        for listener in self._listeners:
-            listener(event)
+        """Hand `event` to all listeners to which it can mean anything."""
+        is_good = event.what in ("sent", "answered")
+        if self._slow or not is_good:
+            self._slow.handle(event)
+        if self._breakers or not is_good:
+            self._breakers.handle(event)
+        if self._selects:
+            self._selector.handle(event)
+        if self._observes:
+            self._hedging.handle(event)
 
     def _slow_s(self, device: str) -> float:
         """What `device` may well take: longer where it was late lately; infinity if unknown."""
