@@ -112,7 +112,7 @@ class Dispatcher:
         self._not_in_fleet = {
             a.device: NOT_IN_FLEET for a in plan.assignments if a.k not in members
         }
-        self._digest = bundle.digest
+        self._bundle, self._digest = bundle, bundle.digest
         self._num_classes = len(bundle.manifest.labels)
         self._builder = AnswerBuilder(bundle, fusion)
         #: Members that are asked before the others; empty: all at once.
@@ -234,7 +234,7 @@ class Dispatcher:
                 self._book.told(
                     message.request_id,
                     device,
-                    unfit(message, self._digest, self._k_of[device]),
+                    unfit(message, self._bundle, self._k_of[device]),
                     self._clock(),
                 )
             case Infer() | Ask() | Look():

@@ -62,7 +62,7 @@ def device_status(
             encrypted=encrypted,
             reason=reason,
         )
-    wrong = _wrong(status, bundle.digest, entry.k)
+    wrong = _wrong(status, bundle, entry.k)
     return DeviceStatus(
         device=entry.device,
         address=entry.address,
@@ -77,19 +77,22 @@ def device_status(
     )
 
 
-def unfit(status: Status, digest: str, k: int) -> Reason | None:
-    """What keeps an agent from serving sub-model `k` of the bundle `digest`, or None."""
+def unfit(status: Status, bundle: Bundle, k: int) -> Reason | None:
+    """What keeps an agent from serving sub-model `k` of `bundle`, or None."""
     if status.state != "READY":
         text = status.state + (f": {status.reason}" if status.reason else "")
         return Reason("not_ready", text)
-    return _wrong(status, digest, k)
+    return _wrong(status, bundle, k)
 
 
-def _wrong(status: Status, digest: str, k: int) -> Reason | None:
-    if status.digest != digest:
+def _wrong(status: Status, bundle: Bundle, k: int) -> Reason | None:
+    if status.digest != bundle.digest:
         # While an agent changes over, what else it says is about the other bundle.
-        served = f"serves {status.bundle} {status.digest[:12]}, expected {digest[:12]}"
-        return None if answered_by(digest) in status.counts else Reason("wrong_bundle", served)
+        if answered_by(bundle.digest) in status.counts:
+            return None
+        served = f"serves {status.bundle} {status.digest[:12]}"
+        expected = f"expected {bundle.manifest.name} {bundle.digest[:12]}"
+        return Reason("wrong_bundle", f"{served}, {expected}")
     if status.k != k:
         served = f"serves {status.k} ({status.device}), expected {k}"
         return Reason("wrong_submodel", served)

@@ -142,8 +142,10 @@ class InFlight(Generic[C]):
         if self._slow and (slow := self._slow.get(device)) is not None:
             request.is_test = request.is_test or slow.is_late_for(until_s - now_s)
         entry.requests[device] = request
-        self._next_end_s = min(self._next_end_s, until_s)
-        self._tell(DeviceEvent("sent", device, now_s, request, until_s))
+        if until_s < self._next_end_s:
+            self._next_end_s = until_s
+        if self._selects or self._observes or self._slow:
+            self._tell(DeviceEvent("sent", device, now_s, request, until_s))
 
     def handle(self, number: int, event: Replied | Failed) -> list[Action] | None:
         """A device has answered a request, or said that it will not; None: no call waits for that.

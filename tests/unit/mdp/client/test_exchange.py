@@ -633,7 +633,7 @@ def test_a_device_that_cannot_serve_is_out_at_once_until_it_says_that_it_can(
     assert desk.prediction().missing == {"gamma": "not_ready: WARMING"}
     desk.tell("gamma", digest="0" * 64)
     assert well(desk, "alpha", "beta") == ["alpha", "beta"]
-    reason = f"wrong_bundle: serves colours {'0' * 12}, expected {desk.bundle.digest[:12]}"
+    reason = f"wrong_bundle: serves colours {'0' * 12}, expected colours {desk.bundle.digest[:12]}"
     assert desk.prediction().missing == {"gamma": reason}
     desk.tell("gamma")
     assert well(desk, "gamma", "alpha", "beta") == ["gamma", "alpha", "beta"]

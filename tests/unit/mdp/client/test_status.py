@@ -46,7 +46,7 @@ def said(bundle: Bundle, /, **changes: Any) -> Status:
         (
             {"digest": "a" * 64, "bundle": "other"},
             False,
-            "wrong_bundle: serves other aaaaaaaaaaaa, expected ",
+            "wrong_bundle: serves other aaaaaaaaaaaa, expected colours ",
         ),
         ({"k": 2, "device": "gamma"}, False, "wrong_submodel: serves 2 (gamma), expected 1"),
         ({"fallback": True}, True, "runs on CPUExecutionProvider, not as planned"),
