@@ -67,10 +67,10 @@ def recipe_of(entry: dict[str, Any], seed: int, *, taught: bool, imitates: bool)
     """The recipe of one entry; without a teacher its labels teach."""
     given = {"batch_size" if key == "batch" else key: value for key, value in entry.items()}
     drawing = {key: given.pop(key) for key in ("min_area", "mixed") if key in given}
-    average = given.pop("average", 0.998)
+    average, autocast = given.pop("average", 0.998), given.pop("autocast", "bf16")
     given |= {} if taught else {"distillation": 0.0}
     schedule = msgspec.structs.replace(SCHEDULE, stack_weight=0.5 * imitates, **given)
-    return Recipe(schedule, Drawing(**drawing), "bf16", seed, average)
+    return Recipe(schedule, Drawing(**drawing), autocast, seed, average)
 
 
 def read_jobs(path: Path) -> list[Job]:
