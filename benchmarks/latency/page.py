@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec import structs
 
 from benchmarks.harness import figure
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
-from benchmarks.latency.measure import Row, Rows
-from benchmarks.latency.shapes import with_precision
+from benchmarks.latency.rows import ROWS, Row, Rows
 from mdp.files import read_json
-from mdp.formats.profile import DeviceProfile, read_profile
+from mdp.formats.profile import read_profile
 from partitioner.estimates.latency import Estimate, Way, fit_latency
 
-ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"
-PROFILE = RESULTS / "this-machine.toml"
 #: The band that is drawn, as a relative error: the aim for 19 of 20 predictions.
 BAND = 0.2
 
@@ -33,32 +31,29 @@ class Compared:
         """Predicted over measured, less one."""
         return self.estimate.ms / self.row.latency_ms - 1
 
-
-def compare(profile: DeviceProfile, rows: Sequence[Row]) -> list[Compared]:
-    """Predict every row from the profile's points of its way; raises InputError."""
-    found = []
-    models = {}
-    for row in rows:
-        way = Way(precision=row.precision, provider=profile.provider, threads=row.threads)
-        if way not in models:
-            models[way] = fit_latency(profile, way)
-        spec = with_precision(row.case, row.precision)
-        found.append(Compared(row, way, models[way].estimate(spec, row.case.num_classes)))
-    return found
+    @property
+    def name(self) -> str:
+        """Precision and threads, as the figures name them."""
+        return f"{self.way.precision}, {self.way.threads} thread{'s' * (self.way.threads > 1)}"
 
 
-def short(way: Way) -> str:
-    """A way without what all of them share here."""
-    return f"{way.precision}, {way.threads} thread{'s' * (way.threads > 1)}"
+def compare(rows: Sequence[Row]) -> list[Compared]:
+    """Predict every row from the kept profile's points of its way; raises InputError."""
+    profile = read_profile(str(RESULTS / "this-machine.toml"))
+    ways = [Way(precision=r.precision, provider=profile.provider, threads=r.threads) for r in rows]
+    models = {way: fit_latency(profile, way) for way in dict.fromkeys(ways)}
+    return [
+        Compared(row, way, models[way].estimate(
+            structs.replace(row.case.spec, precision=row.precision), row.case.num_classes))
+        for row, way in zip(rows, ways, strict=True)
+    ]  # fmt: skip
 
 
-def error_table(
-    compared: Sequence[Compared], title: str = "", random: Sequence[Compared] = ()
-) -> str:
+def error_table(compared: Sequence[Compared], random: Sequence[Compared], title: str) -> str:
     """Errors per way, of all, of those inside and outside what was measured, and of `random`."""
     groups = {"all": list(compared)}
-    for way in sorted({one.way for one in compared}):
-        groups[short(way)] = [one for one in compared if one.way == way]
+    for one in sorted(compared, key=lambda one: one.way):
+        groups.setdefault(one.name, []).append(one)
     groups["within what was measured"] = [one for one in compared if not one.estimate.outside]
     groups["outside of it"] = [one for one in compared if one.estimate.outside]
     groups["random shapes"] = list(random)
@@ -104,7 +99,7 @@ def _plans(rows: Sequence[Mapping[str, Any]]) -> str:
 def draw(compared: Sequence[Compared], plans: Sequence[Mapping[str, Any]]) -> bytes:
     models: dict[str, list[tuple[float, float]]] = {}
     for one in sorted(compared, key=lambda one: one.way):
-        models.setdefault(short(one.way), []).append((one.row.latency_ms, one.estimate.ms))
+        models.setdefault(one.name, []).append((one.row.latency_ms, one.estimate.ms))
     whole: dict[str, list[tuple[float, float]]] = {}
     for row in sorted(plans, key=lambda row: str(row["teacher"])):
         pair = (row["measured_ms"], row["predicted_ms"])
@@ -130,22 +125,19 @@ def _panel(axes: "figure.Axes", groups: dict[str, list[tuple[float, float]]], ti
 
 def _kept() -> tuple[list[Compared], list[Compared], Sequence[Mapping[str, Any]]]:
     """Sub-models that a plan may hold, random ones, and plans; raises InputError."""
-    profile, rows = read_profile(str(PROFILE)), read_json(ROWS, Rows)
-    models = compare(profile, rows.plannable), compare(profile, rows.unseen)
-    return *models, kept("latency-plans")["rows"]
+    rows = read_json(ROWS, Rows)
+    return compare(rows.plannable), compare(rows.unseen), kept("latency-plans")["rows"]
 
 
 def figures() -> str:
-    plannable, unseen, plans = _kept()
-    return "\n\n".join([
-        error_table(plannable, "Sub-models that a plan may hold, none of them fitted to", unseen),
-        _plans(plans),
-    ])  # fmt: skip
+    planned, random, plans = _kept()
+    title = "Sub-models that a plan may hold, none of them fitted to"
+    return f"{error_table(planned, random, title)}\n\n{_plans(plans)}"
 
 
 def picture() -> bytes:
-    plannable, unseen, plans = _kept()
-    return draw([*plannable, *unseen], plans)
+    planned, random, plans = _kept()
+    return draw([*planned, *random], plans)
 
 
 PAGE = Page("benchmarks.latency", figures, picture)
