@@ -24,7 +24,7 @@ PAGES = {
     "planning": "planning.plans",
     "platforms": "keep.__main__:arm",
     "reliability": "faults.page",
-    "serving": "serving.page",
+    "serving": "serving.__main__",
     "simulation": "simulator.page",
     "soak": "soak.page",
 }
