@@ -44,6 +44,7 @@ _SLOW_AT_TIMES = replace(_SLOW, used="perhaps", waits=None)
 _LAST_CHANCE: Mapping[Kind, Promise] = {"alone": Promise(reasons=SILENCE, known=GONE, waits=None)}
 _SILENT = Promise(reasons=SILENCE, known=KNOWN_SILENCE, waits=WAITS)
 _UNHURT = Promise(used="always")
+_UNSTEADY = Promise(reasons=(*GONE, PROBATION, r"unsteady: .+"))
 #: Wrong labels until the stuck output is detected.
 _CONSTANT = Promise(
     used="perhaps", reasons=(*SAME, PROBATION), known=SAME, wrong_labels=DIFFERENT_CROPS
@@ -135,16 +136,16 @@ FAULTS: tuple[Fault, ...] = (
         made="a relay resets every connection for 0.3 s, lets it be for 0.3 s, and so on",
         healed="the relay lets them be", make=making.set_link(Link(flap_s=0.3)),
         heal=making.set_link(WELL),
-        promise=Promise(used="perhaps", reasons=(*GONE, PROBATION, r"unsteady: .+")), where="relay",
-        lasts_s=6.0, calls=40, proof=_link_was_bad),
+        promise=replace(_UNSTEADY, used="perhaps"), where="relay", lasts_s=6.0,
+        calls=40, proof=_link_was_bad),
     Fault(name="idle client, flapping device", made=_FLAPS, healed="started again",
-        before=making.reconnect_quickly, make=making.flap_while_idle, heal=making.restart_after_failure,
-        after=making.reconnect_as_before, promise=Promise(reasons=(*GONE, PROBATION, r"unsteady: .+")),
+        before=making.reconnect_quickly, make=making.flap_while_idle,
+        heal=making.restart_after_failure, after=making.reconnect_as_before, promise=_UNSTEADY,
         proof=lambda scene: "" if scene.rounds > making.ROUNDS else f"{scene.rounds} connections"),
     Fault(name="host name without an address",
         made="SIGKILL; its host's name is in no hosts file any more, and the name server is silent",
-        healed="started again, the name as before", before=making.use_own_names, make=making.remove_name,
-        heal=Scene.restart, after=lambda scene: scene.own_names.close(),
+        healed="started again, the name as before", before=making.use_own_names,
+        make=making.remove_name, heal=Scene.restart, after=lambda scene: scene.own_names.close(),
         promise=Promise(reasons=GONE, known=GONE), where="name", lasts_s=12.0,
         hindered=own_names_work, proof=making.name_was_asked_for),
     Fault(name="NaN outputs", made="its logits are not numbers", healed="they are numbers again",
@@ -181,12 +182,12 @@ FAULTS: tuple[Fault, ...] = (
         hindered=lambda: groups_work("memory"), proof=making.was_killed),
     Fault(name="clock ahead",
         made="the wall clocks of client and agents jump ten years ahead (libfaketime)",
-        healed="they jump back", make=making.set_clock(f"+{TEN_YEARS_S}"), heal=making.set_clock("+0"),
-        promise=_UNHURT, where="clock", hindered=_no_faketime,
+        healed="they jump back", make=making.set_clock(f"+{TEN_YEARS_S}"),
+        heal=making.set_clock("+0"), promise=_UNHURT, where="clock", hindered=_no_faketime,
         proof=making.clock_differs(TEN_YEARS_S / 2)),
     Fault(name="clock back",
         made="the wall clocks of client and agents jump ten years back (libfaketime)",
-        healed="they jump ahead", make=making.set_clock(f"-{TEN_YEARS_S}"), heal=making.set_clock("+0"),
-        promise=_UNHURT, where="clock", hindered=_no_faketime,
+        healed="they jump ahead", make=making.set_clock(f"-{TEN_YEARS_S}"),
+        heal=making.set_clock("+0"), promise=_UNHURT, where="clock", hindered=_no_faketime,
         proof=making.clock_differs(TEN_YEARS_S / 2)),
 )  # fmt: skip
