@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 
 from benchmarks.faults import faulty_agent
+from benchmarks.faults.device import FaultyDevice
 from benchmarks.faults.promises import SETTINGS, Kind
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
@@ -42,14 +43,13 @@ def picture(number: int) -> tuple[np.ndarray, str]:
     return noise + (CHANNELS[LABELS.index(label)] * 120).astype(np.uint8), label
 
 
-class Scene:
+class Scene(FaultyDevice):
     """Agents of one kind of fleet; that of `faulty` can be made to fail."""
 
     def __init__(self, folder: Path, kind: Kind, where: Where = "loopback") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.where = folder, where
         self.setting = SETTINGS[kind]
-        self.faulty = self.setting.faulty
         #: Files: the command for the faulty device's model (faulty_agent), and the wall clock.
         self.word, self.clock = folder / "fault", folder / "clock"
         self.word.write_text("")
@@ -74,7 +74,7 @@ class Scene:
         try:
             self.wire = self._undo.enter_context(Wire()) if where == "wire" else None
             fleet = AgentFleet(folder, self.bundle, keys=self.wire is not None)
-            self.fleet = self._undo.enter_context(fleet)
+            super().__init__(self._undo.enter_context(fleet), self.setting.faulty)
             for name in (*members, *filter(None, [self.setting.replica])):
                 self.start(name)
             for agent in self.fleet.agents.values():
@@ -83,11 +83,6 @@ class Scene:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def agent(self) -> AgentProcess:
-        """The faulty device's process."""
-        return self.fleet.agents[self.faulty]
 
     @property
     def environment(self) -> dict[str, str]:
@@ -131,11 +126,6 @@ class Scene:
         agent = self.start(self.faulty, bind=address, bundle=bundle, before=before)
         until(lambda: log.exists() and "READY" in log.read_text(), "READY in its log")
         agent.events += [json.loads(line) for line in log.read_text().splitlines()]
-
-    def stop(self) -> None:
-        """SIGTERM to the faulty device's agent, and wait for its end."""
-        assert self.agent.terminate() == 0, self.agent.stderr
-        self.agent.close()
 
     def memory_bytes(self, what: str) -> int:
         """Memory of the faulty device's agent; `what` as in /proc/PID/status."""

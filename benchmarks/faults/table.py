@@ -1,6 +1,5 @@
 """The faults: how each is made and healed, and the promise while it lasts."""
 
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -95,10 +94,10 @@ class Fault:
 
 FAULTS: tuple[Fault, ...] = (
     Fault(name="crash", made="SIGKILL", healed="started again",
-        make=lambda scene: scene.agent.kill(), heal=Scene.restart,
+        make=Scene.kill, heal=Scene.restart,
         promise=Promise(reasons=GONE, known=GONE), lasts_s=3.0),
-    Fault(name="hang", made="SIGSTOP", healed="SIGCONT", make=lambda scene: scene.agent.stop(),
-        heal=lambda scene: scene.agent.signal(signal.SIGCONT), promise=_SILENT,
+    Fault(name="hang", made="SIGSTOP", healed="SIGCONT", make=Scene.hang, heal=Scene.resume,
+        promise=_SILENT,
         instead=_LAST_CHANCE, lasts_s=10.0),
     Fault(name="restart", made="SIGTERM, and started again", healed="by itself",
         make=making.stop_and_restart, heal=lambda scene: None,

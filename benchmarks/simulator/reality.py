@@ -205,6 +205,7 @@ def scenario_of(bundle: Bundle, answers: Sequence[Prediction], late_s: Sequence[
     Times are drawn independently, as those of real devices are.
     """
     whole = [answer for answer in answers if not answer.partial]
+    assert whole, f"no answer of all members within {PLENTY_MS:g} ms: the machine is too busy"
     compute_s: dict[str, list[float]] = defaultdict(list)
     trips_s: dict[str, list[float]] = defaultdict(list)
     before_s = []

@@ -25,12 +25,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.options import arguments
 from benchmarks.harness.results import RESULTS
-from benchmarks.soak.faults import Fault, Faults, Kind, schedule
+from benchmarks.soak.faults import KINDS, Fault, Faults, schedule
 from benchmarks.soak.page import PAGE
 from benchmarks.soak.pictures import DEVICES, write_colour_bundle
 from benchmarks.soak.watch import Watch, as_rows, grown, trends
@@ -124,7 +124,7 @@ class Soak:
         return {
             "capacity_per_s": [round(rate, 1) for rate in rates],
             "rate_per_s": [round(LOAD * rate, 1) for rate in rates],
-            "faults": [sum(f.kind == kind for f in faults) for kind in get_args(Kind)],
+            "faults": [sum(f.kind == kind for f in faults) for kind in KINDS],
             "clients": [{"style": s, **d} for s, d in zip(self._clients, done, strict=True)],
             "healed": healed,
             "before": as_rows(before),
