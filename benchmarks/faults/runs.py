@@ -1,4 +1,4 @@
-"""One fault against one kind of fleet: calls that never stop, while a device fails and heals."""
+"""One fault against one kind of fleet: calls during which a device fails and heals."""
 
 import math
 import threading
@@ -31,12 +31,12 @@ LOOK_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How much is asked of one run."""
+    """Times and limits of one run."""
 
     deadline_ms: float = 400.0
     #: Seconds between two calls.
     between_s: float = 0.02
-    #: Whether faults last as long as they want, or only as many calls as they need.
+    #: Whether faults last their time, or only their calls.
     whole: bool = True
     #: The longest that a call may outlast its deadline.
     grace_ms: float = 20.0

@@ -155,7 +155,7 @@ class Scene(FaultyDevice):
         self._held.close()
 
     def fleet_file(self, *, alone: bool = False) -> Path:
-        """A fleet file with the faulty device reached as `where` says, and as the only one."""
+        """A fleet file with the faulty device reached by `where`; `alone`: as the only one."""
         addresses = {name: agent.address for name, agent in self.fleet.agents.items()}
         if self.where == "relay":
             addresses[self.faulty] = self.relay.address

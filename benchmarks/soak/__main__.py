@@ -161,7 +161,7 @@ def failures(result: Mapping[str, Any]) -> list[str]:
     for row in result["trends"]:
         most = (row["mib_per_hour"] + row["mib_per_hour_margin"]) * row["seconds"] / 3600
         if most > GROWTH_MIB:
-            found.append(f"{row['who']}: may have grown by {most:.1f} MiB over the run")
+            found.append(f"{row['process']}: may have grown by {most:.1f} MiB over the run")
     return found
 
 

@@ -16,8 +16,8 @@ def figures() -> str:
         for client, capacity in zip(result["clients"], result["capacity_per_s"], strict=True)
     ]
     held = [
-        (who, before, defaultdict(str, result["after"].get(who, {})))
-        for who, before in result["before"].items()
+        (process, before, defaultdict(str, result["after"].get(process, {})))
+        for process, before in result["before"].items()
     ]
     parts = [
         f"{result['minutes']:g} minutes, seed {result['seed']}, deadline "
@@ -39,7 +39,7 @@ def figures() -> str:
         ),
         table(
             result["trends"],
-            ("process", "{who}"),
+            ("process", "{process}"),
             ("watched s", "{seconds}"),
             ("MiB at first", "{first_mib:.1f}"),
             ("at last", "{last_mib:.1f}"),

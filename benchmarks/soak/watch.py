@@ -22,7 +22,7 @@ LONG, WARM_UP = 0.5, 0.1
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     at_s: float
-    who: str
+    process: str
     pid: int
     rss_bytes: int
     files: int
@@ -30,7 +30,7 @@ class Held:
     threads: int
 
 
-def held_by(who: str, pid: int) -> Held | None:
+def held_by(process: str, pid: int) -> Held | None:
     """Resources of process `pid` now; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
@@ -40,8 +40,8 @@ def held_by(who: str, pid: int) -> Held | None:
     except OSError:
         return None
     return Held(
-        at_s=time.monotonic(), who=who, pid=pid, rss_bytes=pages * PAGE_BYTES, files=len(links),
-        sockets=sum("socket:" in link for link in links), threads=threads,
+        at_s=time.monotonic(), process=process, pid=pid, rss_bytes=pages * PAGE_BYTES,
+        files=len(links), sockets=sum("socket:" in link for link in links), threads=threads,
     )  # fmt: skip
 
 
@@ -55,8 +55,8 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch")
 
     def now(self) -> dict[str, Held]:
-        found = (held_by(who, pid) for who, pid in self._pids().items())
-        return {held.who: held for held in found if held is not None}
+        found = (held_by(process, pid) for process, pid in self._pids().items())
+        return {held.process: held for held in found if held is not None}
 
     def _run(self) -> None:
         while not self._over.wait(1.0):
@@ -74,7 +74,7 @@ class Watch:
 def trends(samples: Sequence[Held], seconds: float) -> list[dict[str, Any]]:
     """The trend of memory of each process that lived for `LONG` of a run of `seconds`."""
     rows: list[dict[str, Any]] = []
-    for who, pid in sorted({(sample.who, sample.pid) for sample in samples}):
+    for process, pid in sorted({(sample.process, sample.pid) for sample in samples}):
         own = [sample for sample in samples if sample.pid == pid]
         own = [sample for sample in own if sample.at_s >= own[0].at_s + WARM_UP * seconds]
         if len(own) < BLOCKS:
@@ -84,7 +84,7 @@ def trends(samples: Sequence[Held], seconds: float) -> list[dict[str, Any]]:
             continue
         rss = np.array([sample.rss_bytes for sample in own], dtype=float) / 2**20
         slope, margin = slope_per_hour(at_s, rss)
-        row = {"who": who, "seconds": round(float(np.ptp(at_s)))}
+        row = {"process": process, "seconds": round(float(np.ptp(at_s)))}
         row |= {"first_mib": round(float(rss[:10].mean()), 2)}
         row |= {"last_mib": round(float(rss[-10:].mean()), 2)}
         rows.append(
@@ -110,14 +110,14 @@ def slope_per_hour(at_s: np.ndarray, values: np.ndarray) -> tuple[float, float]:
 def grown(before: Mapping[str, Held], after: Mapping[str, Held]) -> list[str]:
     """Every increased count of files, sockets or threads, in words."""
     return [
-        f"{who}: {what} {getattr(held, what)} -> {getattr(after[who], what)}"
-        for who, held in before.items()
-        if who in after
+        f"{process}: {what} {getattr(held, what)} -> {getattr(after[process], what)}"
+        for process, held in before.items()
+        if process in after
         for what in ("files", "sockets", "threads")
-        if getattr(after[who], what) > getattr(held, what)
+        if getattr(after[process], what) > getattr(held, what)
     ]
 
 
 def as_rows(held: Mapping[str, Held]) -> dict[str, dict[str, Any]]:
     """For a result file."""
-    return {who: asdict(one) | {"at_s": None} for who, one in held.items()}
+    return {process: asdict(one) | {"at_s": None} for process, one in held.items()}

@@ -86,7 +86,7 @@ def test_a_schedule_follows_its_seed_and_ends_early_enough_to_heal() -> None:
 
 def held(at_s: float, mib: float = 80.0, pid: int = 1, **changes: int) -> Held:
     counts = {"files": 20, "sockets": 5, "threads": 6} | changes
-    return Held(at_s=at_s, who="alpha", pid=pid, rss_bytes=round(mib * 2**20), **counts)
+    return Held(at_s=at_s, process="alpha", pid=pid, rss_bytes=round(mib * 2**20), **counts)
 
 
 def test_growth_of_long_lived_processes_and_unreleased_sockets_are_found() -> None:
@@ -107,7 +107,7 @@ CLIENT = {
     "style": "sync", "open": 0, "counts": {"begun": 9, "ended": 9, "complete": 9}, "wrong": [],
     "overshoot_ms": 0.0, "counters": {"malformed": 0},
 }  # fmt: skip
-TREND = {"who": "alpha", "seconds": 1800, "mib_per_hour": 1.0, "mib_per_hour_margin": 1.0}
+TREND = {"process": "alpha", "seconds": 1800, "mib_per_hour": 1.0, "mib_per_hour_margin": 1.0}
 WELL: dict[str, Any] = {
     "clients": [CLIENT], "healed": True, "grown": [], "trends": [TREND], "complaints": [],
 }  # fmt: skip
