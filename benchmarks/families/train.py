@@ -2,7 +2,7 @@
 
     python -m benchmarks.families.train JOBS.json DATA OUT --minutes 8
 
-Several processes may share one OUT: each claims the next job that nobody has. What a job leaves:
+Several processes may share one OUT: each claims the next free job. A job leaves
 NAME.safetensors (float16), NAME.json, and NAME.npz, both heads on the calibration and the test
 split (pictures resampled as in training), as benchmarks.families.measure keeps them.
 """
@@ -37,7 +37,7 @@ from partitioner.training.student import Student, Taught
 
 #: Teachers in this type; students' weights and the optimiser's state stay float32.
 HALF = torch.bfloat16
-#: How members are taught unless their job says otherwise.
+#: Default schedule of members.
 SCHEDULE = MemberSchedule(
     batch_size=512, learning_rate=1e-3, weight_decay=0.02, distillation=1.0, temperature=1.0
 )
@@ -187,7 +187,7 @@ class Worker:
                 time.sleep(1)
 
     def _ready(self, job: Job) -> bool:
-        """Whether everything that the job needs is there; `.ready` says that a pack is whole."""
+        """Whether the files that the job needs are there; `.ready` marks a whole pack."""
         others = {job.teacher, job.start, *job.after} - {"", "teacher"}
         own = all((self.out / f"{name}.json").is_file() for name in others)
         needed = [self.folder / f"{job.data}.ready"]
