@@ -15,6 +15,7 @@ from rich.table import Table
 from mdp import console
 from mdp.cli import bundle as bundle_command
 from mdp.cli import discover as discover_command
+from mdp.cli import gateway as gateway_command
 from mdp.cli import keys as keys_command
 from mdp.cli.answers import describe, failure, named, picture_files, shown
 from mdp.cli.bench import noise_picture, run_bench
@@ -354,6 +355,9 @@ def fleet_new(
         print(f"  without {', '.join(absent)}: every answer will be partial")
     for entry in exposed(fleet):
         print(f"  {entry.device} has no key: only --insecure will connect to it, in plain text")
+
+
+app.command()(gateway_command.gateway)
 
 
 @app.command()
