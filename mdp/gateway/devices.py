@@ -47,8 +47,8 @@ class Device(Struct):
     submodel: str
     #: Fractions of the centred square: left, top, right, bottom.
     region: tuple[float, float, float, float]
-    #: Accuracy measured on its own; None for a bundle never evaluated.
-    accuracy: float | None
+    #: Accuracy of its answers alone; None for a bundle never evaluated.
+    accuracy: float | None = None
     in_use: bool = True
     state: str = "UNKNOWN"
     usable: bool = False
@@ -66,10 +66,8 @@ class Device(Struct):
 class Roll:
     """All devices of one fleet, and the history of their faults."""
 
-    def __init__(self, fleet: Fleet, bundle: Bundle) -> None:
-        """Devices of which nothing is known yet."""
-        measured = bundle.manifest.evaluation
-        alone = {} if measured is None else {each.k: each.accuracy for each in measured.members}
+    def __init__(self, fleet: Fleet, bundle: Bundle, fusion: Fusion) -> None:
+        """Devices of which nothing is known yet; their answers are fused by `fusion`."""
         self.devices: dict[str, Device] = {}
         for entry in fleet.devices:
             assignment = bundle.manifest.plan.assignments[entry.k]
@@ -79,10 +77,12 @@ class Roll:
                 k=entry.k,
                 submodel=assignment.spec.words,
                 region=(region.left, region.top, region.right, region.bottom),
-                accuracy=alone.get(entry.k),
             )
         self.faults: deque[Fault] = deque(maxlen=KEPT_FAULTS)
         self._bundle = bundle
+        self._fusion: Fusion = fusion
+        for device in self.devices.values():
+            device.accuracy = self._accuracy({device.k})
 
     def told(self, statuses: Iterable[DeviceStatus], now_s: float) -> None:
         """Take in what the devices say of themselves."""
@@ -132,18 +132,21 @@ class Roll:
         what = "switched on at this gateway" if in_use else SWITCHED_OFF
         self.faults.append(Fault(at_s=now_s, device=name, what=what, over=in_use))
 
-    def expected_accuracy(self, fusion: Fusion) -> float | None:
-        """What an answer of all devices that can be used now is worth; None if never measured."""
-        ready = {device.k for device in self.devices.values() if device.in_use and device.usable}
-        if not ready:
-            return None
-        members = tuple(sorted(ready))
+    def expected_accuracy(self) -> float | None:
+        """What an answer of the devices that can be used now is worth; None if unknown."""
+        return self._accuracy({d.k for d in self.devices.values() if d.in_use and d.usable})
+
+    def _accuracy(self, members: set[int]) -> float | None:
+        ordered = tuple(sorted(members))
         # Every subset of an evaluated bundle has weights.
-        return self._bundle.expected_accuracy(members, rule_for(members, fusion, fitted=True))
+        rule = rule_for(ordered, self._fusion, fitted=True) if members else self._fusion
+        return self._bundle.expected_accuracy(ordered, rule)
 
     def shown(self) -> dict[str, Any]:
         """Devices and faults for the page, for msgspec to encode."""
         return {
+            "expected_accuracy": self.expected_accuracy(),
+            "expected_accuracy_all": self._accuracy({d.k for d in self.devices.values()}),
             "devices": [
                 asdict(device) | {"latencies_ms": list(device.latencies_ms)}
                 for device in self.devices.values()

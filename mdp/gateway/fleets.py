@@ -15,7 +15,6 @@ from mdp.client.base import Connecting
 from mdp.errors import InferenceError, MDPError
 from mdp.files import write_toml
 from mdp.formats.fleet import Fleet
-from mdp.fusion.fuse import Fusion
 from mdp.gateway.devices import SWITCHED_OFF, Roll
 from mdp.gateway.refusals import Refusal
 from mdp.pictures.crop import Picture
@@ -40,11 +39,10 @@ class ServedFleet:
         self.name = name
         self._path = path
         self._options: Connecting = options  # type: ignore[assignment]
-        self.fusion: Fusion = self._options.get("fusion", "stacked")
         #: Knows all devices, also those that are switched off.
         self._whole = AsyncClient(path, **self._options)
         self.bundle = self._whole.bundle
-        self.roll = Roll(self._whole.fleet, self.bundle)
+        self.roll = Roll(self._whole.fleet, self.bundle, options.get("fusion", "stacked"))
         self._calls = self._whole
         #: Clients of one device each, for what it says alone.
         self._alone: dict[str, AsyncClient] = {}
@@ -173,7 +171,6 @@ class ServedFleet:
             "digest": self.bundle.digest[:12],
             "classes": len(self.bundle.manifest.labels),
             "ready": self.ready,
-            "expected_accuracy": self.roll.expected_accuracy(self.fusion),
             "expected_accuracy_pictures": None if evaluation is None else evaluation.pictures,
             **self.roll.shown(),
         }

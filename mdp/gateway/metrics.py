@@ -155,7 +155,7 @@ class _Devices(Collector):
                     queue.add_metric([model, name], device.queued)
                 for outcome, count in device.counts.items():
                     done.add_metric([model, name, outcome], count)
-            expected = fleet.roll.expected_accuracy(fleet.fusion)
+            expected = fleet.roll.expected_accuracy()
             if expected is not None:
                 worth.add_metric([model], expected)
         yield from (up, used, info, queue, done, worth)

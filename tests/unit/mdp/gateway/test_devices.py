@@ -20,7 +20,7 @@ def roll(tmp_path: Path) -> Roll:
         FleetEntry(device=name, address=f"tcp://127.0.0.1:{9000 + k}", k=k)
         for k, name in enumerate(DEVICES)
     ]
-    return Roll(Fleet(bundle="bundle", devices=entries), bundle)
+    return Roll(Fleet(bundle="bundle", devices=entries), bundle, "stacked")
 
 
 def status(device: str, state: str = "READY", reason: str = "") -> DeviceStatus:
@@ -74,16 +74,19 @@ def test_latencies_are_kept_and_shown(roll: Roll) -> None:
     assert shown["devices"][0]["latencies_ms"] == [3.5] * KEPT_LATENCIES
     assert shown["devices"][1]["submodel"] == "12 px, patch 4, 8 x 1"
     assert shown["devices"][1]["region"] == [0, 0, 1, 1]
+    assert shown["devices"][1]["accuracy"] == subset_accuracy((1,)).stacked
+    assert shown["expected_accuracy"] is None
+    assert shown["expected_accuracy_all"] == subset_accuracy((0, 1, 2)).stacked
 
 
 def test_accuracy_is_that_of_the_devices_that_can_answer_and_are_in_use(roll: Roll) -> None:
-    assert roll.expected_accuracy("stacked") is None
+    assert roll.expected_accuracy() is None
     roll.told([status(name) for name in DEVICES], 1.0)
-    assert roll.expected_accuracy("stacked") == subset_accuracy((0, 1, 2)).stacked
+    assert roll.expected_accuracy() == subset_accuracy((0, 1, 2)).stacked
     roll.switched("beta", False, 2.0)
-    assert roll.expected_accuracy("stacked") == subset_accuracy((0, 2)).stacked
+    assert roll.expected_accuracy() == subset_accuracy((0, 2)).stacked
     roll.told([status("alpha", "UNREACHABLE")], 3.0)
-    assert roll.expected_accuracy("boosted") == subset_accuracy((2,)).bagged
+    assert roll.expected_accuracy() == subset_accuracy((2,)).stacked
     # What somebody asked for is no fault of the device.
     roll.answered(answer("gamma", beta=SWITCHED_OFF), 4.0)
     assert [fault.device for fault in roll.faults] == ["beta", "alpha"]
