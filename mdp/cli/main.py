@@ -375,6 +375,9 @@ def demo(
     report: Annotated[
         Path | None, typer.Option(help="File to write what was seen to, as JSON.")
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="In the end open the gateway's page, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Build, serve, classify, kill one agent, bring it back: everything, on this machine.
 
@@ -382,9 +385,8 @@ def demo(
 
     Exit codes: 0 all of that was seen to happen, 2 bad input, 3 something was not seen.
     """
-    raise typer.Exit(
-        0 if run_demo(work, bundle=bundle, pictures=pictures, report=report) else NOT_ANSWERED
-    )
+    seen = run_demo(work, bundle=bundle, pictures=pictures, report=report, page=page)
+    raise typer.Exit(0 if seen else NOT_ANSWERED)
 
 
 def main() -> None:

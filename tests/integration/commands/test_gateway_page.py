@@ -44,7 +44,7 @@ def served(fleet: Fleet) -> Iterator[Gateway]:
 @pytest.fixture(scope="module")
 def page(served: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with browser(tmp_path_factory.mktemp("chromium")) as window:
-        window.emulate(width=1280, height=900)
+        window.emulate()
         window.open(served.url)
         window.wait_for("#count", "3 of 3")
         yield window
@@ -127,7 +127,7 @@ def test_a_phone_shows_all_of_it(page: Browser, dark: bool) -> None:
     assert page.run("return document.documentElement.scrollWidth") <= 360
     ground = page.run("return getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(14, 18, 24)" if dark else "rgb(244, 245, 248)")
-    page.emulate(width=1280, height=900)
+    page.emulate()
 
 
 def test_without_agents_the_page_says_so(fleet: Fleet, page: Browser, two_colours: Path) -> None:
