@@ -1,6 +1,6 @@
 """Every benchmark of serving: what a call costs, and what becomes of it in bad company.
 
-    python -m benchmarks.serving                         # all of them, about 9 minutes
+    python -m benchmarks.serving                         # all of them, about 10 minutes
     python -m benchmarks.serving --only overshoot stream
 
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
@@ -8,6 +8,7 @@
     overshoot     1 min  by how much calls end after their deadline
     stream        3 min  `stream` beside the slowest member's model run in a loop
     many-agents   2 min  one client and 64 agents, beside a bare fan-out
+    gateway       1 min  answers over HTTP, beside the Python client's
 
 Each writes results/serving-<name>.json and its table in the page on serving. Nothing else should
 run on the machine meanwhile.

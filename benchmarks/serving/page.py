@@ -3,9 +3,12 @@
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
-from benchmarks.serving import dead_device, many_agents, overhead, overshoot, stream_rate
+from benchmarks.serving import dead_device, gateway, many_agents, overhead, overshoot, stream_rate
 
-PARTS = {part.NAME: part for part in (overhead, dead_device, overshoot, stream_rate, many_agents)}
+PARTS = {
+    part.NAME: part
+    for part in (overhead, dead_device, overshoot, stream_rate, many_agents, gateway)
+}
 
 
 def figures() -> str:
