@@ -1,6 +1,7 @@
 """The gateway's routes: HTTP in, calls to fleets, HTTP out."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.resources import files
@@ -19,10 +20,11 @@ from mdp.errors import MDPError
 from mdp.gateway import infer
 from mdp.gateway.access import Tokens, check_request
 from mdp.gateway.bodies import Bodies, uploaded
-from mdp.gateway.fleets import MAX_DEADLINE_MS, ServedFleet
+from mdp.gateway.fleets import IN_FLIGHT, MAX_REQUEST_MS, ServedFleet
 from mdp.gateway.metrics import Metrics
 from mdp.gateway.refusals import Refusal, busy, refusal_of
 from mdp.pictures.crop import Picture
+from mdp.requests.capture import DEFAULT_EVERY_MS, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
 
@@ -48,6 +50,8 @@ HEADERS = {
 MAX_WATCHERS = 32
 #: Between two events at least, and between two signs of life at most.
 EVENT_S, QUIET_S = 0.25, 10.0
+#: Between two looks of one reader at least.
+LEAST_EVERY_MS = 50.0
 
 
 class Guard:
@@ -171,6 +175,8 @@ class Gateway:
             Route(f"{model}/infer", self.infer, methods=["POST"]),
             Route(f"{model}/classify", self.classify, methods=["POST"]),
             Route(f"{model}/devices/{{device:path}}", self.switch, methods=["PUT"]),
+            Route(f"{model}/look", self.look),
+            Route(f"{model}/watch", self.watch),
             Route("/fleets", self.shown),
             Route("/events", self.events),
             Route("/metrics", self.metrics),
@@ -225,7 +231,7 @@ class Gateway:
             async with self._bodies.held(request) as body:
                 length = request.headers.get(infer.JSON_LENGTH)
                 asked = await asyncio.to_thread(infer.read_request, body, length)
-                deadline_ms = self._checked(asked.deadline_ms)
+                deadline_ms = self._checked(asked.deadline_ms, len(asked.pictures))
                 answers = await self._answers(fleet, list(asked.pictures), deadline_ms)
         content, json_length = infer.respond(fleet.name, asked, answers)
         if json_length is None:
@@ -270,18 +276,68 @@ class Gateway:
         self._metrics.answered(fleet.name, answers)
         return answers
 
-    def _checked(self, deadline_ms: Any) -> float:
-        if deadline_ms is None:
-            return self._deadline_ms
+    def _checked(self, deadline_ms: Any, pictures: int = 1) -> float:
+        """A request's deadline, or this gateway's, for each of `pictures`; raises Refusal."""
         try:
-            wanted = checked_deadline_ms(float(deadline_ms))
+            wanted = float(self._deadline_ms if deadline_ms is None else deadline_ms)
         except (TypeError, ValueError, OverflowError) as error:
             raise Refusal(
                 400, f"deadline_ms: expected a number, got {str(deadline_ms)[:20]!r}"
             ) from error
-        if wanted > MAX_DEADLINE_MS:
-            raise Refusal(400, f"deadline_ms: expected at most {MAX_DEADLINE_MS:g}, got {wanted:g}")
+        checked_deadline_ms(wanted)
+        most = MAX_REQUEST_MS / math.ceil(pictures / IN_FLIGHT)
+        if wanted > most:
+            raise Refusal(400, f"deadline_ms: expected at most {most:g}, got {wanted:g}")
         return wanted
+
+    async def look(self, request: Request) -> Response:
+        """What the devices' own cameras see."""
+        fleet = self._fleet(request)
+        deadline_ms = self._checked(request.query_params.get("deadline_ms"))
+        return _json(await self._looked(fleet, deadline_ms))
+
+    async def _looked(self, fleet: ServedFleet, deadline_ms: float) -> dict[str, Any]:
+        with _counted(self._metrics, fleet.name):
+            answer = await fleet.look(deadline_ms)
+            self._metrics.answered(fleet.name, [answer])
+        return {"model": fleet.name, "degraded": answer.partial, **answer.to_dict()}
+
+    async def watch(self, request: Request) -> Response:
+        """The same as server-sent events, one every `every_ms`, until the client leaves."""
+        fleet = self._fleet(request)
+        deadline_ms = self._checked(request.query_params.get("deadline_ms"))
+        every = request.query_params.get("every_ms", str(DEFAULT_EVERY_MS))
+        try:
+            every_s = max(checked_every_ms(float(every)), LEAST_EVERY_MS) / 1e3
+        except ValueError as error:
+            raise Refusal(400, f"every_ms: expected a number, got {every[:20]!r}") from error
+
+        async def answers() -> AsyncIterator[bytes]:
+            loop = asyncio.get_running_loop()
+            while not self.ending():
+                started_s = loop.time()
+                try:
+                    kind, told = b"answer", await self._looked(fleet, deadline_ms)
+                except MDPError as error:
+                    kind, told = b"error", {"error": str(error)}
+                yield b"event: " + kind + b"\ndata: " + msgspec.json.encode(told) + b"\n\n"
+                await asyncio.sleep(max(0.0, started_s + every_s - loop.time()))
+
+        return self._streamed(answers())
+
+    def _streamed(self, events: AsyncIterator[bytes]) -> Response:
+        if self._watchers >= MAX_WATCHERS:
+            raise busy(f"expected at most {MAX_WATCHERS} readers of events at a time")
+
+        async def counted() -> AsyncIterator[bytes]:
+            self._watchers += 1
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                self._watchers -= 1
+
+        return StreamingResponse(counted(), media_type="text/event-stream")
 
     async def switch(self, request: Request) -> Response:
         """Take a device out of this gateway's calls, or put it back: `{"in_use": false}`."""
@@ -305,31 +361,25 @@ class Gateway:
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: `/fleets` again whenever something in it changes."""
-        if self._watchers >= MAX_WATCHERS:
-            raise busy(f"expected at most {MAX_WATCHERS} readers of events at a time")
-        return StreamingResponse(self._stream(), media_type="text/event-stream")
+        return self._streamed(self._changes())
 
-    async def _stream(self) -> AsyncIterator[bytes]:
+    async def _changes(self) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()
         last, sent_s = b"", loop.time()
-        self._watchers += 1
-        try:
-            while not self.ending():
-                changed = self._changed
-                content = msgspec.json.encode(self._shown())
-                if content != last:
-                    yield b"event: fleets\ndata: " + content + b"\n\n"
-                    last, sent_s = content, loop.time()
-                elif loop.time() - sent_s > QUIET_S:
-                    yield b":\n\n"
-                    sent_s = loop.time()
-                await asyncio.sleep(EVENT_S)
-                # Looks around now and then whether the server is ending.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(1.0):
-                        await changed.wait()
-        finally:
-            self._watchers -= 1
+        while not self.ending():
+            changed = self._changed
+            content = msgspec.json.encode(self._shown())
+            if content != last:
+                yield b"event: fleets\ndata: " + content + b"\n\n"
+                last, sent_s = content, loop.time()
+            elif loop.time() - sent_s > QUIET_S:
+                yield b":\n\n"
+                sent_s = loop.time()
+            await asyncio.sleep(EVENT_S)
+            # Looks around now and then whether the server is ending.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await changed.wait()
 
     async def metrics(self, request: Request) -> Response:
         """Prometheus' text format."""

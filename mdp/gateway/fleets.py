@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,6 +14,7 @@ from mdp.client.aio import AsyncClient
 from mdp.client.base import Connecting
 from mdp.errors import InferenceError, MDPError
 from mdp.files import write_toml
+from mdp.formats.bundle import MANIFEST
 from mdp.formats.fleet import Fleet
 from mdp.gateway.devices import SWITCHED_OFF, Roll
 from mdp.gateway.refusals import Refusal
@@ -22,8 +23,8 @@ from mdp.requests.prediction import Prediction
 
 #: How often devices are asked how they are, and how long they may take to say so.
 WATCH_S, STATUS_TIMEOUT_S = 1.0, 0.8
-#: Longer deadlines are refused: a request that takes minutes is none of a camera's.
-MAX_DEADLINE_MS = 30_000.0
+#: Requests that might take longer are refused.
+MAX_REQUEST_MS = 60_000.0
 #: Pictures of one request that are under way at once.
 IN_FLIGHT = 4
 
@@ -42,7 +43,8 @@ class ServedFleet:
         #: Knows all devices, also those that are switched off.
         self._whole = AsyncClient(path, **self._options)
         self.bundle = self._whole.bundle
-        self.roll = Roll(self._whole.fleet, self.bundle, options.get("fusion", "stacked"))
+        self.roll = self._new_roll()
+        self._read = self._stamp()
         self._calls = self._whole
         #: Clients of one device each, for what it says alone.
         self._alone: dict[str, AsyncClient] = {}
@@ -50,6 +52,9 @@ class ServedFleet:
         self._switching = asyncio.Lock()
         #: Called when something has changed that the page shows.
         self.changed: Callable[[], None] = lambda: None
+
+    def _new_roll(self) -> Roll:
+        return Roll(self._whole.fleet, self.bundle, self._options.get("fusion", "stacked"))
 
     @property
     def ready(self) -> bool:
@@ -64,18 +69,23 @@ class ServedFleet:
     async def classify(self, pictures: Sequence[Picture], deadline_ms: float) -> list[Prediction]:
         """The fleet's answers; raises what a client raises for the first picture without one."""
         client = self._calls
+        if len(pictures) > 1:
+            answering = client.classify_many(pictures, deadline_ms=deadline_ms, in_flight=IN_FLIGHT)
+            return await self._noted(answering)
+        return await self._noted(_listed(client.classify(pictures[0], deadline_ms=deadline_ms)))
+
+    async def look(self, deadline_ms: float) -> Prediction:
+        """What the devices' own cameras see; raises what a client raises."""
+        (answer,) = await self._noted(_listed(self._calls.look(deadline_ms=deadline_ms)))
+        return answer
+
+    async def _noted(self, answering: Awaitable[list[Prediction]]) -> list[Prediction]:
         try:
-            if len(pictures) == 1:
-                answers = [await client.classify(pictures[0], deadline_ms=deadline_ms)]
-            else:
-                answers = await client.classify_many(
-                    pictures, deadline_ms=deadline_ms, in_flight=IN_FLIGHT
-                )
+            answers = [self._named(answer) for answer in await answering]
         except InferenceError as error:
             self.roll.missed(error.outcomes, time.time())
             self.changed()
             raise
-        answers = [self._named(answer) for answer in answers]
         for answer in answers:
             self.roll.answered(answer, time.time())
         self.changed()
@@ -92,7 +102,7 @@ class ServedFleet:
 
         async def ask(name: str) -> Prediction | None:
             try:
-                client = await self._only([name])
+                client = await self._only(name)
                 return await client.classify(picture, deadline_ms=deadline_ms)
             except InferenceError:
                 return None
@@ -100,15 +110,12 @@ class ServedFleet:
         answers = await asyncio.gather(*(ask(name) for name in wanted))
         return {name: each for name, each in zip(wanted, answers, strict=True) if each is not None}
 
-    async def _only(self, names: list[str]) -> AsyncClient:
-        """A client of these devices alone; one of a single device is kept."""
+    async def _only(self, name: str) -> AsyncClient:
+        """A client of this device alone, which is kept."""
         async with self._switching:
-            if len(names) == 1 and names[0] in self._alone:
-                return self._alone[names[0]]
-            client = await self._part(names)
-            if len(names) == 1:
-                self._alone[names[0]] = client
-            return client
+            if name not in self._alone:
+                self._alone[name] = await self._part([name])
+            return self._alone[name]
 
     async def _part(self, names: list[str]) -> AsyncClient:
         fleet, folder = self._whole.fleet, self._path.resolve().parent
@@ -144,13 +151,39 @@ class ServedFleet:
             self.roll.switched(name, in_use, time.time())
         self.changed()
         if former is not self._whole:
-            self._retired.append(former)
-            # Calls that are under way on it have ended by then.
-            asyncio.get_running_loop().call_later(MAX_DEADLINE_MS / 1e3 + 1, former.close)
+            self._retire(former)
+
+    def _retire(self, client: AsyncClient) -> None:
+        """Close a client once the requests that are under way on it have ended."""
+        self._retired.append(client)
+        asyncio.get_running_loop().call_later(MAX_REQUEST_MS / 1e3 + 1, client.close)
+
+    def _stamp(self) -> list[tuple[int, int]]:
+        """Changes whenever the fleet file or its bundle does."""
+        manifest = self._path.parent / self._whole.fleet.bundle / MANIFEST
+        found = [path.stat() for path in (self._path, manifest)]
+        return [(stat.st_mtime_ns, stat.st_size) for stat in found]
+
+    async def _renew(self) -> None:
+        """Read a changed fleet file or bundle again; all its devices are then in use."""
+        stamp = self._stamp()
+        if stamp == self._read:
+            return
+        # Raises ConfigError while they do not fit each other.
+        await self._whole.reload()
+        async with self._switching:
+            for client in {self._calls, *self._alone.values()} - {self._whole}:
+                self._retire(client)
+            self._alone.clear()
+            self._calls, self.bundle, self._read = self._whole, self._whole.bundle, stamp
+            former, self.roll = self.roll, self._new_roll()
+            self.roll.faults.extend(former.faults)
 
     async def watch(self) -> None:
         """Ask the devices how they are, over and over."""
         while True:
+            with suppress(MDPError, OSError):
+                await self._renew()
             with suppress(MDPError):
                 statuses = await self._whole.status(timeout_s=STATUS_TIMEOUT_S)
                 self.roll.told(statuses, time.time())
@@ -174,3 +207,7 @@ class ServedFleet:
             "expected_accuracy_pictures": None if evaluation is None else evaluation.pictures,
             **self.roll.shown(),
         }
+
+
+async def _listed(answering: Awaitable[Prediction]) -> list[Prediction]:
+    return [await answering]

@@ -73,7 +73,9 @@ class Browser:
         found = self._do("element", {"using": "css selector", "value": selector})
         return str(found[_ELEMENT])
 
-    def emulate(self, *, width: int = 1280, height: int = 900, dark: bool = False, scale: float = 1.0) -> None:
+    def emulate(
+        self, *, width: int = 1280, height: int = 900, dark: bool = False, scale: float = 1.0
+    ) -> None:
         """Have a screen of this size, and its owner prefer dark colours or not."""
         screen = {"width": width, "height": height, "deviceScaleFactor": scale}
         self._devtools("Emulation.setDeviceMetricsOverride", {**screen, "mobile": width < 600})

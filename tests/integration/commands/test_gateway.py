@@ -12,6 +12,7 @@ from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from mdp.gateway.bodies import MAX_BODY_BYTES
+from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from tests.support.fleet import PLENTY_MS, Fleet
@@ -25,9 +26,20 @@ INFER = "/v2/models/colours/infer"
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("gateway")
+    (folder / "seen").mkdir()
+    (folder / "seen" / "red.png").write_bytes(png("red"))
     with Fleet(folder, write_bundle(folder / "bundle")) as fleet:
-        fleet.start_all().write()
+        for device in DEVICES:
+            start(fleet, device)
+        for device in DEVICES:
+            fleet.agents[device].wait_for("READY")
+        fleet.write()
         yield fleet
+
+
+def start(fleet: Fleet, device: str, bind: str = ANY_PORT) -> None:
+    """An agent that looks at red pictures."""
+    fleet.start(device, "--source", f"folder:{fleet.folder / 'seen'}", bind=bind, wait_for=None)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +137,7 @@ def test_curl_uploads_a_picture(served: Gateway, tmp_path: Path) -> None:
         (CLASSIFY + "&members=some", png(), "", 400, "members: expected true or false"),
         (CLASSIFY.replace("=", "=-"), png(), "", 400, "deadline_ms: expected more than 0"),
         (CLASSIFY.replace("=", "=x"), png(), "", 400, "deadline_ms: expected a number"),
-        (CLASSIFY.replace("=", "=9"), png(), "", 400, "deadline_ms: expected at most 30000"),
+        (CLASSIFY.replace("=", "=9"), png(), "", 400, "deadline_ms: expected at most 60000"),
     ],
 )
 def test_bad_requests(
@@ -223,11 +235,41 @@ def test_without_agents_it_says_so_and_when_to_ask_again(fleet: Fleet, served: G
     until(lambda: served.ask("/v2/health/ready").status == 503, "the gateway is not ready")
     assert served.ask("/v2/health/live").status == 200
     for device in DEVICES:
-        fleet.start(device, bind=fleet.agents[device].address, wait_for=None)
+        start(fleet, device, fleet.agents[device].address)
     everyone_is_there(served)
     assert served.ask(CLASSIFY, png()).told["used"] == list(DEVICES)
     faults = served.ask("/fleets").told[0]["faults"]
     assert {fault["device"] for fault in faults if fault["over"]} >= set(DEVICES)
+
+
+def test_what_the_fleets_own_cameras_see(served: Gateway) -> None:
+    told = served.ask(f"/v2/models/colours/look?deadline_ms={PLENTY_MS:g}").told
+    assert (told["label"], told["used"]) == ("red", list(DEVICES))
+    assert told["members"][0]["frame"] >= 1
+    for wrong in ("every_ms=x", "every_ms=-1", "deadline_ms=0"):
+        assert served.ask(f"/v2/models/colours/watch?{wrong}").status == 400
+    with served.connect() as client:
+        path = f"/v2/models/colours/watch?every_ms=50&deadline_ms={PLENTY_MS:g}"
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: {served.host}\r\n\r\n".encode())
+        lines = client.makefile("rb")
+        events = [line for line in (lines.readline() for _ in range(30)) if b"event: " in line]
+        assert events[:2] == [b"event: answer\n"] * 2
+
+
+def test_a_changed_fleet_file_is_read_again(fleet: Fleet, served: Gateway) -> None:
+    file = fleet.folder / "fleet.toml"
+    whole = file.read_text()
+
+    def devices() -> list[str]:
+        return [device["name"] for device in served.ask("/fleets").told[0]["devices"]]
+
+    file.write_text("devices = [")
+    file.write_text("".join(line for line in whole.splitlines(True) if "gamma" not in line))
+    until(lambda: devices() == list(DEVICES[:2]), "the file is read again")
+    assert served.ask(CLASSIFY, png()).told["missing"] == {"gamma": "not in the fleet"}
+    file.write_text(whole)
+    until(lambda: devices() == list(DEVICES), "the file is read again")
+    everyone_is_there(served)
 
 
 def test_events_tell_what_changes(served: Gateway) -> None:
