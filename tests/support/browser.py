@@ -49,8 +49,9 @@ class Browser:
         return self._do("execute/sync", {"script": script, "args": []})
 
     def text(self, selector: str) -> str:
-        """The text of the first such element."""
-        return str(self.run(f"return document.querySelector({json.dumps(selector)}).innerText"))
+        """The text of the first such element; empty without one."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        return str(self.run(f"return {found}?.innerText ?? ''"))
 
     def wait_for(self, selector: str, wanted: str) -> None:
         """Wait until that element's text contains a match of the pattern `wanted`."""

@@ -16,7 +16,7 @@ const STATES = {
 const CAMERA_MS = 400;
 const MAX_SIDE = 640;
 
-const state = { fleets: [], chosen: null, blob: null, camera: null, asking: false, again: false, answer: null, team: "" };
+const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null };
 
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -34,6 +34,8 @@ function text(id, value) {
 function askToken() {
   return new Promise((resolve) => {
     const dialog = $("ask-token");
+    $("wrong-token").hidden = !sessionStorage.getItem("token");
+    $("token").value = "";
     dialog.onclose = () => {
       sessionStorage.setItem("token", $("token").value.trim());
       resolve();
@@ -63,25 +65,30 @@ function alertOf(message) {
   text("alert", message || "");
 }
 
+// Server-sent events; EventSource sends no token.
+async function eachEvent(path, heard, signal) {
+  const response = await request(path, { signal });
+  if (!response.ok) await told(response);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const [, kind, data] = /^event: (.*)\ndata: (.*)$/s.exec(part) || [];
+      if (kind) heard(kind, JSON.parse(data));
+    }
+  }
+}
+
 // The fleet, as it changes.
 
 async function follow() {
   for (;;) {
     try {
-      const response = await request("events");
-      if (!response.ok) throw new Error(`${response.status}`);
-      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-      let rest = "";
-      for (;;) {
-        const { value, done } = await reader.read();
-        if (done) break;
-        const parts = (rest + value).split("\n\n");
-        rest = parts.pop();
-        for (const part of parts) {
-          const line = part.split("\n").find((each) => each.startsWith("data: "));
-          if (line) show(JSON.parse(line.slice(6)));
-        }
-      }
+      await eachEvent("events", (kind, fleets) => show(fleets));
     } catch (error) {
       console.info(error);
     }
@@ -129,12 +136,13 @@ function showFleet() {
   if (!able.length) live("bad", "No device can answer");
   else if (able.length < fleet.devices.length) live("warn", "Live, degraded");
   else live("good", "Live");
+  $("cameras").hidden = !fleet.devices.some((device) => device.source);
   showDevices(fleet);
   showFaults(fleet);
   // What a device less makes of the same picture shows at once.
   const team = able.map((device) => device.name).join();
-  if (team !== state.team && state.team !== "" && state.blob && !state.camera && able.length) ask();
-  if (!able.length && state.team !== "" && state.blob) showNoAnswer("No device can answer", "The fleet answers again as soon as one is back.");
+  if (team !== state.team && state.team !== null && state.blob && !state.camera && able.length) ask();
+  if (!able.length && state.team !== null && state.blob) showNoAnswer("No device can answer", "The fleet answers again as soon as one is back.");
   state.team = team;
 }
 
@@ -232,20 +240,20 @@ async function ask() {
     return;
   }
   state.asking = true;
+  const blob = state.blob;
   try {
     const answer = await told(await request(`v2/models/${state.chosen}/classify?members=true`, {
-      method: "POST", body: state.blob, headers: { "Content-Type": state.blob.type || "application/octet-stream" },
+      method: "POST", body: blob, headers: { "Content-Type": blob.type || "application/octet-stream" },
     }));
-    alertOf("");
-    showAnswer(answer);
+    if (state.blob === blob) showAnswer(answer);
   } catch (error) {
-    showNoAnswer("No answer", error.message);
+    if (state.blob === blob) showNoAnswer("No answer", error.message);
   } finally {
     state.asking = false;
   }
   if (state.again) {
     state.again = false;
-    await ask();
+    if (state.blob) await ask();
   }
 }
 
@@ -271,8 +279,8 @@ function showAnswer(answer) {
     bar.style.width = width(share);
     return el("li", {}, el("span", { title: label }, label), el("div", { "aria-hidden": "true" }, bar), el("span", { class: "number" }, percent(share)));
   }));
-  $("made").hidden = false;
-  const opinions = new Map(answer.opinions.map((each) => [each.device, each]));
+  $("made").hidden = !answer.opinions;
+  const opinions = new Map((answer.opinions || []).map((each) => [each.device, each]));
   $("opinions").replaceChildren(...fleet.devices.map((device, index) => {
     const own = opinions.get(device.name);
     const name = el("th", { scope: "row" }, el("span", { class: "swatch", "aria-hidden": "true" }), device.name);
@@ -287,7 +295,7 @@ function showAnswer(answer) {
   text("fused-probability", percent(answer.probability));
   text("fused-accuracy", percent(answer.expected_accuracy));
   text("mode-note", MODES[answer.mode] || "");
-  showCrops(fleet, answer);
+  if (answer.opinions) showCrops(fleet, answer);
 }
 
 function showCrops(fleet, answer) {
@@ -327,7 +335,8 @@ function area([left, top, right, bottom]) {
 }
 
 async function open(blob) {
-  closeCamera();
+  stop();
+  alertOf("");
   const url = URL.createObjectURL(blob);
   const picture = $("picture");
   const former = picture.src;
@@ -349,6 +358,7 @@ async function open(blob) {
 // The webcam.
 
 async function openCamera() {
+  stop();
   try {
     if (!navigator.mediaDevices) throw new Error("browsers open cameras for localhost and HTTPS only");
     state.camera = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: MAX_SIDE } } });
@@ -388,8 +398,33 @@ function closeCamera() {
   text("webcam", "Webcam");
 }
 
-function stopCamera() {
+// The devices' own cameras.
+
+async function look() {
+  stop();
+  const looking = (state.looking = new AbortController());
+  $("cameras").setAttribute("aria-pressed", "true");
+  $("empty-text").hidden = true;
+  $("looking").hidden = false;
+  try {
+    await eachEvent(`v2/models/${state.chosen}/watch`, (kind, content) => {
+      if (kind === "answer") showAnswer(content);
+      else showNoAnswer("No answer", content.error);
+    }, looking.signal);
+  } catch (error) {
+    if (!looking.signal.aborted) alertOf(error.message);
+  }
+  if (state.looking === looking) stop();
+}
+
+// Back to an empty stage.
+function stop() {
   closeCamera();
+  state.looking?.abort();
+  state.looking = null;
+  $("cameras").setAttribute("aria-pressed", "false");
+  $("empty-text").hidden = false;
+  $("looking").hidden = true;
   state.blob = null;
   $("shot").hidden = true;
   $("empty").hidden = false;
@@ -397,14 +432,16 @@ function stopCamera() {
   $("legend").replaceChildren();
 }
 
-$("webcam").addEventListener("click", () => (state.camera ? stopCamera() : openCamera()));
+$("webcam").addEventListener("click", () => (state.camera ? stop() : openCamera()));
+$("cameras").addEventListener("click", () => (state.looking ? stop() : look()));
 $("file").addEventListener("change", () => {
   if ($("file").files.length) open($("file").files[0]);
   $("file").value = "";
 });
 $("fleet").addEventListener("change", () => {
   state.chosen = $("fleet").value;
-  state.team = "";
+  state.team = null;
+  if (state.looking) stop();
   showFleet();
   if (state.blob && !state.camera) ask();
 });

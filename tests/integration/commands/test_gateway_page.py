@@ -30,8 +30,14 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     for assignment, half in zip(manifest["plan"]["assignments"], halves, strict=True):
         assignment["region"] = half
     path.write_text(json.dumps(manifest))
+    (folder / "seen").mkdir()
+    Image.fromarray(colour_picture("green")).save(folder / "seen" / "green.png")
     with Fleet(folder, folder / "bundle") as fleet:
-        fleet.start_all().write()
+        for device in DEVICES:
+            fleet.start(device, "--source", f"folder:{folder / 'seen'}", wait_for=None)
+        for device in DEVICES:
+            fleet.agents[device].wait_for("READY")
+        fleet.write()
         yield fleet
 
 
@@ -93,6 +99,31 @@ def test_a_device_is_switched_off_with_the_keyboard(page: Browser, two_colours: 
     page.wait_for("#label", "^blue$")
 
 
+def test_what_the_devices_own_cameras_see(page: Browser) -> None:
+    page.press("#cameras", SPACE)
+    page.wait_for("#label", "^green$")
+    page.wait_for("#empty", "The devices look for themselves")
+    page.press("#cameras", SPACE)
+    page.wait_for("#empty", "Drop a picture here")
+
+
+def test_a_gateway_with_tokens_asks_for_one(fleet: Fleet, page: Browser, served: Gateway) -> None:
+    tokens = fleet.folder / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text("0123456789abcdef\n")
+    with gateway("--fleet", fleet.folder / "fleet.toml", "--tokens", tokens) as guarded:
+        page.open(guarded.url)
+        page.wait_for("dialog[open]", "needs a token")
+        page.type("#token", "wrong\n")
+        page.wait_for("dialog[open]", "does not know that token")
+        page.type("#token", "0123456789abcdef\n")
+        page.wait_for("#count", "3 of 3")
+    page.wait_for("#live", "No gateway")
+    page.log()
+    page.open(served.url)
+    page.wait_for("#count", "3 of 3")
+
+
 def test_what_a_screen_reader_is_told(page: Browser) -> None:
     tree = page.tree()
     switches = {node["name"] for node in tree if node["role"] == "switch"}
@@ -137,3 +168,5 @@ def test_without_agents_the_page_says_so(fleet: Fleet, page: Browser, two_colour
         fleet.agents[device].kill()
     page.wait_for("#live", "No device can answer")
     page.wait_for("#label", "No (device can )?answer")
+    fleet.restart("gamma")
+    page.wait_for("#label", "^red$")
