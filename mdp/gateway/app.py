@@ -28,12 +28,13 @@ from mdp.requests.capture import DEFAULT_EVERY_MS, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
 
-#: A page, a style and a script: what of the room's data is sent, and as what.
+#: What of the room's data is sent, and as what.
 PAGE = {
     "/": ("index.html", "text/html; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/openapi.json": ("openapi.json", "application/json"),
 }
 #: The page loads nothing from, and sends nothing to, any other host.
 HEADERS = {
@@ -58,13 +59,13 @@ class Guard:
     """Lets in what may be answered, and adds the headers that every answer has."""
 
     def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
-        self._app = app
+        self.inside = app
         self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.inside(scope, receive, send)
             return
 
         async def with_headers(message: Any) -> None:
@@ -80,7 +81,7 @@ class Guard:
         except Refusal as refusal:
             await _refused(refusal)(scope, receive, with_headers)
         else:
-            await self._app(scope, receive, with_headers)
+            await self.inside(scope, receive, with_headers)
 
 
 def _json(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -163,7 +164,7 @@ class Gateway:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def app(self, tokens: Tokens) -> ASGIApp:
+    def app(self, tokens: Tokens) -> Guard:
         """The ASGI application."""
         model = "/v2/models/{model}"
         routes = [

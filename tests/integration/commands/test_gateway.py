@@ -1,13 +1,21 @@
 """`mdp gateway` before real agents, asked over HTTP by clients that are not ours."""
 
+import datetime
 import io
+import ipaddress
 import json
 import shutil
+import ssl
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -286,7 +294,7 @@ def test_events_tell_what_changes(served: Gateway) -> None:
     served.ask("/v2/models/colours/devices/beta", b'{"in_use": true}', method="PUT")
 
 
-def test_tokens_and_tls(fleet: Fleet, tmp_path: Path) -> None:
+def test_tokens_and_two_models_of_one_bundle(fleet: Fleet, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.touch(0o600)
     tokens.write_text("0123456789abcdef\n")
@@ -301,3 +309,39 @@ def test_tokens_and_tls(fleet: Fleet, tmp_path: Path) -> None:
         page = found.ask("/")
         assert page.status == 200
         assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_tls(fleet: Fleet, tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    trusted = ssl.create_default_context(cafile=str(certificate))
+    options = ("--certificate", certificate, "--private-key", key)
+    with gateway("--fleet", fleet.folder / "fleet.toml", *options) as found:
+        with urlopen(f"{found.url}/v2", timeout=PATIENCE_S, context=trusted) as response:
+            assert json.load(response)["name"] == "mdp"
+        assert found.url.startswith("https://")
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 and its key, as PEM files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gateway")])
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "certificate.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths
