@@ -231,7 +231,10 @@ class Gateway:
         with _counted(self._metrics, fleet.name):
             async with self._bodies.held(request) as body:
                 length = request.headers.get(infer.JSON_LENGTH)
-                asked = await asyncio.to_thread(infer.read_request, body, length)
+                if infer.is_quick(body, length):
+                    asked = infer.read_request(body, length)
+                else:
+                    asked = await asyncio.to_thread(infer.read_request, body, length)
                 deadline_ms = self._checked(asked.deadline_ms, len(asked.pictures))
                 answers = await self._answers(fleet, list(asked.pictures), deadline_ms)
         content, json_length = infer.respond(fleet.name, asked, answers)
