@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -75,9 +76,9 @@ class Guard:
                 message["headers"] += [(k, v) for k, v in more if k not in known]
             await send(message)
 
-        request = Request(scope)
+        headers = Headers(scope=scope)
         try:
-            check_request(request.method, request.url.path, request.headers, self._tokens)
+            check_request(scope["method"], scope["path"], headers, self._tokens)
         except Refusal as refusal:
             await _refused(refusal)(scope, receive, with_headers)
         else:
@@ -259,7 +260,11 @@ class Gateway:
             async with self._bodies.held(request) as body:
                 picture = await uploaded(request.headers.get("content-type", ""), body)
                 (answer,) = await self._answers(fleet, [picture], deadline_ms)
-                told = {"model": fleet.name, "degraded": answer.partial, **answer.to_dict()}
+                told = {
+                    "model": fleet.name,
+                    "degraded": infer.is_degraded(answer),
+                    **answer.to_dict(),
+                }
                 if alone == "true":
                     opinions = await fleet.opinions(picture, deadline_ms)
                     told["opinions"] = [
@@ -304,7 +309,7 @@ class Gateway:
         with _counted(self._metrics, fleet.name):
             answer = await fleet.look(deadline_ms)
             self._metrics.answered(fleet.name, [answer])
-        return {"model": fleet.name, "degraded": answer.partial, **answer.to_dict()}
+        return {"model": fleet.name, "degraded": infer.is_degraded(answer), **answer.to_dict()}
 
     async def watch(self, request: Request) -> Response:
         """The same as server-sent events, one every `every_ms`, until the client leaves."""

@@ -8,20 +8,21 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from mdp.client.status import DeviceStatus
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
 from mdp.fusion.fuse import Fusion, rule_for
 from mdp.requests.prediction import Prediction
+from mdp.requests.session import NOT_NEEDED
 
 #: Latencies of a device's sparkline, and faults of a fleet that are kept.
 KEPT_LATENCIES, KEPT_FAULTS = 60, 100
 #: The reason of a device that somebody took out of this gateway's calls.
 SWITCHED_OFF = "switched off at this gateway"
-#: Reasons that are no fault: a cascade that was sure, and what was asked for.
-_NO_FAULT = ("not needed", "not in the fleet", "switched off")
+#: How reasons begin that are no fault: a cascade was sure, or somebody wanted it so.
+_NO_FAULT = (NOT_NEEDED, "not in the fleet", SWITCHED_OFF)
 
 
 def kind_of(reason: str) -> str:
@@ -96,6 +97,19 @@ class Roll:
             device.provider = status.provider or device.provider
             fault = "" if status.usable else f"{status.state}: {status.reason}".rstrip(": ")
             self._fault(device, fault, now_s)
+
+    def named(self, answer: Prediction) -> Prediction:
+        """`answer` with the reason of devices that are switched off, which its client lacks.
+
+        A device whose replica has answered is not missing.
+        """
+        answered = {member.k for member in answer.members}
+        off = {
+            device.name: SWITCHED_OFF
+            for device in self.devices.values()
+            if not device.in_use and device.k not in answered
+        }
+        return replace(answer, missing=answer.missing | off) if off else answer
 
     def answered(self, prediction: Prediction, now_s: float) -> None:
         """Take in what one answer was made of, and what it lacks."""

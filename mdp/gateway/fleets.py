@@ -8,15 +8,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from msgspec.structs import replace
-
 from mdp.client.aio import AsyncClient
 from mdp.client.base import Connecting
 from mdp.errors import InferenceError, MDPError
 from mdp.files import write_toml
 from mdp.formats.bundle import MANIFEST
 from mdp.formats.fleet import Fleet
-from mdp.gateway.devices import SWITCHED_OFF, Roll
+from mdp.gateway.devices import Roll
 from mdp.gateway.refusals import Refusal
 from mdp.pictures.crop import Picture
 from mdp.requests.prediction import Prediction
@@ -61,11 +59,6 @@ class ServedFleet:
         """Whether any device can answer."""
         return any(device.usable and device.in_use for device in self.roll.devices.values())
 
-    @property
-    def off(self) -> list[str]:
-        """The devices that are switched off."""
-        return [device.name for device in self.roll.devices.values() if not device.in_use]
-
     async def classify(self, pictures: Sequence[Picture], deadline_ms: float) -> list[Prediction]:
         """The fleet's answers; raises what a client raises for the first picture without one."""
         client = self._calls
@@ -81,7 +74,7 @@ class ServedFleet:
 
     async def _noted(self, answering: Awaitable[list[Prediction]]) -> list[Prediction]:
         try:
-            answers = [self._named(answer) for answer in await answering]
+            answers = [self.roll.named(answer) for answer in await answering]
         except InferenceError as error:
             self.roll.missed(error.outcomes, time.time())
             self.changed()
@@ -90,11 +83,6 @@ class ServedFleet:
             self.roll.answered(answer, time.time())
         self.changed()
         return answers
-
-    def _named(self, answer: Prediction) -> Prediction:
-        """`answer` with the reason of devices that are switched off, which its client lacks."""
-        off = dict.fromkeys(self.off, SWITCHED_OFF)
-        return replace(answer, missing=answer.missing | off) if off else answer
 
     async def opinions(self, picture: Picture, deadline_ms: float) -> dict[str, Prediction]:
         """Device -> its answer on its own, each asked once more; without those that give none."""

@@ -217,7 +217,8 @@ def test_nothing_streams_once_the_server_ends(web: Web) -> None:
 
 
 def test_other_pages_and_hosts_are_kept_out(web: Web) -> None:
-    assert web.ask("/fleets", host="evil.example")[0] == 403
+    for host in ("evil.example", "[", ""):
+        assert web.ask("/fleets", host=host)[0] == 403
     assert web.ask(CLASSIFY, b"x", origin="http://evil.example")[0] == 403
     status, headers, body = web.ask("/page.js")
     assert (status, headers["content-type"]) == (200, "text/javascript; charset=utf-8")

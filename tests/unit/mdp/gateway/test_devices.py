@@ -95,3 +95,12 @@ def test_accuracy_is_that_of_the_devices_that_can_answer_and_are_in_use(roll: Ro
 def test_reasons_are_counted_by_their_kind() -> None:
     assert kind_of("slow: 3 of its last 4 answers took longer") == "slow"
     assert kind_of("late") == "late"
+
+
+def test_a_device_that_is_switched_off_is_missing_unless_its_replica_answers(roll: Roll) -> None:
+    roll.switched("gamma", False, 1.0)
+    lacking = roll.named(answer("alpha", "beta", gamma="not in the fleet"))
+    assert lacking.missing == {"gamma": SWITCHED_OFF}
+    # `answer` numbers members in their order: the third is of gamma's sub-model.
+    whole = answer("alpha", "beta", "replica")
+    assert roll.named(whole) == whole

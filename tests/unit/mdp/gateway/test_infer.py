@@ -7,9 +7,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.gateway.infer import MAX_PICTURES, read_request, respond
+from mdp.gateway.infer import MAX_PICTURES, is_degraded, read_request, respond
 from mdp.gateway.refusals import Refusal
 from mdp.requests.prediction import Prediction
+from mdp.requests.session import NOT_NEEDED
 
 PIXELS = np.arange(12, dtype=np.uint8).reshape(1, 2, 2, 3)
 
@@ -152,3 +153,8 @@ def test_a_response_in_binary() -> None:
     tail = content[json_length:]
     assert np.frombuffer(tail[:8], "<f4").tolist() == [0.75, 0.25]
     assert tail[8:] == b"\x03\0\0\0red\x04\0\0\0blue"
+
+
+def test_a_cascade_that_was_sure_is_not_degraded() -> None:
+    assert not is_degraded(answer(missing={"beta": NOT_NEEDED}))
+    assert is_degraded(answer(missing={"beta": NOT_NEEDED, "gamma": "late"}))
