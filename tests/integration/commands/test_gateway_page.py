@@ -12,7 +12,7 @@ from PIL import Image
 from mdp.formats.bundle import MANIFEST
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
 from tests.support.browser import Browser, browser, why_no_browser
-from tests.support.fleet import Fleet
+from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.gateway import Gateway, gateway
 
 pytestmark = pytest.mark.skipif(why_no_browser() != "", reason=why_no_browser())
@@ -43,7 +43,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 @pytest.fixture(scope="module")
 def served(fleet: Fleet) -> Iterator[Gateway]:
-    with gateway("--fleet", fleet.folder / "fleet.toml") as found:
+    options = ("--deadline-ms", PLENTY_MS)
+    with gateway("--fleet", fleet.folder / "fleet.toml", *options) as found:
         yield found
 
 
