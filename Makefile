@@ -45,7 +45,7 @@ test-gpu: $(STAMP)
 	PYTHONPATH=runs/gpu $(BIN)/pytest tests/gpu/served.py
 	$(if $(KEEP),PYTHONPATH=runs/gpu $(BIN)/python -m benchmarks.keep gpu)
 
-# The gateway asked by clients that are not ours, in an environment of their own; fetches 150 MB once.
+# The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
 gateway-clients: $(STAMP)
 	test -d runs/clients || $(PYTHON) -m venv runs/clients
 	runs/clients/bin/pip install --quiet --only-binary :all: 'tritonclient[http]==2.73.0' kserve==0.21.0

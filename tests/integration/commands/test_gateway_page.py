@@ -108,17 +108,24 @@ def test_what_the_devices_own_cameras_see(page: Browser) -> None:
     page.wait_for("#empty", "Drop a picture here")
 
 
-def test_a_gateway_with_tokens_asks_for_one(fleet: Fleet, page: Browser, served: Gateway) -> None:
+def test_a_gateway_with_tokens_asks_for_one_and_shows_either_fleet(
+    fleet: Fleet, page: Browser, served: Gateway
+) -> None:
     tokens = fleet.folder / "tokens"
     tokens.touch(0o600)
     tokens.write_text("0123456789abcdef\n")
-    with gateway("--fleet", fleet.folder / "fleet.toml", "--tokens", tokens) as guarded:
+    file = fleet.folder / "fleet.toml"
+    names = ("--fleet", f"cats={file}", "--fleet", f"dogs={file}")
+    with gateway(*names, "--tokens", tokens) as guarded:
         page.open(guarded.url)
         page.wait_for("dialog[open]", "needs a token")
         page.type("#token", "wrong\n")
         page.wait_for("dialog[open]", "does not know that token")
         page.type("#token", "0123456789abcdef\n")
         page.wait_for("#count", "3 of 3")
+        assert page.text("#bundle") == "cats"
+        page.type("#fleet", "dogs")
+        page.wait_for("#bundle", "dogs")
     page.wait_for("#live", "No gateway")
     page.log()
     page.open(served.url)
