@@ -9,6 +9,9 @@ PARTITION = (
     "torch",
 )  # fmt: skip
 
+#: What `gateway` brings.
+GATEWAY = ("prometheus_client", "python_multipart", "starlette", "uvicorn")
+
 
 def install(extra: str) -> str:
     """The command that installs one extra, or several joined by commas."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -24,7 +24,7 @@ from rich.table import Table
 from mdp.cli.bench import overhead_ms, percentiles, some_pictures
 from mdp.client.sync import Client
 from mdp.errors import InputError, MDPError
-from mdp.extras import PARTITION, install, missing
+from mdp.extras import GATEWAY, PARTITION, install, missing
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
 from mdp.pictures.crop import Picture
@@ -61,9 +61,14 @@ class _Seen:
 
 
 def run_demo(
-    work: Path, *, bundle: Path | None, pictures: Path | None, report: Path | None
+    work: Path, *, bundle: Path | None, pictures: Path | None, report: Path | None, page: bool
 ) -> bool:
-    """Run every step, print as it goes; returns whether all that was promised was seen."""
+    """Run every step, print as it goes; returns whether all that was promised was seen.
+
+    With `page`, the gateway serves the fleet in the end, until Ctrl-C.
+    """
+    if page and (module := missing(GATEWAY)):
+        raise InputError(f"{module} is not installed; the page needs it: {install('gateway')}")
     if bundle is None and (module := missing(PARTITION)):
         raise InputError(
             f"{module} is not installed; building a bundle needs it: {install('partition')}; "
@@ -94,10 +99,14 @@ def run_demo(
         with Client.connect(fleet) as client:
             _classify_all(out, client, labelled, seen)
             _kill_and_restart(out, client, agents, labelled, seen)
-    seen.facts["seconds"] = time.monotonic() - started_s
-    _print_claims(out, seen)
-    if report is not None:
-        write_json(report, {**seen.facts, "claims": seen.claims, "ok": all(seen.claims.values())})
+        seen.facts["seconds"] = time.monotonic() - started_s
+        _print_claims(out, seen)
+        if report is not None:
+            ok = all(seen.claims.values())
+            write_json(report, {**seen.facts, "claims": seen.claims, "ok": ok})
+        if page:
+            with suppress(KeyboardInterrupt):
+                subprocess.run(_show(out, ["mdp", "gateway", "--fleet", str(fleet)]), check=False)
     return all(seen.claims.values())
 
 
@@ -398,4 +407,4 @@ def _print_claims(out: Console, seen: _Seen) -> None:
     out.print()
     for claim, held in seen.claims.items():
         out.print(f"{'[green]seen    [/green]' if held else '[red]NOT SEEN[/red]'} {claim}")
-    out.print(f"{seen.facts['seconds']:.0f} s in all")
+    out.print(f"{seen.facts['seconds']:.0f} s in all; --page (PAGE=1) shows the fleet in a browser")

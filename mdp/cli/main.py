@@ -15,6 +15,7 @@ from rich.table import Table
 from mdp import console
 from mdp.cli import bundle as bundle_command
 from mdp.cli import discover as discover_command
+from mdp.cli import gateway as gateway_command
 from mdp.cli import keys as keys_command
 from mdp.cli.answers import describe, failure, named, picture_files, shown
 from mdp.cli.bench import noise_picture, run_bench
@@ -356,6 +357,9 @@ def fleet_new(
         print(f"  {entry.device} has no key: only --insecure will connect to it, in plain text")
 
 
+app.command()(gateway_command.gateway)
+
+
 @app.command()
 def demo(
     work: Annotated[Path, typer.Option(help="Folder for everything that the demo makes.")] = Path(
@@ -371,6 +375,9 @@ def demo(
     report: Annotated[
         Path | None, typer.Option(help="File to write what was seen to, as JSON.")
     ] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="In the end open the gateway's page, until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Build, serve, classify, kill one agent, bring it back: everything, on this machine.
 
@@ -378,9 +385,8 @@ def demo(
 
     Exit codes: 0 all of that was seen to happen, 2 bad input, 3 something was not seen.
     """
-    raise typer.Exit(
-        0 if run_demo(work, bundle=bundle, pictures=pictures, report=report) else NOT_ANSWERED
-    )
+    seen = run_demo(work, bundle=bundle, pictures=pictures, report=report, page=page)
+    raise typer.Exit(0 if seen else NOT_ANSWERED)
 
 
 def main() -> None:

@@ -22,6 +22,8 @@ class DeviceStatus:
     #: What is wrong, in words; empty if nothing is.
     reason: str = ""
     counts: dict[str, int] = field(default_factory=dict)
+    #: Requests that wait for its computing; None if it has not said.
+    queued: int | None = None
     #: Where its own pictures come from and how that does, in words; empty if it has no source.
     source: str = ""
 
@@ -67,6 +69,7 @@ def device_status(
         provider=status.provider,
         reason=_reason(entry, status, bundle),
         counts=status.counts,
+        queued=status.queued,
         source=status.source,
     )
 
