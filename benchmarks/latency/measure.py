@@ -60,8 +60,8 @@ def export_all(folder: Path, cases: Sequence[Case], note: Note) -> None:
         missing = [p for p in PRECISIONS if not model_file(folder, case, p).is_file()]
         if missing:
             note(f"exporting {number} of {len(cases)}: {file_stem(case)}")
-            module = ServedMember(SubModel(case.spec, case.num_classes))
-            content = to_onnx(module, case.spec.image_size, ["boost", "bag"], {})
+            module = ServedMember(SubModel(case.spec, case.num_classes, boosting=True))
+            content = to_onnx(module, case.spec.image_size, module.submodel.heads, {})
             for precision in missing:
                 write_bytes(model_file(folder, case, precision), quantised(content, precision))
 

@@ -4,7 +4,7 @@ Of a subset both the accuracy and the calibration error count.
 Everything here runs through the planned runtime and `mdp.fusion.fuse`, as it will on the devices.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,13 +132,11 @@ def measure_subset(
         scores = probabilities(fuse(contributions, weights_for(members, rule, fusion)))
         return accuracy(scores, targets), expected_calibration_error(scores, targets)
 
-    boosted, stacked, bagged = of("boosted"), of("stacked"), of("bagged")
+    found = {rule: of(rule) for rule in fusion.rules}
     return SubsetAccuracy(
         members=members,
-        boosted=boosted[0],
-        stacked=stacked[0],
-        bagged=bagged[0],
-        ece=PerRule(boosted=boosted[1], stacked=stacked[1], bagged=bagged[1]),
+        ece=PerRule(**{rule: error for rule, (_, error) in found.items()}),
+        **{rule: right for rule, (right, _) in found.items()},
     )
 
 
@@ -165,23 +163,23 @@ def size_accuracies(
             measure_subset(contributions, members, fusion, targets)
             for members in sampled_subsets(count, size, SAMPLED, seed=1)
         ]
-        accuracies = [[one.boosted, one.stacked, one.bagged] for one in sample]
-        errors = [[one.ece.boosted, one.ece.stacked, one.ece.bagged] for one in sample if one.ece]
+        errors = [one.ece for one in sample if one.ece is not None]
+
+        def over(reduce: Callable[[list[float]], np.floating], of: Sequence[PerRule]) -> PerRule:
+            return PerRule(
+                **{rule: float(reduce([one.under(rule) for one in of])) for rule in fusion.rules}
+            )
+
         found.append(
             SizeAccuracy(
                 size=size,
                 sampled=len(sample),
-                mean=_per_rule(np.mean(accuracies, axis=0)),
-                lowest=_per_rule(np.min(accuracies, axis=0)),
-                ece=_per_rule(np.mean(errors, axis=0)),
+                mean=over(np.mean, sample),
+                lowest=over(np.min, sample),
+                ece=over(np.mean, errors),
             )
         )
     return tuple(found)
-
-
-def _per_rule(values: NDArray[np.float64]) -> PerRule:
-    boosted, stacked, bagged = values.tolist()
-    return PerRule(boosted=boosted, stacked=stacked, bagged=bagged)
 
 
 def check_labels(bundle: Bundle, data: Dataset) -> None:
