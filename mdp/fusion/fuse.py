@@ -139,10 +139,6 @@ class FusionWeights(Record, frozen=True):
         boosting = any(subset.a for subset in self.subsets)
         return ("boosted", "stacked", "bagged") if boosting else ("stacked", "bagged")
 
-    def by_members(self) -> dict[tuple[int, ...], SubsetWeights]:
-        """The listed subsets by their ascending member indices."""
-        return {subset.members: subset for subset in self.subsets}
-
     def fitted(self, members: Sequence[int]) -> SubsetWeights | None:
         """The weights of ascending `members`: their own, else those of their size, else None."""
         wanted, size = tuple(members), len(members)
@@ -159,12 +155,6 @@ def _check_weights(what: str, weights: Sequence[float]) -> None:
     # Written so that a NaN is refused too.
     if not np.abs(weights).max() <= MAX_WEIGHT:
         raise ValueError(f"weights of {what} have to be finite and at most {MAX_WEIGHT:g} in size")
-
-
-def arrival_subsets(members: Iterable[int]) -> list[tuple[int, ...]]:
-    """Every non-empty subset, ascending inside, smaller ones first."""
-    ordered = sorted(members)
-    return [subset for size in range(1, len(ordered) + 1) for subset in combinations(ordered, size)]
 
 
 def unlisted_sizes(count: int) -> list[int]:

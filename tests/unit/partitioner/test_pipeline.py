@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 from mdp.errors import ConfigError, InputError, PlanRefused  # noqa: E402
 from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.formats.plan import TeacherSpec  # noqa: E402
-from mdp.fusion.fuse import arrival_subsets, fuse, weights_for  # noqa: E402
+from mdp.fusion.fuse import fuse, listed_subsets, weights_for  # noqa: E402
 from mdp.runtimes.onnxruntime import open_session  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
 from partitioner import run_setup  # noqa: E402
@@ -213,7 +213,7 @@ def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built) -> None:
         bundle.verified(name)
     assert "re-implemented from the abstract" in manifest.provenance["method"]
     assert manifest.provenance["torch"] == metadata.version("torch")
-    assert [s.members for s in bundle.fusion_weights().subsets] == arrival_subsets([0, 1])
+    assert [s.members for s in bundle.fusion_weights().subsets] == listed_subsets([0, 1])
     assert manifest.evaluation is None
 
 

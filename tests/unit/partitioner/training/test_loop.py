@@ -272,7 +272,7 @@ def test_a_validation_that_is_no_number_stops_training(tmp_path: Path) -> None:
 
 
 def test_patience_needs_a_validation(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="patience needs something to validate with"):
+    with pytest.raises(ValueError, match="patience needs `validate`"):
         fit(net(), stage(tmp_path, patience=1), loss_of(), QUIET)
 
 
