@@ -50,7 +50,8 @@ class Trained:
     tree: Path
 
     def asked(self, **options: Any) -> Asked:
-        return asked(self.tree, **{"epochs": 2, "teaching": "live", "schedule": CHAINED} | options)
+        known: dict[str, Any] = {"epochs": 2, "teaching": "live", "schedule": CHAINED}
+        return asked(self.tree, **known | options)
 
     def train(self, run: Path, **options: Any) -> Work:
         data = open_dataset(str(self.tree))
