@@ -52,7 +52,7 @@ def targets(*, before: bool = False, imitated: bool = False) -> DistillationTarg
     return DistillationTargets(
         pixels=[np.full((COUNT, 4, 4, 3), 10 * v, dtype=np.uint8) for v in two],
         labels=[torch.eye(CLASSES)[torch.arange(COUNT) % CLASSES] for _ in two],
-        teacher=[drawn(COUNT, CLASSES) + v for v in two],
+        teacher=[drawn(COUNT, CLASSES) * (1 + v) for v in two],
         before=[drawn(COUNT, CLASSES) * 0.5 + 2 * v for v in two] if before else [],
         imitated=[drawn(COUNT, WIDTH) + v for v in two] if imitated else [],
     )
