@@ -1,4 +1,4 @@
-"""Deliver: one ONNX file per sub-model, checked against torch, in a bundle folder."""
+"""Export: one ONNX file per sub-model, checked against torch, in a bundle folder."""
 
 import copy
 import importlib.metadata
@@ -234,7 +234,7 @@ def _write_member(
 
 
 def _properties(assignment: Assignment, name: str, num_classes: int) -> dict[str, str]:
-    """What the model's metadata repeats of the manifest."""
+    """Essentials of the manifest, for the model's metadata."""
     return {
         "mdp_format_version": "1",
         "mdp_bundle": name,
@@ -286,7 +286,7 @@ def _untrained_member(assignment: Assignment, folder: Path, name: str, num_class
 
 
 def _plain_fusion(count: int, num_classes: int) -> FusionWeights:
-    """The mean of the bag heads for every arrival subset: there is nothing to fit to."""
+    """The mean of the bag heads for every arrival subset."""
     return FusionWeights(
         num_classes=num_classes,
         subsets=[
@@ -320,7 +320,7 @@ def _export_teacher(work: Work) -> None:
 
 
 def _provenance(work: Work) -> dict[str, str]:
-    """How the bundle came about, in words."""
+    """Teacher, data, settings and versions, for the manifest."""
     settings = work.settings
     return {
         "method": METHOD,
@@ -345,7 +345,7 @@ _CLASSES = {
 
 
 def teacher_provenance(work: Work) -> dict[str, str]:
-    """Whose weights the teacher has, how it reads pictures, and which classifier it has."""
+    """The teacher's weights, normalisation, pooling and classifier."""
     facts, epochs = work.settings.teacher, work.settings.teacher_schedule.epochs
     network = outline(facts.name, facts.args)
     config = network.pretrained_cfg
@@ -365,6 +365,6 @@ def teacher_provenance(work: Work) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """What a bundle was made with."""
+    """Versions of Python and the packages that make a bundle."""
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     return {"python": platform.python_version(), **versions}
