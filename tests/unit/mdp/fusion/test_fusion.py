@@ -198,11 +198,13 @@ def test_temperatures_leave_every_label_as_it_is(
     fusion = FusionWeights(num_classes=1, subsets=[warm])
     plain = FusionWeights(num_classes=1, subsets=[])
     values: dict[Fusion, float] = {"boosted": boosted, "bagged": bagged}
-    for rule, value in values.items():
+    for rule in set(values) & set(fusion.rules):
         cold = fuse(contributions, weights_for(fitted.members, rule, plain))
         divided = fuse(contributions, weights_for(fitted.members, rule, fusion))
         size = np.abs([c.heads for c in contributions.values()]).max()
-        np.testing.assert_allclose(divided * value, cold, rtol=1e-4, atol=1e-5 * size + 1e-30)
+        np.testing.assert_allclose(
+            divided * values[rule], cold, rtol=1e-4, atol=1e-5 * size + 1e-30
+        )
 
 
 GOOD = {"members": [0, 1], "a": [0.5, 0.5], "b": [0.5, 0.5]}
