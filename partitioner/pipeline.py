@@ -211,7 +211,7 @@ def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
     if changed:
         raise ConfigError(f"plan, key `teacher`: not the shape of {built.name!r}: {changed}")
     for assignment in plan.assignments:
-        check_member(assignment.spec, schedule.trunks)
+        check_member(assignment.spec)
     if schedule.start == "teacher":
         vits = [a.submodel for a in plan.assignments if a.submodel is not None]
         check_heritage(plan.require_teacher(), vits)

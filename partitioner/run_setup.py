@@ -40,8 +40,6 @@ def settings_for(
     options, flip = asked.options, asked.augmentation.flip
     facts = teacher_facts(asked, data, teacher)
     check_policy(asked.augmentation.rand_augment)
-    if asked.schedule.shrinkage < 1 and asked.schedule.boost_target != "logits":
-        raise InputError("schedule.shrinkage: expected 1 unless boost_target is logits")
     return Settings(
         seed=options.seed,
         autocast=quicker_autocast() if options.autocast == "auto" else options.autocast,

@@ -113,34 +113,41 @@ class Store:
         """Logits of a trained network, by the product's export and crops."""
 
         def module() -> nn.Module:
-            member = FamilyMember(job.backbone, len(self.data.labels))
+            member = FamilyMember(job.backbone, len(self.data.labels), boosting=True)
             state = load_file(weights)
             member.load_state_dict(
                 {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
             )
             return ServedMember(member).eval()
 
-        return self._of(job.name, module, job.backbone.image_size, split)
+        heads = ["boost", "bag"]
+        return self._of(job.name, module, job.backbone.image_size, split, heads)
 
     def _public_names(self) -> list[str]:
         return read_names(self._weights / "imagenet1k.txt")
 
     def _of(
-        self, name: str, module: Callable[[], nn.Module], size: int, split: SplitName
+        self,
+        name: str,
+        module: Callable[[], nn.Module],
+        size: int,
+        split: SplitName,
+        heads: Sequence[str] = HEADS,
     ) -> Contribution:
         kept = self._folder / f"{name}.{split}.npz"
         if not kept.is_file():
             file = self._folder / f"{name}.onnx"
             if not file.is_file():
-                write_bytes(file, to_onnx(module(), size, HEADS, {}))
+                write_bytes(file, to_onnx(module(), size, heads, {}))
             views = load_views(
                 self.data.split(split), [View(size)], self._folder / "views", Progress(),
                 f"{split}, {size} px",
             )[0]  # fmt: skip
-            both = Contribution(*run_session(open_session(file), views, HEADS))
-            np.savez(kept, boost=both.boost, bag=both.bag)
+            logits = run_session(open_session(file), views, heads)
+            named: dict[str, Any] = dict(zip(heads, logits, strict=True))
+            np.savez(kept, **named)
         found = np.load(kept)
-        return Contribution(found["boost"], found["bag"])
+        return Contribution.of([found[head] for head in heads])
 
 
 def times_ms(folder: Path, backbones: Iterable[Backbone]) -> dict[Backbone, float]:

@@ -75,7 +75,7 @@ def contributions(
     for split in ("calibration", "test"):
         pictures = data.calibration if split == "calibration" else data.test
         views = load_views(pictures, [View(size, region)], scratch / "views", Progress(), name)[0]
-        found.append(Contribution(*run_session(session, views, HEADS)))
+        found.append(Contribution.of(run_session(session, views, HEADS)))
     return found[0], found[1]
 
 

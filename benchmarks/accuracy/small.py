@@ -68,18 +68,17 @@ def main() -> None:
         ]
         without, having = ([right(names) for names in fleet] for fleet in fleets)
         alone = [[float(right(names[1:]).mean()) for names in fleet] for fleet in fleets]
+        brings = difference(having, without)
         rows.append(
             {
                 "part": part,
                 "without": [float(one.mean()) for one in without],
                 "with": [float(one.mean()) for one in having],
-                "brings": difference(having, without),
+                "brings": brings,
                 "second_alone": alone,
             }
         )
-        print(part, *(f"{np.mean(side) * 100:.1f}" for side in (without, having)),
-              {k: round(v * 100, 2) for k, v in rows[-1]["brings"].items()},
-              [f"{np.mean(a) * 100:.1f}" for a in alone])  # fmt: skip
+        print(part, brings)
     write_json(RESULT, rows)
 
 

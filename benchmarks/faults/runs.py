@@ -195,9 +195,7 @@ def _expected(scene: Scene) -> Callable[[tuple[str, ...]], float | None]:
 
     def expected(used: tuple[str, ...]) -> float | None:
         members = tuple(order.index(device.partition("/")[0]) for device in used)
-        fitted = weights.fitted(members) is not None
-        rule = rule_for(members, scene.setting.fusion, fitted=fitted)
-        return bundle.expected_accuracy(members, rule)
+        return bundle.expected_accuracy(members, rule_for(members, scene.setting.fusion, weights))
 
     return expected
 

@@ -31,7 +31,6 @@ from mdp.testing.bundles import LABELS, write_bundle
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
 
-HEADS = ["boost", "bag"]
 DEADLINE_MS = 10_000.0
 #: Share of partial answers beyond which the rate is not that of this fleet.
 MOST_PARTIAL = 0.01
@@ -62,7 +61,11 @@ def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
     write_bundle(folder, devices=devices, sizes=tuple(spec.image_size for spec in specs))
     members = [ServedMember(SubModel(spec, len(LABELS))) for spec in specs]
     return refilled(
-        folder, [to_onnx(m, s.image_size, HEADS, {}) for m, s in zip(members, specs, strict=True)]
+        folder,
+        [
+            to_onnx(m, s.image_size, m.submodel.heads, {})
+            for m, s in zip(members, specs, strict=True)
+        ],
     )
 
 

@@ -168,9 +168,11 @@ def apart(contribution: Contribution, count: int) -> list[Contribution]:
 
     Each `[num_classes]`, or `[1, num_classes]` if there is but one, which is not taken apart.
     """
-    boost, bag = contribution.boost, contribution.bag
-    if not len(boost) == len(bag) == count:
-        raise AgentError(f"expected logits of {count} pictures, got {len(boost)} and {len(bag)}")
+    found = [len(head) for head in contribution.heads]
+    if set(found) != {count}:
+        raise AgentError(
+            f"expected logits of {count} pictures, got {' and '.join(map(str, found))}"
+        )
     if count == 1:
         return [contribution]
-    return [Contribution(boost[row], bag[row]) for row in range(count)]
+    return [Contribution.of(rows) for rows in zip(*contribution.heads, strict=True)]

@@ -280,7 +280,7 @@ def _once(runtime: Runtime, pixels: Pixels, clock: Callable[[], float]) -> float
 
 
 def _check(contribution: Contribution) -> None:
-    if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
+    if not np.isfinite(contribution.heads).all():
         raise ValueError("the logits are not finite")
 
 

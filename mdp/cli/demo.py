@@ -182,7 +182,8 @@ def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], s
         names = " + ".join(devices[k] for k in subset.members)
         values = (subset.boosted, subset.stacked, subset.bagged)
         slowest_ms = max(times_ms[k] for k in subset.members) if times_ms else None
-        table.add_row(names, *(f"{value:.2%}" for value in values), _milliseconds(slowest_ms))
+        shares = ["-" if value is None else f"{value:.2%}" for value in values]
+        table.add_row(names, *shares, _milliseconds(slowest_ms))
     out.print()
     out.print(table)
     seen.facts["evaluation"] = measured or evaluation

@@ -306,7 +306,9 @@ class Exchange:
         """
         if message.num_classes != self._num_classes:
             raise WireError(f"expected {self._num_classes} classes, got {message.num_classes}")
-        contribution = contribution_of(buffer)
+        contribution = contribution_of(buffer, self._num_classes)
+        if len(contribution.heads) < self._judge.heads:
+            raise WireError(f"expected logits of {self._judge.heads} heads, got those of 1")
         call = self._calls.get(message.request_id)
         if call is not None:
             wanted = Seen if isinstance(call.asked, Glance) else Result

@@ -39,20 +39,22 @@ class MemberAccuracy(Record, frozen=True):
 
 
 class PerRule(Record, frozen=True):
-    """One number for each fusion rule, a fraction."""
+    """One number for each fusion rule, a fraction; `boosted` is None without boost heads."""
 
-    boosted: Fraction
     stacked: Fraction
     bagged: Fraction
+    boosted: Fraction | None = None
+
+    def under(self, rule: Fusion) -> float:
+        """The number of `rule`; without boost heads, a boosted answer is a bagged one."""
+        value: float | None = getattr(self, rule)
+        return self.bagged if value is None else value
 
 
-class SubsetAccuracy(Record, frozen=True):
+class SubsetAccuracy(PerRule, frozen=True, kw_only=True):
     """One arrival subset under each fusion rule, as fractions of the pictures."""
 
     members: tuple[int, ...]
-    boosted: Fraction
-    stacked: Fraction
-    bagged: Fraction
     #: Expected calibration error: how far the top probability is from the accuracy, on average.
     ece: PerRule | None = None
 
@@ -342,10 +344,10 @@ class Bundle:
             )
         count = len(self.manifest.plan.assignments)
         for shared in weights.by_size:
-            if len(shared.a) != count:
+            if len(shared.b) != count:
                 raise ConfigError(
                     f"{path}: key `by_size`: expected weights of {count} members, the number of "
-                    f"assignments, got {len(shared.a)}"
+                    f"assignments, got {len(shared.b)}"
                 )
         return weights
 
@@ -355,11 +357,11 @@ class Bundle:
         Of a subset that is not listed, the mean over the subsets of its size.
         """
         found = self._accuracy.get(members) or self._mean_accuracy.get(len(members))
-        return None if found is None else float(getattr(found, rule))
+        return None if found is None else found.under(rule)
 
     def cascade_accuracy(self, rule: Fusion) -> float | None:
         """Measured accuracy of the bundle's cascade under `rule`, or None if never measured."""
         evaluation = self.manifest.evaluation
         if evaluation is None or evaluation.cascade is None:
             return None
-        return float(getattr(evaluation.cascade.accuracy, rule))
+        return evaluation.cascade.accuracy.under(rule)

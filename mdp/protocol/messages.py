@@ -84,7 +84,7 @@ class Ask(Record, frozen=True):
 
 
 class Result(Record, frozen=True):
-    """Agent -> client: the logits follow, `[2, num_classes]` float32: boost, then bag."""
+    """Agent -> client: float32 logits follow, `[heads, num_classes]`: boost, if any, then bag."""
 
     kind: ClassVar[int] = 3
     buffers: ClassVar[int] = 1
@@ -256,7 +256,7 @@ def request_frame_bytes(image_size: int) -> int:
 
 def reply_frame_bytes(num_classes: int) -> int:
     """Size of the largest frame that a client takes from an agent."""
-    return max(2 * MAX_HEADER_BYTES, _logit_bytes(num_classes))
+    return max(2 * MAX_HEADER_BYTES, 2 * _logit_bytes(num_classes))
 
 
 def _pixel_bytes(image_size: int) -> int:
@@ -264,15 +264,15 @@ def _pixel_bytes(image_size: int) -> int:
 
 
 def _logit_bytes(num_classes: int) -> int:
-    return num_classes * 8
+    return num_classes * 4
 
 
 def _check_sizes(message: Message, buffers: Sequence[Buffer]) -> None:
     match message:
         case Result() | Seen():
             expected, got = _logit_bytes(message.num_classes), len(buffers[0])
-            if got != expected:
-                raise WireError(f"expected {expected} bytes of logits, got {got}")
+            if got not in (expected, 2 * expected):
+                raise WireError(f"expected {expected} bytes of logits, or twice, got {got}")
         case Infer():
             expected, got = _pixel_bytes(message.image_size), len(buffers[0])
             if message.encoding == "raw" and got != expected:
@@ -288,18 +288,16 @@ def pixels_of(infer: Infer, buffer: Buffer) -> Pixels:
 
 
 def logits_buffer(contribution: Contribution) -> Buffer:
-    """Both heads' logits, boost then bag, as little-endian float32 bytes."""
-    boost, bag = contribution.boost, contribution.bag
-    return np.asarray(boost, _FLOAT32).tobytes() + np.asarray(bag, _FLOAT32).tobytes()
+    """Each head's logits, boost (if any) then bag, as little-endian float32 bytes."""
+    return b"".join(np.asarray(head, _FLOAT32).tobytes() for head in contribution.heads)
 
 
-def contribution_of(buffer: Buffer) -> Contribution:
-    """Both heads' logits `[num_classes]`; raises WireError on values that are not finite."""
+def contribution_of(buffer: Buffer, num_classes: int) -> Contribution:
+    """Each head's logits `[num_classes]`; raises WireError on values that are not finite."""
     logits = np.frombuffer(buffer, _FLOAT32)
     # In one pass: a sum of squares is finite only if all terms are (logits over 1e19 are no less
     # useless than infinite ones). `vdot` never warns, so that no `errstate` is needed around it:
     # with one, all of this takes 3.4 us instead of 1.8.
     if not math.isfinite(np.vdot(logits, logits)):
         raise WireError("logits that are not finite")
-    half = len(logits) // 2
-    return Contribution(logits[:half], logits[half:])
+    return Contribution.of(list(logits.reshape(-1, num_classes)))

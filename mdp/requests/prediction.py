@@ -109,6 +109,8 @@ class Judge:
         self._fusion: Fusion = fusion
         self._labels = bundle.manifest.labels
         self._weights = bundle.fusion_weights()
+        #: Heads of each contribution that fusion needs.
+        self.heads = 2 if "boosted" in self._weights.rules else 1
         self._rules: dict[tuple[int, ...], _Rule] = {}
         measured = bundle.manifest.evaluation
         self._pictures = None if measured is None else measured.pictures
@@ -166,8 +168,7 @@ class Judge:
         if known is None:
             if len(self._rules) >= KEPT_RULES:
                 del self._rules[next(iter(self._rules))]
-            fitted = self._weights.fitted(members) is not None
-            rule = rule_for(members, self._fusion, fitted=fitted)
+            rule = rule_for(members, self._fusion, self._weights)
             known = self._rules[members] = _Rule(
                 mode_of(members, rule),
                 weights_for(members, rule, self._weights),

@@ -1,6 +1,6 @@
 """What agents, their probe and the partitioner take a runtime to be, whichever it is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,8 +14,10 @@ from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 
 CPU = "CPUExecutionProvider"
-#: Names of the exported graph's input and outputs.
-INPUT, BOOST, BAG = "images", "boost", "bag"
+#: Name of the exported graph's input.
+INPUT = "images"
+#: Names of its outputs; without boosting the last alone.
+HEADS = ("boost", "bag")
 #: The file's own word on how it was quantised, in its metadata; absent in bundles of 0.1.0.
 PRECISION_KEY = "mdp_precision"
 #: Runs before READY: the first ones allocate memory and choose kernels.
@@ -70,7 +72,7 @@ class Runtime(Protocol):
         """Run until steady; raises AgentError if the logits are not finite."""
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
 
 
 def check_input(model: Path, inputs: Signature, image_size: int, *, uint8: str) -> None:
@@ -82,13 +84,18 @@ def check_input(model: Path, inputs: Signature, image_size: int, *, uint8: str) 
         )
 
 
-def check_outputs(model: Path, outputs: Mapping[str, object], num_classes: int) -> None:
-    """Raise AgentError unless `outputs`, name -> classes, are the exported graph's."""
-    if outputs != {BOOST: num_classes, BAG: num_classes}:
-        raise AgentError(
-            f"{model}: expected outputs {BOOST!r} and {BAG!r} with {num_classes} classes, "
-            f"got {outputs}"
-        )
+def check_outputs(model: Path, outputs: Mapping[str, object], num_classes: int) -> Sequence[str]:
+    """The names of `outputs`, name -> classes, as HEADS has them.
+
+    Raises AgentError unless they are an exported graph's.
+    """
+    for heads in (HEADS, HEADS[1:]):
+        if outputs == dict.fromkeys(heads, num_classes):
+            return heads
+    raise AgentError(
+        f"{model}: expected an output 'bag', or 'boost' and 'bag', with {num_classes} classes, "
+        f"got {outputs}"
+    )
 
 
 def check_precision(model: Path, says: str | None, planned: Precision) -> None:
@@ -106,5 +113,5 @@ def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> 
             contribution = run(blank)
     except Exception as error:  # runtimes raise types of their own, without a common base
         raise AgentError(f"the model cannot be run: {error}") from error
-    if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
+    if not np.isfinite(contribution.heads).all():
         raise AgentError("the model gives logits that are not finite on a black picture")

@@ -11,8 +11,6 @@ from mdp.fusion.fuse import Contribution
 from mdp.imports import silence_onnxruntime
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import (
-    BAG,
-    BOOST,
     CPU,
     INPUT,
     PRECISION_KEY,
@@ -81,7 +79,8 @@ class OrtRuntime:
         session = self._session
         inputs = {i.name: (i.type, i.shape[1:]) for i in session.get_inputs()}
         check_input(model, inputs, self._image_size, uint8="tensor(uint8)")
-        check_outputs(model, {o.name: o.shape[-1] for o in session.get_outputs()}, num_classes)
+        outputs = {o.name: o.shape[-1] for o in session.get_outputs()}
+        self._heads = check_outputs(model, outputs, num_classes)
         says = session.get_modelmeta().custom_metadata_map.get(PRECISION_KEY)
         check_precision(model, says, execution.precision)
 
@@ -90,9 +89,8 @@ class OrtRuntime:
         run_until_steady(self.run, self._image_size)
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
-        boost, bag = self._session.run([BOOST, BAG], {INPUT: pixels})
-        return Contribution(boost, bag)
+        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+        return Contribution.of(self._session.run(self._heads, {INPUT: pixels}))
 
 
 def open_session(model: Path, *, threads: int = 1, spin: bool = False) -> Any:

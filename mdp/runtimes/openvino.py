@@ -6,7 +6,7 @@ converts models and that nobody serving one needs. That part is left out here, s
 
 import functools
 import io
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from mdp.fusion.fuse import Contribution
 from mdp.imports import without
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import (
-    BAG,
-    BOOST,
     CPU,
     INPUT,
     PRECISION_KEY,
@@ -63,7 +61,7 @@ class OpenVinoRuntime:
             graph = _read(openvino, model)
         except Exception as error:  # OpenVINO raises types of its own, without a common base
             raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
-        _check(graph, model.path, execution, num_classes)
+        self._heads = _checked_heads(graph, model.path, execution, num_classes)
         try:
             # Agents compute one picture at a time. Knowing that made ViTs 3 to 5 % faster, and NPUs
             # take no other graph.
@@ -85,15 +83,14 @@ class OpenVinoRuntime:
         run_until_steady(self.run, self._image_size)
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
         rows = [self._run_one(pixels[row : row + 1]) for row in range(len(pixels))]
-        boost, bag = (np.concatenate(heads) for heads in zip(*rows, strict=True))
-        return Contribution(boost, bag)
+        return Contribution.of([np.concatenate(head) for head in zip(*rows, strict=True)])
 
-    def _run_one(self, pixels: Pixels) -> tuple[Any, Any]:
+    def _run_one(self, pixels: Pixels) -> list[Any]:
         self._request.infer({INPUT: pixels})
         # The request's own memory is written anew by the next run.
-        return tuple(self._request.get_tensor(head).data.copy() for head in (BOOST, BAG))
+        return [self._request.get_tensor(head).data.copy() for head in self._heads]
 
 
 def import_openvino() -> Any:
@@ -191,13 +188,17 @@ def _read(openvino: Any, model: ModelFile) -> Any:
     return onnx.convert(onnx.load(io.BytesIO(model.content)))
 
 
-def _check(graph: Any, model: Path, execution: Execution, num_classes: int) -> None:
+def _checked_heads(
+    graph: Any, model: Path, execution: Execution, num_classes: int
+) -> Sequence[str]:
+    """The names of the graph's outputs; raises AgentError unless it is as planned."""
     inputs = {i.any_name: (i.element_type.get_type_name(), _shape(i)[1:]) for i in graph.inputs}
     check_input(model, inputs, execution.image_size, uint8="u8")
-    check_outputs(model, {o.any_name: _shape(o)[-1] for o in graph.outputs}, num_classes)
+    outputs = {o.any_name: _shape(o)[-1] for o in graph.outputs}
     where = ["framework", PRECISION_KEY]
     says = graph.get_rt_info(where).astype(str) if graph.has_rt_info(where) else None
     check_precision(model, says, execution.precision)
+    return check_outputs(model, outputs, num_classes)
 
 
 def _shape(port: Any) -> list[object]:

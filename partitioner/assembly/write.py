@@ -176,7 +176,7 @@ class Assembly:
         session = open_session(path)
 
         def right(region: Region) -> float:
-            bag = run_session(session, self._views(pictures, size, region), HEADS)[1]
+            bag = run_session(session, self._views(pictures, size, region), HEADS)[0]
             return accuracy(bag, pictures.targets)
 
         return max(CENTRES, key=right)
@@ -267,13 +267,12 @@ def thinned(pictures: PictureSet, limit: int) -> PictureSet:
 def _same_logits(path: Path, source: Path, model: Model, pixels: Pixels, rows: list[int]) -> float:
     """Largest difference of the served form from the ONNX file, relative to its largest logit."""
     try:
-        served = run_session(open_session(path), pixels, HEADS)
+        (served,) = run_session(open_session(path), pixels, HEADS)
     except Exception as error:  # onnxruntime's exceptions share no base
         text = " ".join(str(error).split())[:200]
         raise InputError(f"{source}: cannot compute several pictures at once: {text}") from error
     own = own_logits(source, model, pixels, rows)
-    largest = max(1.0, *(float(np.abs(head).max()) for head in own))
-    worst = max(float(np.abs(a - b).max()) for a, b in zip(served, own, strict=True)) / largest
+    worst = float(np.abs(served - own).max()) / max(1.0, float(np.abs(own).max()))
     if not worst <= MAX_ERROR:
         raise ParityError(
             f"{source}: its served form differs by {worst:.2e} of the largest logit, expected at "

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from mdp.formats.bundle import MANIFEST, Bundle, Evaluation
+from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule
 from mdp.formats.plan import Plan, Spec, SubModelSpec
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
 from partitioner.export.evaluate import Report
@@ -137,16 +137,19 @@ def _together(evaluation: Evaluation, plan: Plan) -> Table:
     for subset in evaluation.subsets:
         names = " + ".join(plan.assignments[k].device for k in subset.members)
         ece = "" if subset.ece is None else f"{subset.ece.stacked:.2%}"
-        values = (subset.boosted, subset.stacked, subset.bagged)
-        table.add_row(names, *(f"{value:.2%}" for value in values), ece)
+        table.add_row(names, *_by_rule(subset), ece)
     table.add_section()
     for entry in evaluation.sizes:
         what = f"{entry.size} of {len(plan.assignments)}, of {entry.sampled} such sets"
         for word, rules in (("mean", entry.mean), ("lowest", entry.lowest)):
-            values = (rules.boosted, rules.stacked, rules.bagged)
             ece = f"{entry.ece.stacked:.2%}" if rules is entry.mean else ""
-            table.add_row(f"{word} {what}", *(f"{value:.2%}" for value in values), ece)
+            table.add_row(f"{word} {what}", *_by_rule(rules), ece)
     return table
+
+
+def _by_rule(found: PerRule) -> list[str]:
+    values = (found.boosted, found.stacked, found.bagged)
+    return ["-" if value is None else f"{value:.2%}" for value in values]
 
 
 def data_as_json(data: Dataset) -> dict[str, Any]:

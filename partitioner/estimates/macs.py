@@ -1,8 +1,8 @@
 """What a sub-model costs on any device: MACs, parameters and bytes. Plain functions.
 
 Counting is exact for timm's VisionTransformer with a class token, a learned position for every
-token, and two linear heads (boost and bag), as `partitioner.export.write` writes it. A network of
-another family brings its MACs and parameters along.
+token, and two linear heads, as with boosting; without, a member has one head less. A network of
+another family has its MACs and parameters in its spec.
 """
 
 import math

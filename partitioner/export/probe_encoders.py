@@ -151,13 +151,14 @@ def network_specs(tier: str) -> list[NetworkSpec]:
 def untrained_network(spec: NetworkSpec, seed: int = 0) -> bytes:
     """A network in fp32 as it is exported, branches re-parametrised, with weights drawn."""
     torch.manual_seed(seed)
-    member = FamilyMember(Backbone(spec.name, spec.image_size), NUM_CLASSES).eval()
+    backbone = Backbone(spec.name, spec.image_size)
+    member = FamilyMember(backbone, NUM_CLASSES, boosting=True).eval()
     _disturb(member)
     import_timm()
     from timm.utils.model import reparameterize_model
 
     member.trunk = reparameterize_model(member.trunk)
-    return to_onnx(ServedFamily(member), spec.image_size, ["boost", "bag"], {})
+    return to_onnx(ServedFamily(member), spec.image_size, member.heads, {})
 
 
 def _disturb(module: nn.Module) -> None:
@@ -173,9 +174,9 @@ def _disturb(module: nn.Module) -> None:
 def untrained_model(spec: SubModelSpec, seed: int = 0) -> bytes:
     """An fp32 sub-model as it is exported, with weights drawn."""
     torch.manual_seed(seed)
-    submodel = SubModel(spec, NUM_CLASSES)
+    submodel = SubModel(spec, NUM_CLASSES, boosting=True)
     _disturb(submodel)
-    return to_onnx(ServedMember(submodel), spec.image_size, ["boost", "bag"], {})
+    return to_onnx(ServedMember(submodel), spec.image_size, submodel.heads, {})
 
 
 def calibration(image_size: int) -> Pixels:

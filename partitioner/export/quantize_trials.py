@@ -186,7 +186,7 @@ def _in_way(served: Assignment, way: Way) -> Execution:
 
 def _finite(outputs: Contribution) -> Any:
     """Of every picture, whether all its logits are finite."""
-    return np.isfinite(outputs.boost).all(axis=1) & np.isfinite(outputs.bag).all(axis=1)
+    return np.isfinite(outputs.heads).all(axis=(0, 2))
 
 
 def compared(ours: Sequence[float], plain: Sequence[float]) -> Timing:

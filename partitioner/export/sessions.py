@@ -54,14 +54,12 @@ def run_session(
 
 
 def contribution(runtime: Runtime, pixels: Pixels, batch: int = _BATCH) -> Contribution:
-    """Both heads' logits `[N, C]` of one member, `batch` pictures at a time."""
+    """Each head's logits `[N, C]` of one member, `batch` pictures at a time."""
     parts = [
-        runtime.run(np.ascontiguousarray(pixels[start : start + batch]))
+        runtime.run(np.ascontiguousarray(pixels[start : start + batch])).heads
         for start in range(0, len(pixels), batch)
     ]
-    return Contribution(
-        np.concatenate([part.boost for part in parts]), np.concatenate([part.bag for part in parts])
-    )
+    return Contribution.of([np.concatenate(head) for head in zip(*parts, strict=True)])
 
 
 def batch_for(precision: Precision) -> int:
@@ -73,7 +71,7 @@ def batch_for(precision: Precision) -> int:
 
 
 def member_contribution(runtime: Runtime, pixels: Pixels, assignment: Assignment) -> Contribution:
-    """Both heads' logits `[N, C]` of one member, as its device computes them."""
+    """Each head's logits `[N, C]` of one member, as its device computes them."""
     return contribution(runtime, pixels, batch_for(assignment.spec.precision))
 
 

@@ -65,10 +65,9 @@ def fit_cascade(
         return found, confidence > found
 
     everyone = tuple(range(count))
-    rules: tuple[Fusion, ...] = ("boosted", "stacked", "bagged")
     together = {
         rule: _scores(contributions, everyone, rule, fusion).argmax(axis=1) == targets
-        for rule in rules
+        for rule in fusion.rules
     }
     found: list[tuple[bool, float, Members]] = []
     for size in range(1, min(MOST_FIRST, count - 1) + 1):
@@ -80,14 +79,12 @@ def fit_cascade(
     if not found:
         return None
     first = min(found)[-1]
-    stacked, sure = fitted(first, "stacked")
+    _, sure = fitted(first, "stacked")
     return Cascade(
         first=first,
         pictures=len(targets),
-        boosted=fitted(first, "boosted")[0],
-        stacked=stacked,
-        bagged=fitted(first, "bagged")[0],
         escalated=float((~sure).mean()),
+        **{rule: fitted(first, rule)[0] for rule in fusion.rules},
     )
 
 
@@ -117,11 +114,11 @@ def measure_cascade(
         labels = np.where(sure, scores.argmax(axis=1), whole)
         return float((~sure).mean()), float((labels == targets).mean())
 
-    boosted, stacked, bagged = under("boosted"), under("stacked"), under("bagged")
+    found = {rule: under(rule) for rule in fusion.rules}
     return CascadeAccuracy(
         first=cascade.first,
-        escalated=PerRule(boosted=boosted[0], stacked=stacked[0], bagged=bagged[0]),
-        accuracy=PerRule(boosted=boosted[1], stacked=stacked[1], bagged=bagged[1]),
+        escalated=PerRule(**{rule: share for rule, (share, _) in found.items()}),
+        accuracy=PerRule(**{rule: right for rule, (_, right) in found.items()}),
     )
 
 
@@ -132,5 +129,5 @@ def _scores(
     fusion: FusionWeights,
 ) -> Logits:
     """Probabilities `[N, C]` of ascending `members`, as a client has them with `wanted`."""
-    rule = rule_for(members, wanted, fitted=fusion.fitted(members) is not None)
+    rule = rule_for(members, wanted, fusion)
     return probabilities(fuse(contributions, weights_for(members, rule, fusion)))

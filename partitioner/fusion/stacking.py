@@ -1,15 +1,16 @@
 """Fit the fusion weights and temperatures of every arrival subset on calibration logits. Numpy.
 
 For a subset S the fused logits z = sum over k in S of (a_k f_k + b_k c_k) are linear in the 2|S|
-scalars, so their cross-entropy is convex in them and Newton's method finds the best ones. Scalars
-and not matrices: with a calibration split of ordinary size a full matrix per subset overfits.
+scalars (|S| where members have the bag head alone), so their cross-entropy is convex in them and
+Newton's method finds the best ones. Scalars and not matrices: with a calibration split of ordinary
+size a full matrix per subset overfits.
 Where a size has too many subsets to list, one pair of scalars per member is fitted to a balanced
 sample of them at once, which is as convex.
 
-Stacking starts as the better plain rule (boosted or bagged, with its temperature), or as the mean
-of both where neither is surely better, and moves away from there only as far as that surely helps:
-the pull toward the start is loosened step by step, and each step has to lower the leave-one-out
-cross-entropy. Surely means by some standard errors of the difference.
+Stacking starts as the better plain rule (boosted, if there are boost heads, or bagged, with its
+temperature), or as the mean of both where neither is surely better, and moves away from there only
+as far as that surely helps: the pull toward the start is loosened step by step, and each step has
+to lower the leave-one-out cross-entropy. Surely means by some standard errors of the difference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -91,7 +92,7 @@ def fit_fusion(contributions: Mapping[int, Contribution], targets: Targets) -> F
     a gap and targets `[N]`; raises InputError for logits that are not finite.
     """
     for k, part in contributions.items():
-        if not (np.isfinite(part.boost).all() and np.isfinite(part.bag).all()):
+        if not np.isfinite(part.heads).all():
             raise InputError(f"sub-model {k}: expected finite calibration logits, found others")
     return FusionWeights(
         num_classes=contributions[0].bag.shape[1],
@@ -108,28 +109,22 @@ def fit_subset(
     contributions: Mapping[int, Contribution], members: Sequence[int], targets: Targets
 ) -> SubsetWeights:
     """Weights of one subset, and the temperatures of the plain rules."""
-    parts, both = _parts(contributions, members), np.arange(2 * len(members))
-    theta, temperatures = _fit(Task(parts, targets, [Term(both, both)]))
-    a, b = np.split(theta, 2)
-    return SubsetWeights(
-        members=tuple(members),
-        a=tuple(a.tolist()),
-        b=tuple(b.tolist()),
-        temperatures=temperatures,
-    )
+    parts = _parts(contributions, members)
+    every = np.arange(len(parts))
+    a, b, temperatures = _fit(Task(parts, targets, [Term(every, every)]), len(members))
+    return SubsetWeights(members=tuple(members), a=a, b=b, temperatures=temperatures)
 
 
 def fit_size(contributions: Mapping[int, Contribution], size: int, targets: Targets) -> SizeWeights:
     """Weights that all subsets of one size share, fitted to a sample of them at once."""
     count = len(contributions)
     sample = [np.array(members) for members in sampled_subsets(count, size, SAMPLED, seed=0)]
-    both = [np.concatenate([members, members + count]) for members in sample]
     parts = _parts(contributions, range(count))
-    theta, temperatures = _fit(Task(parts, targets, [Term(rows, rows) for rows in both]))
-    a, b = np.split(theta, 2)
-    return SizeWeights(
-        size=size, a=tuple(a.tolist()), b=tuple(b.tolist()), temperatures=temperatures
-    )
+    rows = [
+        np.concatenate([members + at for at in range(0, len(parts), count)]) for members in sample
+    ]
+    a, b, temperatures = _fit(Task(parts, targets, [Term(one, one) for one in rows]), size)
+    return SizeWeights(size=size, a=a, b=b, temperatures=temperatures)
 
 
 def sampled_subsets(count: int, size: int, most: int, seed: int) -> list[tuple[int, ...]]:
@@ -156,23 +151,40 @@ def cross_entropy(task: Task, theta: Values) -> float:
 def _parts(
     contributions: Mapping[int, Contribution], members: Sequence[int]
 ) -> NDArray[np.float32]:
-    """The boost heads' logits, then the bag heads', centred over the classes `[2|S|, C, N]`."""
-    heads = [contributions[k].boost for k in members] + [contributions[k].bag for k in members]
+    """The boost heads' logits, if all members have them, then the bag heads', `[R, C, N]`.
+
+    Their mean over the classes is 0.
+    """
+    boosts = {k: c.boost for k, c in contributions.items() if c.boost is not None}
+    heads = [contributions[k].bag for k in members]
+    if len(boosts) == len(contributions):
+        heads = [boosts[k] for k in members] + heads
     return np.stack([(head - head.mean(axis=1, keepdims=True)).T for head in heads]).astype(
         np.float32, order="C"
     )
 
 
-def _fit(task: Task) -> tuple[Values, Temperatures]:
-    """Scalars for `task`, whose parts are boost heads, then bag heads, and both temperatures."""
-    half, size = len(task.parts) // 2, len(task.terms[0].rows) // 2
-    ones, zeros = np.ones(half), np.zeros(half)
-    boosted = _start(task, np.concatenate([ones, zeros]))
-    bagged = _start(task, np.concatenate([zeros, ones / size]))
-    temperatures = Temperatures(boosted=1 / boosted.factor, bagged=1 / bagged.factor)
-    start = min(boosted, bagged, key=lambda rule: float(rule.left_out.mean()))
-    if not (_sure(boosted.left_out - bagged.left_out) or _sure(bagged.left_out - boosted.left_out)):
-        start = _start(task, boosted.theta + bagged.theta)
+def _fit(task: Task, size: int) -> tuple[tuple[float, ...], tuple[float, ...], Temperatures]:
+    """The scalars a and b of `task`, and the temperatures of the plain rules.
+
+    Each term has `size` bag heads; a is empty where the parts are bag heads alone.
+    """
+    two_heads = len(task.terms[0].rows) == 2 * size
+    count = len(task.parts) // (1 + two_heads)
+    weights = np.full(count, 1 / size)
+    if two_heads:
+        none = np.zeros(count)
+        start = bagged = _start(task, np.concatenate([none, weights]))
+        boosted = _start(task, np.concatenate([np.ones(count), none]))
+        temperatures = Temperatures(boosted=1 / boosted.factor, bagged=1 / bagged.factor)
+        gains = bagged.left_out - boosted.left_out
+        if _sure(gains):
+            start = boosted
+        elif not _sure(-gains):
+            start = _start(task, boosted.theta + bagged.theta)
+    else:
+        start = _start(task, weights)
+        temperatures = Temperatures(bagged=1 / start.factor)
     theta, left_out = start.theta, start.left_out
     curvature = np.diag(_derivatives(task, start.theta)[1])
     for ridge in RIDGES:
@@ -181,7 +193,8 @@ def _fit(task: Task) -> tuple[Values, Temperatures]:
         if not _sure(left_out - loss) or np.abs(looser).max() > MAX_WEIGHT:
             break
         theta, left_out = looser, loss
-    return theta, temperatures
+    scalars = tuple(theta.tolist())
+    return scalars[: len(scalars) - count], scalars[len(scalars) - count :], temperatures
 
 
 def _sure(gains: Values) -> bool:

@@ -1,4 +1,4 @@
-"""Networks of any family that timm has, as ensemble members: a backbone and the same two heads."""
+"""Networks of any family that timm has, as ensemble members: a backbone and the same heads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from mdp.errors import InputError
-from partitioner.networks.submodel import MemberOutput, Normalise
+from partitioner.networks.submodel import Member, MemberOutput, Normalise
 from partitioner.torchvision_shim import import_timm
 
 #: How timm's names of a classifier's tensors begin.
@@ -24,52 +24,39 @@ class Backbone(NamedTuple):
     depth: int = 0
 
 
-class FamilyMember(nn.Module):
-    """A timm backbone without its classifier; the boost head and the bag head read its feature."""
+class FamilyMember(Member):
+    """A timm backbone without its classifier, and the heads that read its feature."""
 
-    def __init__(self, backbone: Backbone, num_classes: int, weights: Path | None = None) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        weights: Path | None = None,
+        *,
+        boosting: bool = False,
+    ) -> None:
         """Reads pretrained `weights` where given; raises InputError naming what does not fit."""
-        super().__init__()
-        self.backbone, trunk = backbone, create(backbone, 0, weights)
-        self.normalise = normalisation(trunk)
-        self.trunk = trunk
-        #: D of the feature.
-        self.width = _feature_width(trunk, backbone.image_size)
-        self.boost = nn.Linear(self.width, num_classes)
-        self.bag = nn.Linear(self.width, num_classes)
+        trunk = create(backbone, 0, weights)
+        width = _feature_width(trunk, backbone.image_size)
+        super().__init__(trunk, normalisation(trunk), width, num_classes, boosting=boosting)
+        self.backbone = backbone
 
     def forward(self, pixels: Tensor) -> MemberOutput:
-        """Both heads `[B, C]` and the feature `[B, D]` of pixels `[B, 3, S, S]` in 0..255."""
+        """The heads `[B, C]` and the feature `[B, D]` of pixels `[B, 3, S, S]` in 0..255."""
         return self.of_normalised(self.normalise(pixels))
-
-    def of_normalised(self, x: Tensor) -> MemberOutput:
-        """The same of pictures that are normalised."""
-        feature: Tensor = self.trunk(x)
-        return MemberOutput(self.boost(feature), self.bag(feature), feature)
-
-    def trunks(self) -> list[nn.Module]:
-        """None: only plain ViTs are cut from each other."""
-        return []
-
-    def start_heads(self, classifier: nn.Linear) -> None:
-        """Copy a pretrained classifier, rows already cut to the classes, into both heads."""
-        with torch.no_grad():
-            for head in (self.boost, self.bag):
-                head.weight.copy_(classifier.weight)
-                head.bias.copy_(classifier.bias)
 
 
 class ServedFamily(nn.Module):
-    """What a device runs of a timm network with both heads: uint8 `[N, S, S, 3]` -> both heads."""
+    """What a device runs of a timm network: uint8 `[N, S, S, 3]` -> every head's logits."""
 
     def __init__(self, member: FamilyMember) -> None:
         super().__init__()
         self.member = member
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Boost and bag logits."""
-        output = self.member(images.permute(0, 3, 1, 2).float())
-        return output.boost, output.bag
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Logits `[N, C]` of the boost head, if there is one, and the bag head."""
+        output: MemberOutput = self.member(images.permute(0, 3, 1, 2).float())
+        return output.logits
 
 
 def create(

@@ -42,8 +42,8 @@ from partitioner.networks.teacher import outline
 _CANNOT = "cannot start from the teacher's weights"
 
 
-class Heritage(Protocol):
-    """Whose weights are cut, and what it makes of pixels before it sees them."""
+class WeightSource(Protocol):
+    """A network that weights are cut from, and its normalisation."""
 
     @property
     def network(self) -> nn.Module:
@@ -51,19 +51,19 @@ class Heritage(Protocol):
 
     @property
     def normalise(self) -> Normalise:
-        """From pixels to what the network was trained on."""
+        """From pixels to the network's input."""
 
 
 @dataclass(frozen=True, slots=True)
-class Predecessor:
-    """A trained sub-model's trunk as what another one may start from."""
+class TrainedMember:
+    """A trained sub-model's trunk as a source of weights."""
 
     network: nn.Module
     normalise: Normalise = field(default_factory=lambda: Normalise(MEAN, STD))
 
 
 def check_heritage(teacher: TeacherSpec, members: Iterable[SubModelSpec]) -> None:
-    """Raise InputError unless every member can inherit from that teacher; needs no weights."""
+    """Raise InputError unless every member can be cut from that teacher; needs no weights."""
     network = outline(teacher.name, teacher.args)
     _check_kind(network)
     for spec in members:
@@ -76,7 +76,7 @@ def check_heritage(teacher: TeacherSpec, members: Iterable[SubModelSpec]) -> Non
         )
 
 
-def inherit(trunk: nn.Module, teacher: Heritage) -> None:
+def init_from(trunk: nn.Module, teacher: WeightSource) -> None:
     """Overwrite the weights of a sub-model's trunk, in place, with a selection of the teacher's.
 
     Raises InputError when the teacher's blocks have no counterpart in the trunk, or when the
@@ -93,7 +93,7 @@ def inherit(trunk: nn.Module, teacher: Heritage) -> None:
         channels = _strongest(_channel_scores(old), new.embed_dim)
         state = dict(new.state_dict())
         state |= _embedding(new, old, teacher.normalise, channels)
-        for i, layer in enumerate(evenly(len(old.blocks), len(new.blocks))):
+        for i, layer in enumerate(select_evenly(len(old.blocks), len(new.blocks))):
             for key, value in _block(new.blocks[i], old.blocks[layer], channels).items():
                 state[f"blocks.{i}.{key}"] = value
         # Where the teacher pools before its norm, the norm sits in front of the head.
@@ -103,7 +103,7 @@ def inherit(trunk: nn.Module, teacher: Heritage) -> None:
         new.load_state_dict(state)
 
 
-def evenly(old: int, new: int) -> list[int]:
+def select_evenly(old: int, new: int) -> list[int]:
     """`new` of the layers 0 .. old-1, evenly spaced; the first and, from two on, the last."""
     if new == 1:
         return [0]

@@ -47,8 +47,7 @@ class _OfBundle:
 
     def rule(self, members: tuple[int, ...]) -> Fusion:
         """How ascending `members` are combined, as `mdp.requests.prediction` decides it."""
-        fitted = self._weights.fitted(members) is not None
-        return rule_for(members, self._fusion, fitted=fitted)
+        return rule_for(members, self._fusion, self._weights)
 
     def mode(self, members: tuple[int, ...]) -> Mode:
         """What such an answer is called."""

@@ -129,8 +129,8 @@ def _use_crop(infer: Infer, buffer: Buffer) -> None:
 def _use_logits(result: Result | Seen, buffer: Buffer) -> None:
     assert math.isfinite(result.queue_ms)
     assert math.isfinite(result.compute_ms)
-    contribution = contribution_of(buffer)
-    for logits in (contribution.boost, contribution.bag):
+    contribution = contribution_of(buffer, result.num_classes)
+    for logits in contribution.heads:
         assert logits.shape == (result.num_classes,)
         assert np.isfinite(logits).all()
     assert bytes(logits_buffer(contribution)) == bytes(buffer)

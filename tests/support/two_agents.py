@@ -87,7 +87,7 @@ class Pair:
                 reply = peer.receive(self.patience_s)
                 assert isinstance(reply.message, Result), reply.message
                 assert reply.message.request_id == number
-                answers.append(contribution_of(reply.buffers[0]))
+                answers.append(contribution_of(reply.buffers[0], reply.message.num_classes))
         return answers
 
     def fleet(self, where: str) -> Path:
@@ -114,9 +114,9 @@ class Likeness:
 
 
 def likeness(here: Sequence[Contribution], there: Sequence[Contribution]) -> Likeness:
-    """Both heads of every crop beside each other."""
+    """The heads of every crop beside each other."""
     both = list(zip(here, there, strict=True))
-    heads = [(getattr(a, h), getattr(b, h)) for a, b in both for h in ("boost", "bag")]
+    heads = [pair for a, b in both for pair in zip(a.heads, b.heads, strict=True)]
     return Likeness(
         largest_logit=max(float(np.abs(a).max()) for a, _ in heads),
         largest_difference=max(float(np.abs(a - b).max()) for a, b in heads),

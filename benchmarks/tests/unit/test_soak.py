@@ -15,7 +15,7 @@ from benchmarks.soak.pictures import CERTAIN, SIZES, draw, label_of, picture_of,
 from benchmarks.soak.watch import Held, grown, trends
 from mdp.errors import DeadlineExceeded
 from mdp.formats.bundle import model_path
-from mdp.fusion.fuse import Contribution, arrival_subsets, fuse, probabilities, weights_for
+from mdp.fusion.fuse import Contribution, fuse, listed_subsets, probabilities, weights_for
 from mdp.requests.prediction import Prediction
 
 
@@ -39,7 +39,7 @@ def test_an_answer_with_another_pictures_part_is_recognised(tmp_path: Path) -> N
     chance, number = random.Random(0), 0
     for _ in range(25):
         other, number = number, draw(chance, number)
-        for members in arrival_subsets(range(3)):
+        for members in listed_subsets(range(3)):
             assert right(dict.fromkeys(members, number), number)
             if len(members) > 1:
                 stray = {chance.choice(members): other}

@@ -99,7 +99,7 @@ def test_what_waits_is_computed_together(fleet: Fleet, caplog: pytest.LogCapture
             envelope = peer.receive()
             assert isinstance(envelope.message, Result)
             assert envelope.message.request_id == number
-            assert contribution_of(envelope.buffers[0]).boost.tolist() == [number] * 3
+            assert contribution_of(envelope.buffers[0], 3).bag.tolist() == [number] * 3
         assert runtime.batches == [[1], [2, 3, 4], [5, 6]]
     # Where nobody else is told what an agent in this process reports, its logger is.
     states = [r.getMessage() for r in caplog.records if r.getMessage().isupper()]

@@ -253,7 +253,7 @@ def ask(fleet: Fleet, handler: Handler) -> tuple[Prediction, int]:
         (lambda i: [b"garbage"], "expected a first frame that begins with 'MDP'"),
         (
             lambda i: [red_result(i.request_id)[0], red_result(i.request_id)[1][:-4]],
-            "expected 24 bytes of logits, got 20",
+            "expected 12 bytes of logits, or twice, got 20",
         ),
     ],
 )

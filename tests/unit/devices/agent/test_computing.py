@@ -147,9 +147,8 @@ def test_each_of_several_gets_its_own_answer_and_times(desk: Desk) -> None:
     assert [route for route, _, _ in desk.router.sent] == [b"p1", b"p2", b"p3"]
     for number, (_, message, buffers) in enumerate(desk.router.sent, start=1):
         assert isinstance(message, Result)
-        contribution = contribution_of(buffers[0])
-        np.testing.assert_array_equal(contribution.boost, [number] * 3)
-        np.testing.assert_array_equal(contribution.bag, [number + 1] * 3)
+        contribution = contribution_of(buffers[0], 3)
+        np.testing.assert_array_equal(contribution.heads, [[number] * 3, [number + 1] * 3])
         # It came `number` seconds before 0, and computing began at 0.5.
         assert message.queue_ms == (number + 0.5) * 1e3
         assert message.compute_ms == 500.0

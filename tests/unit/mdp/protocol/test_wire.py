@@ -162,8 +162,8 @@ def of(message: wire.Message, *, without: str = "", **changes: Any) -> bytes:
         ([of(INFER, encoding="png"), PIXELS], "Invalid enum value 'png'"),
         ([of(INFER, encoding="jpeg"), b""], "expected 1 to 4096 bytes of JPEG, got 0"),
         ([of(INFER, encoding="jpeg"), b"x" * 4097], "expected 1 to 4096 bytes of JPEG, got"),
-        ([encode(RESULT, LOGITS)[0], LOGITS[:-1]], "expected 24 bytes of logits, got 23"),
-        ([encode(RESULT, LOGITS)[0], b""], "expected 24 bytes of logits, got 0"),
+        ([encode(RESULT, LOGITS)[0], LOGITS[:-1]], "expected 12 bytes of logits, or twice, got 23"),
+        ([encode(RESULT, LOGITS)[0], b""], "expected 12 bytes of logits, or twice, got 0"),
         (
             [of(RESULT, num_classes=10**9), LOGITS],
             r"Result header: Expected `int` <= 100000 - at `\$\.num_classes`",
@@ -193,7 +193,7 @@ def of(message: wire.Message, *, without: str = "", **changes: Any) -> bytes:
         ([of(LOOK, without="ago_ms")], "Look header: .*missing required field `ago_ms`"),
         ([of(LOOK, ago_ms=-1.0)], r"at `\$\.ago_ms`"),
         ([of(LOOK, within_ms=float("inf"))], "within_ms"),
-        ([encode(SEEN, LOGITS)[0], LOGITS[:-1]], "expected 24 bytes of logits, got 23"),
+        ([encode(SEEN, LOGITS)[0], LOGITS[:-1]], "expected 12 bytes of logits, or twice, got 23"),
         ([of(SEEN, frame=0), LOGITS], r"Seen header: Expected `int` >= 1 - at `\$\.frame`"),
     ],
 )
@@ -206,9 +206,9 @@ def test_what_is_no_message(frames: list[Buffer], expected: str, received_as: As
 def test_logits_there_and_back(values: list[float]) -> None:
     half = len(values) // 2
     boost, bag = np.array(values[:half], "f4"), np.array(values[half : 2 * half], "f4")
-    back = contribution_of(logits_buffer(Contribution(boost, bag)))
-    np.testing.assert_array_equal(back.boost, boost)
-    np.testing.assert_array_equal(back.bag, bag)
+    for heads in ([boost, bag], [bag]):
+        back = contribution_of(logits_buffer(Contribution.of(heads)), half)
+        np.testing.assert_array_equal(back.heads, heads)
 
 
 def test_logits_are_little_endian_boost_first() -> None:
@@ -227,7 +227,7 @@ def test_logits_that_cannot_be_used(bad: float, place: int) -> None:
     values = np.zeros(6, dtype="<f4")
     values[place] = bad
     with pytest.raises(WireError, match="logits that are not finite"):
-        contribution_of(values.tobytes())
+        contribution_of(values.tobytes(), 3)
 
 
 @given(st.text())

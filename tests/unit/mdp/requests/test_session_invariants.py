@@ -317,7 +317,7 @@ class World:
     def result(self, request: Request, bad: bool = False) -> list[Buffer]:
         said = logits_of(request.request_id, request.k)
         if bad:
-            said = Contribution(said.boost * np.float32(np.nan), said.bag)
+            said = Contribution(said.bag * np.float32(np.nan), said.bag)
         message = Result(
             request_id=request.request_id, num_classes=len(LABELS), queue_ms=0.1, compute_ms=0.2
         )

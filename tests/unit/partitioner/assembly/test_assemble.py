@@ -65,7 +65,8 @@ def put_conv(folder: Path, classes: int = len(NAMES)) -> None:
 
 def put_vit(folder: Path) -> None:
     torch.manual_seed(1)
-    torch.save(FamilyMember(Backbone(VIT, SIDE, 2), len(NAMES)).state_dict(), folder / "vit.pt")
+    member = FamilyMember(Backbone(VIT, SIDE, 2), len(NAMES), boosting=True)
+    torch.save(member.state_dict(), folder / "vit.pt")
 
 
 def put_onnx(
@@ -175,7 +176,9 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
         _ = manifest.plan.require_teacher()
 
 
-def test_own_heads_are_kept_apart_and_quantised(parts: Path, tmp_path: Path, tree: Path) -> None:
+def test_a_trained_member_loses_its_boost_head_and_is_quantised(
+    parts: Path, tmp_path: Path, tree: Path
+) -> None:
     from partitioner.export.sessions import contribution, open_member
 
     bundle = run(parts, tmp_path, tree, VIT_MODEL | {"precision": "int8-static"})
@@ -184,8 +187,8 @@ def test_own_heads_are_kept_apart_and_quantised(parts: Path, tmp_path: Path, tre
     found = contribution(
         open_member(bundle.model(0), bundle.manifest.plan.assignments[0], len(CLASSES)), noise
     )
-    assert found.boost.shape == found.bag.shape == (2, len(CLASSES))
-    assert not np.allclose(found.boost, found.bag)
+    assert [head.shape for head in found.heads] == [(2, len(CLASSES))]
+    assert bundle.fusion_weights().rules == ("stacked", "bagged")
     kinds = {
         t.data_type
         for t in onnx.load_from_string(bundle.content("submodels/0/model.onnx")).graph.initializer

@@ -201,7 +201,9 @@ def test_real_outputs_are_fused_for_each_request(bundle: Bundle) -> None:
             right = 0
             for number in numbers:
                 at = number % pictures
-                one = {k: Contribution(c.boost[at], c.bag[at]) for k, c in contributions.items()}
+                one = {
+                    k: Contribution.of([h[at] for h in c.heads]) for k, c in contributions.items()
+                }
                 weights = weights_for(members, "stacked", bundle.fusion_weights())
                 right += fuse(one, weights).argmax() == targets[at]
             assert worth.accuracy(members, numbers) == pytest.approx(right / len(numbers))
