@@ -120,7 +120,7 @@ def build(
         from partitioner.pipeline import build_bundle
 
         folder = None if run is None else Path(run)
-        report = build_bundle(config, Path(out), _told(progress), run=folder, name=name)
+        report = build_bundle(config, Path(out), _shown(progress), run=folder, name=name)
         assert report is not None
         return report
 
@@ -137,11 +137,11 @@ def export(
     from partitioner.export.write import export_bundle
     from partitioner.pipeline import check_target, reopen
 
-    folder, told = RunFolder(Path(run)), _told(progress)
+    folder, shown = RunFolder(Path(run)), _shown(progress)
     folder.settings()
     check_target(Path(out))
     with folder.locked():
-        return export_bundle(reopen(folder, told), Path(out), named)
+        return export_bundle(reopen(folder, shown), Path(out), named)
 
 
 def evaluate(
@@ -157,15 +157,20 @@ def evaluate(
 
     Without `data` those of its run. With `write` the outcome goes into the bundle's manifest.
     """
-    from partitioner.pipeline import data_for, evaluate_step, run_of
+    from partitioner import pipeline
+    from partitioner.export.evaluate import evaluate as measure
+    from partitioner.export.evaluate import write_report
 
-    opened, told = Bundle.open(bundle), _told(progress)
-    folder = run_of(Path(bundle), None if run is None else Path(run))
-    pictures = data_for(opened, folder, data, limit_test)
-    if pictures.remark:
-        told.note(pictures.remark)
-    return evaluate_step(opened, pictures, folder, told, write=write)
+    opened, shown = Bundle.open(bundle), _shown(progress)
+    folder = None if run is None else Path(run)
+    with pipeline.inputs_of(opened, folder, data, limit_test=limit_test) as inputs:
+        if inputs.data.remark:
+            shown.note(inputs.data.remark)
+        report = measure(opened, inputs.data, inputs.run, inputs.cache, shown)
+    if write:
+        write_report(opened, report)
+    return report
 
 
-def _told(progress: Progress | None) -> Progress:
+def _shown(progress: Progress | None) -> Progress:
     return Progress(io.StringIO()) if progress is None else progress

@@ -11,7 +11,12 @@ from mdp.errors import InputError
 from mdp.formats.bundle import sha256_of
 from mdp.formats.plan import Plan, TeacherSpec
 from partitioner.assembly.members import read_map, read_names, rows_of
+from partitioner.data.augment import check_policy
+from partitioner.data.crops import NAMED, UnreadablePictures, View, view_of
 from partitioner.data.datasets import DIGITS, SPLITS, Dataset, SplitName, open_dataset
+from partitioner.data.variants import canvas_side
+from partitioner.networks.families import own_classifier
+from partitioner.networks.teacher_weights import known_classes
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
@@ -23,7 +28,9 @@ from partitioner.run.settings import (
     Teaching,
 )
 from partitioner.run.weights import LABELS
+from partitioner.training.compute import memory_bytes, quicker_autocast, training_device
 from partitioner.training.distributed import first_then_others, together
+from partitioner.training.teacher import GivenTeacher
 from partitioner.training.world import world
 
 
@@ -34,9 +41,6 @@ def settings_for(
     weights: Mapping[str, Path] = MappingProxyType({}),
 ) -> Settings:
     """What this run's settings.json has to say; `weights` are those of the plan's networks."""
-    from partitioner.data.augment import check_policy
-    from partitioner.training.compute import quicker_autocast
-
     options, flip = asked.options, asked.augmentation.flip
     facts = teacher_facts(asked, data, teacher)
     check_policy(asked.augmentation.rand_augment)
@@ -74,8 +78,6 @@ def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict
     where the number of classes agrees. Networks are left out whose classes have other names.
     Raises InputError for labels that are not as many as a classifier has rows.
     """
-    from partitioner.networks.families import own_classifier
-
     options, found = asked.options, dict[str, list[int]]()
     own = None if options.weights_folder is None else options.weights_folder / LABELS
     own = own if own is not None and own.exists() else None
@@ -101,8 +103,6 @@ def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict
 
 def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> Teaching:
     """How sub-models will be taught, `auto` decided; raises InputError for what live cannot do."""
-    from partitioner.training.compute import memory_bytes, training_device
-
     wanted, device = asked.options.teaching, training_device()
     if wanted == "kept" or (wanted == "auto" and device.type == "cpu"):
         return "kept"
@@ -141,9 +141,6 @@ def _not_live(asked: Asked) -> str:
 
 def _too_large(plan: Plan, data: Dataset, there_bytes: int) -> str:
     """How much the pictures would take of the device's memory, where that is too much."""
-    from partitioner.data.crops import View, view_of
-    from partitioner.data.variants import canvas_side
-
     teacher = View(plan.require_teacher().shape.image_size)
     side = canvas_side([teacher, *(view_of(a) for a in plan.assignments)])
     needed_bytes, most_bytes = 3 * side**2 * len(data.train), there_bytes // 2
@@ -160,8 +157,6 @@ def teacher_facts(asked: Asked, data: Dataset, teacher: TeacherSpec) -> TeacherF
 
     Raises InputError where the weights do not fit the teacher or the names not the classes.
     """
-    from partitioner.networks.teacher_weights import known_classes
-
     options, labels = asked.options, asked.options.teacher_labels
     if options.pretrained and options.teacher_checkpoint is not None:
         raise InputError("--pretrained and --teacher-checkpoint: expected one of the two, got both")
@@ -218,8 +213,6 @@ def teacher_accuracy(
 
     As it is before it is trained further. Raises InputError, also where `run` has another teacher.
     """
-    from partitioner.training.teacher import GivenTeacher
-
     with together():
         run.check_teacher(facts)
     given = GivenTeacher(run, teacher, facts, data, checkpoint_of(asked), progress)
@@ -255,8 +248,6 @@ def open_asked(asked: Asked) -> Dataset:
 
 def cut_views(cut: Callable[[SplitName], object], progress: Progress) -> None:
     """Cut every split; raises UnreadablePictures naming the unreadable ones of all of them."""
-    from partitioner.data.crops import NAMED, UnreadablePictures
-
     broken: list[str] = []
     for split in SPLITS:
         try:

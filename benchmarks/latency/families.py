@@ -40,7 +40,7 @@ from partitioner.export.probe_encoders import (
     name_of,
     untrained_network,
 )
-from partitioner.export.quantize import quantised
+from partitioner.export.quantize import quantized
 
 #: Rounds in which the networks take turns; seconds and runs of each in a round.
 ROUNDS, TURN_S, RUNS = 4, 0.06, 5
@@ -79,7 +79,7 @@ def measured(scratch: Path) -> list[dict[str, Any]]:
                 pictures = None if precision == "fp32" else calibration(size)
                 source = files[spec].read_bytes() if pictures is not None else None
                 content = untrained_network(spec) if source is None else source
-                write_bytes(files[wanted], quantised(content, precision, pictures, whole=True))
+                write_bytes(files[wanted], quantized(content, precision, pictures, whole=True))
     return [
         {"name": s.name, "image_size": s.image_size, "precision": s.precision, "latency_ms": ms}
         for s, ms in timed(files).items()

@@ -52,7 +52,7 @@ def model_file(folder: Path, case: Case, precision: Precision) -> Path:
 
 def export_all(folder: Path, cases: Sequence[Case], note: Note) -> None:
     """Export every case in each precision into `folder`, leaving out what is there already."""
-    from partitioner.export.quantize import quantised
+    from partitioner.export.quantize import quantized
     from partitioner.export.write import ServedMember, to_onnx
     from partitioner.networks.submodel import SubModel
 
@@ -63,7 +63,7 @@ def export_all(folder: Path, cases: Sequence[Case], note: Note) -> None:
             module = ServedMember(SubModel(case.spec, case.num_classes))
             content = to_onnx(module, case.spec.image_size, ["boost", "bag"], {})
             for precision in missing:
-                write_bytes(model_file(folder, case, precision), quantised(content, precision))
+                write_bytes(model_file(folder, case, precision), quantized(content, precision))
 
 
 def measure(folder: Path, cases: Sequence[Case], *, rounds: int, seconds: float) -> list[Row]:

@@ -34,11 +34,11 @@ from mdp.pictures.crop import Picture
 from mdp.requests.prediction import Prediction
 from mdp.testing.agents import AgentFleet
 from partitioner.data.datasets import open_dataset
+from partitioner.simulation.answer_accuracy import MeasuredSubsets
 from partitioner.simulation.models import Load, Scenario
-from partitioner.simulation.outcome import play
-from partitioner.simulation.questions import in_stages
+from partitioner.simulation.outcome import run_scenario
 from partitioner.simulation.setup import Assumptions, device_models
-from partitioner.simulation.worth import MeasuredSubsets
+from partitioner.simulation.what_ifs import in_stages
 
 #: Pictures that one way is asked for before the next one's turn.
 BLOCK = 250
@@ -117,7 +117,7 @@ def simulate(bundle: Bundle) -> Iterator[dict[str, Any]]:
         )
         turns = in_stages(frozenset(first), CASCADE, escalated).change(base)
         for way, scenario in ((AT_ONCE, base), (CASCADE, turns)):
-            outcome = play(scenario, MeasuredSubsets(bundle))
+            outcome = run_scenario(scenario, MeasuredSubsets(bundle))
             yield {
                 "bundle": manifest.name,
                 "way": way,

@@ -6,44 +6,18 @@ Of a build, only what changes between runs has an option; all else stands in the
 import functools
 import inspect
 import operator
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 import typer
 
-from mdp.errors import InputError
 from mdp.files import Record
-from partitioner.config import Given, field_of, hint_and_default, option_of, parse_arguments
+from partitioner.config import Given, field_of, option_of, parse_arguments
 
-R = TypeVar("R", bound=Record)
 Command = Callable[..., None]
-
-
-def takes(**records: type[Record]) -> Callable[[Command], Command]:
-    """Give a command one option per field of `records`: parameter -> record type.
-
-    The command gets the finished records; a value out of range raises InputError.
-    """
-
-    def decorate(command: Command) -> Command:
-        @functools.wraps(command)
-        def wrapper(**values: Any) -> None:
-            for parameter, kind in records.items():
-                values[parameter] = _build(kind, values)
-            command(**values)
-
-        added = [
-            _parameter(name, _option(name), *hint_and_default(kind, name))
-            for kind in records.values()
-            for name in kind.__struct_fields__
-        ]
-        return _with_options(wrapper, command, after=added)
-
-    return decorate
 
 
 def configured(*keys: str) -> Callable[[Command], Command]:
@@ -100,10 +74,6 @@ def _with_options(
     return wrapper
 
 
-def _option(field: str) -> str:
-    return "--" + field.replace("_", "-")
-
-
 def _parameter(name: str, option: str, hint: Any, default: object) -> inspect.Parameter:
     """An option that is None where it is not given; its help says what is taken then."""
     plain = _plain(hint)
@@ -134,19 +104,3 @@ def _help(hint: Any) -> str:
     metas = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     texts = [meta.description for meta in metas if meta.description]
     return texts[-1] + "." if texts else ""
-
-
-def _build(kind: type[R], values: dict[str, Any]) -> R:
-    """Take the fields of `kind` out of `values` and make the record of them."""
-    given = {name: values.pop(name) for name in kind.__struct_fields__}
-    given = {name: value for name, value in given.items() if value is not None}
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        match = re.fullmatch(r"(.*) - at `\$\.(\w+)`", str(error))
-        if match is None:
-            raise InputError(str(error)) from error
-        field = match[2]
-        raise InputError(
-            f"{_option(field)}: {match[1][0].lower()}{match[1][1:]}, got {given[field]}"
-        ) from error

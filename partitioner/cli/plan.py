@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mdp import console
-from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from partitioner import api
-from partitioner.cli.common import JsonOption, interruptible
+from partitioner.cli.common import JsonOption, interruptible, picture_kind
 from partitioner.cli.options import configured
-from partitioner.cli.plan_plot import FORMATS
 from partitioner.config import Given
+from partitioner.run.progress import Progress
 
 if TYPE_CHECKING:
     from partitioner.planner.make_plan import Planned
@@ -56,7 +55,7 @@ def plan(
     Example: mdp-partition plan --teacher vit_base_patch16_224 --profiles n100 raspberry-pi-5
     --latency-ms 100 --explain --out plan.toml
     """
-    settings, kind, data = given.planning(), _picture_kind(plot), given.value("run.data")
+    settings, kind, data = given.planning(), picture_kind(plot), given.value("run.data")
     told = data is not None or "schedule.epochs" in given.options
     with interruptible("nothing was written"):
         planned = api.plan(
@@ -74,17 +73,9 @@ def plan(
 
         write_bytes(plot, draw_plan(planned.plan, planned.pareto, kind))
     planned.check()
+    if out.exists():
+        Progress().note(f"{out}: replaced")
     write_toml(out, planned.plan)
-
-
-def _picture_kind(plot: Path | None) -> str:
-    """`svg` or `png` by the file's ending; raises InputError for another."""
-    if plot is None:
-        return ""
-    kind = plot.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        raise InputError(f"--plot: expected FILE.svg or FILE.png, got {str(plot)!r}")
-    return kind
 
 
 def show(planned: "Planned", json: bool, *, front: bool = True) -> None:

@@ -57,14 +57,15 @@ def print_report(report: Report, plan: Plan) -> None:
 
 
 def one_does_as_well(evaluation: Evaluation) -> str:
-    """Which member alone is measured to do as well as all of them together; else an empty text."""
+    """The best member alone, if it is as accurate as all together, both stacked; else empty."""
     every = tuple(member.k for member in evaluation.members)
-    together = next(s.stacked for s in evaluation.subsets if s.members == every)
-    best = max(evaluation.members, key=lambda member: member.accuracy)
-    if len(every) < 2 or best.accuracy < together:
+    stacked = {subset.members: subset.stacked for subset in evaluation.subsets}
+    best = max(evaluation.members, key=lambda member: stacked[member.k,])
+    alone, together = stacked[best.k,], stacked[every]
+    if len(every) < 2 or alone < together:
         return ""
     return (
-        f"{best.device} alone is right on {best.accuracy:.2%} of these {evaluation.pictures:,} "
+        f"{best.device} alone is right on {alone:.2%} of these {evaluation.pictures:,} "
         f"pictures, all {len(every)} members together on {together:.2%}: on these pictures the "
         "others add availability, not accuracy"
     )
@@ -184,7 +185,7 @@ def _counts(data: Dataset, name: SplitName) -> list[int]:
     return [counts[index] for index in range(len(data.labels))]
 
 
-def print_quantisation(bundle: Bundle) -> None:
+def print_quantization(bundle: Bundle) -> None:
     """Every precision that was tried for every member, and what the fused answer lost."""
     record, console = bundle.manifest.quantisation, Console()
     assert record is not None

@@ -29,7 +29,7 @@ from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 from mdp.formats.profile import Precision
 from mdp.pictures.crop import Pixels
 from partitioner.estimates.catalogue import catalogue
-from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
+from partitioner.export.quantize import MIN_RANGE_PICTURES, quantized
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.families import Backbone, FamilyMember, ServedFamily
 from partitioner.networks.submodel import SubModel
@@ -264,7 +264,7 @@ def make_one(model: bytes, spec: Spec) -> tuple[dict[str, Any], bytes, bytes]:
 
     pictures = calibration(spec.image_size) if spec.precision == "int8-static" else None
     kind = "submodel" if isinstance(spec, SubModelSpec) else "network"
-    content = quantised(model, spec.precision, pictures, whole=kind == "network")
+    content = quantized(model, spec.precision, pictures, whole=kind == "network")
     converted = onnx.load_from_string(content)
     graph, tensors = without_tensors(converted)
     entry = {

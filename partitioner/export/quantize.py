@@ -1,7 +1,6 @@
-"""Quantise one exported model by onnxruntime's own tools; the settings for everybody are here.
+"""Convert an exported fp32 model to another precision, by onnxruntime's tools.
 
-What the file looks like afterwards, and not whether that is worth it: see
-`partitioner.export.precision_choice`.
+Whether that pays is decided in `partitioner.export.quantize_bundle`.
 """
 
 from collections.abc import Iterator
@@ -25,8 +24,9 @@ RANGE_PICTURES, MIN_RANGE_PICTURES = 256, 32
 #: Pictures at a time while the ranges are taken; every activation of theirs is in memory.
 _BATCH = 16
 
-#: Everything that a runtime computes and that a sub-model may be turned into.
-WAYS: tuple[tuple[Precision, RuntimeName], ...] = (
+Way = tuple[Precision, RuntimeName]
+#: Precisions and runtimes that a sub-model may be served in; the first is as exported.
+WAYS: tuple[Way, ...] = (
     ("fp32", "onnxruntime"),
     ("fp32", "openvino"),
     ("fp16", "onnxruntime"),
@@ -37,11 +37,11 @@ WAYS: tuple[tuple[Precision, RuntimeName], ...] = (
 )
 
 
-class QuantisationError(MDPError):
+class QuantizationError(MDPError):
     """A model cannot be had in a precision."""
 
 
-def quantised(
+def quantized(
     model: bytes,
     precision: Precision,
     calibration: Pixels | None = None,
@@ -52,7 +52,7 @@ def quantised(
 
     With `whole` int8-static takes in convolutions and heads wherever they are, else only those of a
     convolutional trunk: the embedding and the heads of a plain ViT stay fp32. Raises InputError for
-    too few calibration pictures, and QuantisationError, with the reason,
+    too few calibration pictures, and QuantizationError, with the reason,
     where onnxruntime's tools cannot do it.
     """
     if precision == "int8-static":
@@ -68,7 +68,7 @@ def quantised(
             loaded = _converted(loaded, precision, calibration, whole)
         except Exception as error:  # the tools raise types of their own, without a common base
             text = " ".join(str(error).split())
-            raise QuantisationError(f"cannot be had in {precision}: {text}") from error
+            raise QuantizationError(f"cannot be had in {precision}: {text}") from error
     written = "fp32" if precision in SAME_FILE else precision
     onnx.helper.set_model_props(loaded, {**properties, PRECISION_KEY: written})
     content: bytes = loaded.SerializeToString()
@@ -95,13 +95,13 @@ def _converted(model: Any, precision: Precision, calibration: Pixels | None, who
 
     # Else the tools advise to prepare the graph, which onnxruntime does anyway as it loads it.
     add_pre_process_metadata(model)
-    with TemporaryDirectory(prefix="mdp-quantise-") as folder:
+    with TemporaryDirectory(prefix="mdp-quantize-") as folder:
         path = Path(folder) / "model.onnx"
         if precision == "int8":
-            _quantise_dynamically(model, path)
+            _quantize_dynamically(model, path)
         else:
             assert calibration is not None
-            _quantise_statically(model, path, calibration, whole)
+            _quantize_statically(model, path, calibration, whole)
         written = onnx.load(path)
         return stored_once(written) if whole else written
 
@@ -129,7 +129,7 @@ _TRUNK = ("Conv", "Clip", "Relu", "Add", "MaxPool")
 _COMMON = {"per_channel": True, "reduce_range": True}
 
 
-def _quantise_dynamically(model: Any, path: Path) -> None:
+def _quantize_dynamically(model: Any, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(
@@ -137,10 +137,10 @@ def _quantise_dynamically(model: Any, path: Path) -> None:
     )
 
 
-def _quantise_statically(model: Any, path: Path, calibration: Pixels, whole: bool) -> None:
+def _quantize_statically(model: Any, path: Path, calibration: Pixels, whole: bool) -> None:
     """QDQ before products with weights. Their sums, and products of two activations, stay fp32.
 
-    On three ViTs that was 10 to 20 % faster than quantising those too, and not less exact.
+    On three ViTs that was 10 to 20 % faster than quantizing those too, and not less exact.
     """
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -161,7 +161,7 @@ def _quantise_statically(model: Any, path: Path, calibration: Pixels, whole: boo
         path,
         Reader(),
         quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=_quantised_types(model, whole),
+        op_types_to_quantize=_quantized_types(model, whole),
         nodes_to_exclude=_without_weights(model),
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
@@ -174,8 +174,8 @@ def _quantise_statically(model: Any, path: Path, calibration: Pixels, whole: boo
     )
 
 
-def _quantised_types(model: Any, whole: bool) -> list[str]:
-    """What is quantised: products with weights, and of a convolutional network the whole trunk."""
+def _quantized_types(model: Any, whole: bool) -> list[str]:
+    """What is quantized: products with weights, and of a convolutional network the whole trunk."""
     if sum(node.op_type == "Conv" for node in model.graph.node) < 2:
         return ["MatMul", "Conv", "Gemm"] if whole else ["MatMul"]
     return ["MatMul", *_TRUNK, *(["Gemm"] if whole else [])]
