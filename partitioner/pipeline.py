@@ -1,4 +1,4 @@
-"""The steps of a build, each of which finds out what is done already, and all of them in a row."""
+"""The steps of a build, each of which skips what is done, and all of them in a row."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,7 +26,7 @@ from partitioner.export.try_precision import MAX_LOSS, QuantizeRequest, needed_p
 from partitioner.export.write import export_bundle
 from partitioner.networks.members import check_member
 from partitioner.networks.teacher import teacher_spec
-from partitioner.networks.weight_init import check_heritage
+from partitioner.networks.weight_init import check_source
 from partitioner.planner.make_plan import Planned, make_planned, precisions_of
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.progress import Progress
@@ -41,7 +41,7 @@ from partitioner.run.weights import weights_of
 from partitioner.run_setup import (
     checkpoint_of,
     cut_views,
-    open_asked,
+    open_pictures,
     settings_for,
     teacher_accuracy,
     teacher_facts,
@@ -63,7 +63,7 @@ def build_bundle(
     name: str | None = None,
     on_plan: Callable[[Planned], object] = lambda _: None,
 ) -> Report | None:
-    """Plan, train, export and evaluate in a row; `on_plan` is shown the plan, refused or not.
+    """Plan, train, export and evaluate in a row; `on_plan` gets the plan, refused or not.
 
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """
@@ -72,7 +72,7 @@ def build_bundle(
         named = bundle_name(name, out)
         check_target(out)
         read_profiles(settings.profiles)
-        pictures = open_asked(config)
+        pictures = open_pictures(config)
         spec = teacher_spec(settings.teacher, settings.teacher_args)
         facts = teacher_facts(config, pictures, spec) if config.given_teacher else None
     if facts is not None and settings.teacher_accuracy is None:
@@ -112,7 +112,7 @@ def planned_for(
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
-    """The plan that `settings` ask for; see `make_planned`."""
+    """The plan of `settings`; see `make_planned`."""
     return make_planned(
         teacher_spec(settings.teacher, settings.teacher_args),
         settings.profiles,
@@ -130,7 +130,7 @@ def planned_for(
 
 @contextmanager
 def owned(folder: RunFolder) -> Iterator[None]:
-    """Keep others out of the run folder: the first process does that for all of them."""
+    """Lock the run folder, by the first process for all."""
     with ExitStack() as held:
         with together():
             if is_first():
@@ -139,17 +139,17 @@ def owned(folder: RunFolder) -> Iterator[None]:
 
 
 def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress: Progress) -> Work:
-    """Bring the run folder to its end, from wherever it is; raises InputError."""
+    """Finish the training in the run folder; raises InputError."""
     named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
     with together():
         weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
         teaching = teaching_of(asked, plan, data, progress)
     settings = _settled(run, plan, data, asked, weights, teaching)
-    known = {k: weights[name] for k, name in named.items() if name in weights}
-    work = Work(run, settings, plan, data, progress, known)
+    starts = {k: weights[name] for k, name in named.items() if name in weights}
+    work = Work(run, settings, plan, data, progress, starts)
     if data.remark:
         progress.note(data.remark)
-    # Pictures that cannot be read have to show up now, all at once, not after hours of training.
+    # Report unreadable pictures before hours of training.
     with first_then_others():
         cut_views(work.first_pixels, progress)
     teacher = ensure_teacher(work, checkpoint_of(asked))
@@ -168,7 +168,7 @@ def _settled(
     weights: Mapping[str, Path],
     teaching: Teaching,
 ) -> Settings:
-    """The first process's settings, which are in the run folder from now on; raises InputError."""
+    """The first process's settings, written to the run folder; raises InputError."""
     with together():
         _check_plan(plan, asked.schedule)
         _check_calibration(data)
@@ -179,7 +179,7 @@ def _settled(
             run.start_or_continue(mine, plan)
     with together():
         kept = run.settings()
-        # Arithmetic may differ between machines, and the first one decides; pictures may not.
+        # The first process decides the arithmetic; pictures have to be equal.
         changed = differences(
             kept.data, msgspec.structs.replace(mine.data, source=kept.data.source)
         )
@@ -203,7 +203,7 @@ def _check_calibration(data: Dataset) -> None:
 
 
 def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
-    """Raise unless the plan may be built as asked and its teacher has the shape that it says."""
+    """Raise unless the plan can be built and its teacher has the planned shape."""
     from partitioner.networks.teacher import teacher_spec
 
     if plan.refused:
@@ -216,11 +216,11 @@ def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
         check_member(assignment.spec, schedule.trunks)
     if schedule.start == "teacher":
         vits = [a.submodel for a in plan.assignments if a.submodel is not None]
-        check_heritage(plan.require_teacher(), vits)
+        check_source(plan.require_teacher(), vits)
 
 
 def reopen(run: RunFolder, progress: Progress) -> Work:
-    """A run as its folder describes it; raises InputError if its pictures are not the same."""
+    """The run of a folder; raises InputError if its pictures have changed."""
     settings, plan = run.settings(), run.plan()
     facts = settings.data
     data = open_dataset(facts.source, limit_train=facts.limit_train, limit_test=facts.limit_test)
@@ -240,7 +240,7 @@ def check_target(out: Path) -> None:
 
 
 def check_ways(plan: Plan, data: Dataset) -> None:
-    """Raise InputError for members that could not be exported or measured here once trained."""
+    """Raise InputError for members that cannot be exported or measured on this machine."""
     for assignment in plan.assignments:
         precision = assignment.spec.precision
         try:

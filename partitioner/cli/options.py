@@ -1,6 +1,6 @@
-"""Records as command-line options: every knob is declared once, with its range and its help.
+"""Settings as command-line options: each is declared once, with its range and its help.
 
-Of a build, only what changes between runs has an option; all else stands in the file of --config.
+Only settings that change between runs have an option; the others are keys of the --config file.
 """
 
 import functools
@@ -23,7 +23,7 @@ Command = Callable[..., None]
 def configured(*keys: str) -> Callable[[Command], Command]:
     """Give a command `--config FILE` and an option for each of `keys`, such as `schedule.epochs`.
 
-    The command gets what was `given`. Its InputErrors name the option, or the file and its key.
+    The command gets them as `given`; its InputErrors name the option, or the file and its key.
     """
     names = {key: key.replace(".", "__") for key in keys}
 
@@ -51,7 +51,7 @@ _CONFIG = Annotated[
     Path,
     msgspec.Meta(
         description="TOML file of these and all other settings (docs/reference/training.md); "
-        "options count before it"
+        "options override it"
     ),
 ]
 
@@ -62,12 +62,11 @@ def _with_options(
     before: Sequence[inspect.Parameter] = (),
     after: Sequence[inspect.Parameter] = (),
 ) -> Command:
-    """`wrapper` with the options of `command` that are its own, and others around them."""
+    """`wrapper` with the options of `command`, `before` and `after` around them."""
     own = inspect.signature(command, eval_str=True).parameters.values()
     kept = [
         p.replace(kind=p.KEYWORD_ONLY)
         for p in own
-        # All others are options by their type, or have one beside it.
         if not (isinstance(p.annotation, type) and issubclass(p.annotation, Record | Given))
     ]
     wrapper.__signature__ = inspect.Signature([*before, *kept, *after])  # type: ignore[attr-defined]
@@ -75,7 +74,7 @@ def _with_options(
 
 
 def _parameter(name: str, option: str, hint: Any, default: object) -> inspect.Parameter:
-    """An option that is None where it is not given; its help says what is taken then."""
+    """An option that is None where it is not given; its help names the default."""
     plain = _plain(hint)
     if get_origin(plain) is dict:
         plain = list[str]
@@ -83,8 +82,8 @@ def _parameter(name: str, option: str, hint: Any, default: object) -> inspect.Pa
         option = f"{option}/--no-{option[2:]}"
     number = isinstance(default, (int, float)) and not isinstance(default, bool)
     text = _help(hint) + (f"  [default: {default}]" if number else "")
-    told = typer.Option(option, help=text, show_default=False)
-    kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[plain | None, told]
+    info = typer.Option(option, help=text, show_default=False)
+    kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[plain | None, info]
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
@@ -98,7 +97,7 @@ def _plain(hint: Any) -> Any:
 
 
 def _help(hint: Any) -> str:
-    """The last description that an annotation carries, or nothing."""
+    """The last description in an annotation, or nothing."""
     if get_origin(hint) in (Union, UnionType):
         return next((text for part in get_args(hint) if (text := _help(part))), "")
     metas = get_args(hint)[1:] if get_origin(hint) is Annotated else ()

@@ -16,7 +16,7 @@ from partitioner.run.progress import Progress
 if TYPE_CHECKING:
     from partitioner.planner.make_plan import Planned
 
-#: Options of which one may give several values.
+#: Options that take several values.
 LISTS = ("--profiles", "--teacher-arg", "--precision", "--runs", "--families")
 
 
@@ -50,18 +50,18 @@ def plan(
 
     A plan that would not beat the best single device is refused with exit code 4, unless --anyway
     keeps it. One profile alone gets a plan of one sub-model. Accuracy is predicted for 1,000
-    classes and as many epochs as it takes, unless --data, and --epochs beside it, tell otherwise.
+    classes and a converged training, unless --data and --epochs are given.
 
     Example: mdp-partition plan --teacher vit_base_patch16_224 --profiles n100 raspberry-pi-5
     --latency-ms 100 --explain --out plan.toml
     """
     settings, kind, data = given.planning(), picture_kind(plot), given.value("run.data")
-    told = data is not None or "schedule.epochs" in given.options
+    limited = data is not None or "schedule.epochs" in given.options
     with interruptible("nothing was written"):
         planned = api.plan(
             settings,
             data=data,
-            epochs=given.value("schedule.epochs") if told else None,
+            epochs=given.value("schedule.epochs") if limited else None,
             weights=given.value("run.weights"),
             explained=explain,
             front=pareto or plot is not None,
@@ -79,7 +79,7 @@ def plan(
 
 
 def show(planned: "Planned", json: bool, *, front: bool = True) -> None:
-    """JSON for machines or tables for people, on stdout; the front only where it was asked for."""
+    """Print the plan as JSON or tables; the Pareto front only with `front`."""
     from dataclasses import replace
 
     shown = planned if front else replace(planned, pareto=[])

@@ -18,7 +18,7 @@ from partitioner.networks.families import FamilyMember, cut_classifier, own_clas
 from partitioner.networks.linear_probe import fit_classifier
 from partitioner.networks.members import Member
 from partitioner.networks.teacher import Teacher
-from partitioner.networks.weight_init import Predecessor, inherit
+from partitioner.networks.weight_init import TrainedMember, init_from
 from partitioner.run.curves import Curve
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
@@ -102,7 +102,7 @@ def untrained(work: Work, assignment: Assignment, teacher: Teacher) -> Member:
         )
     try:
         for trunk in submodel.trunks():
-            inherit(trunk, teacher)
+            init_from(trunk, teacher)
     except InputError as error:
         if start == "teacher":
             raise
@@ -150,7 +150,7 @@ def _inherit_from_earlier(work: Work, submodel: Member, k: int) -> bool:
             continue
         try:
             for trunk, heritage in zip(trunks, heritages, strict=True):
-                inherit(trunk, Predecessor(heritage))
+                init_from(trunk, TrainedMember(heritage))
         except InputError:
             continue
         return True

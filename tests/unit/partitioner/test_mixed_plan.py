@@ -21,7 +21,7 @@ from partitioner.data.memmaps import load, load_weights  # noqa: E402
 from partitioner.export.evaluate import evaluate  # noqa: E402
 from partitioner.export.sessions import contribution, open_member  # noqa: E402
 from partitioner.networks.families import Backbone, create  # noqa: E402
-from partitioner.networks.weight_init import Predecessor, inherit  # noqa: E402
+from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
@@ -91,7 +91,7 @@ def test_a_network_starts_from_its_weights_and_a_vit_from_an_earlier_vit(built: 
     plan = msgspec.structs.replace(work.plan, assignments=[network, vit, later])
     longer = replace(work, plan=plan)
     expected = longer.new_member(later).trunks()[0]
-    inherit(expected, Predecessor(work.load_member(vit, joint=False).trunks()[0]))
+    init_from(expected, TrainedMember(work.load_member(vit, joint=False).trunks()[0]))
     found = untrained(longer, later, teacher).trunks()[0].state_dict()
     assert all(torch.equal(value, found[key]) for key, value in expected.state_dict().items())
 

@@ -33,7 +33,7 @@ from partitioner.export.evaluate import (  # noqa: E402
     write_report,
 )
 from partitioner.export.sessions import member_contribution, open_member, run_session  # noqa: E402
-from partitioner.networks.weight_init import Predecessor, inherit  # noqa: E402
+from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
@@ -155,7 +155,7 @@ def test_later_members_start_from_an_earlier_one_unless_told_otherwise(
     earlier = work.load_member(work.plan.assignments[0])
     later = work.plan.assignments[1]
     expected = work.new_member(later)
-    inherit(expected.trunk, Predecessor(earlier.trunk) if start == "auto" else teacher)
+    init_from(expected.trunk, TrainedMember(earlier.trunk) if start == "auto" else teacher)
     found = untrained(work, later, teacher).trunk.state_dict()
     for name, value in expected.trunk.state_dict().items():
         assert torch.equal(found[name], value), name
@@ -174,7 +174,7 @@ def test_a_member_larger_than_those_before_starts_from_the_teacher(built: Built)
     work = dataclasses.replace(built.work, run=run, plan=plan)
     teacher = ensure_teacher(work, None)
     expected = work.new_member(turned[1])
-    inherit(expected.trunk, teacher)
+    init_from(expected.trunk, teacher)
     found = untrained(work, turned[1], teacher).trunk.state_dict()
     for name, value in expected.trunk.state_dict().items():
         assert torch.equal(found[name], value), name

@@ -176,11 +176,11 @@ def test_a_model_that_the_tools_cannot_quantise_is_left_as_it_is(
     bundle: Bundle, run: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*args: object) -> bytes:
-        raise QuantizationError("cannot be had in int8: no kernel for Wavelet")
+        raise QuantizationError("cannot be converted: no kernel for Wavelet")
 
     monkeypatch.setattr(try_precision, "quantized", failing)
     assert run(bundle, profile_of("alpha", {INT8: 0.5}), ways=[INT8]) is None
-    assert tried(tmp_path / "out", 0, INT8).reason == "cannot be had in int8: no kernel for Wavelet"
+    assert tried(tmp_path / "out", 0, INT8).reason == "cannot be converted: no kernel for Wavelet"
 
 
 def with_first(bundle: Bundle, **changes: object) -> Bundle:

@@ -20,7 +20,7 @@ from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load_weights  # noqa: E402
 from partitioner.export.write import teacher_provenance  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
-from partitioner.networks.weight_init import inherit  # noqa: E402
+from partitioner.networks.weight_init import init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import Asked, TeacherFacts  # noqa: E402
 from partitioner.training import teacher as teacher_module  # noqa: E402
@@ -104,7 +104,7 @@ def test_rows_cut_by_name_teach_and_are_told(given: Given, tmp_path: Path) -> No
     with torch.inference_mode():
         assert torch.allclose(teacher(pixels), given.source(pixels)[:, ROWS], atol=1e-5)
     start = work.new_member(work.plan.assignments[0])
-    inherit(start.trunk, given.source)
+    init_from(start.trunk, given.source)
     found = untrained(work, work.plan.assignments[0], teacher).trunk.state_dict()
     for name, value in start.trunk.state_dict().items():
         assert torch.equal(found[name], value), name
