@@ -447,7 +447,7 @@ def test_an_export_of_nothing_in_particular_is_refused(
         ),
     ],
 )
-def test_what_cannot_be_quantised_is_one_line(
+def test_what_cannot_be_quantized_is_one_line(
     run: Run, tmp_path: Path, arguments: list[object], expected: str
 ) -> None:
     write_bundle(tmp_path / "bundle")

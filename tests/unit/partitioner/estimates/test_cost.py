@@ -93,7 +93,7 @@ def test_the_exported_graph_is_counted_exactly(
 @pytest.mark.torch
 @pytest.mark.parametrize("shape", WIDEST)
 @pytest.mark.parametrize("precision", ["int8", "int8-static"])
-def test_the_quantised_graph_is_counted_exactly(
+def test_the_quantized_graph_is_counted_exactly(
     exported: Callable[[tuple[Any, ...]], bytes], shape: tuple[Any, ...], precision: Precision
 ) -> None:
     from partitioner.export.quantize import quantized

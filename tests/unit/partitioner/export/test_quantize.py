@@ -68,11 +68,11 @@ def test_every_precision_says_what_it_is_and_stays_close(
         assert (off > 1e-4) == (says != "fp32")
 
 
-def test_only_what_is_worth_it_is_quantised(model: bytes) -> None:
+def test_only_what_is_worth_it_is_quantized(model: bytes) -> None:
     """Products of two activations, softmax and norms stay as they are."""
     static = onnx.load_from_string(quantized(model, "int8-static", noise(32)))
-    quantise = [n.input[0] for n in static.graph.node if n.op_type == "QuantizeLinear"]
-    assert len(quantise) == 4  # of qkv, proj, fc1 and fc2
+    inputs = [n.input[0] for n in static.graph.node if n.op_type == "QuantizeLinear"]
+    assert len(inputs) == 4  # of qkv, proj, fc1 and fc2
     dynamic = onnx.load_from_string(quantized(model, "int8"))
     counts = [node.op_type for node in dynamic.graph.node]
     assert counts.count("MatMulInteger") == 4 + 2  # and both heads

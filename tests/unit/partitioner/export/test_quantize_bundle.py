@@ -172,7 +172,7 @@ def test_an_int8_model_that_overflows_or_gives_nan_is_refused(
     assert found.loss is None
 
 
-def test_a_model_that_the_tools_cannot_quantise_is_left_as_it_is(
+def test_a_model_that_the_tools_cannot_quantize_is_left_as_it_is(
     bundle: Bundle, run: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*args: object) -> bytes:
@@ -331,7 +331,7 @@ def test_what_is_planned_in_another_runtime_is_compared_with_that(
         ({"labels": ["blue", "green", "rot"]}, {}, r"expected the 3 classes of .*bundle"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_quantised_is_refused_before_anything(
+def test_what_cannot_be_quantized_is_refused_before_anything(
     bundle: Bundle, run: Quantize, tmp_path: Path, manifest: dict[str, Any],
     asked: dict[str, Any], expected: str,
 ) -> None:  # fmt: skip
