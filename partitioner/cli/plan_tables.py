@@ -30,8 +30,8 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
     for device in planned.problem.devices:
         for caution in cautions(device.profile):
             console.print(f"{device.name}: {caution}", soft_wrap=True, highlight=False)
-    for told in planned.explanations:
-        _print_explanation(console, told)
+    for explanation in planned.explanations:
+        _print_explanation(console, explanation)
     if planned.pareto:
         console.print(_pareto_table(planned.pareto))
 
@@ -142,10 +142,10 @@ def _print_accuracy(
         )
 
 
-def _print_explanation(console: Console, told: Explanation) -> None:
-    what = "no part" if told.k is None else f"member {told.k}"
-    console.print(f"\n[bold]{told.device}[/bold] ({what})", highlight=False)
-    for sentence in told.sentences:
+def _print_explanation(console: Console, explanation: Explanation) -> None:
+    what = "no part" if explanation.k is None else f"member {explanation.k}"
+    console.print(f"\n[bold]{explanation.device}[/bold] ({what})", highlight=False)
+    for sentence in explanation.sentences:
         console.print(f"  {sentence}", soft_wrap=True, highlight=False, markup=False)
 
 

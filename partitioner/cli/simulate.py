@@ -350,8 +350,8 @@ def _show(
     how = f"{load.rate_per_s:g} requests a second" if load.rate_per_s else "one request at a time"
     notes = [
         f"accuracy: {subject.accuracy.source}; a request without an answer counts as wrong",
-        f"virtual time: {compared[0].base.span_s:,.0f} s; devices fell "
-        f"{sum(part.falls for part in compared[0].base.devices.values())} times",
+        f"virtual time: {compared[0].base.span_s:,.0f} s; device failures: "
+        f"{sum(part.falls for part in compared[0].base.devices.values())}",
         "assumed: "
         + ", ".join(
             f"{name} {value:g}"

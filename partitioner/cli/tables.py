@@ -207,8 +207,8 @@ def print_quantization(bundle: Bundle) -> None:
     console.print(table)
     for member in record.members:
         for one in member.tried:
-            said = f"{member.k} {member.device}, {one.precision} in {one.runtime}: {one.reason}"
-            console.print(said, soft_wrap=True, highlight=False)
+            text = f"{member.k} {member.device}, {one.precision} in {one.runtime}: {one.reason}"
+            console.print(text, soft_wrap=True, highlight=False)
     for what, pair in (
         ("calibration pictures, all in", record.calibration),
         (f"{record.test_pictures:,} test pictures, all in", record.test),
