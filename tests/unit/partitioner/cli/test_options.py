@@ -86,8 +86,8 @@ def test_a_config_gives_all_and_options_count_before_it(tmp_path: Path) -> None:
             "key `schedule.boost_target`: expected one of 'logits', 'probabilities', got 'x'",
         ),
         (
-            "[shedule]\nepochs = 7",
-            "expected only known tables, got `shedule`; close to it: `sch",
+            "[schedules]\nepochs = 7",
+            "expected only known tables, got `schedules`; close to it: `sch",
         ),
         ("epochs = 7", "expected only known tables, got `epochs`"),
         ("schedule = 7", "key `schedule`: expected a table, got 7"),
