@@ -9,13 +9,13 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from mdp.errors import ConfigError, InputError
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound=msgspec.Struct | dict[str, Any])
 
 #: The largest files of ours have 130 kB and 600 kB.
 MAX_TOML_BYTES = 2**20

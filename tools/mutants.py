@@ -38,6 +38,11 @@ ROOMS = {
     "mdp/discovery": ("tests/unit/mdp/discovery", CHANGED_INPUTS),
     "devices/camera": ("tests/unit/devices/camera",),
     "partitioner/planner": ("tests/unit/partitioner/planner",),
+    "partitioner/estimates": ("tests/unit/partitioner/estimates",),
+    "partitioner/fusion": ("tests/unit/partitioner/fusion",),
+    "partitioner/simulation": ("tests/unit/partitioner/simulation",),
+    "partitioner/config.py": ("tests/unit/partitioner/cli/test_options.py",),
+    "partitioner/export/try_precision.py": ("tests/unit/partitioner/export",),
 }
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,

@@ -148,7 +148,7 @@ def small() -> list[dict[str, Any]]:
     found = []
 
     def one(kind: str, seed: int, part: str = "", rate: float = 1e-3, **more: Any) -> str:
-        backbone = [LITE + "0", 40, 0] if kind == "lite0" else [VIT, 48, 4]
+        backbone: list[str | int] = [LITE + "0", 40, 0] if kind == "lite0" else [VIT, 48, 4]
         name = "-".join(word for word in ("small", kind, part, f"s{seed}") if word)
         weights = more.pop("weights", "lite0" if kind == "lite0" else "vit")
         precision = "fp32" if kind == "lite0" else "bf16"

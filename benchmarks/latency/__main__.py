@@ -39,7 +39,7 @@ def model_file(folder: Path, case: Case, precision: Precision) -> Path:
 
 def export_all(folder: Path, cases: Sequence[Case]) -> None:
     """Export every case in each precision to `folder`, except those that are there."""
-    from partitioner.export.quantize import quantised
+    from partitioner.export.quantize import quantized
     from partitioner.export.write import ServedMember, to_onnx
     from partitioner.networks.submodel import SubModel
 
@@ -47,10 +47,10 @@ def export_all(folder: Path, cases: Sequence[Case]) -> None:
         missing = [p for p in PRECISIONS if not model_file(folder, case, p).is_file()]
         if missing:
             print(f"exporting {number} of {len(cases)}: {file_stem(case)}", file=sys.stderr)
-            module = ServedMember(SubModel(case.spec, case.num_classes))
+            module = ServedMember(SubModel(case.spec, case.num_classes, boosting=True))
             content = to_onnx(module, case.spec.image_size, ["boost", "bag"], {})
             for precision in missing:
-                write_bytes(model_file(folder, case, precision), quantised(content, precision))
+                write_bytes(model_file(folder, case, precision), quantized(content, precision))
 
 
 def measure(folder: Path, cases: Sequence[Case], rounds: int) -> list[Row]:

@@ -35,7 +35,6 @@ from partitioner.simulation.models import (
     Load,
     LogNormal,
     Scenario,
-    SlowSpells,
 )
 
 #: Of each load under each deadline.
@@ -64,10 +63,7 @@ def fleets() -> Iterator[tuple[str, Scenario]]:
         load = Load(requests=requests, clients=clients, rate_per_s=rate)
         return Scenario(devices=of, load=load, deadline_ms=50.0)
 
-    failing = {
-        "mean_up_s": 500.0, "mean_down_s": 10.0, "loss": 0.001,
-        "slow": SlowSpells(every_s=60.0, lasts_s=1.0, factor=4.0),
-    }  # fmt: skip
+    failing = {"mean_up_s": 500.0, "mean_down_s": 10.0, "loss": 0.001}
     crowd = "10,000 devices that fail, 16 members, 500 clients, hedged"
     yield from {
         "1 device, 1 client": scenario(devices(1, 1), 200_000),

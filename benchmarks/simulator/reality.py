@@ -33,14 +33,14 @@ from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
     DeviceModel,
-    Dice,
-    Draws,
     Load,
     Measured,
+    RandomStreams,
+    SampleStream,
     Scenario,
     exponential,
 )
-from partitioner.simulation.setup import Assumptions
+from partitioner.simulation.setup import LATE_S
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -146,9 +146,9 @@ async def ask(client: AsyncClient, picture: Any, deadline_ms: float, seen: Seen)
     seen.append((outcome, (time.monotonic() - started_s) * 1e3))
 
 
-def gaps(seed: int) -> Draws:
-    """Intervals of mean 1 between random requests, as in a simulation of this seed."""
-    return Draws(Dice(seed), "", "arrivals", exponential)
+def gaps(seed: int) -> SampleStream:
+    """Between requests that come at random, of mean 1: those that a simulation of this seed has."""
+    return SampleStream(RandomStreams(seed), "", "arrivals", exponential)
 
 
 async def at_random(
@@ -300,7 +300,7 @@ def reality(
             tight = [float(round(ms + min(2.0, ms), 2)) for ms in usual_ms]
             seen = asyncio.run(measure(path, load, [PLENTY_MS, *tight], blocks))
             ends = seen.pop(tight[0]).ends
-            late_s = woken_late_s(ends, tight[0]) or (Assumptions().late_ms / 1e3,)
+            late_s = woken_late_s(ends, tight[0]) or (LATE_S,)
             cut = sum(end.cut for end in ends)
             points = {f"p{p}": float(np.percentile(late_s, p)) * 1e3 for p in (50, 90, 99)}
             late.append({"load": load_name, "deadline_ms": tight[0], "cut": cut, **points})

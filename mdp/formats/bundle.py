@@ -123,7 +123,7 @@ class TriedPrecision(Record, frozen=True):
     loss: Annotated[float, Meta(ge=-1, le=1)] | None = None
 
 
-class QuantisedMember(Record, frozen=True):
+class QuantizedMember(Record, frozen=True):
     """What was tried for one sub-model."""
 
     k: int
@@ -141,7 +141,7 @@ class BeforeAfter(Record, frozen=True):
     now: Fraction
 
 
-class Quantisation(Record, frozen=True):
+class Quantization(Record, frozen=True):
     """How the precisions of a bundle came about."""
 
     #: What the fused answer might lose on the calibration pictures, a fraction.
@@ -153,7 +153,7 @@ class Quantisation(Record, frozen=True):
     test: BeforeAfter
     #: The arrival subset that loses most on the test pictures.
     worst: BeforeAfter
-    members: list[QuantisedMember]
+    members: list[QuantizedMember]
 
 
 class Manifest(Record, frozen=True):
@@ -168,7 +168,7 @@ class Manifest(Record, frozen=True):
     #: None until `mdp-partition evaluate` has run.
     evaluation: Evaluation | None = None
     #: None unless `mdp-partition quantize` has chosen the precisions.
-    quantisation: Quantisation | None = None
+    quantisation: Quantization | None = None
     #: What a cascade goes by; None where it was not fitted, or no first stage was sure enough.
     cascade: Cascade | None = None
     #: What older bundles hold of early exit: read, and not used.

@@ -81,6 +81,7 @@ class Roll:
             )
         self.faults: deque[Fault] = deque(maxlen=KEPT_FAULTS)
         self._bundle = bundle
+        self._weights = bundle.fusion_weights()
         self._fusion: Fusion = fusion
         for device in self.devices.values():
             device.accuracy = self._accuracy({device.k})
@@ -152,8 +153,7 @@ class Roll:
 
     def _accuracy(self, members: set[int]) -> float | None:
         ordered = tuple(sorted(members))
-        # Every subset of an evaluated bundle has weights.
-        rule = rule_for(ordered, self._fusion, fitted=True) if members else self._fusion
+        rule = rule_for(ordered, self._fusion, self._weights) if members else self._fusion
         return self._bundle.expected_accuracy(ordered, rule)
 
     def shown(self) -> dict[str, Any]:

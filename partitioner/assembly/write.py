@@ -10,7 +10,7 @@ import numpy as np
 
 from mdp.errors import InputError
 from mdp.files import replacing_folder, write_bytes, write_json
-from mdp.formats.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
+from mdp.formats.bundle import MANIFEST, Manifest, model_path, sha256_of
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, NetworkSpec, Region, SubModelSpec
 from mdp.formats.profile import DeviceProfile, RuntimeName
@@ -34,7 +34,7 @@ from partitioner.data.memmaps import Views
 from partitioner.estimates.latency import spec_of
 from partitioner.estimates.latency_networks import older_probe
 from partitioner.export.evaluate import accuracy
-from partitioner.export.quantize import quantised
+from partitioner.export.quantize import quantized
 from partitioner.export.sessions import (
     latency_ms,
     member_contribution,
@@ -50,8 +50,7 @@ from partitioner.export.write import (
     to_onnx,
     versions,
 )
-from partitioner.fusion.cascade_fit import fit_cascade
-from partitioner.fusion.stacking import fit_fusion
+from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.networks.submodel import SubModel
 from partitioner.run.progress import Progress
 
@@ -104,17 +103,15 @@ class Assembly:
                     k, model, names, kept, profiles[model.device], path, pictures
                 )
                 assignments.append(part)
-            fusion = fit_fusion(calibration, pictures.targets)
             plan = assembled_plan(assignments, len(self.data.labels))
-            write_json(folder / FUSION, fusion)
-            paths = [*(model_path(k) for k in range(len(models))), FUSION]
+            files, cascade = fit_bundle(folder, plan, calibration, pictures.targets)
             manifest = Manifest(
                 name=name,
                 labels=list(self.data.labels),
                 plan=plan,
-                files={one: file_entry(folder / one) for one in paths},
+                files=files,
                 provenance=self._provenance(models, pictures),
-                cascade=fit_cascade(plan, calibration, pictures.targets, fusion),
+                cascade=cascade,
             )
             write_json(folder / MANIFEST, manifest)
 
@@ -152,7 +149,7 @@ class Assembly:
             error = _same_logits(path, source, model, some, rows)
         region = model.region or self._best_centre(path, size, pictures)
         pixels = self._views(pictures, size, region)
-        write_bytes(path, quantised(content, model.precision, pixels, whole=True))
+        write_bytes(path, quantized(content, model.precision, pixels, whole=True))
         runtime = open_runtime(
             ModelFile.read(path), _here(model, size), num_classes=len(self.data.labels)
         )

@@ -27,10 +27,9 @@ from mdp.fusion.fuse import (
 )
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.onnxruntime import open_session
-from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
+from partitioner.export.quantize import MIN_RANGE_PICTURES, quantized
 from partitioner.export.sessions import member_contribution, open_member, run_session
-from partitioner.fusion.cascade_fit import fit_cascade
-from partitioner.fusion.stacking import fit_fusion
+from partitioner.fusion.bundle_fit import fit_bundle
 from partitioner.networks.members import build_member, deployed
 from partitioner.networks.submodel import Member
 from partitioner.networks.teacher import Teacher, outline
@@ -180,17 +179,14 @@ def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
         for assignment in work.plan.assignments:
             k = assignment.k
             errors[k], calibration[k] = _export_member(work, assignment, folder, name)
-        targets = work.data.calibration.targets
-        fusion = fit_fusion(calibration, targets)
-        write_json(folder / FUSION, fusion)
-        paths = [*(model_path(a.k) for a in work.plan.assignments), FUSION]
+        files, cascade = fit_bundle(folder, work.plan, calibration, work.data.calibration.targets)
         manifest = Manifest(
             name=name,
             labels=list(work.data.labels),
             plan=work.plan,
-            files={path: file_entry(folder / path) for path in paths},
+            files=files,
             provenance=_provenance(work),
-            cascade=fit_cascade(work.plan, calibration, targets, fusion),
+            cascade=cascade,
         )
         write_json(folder / MANIFEST, manifest)
     return errors
@@ -229,7 +225,7 @@ def _write_member(
     model = to_onnx(deployed(module), assignment.spec.image_size, heads, properties)
     write_bytes(path, model)
     error = check_parity(path, module, pixels, heads)
-    write_bytes(path, quantised(model, assignment.spec.precision, calibration))
+    write_bytes(path, quantized(model, assignment.spec.precision, calibration))
     return error
 
 

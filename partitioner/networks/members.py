@@ -1,4 +1,4 @@
-"""The one place where a member's family decides what is built."""
+"""Builds members of every family."""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from partitioner.torchvision_shim import import_timm
 def build_member(
     spec: Spec, num_classes: int, *, boosting: bool = False, weights: Path | None = None
 ) -> Member:
-    """The member of a plan with drawn weights, or a network with pretrained `weights`.
+    """A member with random weights, or a network with pretrained `weights`.
 
-    Raises InputError for what cannot be built, and for weights of another architecture.
+    Raises InputError for an impossible spec, and for weights of another architecture.
     """
     if isinstance(spec, SubModelSpec):
         return SubModel(spec, num_classes, boosting=boosting)
@@ -31,9 +31,9 @@ def check_member(spec: Spec) -> None:
 
 
 def deployed(module: nn.Module) -> nn.Module:
-    """A copy in the form that is served: branches of one linear map summed, batch norms folded.
+    """The served form: branches of one linear map summed, batch norms folded.
 
-    timm's `reparameterize_model`; what has no such parts stays as it is.
+    By timm's `reparameterize_model`, a copy where the module has such parts.
     """
     import_timm()
     from timm.utils.model import reparameterize_model

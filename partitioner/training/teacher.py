@@ -19,7 +19,7 @@ from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, SplitName
 from partitioner.data.memmaps import Array, Index, Views, load, load_weights
 from partitioner.networks.linear_probe import fit_classifier
-from partitioner.networks.submodel import draw_weights
+from partitioner.networks.submodel import init_weights
 from partitioner.networks.teacher import Teacher, build_teacher
 from partitioner.networks.teacher_weights import given_teacher, start_classifier
 from partitioner.run.curves import Curve
@@ -166,7 +166,7 @@ def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
     if facts.pretrained or checkpoint is not None:
         return GivenTeacher(work.run, spec, facts, work.data, checkpoint, work.progress).build()
     teacher = _random(work)
-    draw_weights(teacher.network)
+    init_weights(teacher.network)
     return teacher
 
 

@@ -21,7 +21,7 @@ from mdp.protocol.messages import Infer, Result, contribution_of, encode
 from mdp.testing.agents import ANY_PORT, AgentProcess
 from mdp.testing.bundles import colour_picture
 from mdp.transport import new_pair, public_key_of
-from partitioner.export.quantize import quantised
+from partitioner.export.quantize import quantized
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import PLENTY_MS, ROOT
 from tests.support.models.quantised import put_models
@@ -153,7 +153,7 @@ def reference_bundle(folder: Path, precision: Precision, **changes: object) -> B
     )
     write_json(folder / MANIFEST, manifest)
     models = {
-        a.k: onnx.load_from_string(quantised((folder / model_path(a.k)).read_bytes(), precision))
+        a.k: onnx.load_from_string(quantized((folder / model_path(a.k)).read_bytes(), precision))
         for a in assignments
     }
     return put_models(folder, models)

@@ -13,7 +13,7 @@ from mdp.formats.bundle import Bundle, model_path
 from mdp.testing.bundles import DEVICES, LABELS, colour_picture, colour_plan, write_bundle
 from mdp.testing.processes import PATIENCE_S
 from partitioner.cli.main import main
-from partitioner.export.precision_choice import Way
+from partitioner.export.quantize import Way
 from tests.support.command_lines import run_here
 from tests.support.fleet import PLENTY_MS, Fleet
 

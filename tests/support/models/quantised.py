@@ -14,7 +14,7 @@ from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.formats.profile import DeviceProfile, LatencyPoint, Provenance, read_profile
 from mdp.testing.bundles import CHANNELS, LABELS, SIZES, colour_model, shape
-from partitioner.export.precision_choice import Way
+from partitioner.export.quantize import Way
 
 #: Of each class; 36 of all are for calibration, 90 for the test.
 EACH = 150

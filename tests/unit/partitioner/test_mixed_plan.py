@@ -18,6 +18,7 @@ from partitioner import pipeline as steps  # noqa: E402
 from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.data.memmaps import load, load_weights  # noqa: E402
+from partitioner.export.evaluate import evaluate  # noqa: E402
 from partitioner.export.sessions import contribution, open_member  # noqa: E402
 from partitioner.networks.families import Backbone, create  # noqa: E402
 from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
@@ -169,7 +170,7 @@ def test_every_member_is_exported_as_it_was_trained(built: Built) -> None:
     with torch.inference_mode():
         x = member.normalise(torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).float())
         assert np.allclose(served.bag, member.of_normalised(x).bag, atol=1e-3)
-    report = steps.evaluate_step(bundle, built.work.data, built.work.run, QUIET)
+    report = evaluate(bundle, built.work.data, built.work.run, built.work.run.cache, QUIET)
     assert report.evaluation.subsets[-1].members == (0, 1)
 
 

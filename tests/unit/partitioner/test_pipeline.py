@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -25,7 +26,12 @@ from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
 from partitioner.export import write as export  # noqa: E402
-from partitioner.export.evaluate import subset_accuracies  # noqa: E402
+from partitioner.export.evaluate import (  # noqa: E402
+    Report,
+    evaluate,
+    subset_accuracies,
+    write_report,
+)
 from partitioner.export.sessions import member_contribution, open_member, run_session  # noqa: E402
 from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
@@ -295,9 +301,15 @@ def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_pat
         )  # fmt: skip
 
 
+def measured(bundle: Bundle, data: Dataset, run: RunFolder | None) -> Report:
+    with TemporaryDirectory() as cache:
+        return evaluate(bundle, data, run, Path(cache), QUIET)
+
+
 def test_evaluation_is_what_fusion_of_the_files_gives(built: Built) -> None:
     bundle = Bundle.open(built.bundle)
-    report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET, write=True)
+    report = measured(bundle, built.data, built.work.run)
+    write_report(bundle, report)
     evaluation = Bundle.open(built.bundle).manifest.evaluation
     assert evaluation == report.evaluation
     assert evaluation.pictures == 24
@@ -321,7 +333,7 @@ def test_evaluation_is_what_fusion_of_the_files_gives(built: Built) -> None:
 
 def test_the_printed_json_has_the_promised_keys(built: Built) -> None:
     bundle = Bundle.open(built.bundle)
-    value = steps.evaluate_step(bundle, built.data, built.work.run, QUIET).as_json(bundle)
+    value = measured(bundle, built.data, built.work.run).as_json(bundle)
     assert value["pictures"] == 24
     assert 0 <= value["teacher"]["accuracy"] <= 1
     assert [(m["k"], m["device"]) for m in value["members"]] == [(0, "alpha"), (1, "beta")]
@@ -336,8 +348,8 @@ def never_evaluated(path: Path) -> Bundle:
 
 def test_without_the_run_the_teacher_is_left_out(built: Built) -> None:
     bundle = never_evaluated(built.bundle)
-    with_run = steps.evaluate_step(bundle, built.data, built.work.run, QUIET).evaluation
-    without = steps.evaluate_step(bundle, built.data, None, QUIET).evaluation
+    with_run = measured(bundle, built.data, built.work.run).evaluation
+    without = measured(bundle, built.data, None).evaluation
     assert without.teacher is None
     assert without.subsets == with_run.subsets
 
@@ -345,7 +357,7 @@ def test_without_the_run_the_teacher_is_left_out(built: Built) -> None:
 def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path) -> None:
     other = open_dataset(str(write_tree(tmp_path / "other", each=10, seed=9)))
     bundle = Bundle.open(built.bundle)
-    report = steps.evaluate_step(bundle, other, built.work.run, QUIET)
+    report = measured(bundle, other, built.work.run)
     assert report.evaluation.pictures == 6
     assert report.evaluation.teacher is not None
 
@@ -360,7 +372,7 @@ def test_the_exported_teacher_answers_as_the_trained_one(built: Built) -> None:
 def test_other_classes_are_refused(built: Built, tmp_path: Path) -> None:
     other = open_dataset(str(write_tree(tmp_path, each=5, classes=("cross", "ring"))))
     with pytest.raises(InputError, match=r"expected the 3 classes of .*, but only one .* stripes"):
-        steps.evaluate_step(Bundle.open(built.bundle), other, None, QUIET)
+        measured(Bundle.open(built.bundle), other, None)
 
 
 def test_a_bundle_of_this_very_run_is_not_exported_again(built: Built) -> None:
@@ -409,19 +421,20 @@ def test_a_run_is_reopened_only_with_the_same_pictures(built: Built) -> None:
 
 def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Built) -> None:
     bundle, run = Bundle.open(built.bundle), built.work.run
-    steps.data_for(bundle, run, None, None)
+    with steps.inputs_of(bundle, run.path, None) as inputs:
+        assert inputs.data.train.digest == built.data.train.digest
     expected = r"train split changed since .*b\.run was made"
     with one_picture_more(built.tree), pytest.raises(InputError, match=expected):
-        steps.data_for(bundle, run, None, None)
+        steps.inputs_of(bundle, run.path, None).__enter__()
 
 
 def test_another_runs_teacher_is_left_out(built: Built, short: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(short, tmp_path / "other.run"))
     shutil.copy(built.work.run.teacher_onnx, run.teacher_onnx)
     bundle = never_evaluated(built.bundle)
-    report = steps.evaluate_step(bundle, built.data, run, QUIET)
+    report = measured(bundle, built.data, run)
     assert report.evaluation.teacher is None
-    report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET)
+    report = measured(bundle, built.data, built.work.run)
     assert report.evaluation.teacher is not None
 
 

@@ -184,10 +184,14 @@ def test_a_member_that_does_as_well_alone_is_pointed_out(
     print_report(report(2), plan)
     assert "alone" not in capsys.readouterr().out
     plain = report(2)
-    better = msgspec.structs.replace(plain.evaluation.members[1], device="beta", accuracy=0.9)
-    evaluation = msgspec.structs.replace(
-        plain.evaluation, members=[plain.evaluation.members[0], better]
-    )
+    # Stacked alone as well, as all together are; the bag head alone may be better than either.
+    subsets = [
+        msgspec.structs.replace(s, stacked=0.9) if s.members == (1,) else s
+        for s in plain.evaluation.subsets
+    ]
+    bag = msgspec.structs.replace(plain.evaluation.members[0], accuracy=0.99)
+    members = [bag, msgspec.structs.replace(plain.evaluation.members[1], device="beta")]
+    evaluation = msgspec.structs.replace(plain.evaluation, members=members, subsets=subsets)
     print_report(dataclasses.replace(plain, evaluation=evaluation), plan)
     said = " ".join(capsys.readouterr().out.split())
     assert (

@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 from mdp.errors import InputError  # noqa: E402
 from mdp.formats.plan import SubModelSpec  # noqa: E402
-from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel, draw_weights  # noqa: E402
+from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel, init_weights  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec  # noqa: E402
-from partitioner.networks.weight_init import TrainedMember, check_heritage, init_from, select_evenly  # noqa: E402
+from partitioner.networks.weight_init import TrainedMember, check_source, init_from, select_evenly  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NAME = "vit_tiny_patch16_224"
@@ -30,7 +30,7 @@ def teacher(name: str = NAME, **more: Any) -> Teacher:
     torch.manual_seed(1)
     spec = teacher_spec(name, ARGS | more)
     network = build_teacher(spec, 3, pretrained=False).network
-    draw_weights(network)
+    init_weights(network)
     with torch.no_grad():
         for weights in network.parameters():
             if weights.ndim == 1:
@@ -200,7 +200,7 @@ def test_other_kinds_give_what_corresponds(name: str, more: dict[str, Any]) -> N
 def test_it_is_deterministic() -> None:
     source = teacher()
     first, second = (sub_model(embed_dim=24, depth=2) for _ in range(2))
-    draw_weights(second)
+    init_weights(second)
     init_from(first, source)
     init_from(second, source)
     for key, value in first.state_dict().items():
@@ -243,8 +243,8 @@ def test_what_is_larger_than_the_teacher_is_refused(changes: dict[str, Any], mes
         **({name: getattr(SAME, name) for name in SAME.__struct_fields__} | changes)
     )
     with pytest.raises(InputError, match=message):
-        check_heritage(teacher_spec(NAME, ARGS), [SAME, spec])
-    check_heritage(teacher_spec(NAME, ARGS), [SAME])
+        check_source(teacher_spec(NAME, ARGS), [SAME, spec])
+    check_source(teacher_spec(NAME, ARGS), [SAME])
 
 
 @pytest.mark.parametrize(
@@ -265,4 +265,4 @@ def test_blocks_without_counterpart_are_refused(
     with pytest.raises(InputError, match=f"cannot start from the teacher's weights: .*{message}"):
         init_from(sub_model(), teacher(name, **more))
     with pytest.raises(InputError, match=message):
-        check_heritage(teacher_spec(name, ARGS | more), [])
+        check_source(teacher_spec(name, ARGS | more), [])

@@ -400,10 +400,10 @@ def test_the_grid_keeps_the_teacher_s_proportions() -> None:
 @pytest.mark.torch
 def test_every_shape_of_the_grid_can_be_cut_from_the_teacher() -> None:
     from partitioner.networks.teacher import teacher_spec
-    from partitioner.networks.weight_init import check_heritage
+    from partitioner.networks.weight_init import check_source
 
     built = teacher_spec("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 6})
-    check_heritage(built, sub_model_grid(built.shape))
+    check_source(built, sub_model_grid(built.shape))
 
 
 def test_a_gpu_is_not_planned_with_widths_that_it_pads() -> None:

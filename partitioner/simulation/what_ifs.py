@@ -1,25 +1,25 @@
-"""The what-ifs: a base scenario, what is changed in each, and all of them for every deadline."""
+"""What-ifs: changes to a scenario, each simulated beside it for every deadline."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mdp.errors import InputError
 from mdp.files import Record
+from partitioner.simulation.answer_accuracy import AnswerAccuracy
 from partitioner.simulation.models import DeviceModel, Scenario
-from partitioner.simulation.outcome import Outcome, play
-from partitioner.simulation.worth import Worth
+from partitioner.simulation.outcome import Outcome, run_scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """One change to a scenario, and what to call it."""
+    """One change to a scenario, and its name."""
 
     name: str
     change: Callable[[Scenario], Scenario]
 
 
-class Answer(Record, frozen=True):
-    """One deadline: what the fleet does as it is, and with each change."""
+class Comparison(Record, frozen=True):
+    """Outcomes at one deadline: of the fleet unchanged, and with each change."""
 
     deadline_ms: float
     base: Outcome
@@ -27,7 +27,7 @@ class Answer(Record, frozen=True):
 
 
 def without(*devices: str) -> WhatIf:
-    """The same fleet from which `devices` are gone."""
+    """Lose `devices`."""
     lost = frozenset(devices)
     return WhatIf(
         name=f"without {', '.join(devices)}",
@@ -43,7 +43,7 @@ def each_lost(scenario: Scenario) -> list[WhatIf]:
 
 
 def added(device: DeviceModel) -> WhatIf:
-    """One more device, asked after those that serve its member already."""
+    """Add a device, the last replica of its member."""
     return WhatIf(
         name=f"with {device.name} for sub-model {device.k}",
         change=lambda scenario: replace(scenario, devices=(*scenario.devices, device)),
@@ -51,7 +51,7 @@ def added(device: DeviceModel) -> WhatIf:
 
 
 def in_stages(first: frozenset[int], names: str, escalated: float) -> WhatIf:
-    """Members `first`, called `names`, asked before the others; a share of them is not sure."""
+    """Ask members `first` before the others, which a share `escalated` of the requests needs."""
     return WhatIf(
         name=f"cascade, {names} first",
         change=lambda scenario: replace(scenario, first=first, escalated=escalated),
@@ -59,32 +59,35 @@ def in_stages(first: frozenset[int], names: str, escalated: float) -> WhatIf:
 
 
 def hedged(after_ms: float) -> WhatIf:
-    """The next replica asked beside one that has not answered after so long."""
+    """Ask another replica after `after_ms` without an answer."""
     return WhatIf(
         name=f"hedged after {after_ms:g} ms",
         change=lambda scenario: replace(scenario, hedge_after_s=after_ms / 1e3),
     )
 
 
-def answer(
+def compare(
     scenario: Scenario,
     deadlines_ms: Sequence[float],
     what_ifs: Sequence[WhatIf],
-    worth: Worth,
+    accuracy: AnswerAccuracy,
     done: Callable[[str], None] = lambda what: None,
-) -> list[Answer]:
-    """Simulate everything that was asked; `done` is called after each simulation with its name."""
+) -> list[Comparison]:
+    """Simulate every deadline and what-if; `done` gets the name of each finished simulation.
+
+    Raises InputError for two what-ifs of one name.
+    """
     names = [what_if.name for what_if in what_ifs]
     if len(set(names)) != len(names):
         raise InputError(f"the same change is asked for twice: {', '.join(names)}")
-    answers = []
+    compared = []
     for deadline_ms in deadlines_ms:
         here = replace(scenario, deadline_ms=deadline_ms)
-        base = play(here, worth)
+        base = run_scenario(here, accuracy)
         done(f"{deadline_ms:g} ms")
         changed = {}
         for what_if in what_ifs:
-            changed[what_if.name] = play(what_if.change(here), worth)
+            changed[what_if.name] = run_scenario(what_if.change(here), accuracy)
             done(f"{deadline_ms:g} ms {what_if.name}")
-        answers.append(Answer(deadline_ms=deadline_ms, base=base, what_if=changed))
-    return answers
+        compared.append(Comparison(deadline_ms=deadline_ms, base=base, what_if=changed))
+    return compared

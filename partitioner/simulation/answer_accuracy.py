@@ -1,4 +1,4 @@
-"""What answers are worth: the accuracy of the arrival subsets that a simulation ended with."""
+"""Accuracy of simulated answers by arrival subset, fused by stacking."""
 
 import math
 from collections.abc import Mapping
@@ -22,47 +22,47 @@ from partitioner.estimates.accuracy_law import (
 Numbers = NDArray[np.int64]
 
 
-class Worth(Protocol):
-    """How good an answer made of some members is."""
+class AnswerAccuracy(Protocol):
+    """The accuracy of answers made of some members."""
 
-    #: In a few words, where the accuracies come from.
+    #: Where the accuracies come from, in words.
     source: str
 
     def mode(self, members: tuple[int, ...]) -> Mode:
-        """What an answer of ascending `members` is called."""
+        """The mode of an answer of ascending `members`."""
 
     def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
-        """Share of the requests `numbers` that `members` answer rightly; None if not known."""
+        """Share of the requests `numbers` that `members` answer rightly; None if unknown."""
 
     def sure_accuracy(self) -> float | None:
-        """What an answer of a cascade's first stage is worth; None if not known."""
+        """Accuracy of answers of a cascade's first stage; None if unknown."""
 
 
 class _OfBundle:
-    """What both ways of knowing a bundle share: how a subset is fused."""
+    """How the members of a bundle are fused."""
 
-    def __init__(self, bundle: Bundle, fusion: Fusion) -> None:
-        self._bundle, self._fusion = bundle, fusion
+    def __init__(self, bundle: Bundle) -> None:
+        self._bundle = bundle
         self._weights = bundle.fusion_weights()
 
     def rule(self, members: tuple[int, ...]) -> Fusion:
         """How ascending `members` are combined, as `mdp.requests.prediction` decides it."""
-        return rule_for(members, self._fusion, self._weights)
+        return rule_for(members, "stacked", self._weights)
 
     def mode(self, members: tuple[int, ...]) -> Mode:
-        """What such an answer is called."""
+        """The mode of such an answer."""
         return mode_of(members, self.rule(members))
 
     def sure_accuracy(self) -> float | None:
-        """As such answers carry it: the accuracy that the cascade was measured to have."""
-        return self._bundle.cascade_accuracy(self._fusion)
+        """The measured accuracy, as answers carry it."""
+        return self._bundle.cascade_accuracy("stacked")
 
 
 class MeasuredSubsets(_OfBundle):
     """The accuracies in a bundle's manifest, as every answer carries them."""
 
-    def __init__(self, bundle: Bundle, fusion: Fusion = "stacked") -> None:
-        super().__init__(bundle, fusion)
+    def __init__(self, bundle: Bundle) -> None:
+        super().__init__(bundle)
         evaluation = bundle.manifest.evaluation
         self.source = "not known: the bundle has not been evaluated"
         if evaluation is not None:
@@ -82,9 +82,8 @@ class FusedOutputs(_OfBundle):
         bundle: Bundle,
         contributions: Mapping[int, Contribution],
         targets: Numbers,
-        fusion: Fusion = "stacked",
     ) -> None:
-        super().__init__(bundle, fusion)
+        super().__init__(bundle)
         self._contributions, self._targets = contributions, targets
         self._right: dict[tuple[int, ...], NDArray[np.bool_]] = {}
         self.source = f"every answer fused from the members' logits of {len(targets):,} pictures"
@@ -130,11 +129,11 @@ class PredictedSubsets:
         return mode_of(members, "stacked")
 
     def accuracy(self, members: tuple[int, ...], numbers: Numbers) -> float | None:
-        """The same for every request of the subset; None where a member's own is not known."""
+        """The same for every request of the subset; None where a member's accuracy is unknown."""
         if len(members) == self._count:
             return self._whole
         if not self._members.keys() >= set(members):
             return None
         predicted = together(self._law, [self._members[k] for k in members])
-        # No subset is taken to be better than all of them.
+        # No subset is better than all members.
         return min(-math.expm1(-predicted), self._whole or 1.0)
