@@ -21,6 +21,7 @@ from random import Random
 import numpy as np
 
 from devices.access.watch import agent_keys
+from devices.agent.bundles import LoadableBundle
 from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
@@ -109,7 +110,11 @@ def _agent(bundle: Bundle, device: str, router: Router, take_s: Callable[[], flo
 
     runtime = StubRuntime(len(bundle.manifest.labels), take_s)
     report("LISTENING")
-    return Agent(bundle, bundle.assignment(device), lambda: runtime, router, report=report)
+    assignment = bundle.assignment(device)
+    source = LoadableBundle(
+        bundle=bundle, assignment=assignment, load=lambda: runtime, batch=assignment.batch
+    )
+    return Agent(source, router, report=report)
 
 
 if __name__ == "__main__":

@@ -91,6 +91,8 @@ class Router:
         self._epoll = select.epoll()
         #: Whether a thread waits at the descriptors.
         self._waiting = False
+        #: Whether a descriptor other than the router's has told of a change.
+        self._woken = False
         #: Whether more have come or gone than for one turn.
         self._crowded = False
         #: Whether the router's descriptor may stay quiet although something has come.
@@ -171,10 +173,10 @@ class Router:
         """Messages as (peer, frames), waiting at most `timeout_s` or until `wake` for the first.
 
         They are received one by one, so that each may be answered before the next is looked for;
-        as many as may wait for one client at most. None at all means that there may be something
-        else to do: the time is up, `wake` was called, or somebody was turned away.
+        as many as may wait for one client at most.
         """
-        if not self._await(timeout_s):
+        self._await(timeout_s)
+        if not self._unsure:
             return
         for _ in range(HIGH_WATER_MARK):
             with self._lock:
@@ -186,8 +188,15 @@ class Router:
                 if not self._has_more():
                     return
 
-    def _await(self, timeout_s: float | None) -> bool:
-        """Wait; whether to look for messages."""
+    def was_woken(self) -> bool:
+        """Whether `wake` was called, or a connection came, ended or was refused, since last asked.
+
+        For the thread that polls.
+        """
+        woken, self._woken = self._woken, False
+        return woken
+
+    def _await(self, timeout_s: float | None) -> None:
         with self._lock:
             # First: a socket that is never quiet shall not keep anybody out for longer.
             timeout_s = self._access.let_in(timeout_s)
@@ -199,14 +208,12 @@ class Router:
             self._waiting = False
             if self._crowded:
                 self._watch_door()
-            busy = False
             for number, _ in told:
                 if chore := self._chores.get(number):
                     chore()
-                    busy = True
+                    self._woken = True
                 else:
                     self._unsure = True
-            return self._unsure and not busy
 
     def _has_more(self) -> bool:
         """Whether a message is there; if none is, the descriptor will tell of the next one."""

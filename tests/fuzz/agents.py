@@ -9,6 +9,7 @@ from typing import cast
 import msgspec
 import numpy as np
 
+from devices.agent.bundles import LoadableBundle
 from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
@@ -44,6 +45,7 @@ class Desk:
     def __init__(self) -> None:
         self._come: SimpleQueue[list[tuple[Peer, Sequence[Buffer]]]] = SimpleQueue()
         self.sent: SimpleQueue[Message] = SimpleQueue()
+        self._woken = False
 
     def hand_in(self, *messages: Sequence[Buffer]) -> None:
         """Let the agent find `messages` at its next look."""
@@ -52,9 +54,16 @@ class Desk:
     def poll(self, timeout_s: float | None) -> list[tuple[Peer, Sequence[Buffer]]]:
         """What has come, waiting at most so long."""
         try:
-            return self._come.get(timeout=timeout_s)
+            came = self._come.get(timeout=timeout_s)
         except Empty:
             return []
+        self._woken |= not came
+        return came
+
+    def was_woken(self) -> bool:
+        """Whether `wake` was called since the last call."""
+        woken, self._woken = self._woken, False
+        return woken
 
     def send(self, route: bytes, frames: Sequence[Buffer]) -> bool:
         """Keep a reply, which a client has to be able to read."""
@@ -99,7 +108,8 @@ class Served:
         # Where raw pixels are planned, no JPEG is decoded.
         planned = self.bundle.assignment(DEVICES[0])
         assignment = msgspec.structs.replace(planned, encoding="jpeg")
-        self._agent = Agent(self.bundle, assignment, Brightness, cast(Router, self.desk))
+        source = LoadableBundle(bundle=self.bundle, assignment=assignment, load=Brightness)
+        self._agent = Agent(source, cast(Router, self.desk))
         self._thread = threading.Thread(target=self._agent.serve, name="agent", daemon=True)
         self._thread.start()
         while self.ask([]).state != "READY":

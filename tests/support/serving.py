@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from devices.agent.bundles import LoadableBundle
 from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
@@ -65,11 +66,17 @@ class Paying:
 
 @contextmanager
 def serving(
-    bundle: Bundle, runtime: Held, *, keys: AgentKeys | None = None, **options: Any
+    bundle: Bundle, runtime: Held, *, keys: AgentKeys | None = None, batch: int = 1, **options: Any
 ) -> Iterator[tuple[Agent, str]]:
     """An agent in this process, and its address."""
     with Router(ANY_PORT, keys=keys) as router:
-        agent = Agent(bundle, bundle.assignment("alpha"), lambda: runtime, router, **options)
+        source = LoadableBundle(
+            bundle=bundle,
+            assignment=bundle.assignment("alpha"),
+            load=lambda: runtime,
+            batch=batch,
+        )
+        agent = Agent(source, router, **options)
         thread = threading.Thread(target=agent.serve)
         thread.start()
         until(lambda: agent.state == "READY", "the agent is ready")

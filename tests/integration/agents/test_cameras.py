@@ -285,7 +285,7 @@ def test_a_video_plays_the_camera_and_one_that_is_not_there_is_said_to_be_missin
     tmp_path: Path, fleet: Fleet
 ) -> None:
     pytest.importorskip("cv2", reason="needs the camera extra")
-    from tests.unit.devices.camera.test_cameras import write_film
+    from tests.unit.devices.camera.test_capture import write_film
 
     write_film(tmp_path / "film.avi", ["green"] * 5)
     fleet.start("alpha", "--source", f"video:{tmp_path / 'film.avi'}", "--source-fps", 50)
