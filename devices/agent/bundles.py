@@ -8,7 +8,7 @@ import numpy as np
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Assignment, Encoding
-from mdp.protocol.messages import FailureCode, Infer, Look
+from mdp.protocol.messages import FailureCode, FrameRequest, Infer
 from mdp.runtimes.base import Runtime
 
 #: Why a request is not answered: for programs, and for people.
@@ -66,12 +66,12 @@ class ServedBundle:
         times = ", ".join(f"{seconds * 1e3:.1f}" for seconds in self.measured_s.values())
         return f"{sizes} pictures at once take {times} ms"
 
-    def refusal(self, request: Infer | Look) -> Refusal | None:
+    def refusal(self, request: Infer | FrameRequest) -> Refusal | None:
         """Why this device does not answer a request for this bundle."""
         if request.k != self.k:
             device = self.source.assignment.device
             return "wrong_submodel", f"{device} serves sub-model {self.k}, asked for {request.k}"
-        if isinstance(request, Look):
+        if isinstance(request, FrameRequest):
             return None
         if request.image_size != self.image_size:
             text = f"expected a crop of {self.image_size} pixels, got {request.image_size}"

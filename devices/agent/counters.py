@@ -41,7 +41,7 @@ class Counters:
                 self._unreported[outcome] += 1
                 self.due_s = self._next_report_s
 
-    def count_turned_away(self, reasons: Mapping[str, int]) -> None:
+    def count_rejected(self, reasons: Mapping[str, int]) -> None:
         """Report connections and messages that the transport turned away, by reason."""
         if not reasons:
             return

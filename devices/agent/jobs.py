@@ -5,7 +5,7 @@ from msgspec import Struct
 from devices.agent.bundles import ServedBundle
 from devices.camera.frames import FrameMatch
 from mdp.pictures.crop import Pixels, decode_jpeg
-from mdp.protocol.messages import Buffer, Infer, Result, Seen, pixels_of
+from mdp.protocol.messages import Buffer, FrameReply, Infer, Result, pixels_of
 
 
 class _Admitted(Struct, frozen=True, kw_only=True, eq=False):
@@ -64,9 +64,9 @@ class FrameJob(_Admitted, frozen=True, kw_only=True, eq=False):
         """The crop `[image_size, image_size, 3]`."""
         return self.frame.crop
 
-    def reply(self, *, queue_ms: float, compute_ms: float) -> Seen:
+    def reply(self, *, queue_ms: float, compute_ms: float) -> FrameReply:
         """The header of the reply."""
-        return Seen(
+        return FrameReply(
             request_id=self.request_id,
             num_classes=self.served.num_classes,
             queue_ms=queue_ms,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from devices.agent.bundles import GRACE_S, LoadableBundle, Refusal, ServedBundle, ServedBundles
 from devices.agent.counters import Counters
-from mdp.protocol.messages import Infer, Look, State, Status, answered_by, as_line
+from mdp.protocol.messages import FrameRequest, Infer, State, Status, answered_by, as_line
 
 Report = Callable[[str], None]
 
@@ -53,7 +53,7 @@ class Lifecycle:
             self.state = state
         self._report(state)
 
-    def admit(self, request: Infer | Look, now_s: float) -> ServedBundle | Refusal:
+    def admit(self, request: Infer | FrameRequest, now_s: float) -> ServedBundle | Refusal:
         """The bundle that computes `request`, or why none does."""
         if self.state != "READY":
             return self.not_served(request.digest)

@@ -22,7 +22,7 @@ from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer, NoFrameError, view_of
 from devices.events import LOG
 from mdp.errors import WireError
-from mdp.protocol.messages import Ask, Buffer, Infer, Look, State, decode
+from mdp.protocol.messages import Buffer, FrameRequest, Infer, State, StatusRequest, decode
 from mdp.queueing.queue import AgentQueue
 from mdp.transport import Peer, Router
 
@@ -193,7 +193,7 @@ class Agent:
             self._drain()
         if self._reloader is not None and self.state in ("READY", "FAILED"):
             self._reload(self._reloader)
-        self._counters.count_turned_away(self._router.turned_away())
+        self._counters.count_rejected(self._router.rejected())
         if line := self._counters.report(self._clock()):
             self._report(line)
         self._periodic_s = min(self.lifecycle.served.retires_s(), self._retry_s)
@@ -255,9 +255,9 @@ class Agent:
         match envelope.message:
             case Infer() as infer:
                 self._admit(peer, infer, envelope.buffers[0])
-            case Look() as look:
+            case FrameRequest() as look:
                 self._admit(peer, look, b"")
-            case Ask(request_id=request_id):
+            case StatusRequest(request_id=request_id):
                 camera = "" if self._frames is None else self._frames.describe()
                 status = self.lifecycle.status(
                     request_id, queued=self._queue.waiting, camera=camera
@@ -267,7 +267,7 @@ class Agent:
                 text = f"{type(message).__name__} is for clients"
                 self._replies.fail(peer.route, 0, "bad_message", text)
 
-    def _admit(self, peer: Peer, request: Infer | Look, buffer: Buffer) -> None:
+    def _admit(self, peer: Peer, request: Infer | FrameRequest, buffer: Buffer) -> None:
         """Run the request at once, queue it, or refuse it."""
         now_s = self._clock()
         served = self.lifecycle.admit(request, now_s)
@@ -290,7 +290,12 @@ class Agent:
         self._replies.reject(rejected, self._queue.capacity, now_s)
 
     def _job(
-        self, peer: Peer, request: Infer | Look, buffer: Buffer, served: ServedBundle, now_s: float
+        self,
+        peer: Peer,
+        request: Infer | FrameRequest,
+        buffer: Buffer,
+        served: ServedBundle,
+        now_s: float,
     ) -> Job:
         """The admitted request; raises NoFrameError."""
         deadline_s = now_s + request.budget_ms / 1e3

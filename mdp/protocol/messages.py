@@ -74,7 +74,7 @@ class Infer(Record, frozen=True):
     encoding: Encoding
 
 
-class Ask(Record, frozen=True):
+class StatusRequest(Record, frozen=True):
     """Client -> agent: say how you are. No buffer."""
 
     kind: ClassVar[int] = 2
@@ -145,7 +145,7 @@ def answered_by(digest: Digest) -> str:
     return f"answered {digest[:12]}"
 
 
-class Look(Record, frozen=True):
+class FrameRequest(Record, frozen=True):
     """Client -> agent: run your sub-model on what your own camera sees. No buffer."""
 
     kind: ClassVar[int] = 6
@@ -162,7 +162,7 @@ class Look(Record, frozen=True):
     within_ms: Milliseconds
 
 
-class Seen(Record, frozen=True):
+class FrameReply(Record, frozen=True):
     """Agent -> client: what a Look gave; the logits follow as in a Result."""
 
     kind: ClassVar[int] = 7
@@ -191,9 +191,10 @@ def as_line(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
-Message = Infer | Ask | Result | Failure | Status | Look | Seen
+Message = Infer | StatusRequest | Result | Failure | Status | FrameRequest | FrameReply
 _KINDS: dict[int, type[Message]] = {
-    kind.kind: kind for kind in (Infer, Ask, Result, Failure, Status, Look, Seen)
+    kind.kind: kind
+    for kind in (Infer, StatusRequest, Result, Failure, Status, FrameRequest, FrameReply)
 }
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
 _ENCODER = msgspec.msgpack.Encoder()
@@ -269,7 +270,7 @@ def _logit_bytes(num_classes: int) -> int:
 
 def _check_sizes(message: Message, buffers: Sequence[Buffer]) -> None:
     match message:
-        case Result() | Seen():
+        case Result() | FrameReply():
             expected, got = _logit_bytes(message.num_classes), len(buffers[0])
             if got != expected:
                 raise WireError(f"expected {expected} bytes of logits, got {got}")

@@ -22,7 +22,7 @@ from mdp.protocol.messages import Ask, Failure, Status, encode
 from mdp.testing.agents import AgentProcess
 from mdp.testing.processes import until
 from mdp.transport import new_pair
-from mdp.transport.absence import NOT_ACCEPTED
+from mdp.transport.outage import NOT_ACCEPTED
 from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
 from tests.support.fleet import BIN, PLENTY_MS, ROOT
 from tests.support.two_agents import (

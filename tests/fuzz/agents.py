@@ -15,13 +15,13 @@ from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
     Infer,
     Message,
     Result,
     Status,
+    StatusRequest,
     decode,
     encode,
 )
@@ -78,7 +78,7 @@ class Desk:
         """Everything."""
         return True
 
-    def turned_away(self) -> dict[str, int]:
+    def rejected(self) -> dict[str, int]:
         """Nobody."""
         return {}
 
@@ -117,7 +117,7 @@ class Served:
 
     def ask(self, replies: list[Message]) -> Status:
         """How the agent is; what it says before that is added to `replies`."""
-        self.desk.hand_in(encode(Ask(request_id=LAST)))
+        self.desk.hand_in(encode(StatusRequest(request_id=LAST)))
         return self.until_status(replies)
 
     def until_status(self, replies: list[Message]) -> Status:
@@ -145,7 +145,7 @@ def read_request(data: bytes) -> bool:
     """One message to an agent: it says one thing to it, and goes on."""
     agent = served()
     replies: list[Message] = []
-    agent.desk.hand_in(frames_of(data), encode(Ask(request_id=LAST)))
+    agent.desk.hand_in(frames_of(data), encode(StatusRequest(request_id=LAST)))
     status = agent.until_status(replies)
     if not replies:
         # A picture may be computed beside the socket.
@@ -165,7 +165,7 @@ def _requests() -> Mapping[str, bytes]:
     return {
         "raw": joined(encode(infer, bytes(SIDE * SIDE * 3))),
         "jpeg": joined(encode(jpeg, encoded(four_corners(SIDE, SIDE), "JPEG"))),
-        "ask": joined(encode(Ask(request_id=3))),
+        "ask": joined(encode(StatusRequest(request_id=3))),
     }
 
 

@@ -12,7 +12,7 @@ from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
-from mdp.protocol.messages import Ask, Buffer, Failure, Infer, Result, Status, encode
+from mdp.protocol.messages import Buffer, Failure, Infer, Result, Status, StatusRequest, encode
 from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import SIZES
 from mdp.testing.processes import PATIENCE_S, until
@@ -104,7 +104,7 @@ def request(bundle: Bundle, number: int) -> list[Buffer]:
 
 def told(peer: StrangePeer) -> Status:
     """How the agent is, once everything that `peer` has sent is taken in."""
-    peer.send(encode(Ask(request_id=1000)))
+    peer.send(encode(StatusRequest(request_id=1000)))
     message = peer.receive().message
     assert isinstance(message, Status)
     return message

@@ -17,7 +17,7 @@ from mdp.cli.main import main as mdp_main
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, QuorumNotMet
 from mdp.formats.bundle import Bundle
-from mdp.protocol.messages import Failure, Look, encode
+from mdp.protocol.messages import Failure, FrameRequest, encode
 from mdp.requests.prediction import MemberTiming, Prediction
 from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
@@ -188,7 +188,7 @@ def test_an_async_client_looks_as_well(tmp_path: Path, fleet: Fleet) -> None:
 def test_what_the_agent_refuses_to_look_at(tmp_path: Path, fleet: Fleet) -> None:
     put(tmp_path / "door", "1.png", "red")
     agent = fleet.start("alpha", "--source", f"folder:{tmp_path / 'door'}")
-    look = Look(request_id=5, digest="0" * 64, k=0, budget_ms=1e6, ago_ms=0, within_ms=1e6)
+    look = FrameRequest(request_id=5, digest="0" * 64, k=0, budget_ms=1e6, ago_ms=0, within_ms=1e6)
     with StrangePeer(agent.address) as peer:
         peer.send(encode(look))
         failure = peer.receive().message

@@ -9,7 +9,7 @@ def test_what_is_fine_is_counted_and_not_reported() -> None:
     counters = Counters()
     for outcome in ("answered", "answered", "renewed"):
         counters.count(outcome)
-    counters.count_turned_away({})
+    counters.count_rejected({})
     assert (counters.counts["answered"], counters.counts["renewed"]) == (2, 1)
     assert counters.due_s == NEVER
     assert counters.report(1e9) == ""
@@ -22,7 +22,7 @@ def test_the_first_is_reported_at_once_and_others_together() -> None:
     assert counters.report(0.0) == "not answered: 1 too_late"
     assert counters.due_s == NEVER
     counters.count("too_late")
-    counters.count_turned_away({"unknown key": 2})
+    counters.count_rejected({"unknown key": 2})
     assert counters.due_s == REPORT_EVERY_S
     assert counters.report(REPORT_EVERY_S - 1) == ""
     assert counters.report(REPORT_EVERY_S) == "not answered: 1 too_late, 2 unknown key"
