@@ -1,4 +1,4 @@
-"""What agents, their probe and the partitioner take a runtime to be, whichever it is."""
+"""The interface of runtimes, and the checks that all of them make."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,7 +16,7 @@ from mdp.pictures.crop import Pixels
 CPU = "CPUExecutionProvider"
 #: Names of the exported graph's input and outputs.
 INPUT, BOOST, BAG = "images", "boost", "bag"
-#: The file's own word on how it was quantised, in its metadata; absent in bundles of 0.1.0.
+#: The metadata key of a file's precision; absent in bundles of 0.1.0.
 PRECISION_KEY = "mdp_precision"
 #: Runs before READY: the first ones allocate memory and choose kernels.
 WARM_UP_RUNS = 3
@@ -26,7 +26,7 @@ Signature = Mapping[str, tuple[str, list[object]]]
 
 
 class Execution(Struct, frozen=True, kw_only=True):
-    """How a sub-model is run."""
+    """How to run a sub-model."""
 
     runtime: RuntimeName
     #: An execution provider of onnxruntime, or OpenVINO's name of a device other than the CPU.
@@ -39,7 +39,7 @@ class Execution(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, assignment: Assignment) -> "Execution":
-        """As it is planned."""
+        """As planned."""
         return cls(
             runtime=assignment.runtime,
             provider=assignment.provider,
@@ -51,7 +51,7 @@ class Execution(Struct, frozen=True, kw_only=True):
 
 
 class NotHereError(AgentError):
-    """The planned runtime, provider or precision cannot be had on this device."""
+    """The planned runtime, provider or precision is not available on this device."""
 
     def __init__(self, planned: str, here: str) -> None:
         super().__init__(f"the plan asks for {planned}, {here}")
@@ -60,10 +60,9 @@ class NotHereError(AgentError):
 class Runtime(Protocol):
     """Executes one sub-model."""
 
-    #: What really runs it: an execution provider of onnxruntime, or OpenVINO's device, as in
-    #: `openvino:CPU`.
+    #: The provider in use: onnxruntime's, or OpenVINO's device, as in `openvino:CPU`.
     provider: str
-    #: Whether that is not the planned one, or not in the planned runtime and precision.
+    #: Whether provider, runtime or precision is not the planned one.
     fallback: bool
 
     def warm_up(self) -> None:
@@ -74,7 +73,7 @@ class Runtime(Protocol):
 
 
 def check_input(model: Path, inputs: Signature, image_size: int, *, uint8: str) -> None:
-    """Raise AgentError unless `inputs` are the exported graph's; `uint8` in the runtime's words."""
+    """Raise AgentError unless `inputs` are the exported graph's; `uint8` in its terms."""
     if inputs != {INPUT: (uint8, [image_size, image_size, 3])}:
         raise AgentError(
             f"{model}: expected one input {INPUT!r} of uint8 [N, {image_size}, {image_size}, 3], "
@@ -91,11 +90,11 @@ def check_outputs(model: Path, outputs: Mapping[str, object], num_classes: int) 
         )
 
 
-def check_precision(model: Path, says: str | None, planned: Precision) -> None:
-    """Raise AgentError if the file `says` that it has another precision than is planned."""
-    # bf16 is how a runtime computes; the file's numbers stay fp32.
-    if says is not None and says != ("fp32" if planned == "bf16" else planned):
-        raise AgentError(f"{model}: expected a model in {planned}, as planned, got one in {says}")
+def check_precision(model: Path, found: str | None, planned: Precision) -> None:
+    """Raise AgentError if the file's metadata have another precision than planned."""
+    # For bf16, in which a runtime computes, the file's numbers are fp32.
+    if found is not None and found != ("fp32" if planned == "bf16" else planned):
+        raise AgentError(f"{model}: expected a model in {planned}, as planned, got one in {found}")
 
 
 def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> None:

@@ -164,7 +164,7 @@ def test_a_machine_that_was_not_quiet_is_said() -> None:
         f"the machine was not idle: other processes kept it busy during {count} of {count} points "
         "(0.8 cores in the median)"
     )
-    assert f"{count} of them while others kept" in profile.provenance["latency"].source
+    assert f"{count} of them while other processes kept" in profile.provenance["latency"].source
 
 
 def test_a_quiet_and_complete_probe_with_a_peer_needs_no_warning(profile: DeviceProfile) -> None:

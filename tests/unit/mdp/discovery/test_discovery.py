@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mdp.discovery.announcements import (
-    Candidate,
+    Announcement,
     Found,
     LeftOut,
     Proposal,
@@ -82,7 +82,7 @@ def test_plain_text_is_proposed_on_loopback_only(bundle: Bundle) -> None:
 
 def test_plain_text_is_not_proposed_for_a_device_whose_key_is_known(bundle: Bundle) -> None:
     here = found(bundle, "alpha", 0, address="127.0.0.1")
-    why = "announces no key, --keys has alpha.public: encrypted or not at all"
+    why = "announces no key, --keys has alpha.public: expected an encrypted agent"
     proposal = propose(bundle, [here], keys=KEYS, on_loopback=True)
     assert reasons(proposal) == [("alpha", "tcp://127.0.0.1:7500", why)]
 
@@ -111,7 +111,7 @@ def test_two_agents_that_claim_one_device_are_both_left_out(bundle: Bundle) -> N
     announced = [
         found(bundle, "alpha", 0, key=KEYS["alpha"], address=f"10.0.0.{host}") for host in (7, 8)
     ]
-    why = "2 agents claim to be alpha with the same key: all but one are lying"
+    why = "2 agents claim to be alpha with the same key: at most one is genuine"
     assert reasons(proposed(bundle, *announced)) == [
         ("alpha", "tcp://10.0.0.7:7500", why),
         ("alpha", "tcp://10.0.0.8:7500", why),
@@ -200,7 +200,7 @@ def test_addresses_that_nobody_can_dial(addresses: tuple[str, ...], port: int, r
 def test_unknown_texts_are_passed_over() -> None:
     more = {**TEXTS, b"colour": b"red"}
     read = read_announcement(Found(name="x", addresses=("10.0.0.7",), port=7500, texts=more))
-    assert read == Candidate(
+    assert read == Announcement(
         device="alpha", address="tcp://10.0.0.7:7500", bundle="ab" * 8, k=0, key=""
     )
 
