@@ -12,11 +12,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
 from typer.core import TyperCommand
+from typer.models import CommandFunctionType
 
 from mdp import __version__
 from mdp.errors import InputError, MDPError
@@ -39,7 +40,7 @@ def new_app(summary: str, command: str | None = None) -> typer.Typer:
 
     The group of a whole `command` also has --version and shell completion.
     """
-    app = typer.Typer(
+    app = _App(
         help=summary,
         no_args_is_help=True,
         add_completion=command is not None,
@@ -173,10 +174,30 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
+class _Command(TyperCommand):
+    """Refuses a second --config, which would replace the first without a word."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        options = args[: args.index("--")] if "--" in args else args
+        given = sum(arg.partition("=")[0] == "--config" for arg in options)
+        if given > 1:
+            raise InputError(f"--config: expected one file, got {given}")
+        return super().parse_args(ctx, args)
+
+
+class _App(typer.Typer):
+    """Typer with `_Command` as the default class of commands."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
+    ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        return super().command(name, cls=cls or _Command, **settings)
+
+
 def list_options(*names: str) -> type[TyperCommand]:
     """A command class whose options `names` also take several values: `--profiles a b`."""
 
-    class ListOptions(TyperCommand):
+    class ListOptions(_Command):
         def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
             return super().parse_args(ctx, spread(args, names))
 

@@ -189,6 +189,9 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise _unwritable(path, error) from error
+    try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
@@ -206,8 +209,19 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _unwritable(path: str | os.PathLike[str], error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be written: {error.strerror or error}")
+def write_pair(secret: tuple[Path, bytes], public: tuple[Path, bytes]) -> None:
+    """Write new secret and public key files, both or none; raises InputError if one exists."""
+    write_new(*secret, 0o600)
+    try:
+        write_new(*public, 0o644)
+    except InputError:
+        secret[0].unlink()
+        raise
+
+
+def _unwritable(path: str | os.PathLike[str], error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"{path}: cannot be written: {reason}")
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import Record, decoded, read_regular, write_json, write_new
+from mdp.files import Record, decoded, read_regular, write_json, write_pair
 
 SIGNATURE = "signature.json"
 SECRET, PUBLIC = ".secret", ".public"
@@ -99,14 +99,12 @@ def new_bundle_key(folder: Path, name: str) -> BundleKeyFile:
             f"--name {name}: expected lower-case letters, digits, '.', '_' and '-', "
             "at most 64, the first one a letter or a digit"
         ) from error
-    secret_path = folder / f"{name}{SECRET}"
-    write_new(secret_path, msgspec.toml.encode(content), 0o600)
-    try:
-        del content["secret"]
-        write_new(folder / f"{name}{PUBLIC}", msgspec.toml.encode(content), 0o644)
-    except InputError:
-        secret_path.unlink()
-        raise
+    secret = msgspec.toml.encode(content)
+    del content["secret"]
+    write_pair(
+        (folder / f"{name}{SECRET}", secret),
+        (folder / f"{name}{PUBLIC}", msgspec.toml.encode(content)),
+    )
     return whole
 
 
