@@ -76,7 +76,7 @@ class Events:
         """None for a stream that was closed before this process began."""
         #: The agent's, once it listens.
         self.address = address
-        self._descriptor = None if stream is None else stream.fileno()
+        self._stream = stream
         self._device = device
         self._json = json
 
@@ -86,14 +86,15 @@ class Events:
         if self._json:
             content = {"event": event, "device": self._device, "address": self.address}
             line = msgspec.json.encode(content) + b"\n"
-        if self._descriptor is None or len(line) > _AT_ONCE_BYTES:
+        if self._stream is None or len(line) > _AT_ONCE_BYTES:
             return
         try:
-            _, writable, _ = select.select([], [self._descriptor], [], 0)
+            descriptor = self._stream.fileno()
+            _, writable, _ = select.select([], [descriptor], [], 0)
             if writable:
-                os.write(self._descriptor, line)
+                os.write(descriptor, line)
         except (OSError, ValueError):
-            # No reader, no room, or a descriptor beyond what `select` takes.
+            # No reader, no room, no file, or a descriptor beyond what `select` takes.
             return
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from mdp.errors import AgentError
 from mdp.files import Record
-from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec, one_spec
 
 INDEX, GRAPHS = "index.json", "graphs.tar.xz"
 #: In which order shapes are measured: the first tier spans all of them, later ones fill in.
@@ -47,13 +47,6 @@ class Tensor(Record, frozen=True, array_like=True):
     high: float
 
 
-def one_of(submodel: SubModelSpec | None, network: NetworkSpec | None) -> Spec:
-    """The one that is not None."""
-    spec = network if submodel is None else submodel
-    assert spec is not None
-    return spec
-
-
 class Encoder(Record, frozen=True):
     """One graph: shape, precision, tier and file in the archive."""
 
@@ -70,7 +63,7 @@ class Encoder(Record, frozen=True):
     @property
     def spec(self) -> Spec:
         """The ViT's shape or the network."""
-        return one_of(self.submodel, self.network)
+        return one_spec(self.submodel, self.network)
 
     @property
     def name(self) -> str:

@@ -11,9 +11,8 @@ from typing import Protocol
 
 import numpy as np
 
-from devices.probe.encoders import one_of
 from mdp.files import Record
-from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec, one_spec
 from mdp.formats.profile import ProviderName, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -53,7 +52,7 @@ class Run(Record, frozen=True):
     @property
     def spec(self) -> Spec:
         """Whichever of the two it is."""
-        return one_of(self.submodel, self.network)
+        return one_spec(self.submodel, self.network)
 
 
 class Measured(Record, frozen=True, tag=True):

@@ -1,6 +1,5 @@
 """A probed profile as tables, sentences and warnings. Pure."""
 
-import math
 from collections.abc import Iterator
 
 from devices.probe.schedule import BUSY_CORES
@@ -11,24 +10,11 @@ THROTTLED = 1.1
 #: The probe is doubtful if a larger share of its points was disturbed.
 MANY_BUSY = 0.1
 
-#: image_size, patch_size, embed_dim, depth, num_heads of well-known networks (timm's vit_tiny,
-#: vit_small and vit_base).
-WELL_KNOWN = {
-    "a ViT-Tiny at 160 px": (160, 16, 192, 12, 3),
-    "a ViT-Tiny at 224 px": (224, 16, 192, 12, 3),
-    "a ViT-Small at 224 px": (224, 16, 384, 12, 6),
-    "a ViT-Base at 224 px": (224, 16, 768, 12, 12),
-}
-
 
 def report(profile: DeviceProfile) -> Iterator[str]:
-    """Tables and what they mean, line by line."""
+    """The table of medians and the conditions, line by line."""
     yield from _medians(profile)
     yield ""
-    yield from _own(profile)
-    yield ""
-    for sentence in meaning(profile):
-        yield f"- {sentence}"
     if profile.spin:
         yield "- threads spin while they wait: fast as long as nothing else uses its cores"
     record = profile.probe
@@ -57,22 +43,6 @@ def _medians(profile: DeviceProfile) -> Iterator[str]:
     yield _row("encoder: px/patch, width x depth", numbers)
     for encoder, row in cells.items():
         yield _row(encoder, [row.get(way, "") for way in ways])
-
-
-def _own(profile: DeviceProfile) -> Iterator[str]:
-    """All times of each encoder in fp32 with the profile's provider and threads."""
-    yield (
-        f"fp32 in onnxruntime on {profile.provider}, {profile.threads} threads: ms to load, of the "
-        "first run, until steady; steady median, p10, p90; MB of memory"
-    )
-    yield _row("encoder", ["load", "first", "warm-up", "median", "p10", "p90", "MB"])
-    for point in profile.latency:
-        way = (point.runtime, point.provider, point.precision, point.threads, point.batch)
-        if way == ("onnxruntime", None, "fp32", profile.threads, 1):
-            memory = "" if point.memory_bytes is None else f"{point.memory_bytes / 1e6:.0f}"
-            steady = (point.latency_ms, point.p10_ms, point.p90_ms)
-            times = (point.start_up_ms, point.first_run_ms, point.warm_up_ms, *steady)
-            yield _row(_encoder(point), [*("" if t is None else f"{t:.3g}" for t in times), memory])
 
 
 def _encoder(point: LatencyPoint) -> str:
@@ -109,38 +79,9 @@ def throttling(sustained: Sustained) -> str:
     return f"it keeps its speed: {change}"
 
 
-def meaning(profile: DeviceProfile) -> list[str]:
-    """A sentence for each well-known network, or for the nearest measured encoder."""
-    found: dict[tuple[object, ...], str] = {}
-    for name, shape in WELL_KNOWN.items():
-        point = min(profile.latency, key=lambda p: (_distance(p, shape), p.batch, p.latency_ms))
-        time = f"{point.latency_ms:.3g} ms ({_how(point)})"
-        if _distance(point, shape) < 1e-9:
-            found[_measured_shape(point)] = f"this device runs {name} in {time}"
-        else:
-            nearest = (
-                f"the measured encoder nearest to {name} ({point.image_size} px, "
-                f"{point.embed_dim} wide, {point.depth} deep) takes {time}"
-            )
-            found.setdefault(_measured_shape(point), nearest)
-    return list(found.values())
-
-
 def _how(point: Timing) -> str:
     plural = "s" if point.threads > 1 else ""
     return f"{point.precision}, {point.runtime}, {point.threads} thread{plural}"
-
-
-def _measured_shape(point: LatencyPoint) -> tuple[object, ...]:
-    return (point.image_size, point.patch_size, point.embed_dim, point.depth)
-
-
-def _distance(point: LatencyPoint, shape: tuple[int, int, int, int, int]) -> float:
-    """Sum of the absolute log-ratios of tokens, width and depth."""
-    image_size, patch_size, embed_dim, depth, _ = shape
-    sides = (point.image_size // point.patch_size, image_size // patch_size)
-    pairs = (sides, sides, (point.embed_dim, embed_dim), (point.depth, depth))
-    return sum(abs(math.log(ours / theirs)) for ours, theirs in pairs)
 
 
 def warnings(profile: DeviceProfile) -> list[str]:

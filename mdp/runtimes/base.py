@@ -72,29 +72,36 @@ class Runtime(Protocol):
         """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
 
 
-def check_input(model: Path, inputs: Signature, image_size: int, *, uint8: str) -> None:
-    """Raise AgentError unless `inputs` are the exported graph's; `uint8` in its terms."""
-    if inputs != {INPUT: (uint8, [image_size, image_size, 3])}:
+def check_graph(
+    model: Path,
+    execution: Execution,
+    num_classes: int,
+    *,
+    inputs: Signature,
+    outputs: Mapping[str, object],
+    precision: str | None,
+    uint8: str,
+) -> None:
+    """Raise AgentError unless a loaded graph is the planned sub-model.
+
+    `outputs` maps names to classes, `precision` is in the file's metadata, `uint8` is the runtime's
+    name of that type.
+    """
+    side, planned = execution.image_size, execution.precision
+    if inputs != {INPUT: (uint8, [side, side, 3])}:
         raise AgentError(
-            f"{model}: expected one input {INPUT!r} of uint8 [N, {image_size}, {image_size}, 3], "
-            f"got {inputs}"
+            f"{model}: expected one input {INPUT!r} of uint8 [N, {side}, {side}, 3], got {inputs}"
         )
-
-
-def check_outputs(model: Path, outputs: Mapping[str, object], num_classes: int) -> None:
-    """Raise AgentError unless `outputs`, name -> classes, are the exported graph's."""
     if outputs != {BOOST: num_classes, BAG: num_classes}:
         raise AgentError(
             f"{model}: expected outputs {BOOST!r} and {BAG!r} with {num_classes} classes, "
             f"got {outputs}"
         )
-
-
-def check_precision(model: Path, found: str | None, planned: Precision) -> None:
-    """Raise AgentError if the file's metadata have another precision than planned."""
     # For bf16, in which a runtime computes, the file's numbers are fp32.
-    if found is not None and found != ("fp32" if planned == "bf16" else planned):
-        raise AgentError(f"{model}: expected a model in {planned}, as planned, got one in {found}")
+    if precision is not None and precision != ("fp32" if planned == "bf16" else planned):
+        raise AgentError(
+            f"{model}: expected a model in {planned}, as planned, got one in {precision}"
+        )
 
 
 def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> None:

@@ -18,9 +18,7 @@ from mdp.runtimes.base import (
     PRECISION_KEY,
     Execution,
     NotHereError,
-    check_input,
-    check_outputs,
-    check_precision,
+    check_graph,
     run_until_steady,
 )
 from mdp.runtimes.cuda import CUDA, ON_CUDA, TENSORRT, load_libraries, load_tensorrt, options_for
@@ -79,11 +77,15 @@ class OrtRuntime:
 
     def _check(self, model: Path, execution: Execution, num_classes: int) -> None:
         session = self._session
-        inputs = {i.name: (i.type, i.shape[1:]) for i in session.get_inputs()}
-        check_input(model, inputs, self._image_size, uint8="tensor(uint8)")
-        check_outputs(model, {o.name: o.shape[-1] for o in session.get_outputs()}, num_classes)
-        precision = session.get_modelmeta().custom_metadata_map.get(PRECISION_KEY)
-        check_precision(model, precision, execution.precision)
+        check_graph(
+            model,
+            execution,
+            num_classes,
+            inputs={i.name: (i.type, i.shape[1:]) for i in session.get_inputs()},
+            outputs={o.name: o.shape[-1] for o in session.get_outputs()},
+            precision=session.get_modelmeta().custom_metadata_map.get(PRECISION_KEY),
+            uint8="tensor(uint8)",
+        )
 
     def warm_up(self) -> None:
         """Run until steady; raises AgentError if the logits are not finite."""

@@ -27,9 +27,7 @@ from mdp.runtimes.base import (
     PRECISION_KEY,
     Execution,
     NotHereError,
-    check_input,
-    check_outputs,
-    check_precision,
+    check_graph,
     run_until_steady,
 )
 
@@ -189,12 +187,16 @@ def _read(openvino: Any, model: ModelFile) -> Any:
 
 
 def _check(graph: Any, model: Path, execution: Execution, num_classes: int) -> None:
-    inputs = {i.any_name: (i.element_type.get_type_name(), _shape(i)[1:]) for i in graph.inputs}
-    check_input(model, inputs, execution.image_size, uint8="u8")
-    check_outputs(model, {o.any_name: _shape(o)[-1] for o in graph.outputs}, num_classes)
     where = ["framework", PRECISION_KEY]
-    precision = graph.get_rt_info(where).astype(str) if graph.has_rt_info(where) else None
-    check_precision(model, precision, execution.precision)
+    check_graph(
+        model,
+        execution,
+        num_classes,
+        inputs={i.any_name: (i.element_type.get_type_name(), _shape(i)[1:]) for i in graph.inputs},
+        outputs={o.any_name: _shape(o)[-1] for o in graph.outputs},
+        precision=graph.get_rt_info(where).astype(str) if graph.has_rt_info(where) else None,
+        uint8="u8",
+    )
 
 
 def _shape(port: Any) -> list[object]:

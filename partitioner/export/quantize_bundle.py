@@ -13,8 +13,8 @@ from mdp.formats.bundle import (
     BeforeAfter,
     Bundle,
     Evaluation,
-    Quantisation,
-    QuantisedMember,
+    Quantization,
+    QuantizedMember,
     TriedPrecision,
     file_entry,
     model_path,
@@ -202,12 +202,12 @@ def _record(
     candidates: Sequence[Candidate],
     judge: Judge,
     evaluations: tuple[Evaluation, Evaluation],
-) -> Quantisation:
+) -> Quantization:
     kept = {c.k: c.way for c in candidates if c.kept}
     whole = tuple(range(len(bundle.manifest.plan.assignments)))
     before, after = ({s.members: s.stacked for s in e.subsets} for e in evaluations)
     worst = max(before, key=lambda members: before[members] - after[members])
-    return Quantisation(
+    return Quantization(
         max_loss=asked.max_loss,
         calibration_pictures=len(data.calibration),
         test_pictures=evaluations[1].pictures,
@@ -217,7 +217,7 @@ def _record(
         test=BeforeAfter(members=whole, fp32=before[whole], now=after[whole]),
         worst=BeforeAfter(members=worst, fp32=before[worst], now=after[worst]),
         members=[
-            QuantisedMember(
+            QuantizedMember(
                 k=a.k,
                 device=a.device,
                 measured=_source(a.device, asked),

@@ -115,8 +115,8 @@ def test_people_are_told_on_stderr(fleet: Fleet) -> None:
     assert out == ""
     assert re.fullmatch(r"mdp-agent beta: listening on tcp://0\.0\.0\.0:\d+\n", told[0])
     assert re.fullmatch(
-        r"mdp-agent beta: WARNING: tcp://0\.0\.0\.0:\d+ is plain text: whoever is on the way "
-        r"can read and forge what is sent\n",
+        r"mdp-agent beta: WARNING: tcp://0\.0\.0\.0:\d+ is plain text: anyone on the network "
+        r"path can read and forge messages\n",
         told[1],
     )
     assert err == "mdp-agent beta: DRAINING\n"

@@ -714,8 +714,8 @@ def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
         assert code == 0
         assert json.loads(out)["devices"][0]["reason"] == "plain text over the network"
         assert err == (
-            f"mdp: WARNING: device 'alpha' at {agent.address} is plain text: whoever is on the way "
-            "can read and forge what is sent\n"
+            f"mdp: WARNING: device 'alpha' at {agent.address} is plain text: anyone on the network "
+            "path can read and forge messages\n"
         )
         code, out, err = here("doctor", "--fleet", path, "--insecure")
         assert code == 3

@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 from mdp.errors import InputError
 from mdp.files import write_json
-from mdp.formats.bundle import MANIFEST, Bundle, Quantisation, TriedPrecision
+from mdp.formats.bundle import MANIFEST, Bundle, Quantization, TriedPrecision
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import PredictedMs, Replica
 from mdp.runtimes.base import Execution, Runtime
@@ -26,7 +26,7 @@ from partitioner.export.precision_choice import Way, too_slow
 from partitioner.export.quantize import QuantisationError, quantised
 from partitioner.export.quantize_bundle import quantise
 from partitioner.export.quantize_trials import Asked
-from tests.support.models.quantised import (
+from tests.support.models.quantized import (
     fragile_model,
     profile_of,
     put_models,
@@ -71,7 +71,7 @@ def run(data: Dataset, cache: Path, tmp_path: Path) -> Quantise:
     return call
 
 
-def record_of(path: Path) -> Quantisation:
+def record_of(path: Path) -> Quantization:
     record = Bundle.open(path).manifest.quantisation
     assert record is not None
     return record
