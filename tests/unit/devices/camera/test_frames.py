@@ -168,10 +168,15 @@ def test_the_nearest_frame_of_the_view_or_the_newer_of_two_is_given(
 
 
 def test_memory_is_bounded_by_frames_and_by_bytes() -> None:
-    assert capacity_for([(Region(), 224)]) == RING_FRAMES
+    assert capacity_for([(Region(), 224)]) == RING_FRAMES == 64
+    assert capacity_for([(Region(), 300)]) == 62
     assert capacity_for([(Region(), 1024)]) == RING_BYTES // (3 * 1024**2) == 5
     assert capacity_for([(Region(), 1024)] * 8) == 2
     assert capacity_for([]) == RING_FRAMES
+
+
+def test_the_last_camera_is_number_63() -> None:
+    assert parse_source("camera:63").place == "63"
 
 
 def test_no_more_frames_are_kept_than_fit(camera: ToyCamera) -> None:
@@ -297,7 +302,7 @@ def test_a_picture_that_cannot_be_read_costs_its_turn_only(camera: ToyCamera) ->
         buffer.match(VIEW, ago_ms=0.0, within_ms=1e9)
     camera.clock.now_s += buffer.step()
     assert "or [H, W, 4], got uint8 [4, 4, 2]" in buffer.describe()
-    assert "2 could not be read" in buffer.describe()
+    assert "; 2 could not be read" in buffer.describe()
     buffer.step()
     assert buffer.match(VIEW, ago_ms=0.0, within_ms=0.0).number == 1
     assert camera.closed == 0
