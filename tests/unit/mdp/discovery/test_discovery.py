@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from mdp.discovery.announcements import (
+    SHOWN_CHARACTERS,
     Announcement,
     Found,
     LeftOut,
@@ -124,7 +125,19 @@ def test_two_agents_that_claim_one_device_are_both_left_out(bundle: Bundle) -> N
 
 def test_the_same_announcement_twice_is_one(bundle: Bundle) -> None:
     announced = found(bundle, "alpha", 0, key=KEYS["alpha"])
-    assert len(proposed(bundle, announced, announced).entries) == 1
+    proposal = proposed(bundle, announced, announced)
+    assert len(proposal.entries) == 1
+    assert proposal.absent == ("beta", "gamma")
+
+
+def test_a_key_that_differs_from_the_device_s_file_is_named(bundle: Bundle) -> None:
+    announced = found(bundle, "alpha", 0, key="e" * 40)
+    changed, unknown = (
+        propose(bundle, [announced], keys=keys, on_loopback=False).left_out[0].reason
+        for keys in (KEYS, {"beta": KEYS["beta"]})
+    )
+    assert changed.endswith("another device, or its key was changed")
+    assert unknown.endswith("which no file in --keys has")
 
 
 def test_two_devices_at_one_address_are_both_left_out(bundle: Bundle) -> None:
@@ -205,7 +218,9 @@ def test_unknown_texts_are_passed_over() -> None:
     )
 
 
-def test_what_is_shown_of_a_stranger_s_words_is_short_and_harmless() -> None:
+def test_untrusted_texts_are_shown_short_and_printable() -> None:
+    assert left_out(addresses=()).address == "nowhere"
+    assert left_out(name="n" * SHOWN_CHARACTERS, port=0).device == "n" * SHOWN_CHARACTERS
     hostile = "\x1b[2J\r\n[[devices]]\n" + "x" * 10_000
     texts = {b"device": hostile.encode()}
     read = left_out(name=hostile, addresses=(hostile,) * 1000, port=1, texts=texts)
