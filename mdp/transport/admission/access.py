@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mdp.transport import zap
+from mdp.transport.admission import pending
 from mdp.transport.admission.connection_rate import ConnectionRate
 from mdp.transport.admission.connections import KEPT_DESCRIPTORS, PER_KEY, Connections
-from mdp.transport.admission.pending import MAX_PENDING, PendingConnections, TcpPeer
+from mdp.transport.admission.pending import PendingConnections, TcpPeer
 from mdp.transport.admission.syn_filter import block
 from mdp.transport.admission.tcp_peers import (
     CURVE_HANDSHAKE_BYTES,
@@ -63,7 +64,7 @@ class Access:
         if self._descriptors == resource.RLIM_INFINITY:
             self._descriptors = sys.maxsize
         # Half of the descriptors are reserved for allowed clients and the process itself.
-        self._pending = PendingConnections(max(1, min(MAX_PENDING, self._descriptors // 2)))
+        self._pending = PendingConnections(max(1, min(pending.MAX_PENDING, self._descriptors // 2)))
         self._per_key = max(1, min(PER_KEY, self._descriptors // 4))
         self._kept = max(4, min(KEPT_DESCRIPTORS, self._descriptors // 8))
 

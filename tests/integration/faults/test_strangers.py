@@ -719,7 +719,7 @@ def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
         )
         code, out, err = here("doctor", "--fleet", path, "--insecure")
         assert code == 3
-        assert f"PROBLEM alpha: {agent.address} is plain text: whoever" in out
+        assert f"PROBLEM alpha: {agent.address} is plain text: anyone" in out
         with (
             pytest.warns(
                 UserWarning, match=r"device 'alpha' at tcp://0\.0\.0\.0:\d+ is plain text"
