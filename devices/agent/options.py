@@ -45,7 +45,7 @@ class ServeOptions:
     source: str | None = None
     source_fps: float = DEFAULT_FPS
     audit: Path | None = None
-    #: Whether the local network is told of the agent.
+    #: Whether the agent is announced on the local network.
     announce: bool = False
 
     def loadable(self, max_frame_bytes: int | None = None) -> LoadableBundle:

@@ -1,7 +1,7 @@
-"""What agents announce on the local network, and the fleet that follows from it. Pure.
+"""Announcements of agents on the local network, and the fleet that they propose. Pure.
 
-An announcement is a claim that anybody can make. It may say where an agent is; who it is, is
-decided by the public key files that the user has, and in the end by the handshake.
+Announcements are untrusted: they give addresses only. Identity is decided by the user's public key
+files, and in the end by the handshake.
 """
 
 import ipaddress

@@ -111,7 +111,7 @@ def core_of(openvino: Any) -> Any:
 
 
 def core_for(execution: Execution) -> tuple[Any, Any]:
-    """OpenVINO and its core; raises NotHereError where a model could not be run in this way."""
+    """OpenVINO and its core; raises NotHereError if no model can run in this way."""
     try:
         openvino = import_openvino()
     except ImportError as error:
@@ -130,12 +130,12 @@ def device_of(provider: str) -> str:
 
 
 def provider_of(device: str) -> str:
-    """What plans and profiles call OpenVINO's device: the processor as onnxruntime does."""
+    """The name of OpenVINO's device in plans and profiles: onnxruntime's for the processor."""
     return CPU if device == "CPU" else device
 
 
 def precisions(device: str, able: Container[str]) -> list[Precision]:
-    """What is served on OpenVINO's `device`, which says what it is `able` to compute in."""
+    """Precisions served on OpenVINO's `device` with the capabilities `able`."""
     served = HINTS.get(_kind(device), {})
     return [p for p in served if p not in _CAPABILITIES or _CAPABILITIES[p] in able]
 
@@ -145,8 +145,8 @@ def _kind(device: str) -> str:
 
 
 def _check_device(core: Any, device: str, precision: Precision) -> None:
-    """Raise NotHereError if there is no `device`, or if `precision` is nothing for it."""
-    # Asking for all devices loads the plugins of all: not for the processor alone.
+    """Raise NotHereError without `device`, or if it does not support `precision`."""
+    # Listing devices loads the plugins of all, which the processor alone does not need.
     found = ["CPU"] if device == "CPU" else list(core.available_devices)
     # Of several GPUs the first one has two names.
     if _kind(device) not in HINTS or not {device, f"{device}.0"} & set(found):
