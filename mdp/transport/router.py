@@ -91,7 +91,7 @@ class Router:
         self._epoll = select.epoll()
         #: Whether a thread waits at the descriptors.
         self._waiting = False
-        #: Whether a descriptor other than the router's has told of a change.
+        #: Whether a poll timed out, or another descriptor than the router's had an event.
         self._woken = False
         #: Whether more connection events wait than are handled in one turn.
         self._crowded = False
@@ -189,9 +189,9 @@ class Router:
                     return
 
     def was_woken(self) -> bool:
-        """Whether `wake` was called, or a connection came, ended or was refused, since last asked.
+        """Whether a `poll` since the last call timed out or was ended by something but messages.
 
-        For the thread that polls.
+        That is `wake`, or a connection that came, ended or was refused. For the thread that polls.
         """
         woken, self._woken = self._woken, False
         return woken
@@ -214,6 +214,7 @@ class Router:
                     self._woken = True
                 else:
                     self._unsure = True
+            self._woken |= not events and not self._unsure
 
     def _has_more(self) -> bool:
         """Whether a message waits; if none does, the descriptor announces the next one."""

@@ -56,7 +56,7 @@ class Desk:
         try:
             came = self._come.get(timeout=timeout_s)
         except Empty:
-            return []
+            came = []
         self._woken |= not came
         return came
 
