@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.harness.options import arguments
 from devices.access.watch import agent_keys
+from devices.agent.bundles import LoadableBundle
 from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
@@ -67,7 +68,10 @@ def main() -> None:
 
         report("LISTENING")
         assignment = bundle.assignment(asked.device)
-        agent = Agent(bundle, assignment, lambda: runtime, router, report=report)
+        source = LoadableBundle(
+            bundle=bundle, assignment=assignment, load=lambda: runtime, batch=assignment.batch
+        )
+        agent = Agent(source, router, report=report)
         signal.signal(signal.SIGTERM, lambda *_: agent.stop())
         agent.serve()
 

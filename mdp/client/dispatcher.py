@@ -20,14 +20,14 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
 from mdp.fusion.fuse import Contribution, Fusion
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
+    FrameReply,
+    FrameRequest,
     Infer,
-    Look,
     Result,
-    Seen,
     Status,
+    StatusRequest,
     answered_by,
     contribution_of,
     decode,
@@ -197,7 +197,7 @@ class Exchange:
     def ask(self, device: str) -> bool:
         """Ask for a status, which will appear in `statuses`; False if `device` is not connected."""
         self._last_id += 1
-        return self._transport.send(device, encode(Ask(request_id=self._last_id)))
+        return self._transport.send(device, encode(StatusRequest(request_id=self._last_id)))
 
     def handle(self, events: list[TransportEvent]) -> None:
         """Take in what the transport reported."""
@@ -244,7 +244,7 @@ class Exchange:
             return
         message = envelope.message
         match message:
-            case Result() | Seen():
+            case Result() | FrameReply():
                 self._result(device, message, envelope.buffers[0])
             case Failure(request_id=0):
                 self._broken(device, f"{message.code}: {message.text}")
@@ -256,7 +256,7 @@ class Exchange:
                 self.statuses[device] = message
                 trouble = self._trouble(device, message)
                 self._roster.told(message.request_id, device, trouble, self._clock())
-            case Infer() | Ask() | Look():
+            case Infer() | StatusRequest() | FrameRequest():
                 self.counters["malformed"] += 1
 
     def _trouble(self, device: str, status: Status) -> str:
@@ -271,7 +271,7 @@ class Exchange:
             return f"wrong_submodel: {status.device} serves sub-model {status.k}"
         return ""
 
-    def _result(self, device: str, message: Result | Seen, buffer: Buffer) -> None:
+    def _result(self, device: str, message: Result | FrameReply, buffer: Buffer) -> None:
         request_id, now_s = message.request_id, self._clock()
         try:
             contribution = self._contribution(device, message, buffer)
@@ -282,7 +282,7 @@ class Exchange:
         call = self._awaiting(device, request_id)
         if call is None:
             return
-        if isinstance(message, Seen):
+        if isinstance(message, FrameReply):
             call.sights[device] = Sight(number=message.frame, age_ms=message.age_ms, heard_s=now_s)
         replied = Replied(
             device=device,
@@ -299,7 +299,9 @@ class Exchange:
         if self._awaiting(device, request_id) is not None:
             self._feed(request_id, Failed(device=device, reason=reason, now_s=now_s))
 
-    def _contribution(self, device: str, message: Result | Seen, buffer: Buffer) -> Contribution:
+    def _contribution(
+        self, device: str, message: Result | FrameReply, buffer: Buffer
+    ) -> Contribution:
         """What `device` adds to a call; raises WireError for what can be no answer to it.
 
         That is also an answer to another question, and logits that never change.
@@ -311,7 +313,7 @@ class Exchange:
             raise WireError(f"expected logits of {self._judge.heads} heads, got those of 1")
         call = self._calls.get(message.request_id)
         if call is not None:
-            wanted = Seen if isinstance(call.asked, Glance) else Result
+            wanted = FrameReply if isinstance(call.asked, Glance) else Result
             if not isinstance(message, wanted):
                 raise WireError(f"expected a {wanted.__name__}, got a {type(message).__name__}")
             # A camera may well see the same for hours.
@@ -365,7 +367,7 @@ class Exchange:
     def _request(self, request_id: int, call: _Call, send: Send) -> list[Buffer]:
         asked = call.asked
         if isinstance(asked, Glance):
-            look = Look(
+            look = FrameRequest(
                 request_id=request_id,
                 digest=self._digest,
                 k=send.k,

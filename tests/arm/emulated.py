@@ -18,11 +18,11 @@ import pytest
 from mdp.client.sync import Client
 from mdp.files import write_json
 from mdp.formats.keys import new_keys
-from mdp.protocol.messages import Ask, Failure, Status, encode
+from mdp.protocol.messages import Failure, Status, StatusRequest, encode
 from mdp.testing.agents import AgentProcess
 from mdp.testing.processes import until
 from mdp.transport import new_pair
-from mdp.transport.absence import NOT_ACCEPTED
+from mdp.transport.outage import NOT_ACCEPTED
 from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
 from tests.support.fleet import BIN, PLENTY_MS, ROOT
 from tests.support.two_agents import (
@@ -158,7 +158,7 @@ def test_it_drains_on_sigterm(pair: tuple[Pair, str]) -> None:
         for number, pixels in enumerate(crops):
             peer.send(encode(made.infer(number), pixels.tobytes()))
         # The agent takes messages in their order: once it tells how it is, it has taken them all.
-        peer.send(encode(Ask(request_id=len(crops))))
+        peer.send(encode(StatusRequest(request_id=len(crops))))
         replies = [peer.receive(PATIENT_S).message]
         while not isinstance(replies[-1], Status):
             replies.append(peer.receive(PATIENT_S).message)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from devices.agent.options import Serving
+from devices.agent.options import ServeOptions
 from mdp.errors import AgentError, ConfigError
 from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.model_file import ModelFile
@@ -312,7 +312,7 @@ def test_weights_in_another_file_are_not_loaded(tmp_path: Path, name: str) -> No
     weight.ClearField("raw_data")
     path.write_bytes(model.SerializeToString())
     listed(folder, model_path(0))
-    candidate = Serving(device=DEVICES[0]).candidate(folder)
+    candidate = ServeOptions(bundle=folder, device=DEVICES[0]).loadable()
     with pytest.raises(ConfigError, match=r"model\.onnx: the model names another file for its wei"):
         candidate.load()
 

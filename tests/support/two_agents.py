@@ -24,7 +24,7 @@ from mdp.transport import new_pair, public_key_of
 from partitioner.export.quantize import quantized
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import PLENTY_MS, ROOT
-from tests.support.models.quantised import put_models
+from tests.support.models.quantized import put_models
 
 #: The manifest of a bundle of plain ViTs; its models are drawn anew.
 REFERENCE = ROOT / "tests/support/plain_vits"

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -9,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from devices.agent.options import ServeOptions
+from devices.build import build_agent
 from devices.cores import cores_in
 from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import Result, contribution_of
 from mdp.queueing.queue import CAPACITY
+from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, new_pair
@@ -187,3 +191,19 @@ def allowed(status: Path) -> frozenset[int]:
 )
 def test_cores_that_are_not_there_are_refused(fleet: Fleet, cores: str, expected: str) -> None:
     refused(start_alone(fleet, "--cpus", cores), expected)
+
+
+def test_an_agent_is_built_from_options_alone(tmp_path: Path) -> None:
+    options = ServeOptions(bundle=write_bundle(tmp_path / "bundle"), device="alpha", bind=ANY_PORT)
+    events: list[str] = []
+    with build_agent(options, report=events.append) as built:
+        thread = threading.Thread(target=built.serve)
+        thread.start()
+        until(lambda: built.agent.state == "READY", "the agent is ready")
+        with StrangePeer(built.address) as peer:
+            peer.send(request(Bundle.open(options.bundle), 1))
+            assert replies(peer, 1) == {1: "answered"}
+        built.agent.stop()
+        thread.join(PATIENCE_S)
+    assert (built.public_key, built.agent.left_behind) == (None, False)
+    assert events[-3:] == ["WARMING", "READY", "DRAINING"]

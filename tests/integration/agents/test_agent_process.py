@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import mdp
+from devices.agent.bundles import LoadableBundle
 from devices.agent.server import Agent
 from devices.cli.main import main
 from mdp.client.sync import Client
@@ -114,8 +115,8 @@ def test_people_are_told_on_stderr(fleet: Fleet) -> None:
     assert out == ""
     assert re.fullmatch(r"mdp-agent beta: listening on tcp://0\.0\.0\.0:\d+\n", told[0])
     assert re.fullmatch(
-        r"mdp-agent beta: WARNING: tcp://0\.0\.0\.0:\d+ is plain text: whoever is on the way "
-        r"can read and forge what is sent\n",
+        r"mdp-agent beta: WARNING: tcp://0\.0\.0\.0:\d+ is plain text: anyone on the network "
+        r"path can read and forge messages\n",
         told[1],
     )
     assert err == "mdp-agent beta: DRAINING\n"
@@ -325,9 +326,8 @@ def test_a_burst_of_short_computations_does_not_fill_the_queue(fleet: Fleet) -> 
     # By this clock everything is short, however busy the machine.
     ticks = itertools.count()
     with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
-        agent = Agent(
-            bundle, bundle.assignment("alpha"), Quick, router, clock=lambda: next(ticks) * 1e-6
-        )
+        source = LoadableBundle(bundle=bundle, assignment=bundle.assignment("alpha"), load=Quick)
+        agent = Agent(source, router, clock=lambda: next(ticks) * 1e-6)
         serving = threading.Thread(target=agent.serve)
         serving.start()
         until(lambda: agent.state == "READY", "the agent is ready")

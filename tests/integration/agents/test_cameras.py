@@ -17,7 +17,7 @@ from mdp.cli.main import main as mdp_main
 from mdp.client.sync import Client
 from mdp.errors import InferenceError, QuorumNotMet
 from mdp.formats.bundle import Bundle
-from mdp.protocol.messages import Failure, Look, encode
+from mdp.protocol.messages import Failure, FrameRequest, encode
 from mdp.requests.prediction import MemberTiming, Prediction
 from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
@@ -188,7 +188,7 @@ def test_an_async_client_looks_as_well(tmp_path: Path, fleet: Fleet) -> None:
 def test_what_the_agent_refuses_to_look_at(tmp_path: Path, fleet: Fleet) -> None:
     put(tmp_path / "door", "1.png", "red")
     agent = fleet.start("alpha", "--source", f"folder:{tmp_path / 'door'}")
-    look = Look(request_id=5, digest="0" * 64, k=0, budget_ms=1e6, ago_ms=0, within_ms=1e6)
+    look = FrameRequest(request_id=5, digest="0" * 64, k=0, budget_ms=1e6, ago_ms=0, within_ms=1e6)
     with StrangePeer(agent.address) as peer:
         peer.send(encode(look))
         failure = peer.receive().message
@@ -285,7 +285,7 @@ def test_a_video_plays_the_camera_and_one_that_is_not_there_is_said_to_be_missin
     tmp_path: Path, fleet: Fleet
 ) -> None:
     pytest.importorskip("cv2", reason="needs the camera extra")
-    from tests.unit.devices.camera.test_cameras import write_film
+    from tests.unit.devices.camera.test_capture import write_film
 
     write_film(tmp_path / "film.avi", ["green"] * 5)
     fleet.start("alpha", "--source", f"video:{tmp_path / 'film.avi'}", "--source-fps", 50)

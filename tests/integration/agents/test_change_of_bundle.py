@@ -177,7 +177,7 @@ SPOILT = [
     (not_finite, "the model gives logits that are not finite on a black picture"),
     (hungry, "needs 140,737,488 MB beside what is served, "),
     (elsewhere, "the plan asks for CUDAExecutionProvider, this device has "),
-    (larger, "crops of 480,000 bytes are larger than the 196,608 that this agent has"),
+    (larger, "crops of 480,000 bytes are larger than the 196,608 that this agent accepts"),
     (gone, "new: expected a bundle folder with a manifest.json"),
 ]
 
@@ -221,7 +221,7 @@ def test_there_and_back_needs_no_loading_and_a_third_has_to_wait(fleet: Fleet) -
         point(fleet, "third")
         agent.signal(signal.SIGHUP)
         until(lambda: status(new).counts["not_renewed"] == 1, "there are two already")
-        assert "two bundles are served already, and old" in status(new).reason
+        assert "two bundles are served, and old" in status(new).reason
         # Its model is gone from the disk, but not from memory.
         (fleet.folder / "old" / model_path(0)).unlink()
         point(fleet, "old")

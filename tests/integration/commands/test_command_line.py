@@ -417,8 +417,8 @@ def test_fleet_new(fleet: Fleet, tmp_path: Path) -> None:
     assert said.splitlines() == [
         f"{out}: 2 devices of bundle colours",
         "  without beta: every answer will be partial",
-        "  alpha has no key: only --insecure will connect to it, in plain text",
-        "  gamma/attic has no key: only --insecure will connect to it, in plain text",
+        "  alpha has no key: expected --insecure, for plain text",
+        "  gamma/attic has no key: expected --insecure, for plain text",
     ]
 
 

@@ -96,7 +96,7 @@ def test_an_agent_that_does_not_start_ends_the_demo(tmp_path: Path, bundle: Path
     (bundle / "submodels/1/model.onnx").unlink()
     done = demo("--work", tmp_path / "work", "--bundle", bundle)
     assert done.returncode == 3
-    assert done.stderr.startswith("mdp: the agent of beta ended: mdp-agent beta: ")
+    assert done.stderr.startswith("mdp: the agent of beta ended: mdp-agent: ")
     assert "model.onnx: missing, but listed in manifest.json" in done.stderr
     assert done.stderr.count("\n") == 1
     assert agents_of(bundle) == []

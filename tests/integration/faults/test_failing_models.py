@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from devices.agent import executor as computing
 from devices.agent import server as agent_module
-from devices.agent.bundles import Candidate
-from devices.agent.jobs import Job
-from devices.agent.reload import Renewal
+from devices.agent.bundles import LoadableBundle
+from devices.agent.jobs import PictureJob
+from devices.agent.reload import Reloader
 from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.pictures.crop import Pixels
@@ -42,14 +41,14 @@ class Shop:
     def runtime(self, bundle: Bundle) -> Held:
         return self.runtimes[bundle.digest]
 
-    def read(self) -> Candidate:
+    def read(self) -> LoadableBundle:
         self.looked += 1
         there = self.there
         assignment = there.assignment("alpha")
-        return Candidate(bundle=there, assignment=assignment, load=lambda: self.runtime(there))
+        return LoadableBundle(bundle=there, assignment=assignment, load=lambda: self.runtime(there))
 
-    def renewal(self) -> Renewal:
-        return Renewal(self.read, clock=lambda: 0.0, available_bytes=lambda: None)
+    def reloader(self) -> Reloader:
+        return Reloader(self.read, clock=lambda: 0.0, available_bytes=lambda: None)
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def shop(tmp_path: Path) -> Shop:
 @pytest.fixture
 def open_shop(shop: Shop) -> Iterator[tuple[Agent, StrangePeer]]:
     with (
-        serving(shop.old, shop.runtime(shop.old), renewal=shop.renewal()) as (agent, address),
+        serving(shop.old, shop.runtime(shop.old), reloader=shop.reloader()) as (agent, address),
         StrangePeer(address) as peer,
     ):
         yield agent, peer
@@ -85,7 +84,7 @@ def test_a_new_model_that_fails_makes_way_for_the_old_one(
 ) -> None:
     agent, peer = open_shop
     shop.there = shop.new
-    agent.renew()
+    agent.reload()
     until(lambda: told(peer).digest == shop.new.digest, "it has changed over")
     answered(peer, shop.new, 1)
     shop.runtime(shop.new).error = RuntimeError("on fire")
@@ -105,17 +104,17 @@ def test_what_is_being_decoded_keeps_its_bundle_served(
 ) -> None:
     """A change with no grace comes after a request was taken and before its model is looked up."""
     begun, may_go, said = threading.Event(), threading.Event(), list[str]()
-    pixels_for = computing.pixels_for
+    pixels = PictureJob.pixels
 
-    def slowly(job: Job) -> Pixels:
+    def slowly(job: PictureJob) -> Pixels:
         begun.set()
         assert may_go.wait(PATIENCE_S)
-        return pixels_for(job)
+        return pixels(job)
 
-    monkeypatch.setattr(computing, "pixels_for", slowly)
+    monkeypatch.setattr(PictureJob, "pixels", slowly)
     old, gone = shop.runtime(shop.old), f"serves old {shop.old.digest[:12]} no more"
     with (
-        serving(shop.old, old, renewal=shop.renewal(), grace_s=0.0, report=said.append) as (
+        serving(shop.old, old, reloader=shop.reloader(), grace_s=0.0, report=said.append) as (
             agent,
             address,
         ),
@@ -124,7 +123,7 @@ def test_what_is_being_decoded_keeps_its_bundle_served(
         peer.send(request(shop.old, 1))
         until(begun.is_set, "the request is taken")
         shop.there = shop.new
-        agent.renew()
+        agent.reload()
         until(lambda: f"serves new {shop.new.digest[:12]}" in said, "it has changed over")
         # Whoever answers this has looked before whether the old one can go.
         assert told(peer).digest == shop.new.digest
@@ -149,7 +148,7 @@ def test_a_failed_agent_serves_again_once_its_bundle_works(
     out_of_memory(shop, agent, peer)
     assert shop.looked == 0, "not yet"
     shop.runtime(shop.old).error = None
-    agent.renew()
+    agent.reload()
     until(lambda: agent.state == "READY", "it serves again")
     answered(peer, shop.old, 5)
     assert told(peer).reason == ""

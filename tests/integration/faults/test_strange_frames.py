@@ -17,12 +17,12 @@ from mdp.client.sync import Client
 from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import (
     MAX_BUFFER_BYTES,
-    Ask,
     Buffer,
     Failure,
     Infer,
     Result,
     Status,
+    StatusRequest,
     encode,
 )
 from mdp.requests.prediction import Prediction
@@ -71,7 +71,7 @@ PIXELS = bytes(SIZE * SIZE * 3)
 
 
 def is_well(peer: StrangePeer) -> Status:
-    peer.send(encode(Ask(request_id=1)))
+    peer.send(encode(StatusRequest(request_id=1)))
     status = peer.receive().message
     assert isinstance(status, Status)
     assert status.state == "READY"
@@ -102,7 +102,7 @@ MALFORMED: list[tuple[list[Buffer], str]] = [
     ([b"garbage"], "expected a first frame that begins with 'MDP'"),
     ([b"MDP\x02\x01"], "expected protocol version 1, got 2"),
     ([b"MDP\x01\x02" + b"\x00" * 20_000], "expected a header up to 16384 bytes"),
-    ([*encode(Ask(request_id=3)), b"x"], "Ask: expected 0 buffer(s), got 1"),
+    ([*encode(StatusRequest(request_id=3)), b"x"], "StatusRequest: expected 0 buffer(s), got 1"),
     (red_result(1), "Result is for clients"),
     (encode(Failure(request_id=1, code="failed", text="no, you")), "Failure is for clients"),
 ]

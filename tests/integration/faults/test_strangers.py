@@ -23,21 +23,21 @@ from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import fingerprint
-from mdp.protocol.messages import Ask, Infer, Status, encode, request_frame_bytes
+from mdp.protocol.messages import Infer, Status, StatusRequest, encode, request_frame_bytes
 from mdp.testing.agents import ANY_PORT, AgentProcess
 from mdp.testing.bundles import SIZES, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, new_pair, public_key_of, sockets
-from mdp.transport.absence import (
+from mdp.transport.admission import connection_rate as arrivals
+from mdp.transport.admission import pending as door
+from mdp.transport.greeting import PROBE
+from mdp.transport.outage import (
     AGENT_IS_PLAIN,
     ANOTHER_KEY,
     CLIENT_IS_PLAIN,
     NO_MORE,
     NOT_ACCEPTED,
 )
-from mdp.transport.admission import connection_rate as arrivals
-from mdp.transport.admission import pending as door
-from mdp.transport.greeting import QUESTION
 from tests.integration.commands.test_command_line import here
 from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer, other_program
@@ -117,7 +117,7 @@ def peer_of(alpha: AgentProcess, keys: Keys, name: str = "office") -> StrangePee
 
 
 def is_well(peer: StrangePeer) -> Status:
-    peer.send(encode(Ask(request_id=1)))
+    peer.send(encode(StatusRequest(request_id=1)))
     status = peer.receive().message
     assert isinstance(status, Status)
     return status
@@ -254,7 +254,7 @@ def test_a_reason_is_dropped_when_the_device_goes(own: Fleet, keys: Keys, tmp_pa
         )
 
 
-@pytest.mark.parametrize("words", [b"", QUESTION, QUESTION + bytes(30)], ids=["0", "11", "41"])
+@pytest.mark.parametrize("words", [b"", PROBE, PROBE + bytes(30)], ids=["0", "11", "41"])
 def test_a_crowd_that_says_nothing_keeps_nobody_out(
     fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path, words: bytes
 ) -> None:
@@ -269,7 +269,7 @@ def test_a_crowd_that_says_nothing_keeps_nobody_out(
 
 def plain_handshake() -> bytes:
     """All that a client without keys says before its first message."""
-    greeting = QUESTION + b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    greeting = PROBE + b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
     return greeting + b"\x04" + bytes([len(ready)]) + ready
 
@@ -283,11 +283,11 @@ def thinned(router: Router, visitors: list[socket.socket], left: int) -> None:
 
     until(polled, "the oldest have to go")
     assert not any(map(hung_up, visitors[-left:]))
-    assert router.turned_away()["handshakes crowded out"] == len(visitors) - left
+    assert router.rejected()["handshakes crowded out"] == len(visitors) - left
 
 
 def test_of_too_many_strangers_the_oldest_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_STRANGERS", 20)
+    monkeypatch.setattr(door, "MAX_PENDING", 20)
     with (
         Router("tcp://127.0.0.1:0") as router,
         crowd(router.address, 5, plain_handshake(), host="127.0.0.99") as known,
@@ -298,14 +298,14 @@ def test_of_too_many_strangers_the_oldest_have_to_go(monkeypatch: pytest.MonkeyP
 
 
 def test_whoever_has_shown_its_key_does_not_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_STRANGERS", 20)
+    monkeypatch.setattr(door, "MAX_PENDING", 20)
     (agent, agent_secret), (client, client_secret) = new_pair(), new_pair()
     keys = AgentKeys(secret=agent_secret, allowed=frozenset([client]))
     with (
         Router("tcp://127.0.0.1:0", keys=keys) as router,
         StrangePeer(router.address, (client, client_secret, agent)) as peer,
     ):
-        peer.send(encode(Ask(request_id=1)))
+        peer.send(encode(StatusRequest(request_id=1)))
         until(lambda: any(router.poll(0.005)), "the key is good")
         # Their handshakes could not be over: they are shorter than any with keys.
         with crowd(router.address, 50, plain_handshake()[:64] + bytes(400)) as visitors:
@@ -317,14 +317,14 @@ def test_whoever_has_shown_its_key_does_not_have_to_go(monkeypatch: pytest.Monke
         half = plain_handshake()[:60]
         with crowd(router.address, 50, half, host="127.0.0.1") as visitors:
             thinned(router, visitors, left=20)
-        peer.send(encode(Ask(request_id=2)))
+        peer.send(encode(StatusRequest(request_id=2)))
         until(lambda: any(router.poll(0.005)), "it is still heard")
 
 
 def come(router: Router, host: str) -> list[socket.socket]:
     """Connections from `host`, begun and polled for until one does not come about."""
     visitors: list[socket.socket] = []
-    while router.turned_away().get("host connecting too often", 0) == 0:
+    while router.rejected().get("host connecting too often", 0) == 0:
         visitors.append(visit(router, host))
         assert len(visitors) <= arrivals.AT_ONCE
         until(lambda: made(visitors[-1]), "it is connected")
@@ -354,7 +354,7 @@ def test_a_host_that_connects_too_often_has_to_wait_and_nobody_else() -> None:
     with ExitStack() as stack:
         router = stack.enter_context(Router("tcp://127.0.0.1:0"))
         peer = stack.enter_context(StrangePeer(router.address, None))
-        peer.send(encode(Ask(request_id=1)))
+        peer.send(encode(StatusRequest(request_id=1)))
         until(lambda: any(router.poll(0.005)), "somebody is there already")
         greedy, other = "127.0.0.99", "127.0.0.98"
         visitors = come(router, greedy)
@@ -365,7 +365,7 @@ def test_a_host_that_connects_too_often_has_to_wait_and_nobody_else() -> None:
         # What comes after it is there before it.
         until(lambda: made(neighbour), "others are let in")
         assert not made(visitors[-1])
-        peer.send(encode(Ask(request_id=2)))
+        peer.send(encode(StatusRequest(request_id=2)))
         until(lambda: any(router.poll(0.005)), "whoever is connected is heard")
 
         def let_in() -> bool:
@@ -387,10 +387,10 @@ def test_whoever_knocks_with_a_wrong_key_is_counted_before_it_has_gone() -> None
                 nonlocal knocks
                 knocks += 1
                 until(
-                    lambda: (list(router.poll(0.01)), router.turned_away())[1] != {},
+                    lambda: (list(router.poll(0.01)), router.rejected())[1] != {},
                     "it is turned away",
                 )
-                return bool(router._access.arrivals.kept_out)
+                return bool(router._access.rate.blocked)
 
         until(is_kept_out, "it is kept out")
         assert knocks <= arrivals.AT_ONCE + arrivals.PER_S * PATIENCE_S
@@ -438,8 +438,8 @@ def test_a_frame_larger_than_any_crop_ends_its_connection_only(
 
 
 def null_greeting_and_message() -> bytes:
-    """What a client without keys would send: greeting, READY, and an Ask."""
-    (head,) = encode(Ask(request_id=1))
+    """What a client without keys would send: greeting, READY, and a StatusRequest."""
+    (head,) = encode(StatusRequest(request_id=1))
     return plain_handshake() + b"\x00" + bytes([len(head)]) + bytes(head)
 
 
@@ -450,7 +450,7 @@ OLD = [b"\x01\x00", b"\xff" + (1).to_bytes(8, "big") + b"\x7f\x01"]
 def test_no_peer_talks_an_agent_out_of_its_keys(
     alpha: AgentProcess, keys: Keys, start: bytes
 ) -> None:
-    (head,) = encode(Ask(request_id=1))
+    (head,) = encode(StatusRequest(request_id=1))
     with crowd(alpha.address, 1, start + b"\x00" + bytes([len(head)]) + bytes(head)) as (peer,):
         peer.settimeout(PATIENCE_S)
         told = b""
@@ -524,13 +524,13 @@ def test_who_is_allowed_can_change_while_an_agent_serves(own: Fleet, keys: Keys)
         with peer_of(agent, keys, "phone") as phone:
             is_well(phone)
             # The office's connection was up, and is heard no longer.
-            peer.send(encode(Ask(request_id=2)))
+            peer.send(encode(StatusRequest(request_id=2)))
             is_well(phone)
             with pytest.raises(AssertionError, match="no reply"):
                 peer.receive(timeout_s=0.3)
             # Nobody is left: the folder is empty.
             reread(expected="0 clients allowed")
-            phone.send(encode(Ask(request_id=2)))
+            phone.send(encode(StatusRequest(request_id=2)))
             with pytest.raises(AssertionError, match="no reply"):
                 phone.receive(timeout_s=0.3)
     reread("phone", expected="1 clients allowed")
@@ -571,7 +571,7 @@ def test_whoever_is_let_out_is_out_whatever_else_is_wrong(
             until(ended, "the office's connection is ended")
             # Where something is wrong, nobody new is let in.
             with peer_of(agent, keys, "newcomer") as newcomer:
-                newcomer.send(encode(Ask(request_id=1)))
+                newcomer.send(encode(StatusRequest(request_id=1)))
                 unknown = fingerprint(keys.pair("newcomer").public)
                 until(
                     lambda: (unknown, "refuse") in [(a["key"], a["event"]) for a in audited(audit)],
@@ -590,7 +590,7 @@ def test_a_key_that_has_expired_is_let_out(own: Fleet, keys: Keys) -> None:
     agent = own.start("alpha", *options)
     # Its connection is ended when the time has come, and it is not let in again.
     with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
-        phone.send(encode(Ask(request_id=1)))
+        phone.send(encode(StatusRequest(request_id=1)))
         agent.wait_for(re.compile("not answered: .*unknown key.*"))
         assert is_well(office).state == "READY"
 
@@ -714,12 +714,12 @@ def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
         assert code == 0
         assert json.loads(out)["devices"][0]["reason"] == "plain text over the network"
         assert err == (
-            f"mdp: WARNING: device 'alpha' at {agent.address} is plain text: whoever is on the way "
-            "can read and forge what is sent\n"
+            f"mdp: WARNING: device 'alpha' at {agent.address} is plain text: anyone on the network "
+            "path can read and forge messages\n"
         )
         code, out, err = here("doctor", "--fleet", path, "--insecure")
         assert code == 3
-        assert f"PROBLEM alpha: {agent.address} is plain text: whoever" in out
+        assert f"PROBLEM alpha: {agent.address} is plain text: anyone" in out
         with (
             pytest.warns(
                 UserWarning, match=r"device 'alpha' at tcp://0\.0\.0\.0:\d+ is plain text"

@@ -111,7 +111,7 @@ def test_a_connection_that_ends_at_once_is_not_made_again_at_once() -> None:
         for _ in range(2):
             events_until(made, Disconnected("alpha"))
         # The third attempt is due a second after the second loss.
-        (absence,) = made._absences.values()
+        (absence,) = made._outages.values()
         assert made._dealers == {}
         assert absence.redial_s < float("inf")
 
@@ -176,4 +176,4 @@ def test_an_agent_that_sends_without_being_asked_is_cut_off() -> None:
     with raw_agent(flood) as address, dealing(alpha=address) as made:
         events = events_until(made, Disconnected("alpha"))
         assert sum(isinstance(event, Received) for event in events) < 1_000
-        assert made.refused == {"alpha": "the agent sends messages that nobody asks for"}
+        assert made.refused == {"alpha": "the agent sends messages without requests"}

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from itertools import count, cycle
 from pathlib import Path
 
-from mdp.protocol.messages import Ask, Infer, decode
+from mdp.protocol.messages import Infer, StatusRequest, decode
 from mdp.requests.prediction import Prediction
 from mdp.requests.session import LATE
 from mdp.testing.bundles import write_bundle
@@ -51,8 +51,8 @@ def play(
         sent, desk.transport.sent = desk.transport.sent, []
         for device, frames in sent:
             message, now_s = decode(frames).message, desk.clock.now_s
-            assert isinstance(message, Infer | Ask)
-            asks = isinstance(message, Ask)
+            assert isinstance(message, Infer | StatusRequest)
+            asks = isinstance(message, StatusRequest)
             trip_s = TOLD_S if asks else takes_s(now_s) if device == "gamma" else USUAL_S
             answer = (now_s + trip_s, next(order), device, message.request_id, asks)
             heappush(under_way, answer)

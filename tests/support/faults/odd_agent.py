@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from devices.agent import server as agent
+from devices.agent.bundles import LoadableBundle
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -81,13 +82,12 @@ def main() -> None:
             said = {"event": event, "device": options.device, "address": router.address}
             print(json.dumps(said), flush=True)
 
-        odd = agent.Agent(
-            bundle,
-            bundle.assignment(options.device),
-            lambda: OddRuntime(options, len(bundle.manifest.labels)),
-            router,
-            report=report,
+        source = LoadableBundle(
+            bundle=bundle,
+            assignment=bundle.assignment(options.device),
+            load=lambda: OddRuntime(options, len(bundle.manifest.labels)),
         )
+        odd = agent.Agent(source, router, report=report)
         signal.signal(signal.SIGTERM, lambda *_: odd.stop())
         report("LISTENING")
         odd.serve()

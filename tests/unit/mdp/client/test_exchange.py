@@ -12,11 +12,11 @@ from mdp.errors import DeadlineExceeded, InputError, QuorumNotMet
 from mdp.formats.plan import Region
 from mdp.fusion.fuse import Contribution
 from mdp.protocol.messages import (
-    Ask,
     Failure,
     FailureCode,
     Result,
     Status,
+    StatusRequest,
     answered_by,
     encode,
     logits_buffer,
@@ -279,7 +279,7 @@ def test_garbage_from_somebody_not_waited_for_only_counts(desk: Desk) -> None:
     desk.submit()
     desk.reply("alpha")
     desk.frames("alpha", [b"garbage"])
-    desk.frames("alpha", encode(Ask(request_id=1)))
+    desk.frames("alpha", encode(StatusRequest(request_id=1)))
     assert not desk.answers
     desk.reply("beta")
     desk.reply("gamma")

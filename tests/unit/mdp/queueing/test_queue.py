@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Struct
 
-from mdp.queueing.clients import REMEMBERED
+from mdp.queueing.accounts import REMEMBERED
 from mdp.queueing.queue import CAPACITY, AgentQueue
 
 FORMER, NEWER = "0" * 64, "1" * 64
@@ -390,7 +390,7 @@ def test_newcomers_without_end_keep_nobody_waiting_and_are_not_remembered() -> N
         take(queue)
         queue.done(took_s=0.1)
         assert number < 20 or "one" not in {each.client for each, _ in queue._in_order()}
-    assert len(queue._clients) <= REMEMBERED
+    assert len(queue._accounts) <= REMEMBERED
 
 
 def test_decoding_is_its_client_s_own_and_no_part_of_the_estimate() -> None:

@@ -23,7 +23,6 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.fusion.fuse import Contribution, FusionWeights, fuse, probabilities
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
     FailureCode,
@@ -31,6 +30,7 @@ from mdp.protocol.messages import (
     Result,
     State,
     Status,
+    StatusRequest,
     decode,
     encode,
     logits_buffer,
@@ -177,7 +177,7 @@ class World:
         if device not in self.connected or device in self.full:
             return False
         message = decode(frames).message
-        if isinstance(message, Ask):
+        if isinstance(message, StatusRequest):
             self.asked.append((device, message.request_id))
             # Its silence, if that is what it meets, counts too.
             self.troubles[device] += TROUBLE

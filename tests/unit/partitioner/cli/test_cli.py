@@ -19,7 +19,7 @@ from mdp.formats.profile import read_profile
 from mdp.testing.bundles import write_bundle
 from partitioner.cli import main as cli
 from partitioner.data.datasets import open_dataset
-from tests.support.models.quantised import profile_of, write_colours
+from tests.support.models.quantized import profile_of, write_colours
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, tiny_plan, write_profiles
 from tests.support.models.trees import write_tree
 

@@ -24,7 +24,7 @@ from partitioner.export.evaluate import Report
 from partitioner.export.quantize import QuantizationError, Way, quantized
 from partitioner.export.quantize_bundle import quantize_bundle
 from partitioner.export.try_precision import QuantizeRequest
-from tests.support.models.quantised import (
+from tests.support.models.quantized import (
     fragile_model,
     profile_of,
     put_models,

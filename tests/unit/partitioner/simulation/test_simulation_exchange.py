@@ -19,12 +19,12 @@ from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Picture
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
     Infer,
     Result,
     Status,
+    StatusRequest,
     decode,
     encode,
     logits_buffer,
@@ -97,7 +97,7 @@ class RealClient:
         if device not in self.connected:
             return False
         infer = decode(frames).message
-        if isinstance(infer, Ask):
+        if isinstance(infer, StatusRequest):
             self._devices[device].ask(self.now_s, self._told, infer.request_id)
             return True
         assert isinstance(infer, Infer)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from devices.events import MOST_WAITING, Events, Reporter, for_events_alone, quiet_libraries
+from devices.events import MOST_WAITING, BackgroundWriter, Events, for_events_alone, quiet_libraries
 
 
 def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with path.open("w") as stream:
-        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).tell("READY")
-        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).tell("READY")
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).emit("READY")
     people, program = path.read_text().splitlines()
     assert people == "mdp-agent n100: READY"
     assert json.loads(program) == {
@@ -32,14 +32,14 @@ def test_a_reader_that_does_not_read_costs_lines_only() -> None:
         events = Events(stream, "n100", "tcp://127.0.0.1:1", json=True)
         # A pipe holds 64 KiB; a write that waits would never return.
         for number in range(10_000):
-            events.tell(f"event {number}")
+            events.emit(f"event {number}")
         os.set_blocking(reader, False)
         lines = read.read().splitlines()
         assert 0 < len(lines) < 10_000
         assert [json.loads(line)["event"] for line in lines] == [
             f"event {number}" for number in range(len(lines))
         ]
-        events.tell("heard again")
+        events.emit("heard again")
         assert json.loads(read.read())["event"] == "heard again"
 
 
@@ -47,24 +47,24 @@ def test_a_reader_that_has_gone_costs_nothing() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stream:
-        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).tell("READY")
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).emit("READY")
 
 
 def test_a_full_disk_costs_nothing() -> None:
     with Path("/dev/full").open("w") as stream:
-        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).tell("READY")
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
 
 
 def test_a_stream_that_was_closed_before_is_nobody() -> None:
-    Events(None, "n100", "tcp://127.0.0.1:1", json=False).tell("READY")
+    Events(None, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
 
 
 def test_a_line_too_long_to_be_written_at_once_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "events"
     with path.open("w") as stream:
         events = Events(stream, "n100", "tcp://127.0.0.1:1", json=False)
-        events.tell("x" * 100_000)
-        events.tell("short")
+        events.emit("x" * 100_000)
+        events.emit("short")
     assert path.read_text() == "mdp-agent n100: short\n"
 
 
@@ -110,9 +110,9 @@ def test_a_reader_that_holds_up_whoever_writes_does_not_hold_up_whoever_tells() 
         assert may_write.wait(60)
         said.append(line)
 
-    with Reporter(say) as reporter:
+    with BackgroundWriter(say, "test") as reporter:
         for number in range(2 * MOST_WAITING):
-            reporter.tell(f"{number}")
+            reporter.put(f"{number}")
         may_write.set()
     assert said[:3] == ["0", "1", "2"]
     assert MOST_WAITING <= len(said) <= MOST_WAITING + 1
@@ -124,7 +124,7 @@ def test_what_drivers_print_does_not_stand_between_the_events(tmp_path: Path) ->
         assert events is not None
         with events:
             os.write(out.fileno(), b"compiling kernels\n")
-            Events(events, "n100", "tcp://127.0.0.1:1", json=False).tell("READY")
+            Events(events, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
     assert (tmp_path / "out").read_text() == "mdp-agent n100: READY\n"
     assert (tmp_path / "err").read_text() == "compiling kernels\n"
 

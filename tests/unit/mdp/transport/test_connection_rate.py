@@ -9,7 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdp.transport.admission import syn_filter
-from mdp.transport.admission.connection_rate import AT_ONCE, LONGEST_S, PER_S, Arrivals, network_of
+from mdp.transport.admission.connection_rate import (
+    AT_ONCE,
+    LONGEST_S,
+    PER_S,
+    ConnectionRate,
+    network_of,
+)
 from mdp.transport.admission.syn_filter import MOST_NETWORKS, Instruction, Network, program
 
 HOST, OTHER = "10.0.0.7", "10.0.0.8"
@@ -17,71 +23,71 @@ SYN, ACK, RST = 0x02, 0x10, 0x04
 
 
 def test_a_host_may_connect_so_often_at_once() -> None:
-    arrivals = Arrivals(per_s=4, at_once=10)
-    assert [arrivals.came(HOST, 5.0) for _ in range(10)] == [*[False] * 9, True]
-    assert arrivals.kept_out == {network_of(HOST)}
-    assert not arrivals.came(OTHER, 5.0)
-    assert arrivals.kept_out == {network_of(HOST)}
+    rate = ConnectionRate(per_s=4, at_once=10)
+    assert [rate.connected(HOST, 5.0) for _ in range(10)] == [*[False] * 9, True]
+    assert rate.blocked == {network_of(HOST)}
+    assert not rate.connected(OTHER, 5.0)
+    assert rate.blocked == {network_of(HOST)}
 
 
 def test_a_host_that_is_kept_out_comes_back_with_a_second_of_its_allowance() -> None:
-    arrivals = Arrivals(per_s=4, at_once=10)
+    rate = ConnectionRate(per_s=4, at_once=10)
     for _ in range(10):
-        arrivals.came(HOST, 5.0)
-    assert arrivals.due_s == pytest.approx(6.0)
-    assert not arrivals.look(5.9)
-    assert arrivals.look(6.0)
-    assert (arrivals.kept_out, arrivals.due_s) == (frozenset(), math.inf)
-    assert [arrivals.came(HOST, 6.0) for _ in range(4)] == [False, False, False, True]
+        rate.connected(HOST, 5.0)
+    assert rate.due_s == pytest.approx(6.0)
+    assert not rate.unblock(5.9)
+    assert rate.unblock(6.0)
+    assert (rate.blocked, rate.due_s) == (frozenset(), math.inf)
+    assert [rate.connected(HOST, 6.0) for _ in range(4)] == [False, False, False, True]
 
 
 def test_what_came_before_it_could_be_kept_out_is_paid_back() -> None:
-    arrivals = Arrivals(per_s=4, at_once=10)
-    assert sum(arrivals.came(HOST, 5.0) for _ in range(18)) == 1
-    assert not arrivals.look(7.9)
-    assert arrivals.look(8.0)
+    rate = ConnectionRate(per_s=4, at_once=10)
+    assert sum(rate.connected(HOST, 5.0) for _ in range(18)) == 1
+    assert not rate.unblock(7.9)
+    assert rate.unblock(8.0)
 
 
 def test_nobody_is_kept_out_for_long_that_has_stopped() -> None:
-    arrivals = Arrivals()
+    rate = ConnectionRate()
     for _ in range(5000):
-        arrivals.came(HOST, 5.0)
-    back_s = arrivals.due_s
+        rate.connected(HOST, 5.0)
+    back_s = rate.due_s
     assert back_s == pytest.approx(5.0 + LONGEST_S)
-    assert not arrivals.look(back_s - 0.1)
-    assert arrivals.look(back_s)
-    assert [arrivals.came(HOST, back_s) for _ in range(int(PER_S))] == [
+    assert not rate.unblock(back_s - 0.1)
+    assert rate.unblock(back_s)
+    assert [rate.connected(HOST, back_s) for _ in range(int(PER_S))] == [
         *[False] * (int(PER_S) - 1),
         True,
     ]
 
 
 def test_who_connects_now_and_then_is_never_kept_out() -> None:
-    arrivals = Arrivals(per_s=4, at_once=10)
-    assert not any(arrivals.came(HOST, number / 4) for number in range(1000))
+    rate = ConnectionRate(per_s=4, at_once=10)
+    assert not any(rate.connected(HOST, number / 4) for number in range(1000))
 
 
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 40)), max_size=60))
 def test_in_the_long_run_nobody_connects_more_often_than_allowed(
     visits: list[tuple[float, int]],
 ) -> None:
-    arrivals, now_s, made = Arrivals(), 0.0, 0
+    rate, now_s, made = ConnectionRate(), 0.0, 0
     for pause_s, size in visits:
         now_s += pause_s
-        arrivals.look(now_s)
+        rate.unblock(now_s)
         for _ in range(size):
             # The filter takes effect at once.
-            if not arrivals.kept_out:
-                arrivals.came(HOST, now_s)
+            if not rate.blocked:
+                rate.connected(HOST, now_s)
                 made += 1
         assert made <= AT_ONCE + PER_S * now_s
 
 
 def test_hosts_that_have_their_whole_allowance_are_forgotten() -> None:
-    arrivals = Arrivals()
+    rate = ConnectionRate()
     for number in range(100_000):
-        arrivals.came(str(ipaddress.IPv4Address(number)), number / 100)
-    assert len(arrivals._whole_s) < 1000
+        rate.connected(str(ipaddress.IPv4Address(number)), number / 100)
+    assert len(rate._full_s) < 1000
 
 
 @pytest.mark.parametrize(

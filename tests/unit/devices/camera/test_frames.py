@@ -10,12 +10,12 @@ import pytest
 from PIL import Image
 
 from devices.camera.frames import (
-    FIRST_REST_S,
-    LONGEST_REST_S,
+    FIRST_RETRY_S,
+    LONGEST_RETRY_S,
     RING_BYTES,
     RING_FRAMES,
-    Eyes,
     Frame,
+    FrameBuffer,
     NoFrameError,
     Source,
     SourceError,
@@ -78,10 +78,10 @@ def camera() -> ToyCamera:
     return ToyCamera(Clock())
 
 
-def eyes_on(camera: ToyCamera, source: Source = FOLDER, fps: float = 10.0) -> Eyes:
-    eyes = Eyes(source, camera.open, fps=fps, clock=camera.clock)
-    eyes.follow(lambda: [ALPHA])
-    return eyes
+def buffer_of(camera: ToyCamera, source: Source = FOLDER, fps: float = 10.0) -> FrameBuffer:
+    buffer = FrameBuffer(source, camera.open, fps=fps, clock=camera.clock)
+    buffer.follow(lambda: [VIEW])
+    return buffer
 
 
 def frames_at(*moments_s: float) -> list[Frame]:
@@ -168,99 +168,104 @@ def test_the_nearest_frame_of_the_view_or_the_newer_of_two_is_given(
 
 
 def test_memory_is_bounded_by_frames_and_by_bytes() -> None:
-    assert capacity_for([(Region(), 224)]) == RING_FRAMES
+    assert capacity_for([(Region(), 224)]) == RING_FRAMES == 64
+    assert capacity_for([(Region(), 300)]) == 62
     assert capacity_for([(Region(), 1024)]) == RING_BYTES // (3 * 1024**2) == 5
     assert capacity_for([(Region(), 1024)] * 8) == 2
     assert capacity_for([]) == RING_FRAMES
 
 
+def test_the_last_camera_is_number_63() -> None:
+    assert parse_source("camera:63").place == "63"
+
+
 def test_no_more_frames_are_kept_than_fit(camera: ToyCamera) -> None:
-    eyes = Eyes(FOLDER, camera.open, fps=10.0, clock=camera.clock)
+    buffer = FrameBuffer(FOLDER, camera.open, fps=10.0, clock=camera.clock)
     large = msgspec.structs.replace(ALPHA.vit, image_size=1024)
-    eyes.follow(lambda: [msgspec.structs.replace(ALPHA, submodel=large)])
+    buffer.follow(lambda: [view_of(msgspec.structs.replace(ALPHA, submodel=large))])
     for _ in range(8):
-        camera.clock.now_s += eyes.step()
+        camera.clock.now_s += buffer.step()
     view = (ALPHA.region, 1024)
-    first = eyes.see(view, ago_ms=1e6, within_ms=1e9)
-    last = eyes.see(view, ago_ms=0.0, within_ms=1e9)
+    first = buffer.match(view, ago_ms=1e6, within_ms=1e9)
+    last = buffer.match(view, ago_ms=0.0, within_ms=1e9)
     assert (first.number, last.number) == (4, 8)
 
 
 def test_a_frame_is_cut_as_the_assignment_says(camera: ToyCamera) -> None:
-    eyes = eyes_on(camera)
-    eyes.step()
-    seen = eyes.see(VIEW, ago_ms=0.0, within_ms=0.0)
+    buffer = buffer_of(camera)
+    buffer.step()
+    seen = buffer.match(VIEW, ago_ms=0.0, within_ms=0.0)
     assert (seen.number, seen.age_ms) == (1, 0.0)
     assert seen.crop.shape == (SIZES[0], SIZES[0], 3)
     assert seen.crop[..., 0].mean() > seen.crop[..., 2].mean() + 50
 
 
 def test_a_played_source_keeps_its_pace(camera: ToyCamera) -> None:
-    eyes = eyes_on(camera, fps=4.0)
+    buffer = buffer_of(camera, fps=4.0)
     waits = []
     for _ in range(3):
-        waits.append(eyes.step())
+        waits.append(buffer.step())
         camera.clock.now_s += waits[-1]
     assert waits == pytest.approx([0.25, 0.25, 0.25])
     camera.clock.now_s += 10.0
-    assert eyes.step() == pytest.approx(0.25), "what was missed is not made up for in a hurry"
+    assert buffer.step() == pytest.approx(0.25), "what was missed is not made up for in a hurry"
 
 
 def test_a_live_source_is_emptied_at_its_own_pace_and_decoded_at_ours(camera: ToyCamera) -> None:
     camera.waits_s = 0.05
-    eyes = eyes_on(camera, LIVE, fps=5.0)
-    assert [eyes.step() for _ in range(20)] == [0.0] * 20
+    buffer = buffer_of(camera, LIVE, fps=5.0)
+    assert [buffer.step() for _ in range(20)] == [0.0] * 20
     assert camera.decoded == 5
 
 
 def test_a_moment_of_the_past(camera: ToyCamera) -> None:
-    eyes = eyes_on(camera)
+    buffer = buffer_of(camera)
     for _ in range(5):
-        camera.clock.now_s += eyes.step()
+        camera.clock.now_s += buffer.step()
     # Frames 1 to 5 are 500 to 100 ms old.
     for ago_ms, number in ((0.0, 5), (100.0, 5), (220.0, 4), (290.0, 3), (500.0, 1)):
-        seen = eyes.see(VIEW, ago_ms=ago_ms, within_ms=150.0)
+        seen = buffer.match(VIEW, ago_ms=ago_ms, within_ms=150.0)
         assert seen.number == number
         assert seen.age_ms == pytest.approx(600 - 100 * number)
     with pytest.raises(
         NoFrameError,
         match=r"^folder:door: the nearest frame is off by 200 ms, at most 150 ms were asked for$",
     ):
-        eyes.see(VIEW, ago_ms=700.0, within_ms=150.0)
+        buffer.match(VIEW, ago_ms=700.0, within_ms=150.0)
 
 
 def test_an_old_frame_is_not_given_and_the_reason_is(camera: ToyCamera) -> None:
-    eyes = eyes_on(camera, LIVE)
+    buffer = buffer_of(camera, LIVE)
     with pytest.raises(NoFrameError, match=r"^camera:0 has given no frame yet$"):
-        eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)
-    eyes.step()
+        buffer.match(VIEW, ago_ms=0.0, within_ms=1e9)
+    buffer.step()
     camera.grabs.append(SourceError("camera:0: gives no picture"))
-    assert eyes.step() == FIRST_REST_S
+    assert buffer.step() == FIRST_RETRY_S
     camera.clock.now_s += 3.0
     with pytest.raises(NoFrameError) as raised:
-        eyes.see(VIEW, ago_ms=0.0, within_ms=2000.0)
+        buffer.match(VIEW, ago_ms=0.0, within_ms=2000.0)
     assert str(raised.value) == (
         "camera:0: the newest frame is 3000 ms old, at most 2000 ms were asked for "
         "(camera:0: gives no picture)"
     )
-    assert eyes.describe() == "camera:0: frame 1, 3000 ms old; camera:0: gives no picture"
+    assert buffer.describe() == "camera:0: frame 1, 3000 ms old; camera:0: gives no picture"
 
 
 def test_a_camera_that_is_gone_is_opened_again_after_ever_longer_rests(camera: ToyCamera) -> None:
     gone = SourceError("camera:0: cannot be opened")
     camera.refusals = [gone] * 7
-    eyes = eyes_on(camera, LIVE)
-    rests = [eyes.step() for _ in range(7)]
-    assert rests == [0.5, 1.0, 2.0, 4.0, LONGEST_REST_S, LONGEST_REST_S, LONGEST_REST_S]
+    buffer = buffer_of(camera, LIVE)
+    rests = [buffer.step() for _ in range(7)]
+    assert rests == [0.5, 1.0, 2.0, 4.0, LONGEST_RETRY_S, LONGEST_RETRY_S, LONGEST_RETRY_S]
     with pytest.raises(NoFrameError, match=r"no frame yet \(camera:0: cannot be opened\)$"):
-        eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)
-    assert eyes.step() == 0.0
-    assert eyes.describe() == "camera:0: frame 1, 0 ms old"
+        buffer.match(VIEW, ago_ms=0.0, within_ms=1e9)
+    assert buffer.step() == 0.0
+    assert buffer.describe() == "camera:0: frame 1, 0 ms old"
     camera.grabs.append(RuntimeError("\x1b[2J what a driver\nsays"))
-    assert eyes.step() == FIRST_REST_S, "a frame has ended the long rests"
+    assert buffer.step() == FIRST_RETRY_S, "a frame has ended the long rests"
     assert (camera.opened, camera.closed) == (1, 1)
-    assert eyes.describe() == "camera:0: frame 1, 0 ms old; ?[2J what a driver says"
-    eyes.step()
+    assert buffer.describe() == "camera:0: frame 1, 0 ms old; ?[2J what a driver says"
+    buffer.step()
     assert camera.opened == 2
 
 
@@ -270,14 +275,14 @@ def test_the_agent_s_log_says_that_a_camera_is_gone_and_that_it_is_back(
     told: list[str] = []
     camera.waits_s = 0.2
     camera.refusals = [SourceError("camera:0: cannot be opened")] * 3
-    eyes = eyes_on(camera, LIVE)
-    eyes.report_to(told.append)
+    buffer = buffer_of(camera, LIVE)
+    buffer.report_to(told.append)
     for _ in range(5):
-        eyes.step()
+        buffer.step()
     assert told == ["no pictures: camera:0: cannot be opened", "pictures again: camera:0"]
     camera.grabs += [SourceError("camera:0: gives no picture"), RuntimeError()]
     for _ in range(4):
-        eyes.step()
+        buffer.step()
     assert told[2:] == [
         "no pictures: camera:0: gives no picture",
         "no pictures: RuntimeError",
@@ -291,38 +296,37 @@ def test_a_picture_that_cannot_be_read_costs_its_turn_only(camera: ToyCamera) ->
         np.zeros((4, 4, 2), dtype=np.uint8),
         colour_picture("blue"),
     ]
-    eyes = eyes_on(camera)
-    camera.clock.now_s += eyes.step()
+    buffer = buffer_of(camera)
+    camera.clock.now_s += buffer.step()
     with pytest.raises(NoFrameError, match=r"yet \(door/a.jpg: cannot be decoded: no\)$"):
-        eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)
-    camera.clock.now_s += eyes.step()
-    assert "or [H, W, 4], got uint8 [4, 4, 2]" in eyes.describe()
-    assert "2 could not be read" in eyes.describe()
-    eyes.step()
-    assert eyes.see(VIEW, ago_ms=0.0, within_ms=0.0).number == 1
+        buffer.match(VIEW, ago_ms=0.0, within_ms=1e9)
+    camera.clock.now_s += buffer.step()
+    assert "or [H, W, 4], got uint8 [4, 4, 2]" in buffer.describe()
+    assert "; 2 could not be read" in buffer.describe()
+    buffer.step()
+    assert buffer.match(VIEW, ago_ms=0.0, within_ms=0.0).number == 1
     assert camera.closed == 0
 
 
 def test_eyes_follow_what_is_served(camera: ToyCamera) -> None:
     beta = colour_plan().assignments[1]
     served = [ALPHA]
-    eyes = eyes_on(camera)
-    eyes.follow(lambda: served)
-    camera.clock.now_s += eyes.step()
+    buffer = buffer_of(camera)
+    buffer.follow(lambda: list(map(view_of, served)))
+    camera.clock.now_s += buffer.step()
     served.append(beta)
-    camera.clock.now_s += eyes.step()
-    assert eyes.see(VIEW, ago_ms=0.0, within_ms=1e9).number == 2
-    assert eyes.see(view_of(beta), ago_ms=1e6, within_ms=1e9).number == 2
+    camera.clock.now_s += buffer.step()
+    assert buffer.match(VIEW, ago_ms=0.0, within_ms=1e9).number == 2
+    assert buffer.match(view_of(beta), ago_ms=1e6, within_ms=1e9).number == 2
     del served[0]
-    eyes.step()
-    assert eyes.see(VIEW, ago_ms=0.0, within_ms=1e9).number == 2
-    assert eyes.see(view_of(beta), ago_ms=0.0, within_ms=1e9).number == 3
+    buffer.step()
+    assert buffer.match(VIEW, ago_ms=0.0, within_ms=1e9).number == 2
+    assert buffer.match(view_of(beta), ago_ms=0.0, within_ms=1e9).number == 3
 
 
-def test_the_thread_looks_until_it_is_told_to_stop(camera: ToyCamera) -> None:
-    with eyes_on(camera, fps=240.0) as eyes:
-        eyes.close()
-        assert camera.closed == 1
+def test_the_thread_closes_the_camera_with_the_block(camera: ToyCamera) -> None:
+    with buffer_of(camera, fps=240.0):
+        pass
     assert camera.closed == 1
 
 
@@ -337,14 +341,14 @@ def test_a_camera_that_hangs_keeps_nobody_waiting(
         released.wait()
 
     monkeypatch.setattr(camera, "grab", grab)
-    eyes = eyes_on(camera, LIVE)
-    with eyes:
+    buffer = buffer_of(camera, LIVE)
+    with buffer:
         assert hangs.wait(60)
         with pytest.raises(NoFrameError, match=r"^camera:0 has given no frame yet$"):
-            eyes.see(VIEW, ago_ms=0.0, within_ms=1e9)
-        assert eyes.describe() == "camera:0: no frame yet"
+            buffer.match(VIEW, ago_ms=0.0, within_ms=1e9)
+        assert buffer.describe() == "camera:0: no frame yet"
     # It was left behind, and lets go of the camera once it can.
     assert camera.closed == 0
     released.set()
-    eyes._thread.join(60)
+    buffer._thread.join(60)
     assert camera.closed == 1

@@ -1,16 +1,16 @@
-"""Announces an agent on the local network while it serves, and what it serves by then."""
+"""Announces a serving agent, and its current bundle, on the local network."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from devices.agent.bundles import Candidate
+from devices.agent.bundles import LoadableBundle
 from mdp.discovery.announcements import texts_of
 from mdp.discovery.mdns import Announcer
 from mdp.errors import MDPError
 
-#: How often it is looked whether another bundle is served.
-LOOK_S = 1.0
+#: How often the current bundle is compared with the announced one.
+CHECK_S = 1.0
 #: How long the goodbye may take.
 LEAVE_S = 2.0
 
@@ -19,38 +19,37 @@ LEAVE_S = 2.0
 def announced(
     bound: str,
     public_key: str | None,
-    served: Callable[[], Candidate],
+    current: Callable[[], LoadableBundle],
     report: Callable[[str], None],
 ) -> Iterator[None]:
-    """Announce the agent at `bound`; raises InputError or AgentError if that cannot be done.
+    """Announce the agent at `bound` in a thread, as each announcement takes tenths of a second.
 
-    In a thread of its own, as announcing takes some tenths of a second each time.
+    Raises InputError for an address that cannot be announced, AgentError without zeroconf.
     """
 
     def texts() -> dict[str, str]:
-        candidate = served()
-        assignment = candidate.assignment
+        source = current()
         return texts_of(
-            device=assignment.device,
-            digest=candidate.bundle.digest,
-            k=assignment.k,
+            device=source.assignment.device,
+            digest=source.bundle.digest,
+            k=source.assignment.k,
             public_key=public_key,
         )
 
     announcer = Announcer(bound, texts())
     over = threading.Event()
 
-    def keep_true() -> None:
+    def keep_current() -> None:
         try:
             announcer.begin()
-            while not over.wait(LOOK_S):
-                announcer.say(texts())
+            while not over.wait(CHECK_S):
+                announcer.update(texts())
         except MDPError as error:
             report(str(error))
         finally:
             announcer.close()
 
-    thread = threading.Thread(target=keep_true, name="announcing", daemon=True)
+    thread = threading.Thread(target=keep_current, name="announcing", daemon=True)
     thread.start()
     try:
         yield

@@ -1,18 +1,18 @@
-"""What is known of an agent to which there is no connection. Pure, but for the socket it names."""
+"""The state of an agent without a connection."""
 
 import math
 from dataclasses import dataclass
 
 import zmq
 
-#: Why an agent is there, but not for this client.
+#: Why an agent that is reachable has no connection.
 NOT_ACCEPTED = "the agent does not accept this client's key"
 NO_MORE = "the agent allows no more connections of this client's key"
 ANOTHER_KEY = "the agent's key is another one than the fleet file's"
 AGENT_IS_PLAIN = "one side is encrypted, the other plain: the agent has no key"
 CLIENT_IS_PLAIN = "one side is encrypted, the other plain: the fleet file has no key of the agent"
-UNASKED = "the agent sends messages that nobody asks for"
-#: By what the agent speaks, and whether this client speaks encrypted to it.
+UNASKED = "the agent sends messages without requests"
+#: By the agent's mechanism, and whether this client uses CURVE.
 REASONS = {
     ("CURVE", True): ANOTHER_KEY,
     ("CURVE", False): CLIENT_IS_PLAIN,
@@ -21,17 +21,17 @@ REASONS = {
 
 
 @dataclass(slots=True)
-class Absence:
-    """What is known of an agent to which there is no connection."""
+class Outage:
+    """When to dial, and the diagnosis."""
 
-    #: Handshakes that failed in a row.
+    #: Consecutive failed handshakes.
     failures: int = 0
     #: When to dial with a new socket.
     redial_s: float = math.inf
-    #: When to see whether the name of its host has an address by now, or another one.
+    #: When to look up the address of its host's name.
     lookup_s: float = math.inf
-    #: When to drop the reason, unless it is seen again before.
+    #: When the reason expires unless it is confirmed.
     doubt_s: float = math.inf
-    #: Open while the agent is asked how it wants to be spoken to, and what it has said so far.
-    question: "zmq.Socket[bytes] | None" = None
-    heard: bytes = b""
+    #: Open while the agent's mechanism is probed, and the bytes received so far.
+    probe: "zmq.Socket[bytes] | None" = None
+    greeting: bytes = b""

@@ -16,8 +16,8 @@ def test_room_is_made_as_far_as_it_may(before: tuple[int, int], after: int) -> N
     program = (
         "import resource\n"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, {before})\n"
-        "from devices.access.watch import make_room\n"
-        "make_room()\n"
+        "from devices.access.watch import raise_descriptor_limit\n"
+        "raise_descriptor_limit()\n"
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
     )
     done = subprocess.run(

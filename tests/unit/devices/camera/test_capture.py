@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from devices.camera.capture import FolderCamera, check_source, open_camera, open_eyes
+from devices.camera.capture import FolderCamera, open_camera, open_frame_buffer
 from devices.camera.frames import Source, SourceError
 from mdp.errors import AgentError, InputError, PictureError
 from mdp.testing.bundles import colour_picture
@@ -68,16 +68,16 @@ def test_a_file_that_is_no_picture_and_one_that_went(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fps", [0.0, -1.0, math.nan, math.inf])
 def test_frames_a_second_that_are_none(tmp_path: Path, fps: float) -> None:
     with pytest.raises(InputError, match=r"^--source-fps: expected more than 0, got "):
-        open_eyes(f"folder:{tmp_path}", fps)
+        open_frame_buffer(f"folder:{tmp_path}", fps)
 
 
 def test_without_opencv_folders_work_and_cameras_say_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
-    check_source(Source(kind="folder", place="."))
+    open_frame_buffer("folder:.", 1.0)
     with pytest.raises(AgentError) as raised:
-        check_source(Source(kind="camera", place="0"))
+        open_frame_buffer("camera:0", 1.0)
     assert str(raised.value) == (
         "OpenCV is not installed; every --source but a folder needs it: "
         "pip install '.[camera]' in a checkout of MDP"

@@ -20,7 +20,7 @@ from tests.support.fleet import PLENTY_MS, Fleet
 pytest.importorskip("torch")
 
 from partitioner.data.datasets import open_dataset
-from tests.support.models.quantised import profile_of, write_colours
+from tests.support.models.quantized import profile_of, write_colours
 
 pytestmark = pytest.mark.torch
 WAYS: tuple[Way, ...] = (("int8", "onnxruntime"), ("int8-static", "openvino"), ("fp32", "openvino"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from devices.agent import options as serving
-from devices.agent.options import Serving
+from devices.agent.options import ServeOptions
 from mdp.errors import AgentError, ConfigError
 from mdp.formats.bundle import Bundle
 from mdp.runtimes.base import Execution
@@ -39,8 +39,10 @@ def test_threads_are_no_more_than_the_cores_unless_they_are_asked_for(
         opened.update(options, threads=execution.threads)
 
     monkeypatch.setattr(serving, "open_runtime", open_runtime)
-    options = Serving(device="alpha", threads=threads, cores=cores, allow_fallback=True)
-    options.candidate(folder).load()
+    options = ServeOptions(
+        bundle=folder, device="alpha", threads=threads, cores=cores, allow_fallback=True
+    )
+    options.loadable().load()
     assert opened == {"num_classes": 3, "threads": given, "allow_fallback": True}
 
 
@@ -52,7 +54,7 @@ def test_threads_wait_as_the_plan_says_unless_the_operator_says_otherwise(
     change_assignment(folder, spin=planned)
     opened: list[Execution] = []
     monkeypatch.setattr(serving, "open_runtime", lambda _, served, **options: opened.append(served))
-    candidate = Serving(device="alpha", spin=asked).candidate(folder)
+    candidate = ServeOptions(bundle=folder, device="alpha", spin=asked).loadable()
     candidate.load()
     assert opened[0].spin == (planned if asked is None else asked)
     assert candidate.assignment.spin == planned
@@ -62,13 +64,13 @@ def test_threads_wait_as_the_plan_says_unless_the_operator_says_otherwise(
 def test_pictures_at_once_are_the_plan_s_unless_they_are_asked_for(
     folder: Path, asked: int | None, given: int
 ) -> None:
-    assert Serving(device="alpha", batch=asked).candidate(folder).batch == given
+    assert ServeOptions(bundle=folder, device="alpha", batch=asked).loadable().batch == given
 
 
 def test_a_link_is_followed_once(folder: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(folder)
-    candidate = Serving(device="alpha").candidate(link)
+    candidate = ServeOptions(bundle=link, device="alpha").loadable()
     link.unlink()
     assert candidate.bundle.path == folder.resolve()
     assert candidate.load().provider == "CPUExecutionProvider"
@@ -78,19 +80,19 @@ def test_what_is_not_here_is_refused_with_the_option_that_accepts_another(folder
     change_assignment(folder, provider="CUDAExecutionProvider")
     expected = (
         "^the plan asks for CUDAExecutionProvider, this device has .*CPUExecutionProvider; "
-        "--allow-fallback accepts another one and says so in every status$"
+        "--allow-fallback accepts another one, which every status names$"
     )
     with pytest.raises(AgentError, match=expected):
-        Serving(device="alpha").candidate(folder).load()
+        ServeOptions(bundle=folder, device="alpha").loadable().load()
 
 
 def test_crops_too_large_for_the_socket_are_refused(folder: Path) -> None:
-    options = Serving(device="alpha")
-    assert options.candidate(folder, 196_608).bundle.digest == Bundle.open(folder).digest
+    options = ServeOptions(bundle=folder, device="alpha")
+    assert options.loadable(196_608).bundle.digest == Bundle.open(folder).digest
     with pytest.raises(AgentError, match=r"^its crops of 196,608 bytes are larger than the 1,000 "):
-        options.candidate(folder, 1_000)
+        options.loadable(1_000)
 
 
 def test_a_device_without_a_part_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no assignment for device 'delta'"):
-        Serving(device="delta").candidate(folder)
+        ServeOptions(bundle=folder, device="delta").loadable()

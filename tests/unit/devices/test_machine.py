@@ -8,8 +8,8 @@ import pytest
 from devices.machine import (
     Machine,
     NvidiaMachine,
-    ask_nvidia,
     free_disk_bytes,
+    query_nvidia,
     usable_cores,
 )
 
@@ -132,11 +132,11 @@ def test_a_gpu_s_tool_that_is_not_there_tells_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert ask_nvidia() == ""
+    assert query_nvidia() == ""
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nexit 9\n")
     tool.chmod(0o755)
-    assert ask_nvidia() == ""
+    assert query_nvidia() == ""
     tool.write_text("#!/bin/sh\necho 31, 68.71, NVIDIA RTX A2000, 12GB\n")
     assert NvidiaMachine(tmp_path).power_w() == 68.71
 

@@ -77,7 +77,7 @@ def put_models(folder: Path, models: Mapping[int, onnx.ModelProto]) -> Bundle:
 
 
 def with_numbers(model: bytes, value: float) -> bytes:
-    """The model as a quantisation that went wrong would leave it: `value` for every scale."""
+    """The model as a failed quantization would leave it: `value` for every scale."""
     loaded = onnx.load_from_string(model)
     for tensor in loaded.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
