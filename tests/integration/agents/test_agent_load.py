@@ -11,7 +11,7 @@ import pytest
 
 from devices.cores import cores_in
 from mdp.formats.bundle import Bundle
-from mdp.protocol.messages import Result, contribution_of
+from mdp.protocol.messages import Failure, Result, contribution_of
 from mdp.queueing.queue import CAPACITY
 from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S, until
@@ -101,6 +101,12 @@ def test_what_waits_is_computed_together(fleet: Fleet, caplog: pytest.LogCapture
             assert envelope.message.request_id == number
             assert contribution_of(envelope.buffers[0]).boost.tolist() == [number] * 3
         assert runtime.batches == [[1], [2, 3, 4], [5, 6]]
+        # By this clock, computing takes a second.
+        peer.send(request(bundle, 7, budget_ms=500.0))
+        failure = peer.receive().message
+        assert isinstance(failure, Failure)
+        assert (failure.request_id, failure.code) == (7, "too_late")
+        assert failure.text.endswith("500.0 ms left do not suffice")
     # Where nobody else is told what an agent in this process reports, its logger is.
     states = [r.getMessage() for r in caplog.records if r.getMessage().isupper()]
     assert states == ["WARMING", "READY", "DRAINING"]
