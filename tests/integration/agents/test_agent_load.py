@@ -16,7 +16,6 @@ from mdp.queueing.queue import CAPACITY
 from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, new_pair
-from tests.integration.agents.test_agent_process import refused, start_alone
 from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import Fleet
@@ -31,7 +30,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         yield fleet
 
 
-def test_one_that_floods_keeps_nobody_out(fleet: Fleet) -> None:
+def test_a_client_that_floods_does_not_starve_another(fleet: Fleet) -> None:
     bundle, runtime = Bundle.open(fleet.bundle), Held()
     with (
         serving(bundle, runtime) as (_, address),
@@ -112,34 +111,19 @@ def test_what_waits_is_computed_together(fleet: Fleet, caplog: pytest.LogCapture
     assert states == ["WARMING", "READY", "DRAINING"]
 
 
-@pytest.mark.parametrize(
-    ("planned", "options", "sizes"),
-    [
-        (3, (), "1, 2, 3"),
-        (3, ("--batch", 2), "1, 2"),
-        (3, ("--batch", 1), None),
-    ],
-)
-def test_the_plan_says_how_many_unless_the_operator_does(
-    fleet: Fleet, planned: int, options: tuple[object, ...], sizes: str | None
+def test_an_agent_measures_the_batches_that_the_plan_or_the_operator_asks_for(
+    fleet: Fleet,
 ) -> None:
-    change_assignment(fleet.bundle, batch=planned)
-    agent = fleet.start("alpha", *options)
-    told = [event["event"] for event in agent.events]
-    expected = rf"{sizes} pictures at once take [\d., ]+ ms"
-    assert sum(bool(re.fullmatch(expected, event)) for event in told) == (sizes is not None)
-    assert len(told) == 3 + (sizes is not None)
+    change_assignment(fleet.bundle, batch=3)
+    for options, sizes in (((), "1, 2, 3"), (("--batch", 1), None)):
+        agent = fleet.start("alpha", *options)
+        told = [event["event"] for event in agent.events]
+        expected = rf"{sizes} pictures at once take [\d., ]+ ms"
+        assert sum(bool(re.fullmatch(expected, event)) for event in told) == (sizes is not None)
+        assert len(told) == 3 + (sizes is not None)
 
 
-def test_how_many_at_once_does_not_change_what_a_bundle_is(fleet: Fleet) -> None:
-    before = Bundle.open(fleet.bundle).digest
-    change_assignment(fleet.bundle, batch=8)
-    assert Bundle.open(fleet.bundle).digest == before
-
-
-def test_all_that_many_clients_were_promised_is_kept_before_the_end(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_accepted_requests_are_answered_before_the_end(fleet: Fleet, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     agent = fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
@@ -182,14 +166,3 @@ def allowed(status: Path) -> frozenset[int]:
     found = re.search(r"^Cpus_allowed_list:\s*(\S+)$", status.read_text(), flags=re.MULTILINE)
     assert found is not None
     return cores_in(found[1])
-
-
-@pytest.mark.parametrize(
-    ("cores", "expected"),
-    [
-        ("two", "--cpus: expected numbers of cores as in 0,2-3, got 'two'"),
-        ("9998", r"--cpus 9998: expected some of the cores \d"),
-    ],
-)
-def test_cores_that_are_not_there_are_refused(fleet: Fleet, cores: str, expected: str) -> None:
-    refused(start_alone(fleet, "--cpus", cores), expected)

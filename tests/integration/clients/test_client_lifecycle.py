@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,12 +36,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 def test_a_closed_client_stays_closed(fleet: Fleet) -> None:
     with fleet.client() as client:
         pass
-    with pytest.raises(mdp.InputError, match="this client is closed"):
-        client.reload()
-    with pytest.raises(mdp.InputError, match="this client is closed"):
-        client.__enter__()
-    with pytest.raises(mdp.InputError, match="this client is closed"):
-        client.classify(RED)
+    client.close()
+    for use in (client.reload, client.__enter__, client.status, partial(client.classify, RED)):
+        with pytest.raises(mdp.InputError, match="this client is closed"):
+            use()
 
 
 def test_a_client_can_be_closed_while_other_threads_call(fleet: Fleet) -> None:
