@@ -107,33 +107,6 @@ def test_both_bundles_are_served_until_nobody_asks_for_the_old_one(fleet: Fleet)
     assert agent.stderr == ""
 
 
-def test_a_folder_that_is_replaced_counts_as_well(fleet: Fleet, tmp_path: Path) -> None:
-    agent = fleet.start("alpha", bundle=tmp_path / "old")
-    with client_of(fleet, "new") as new:
-        assert new.status(timeout_s=PATIENCE_S)[0].reason.startswith("wrong bundle: serves old ")
-        with replacing_folder(tmp_path / "old") as folder:
-            write_bundle(folder, name="new", bag_scale=9.0)
-        look_again(agent, f"serves {named(fleet, 'new')}")
-        assert ask(new).used == ("alpha",)
-
-
-def test_the_same_bundle_is_no_change(fleet: Fleet) -> None:
-    agent = fleet.start("alpha")
-    with client_of(fleet, "old") as old:
-        agent.signal(signal.SIGHUP)
-        # The next one is told apart from the last by what comes between.
-        (fleet.folder / "live" / MANIFEST).rename(fleet.folder / "aside")
-        until(lambda: bool(reloaded(agent, old)), "it has looked again")
-        counts = old.status(timeout_s=PATIENCE_S)[0].counts
-        assert counts["renewed"] == 0
-        assert ask(old).used == ("alpha",)
-
-
-def reloaded(agent: AgentProcess, client: Client) -> int:
-    agent.signal(signal.SIGHUP)
-    return client.status(timeout_s=PATIENCE_S)[0].counts["not_renewed"]
-
-
 def truncated(folder: Path) -> None:
     path = folder / MANIFEST
     path.write_bytes(path.read_bytes()[:200])

@@ -39,16 +39,6 @@ def test_what_is_printed_has_no_room(
     assert mdp(*asked, out=Path("/dev/full"), buffered=buffered) == (2, f"mdp: {NO_ROOM}")
 
 
-def test_whoever_reads_has_seen_enough(fleet_new: list[object], tmp_path: Path) -> None:
-    reads, writes = os.pipe()
-    os.close(reads)
-    try:
-        asked = [*fleet_new, "--json", "--out", tmp_path / "fleet.toml"]
-        assert mdp(*asked, out=Path(f"/proc/{os.getpid()}/fd/{writes}")) == (1, "")
-    finally:
-        os.close(writes)
-
-
 def test_what_is_written_has_no_room(fleet_new: list[object], tmp_path: Path) -> None:
     if why := mounting_works():
         pytest.skip(why)

@@ -210,16 +210,6 @@ def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(folder:
     assert "schedule.patience 2: expected 0" in line
 
 
-def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None:
-    before = Bundle.open(whole.bundle)
-    done = run(*build_arguments(folder, whole.bundle, "--json"))
-    assert done.returncode == 0, done.stderr
-    assert "training" not in done.stderr
-    assert "from torch" not in done.stderr
-    assert Bundle.open(whole.bundle).manifest == before.manifest
-    assert json.loads(done.stdout)["pictures"] == 24
-
-
 def test_other_settings_are_refused(folder: Path, tmp_path: Path, whole: Whole) -> None:
     other = tmp_path / "other.toml"
     other.write_text(CONFIG.replace("[schedule]", "[schedule]\ntemperature = 9"))
