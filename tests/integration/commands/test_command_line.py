@@ -81,19 +81,6 @@ def pictures(tmp_path: Path) -> Path:
     return folder
 
 
-def test_names_of_pictures_cannot_control_the_terminal(toml: Path, tmp_path: Path) -> None:
-    good, bad = tmp_path / "a\x1b]0;owned\x07.png", tmp_path / "b\x9b31m\u202e.png"
-    good.write_bytes(encoded(Image.fromarray(colour_picture("red")), "PNG"))
-    bad.write_bytes(b"no picture")
-    done = mdp("classify", "--fleet", toml, tmp_path, *PLENTY)
-    assert done.returncode == 2
-    assert "a?]0;owned?.png: red" in done.stdout
-    assert "b?31m?.png: " in done.stderr
-    assert all(line.isprintable() for line in (done.stdout + done.stderr).splitlines())
-    (line,) = lines(mdp("classify", "--fleet", toml, good, "--json", *PLENTY))
-    assert line["path"] == str(good)
-
-
 def test_classify_says_what_is_documented(toml: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", toml, *PLENTY, pictures, pictures / "red/0.png", "--json")
     assert (done.returncode, done.stderr) == (0, "")
@@ -116,36 +103,48 @@ def test_classify_says_what_is_documented(toml: Path, pictures: Path) -> None:
             assert member["network_ms"] >= 0
 
 
-def test_one_bad_picture_among_good_ones(toml: Path, tmp_path: Path) -> None:
+def test_odd_files_and_names_take_their_own_place(toml: Path, tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     folder.mkdir()
     good = encoded(colour_picture("red"), "PNG")
-    (folder / "a.png").write_bytes(good)
-    (folder / "b.png").write_bytes(good[:200])
-    (folder / "c.txt").write_text("I am not a picture")
-    (folder / "d.jpg").write_bytes(with_orientation(6))
+    bytes_name = os.fsencode(folder) + b"/e-caf\xe9.png"
+    for name, content in (
+        ("a.png", good),
+        ("b.png", good[:200]),
+        ("c.txt", b"I am not a picture"),
+        ("d.jpg", with_orientation(6)),
+        (os.fsdecode(bytes_name), good),
+        ("f\x1b]0;owned\x07.png", good),
+        ("g\x9b31m\u202e.png", b"no picture"),
+    ):
+        (folder / name).write_bytes(content)
     done = mdp("classify", "--fleet", toml, *PLENTY, folder, "--json")
     assert done.returncode == 2
     answers = lines(done)
-    assert [Path(answer["path"]).name for answer in answers] == ["a.png", "b.png", "c.txt", "d.jpg"]
-    assert ["label" in answer for answer in answers] == [True, False, False, True]
-    truncated, text = done.stderr.splitlines()
-    assert [f"mdp: {answers[k]['error']}" for k in (1, 2)] == [truncated, text]
+    assert [Path(answer["path"]).name[0] for answer in answers] == list("abcdefg")
+    assert ["label" in answer for answer in answers] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert base64.b64decode(answers[4]["path_bytes"]) == bytes_name
+    assert answers[5]["path"] == str(folder / "f\x1b]0;owned\x07.png")
+    truncated, text, _ = done.stderr.splitlines()
     assert truncated.startswith(f"mdp: {folder}/b.png: ")
     assert "cannot be decoded" in truncated
     assert text.endswith("c.txt: expected a picture, found no format that is read")
-
-
-def test_a_name_that_is_no_utf_8(toml: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "names"
-    folder.mkdir()
-    name = os.fsencode(folder) + b"/caf\xe9.png"
-    Path(os.fsdecode(name)).write_bytes(encoded(colour_picture("blue"), "PNG"))
-    for options in ([], ["--json"]):
-        done = mdp("classify", "--fleet", toml, *PLENTY, folder, *options)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert "caf?.png" in done.stdout
-    assert base64.b64decode(lines(done)[0]["path_bytes"]) == name
+    done = mdp("classify", "--fleet", toml, *PLENTY, folder, tmp_path / "gone.png")
+    assert done.returncode == 2
+    assert "e-caf?.png: red" in done.stdout
+    # Nothing of a name controls the terminal.
+    assert "f?]0;owned?.png: red" in done.stdout
+    assert "g?31m?.png: " in done.stderr
+    assert f"mdp: {tmp_path}/gone.png: no such file" in done.stderr.splitlines()
+    assert all(line.isprintable() for line in (done.stdout + done.stderr).splitlines())
 
 
 def test_nobody_can_answer(nobody: Path, pictures: Path) -> None:
@@ -171,15 +170,6 @@ def refused(ended: tuple[int, str, str], expected: str) -> None:
     assert (code, out) == (2, "")
     assert re.match(rf"mdp: .*{expected}", err), err
     assert err.count("\n") == 1, err
-
-
-def test_a_missing_picture_is_named_and_the_others_are_classified(
-    toml: Path, pictures: Path
-) -> None:
-    asked = [pictures / name for name in ("red/0.png", "gone.png", "blue/0.png")]
-    code, out, err = here("classify", "--fleet", toml, *PLENTY, *asked)
-    assert (code, err) == (2, f"mdp: {asked[1]}: no such file\n")
-    assert [line.partition(",")[0].split()[1] for line in out.splitlines()] == ["red", "blue"]
 
 
 #: Command lines that are refused, where PICTURES, FLEET and the like stand for what is at hand.

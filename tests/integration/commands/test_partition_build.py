@@ -210,16 +210,6 @@ def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(folder:
     assert "schedule.patience 2: expected 0" in line
 
 
-def test_other_settings_are_refused(folder: Path, tmp_path: Path, whole: Whole) -> None:
-    other = tmp_path / "other.toml"
-    other.write_text(CONFIG.replace("[schedule]", "[schedule]\ntemperature = 9"))
-    done = run(*build_arguments(folder, whole.bundle, "--config", str(other)))
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "schedule.temperature was 2.0, is now 9.0" in line
-    assert "another folder with --run" in line
-
-
 @pytest.fixture(scope="module")
 def config(folder: Path) -> api.BuildConfig:
     """What the commands above were given, in one file."""
