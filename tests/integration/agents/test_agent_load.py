@@ -3,7 +3,6 @@
 import re
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from devices.cores import cores_in
 from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import Failure, Result, contribution_of
 from mdp.queueing.queue import CAPACITY
-from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, new_pair
 from tests.support.bundles import change_assignment
@@ -22,12 +20,6 @@ from tests.support.fleet import Fleet
 from tests.support.serving import Held, Paying, queued, replies, request, serving
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
-        yield fleet
 
 
 def test_a_client_that_floods_does_not_starve_another(fleet: Fleet) -> None:

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -16,7 +15,7 @@ from devices.cli.main import main
 from mdp.formats.bundle import MANIFEST, Bundle, file_entry, model_path
 from mdp.protocol.messages import Failure
 from mdp.testing.agents import ANY_PORT
-from mdp.testing.bundles import colour_picture, write_bundle
+from mdp.testing.bundles import colour_picture
 from mdp.testing.processes import PATIENCE_S, until
 from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer
@@ -27,19 +26,6 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 
 RED = colour_picture("red")
 CUDA = "CUDAExecutionProvider"
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    path = tmp_path / "gate"
-    path.mkdir()
-    return path
 
 
 def run_agent(*args: object) -> subprocess.CompletedProcess[str]:

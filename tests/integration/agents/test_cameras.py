@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,12 +27,6 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 
 RED = colour_picture("red")
 NO_SOURCE = "no_frame: this agent has no source (--source)"
-
-
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
-        yield fleet
 
 
 def put(folder: Path, name: str, colour: str) -> None:

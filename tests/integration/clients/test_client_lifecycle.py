@@ -5,7 +5,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import pytest
 import mdp
 from mdp.client import crops as views
 from mdp.pictures.crop import Picture
-from mdp.testing.bundles import LABELS, colour_picture, write_bundle
+from mdp.testing.bundles import LABELS, colour_picture
 from mdp.testing.processes import PATIENCE_S
 from mdp.testing.raw_agent import raw_agent
 from mdp.transport import dealers
@@ -24,13 +24,6 @@ from tests.support.fleet import PLENTY_MS, ROOT, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 RED = colour_picture("red")
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("fleet")
-    with Fleet(folder, write_bundle(folder / "bundle")) as started:
-        yield started.start_all()
 
 
 def test_a_closed_client_stays_closed(fleet: Fleet) -> None:

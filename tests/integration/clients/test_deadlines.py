@@ -26,13 +26,6 @@ NOT_DECODED = "no answer within 100 ms: the picture was not decoded by then"
 ALL_ABANDONED = "4 others are being decoded, 4 of them for calls that have ended"
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("deadlines")
-    with Fleet(folder, write_bundle(folder / "bundle")) as fleet:
-        yield fleet.start_all()
-
-
 @pytest.fixture
 def slow_fleet(tmp_path: Path) -> Iterator[Fleet]:
     """Alpha computes only once `gate/run` exists; the others are well."""

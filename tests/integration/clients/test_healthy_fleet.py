@@ -22,14 +22,6 @@ from tests.support.fleet import PLENTY_MS, Fleet
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("healthy")
-    with Fleet(folder, write_bundle(folder / "bundle")) as fleet:
-        fleet.start_all()
-        yield fleet
-
-
 def complete(answer: Prediction, label: str, mode: str = "stacked") -> bool:
     assert (answer.label, answer.mode) == (label, mode)
     assert answer.used == DEVICES

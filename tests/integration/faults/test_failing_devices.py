@@ -91,13 +91,6 @@ def no_leaks(standing: Standing, fleet: Fleet, no_leaks: None) -> Iterator[None]
     standing.dismiss()
 
 
-@pytest.fixture
-def gate(tmp_path: Path) -> Path:
-    path = tmp_path / "gate"
-    path.mkdir()
-    return path
-
-
 def ask(client: mdp.Client, deadline_ms: float = PLENTY_MS) -> Prediction:
     answer = client.classify(RED, deadline_ms=deadline_ms)
     assert answer.label == "red"

@@ -38,6 +38,7 @@ from tests.support.pictures import (
     jpeg_that_claims,
     with_segments,
 )
+from tests.support.serving import told
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -70,9 +71,7 @@ PIXELS = bytes(SIZE * SIZE * 3)
 
 
 def is_well(peer: StrangePeer) -> Status:
-    peer.send(encode(Ask(request_id=1)))
-    status = peer.receive().message
-    assert isinstance(status, Status)
+    status = told(peer)
     assert status.state == "READY"
     return status
 
@@ -103,7 +102,7 @@ REFUSED: list[tuple[dict[str, object], bytes, str, str]] = [
     ({"digest": "0" * 64}, PIXELS, "wrong_bundle", "serves colours "),
     ({"k": 1}, PIXELS, "wrong_submodel", "alpha serves sub-model 0, asked for 1"),
     *(
-        ({"encoding": "jpeg"}, data, "bad_message", said)
+        (dict[str, object](encoding="jpeg"), data, "bad_message", said)
         for data, said in (
             (b"no jpeg", "not a complete JPEG: "),
             (b"\xff\xd8\xff\xe1", ""),

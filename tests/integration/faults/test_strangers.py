@@ -22,7 +22,7 @@ from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import fingerprint
-from mdp.protocol.messages import Ask, Infer, Status, encode, request_frame_bytes
+from mdp.protocol.messages import Ask, Infer, encode, request_frame_bytes
 from mdp.testing.agents import AgentProcess, agent_command
 from mdp.testing.bundles import SIZES, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
@@ -43,6 +43,7 @@ from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer, other_program
 from tests.support.faults.strangers import Keys, Relay, crowd, host_and_port, hung_up
 from tests.support.fleet import PLENTY_MS, Fleet
+from tests.support.serving import told
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -114,13 +115,6 @@ def peer_of(alpha: AgentProcess, keys: Keys, name: str = "office") -> StrangePee
     """A client of alpha that sends whatever it is told, with the keys of `name`."""
     own = keys.pair(name)
     return StrangePeer(alpha.address, (own.public, own.secret, keys.pair("alpha").public))
-
-
-def is_well(peer: StrangePeer) -> Status:
-    peer.send(encode(Ask(request_id=1)))
-    status = peer.receive().message
-    assert isinstance(status, Status)
-    return status
 
 
 def test_the_right_keys_give_answers(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
@@ -234,11 +228,11 @@ def test_silent_connections_do_not_keep_clients_out(
     fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path, words: bytes
 ) -> None:
     with peer_of(alpha, keys) as before, crowd(alpha.address, 200, words) as visitors:
-        assert is_well(before).state == "READY"
+        assert told(before).state == "READY"
         with office(fleet, keys, tmp_path) as client:
             for _ in range(5):
                 assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha", "beta")
-        assert is_well(before).state == "READY"
+        assert told(before).state == "READY"
         assert not any(map(hung_up, visitors[-50:]))
 
 
@@ -351,13 +345,13 @@ def test_silent_connections_are_closed_in_time(monkeypatch: pytest.MonkeyPatch) 
 def test_descriptors_of_closed_connections_are_freed(alpha: AgentProcess, keys: Keys) -> None:
     process = psutil.Process(alpha.process.pid)
     with peer_of(alpha, keys) as peer:
-        is_well(peer)
+        told(peer)
         before = process.num_fds()
         for _ in range(3):
             with crowd(alpha.address, 200):
-                is_well(peer)
+                told(peer)
         until(lambda: process.num_fds() <= before, "descriptors are given back")
-        is_well(peer)
+        told(peer)
 
 
 def test_a_frame_larger_than_any_crop_ends_its_connection_only(
@@ -373,12 +367,12 @@ def test_a_frame_larger_than_any_crop_ends_its_connection_only(
         encoding="raw",
     )
     with peer_of(alpha, keys) as other, peer_of(alpha, keys) as peer:
-        is_well(other)
+        told(other)
         # As large as is taken: refused in words, in a connection that goes on.
         peer.send(encode(infer, bytes(largest)))
         assert peer.receive().message.text.startswith("expected a crop of 16 pixels")  # type: ignore[union-attr]
         peer.send([encode(infer, b"")[0], bytes(largest + 64)])
-        is_well(other)
+        told(other)
         with pytest.raises(AssertionError, match="no reply"):
             peer.receive(timeout_s=0.3)
 
@@ -399,15 +393,15 @@ def test_an_agent_with_keys_accepts_no_weaker_protocol(
     (head,) = encode(Ask(request_id=1))
     with crowd(alpha.address, 1, start + b"\x00" + bytes([len(head)]) + bytes(head)) as (peer,):
         peer.settimeout(PATIENCE_S)
-        told = b""
+        heard = b""
         try:
             while data := peer.recv(4096):
-                told += data
+                heard += data
         except OSError:
             pass
-        assert b"request_id" not in told
+        assert b"request_id" not in heard
     with peer_of(alpha, keys) as known:
-        is_well(known)
+        told(known)
 
 
 @pytest.mark.parametrize("greeting", [b"\x01\x00" * 20, b"SSH-2.0-x\r\n", OLD[1]])
@@ -430,11 +424,11 @@ def test_a_replay_is_ignored(fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_
         assert "alpha" in client.classify(RED, deadline_ms=PLENTY_MS).used
         recorded = bytes(relay.sent)
     with peer_of(alpha, keys) as peer:
-        before = is_well(peer).counts
+        before = told(peer).counts
         for part in (recorded, recorded[:64] + recorded[300:], recorded[-500:]):
             with crowd(alpha.address, 1, part) as (replayed,):
                 until(partial(hung_up, replayed), "it is not listened to")
-        assert is_well(peer).counts == before
+        assert told(peer).counts == before
 
 
 def test_a_byte_that_is_changed_on_the_way_ends_the_connection(
@@ -470,12 +464,12 @@ def test_a_removed_client_is_disconnected_even_if_another_key_file_is_wrong(
             "alpha", "--key", keys.secret("alpha"), "--clients", clients, "--audit", audit
         )
         with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
-            assert is_well(office).reason == is_well(phone).reason == ""
+            assert told(office).reason == told(phone).reason == ""
             keys.allow(clients, "phone", "newcomer")
             (clients / "broken.public").write_text("?")
             agent.signal(signal.SIGHUP)
-            until(lambda: "clients: " in is_well(phone).reason, "the status names what is wrong")
-            assert is_well(phone).reason.startswith(f"clients: {clients}/broken.public: ")
+            until(lambda: "clients: " in told(phone).reason, "the status names what is wrong")
+            assert told(phone).reason.startswith(f"clients: {clients}/broken.public: ")
             # Its connection was ended.
             revoked = fingerprint(keys.pair("office").public)
 
@@ -492,13 +486,13 @@ def test_a_removed_client_is_disconnected_even_if_another_key_file_is_wrong(
                     lambda: (unknown, "refuse") in [(a["key"], a["event"]) for a in audited(audit)],
                     "a newcomer is refused",
                 )
-                assert is_well(phone).state == "READY"
+                assert told(phone).state == "READY"
                 # Once nothing is wrong any more, its next connection is accepted.
                 (clients / "broken.public").unlink()
                 agent.signal(signal.SIGHUP)
                 agent.wait_for("2 clients allowed")
             with peer_of(agent, keys, "newcomer") as newcomer:
-                assert is_well(newcomer).state == "READY"
+                assert told(newcomer).state == "READY"
         connected = [line for line in audited(audit) if line["event"] == "connect"]
         assert {line["client"] for line in connected} == {"office", "phone", "newcomer"}
         assert all(line["address"].startswith("127.0.0.1:") for line in connected)
@@ -512,7 +506,7 @@ def test_a_client_is_disconnected_when_its_key_expires(own: Fleet, keys: Keys) -
     with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
         phone.send(encode(Ask(request_id=1)))
         # Disconnected, it tries to connect again.
-        until(lambda: is_well(office).counts.get(UNKNOWN_KEY, 0) > 0, "the phone is refused")
+        until(lambda: told(office).counts.get(UNKNOWN_KEY, 0) > 0, "the phone is refused")
 
 
 def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
@@ -535,7 +529,7 @@ def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path:
                 # From several addresses, as one may only connect so often.
                 dealer.connect(f"tcp://127.0.7.{number // 15 + 1}:0;{host}:{port}")
             with peer_of(agent, keys) as office:
-                until(lambda: is_well(office).counts.get(TOO_MANY, 0) > 0, "some are refused")
+                until(lambda: told(office).counts.get(TOO_MANY, 0) > 0, "some are refused")
         finally:
             context.destroy(linger=0)
 
