@@ -71,7 +71,7 @@ def test_a_client_is_its_key_however_many_connections_it_has(fleet: Fleet) -> No
         assert 201 in [batch[0] for batch in runtime.batches[1:3]]
 
 
-def test_what_waits_is_computed_together(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_requests_are_batched(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "mdp.agent")
     bundle, runtime = Bundle.open(fleet.bundle), Held()
     with (

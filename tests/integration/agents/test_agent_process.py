@@ -144,7 +144,7 @@ def test_a_bundle_that_cannot_be_served_ends_the_start_in_one_line(fleet: Fleet)
         path.write_bytes(data)
 
 
-def test_a_fallback_is_accepted_when_told_and_said_in_every_status(fleet: Fleet) -> None:
+def test_an_allowed_fallback_serves_and_every_status_names_it(fleet: Fleet) -> None:
     submodel = json.loads((fleet.bundle / MANIFEST).read_text())["plan"]["assignments"][0]
     in_fp16 = submodel["submodel"] | {"precision": "fp16"}
     change_manifest(fleet.bundle, runtime="openvino", submodel=in_fp16)
@@ -158,7 +158,7 @@ def test_a_fallback_is_accepted_when_told_and_said_in_every_status(fleet: Fleet)
     assert status.usable
 
 
-def test_an_agent_says_how_it_is_while_it_loads_and_warms_up(fleet: Fleet, gate: Path) -> None:
+def test_the_status_names_the_state_of_a_starting_agent(fleet: Fleet, gate: Path) -> None:
     agent = fleet.start(
         "alpha", "--hold", "load", "warm_up", "--gate", gate, odd=True, wait_for="LISTENING"
     )
@@ -215,7 +215,7 @@ def test_a_burst_of_short_computations_does_not_fill_the_queue(fleet: Fleet) -> 
         assert replies(peer, 199) == dict.fromkeys(range(1, 200), "answered")
 
 
-def test_an_agent_serves_on_when_nobody_reads_its_events(fleet: Fleet) -> None:
+def test_an_agent_serves_on_when_its_events_are_not_read(fleet: Fleet) -> None:
     agent = fleet.start("alpha", wait_for="LISTENING")
     assert agent.process.stdout is not None
     agent.process.stdout.close()

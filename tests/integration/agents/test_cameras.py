@@ -196,7 +196,7 @@ def test_crops_of_frames_follow_a_change_of_bundle(tmp_path: Path, fleet: Fleet)
         assert looked_until_all(client, 1).label == "blue"
 
 
-def test_a_network_camera_that_hangs_up_and_one_that_hangs(tmp_path: Path, fleet: Fleet) -> None:
+def test_a_network_camera_that_disconnects_and_one_that_hangs(tmp_path: Path, fleet: Fleet) -> None:
     pytest.importorskip("cv2", reason="needs the camera extra")
     with NetworkCamera(colour_picture("green", 48, 64)) as camera:
         agent = fleet.start("alpha", "--source", camera.url, "--source-fps", 50)
@@ -245,9 +245,7 @@ def test_a_source_may_be_given_where_no_list_of_processes_shows_it(
     )
 
 
-def test_a_video_plays_the_camera_and_one_that_is_not_there_is_said_to_be_missing(
-    tmp_path: Path, fleet: Fleet
-) -> None:
+def test_a_video_as_camera_and_a_missing_camera_that_is_named(tmp_path: Path, fleet: Fleet) -> None:
     pytest.importorskip("cv2", reason="needs the camera extra")
     from tests.unit.devices.camera.test_cameras import write_film
 

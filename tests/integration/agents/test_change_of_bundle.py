@@ -74,7 +74,7 @@ def look_again(agent: AgentProcess, event: str) -> None:
     agent.wait_for(event)
 
 
-def test_both_bundles_are_served_until_nobody_asks_for_the_old_one(fleet: Fleet) -> None:
+def test_both_bundles_are_served_until_the_old_one_is_unused(fleet: Fleet) -> None:
     agent = fleet.start("alpha", "--grace-s", 0.5)
     with client_of(fleet, "old") as old:
         before = ask(old)
@@ -208,7 +208,7 @@ def bundle_command(*args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
-def test_an_agent_with_a_bundle_key_serves_what_is_signed_and_nothing_else(fleet: Fleet) -> None:
+def test_an_agent_with_a_bundle_key_serves_signed_bundles_only(fleet: Fleet) -> None:
     keys = fleet.folder / "keys"
     assert bundle_command("key", "--out", keys, "--name", "release").returncode == 0
     given = ["--bundle-key", keys / "release.public"]

@@ -155,7 +155,7 @@ def test_a_fleet_changes_over_under_load_without_a_failed_or_a_mixed_answer(flee
             assert status.counts["wrong_bundle"] == 0
 
 
-def test_what_is_under_way_ends_with_the_bundle_that_it_began_with(fleet: Fleet) -> None:
+def test_calls_in_flight_end_with_the_bundle_they_began_with(fleet: Fleet) -> None:
     change_agents(fleet, "new")
     with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
         answers = client.stream(itertools.repeat(RED), deadline_ms=PLENTY_MS, in_flight=3)
@@ -250,7 +250,7 @@ def test_a_client_that_cannot_change_goes_on_as_before(fleet: Fleet) -> None:
             assert client.bundle.digest == before.bundle
 
 
-def test_a_client_that_changes_first_is_told_what_to_do(fleet: Fleet) -> None:
+def test_a_client_that_changes_before_the_agents_gets_a_remedy(fleet: Fleet) -> None:
     with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
         point(fleet, "held", "new")
         client.reload(timeout_s=PATIENCE_S)
@@ -268,7 +268,7 @@ def test_a_client_that_changes_first_is_told_what_to_do(fleet: Fleet) -> None:
         assert ask(client).used == SERVED
 
 
-def test_a_client_that_reloads_knows_new_devices_and_forgets_old_ones(fleet: Fleet) -> None:
+def test_a_reload_adds_new_devices_and_drops_old_ones(fleet: Fleet) -> None:
     path = fleet_file(fleet, without=("beta",))
     with Client.connect(path, timeout_s=PATIENCE_S) as client:
         assert ask(client).missing == {"beta": "not in the fleet"}

@@ -84,7 +84,7 @@ with mdp.Client.connect(sys.argv[1], timeout_s=60) as client:
 """
 
 
-def test_a_forked_process_is_told_that_the_client_is_another_ones(fleet: Fleet) -> None:
+def test_a_client_refuses_use_in_a_forked_process(fleet: Fleet) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKS, str(fleet.write())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     said = "this client was made in another process: expected one that is made after the fork"

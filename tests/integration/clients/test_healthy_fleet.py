@@ -1,4 +1,4 @@
-"""Three agents that are well: every way to ask them."""
+"""Every way to call three healthy agents."""
 
 import asyncio
 import io
@@ -51,7 +51,7 @@ def test_every_mode_on_request_with_timings_and_status(fleet: Fleet, fusion: Fus
         assert status.address == fleet.agents[status.device].address
 
 
-def test_every_kind_of_picture_and_what_is_none(fleet: Fleet, tmp_path: Path) -> None:
+def test_every_kind_of_picture_and_wrong_ones(fleet: Fleet, tmp_path: Path) -> None:
     path, text = tmp_path / "green.png", tmp_path / "text.jpg"
     Image.fromarray(colour_picture("green")).save(path)
     text.write_text("I am not a picture")

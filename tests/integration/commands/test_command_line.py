@@ -81,7 +81,7 @@ def pictures(tmp_path: Path) -> Path:
     return folder
 
 
-def test_classify_says_what_is_documented(toml: Path, pictures: Path) -> None:
+def test_classify_prints_what_is_documented(toml: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", toml, *PLENTY, pictures, pictures / "red/0.png", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     answers = lines(done)
@@ -147,7 +147,7 @@ def test_odd_files_and_names_take_their_own_place(toml: Path, tmp_path: Path) ->
     assert all(line.isprintable() for line in (done.stdout + done.stderr).splitlines())
 
 
-def test_nobody_can_answer(nobody: Path, pictures: Path) -> None:
+def test_classify_without_any_device(nobody: Path, pictures: Path) -> None:
     done = mdp("classify", "--fleet", nobody, pictures / "red", "--json")
     assert done.returncode == 3
     missing = dict.fromkeys(DEVICES, "unreachable")
@@ -218,7 +218,7 @@ def test_refusals_are_one_line_and_leave_nothing(
         assert "Traceback" not in done.stderr
 
 
-def test_status_says_what_is_documented(toml: Path, fleet: Fleet) -> None:
+def test_status_prints_what_is_documented(toml: Path, fleet: Fleet) -> None:
     done = mdp("status", "--fleet", toml, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     (content,) = lines(done)
@@ -309,7 +309,7 @@ def test_doctor_names_what_is_wrong(fleet: Fleet, tmp_path: Path) -> None:
     assert "x.example:7500" in texts["gamma"]
 
 
-def test_doctor_distinguishes_another_program_from_nobody() -> None:
+def test_doctor_distinguishes_another_program_from_none() -> None:
     assert tcp_diagnosis(DEAD) == f"{DEAD}: Connection refused"
     with other_program(0, b"HTTP/1.1 400\r\n") as port:
         address = f"tcp://127.0.0.1:{port}"
@@ -317,7 +317,7 @@ def test_doctor_distinguishes_another_program_from_nobody() -> None:
         assert tcp_diagnosis(address) == expected
 
 
-def test_bench_says_what_is_documented(toml: Path, pictures: Path) -> None:
+def test_bench_prints_what_is_documented(toml: Path, pictures: Path) -> None:
     done = mdp("bench", "--fleet", toml, *PLENTY, "--requests", 12, "--json")
     assert (done.returncode, done.stderr) == (0, "")
     (outcome,) = lines(done)
@@ -332,7 +332,7 @@ def test_bench_says_what_is_documented(toml: Path, pictures: Path) -> None:
     assert re.search(r"^latency_ms\.p50 +[\d.]+$", done.stdout, re.MULTILINE)
 
 
-def test_bench_of_nobody_and_of_nothing(nobody: Path, toml: Path) -> None:
+def test_bench_without_devices_or_requests(nobody: Path, toml: Path) -> None:
     code, out, err = here("bench", "--fleet", nobody)
     assert (code, out) == (3, "")
     assert err.startswith("mdp: no device can answer (alpha: unreachable; ")

@@ -136,7 +136,7 @@ def test_bad_input(bundle: Bundle, options: list[str], expected: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_an_agent_announces_what_it_serves_and_says_goodbye(tmp_path: Path) -> None:
+def test_an_agent_announces_its_bundle_and_withdraws_at_its_end(tmp_path: Path) -> None:
     first, second = (
         write_bundle(tmp_path / name, bag_scale=scale) for name, scale in (("1", 4.0), ("2", 5.0))
     )

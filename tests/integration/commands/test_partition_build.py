@@ -250,7 +250,7 @@ def test_python_makes_the_same_without_printing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_python_is_told_what_is_wrong_by_key(config: api.BuildConfig) -> None:
+def test_errors_of_the_python_api_name_the_key(config: api.BuildConfig) -> None:
     changed = msgspec.structs.replace
     with pytest.raises(InputError, match=r"^schedule\.epochs: expected `int` >= 1, got 0$"):
         api.build(changed(config, schedule=api.MemberSchedule(epochs=0)), "b")

@@ -197,7 +197,7 @@ def test_a_silent_or_ended_process_is_replaced(worker: Worker, model: Path) -> N
     assert "onnxruntime" in here.versions
 
 
-def test_a_process_that_cannot_even_start_is_said(
+def test_a_process_that_cannot_start_is_reported(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "msgspec.py").write_text("raise ImportError('broken installation')")

@@ -548,7 +548,7 @@ def test_a_client_is_told_that_its_key_has_too_many_connections(
         until(lambda: second.status(timeout_s=0.05)[0].state == "READY", "the place is free again")
 
 
-def test_a_router_that_nobody_polls_can_be_closed() -> None:
+def test_an_unpolled_router_can_be_closed() -> None:
     router = Router("tcp://127.0.0.1:0")
     host, port = host_and_port(router.address)
     for _ in range(4):
