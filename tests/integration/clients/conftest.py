@@ -1,4 +1,4 @@
-"""Three agents that are well, for all tests of clients."""
+"""Three healthy agents for the tests of each module."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ from mdp.testing.bundles import write_bundle
 from tests.support.fleet import Fleet
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("fleet")
     with Fleet(folder, write_bundle(folder / "bundle")) as fleet:
