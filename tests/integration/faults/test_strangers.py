@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import re
 import signal
 import socket
 import struct
@@ -453,6 +454,12 @@ def audited(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if "\n" in line]
 
 
+def reasons(path: Path) -> list[tuple[str, str, str]]:
+    """Event, key and reason of each line of an audit log; none before its first line."""
+    lines = audited(path) if path.exists() else []
+    return [(line["event"], line["key"], line.get("reason", "")) for line in lines]
+
+
 def test_a_removed_client_is_disconnected_even_if_another_key_file_is_wrong(
     fleet: Fleet, keys: Keys, tmp_path: Path
 ) -> None:
@@ -502,25 +509,30 @@ def test_a_client_is_disconnected_when_its_key_expires(own: Fleet, keys: Keys) -
     options = guarded(own, keys, "office", "phone")
     soon = datetime.datetime.now(tz=datetime.UTC) + datetime.timedelta(seconds=2)
     (own.folder / "clients" / "phone.limits").write_text(f"expires = {soon.isoformat()}")
-    agent = own.start("alpha", *options)
+    audit = own.folder / "audit"
+    agent = own.start("alpha", *options, "--audit", audit)
     with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
         phone.send(encode(Ask(request_id=1)))
+        expired = fingerprint(keys.pair("phone").public)
         # Disconnected, it tries to connect again.
-        until(lambda: told(office).counts.get(UNKNOWN_KEY, 0) > 0, "the phone is refused")
+        refused = ("refuse", expired, UNKNOWN_KEY)
+        until(lambda: refused in reasons(audit), "the phone is refused")
+        assert told(office).state == "READY"
 
 
 def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
     clients = keys.allow(tmp_path / "clients", "greedy", "office")
-    options = ["--key", keys.secret("alpha"), "--clients", clients]
+    audit, greedy = tmp_path / "audit", fingerprint(keys.pair("greedy").public)
+    options = ["--key", keys.secret("alpha"), "--clients", clients, "--audit", audit]
     # Half of them are the process's own.
     command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
     command += agent_command(fleet.bundle, "alpha", *options)
     pair, server, context = keys.pair("greedy"), keys.pair("alpha").public, zmq.Context()
     with AgentProcess("alpha", command, tmp_path / "alpha.log").wait_for("READY") as agent:
         host, port = host_and_port(agent.address)
+        dealers = [context.socket(zmq.DEALER) for _ in range(60)]
         try:
-            for number in range(60):
-                dealer = context.socket(zmq.DEALER)
+            for number, dealer in enumerate(dealers):
                 dealer.curve_publickey, dealer.curve_secretkey = (
                     pair.public.encode(),
                     pair.secret.encode(),
@@ -528,8 +540,9 @@ def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path:
                 dealer.curve_serverkey = server.encode()
                 # From several addresses, as one may only connect so often.
                 dealer.connect(f"tcp://127.0.7.{number // 15 + 1}:0;{host}:{port}")
+            until(lambda: ("refuse", greedy, TOO_MANY) in reasons(audit), "some are refused")
             with peer_of(agent, keys) as office:
-                until(lambda: told(office).counts.get(TOO_MANY, 0) > 0, "some are refused")
+                assert told(office).state == "READY"
         finally:
             context.destroy(linger=0)
 
@@ -539,11 +552,13 @@ def test_a_client_is_told_that_its_key_has_too_many_connections(
 ) -> None:
     options = guarded(own, keys, "office")
     (own.folder / "clients" / "office.limits").write_text("connections = 1")
-    own.start("alpha", *options)
+    agent = own.start("alpha", *options)
     with office(own, keys, tmp_path) as first, office(own, keys, tmp_path) as second:
         assert first.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
         (status,) = second.status()
         assert (status.state, status.reason) == ("REFUSED", NO_MORE)
+        # The agent's first refusal is reported at once, others every ten seconds.
+        agent.wait_for(re.compile(f"not answered: .*{TOO_MANY}.*"))
         first.close()
         until(lambda: second.status(timeout_s=0.05)[0].state == "READY", "the place is free again")
 
