@@ -111,7 +111,8 @@ def look(fleet: Fleet, *options: object) -> subprocess.CompletedProcess[str]:
 def test_a_moment_of_the_past_is_looked_at(tmp_path: Path, fleet: Fleet) -> None:
     door = tmp_path / "door"
     put(door, "1.png", "red")
-    fleet.start("alpha", "--source", f"folder:{door}", "--source-fps", 50)
+    # 64 frames are kept: those of twelve seconds.
+    fleet.start("alpha", "--source", f"folder:{door}", "--source-fps", 5)
     with fleet.client() as client:
         assert looked_until_all(client, 1).label == "red"
         moment_s = time.monotonic()
