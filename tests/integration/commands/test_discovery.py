@@ -126,13 +126,20 @@ def test_a_fleet_is_proposed_with_the_user_s_own_keys(
     [
         (["--keys", "."], "--keys and --key: expected both, or neither for plain text on loopback"),
         (["--interface", "nonsense"], "--interface nonsense: expected an IPv4 address"),
-        (["--interface", "10.255.255.1"], "--interface 10.255.255.1: multicast DNS does not work"),
     ],
 )
 def test_bad_input(bundle: Bundle, options: list[str], expected: str) -> None:
     done = run_here(main, "mdp", "fleet", "discover", "--bundle", bundle.path, *options)
     assert done.returncode == 2
     assert done.stderr.startswith(f"mdp: {expected}")
+    assert done.stderr.count("\n") == 1
+
+
+def test_an_interface_that_is_not_this_machine_s(bundle: Bundle) -> None:
+    done = discover(bundle, "--interface", "10.255.255.1")
+    assert done.returncode == 2
+    expected = "mdp: --interface 10.255.255.1: multicast DNS does not work: "
+    assert done.stderr.startswith(expected), done.stderr
     assert done.stderr.count("\n") == 1
 
 
