@@ -89,13 +89,13 @@ def serving(
             assert not thread.is_alive()
 
 
-def request(bundle: Bundle, number: int) -> list[Buffer]:
+def request(bundle: Bundle, number: int, budget_ms: float = PLENTY_MS) -> list[Buffer]:
     """A request whose picture is all `number`."""
     infer = Infer(
         request_id=number,
         digest=bundle.digest,
         k=0,
-        budget_ms=PLENTY_MS,
+        budget_ms=budget_ms,
         image_size=SIZES[0],
         encoding="raw",
     )

@@ -89,7 +89,7 @@ def test_untrained_sub_models_are_served_and_promise_nothing(
 
 
 @pytest.mark.usefixtures("no_leaks")
-def test_agents_serve_what_was_kept_as_accurately_as_it_says(tmp_path: Path) -> None:
+def test_agents_serve_a_quantized_bundle_as_accurately_as_stated(tmp_path: Path) -> None:
     tree, out = write_colours(tmp_path / "tree"), tmp_path / "out"
     profiles = []
     for device, way in zip(DEVICES, WAYS, strict=True):

@@ -143,7 +143,7 @@ def test_a_broken_checkpoint_is_named_once(folder: Path) -> None:
     assert (report(two, 1)["kind"], report(two, 1)["code"]) == ("StoppedElsewhere", 0)
 
 
-def test_the_first_prepares_and_whoever_fails_speaks(folder: Path) -> None:
+def test_the_first_process_prepares_and_the_failing_one_reports(folder: Path) -> None:
     first, other = (json.loads((folder / f"said-{rank}.json").read_bytes()) for rank in (0, 1))
     assert first == [
         "wrote",

@@ -33,7 +33,7 @@ def coming(router: Router) -> list[tuple[Peer, Sequence[Buffer]]]:
     return came
 
 
-def test_nothing_that_comes_while_others_are_answered_is_left_lying() -> None:
+def test_messages_that_arrive_while_others_are_answered_are_read() -> None:
     """Sending takes in what ZeroMQ has to tell, of which the descriptor then tells nobody."""
     with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
         count = 300
@@ -85,7 +85,7 @@ def test_a_wake_up_is_heard_however_much_comes() -> None:
         assert woken
 
 
-def test_a_reply_from_another_thread_wakes_whoever_waits_if_something_has_come() -> None:
+def test_a_reply_from_another_thread_loses_no_message() -> None:
     with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
         peer.send(encode(StatusRequest(request_id=0)))
         ((sender, _),) = coming(router)
@@ -106,7 +106,7 @@ def test_a_reply_from_another_thread_wakes_whoever_waits_if_something_has_come()
             replying.join()
 
 
-def test_what_was_sent_before_the_end_reaches_a_client_that_is_slow_to_read(
+def test_replies_sent_before_the_end_reach_a_slow_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mdp.transport.router.LINGER_S", PATIENCE_S)

@@ -52,12 +52,7 @@ class OddRuntime:
         if self.options.gate is not None:
             (self.options.gate / f"run-{self.runs}").touch()
         self.wait("run")
-        time.sleep(self.options.run_s)
-        if self.runs <= self.options.raise_first:
-            raise RuntimeError("the model\nis on fire [really]")
         logits = (pixels.mean(axis=(1, 2))[:, ::-1] / 32).astype(np.float32)
-        if self.options.nan:
-            logits[:, 1] = np.nan
         return Contribution(logits[:, : self.num_classes], logits[:, : self.num_classes])
 
 
@@ -69,9 +64,6 @@ def main() -> None:
     parser.add_argument("--bind", required=True)
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--hold", nargs="*", default=[])
-    parser.add_argument("--run-s", type=float, default=0.0)
-    parser.add_argument("--raise-first", type=int, default=0)
-    parser.add_argument("--nan", action="store_true")
     parser.add_argument("--drain-s", type=float, default=agent.DRAIN_S)
     options = parser.parse_args()
     agent.DRAIN_S = options.drain_s
