@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,10 +16,11 @@ from mdp.formats.profile import DeviceProfile, read_profiles
 from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig, PlanSettings
+from partitioner.data.crops import shorter_px
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
-from partitioner.planner.make_plan import Planned, make_planned, precisions_of
+from partitioner.planner.make_plan import Planned, make_planned, precisions_of, with_regions
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
@@ -31,7 +33,9 @@ from partitioner.run.settings import (
 from partitioner.run.weights import weights_of
 from partitioner.run_setup import (
     checkpoint_of,
+    class_rows,
     cut_views,
+    given_teacher,
     open_asked,
     settings_for,
     teacher_accuracy,
@@ -40,6 +44,9 @@ from partitioner.run_setup import (
 )
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
+
+if TYPE_CHECKING:
+    from partitioner.training.teacher import GivenTeacher
 
 
 def build_bundle(
@@ -65,9 +72,12 @@ def build_bundle(
         pictures = open_asked(config)
         spec = teacher_spec(settings.teacher, settings.teacher_args)
         facts = teacher_facts(config, pictures, spec) if config.given_teacher else None
-    if facts is not None and settings.teacher_accuracy is None:
+    given = (
+        None if facts is None else given_teacher(folder, spec, facts, pictures, config, progress)
+    )
+    if given is not None and settings.teacher_accuracy is None:
         with owned(folder):
-            share = teacher_accuracy(folder, spec, facts, pictures, config, progress)
+            share = teacher_accuracy(given, config, progress)
         settings = msgspec.structs.replace(settings, teacher_accuracy=share)
     with together():
         training = Training(
@@ -76,8 +86,16 @@ def build_bundle(
             start="scratch" if config.schedule.start == "scratch" else "cut",
         )
         planned = planned_for(
-            settings, len(pictures.labels), training=training, weights=asked.weights_folder
+            settings,
+            len(pictures.labels),
+            training=training,
+            weights=asked.weights_folder,
+            picture_px=shorter_px(pictures.calibration),
         )
+    if not (planned.plan.refused or settings.whole_picture):
+        with owned(folder):
+            planned = seen_on_data(planned, folder, pictures, config, given, progress)
+    with together():
         if is_first():
             on_plan(planned)
         planned.check()
@@ -93,12 +111,34 @@ def build_bundle(
         return quantised or report
 
 
+def seen_on_data(
+    planned: Planned,
+    run: RunFolder,
+    data: Dataset,
+    asked: Asked,
+    given: "GivenTeacher | None",
+    progress: Progress,
+) -> Planned:
+    """The plan with the regions that suit its members best on the data, where these tell."""
+    from partitioner.region_trial import tried_regions
+
+    named = [a.network.name for a in planned.plan.assignments if a.network is not None]
+    with together():
+        weights = weights_of(asked.options.weights_folder, dict.fromkeys(named))
+        rows = class_rows(asked, data, weights)
+    # The first process's answer is in the run folder when the others ask.
+    with first_then_others():
+        regions = tried_regions(planned.plan, run, data, progress, weights, rows, given)
+    return planned if regions is None else with_regions(planned, regions)
+
+
 def planned_for(
     settings: PlanSettings,
     num_classes: int,
     *,
     training: Training | None = None,
     weights: Path | None = None,
+    picture_px: float | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
@@ -115,6 +155,7 @@ def planned_for(
         training=training,
         families=settings.families,
         weights=weights,
+        picture_px=picture_px,
         explained=explained,
         front=front,
     )

@@ -8,10 +8,9 @@ from rich.table import Column, Table
 from mdp.formats.plan import Assignment, Plan, PredictedAccuracy, PredictedMs, Replica
 from partitioner.cli.tables import NAME_WIDTH, short
 from partitioner.estimates.accuracy import Predictor
-from partitioner.estimates.accuracy_law import WHOLE
+from partitioner.estimates.regions import WHOLE, where
 from partitioner.fusion.cascade_cost import both_ways
 from partitioner.planner.deadline import DECODED, DECODING_MS
-from partitioner.planner.design_space import where
 from partitioner.planner.explain import Explanation, cautions
 from partitioner.planner.make_plan import Planned
 from partitioner.planner.pareto import ParetoPoint

@@ -19,7 +19,7 @@ from mdp.formats.plan import (
 )
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import WHOLE, Member, capability_of, together
+from partitioner.estimates.accuracy_law import Member, capability_of, together
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency_members import MemberLatency
 from partitioner.estimates.latency_quantiles import (
@@ -32,9 +32,10 @@ from partitioner.estimates.latency_quantiles import (
 )
 from partitioner.estimates.macs import memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms, through_port
+from partitioner.estimates.regions import REGIONS, WHOLE
 from partitioner.planner.availability import Objective, Sums, exact_arrivals
 from partitioner.planner.candidates import Device, evaluate_device, fitted_ways
-from partitioner.planner.design_space import REGIONS, make_choices, quantised
+from partitioner.planner.design_space import make_choices, quantised
 from partitioner.planner.families import Families
 from partitioner.planner.placement import Limits, Seat, settled
 
@@ -220,7 +221,7 @@ def predicted_accuracy(problem: Problem, seats: Sequence[Seat]) -> PredictedAccu
     """With every member in, and expected over which devices are there, counted exactly."""
     predictor = problem.predictor
     members = [
-        Member(capability=c.capability, view=c.view, model=c.model, region=c.part)
+        Member(capability=c.capability, view=c.view, model=c.model, place=c.place)
         for c in (seat.candidate for seat in seats)
     ]
     objective, sums = exact_objective(problem, seats)

@@ -24,8 +24,8 @@ from mdp.formats.plan import (
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.network import waits_ms
+from partitioner.estimates.regions import REGIONS
 from partitioner.planner.candidates import Candidate, Device
-from partitioner.planner.design_space import REGIONS
 from partitioner.planner.explain import limit_broken, why, why_replica
 from partitioner.planner.local_search import LEAST_GAIN, choose
 from partitioner.planner.placement import Limits, Seat, Seats, bytes_of, settled

@@ -17,11 +17,10 @@ from mdp.errors import ConfigError, MDPError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Region
 from mdp.pictures.crop import crop, load_picture
-from partitioner.assembly.members import CENTRES, read_map, read_names, rows_of
-from partitioner.assembly.write import thinned
+from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.cli.assemble import assemble
 from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import PictureSet, open_dataset
+from partitioner.data.datasets import PictureSet, open_dataset, thinned
 from partitioner.data.memmaps import Views
 from partitioner.networks.families import Backbone, FamilyMember, create
 from tests.support.models.trees import CLASSES, write_tree

@@ -22,11 +22,10 @@ from partitioner.cli.plan_plot import draw_plan
 from partitioner.cli.plan_tables import print_planned
 from partitioner.cli.tables import short
 from partitioner.estimates.accuracy import shipped_law
-from partitioner.estimates.accuracy_law import WHOLE
+from partitioner.estimates.regions import REGIONS, WHOLE, where
 from partitioner.estimates.latency import Way, fit_latency, relative_errors
 from partitioner.planner import make_plan
 from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
-from partitioner.planner.design_space import PARTS, where
 from partitioner.planner.explain import cautions, explain, seats_of
 from partitioner.planner.make_plan import Planned, PlanOptions, make_planned, precisions_of
 from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
@@ -220,11 +219,11 @@ def test_what_a_cascade_would_take_is_said_where_energy_is_known(
     ("region", "words"),
     [
         (WHOLE, "the whole square"),
-        (PARTS[0], "75% x 75% at the middle"),
-        (PARTS[1], "75% x 75% at the top left"),
-        (PARTS[2], "75% x 75% at the bottom right"),
-        (PARTS[3], "75% x 75% at the top right"),
-        (PARTS[4], "75% x 75% at the bottom left"),
+        (REGIONS[2], "75% x 75% at the middle"),
+        (REGIONS[3], "75% x 75% at the top left"),
+        (REGIONS[4], "75% x 75% at the bottom right"),
+        (REGIONS[5], "75% x 75% at the top right"),
+        (REGIONS[6], "75% x 75% at the bottom left"),
         (Region(bottom=0.5), "100% x 50% at the top"),
         (Region(left=0.1, right=0.6), "50% x 100% at the middle"),
     ],

@@ -14,7 +14,6 @@ from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from mdp.testing.bundles import write_bundle
 from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import (
-    WHOLE,
     AccuracyLaw,
     Member,
     Start,
@@ -31,6 +30,7 @@ from partitioner.estimates.accuracy_records import (
     recorded,
 )
 from partitioner.estimates.catalogue import catalogue
+from partitioner.estimates.regions import WHOLE
 
 #: The manifest of a bundle that was evaluated.
 PLAIN_VITS = Path(__file__).parents[3] / "support" / "plain_vits"
