@@ -57,8 +57,6 @@ SEEN: dict[str, Region] = dict(
         strict=True,
     )
 )
-#: Smaller pictures than this were not tried in corners: they have no detail to gain.
-CORNERS_FROM_PX = 160
 Form = Literal["fp32", "int8-static"]
 
 
@@ -240,7 +238,8 @@ def networks_of(
         found.append(Network(job.name, body, kinds[job.name], seed, ms[job.backbone], *both))
     if store.has_public:
         teaches = any(job.teacher == UNTOUCHED_TEACHER for job in jobs)
-        for body, (_, backbone) in PUBLIC.items():
+        for body in PUBLIC:
+            backbone = public(body)
             if backbone.name == VIT and not teaches:
                 continue
             both = [store.of_public(body, split) for split in SPLITS[1:]]

@@ -224,6 +224,7 @@ class SingleDevice(Record, frozen=True):
     network: NetworkSpec | None = None
     #: Predicted, as a fraction of pictures.
     accuracy: Fraction | None = None
+    region: Region = Region()
 
     def __post_init__(self) -> None:
         if (self.submodel is None) == (self.network is None):

@@ -6,9 +6,8 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mdp.formats.plan import Assignment, Plan, PredictedAccuracy, PredictedMs, Replica
-from partitioner.cli.tables import NAME_WIDTH, short
+from partitioner.cli.tables import NAME_WIDTH, seen
 from partitioner.estimates.accuracy import Predictor
-from partitioner.estimates.regions import WHOLE, where
 from partitioner.fusion.cascade_cost import both_ways
 from partitioner.planner.deadline import DECODED, DECODING_MS
 from partitioner.planner.explain import Explanation, cautions
@@ -109,14 +108,14 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
     for a in plan.assignments:
         parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
         for part in parts:
-            what = _seen(a) if part is a else "the same"
+            what = seen(a) if part is a else "the same"
             table.add_row(
                 str(a.k), part.device, what, *shown(part.predicted_ms, part.device),
                 f"{part.memory_bytes / 1e6:.0f}",
             )  # fmt: skip
     if plan.single_device is not None:
         one = plan.single_device
-        what = "the teacher itself" if one.is_teacher else short(one.spec)
+        what = "the teacher itself" if one.is_teacher else seen(one)
         table.add_section()
         if one.accuracy is not None:
             what += f": right on {one.accuracy:.1%}"
@@ -124,12 +123,6 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
             "", f"{one.device} alone", what, *shown(one.predicted_ms, one.device), "",
         )  # fmt: skip
     return table
-
-
-def _seen(a: Assignment) -> str:
-    """A sub-model, and where it looks if that is not everywhere."""
-    text = short(a.spec)
-    return text if a.region == WHOLE else f"{text}, sees {where(a.region)}"
 
 
 def _print_accuracy(

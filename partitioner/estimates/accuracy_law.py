@@ -254,7 +254,7 @@ def part_lack(
 
 
 def finer(spec: Spec, region: Region, picture_px: float | None) -> float:
-    """How much less blurred a public network sees a region than the whole, in units of `blurred`."""
+    """How much less `blurred` a public network sees a region than the whole."""
     network = network_of(spec) if isinstance(spec, NetworkSpec) else None
     if network is None or picture_px is None:
         return 0.0

@@ -32,7 +32,7 @@ from partitioner.estimates.latency_quantiles import (
 )
 from partitioner.estimates.macs import memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms, through_port
-from partitioner.estimates.regions import REGIONS, WHOLE
+from partitioner.estimates.regions import CENTRES, REGIONS, WHOLE
 from partitioner.planner.availability import Objective, Sums, exact_arrivals
 from partitioner.planner.candidates import Device, evaluate_device, fitted_ways
 from partitioner.planner.design_space import make_choices, quantised
@@ -49,6 +49,8 @@ class Rival:
     """A public network that one device could run alone instead of any plan."""
 
     spec: NetworkSpec
+    #: The centred part in which it is predicted to be right most often.
+    region: Region
     predicted_ms: PredictedMs
     sigma: float
     jitter: Jitter
@@ -173,8 +175,11 @@ def _rivals(
             for size in network.costs
         ]
         compute = model.networks.predict_many_ms(specs).tolist()
-        values = quantised(predictor.of_specs(specs, [WHOLE] * len(specs)), precision)
-        for spec, compute_ms, capability in zip(specs, compute, values.tolist(), strict=True):
+        every = np.array([predictor.of_specs(specs, [r] * len(specs)) for r in CENTRES])
+        best, values = every.argmax(axis=0).tolist(), quantised(every.max(axis=0), precision)
+        for spec, compute_ms, capability, centre in zip(
+            specs, compute, values.tolist(), best, strict=True
+        ):
             if math.isnan(compute_ms) or memory_bytes(spec, classes) > profile.memory_bytes:
                 continue
             encoding = choose_encoding(profile.link, spec.image_size, classes)
@@ -182,6 +187,7 @@ def _rivals(
             found.append(
                 Rival(
                     spec=spec,
+                    region=CENTRES[centre],
                     predicted_ms=PredictedMs(
                         compute=round(compute_ms, 3),
                         network=round(sent_ms, 3),

@@ -61,9 +61,7 @@ class Given:
     def accuracy(self, run: RunFolder) -> float:
         """Of the teacher with a linear probe."""
         wanted, spec = self.asked(), PLAN.require_teacher()
-        given = run_setup.given_teacher(
-            run, spec, self.facts(wanted), self.data, wanted, QUIET
-        )
+        given = run_setup.given_teacher(run, spec, self.facts(wanted), self.data, wanted, QUIET)
         return run_setup.teacher_accuracy(given, wanted, QUIET)
 
     def facts(self, wanted: Asked) -> TeacherFacts:
