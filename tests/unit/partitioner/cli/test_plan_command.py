@@ -22,8 +22,8 @@ from partitioner.cli.plan_plot import draw_plan
 from partitioner.cli.plan_tables import print_planned
 from partitioner.cli.tables import short
 from partitioner.estimates.accuracy import shipped_law
-from partitioner.estimates.regions import REGIONS, WHOLE, where
 from partitioner.estimates.latency import Way, fit_latency, relative_errors
+from partitioner.estimates.regions import REGIONS, WHOLE, where
 from partitioner.planner import make_plan
 from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
 from partitioner.planner.explain import cautions, explain, seats_of
@@ -230,6 +230,24 @@ def test_what_a_cascade_would_take_is_said_where_energy_is_known(
 )
 def test_a_region_in_words(region: Region, words: str) -> None:
     assert where(region) == words
+
+
+def test_regions_chosen_on_the_data_are_predicted_anew() -> None:
+    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000)
+    regions = [REGIONS[-1]] * len(planned.plan.assignments)
+    changed = make_plan.with_regions(planned, regions).plan
+    assert [a.region for a in changed.assignments] == regions
+    for before, after in zip(planned.plan.assignments, changed.assignments, strict=True):
+        assert after.spec == before.spec
+        assert after.accuracy is not None
+        assert before.accuracy is not None
+        assert after.accuracy < before.accuracy
+        assert after.why.endswith(
+            "sees 75% x 75% at the bottom left, chosen on calibration pictures"
+        )
+    assert changed.accuracy is not None
+    assert planned.plan.accuracy is not None
+    assert changed.accuracy.all_in < planned.plan.accuracy.all_in
 
 
 def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(

@@ -11,8 +11,8 @@ from mdp.files import write_toml
 from mdp.formats.plan import NetworkSpec, SubModelSpec, read_plan
 from mdp.formats.profile import DeviceProfile, read_profile
 from partitioner.estimates.accuracy import predictor_for, shipped_law
-from partitioner.estimates.regions import WHOLE
 from partitioner.estimates.catalogue import catalogue
+from partitioner.estimates.regions import WHOLE
 from partitioner.planner.candidates import evaluate_device, fitted_ways
 from partitioner.planner.deadline import deadline_ms
 from partitioner.planner.design_space import make_choices

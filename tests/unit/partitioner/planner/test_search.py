@@ -14,9 +14,9 @@ from mdp.formats.plan import Assignment, Plan, Replica, SingleDevice, SubModelSp
 from mdp.formats.profile import DeviceProfile, Link, read_profile
 from partitioner.estimates import macs as cost
 from partitioner.estimates.accuracy import predictor_for, shipped_law
-from partitioner.estimates.regions import REGIONS, WHOLE
 from partitioner.estimates.latency import Way, fit_latency, predict, ways
 from partitioner.estimates.network import request_bytes
+from partitioner.estimates.regions import REGIONS, WHOLE
 from partitioner.planner.design_space import sub_model_grid
 from partitioner.planner.pareto import plan_with_accuracy
 from partitioner.planner.problem import make_problem

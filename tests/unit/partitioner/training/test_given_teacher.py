@@ -15,9 +15,10 @@ from safetensors.torch import save_file  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
-from partitioner import run_setup  # noqa: E402
+from partitioner import region_trial, run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load_weights  # noqa: E402
+from partitioner.estimates.regions import REGIONS  # noqa: E402
 from partitioner.export.write import teacher_provenance  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
 from partitioner.networks.weight_init import inherit  # noqa: E402
@@ -180,3 +181,20 @@ def test_labels_that_do_not_fit(
     with pytest.raises(InputError, match=re.escape(message)) as told:
         given.facts(asked_for)
     assert "\n" not in str(told.value)
+
+
+def test_regions_are_tried_on_the_data_once(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, spec = RunFolder(tmp_path / "run"), PLAN.require_teacher()
+    wanted = given.asked()
+    judge = run_setup.given_teacher(run, spec, given.facts(wanted), given.data, wanted, QUIET)
+    asked_for = (PLAN, run, given.data, QUIET, {}, {})
+    regions = region_trial.tried_regions(*asked_for, judge)
+    assert regions is not None
+    assert len(regions) == len(PLAN.assignments)
+    assert set(regions) <= set(REGIONS)
+    monkeypatch.delattr(region_trial, "chosen_regions")
+    assert region_trial.tried_regions(*asked_for, judge) == regions
+    # Plain ViTs cannot judge for themselves.
+    assert region_trial.tried_regions(*asked_for, None) is None
