@@ -38,7 +38,6 @@ Member = tuple[str, str]
 #: Kinds of fleets -> the members they may have. Of each the best three on the calibration split.
 KINDS: dict[str, Callable[[Sequence[Member]], bool]] = {
     "whole pictures": lambda members: all(seen == "whole" for _, seen in members),
-    "one network, regions of its own": lambda members: len({body for body, _ in members}) == 1,
     "any network, any region": lambda members: True,
 }
 
@@ -64,7 +63,8 @@ def measured(store: Store, bodies: Sequence[str]) -> list[dict[str, Any]]:
         )
 
     def right(fleet: tuple[Member, ...]) -> NDArray[np.bool_]:
-        return fused(fleet, "test").argmax(axis=1) == targets["test"]
+        found: NDArray[np.bool_] = fused(fleet, "test").argmax(axis=1) == targets["test"]
+        return found
 
     single = best((member,) for member in members)
     whole = [(member,) for member in members if member[1] == "whole"]

@@ -189,7 +189,7 @@ def test_regions_are_tried_on_the_data_once(
     run, spec = RunFolder(tmp_path / "run"), PLAN.require_teacher()
     wanted = given.asked()
     judge = run_setup.given_teacher(run, spec, given.facts(wanted), given.data, wanted, QUIET)
-    asked_for = (PLAN, run, given.data, QUIET, {}, {})
+    asked_for: Any = (PLAN, run, given.data, QUIET, {}, {})
     regions = region_trial.tried_regions(*asked_for, judge)
     assert regions is not None
     assert len(regions) == len(PLAN.assignments)
