@@ -1,5 +1,6 @@
 """Teachers with given weights: other classes by name or by a linear probe, and what is told."""
 
+import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -189,12 +190,14 @@ def test_regions_are_tried_on_the_data_once(
     run, spec = RunFolder(tmp_path / "run"), PLAN.require_teacher()
     wanted = given.asked()
     judge = run_setup.given_teacher(run, spec, given.facts(wanted), given.data, wanted, QUIET)
-    asked_for: Any = (PLAN, run, given.data, QUIET, {}, {})
-    regions = region_trial.tried_regions(*asked_for, judge)
+    asked_for: Any = functools.partial(
+        region_trial.tried_regions, PLAN, run, given.data, QUIET, {}, {}
+    )
+    regions = asked_for(judge)
     assert regions is not None
     assert len(regions) == len(PLAN.assignments)
     assert set(regions) <= set(REGIONS)
     monkeypatch.delattr(region_trial, "chosen_regions")
-    assert region_trial.tried_regions(*asked_for, judge) == regions
+    assert asked_for(judge) == regions
     # Plain ViTs cannot judge for themselves.
-    assert region_trial.tried_regions(*asked_for, None) is None
+    assert asked_for(None) is None
