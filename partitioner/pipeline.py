@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,7 +19,7 @@ from partitioner.data.crops import shorter_px
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
-from partitioner.planner.make_plan import Planned, make_planned, precisions_of, with_regions
+from partitioner.planner.make_plan import Planned, make_planned, precisions_of
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
@@ -33,7 +32,6 @@ from partitioner.run.settings import (
 from partitioner.run.weights import weights_of
 from partitioner.run_setup import (
     checkpoint_of,
-    class_rows,
     cut_views,
     given_teacher,
     open_asked,
@@ -44,9 +42,6 @@ from partitioner.run_setup import (
 )
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
-
-if TYPE_CHECKING:
-    from partitioner.training.teacher import GivenTeacher
 
 
 def build_bundle(
@@ -63,6 +58,7 @@ def build_bundle(
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """
     from partitioner.networks.teacher import teacher_spec
+    from partitioner.region_trial import seen_on_data
 
     folder, asked, settings = RunFolder(run or default_run(out)), config.options, config.plan
     with together():
@@ -94,7 +90,7 @@ def build_bundle(
         )
     if not (planned.plan.refused or settings.whole_picture):
         with owned(folder):
-            planned = seen_on_data(planned, folder, pictures, config, given, progress)
+            planned = seen_on_data(planned, pictures, config, given)
     with together():
         if is_first():
             on_plan(planned)
@@ -109,27 +105,6 @@ def build_bundle(
         measured = [device.profile for device in planned.problem.devices]
         quantised = quantise_step(Bundle.open(out), pictures, folder, measured, progress)
         return quantised or report
-
-
-def seen_on_data(
-    planned: Planned,
-    run: RunFolder,
-    data: Dataset,
-    asked: Asked,
-    given: "GivenTeacher | None",
-    progress: Progress,
-) -> Planned:
-    """The plan with the regions that suit its members best on the data, where these tell."""
-    from partitioner.region_trial import tried_regions
-
-    named = [a.network.name for a in planned.plan.assignments if a.network is not None]
-    with together():
-        weights = weights_of(asked.options.weights_folder, dict.fromkeys(named))
-        rows = class_rows(asked, data, weights)
-    # The first process's answer is in the run folder when the others ask.
-    with first_then_others():
-        regions = tried_regions(planned.plan, run, data, progress, weights, rows, given)
-    return planned if regions is None else with_regions(planned, regions)
 
 
 def planned_for(

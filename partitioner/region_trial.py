@@ -22,14 +22,17 @@ from mdp.fusion.fuse import Contribution
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, thinned
 from partitioner.data.memmaps import Views
-from partitioner.estimates.regions import REGIONS
 from partitioner.export.write import ServedMember
 from partitioner.fusion.region_choice import CHOSEN_ON, chosen_regions
 from partitioner.networks.families import Backbone, FamilyMember, cut_classifier, own_classifier
-from partitioner.run.folder import RunFolder
-from partitioner.run.progress import Progress
+from partitioner.planner.make_plan import Planned, with_regions
+from partitioner.regions import REGIONS
+from partitioner.run.settings import Asked
+from partitioner.run.weights import weights_of
+from partitioner.run_setup import class_rows
 from partitioner.training.cached_outputs import BATCH
 from partitioner.training.compute import training_device
+from partitioner.training.distributed import first_then_others, together
 from partitioner.training.teacher import GivenTeacher
 
 
@@ -50,26 +53,40 @@ class _Enlarged(nn.Module):
         return logits, logits
 
 
+def seen_on_data(
+    planned: Planned, data: Dataset, asked: Asked, given: GivenTeacher | None
+) -> Planned:
+    """The plan with the regions that suit its members best on the data.
+
+    With a teacher that is yet to be trained from nothing the plan's regions stay.
+    """
+    if given is None:
+        return planned
+    named = [a.network.name for a in planned.plan.assignments if a.network is not None]
+    with together():
+        weights = weights_of(asked.options.weights_folder, dict.fromkeys(named))
+        rows = class_rows(asked, data, weights)
+    # The first process's answer is in the run folder when the others ask.
+    with first_then_others():
+        regions = tried_regions(planned.plan, given, weights, rows)
+    return with_regions(planned, regions)
+
+
 def tried_regions(
     plan: Plan,
-    run: RunFolder,
-    data: Dataset,
-    progress: Progress,
+    given: GivenTeacher,
     weights: Mapping[str, Path],
-    class_rows: Mapping[str, list[int]],
-    given: GivenTeacher | None,
-) -> list[Region] | None:
+    rows: Mapping[str, list[int]],
+) -> list[Region]:
     """The regions that suit the plan's members best on the data; see `chosen_regions`.
 
-    `weights` and `class_rows` are of networks by name. What was found is kept in the run's cache.
-    None where a member has no judge. Raises InputError for weights that do not fit.
+    `weights`, and the `rows` of their classifiers, are of networks by name. What was found is kept
+    in the run's cache. Raises InputError for weights that do not fit.
     """
-    specs = [a.spec for a in plan.assignments]
-    if given is None and not all(_name(spec) in class_rows for spec in specs):
-        return None
-    pictures = thinned(data.calibration, CHOSEN_ON)
-    facts = given and msgspec.structs.replace(given.facts, file=None)
-    own = {name: sha256_of(weights[name]) for name in sorted(class_rows)}
+    specs, run, progress = [a.spec for a in plan.assignments], given.run, given.progress
+    pictures = thinned(given.data.calibration, CHOSEN_ON)
+    facts = msgspec.structs.replace(given.facts, file=None)
+    own = {name: sha256_of(weights[name]) for name in sorted(rows)}
     made_of = msgspec.json.encode([specs, own, facts, pictures.digest], order="sorted")
     kept = run.cache / f"regions-{hashlib.sha256(made_of).hexdigest()[:16]}.json"
     if kept.exists():
@@ -77,9 +94,8 @@ def tried_regions(
 
     @cache
     def judge(name: str, image_size: int) -> nn.Module:
-        if name in class_rows:
-            return _start(Backbone(name, image_size), weights[name], class_rows[name])
-        assert given is not None
+        if name:
+            return _start(Backbone(name, image_size), weights[name], rows[name])
         return _Enlarged(given)
 
     @cache
@@ -90,7 +106,7 @@ def tried_regions(
 
     def seen(k: int, region: Region) -> Contribution:
         name = _name(specs[k])
-        return answers(name if name in class_rows else "", specs[k].image_size, region)
+        return answers(name if name in rows else "", specs[k].image_size, region)
 
     progress.note(f"choosing what {len(specs)} sub-models see, on {len(pictures):,} pictures")
     regions = chosen_regions([REGIONS] * len(specs), seen, pictures.targets)

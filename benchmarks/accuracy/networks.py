@@ -27,11 +27,11 @@ from partitioner.assembly.members import Model, read_names, rows_of
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import SPLITS, Dataset, SplitName, open_dataset
 from partitioner.data.memmaps import Views
-from partitioner.estimates.regions import REGIONS
 from partitioner.export.quantize import quantised
 from partitioner.export.sessions import run_session
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.families import Backbone, FamilyMember
+from partitioner.regions import REGIONS
 from partitioner.run.progress import Progress
 
 #: A training that was cut short below this share of its epochs is a candidate, and no evidence of

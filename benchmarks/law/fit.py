@@ -28,7 +28,7 @@ from partitioner.estimates.accuracy_law import (
 )
 from partitioner.estimates.accuracy_records import RecordedRun, alone_of, as_members
 from partitioner.estimates.catalogue import network_of
-from partitioner.estimates.regions import WHOLE
+from partitioner.regions import WHOLE
 
 #: What the constants are taken to be before any run was seen: exponents as if only
 #: multiply-accumulates counted, and that a training's remainder falls as fast as other starts'.

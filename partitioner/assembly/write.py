@@ -32,7 +32,6 @@ from partitioner.data.datasets import Dataset, PictureSet, thinned
 from partitioner.data.memmaps import Views
 from partitioner.estimates.latency import spec_of
 from partitioner.estimates.latency_networks import older_probe
-from partitioner.estimates.regions import REGIONS, WHOLE, where
 from partitioner.export.quantize import quantised
 from partitioner.export.sessions import (
     latency_ms,
@@ -53,6 +52,7 @@ from partitioner.fusion.cascade_fit import fit_cascade
 from partitioner.fusion.region_choice import CHOSEN_ON, chosen_regions
 from partitioner.fusion.stacking import fit_fusion
 from partitioner.networks.submodel import SubModel
+from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.progress import Progress
 
 #: Fewer calibration pictures than this leave the fusion weights uncertain, which is said.

@@ -10,9 +10,9 @@ from rich.table import Column, Table
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation
 from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
-from partitioner.estimates.regions import WHOLE, where
 from partitioner.export.evaluate import Report
 from partitioner.fusion.cascade_cost import BothWays
+from partitioner.regions import WHOLE, where
 
 #: Room for a network's name and size in a table 80 columns wide.
 NAME_WIDTH = 17

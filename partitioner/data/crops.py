@@ -17,7 +17,7 @@ from mdp.formats.plan import Assignment, Encoding, Region
 from mdp.pictures.crop import Pixels, crop, decode_jpeg, encode_jpeg, load_picture, side_for
 from partitioner.data.datasets import PictureSet, thinned
 from partitioner.data.memmaps import new_array
-from partitioner.estimates.regions import WHOLE
+from partitioner.regions import WHOLE
 from partitioner.run.progress import Progress
 
 #: Pictures handed to the threads at a time; Ctrl-C is noticed in between.

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from mdp.formats.plan import Region
 from partitioner.data.crops import View
-from partitioner.estimates.regions import WHOLE
+from partitioner.regions import WHOLE
 
 #: A crop's width over height, at most this and at least its inverse.
 _ASPECT = 4 / 3

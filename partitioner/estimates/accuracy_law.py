@@ -47,7 +47,7 @@ from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from mdp.formats.profile import Precision
 from partitioner.estimates.catalogue import catalogue, network_of
 from partitioner.estimates.macs import macs
-from partitioner.estimates.regions import WHOLE
+from partitioner.regions import WHOLE
 
 Array = NDArray[np.float64]
 Start = Literal["cut", "pretrained", "scratch"]

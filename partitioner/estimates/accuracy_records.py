@@ -21,7 +21,7 @@ from partitioner.estimates.accuracy_law import (
     model_of,
     view_of,
 )
-from partitioner.estimates.regions import place_of
+from partitioner.regions import place_of
 
 
 class RecordedMember(Record, frozen=True):

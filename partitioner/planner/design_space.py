@@ -24,7 +24,7 @@ from partitioner.estimates.accuracy_law import (
 from partitioner.estimates.latency import Way
 from partitioner.estimates.latency_terms import NAMES, terms
 from partitioner.estimates.macs import memory_bytes
-from partitioner.estimates.regions import REGIONS, WHOLE, place_of, where
+from partitioner.regions import REGIONS, WHOLE, place_of, where
 
 #: The smallest picture, relative to the teacher's; below half of it too little is left to see.
 MIN_IMAGE_SHARE = 0.5

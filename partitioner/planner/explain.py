@@ -12,10 +12,10 @@ from mdp.formats.plan import Plan, Region, Spec
 from mdp.formats.profile import DeviceProfile
 from partitioner.estimates.latency import sustained_factor
 from partitioner.estimates.latency_quantiles import TYPICAL, Pace
-from partitioner.estimates.regions import where
 from partitioner.planner.candidates import Candidate, Device, candidate, timetable
 from partitioner.planner.placement import Limits, Seat, Seats, settled
 from partitioner.planner.problem import Problem, predicted_accuracy
+from partitioner.regions import where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ from partitioner.estimates.accuracy import FittedLaw, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import Training
 from partitioner.estimates.accuracy_records import read_runs
 from partitioner.estimates.batching import with_batches
-from partitioner.estimates.regions import REGIONS, WHOLE, where
 from partitioner.planner.deadline import DECODING_MS, deadline_ms
 from partitioner.planner.explain import Explanation, explain, seats_of
 from partitioner.planner.families import families_of
@@ -25,6 +24,7 @@ from partitioner.planner.nearest import nearest_target_ms
 from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.planner.problem import FP32, Problem, make_problem, predicted_accuracy
 from partitioner.planner.search import plan_within
+from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.weights import weights_in
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

@@ -32,12 +32,12 @@ from partitioner.estimates.latency_quantiles import (
 )
 from partitioner.estimates.macs import memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms, through_port
-from partitioner.estimates.regions import CENTRES, REGIONS, WHOLE
 from partitioner.planner.availability import Objective, Sums, exact_arrivals
 from partitioner.planner.candidates import Device, evaluate_device, fitted_ways
 from partitioner.planner.design_space import make_choices, quantised
 from partitioner.planner.families import Families
 from partitioner.planner.placement import Limits, Seat, settled
+from partitioner.regions import CENTRES, REGIONS, WHOLE
 
 FP32: tuple[Precision, ...] = ("fp32",)
 #: The plain ViTs of the teacher's alone.

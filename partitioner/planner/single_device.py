@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 
 from mdp.formats.plan import NetworkSpec, PredictedAccuracy, SingleDevice, SubModelSpec
-from partitioner.estimates.regions import WHOLE, where
 from partitioner.planner.candidates import Candidate, Device
 from partitioner.planner.placement import Limits, Seat
 from partitioner.planner.problem import Problem, Rival, exact_objective
+from partitioner.regions import WHOLE, where
 
 #: A plan has to be predicted to be more accurate than one device by more than this share of the
 #: pictures, half of what tables show.

@@ -18,7 +18,7 @@ from partitioner.estimates.accuracy_law import (
     together,
     view_of,
 )
-from partitioner.estimates.regions import place_of
+from partitioner.regions import place_of
 
 Numbers = NDArray[np.int64]
 

@@ -28,7 +28,7 @@ from partitioner.estimates.accuracy_records import (
     recorded,
 )
 from partitioner.estimates.macs import macs
-from partitioner.estimates.regions import WHOLE
+from partitioner.regions import WHOLE
 
 BASE = SubModelSpec(
     image_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0

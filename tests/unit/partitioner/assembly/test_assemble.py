@@ -24,9 +24,9 @@ from partitioner.cli.assemble import assemble
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import PictureSet, open_dataset, thinned
 from partitioner.data.memmaps import Views
-from partitioner.estimates.regions import REGIONS
 from partitioner.fusion.stacking import fit_subset
 from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.regions import REGIONS
 from tests.support.models.trees import CLASSES, write_tree
 
 pytestmark = pytest.mark.torch

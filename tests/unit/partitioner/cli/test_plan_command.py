@@ -23,7 +23,6 @@ from partitioner.cli.plan_tables import print_planned
 from partitioner.cli.tables import short
 from partitioner.estimates.accuracy import shipped_law
 from partitioner.estimates.latency import Way, fit_latency, relative_errors
-from partitioner.estimates.regions import REGIONS, WHOLE, where
 from partitioner.planner import make_plan
 from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
 from partitioner.planner.explain import cautions, explain, seats_of
@@ -31,6 +30,7 @@ from partitioner.planner.make_plan import Planned, PlanOptions, make_planned, pr
 from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
+from partitioner.regions import REGIONS, WHOLE, where
 
 NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
 BASE = TeacherSpec(

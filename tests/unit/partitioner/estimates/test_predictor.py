@@ -30,7 +30,7 @@ from partitioner.estimates.accuracy_records import (
     recorded,
 )
 from partitioner.estimates.catalogue import catalogue
-from partitioner.estimates.regions import CENTRES, WHOLE
+from partitioner.regions import CENTRES, WHOLE
 
 #: The manifest of a bundle that was evaluated.
 PLAIN_VITS = Path(__file__).parents[3] / "support" / "plain_vits"

@@ -6,8 +6,8 @@ import numpy as np
 
 from mdp.formats.plan import Region
 from mdp.fusion.fuse import Contribution
-from partitioner.estimates.regions import CENTRES, CORNERS, REGIONS, WHOLE
 from partitioner.fusion.region_choice import chosen_regions
+from partitioner.regions import CENTRES, CORNERS, REGIONS, WHOLE
 
 COUNT, CLASSES = 400, 4
 TARGETS = np.random.default_rng(0).integers(0, CLASSES, COUNT)

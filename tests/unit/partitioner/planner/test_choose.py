@@ -13,12 +13,12 @@ import pytest
 from mdp.formats.plan import PLANNED_MEMBERS, Region
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import AccuracyLaw, capability_of
-from partitioner.estimates.regions import REGIONS, WHOLE, place_of
 from partitioner.planner.availability import Objective, exact_arrivals
 from partitioner.planner.candidates import Candidate, Device, evaluate_device, fitted_ways
 from partitioner.planner.design_space import make_choices, sub_model_grid
 from partitioner.planner.local_search import choose
 from partitioner.planner.placement import Limits, Seat, Seats, energy_of
+from partitioner.regions import REGIONS, WHOLE, place_of
 from tests.unit.partitioner.planner.test_search import TINY, device
 
 PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)

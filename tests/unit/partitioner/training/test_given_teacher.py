@@ -1,6 +1,5 @@
 """Teachers with given weights: other classes by name or by a linear probe, and what is told."""
 
-import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,10 @@ from partitioner import pipeline as steps  # noqa: E402
 from partitioner import region_trial, run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load_weights  # noqa: E402
-from partitioner.estimates.regions import REGIONS  # noqa: E402
 from partitioner.export.write import teacher_provenance  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
 from partitioner.networks.weight_init import inherit  # noqa: E402
+from partitioner.regions import REGIONS  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import Asked, TeacherFacts  # noqa: E402
 from partitioner.training import teacher as teacher_module  # noqa: E402
@@ -190,14 +189,8 @@ def test_regions_are_tried_on_the_data_once(
     run, spec = RunFolder(tmp_path / "run"), PLAN.require_teacher()
     wanted = given.asked()
     judge = run_setup.given_teacher(run, spec, given.facts(wanted), given.data, wanted, QUIET)
-    asked_for: Any = functools.partial(
-        region_trial.tried_regions, PLAN, run, given.data, QUIET, {}, {}
-    )
-    regions = asked_for(judge)
-    assert regions is not None
+    regions = region_trial.tried_regions(PLAN, judge, {}, {})
     assert len(regions) == len(PLAN.assignments)
     assert set(regions) <= set(REGIONS)
     monkeypatch.delattr(region_trial, "chosen_regions")
-    assert asked_for(judge) == regions
-    # Plain ViTs cannot judge for themselves.
-    assert asked_for(None) is None
+    assert region_trial.tried_regions(PLAN, judge, {}, {}) == regions
