@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from safetensors.torch import load_file
@@ -27,7 +27,6 @@ from partitioner.assembly.members import Model, read_names, rows_of
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import SPLITS, Dataset, SplitName, open_dataset
 from partitioner.data.memmaps import Views
-from partitioner.export.quantize import quantised
 from partitioner.export.sessions import run_session
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.families import Backbone, FamilyMember
@@ -57,7 +56,6 @@ SEEN: dict[str, Region] = dict(
         strict=True,
     )
 )
-Form = Literal["fp32", "int8-static"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +97,7 @@ class Store:
         """Whether the data's classes are among those of the public weights."""
         return set(self.data.labels) <= set(self._public_names())
 
-    def of_public(
-        self, body: str, split: SplitName, seen: str = "whole", form: Form = "fp32"
-    ) -> Contribution:
+    def of_public(self, body: str, split: SplitName, seen: str = "whole") -> Contribution:
         """Logits of untouched public weights."""
         backbone = public(body)
         file = self._weights / f"{body.split('-')[0]}.safetensors"
@@ -117,11 +113,10 @@ class Store:
             backbone,
             split,
             seen,
-            form,
         )
 
     def of_trained(
-        self, job: Job, weights: Path, split: SplitName, seen: str = "whole", form: Form = "fp32"
+        self, job: Job, weights: Path, split: SplitName, seen: str = "whole"
     ) -> Contribution:
         """Logits of a trained network, by the product's export and crops."""
 
@@ -133,7 +128,7 @@ class Store:
             )
             return ServedMember(member).eval()
 
-        return self._of(job.name, module, job.backbone, split, seen, form)
+        return self._of(job.name, module, job.backbone, split, seen)
 
     def _public_names(self) -> list[str]:
         return read_names(self._weights / "imagenet1k.txt")
@@ -145,22 +140,14 @@ class Store:
         backbone: Backbone,
         split: SplitName,
         seen: str,
-        form: Form,
     ) -> Contribution:
-        added = ("" if seen == "whole" else f"@{seen}") + ("" if form == "fp32" else f"-{form}")
+        added = "" if seen == "whole" else f"@{seen}"
         kept = self._folder / f"{name}{added}.{split}.npz"
         if not kept.is_file():
             size = backbone.image_size
             file = self._folder / f"{name}.onnx"
             if not file.is_file():
                 write_bytes(file, to_onnx(module(), size, HEADS, {}))
-            if form != "fp32":
-                # Activations' ranges are those of what a member sees, as `assemble` takes them.
-                served = self._folder / f"{name}{added}.onnx"
-                if not served.is_file():
-                    pixels = self._views(size, "calibration", seen)
-                    write_bytes(served, quantised(file.read_bytes(), form, pixels, whole=True))
-                file = served
             views = self._views(size, split, seen)
             both = Contribution(*run_session(open_session(file), views, HEADS))
             np.savez(kept, boost=both.boost, bag=both.bag)
