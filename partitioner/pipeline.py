@@ -16,6 +16,7 @@ from mdp.formats.profile import DeviceProfile, read_profiles
 from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig, PlanSettings
+from partitioner.data.crops import shorter_px
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
@@ -41,6 +42,7 @@ from partitioner.run.weights import weights_of
 from partitioner.run_setup import (
     checkpoint_of,
     cut_views,
+    given_teacher,
     open_pictures,
     settings_for,
     teacher_accuracy,
@@ -67,6 +69,9 @@ def build_bundle(
 
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """
+    from partitioner.networks.teacher import teacher_spec
+    from partitioner.region_trial import seen_on_data
+
     folder, asked, settings = RunFolder(run or default_run(out)), config.options, config.plan
     with together():
         named = bundle_name(name, out)
@@ -75,9 +80,12 @@ def build_bundle(
         pictures = open_pictures(config)
         spec = teacher_spec(settings.teacher, settings.teacher_args)
         facts = teacher_facts(config, pictures, spec) if config.given_teacher else None
-    if facts is not None and settings.teacher_accuracy is None:
+    given = (
+        None if facts is None else given_teacher(folder, spec, facts, pictures, config, progress)
+    )
+    if given is not None and settings.teacher_accuracy is None:
         with owned(folder):
-            share = teacher_accuracy(folder, spec, facts, pictures, config, progress)
+            share = teacher_accuracy(given, config, progress)
         settings = msgspec.structs.replace(settings, teacher_accuracy=share)
     with together():
         training = Training(
@@ -86,8 +94,16 @@ def build_bundle(
             start="scratch" if config.schedule.start == "scratch" else "cut",
         )
         planned = planned_for(
-            settings, len(pictures.labels), training=training, weights=asked.weights_folder
+            settings,
+            len(pictures.labels),
+            training=training,
+            weights=asked.weights_folder,
+            picture_px=shorter_px(pictures.calibration),
         )
+    if not (planned.plan.refused or settings.whole_picture):
+        with owned(folder):
+            planned = seen_on_data(planned, pictures, config, given)
+    with together():
         if is_first():
             on_plan(planned)
         planned.check()
@@ -109,6 +125,7 @@ def planned_for(
     *,
     training: Training | None = None,
     weights: Path | None = None,
+    picture_px: float | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
@@ -123,6 +140,7 @@ def planned_for(
         training=training,
         families=settings.families,
         weights=weights,
+        picture_px=picture_px,
         explained=explained,
         front=front,
     )

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -32,6 +33,9 @@ from partitioner.training.compute import memory_bytes, quicker_autocast, trainin
 from partitioner.training.distributed import first_then_others, together
 from partitioner.training.teacher import GivenTeacher
 from partitioner.training.world import world
+
+if TYPE_CHECKING:
+    from partitioner.training.teacher import GivenTeacher
 
 
 def settings_for(
@@ -199,21 +203,27 @@ def teacher_facts(asked: Asked, data: Dataset, teacher: TeacherSpec) -> TeacherF
     return msgspec.structs.replace(facts, classes="names", rows=rows)
 
 
-def teacher_accuracy(
+def given_teacher(
     run: RunFolder,
     teacher: TeacherSpec,
     facts: TeacherFacts,
     data: Dataset,
     asked: Asked,
     progress: Progress,
-) -> float:
-    """Accuracy of a teacher with given weights on the calibration pictures, before more training.
+) -> "GivenTeacher":
+    """A teacher with given weights; raises InputError where `run` has another one."""
+    from partitioner.training.teacher import GivenTeacher
 
-    Raises InputError, also where `run` has another teacher.
-    """
     with together():
         run.check_teacher(facts)
-    given = GivenTeacher(run, teacher, facts, data, checkpoint_of(asked), progress)
+    return GivenTeacher(run, teacher, facts, data, checkpoint_of(asked), progress)
+
+
+def teacher_accuracy(given: "GivenTeacher", asked: Asked, progress: Progress) -> float:
+    """Share of the calibration pictures that a teacher with given weights is right on.
+
+    As it is before it is trained further. Raises InputError.
+    """
     with first_then_others():
         cut_views(given.pixels, progress)
         given.accuracy()

@@ -229,6 +229,7 @@ class SingleDevice(Record, frozen=True):
     network: NetworkSpec | None = None
     #: Predicted, as a fraction of pictures.
     accuracy: Fraction | None = None
+    region: Region = Region()
 
     def __post_init__(self) -> None:
         one_spec(self.submodel, self.network)

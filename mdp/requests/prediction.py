@@ -56,7 +56,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: Device -> reason, for every device that was wanted and is not in the answer.
     missing: dict[str, str]
     #: Accuracy that this combination was measured to have; None for a bundle never evaluated. Where
-    #: the first stage of a cascade was sure, that of the cascade.
+    #: the first stage of a cascade was sure, that of the cascade over all pictures and both stages.
     expected_accuracy: float | None
     #: How many pictures that was measured on; None where it was not.
     expected_accuracy_pictures: int | None = None

@@ -6,11 +6,9 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mdp.formats.plan import Assignment, Plan, PredictedAccuracy, PredictedMs, Replica
-from partitioner.cli.tables import NAME_WIDTH, short
+from partitioner.cli.tables import NAME_WIDTH, seen
 from partitioner.estimates.accuracy import Predictor
-from partitioner.estimates.accuracy_law import WHOLE
 from partitioner.planner.deadline import DECODED, DECODING_MS
-from partitioner.planner.design_space import where
 from partitioner.planner.explain import Explanation, cautions
 from partitioner.planner.make_plan import Planned
 from partitioner.planner.pareto import ParetoPoint
@@ -90,14 +88,14 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
     for a in plan.assignments:
         parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
         for part in parts:
-            what = _seen(a) if part is a else "the same"
+            what = seen(a) if part is a else "the same"
             table.add_row(
                 str(a.k), part.device, what, *shown(part.predicted_ms, part.device),
                 f"{part.memory_bytes / 1e6:.0f}",
             )  # fmt: skip
     if plan.single_device is not None:
         one = plan.single_device
-        what = "the teacher itself" if one.is_teacher else short(one.spec)
+        what = "the teacher itself" if one.is_teacher else seen(one)
         table.add_section()
         if one.accuracy is not None:
             what += f": right on {one.accuracy:.1%}"
@@ -105,12 +103,6 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
             "", f"{one.device} alone", what, *shown(one.predicted_ms, one.device), "",
         )  # fmt: skip
     return table
-
-
-def _seen(a: Assignment) -> str:
-    """A sub-model, and its region if that is not the whole picture."""
-    text = short(a.spec)
-    return text if a.region == WHOLE else f"{text}, sees {where(a.region)}"
 
 
 def _print_accuracy(

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule
-from mdp.formats.plan import Plan, Spec, SubModelSpec
+from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
 from partitioner.export.evaluate import Report
 from partitioner.fusion.cascade_cost import BothWays
+from partitioner.regions import WHOLE, where
 
 #: Room for a network's name and size in a table 80 columns wide.
 NAME_WIDTH = 17
@@ -25,6 +26,12 @@ def short(spec: Spec) -> str:
     for long, abbreviated in (("efficientnet", "effnet"), ("mobilenet", "mnet")):
         name = name.replace(long, abbreviated)
     return f"{name}@{spec.image_size}"
+
+
+def seen(part: Assignment | SingleDevice) -> str:
+    """A member, and where it looks if that is not everywhere."""
+    text = short(part.spec)
+    return text if part.region == WHOLE else f"{text}, sees {where(part.region)}"
 
 
 def print_report(report: Report, plan: Plan) -> None:
@@ -45,7 +52,7 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
         alone.add_row(
-            f"{member.k} {member.device}", short(plan.assignments[member.k].spec),
+            f"{member.k} {member.device}", seen(plan.assignments[member.k]),
             f"{member.accuracy:.2%}", f"{latency_ms:.2f}",
         )  # fmt: skip
     console.print(alone)

@@ -41,7 +41,7 @@ from mdp.fusion.fuse import (
 )
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.data.crops import View, load_views, view_of
-from partitioner.data.datasets import Dataset, PictureSet, open_dataset
+from partitioner.data.datasets import Dataset, PictureSet, open_dataset, thinned
 from partitioner.estimates.macs import macs, parameters
 from partitioner.export.sessions import (
     latency_ms,
@@ -275,7 +275,7 @@ def evaluate(
 def _cascade(
     bundle: Bundle, data: Dataset, fusion: FusionWeights, cache: Path, progress: Progress
 ) -> Cascade | None:
-    """The bundle's cascade, or one that is fitted to its calibration pictures.
+    """The bundle's cascade, or one that is fitted to the calibration pictures of its fusion.
 
     None without these pictures: others may have been trained on.
     """
@@ -284,8 +284,11 @@ def _cascade(
         return manifest.cascade
     if manifest.provenance.get("calibration_digest") != data.calibration.digest:
         return None
-    contributions, _ = run_on(bundle, data.calibration, "calibration", cache, progress)
-    return fit_cascade(manifest.plan, contributions, data.calibration.targets, fusion)
+    # An assembled bundle may have been fitted to a part of them.
+    count = int(manifest.provenance.get("calibration_pictures", len(data.calibration)))
+    pictures = thinned(data.calibration, count)
+    contributions, _ = run_on(bundle, pictures, "calibration", cache, progress)
+    return fit_cascade(manifest.plan, contributions, pictures.targets, fusion)
 
 
 def known_teacher(before: Evaluation | None, data: Dataset) -> TeacherAccuracy | None:

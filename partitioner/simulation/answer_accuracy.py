@@ -18,6 +18,7 @@ from partitioner.estimates.accuracy_law import (
     together,
     view_of,
 )
+from partitioner.regions import place_of
 
 Numbers = NDArray[np.int64]
 
@@ -110,7 +111,7 @@ class PredictedSubsets:
                 capability=capability_of(min(a.accuracy, 1 - 1e-9)),
                 view=view_of(a.spec, a.region),
                 model=model_of(a.spec),
-                region=a.region,
+                place=place_of(a.region),
             )
             for a in plan.assignments
             if a.accuracy is not None

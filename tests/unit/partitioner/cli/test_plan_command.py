@@ -21,16 +21,15 @@ from partitioner.cli.plan_plot import draw_plan
 from partitioner.cli.plan_tables import print_planned
 from partitioner.cli.tables import short
 from partitioner.estimates.accuracy import shipped_law
-from partitioner.estimates.accuracy_law import WHOLE
 from partitioner.estimates.latency import Way, fit_latency
 from partitioner.planner import make_plan
 from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
-from partitioner.planner.design_space import PARTS, where
 from partitioner.planner.explain import cautions, explain, seats_of
 from partitioner.planner.make_plan import Planned, PlanOptions, make_planned, precisions_of
 from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
+from partitioner.regions import REGIONS, WHOLE, where
 
 NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
 BASE = TeacherSpec(
@@ -192,14 +191,35 @@ def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
     ("region", "words"),
     [
         (WHOLE, "the whole square"),
-        (PARTS[0], "75% x 75% at the middle"),
-        (PARTS[1], "75% x 75% at the top left"),
+        (REGIONS[2], "75% x 75% at the middle"),
+        (REGIONS[3], "75% x 75% at the top left"),
+        (REGIONS[4], "75% x 75% at the bottom right"),
+        (REGIONS[5], "75% x 75% at the top right"),
+        (REGIONS[6], "75% x 75% at the bottom left"),
         (Region(bottom=0.5), "100% x 50% at the top"),
         (Region(left=0.1, right=0.6), "50% x 100% at the middle"),
     ],
 )
 def test_a_region_in_words(region: Region, words: str) -> None:
     assert where(region) == words
+
+
+def test_regions_chosen_on_the_data_are_predicted_anew() -> None:
+    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000)
+    regions = [REGIONS[-1]] * len(planned.plan.assignments)
+    changed = make_plan.with_regions(planned, regions).plan
+    assert [a.region for a in changed.assignments] == regions
+    for before, after in zip(planned.plan.assignments, changed.assignments, strict=True):
+        assert after.spec == before.spec
+        assert after.accuracy is not None
+        assert before.accuracy is not None
+        assert after.accuracy < before.accuracy
+        assert after.why.endswith(
+            "sees 75% x 75% at the bottom left, chosen on calibration pictures"
+        )
+    assert changed.accuracy is not None
+    assert planned.plan.accuracy is not None
+    assert changed.accuracy.all_in < planned.plan.accuracy.all_in
 
 
 def probed(last_minute_ms: float, complete: bool = True, busy_points: int = 0) -> ProbeRecord:

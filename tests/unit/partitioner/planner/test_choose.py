@@ -12,13 +12,14 @@ import pytest
 
 from mdp.formats.plan import PLANNED_MEMBERS, Region
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import WHOLE, AccuracyLaw, capability_of
+from partitioner.estimates.accuracy_law import AccuracyLaw, capability_of
 from partitioner.estimates.network import waits_ms
 from partitioner.planner.availability import Objective, exact_arrivals
 from partitioner.planner.candidates import Candidate, Device, evaluate_device, fitted_ways
-from partitioner.planner.design_space import REGIONS, make_choices, sub_model_grid
+from partitioner.planner.design_space import make_choices, sub_model_grid
 from partitioner.planner.local_search import choose
 from partitioner.planner.placement import Limits, Seat, Seats, energy_of
+from partitioner.regions import REGIONS, WHOLE, place_of
 from tests.unit.partitioner.planner.test_search import TINY, device
 
 PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)
@@ -114,8 +115,8 @@ def test_members_look_elsewhere_where_that_pays() -> None:
     predictor = replace(PREDICTOR, law=PARTS_PAY)
     devices = some_devices(2, 6, 60, availability=(1.0,), regions=REGIONS)
     seats, _ = choose(devices, predictor, Limits(target_ms=20.0))
-    seen = [seat.candidate.part for seat in seats]
-    assert len(set(seen)) == len(seats) == 6
+    places = {seat.candidate.place for seat in seats}
+    assert len(places) == len({place_of(region) for region in REGIONS}) == 5
     # Where a part costs what it has of the picture, nobody sees one.
     alone = msgspec.structs.replace(PARTS_PAY.alone, area=1.0)
     dear = msgspec.structs.replace(PARTS_PAY, alone=alone)

@@ -14,13 +14,13 @@ from mdp.formats.plan import Assignment, Plan, Replica, SingleDevice, SubModelSp
 from mdp.formats.profile import DeviceProfile, Link, read_profile
 from partitioner.estimates import macs as cost
 from partitioner.estimates.accuracy import predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import WHOLE
 from partitioner.estimates.latency import Way, fit_latency, predict, ways
 from partitioner.estimates.network import request_bytes
-from partitioner.planner.design_space import REGIONS, sub_model_grid
+from partitioner.planner.design_space import sub_model_grid
 from partitioner.planner.pareto import plan_with_accuracy
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import make_plan
+from partitioner.regions import REGIONS, WHOLE
 from tests.support.models.latencies import Formula
 
 DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
