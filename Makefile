@@ -6,21 +6,23 @@ STAMP  := $(VENV)/.installed
 WORK   ?= demo
 BUNDLE ?=
 PICTURES ?=
+PAGE   ?=
 RUNS   ?= 100000
 SECONDS ?= 86400
 MINUTES ?= 2
 SEED   ?= 1
 
-.PHONY: demo test invariants test-arm test-gpu fuzz soak check bench accuracy \
+.PHONY: demo test invariants test-arm test-gpu gateway-clients fuzz soak check bench accuracy \
 	faults lock sbom format coverage clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE)) \
-	  $(if $(PICTURES),--pictures $(PICTURES))
+	  $(if $(PICTURES),--pictures $(PICTURES)) $(if $(PAGE),--page)
 
 # Real processes that promise nothing about time: they may run beside others. The longest come first.
 PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
-	commands/test_torchrun.py commands/test_quantised_fleet.py commands/test_discovery.py \
+	commands/test_torchrun.py commands/test_quantized_fleet.py commands/test_discovery.py \
+	commands/test_gateway_page.py commands/test_gateway.py \
 	agents/test_agent_process.py agents/test_full_disk.py)
 
 # Tests with deadlines of their own run one after another, the others beside each other, a file at a
@@ -42,6 +44,12 @@ test-gpu: $(STAMP)
 	test -d runs/gpu || $(BIN)/pip install --quiet --constraint constraints.txt --target runs/gpu '$(GPU_ONNXRUNTIME)'
 	PYTHONPATH=runs/gpu $(BIN)/pytest tests/gpu/served.py
 	$(if $(KEEP),PYTHONPATH=runs/gpu $(BIN)/python -m benchmarks.keep gpu)
+
+# The gateway asked by clients that are not ours, in an environment of their own of 500 MB.
+gateway-clients: $(STAMP)
+	test -d runs/clients || $(PYTHON) -m venv runs/clients
+	runs/clients/bin/pip install --quiet --only-binary :all: 'tritonclient[http]==2.73.0' kserve==0.21.0
+	$(BIN)/python -m tests.gateway.clients runs/clients/bin/python
 
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)

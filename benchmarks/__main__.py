@@ -1,9 +1,7 @@
-"""Write documents' figures and pictures anew, from what is kept in benchmarks/results.
+"""Write the figures and pictures of all documents again from benchmarks/results; measure nothing.
 
-    python -m benchmarks [NAME ...]      # all of them, or some: accuracy, soak, ...
-    python -m benchmarks --check         # exit code 1 where one is not what the results say
-
-Nothing is measured.
+python -m benchmarks [NAME ...]      # all documents, or some: accuracy, soak, ...
+python -m benchmarks --check         # exit code 1 where a document differs from the results
 """
 
 import argparse
@@ -15,12 +13,10 @@ from benchmarks.harness.page import Page
 from mdp import console
 from mdp.errors import InputError
 
-#: The document's name -> the module that has its `PAGE`, or has it in its `PAGES` by that key.
+#: Document -> the module with its `PAGE`, or with `PAGES`, and the key.
 PAGES = {
     "accuracy": "accuracy.page",
     "accuracy-law": "accuracy.unseen",
-    "cascade": "serving.cascade",
-    "end-to-end": "end_to_end.page",
     "families": "accuracy.assembled",
     "regions": "accuracy.regions",
     "fuzzing": "keep.__main__:fuzz",
@@ -28,10 +24,18 @@ PAGES = {
     "planning": "planning.plans",
     "platforms": "keep.__main__:arm",
     "reliability": "faults.page",
-    "serving": "serving.page",
+    "serving": "serving.__main__",
     "simulation": "simulator.page",
     "soak": "soak.page",
 }
+
+
+def page_of(name: str) -> Page:
+    """One of `PAGES`."""
+    module, _, key = PAGES[name].partition(":")
+    found = import_module(f"benchmarks.{module}")
+    page: Page = found.PAGES[key] if key else found.PAGE
+    return page
 
 
 def main() -> None:
@@ -43,15 +47,13 @@ def main() -> None:
         raise InputError(f"expected some of {', '.join(PAGES)}, got {unknown[0]!r}")
     stale = []
     for name in options.names or PAGES:
-        module, _, key = PAGES[name].partition(":")
-        found = import_module(f"benchmarks.{module}")
-        page: Page = found.PAGES[key] if key else found.PAGE
+        page = page_of(name)
         if options.check:
             stale += [p for p, new in page.files().items() if p.read_bytes() != new]
         else:
             page.write()
     for path in stale:
-        print(f"{os.path.relpath(path)}: not what the results say")
+        print(f"{os.path.relpath(path)}: differs from benchmarks/results")
     sys.exit(1 if stale else 0)
 
 

@@ -1,4 +1,4 @@
-"""Tie this process to some of the machine's cores, so that others keep theirs."""
+"""Pins this process to some of the machine's cores, so that others keep theirs."""
 
 import os
 from pathlib import Path
@@ -12,29 +12,28 @@ def cores_in(text: str) -> frozenset[int]:
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         if not (_is_number(first) and _is_number(last or first)) or (dash and not last):
-            raise _expected(text)
+            raise _malformed(text)
         low, high = int(first), int(last or first)
         if low > high:
-            raise _expected(text)
+            raise _malformed(text)
         cores.update(range(low, high + 1))
     return frozenset(cores)
 
 
-def stay_on(text: str) -> int:
-    """Run this process's threads, and those to come, on the cores in `text` only.
+def pin_to_cores(text: str) -> int:
+    """Pin this process's threads, and later ones, to the cores in `text`; returns their number.
 
-    Returns how many cores these are. Raises InputError where the system has no such way, or the
-    process not these cores.
+    Raises InputError where the system cannot pin a process, or not to these cores.
     """
     cores = cores_in(text)
     if not hasattr(os, "sched_setaffinity"):
-        raise InputError("--cpus: this system cannot tie a process to cores")
+        raise InputError("--cpus: this system cannot pin a process to cores")
     allowed = os.sched_getaffinity(0)
     if not cores <= allowed:
         named = ", ".join(map(str, sorted(allowed)))
         raise InputError(f"--cpus {text}: expected some of the cores {named}")
     try:
-        # Libraries have begun threads of their own as they were imported.
+        # Imported libraries have started threads.
         for thread in _threads():
             os.sched_setaffinity(thread, cores)
     except OSError as error:
@@ -43,7 +42,7 @@ def stay_on(text: str) -> int:
 
 
 def _threads() -> list[int]:
-    """Those that the kernel shows; without any, only the calling thread, which is 0, is known."""
+    """The process's threads; where the kernel lists none, 0, the calling one."""
     tasks = Path("/proc/self/task")
     return [int(task.name) for task in tasks.iterdir()] if tasks.is_dir() else [0]
 
@@ -52,5 +51,5 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 4
 
 
-def _expected(text: str) -> InputError:
+def _malformed(text: str) -> InputError:
     return InputError(f"--cpus: expected numbers of cores as in 0,2-3, got {text!r}")

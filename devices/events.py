@@ -1,4 +1,4 @@
-"""Tells people, or a program, what an agent does; whoever listens cannot hold it up."""
+"""Events of an agent as lines for people or JSON for programs; a slow reader never delays it."""
 
 import logging
 import os
@@ -9,24 +9,26 @@ import threading
 import warnings
 from collections.abc import Callable
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Generic, Self, TypeVar
 
 import msgspec
 
 #: Where an agent in another program reports; `mdp-agent` prints what it reports.
 LOG = logging.getLogger("mdp.agent")
-#: A pipe that can be written takes as much at once (POSIX's least PIPE_BUF is 512).
+#: A writable pipe takes as much at once (POSIX's least PIPE_BUF is 512).
 _AT_ONCE_BYTES = select.PIPE_BUF
-#: Lines that may wait to be written, and how long those are waited for at the end.
+#: How many items may wait to be written, and how long `BackgroundWriter` waits for them at the end.
 MOST_WAITING, LEAVE_S = 1000, 1.0
+
+T = TypeVar("T")
 
 
 def quiet_libraries(stderr: int = 2) -> None:
-    """Have no warning or log line of a library block its thread, however little stderr is read.
+    """Keep warnings and log lines of libraries from blocking their thread on a full stderr.
 
-    Python's warnings, which a picture can cause by the hundred, are not shown. What native code
-    writes to a pipe or terminal without room is lost: it is opened anew for that, as its other
-    users may rely on writes that wait.
+    Python's warnings, which a picture can cause by the hundred, are not shown. Native code's lines
+    are lost while a pipe or terminal is full: it is reopened without blocking, as its other users
+    may rely on blocking writes.
     """
     warnings.simplefilter("ignore")
     logging.lastResort = logging.NullHandler()
@@ -36,16 +38,16 @@ def quiet_libraries(stderr: int = 2) -> None:
             os.set_blocking(stderr, False)
         elif stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
             flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY
-            anew = os.open(f"/proc/self/fd/{stderr}", flags)
-            os.dup2(anew, stderr)
-            os.close(anew)
+            reopened = os.open(f"/proc/self/fd/{stderr}", flags)
+            os.dup2(reopened, stderr)
+            os.close(reopened)
     except OSError:
         # Closed, without a reader, or not to be opened: it stays as it is.
         return
 
 
 def for_events_alone(stream: IO[str] | None, stderr: int = 2) -> IO[str] | None:
-    """A stream to where `stream` leads; the latter then leads to standard error.
+    """A copy of `stream`, which itself then leads to standard error.
 
     Drivers of accelerators print to standard output, between the events.
     """
@@ -57,64 +59,70 @@ def for_events_alone(stream: IO[str] | None, stderr: int = 2) -> IO[str] | None:
     except OSError:
         # No file, or no standard error, whose number a copy of `stream` would take.
         return stream
-    taken = os.dup(own)
+    copy = os.dup(own)
     os.dup2(stderr, own)
-    return os.fdopen(taken, "w")
+    return os.fdopen(copy, "w")
 
 
 class Events:
-    """Lines on a stream, past its buffer: what cannot be written at once is left out.
+    """Writes lines to a stream, unbuffered: a line that cannot be written at once is lost.
 
     A reader that has gone, one that does not read, or a full disk costs lines, never the agent.
     """
 
-    def __init__(self, stream: IO[str] | None, device: str, address: str, *, json: bool) -> None:
+    def __init__(
+        self, stream: IO[str] | None, device: str, address: str = "", *, json: bool = False
+    ) -> None:
         """None for a stream that was closed before this process began."""
-        self._descriptor = None if stream is None else stream.fileno()
+        #: The agent's, once it listens.
+        self.address = address
+        self._stream = stream
         self._device = device
-        self._address = address
         self._json = json
 
-    def tell(self, event: str) -> None:
+    def emit(self, event: str) -> None:
         """Write one event."""
-        self._write(self._line(event))
-
-    def _line(self, event: str) -> bytes:
-        if not self._json:
-            return f"mdp-agent {self._device}: {event}\n".encode()
-        content = {"event": event, "device": self._device, "address": self._address}
-        return msgspec.json.encode(content) + b"\n"
-
-    def _write(self, line: bytes) -> None:
-        if self._descriptor is None or len(line) > _AT_ONCE_BYTES:
+        line = f"mdp-agent {self._device}: {event}\n".encode()
+        if self._json:
+            content = {"event": event, "device": self._device, "address": self.address}
+            line = msgspec.json.encode(content) + b"\n"
+        if self._stream is None or len(line) > _AT_ONCE_BYTES:
             return
         try:
-            _, writable, _ = select.select([], [self._descriptor], [], 0)
+            descriptor = self._stream.fileno()
+            _, writable, _ = select.select([], [descriptor], [], 0)
             if writable:
-                os.write(self._descriptor, line)
+                os.write(descriptor, line)
         except (OSError, ValueError):
-            # Nobody there, no room, or a descriptor beyond what `select` takes.
+            # No reader, no room, no file, or a descriptor beyond what `select` takes.
             return
 
 
-class Reporter:
-    """Passes lines on in a thread of its own: a regular file on a network that hangs can always be
-    written, says `select`, and then holds up whoever writes."""
+class BackgroundWriter(Generic[T]):
+    """Calls `write` in a thread: `select` reports a file on a hanging network as writable."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._pass_on, name="reporter", daemon=True)
+    def __init__(
+        self, write: Callable[[T], None], name: str, most_waiting: int = MOST_WAITING
+    ) -> None:
+        self._write = write
+        self._most_waiting = most_waiting
+        self._items: queue.SimpleQueue[T | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def tell(self, line: str) -> None:
-        """Say `line` soon; never waits. Any thread."""
-        if self._lines.qsize() < MOST_WAITING:
-            self._lines.put(line)
+    @property
+    def is_full(self) -> bool:
+        """Whether `put` drops what it is given."""
+        return self._items.qsize() >= self._most_waiting
 
-    def _pass_on(self) -> None:
-        while (line := self._lines.get()) is not None:
-            self._say(line)
+    def put(self, item: T) -> None:
+        """Write `item` soon, or drop it; never waits. Any thread."""
+        if not self.is_full:
+            self._items.put(item)
+
+    def _run(self) -> None:
+        while (item := self._items.get()) is not None:
+            self._write(item)
 
     def __enter__(self) -> Self:
         return self
@@ -125,5 +133,5 @@ class Reporter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._lines.put(None)
+        self._items.put(None)
         self._thread.join(LEAVE_S)

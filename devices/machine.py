@@ -1,7 +1,7 @@
-"""What a Linux system shows of itself: processor, memory, who is busy, temperature, power.
+"""Readings of a Linux system: processor, memory, load, temperature, power.
 
-Elsewhere, and where a file is missing or may not be read, the answer is None: a probe then measures
-without it and says so.
+On other systems, and where a file is missing or unreadable, a reading is None; the probe then
+measures without it, which its profile shows.
 """
 
 import os
@@ -32,7 +32,7 @@ class Machine:
         return platform.processor() or platform.machine()
 
     def is_virtual(self) -> bool:
-        """Whether this is a virtual machine that says so."""
+        """Whether the processor reports a hypervisor."""
         return "hypervisor" in (self._text("proc/cpuinfo") or "")
 
     def available_bytes(self) -> int | None:
@@ -43,7 +43,7 @@ class Machine:
         return None
 
     def busy_cpu_s(self) -> float | None:
-        """CPU seconds that everything has used since the machine started, stolen ones included."""
+        """CPU seconds used by all processes since boot, stolen time included."""
         fields = (self._text("proc/stat") or "").split("\n", 1)[0].split()[1:9]
         if len(fields) < 8:
             return None
@@ -61,17 +61,17 @@ class Machine:
             *self._numbers("sys/class/thermal", "thermal_zone*/temp"),
             *self._numbers("sys/class/hwmon", "hwmon*/temp*_input"),
         ]
-        # Sensors that are not connected show nonsense, often 0 or far below.
+        # Unconnected sensors read 0 or far below.
         plausible = [value * _MILLI for value in shown if 5_000 < value < 150_000]
         return round(max(plausible), 1) if plausible else None
 
     def energy_j(self) -> float | None:
-        """Joules that the processor packages have taken; the counter starts anew now and then."""
+        """Joules used by the processor packages; the counters overflow now and then."""
         counters = self._numbers("sys/class/powercap", "*-rapl:[0-9]/energy_uj")
         return sum(counters) * _MICRO if counters else None
 
     def power_w(self) -> float | None:
-        """Watts that the board's own meters show at this moment."""
+        """Watts on the board's own meters."""
         meters = self._numbers("sys/class/hwmon", "hwmon*/power*_input") or self._numbers(
             "sys/class/hwmon", "hwmon*/power*_average"
         )
@@ -93,13 +93,13 @@ class Machine:
             return None
 
 
-#: What NVIDIA's tool is asked, of the GPU that onnxruntime takes: degrees Celsius, watts, its name.
+#: NVIDIA's tool, for the GPU that onnxruntime uses: degrees Celsius, watts, name.
 _NVIDIA = ("nvidia-smi", "--id=0", "--query-gpu=temperature.gpu,power.draw,name",
            "--format=csv,noheader,nounits")  # fmt: skip
 _NVIDIA_S = 5.0
 
 
-def ask_nvidia() -> str:
+def query_nvidia() -> str:
     """Temperature, power and name of the first NVIDIA GPU by its tool; empty without one."""
     try:
         done = subprocess.run(
@@ -112,29 +112,29 @@ def ask_nvidia() -> str:
 
 @dataclass(frozen=True, slots=True)
 class NvidiaMachine(Machine):
-    """Temperature and power are the first NVIDIA GPU's, and else the machine's."""
+    """Temperature and power of the first NVIDIA GPU, without one of the machine."""
 
-    ask: Callable[[], str] = ask_nvidia
+    query: Callable[[], str] = query_nvidia
 
     def processor(self) -> str:
         """The processor's or board's name, and the GPU's."""
-        *_, name = self.ask().strip().split(", ", 2)
+        *_, name = self.query().strip().split(", ", 2)
         return f"{Machine.processor(self)}, {name}" if name else Machine.processor(self)
 
     def temperature_c(self) -> float | None:
         """Degrees Celsius of the GPU."""
-        told = self._told(0)
-        return Machine.temperature_c(self) if told is None else told
+        value = self._field(0)
+        return Machine.temperature_c(self) if value is None else value
 
     def power_w(self) -> float | None:
         """Watts of the GPU's board at this moment."""
-        told = self._told(1)
-        return Machine.power_w(self) if told is None else told
+        value = self._field(1)
+        return Machine.power_w(self) if value is None else value
 
-    def _told(self, place: int) -> float | None:
-        """A number of those that the tool tells; None where it has none, as `[N/A]`."""
+    def _field(self, place: int) -> float | None:
+        """A number in the tool's output; None for `[N/A]`."""
         try:
-            return float(self.ask().split(",")[place])
+            return float(self.query().split(",")[place])
         except (ValueError, IndexError):
             return None
 
@@ -147,5 +147,5 @@ def usable_cores() -> int:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """What can still be written where `folder` lies."""
+    """Free bytes on the disk of `folder`."""
     return shutil.disk_usage(folder).free

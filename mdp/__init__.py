@@ -1,4 +1,4 @@
-"""Collaborative vision inference on unequal edge devices: the client and what everyone shares."""
+"""Collaborative vision inference on unequal edge devices: client and shared code."""
 
 from mdp.client.aio import AsyncClient
 from mdp.client.status import DeviceStatus

@@ -1,4 +1,4 @@
-"""Arguments of callers, checked: a wrong one is an InputError that says what was expected."""
+"""Checks of callers' arguments; a wrong one raises an InputError with what was expected."""
 
 import math
 import os
@@ -9,15 +9,15 @@ from typing import Literal, TypedDict
 
 from mdp.errors import InputError
 
-#: Whether a stream raises an error or gives it in the place of its picture's answer.
+#: Whether a stream raises an error or yields it in place of an answer.
 Errors = Literal["raise", "yield"]
 Raising = Literal["raise"]
-#: Longer than anybody waits, and short enough for every clock and lock.
+#: Short enough for every clock and lock.
 MAX_TIMEOUT_S = 1e6
 
 
 class Watching(TypedDict, total=False):
-    """What else `watch` takes, whatever it does with errors."""
+    """Arguments of `watch` for both kinds of `errors`."""
 
     every_ms: float
     deadline_ms: float
@@ -25,7 +25,7 @@ class Watching(TypedDict, total=False):
 
 
 class Streaming(TypedDict, total=False):
-    """What else `stream` takes, whatever it does with errors."""
+    """Arguments of `stream` for both kinds of `errors`."""
 
     deadline_ms: float
     in_flight: int
@@ -41,7 +41,7 @@ def check_number(name: str, value: object, expected: str, allowed: Callable[[flo
 
 
 def check_timeout_s(timeout_s: object) -> None:
-    """Raise InputError unless one can wait so long."""
+    """Raise InputError unless `timeout_s` is a time to wait."""
     expected = f"0 to {MAX_TIMEOUT_S:g}"
     check_number("timeout_s", timeout_s, expected, lambda value: 0 <= value <= MAX_TIMEOUT_S)
 
@@ -63,7 +63,7 @@ def checked_path(name: str, value: str | os.PathLike[str]) -> Path:
 
 
 def check_errors(errors: object) -> None:
-    """Raise InputError unless `errors` says what a stream does with them."""
+    """Raise InputError unless `errors` is one of `Errors`."""
     check_choice("errors", errors, ("raise", "yield"))
 
 

@@ -1,4 +1,4 @@
-"""What the three command lines share: exit codes, one-line errors, JSON on stdout, list options.
+"""Shared by the command lines: exit codes, one-line errors, JSON on stdout, list options.
 
 Exit codes: 0 fine, 2 usage or bad input, 3 the fleet could not answer, 4 the plan was refused,
 130 interrupted by the user, 1 anything unforeseen.
@@ -12,34 +12,35 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
 from typer.core import TyperCommand
+from typer.models import CommandFunctionType
 
 from mdp import __version__
 from mdp.errors import InputError, MDPError
 
-#: Why something cannot be written although it could before.
+#: Errors of a full disk.
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 INTERRUPTED = 128 + signal.SIGINT
-#: After so long, a Ctrl-C that Python has swallowed is raised again.
+#: Delay before a Ctrl-C that Python has swallowed is raised again.
 _AGAIN_S = 0.01
 
 
 class Interrupted(MDPError):
-    """The user pressed Ctrl-C; the message says what was kept and how to go on."""
+    """The user pressed Ctrl-C; the message names what was kept and how to resume."""
 
     exit_code = INTERRUPTED
 
 
 def new_app(summary: str, command: str | None = None) -> typer.Typer:
-    """A command group with plain help and without tracebacks dressed up for the terminal.
+    """A command group with plain help and tracebacks.
 
-    The group of a whole `command` also has --version and completes what is typed in a shell.
+    The group of a whole `command` also has --version and shell completion.
     """
-    app = typer.Typer(
+    app = _App(
         help=summary,
         no_args_is_help=True,
         add_completion=command is not None,
@@ -65,16 +66,16 @@ def _add_version(app: typer.Typer, summary: str, command: str) -> None:
             typer.Option("--version", callback=tell, is_eager=True, help="Show the version."),
         ] = False,
     ) -> None:
-        """Nothing but options that end the command."""
+        """Options that end the command."""
 
 
 def run(app: Callable[[], object], name: str) -> NoReturn:
     """Run a command line; an MDPError becomes one line on stderr and its class's exit code.
 
-    A full disk becomes one too, under what it prints as well.
+    A full disk becomes one too, also for stdout.
     """
     try:
-        with interrupts_heeded():
+        with interrupts_reraised():
             _flushed(app)
     except MDPError as error:
         print(f"{name}: {one_line(error)}", file=sys.stderr)
@@ -84,7 +85,6 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
             raise
         _discard_stdout()
         if error.errno == errno.EPIPE:
-            # Whoever was reading has seen enough.
             sys.exit(MDPError.exit_code)
         where = f"{error.filename}: " if error.filename else ""
         print(f"{name}: {where}cannot be written: {error.strerror}", file=sys.stderr)
@@ -96,15 +96,15 @@ def run(app: Callable[[], object], name: str) -> NoReturn:
 
 
 def _discard_stdout() -> None:
-    """Have what is still buffered not fail once more at exit."""
+    """Keep buffered output from failing again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def until_reader_leaves() -> Iterator[None]:
-    """End the block, and nothing else, when nobody reads stdout any more (`mdp ... | head -1`).
+    """End the block when stdout's reader has closed it (`mdp ... | head -1`).
 
-    For what only prints. Everything else that is cut off there has failed.
+    For blocks that only print; elsewhere a closed stdout is a failure.
     """
     try:
         yield
@@ -113,11 +113,11 @@ def until_reader_leaves() -> Iterator[None]:
 
 
 @contextmanager
-def interrupts_heeded() -> Iterator[None]:
-    """Have a Ctrl-C interrupt what runs even where Python swallows it.
+def interrupts_reraised() -> Iterator[None]:
+    """Raise a Ctrl-C again that Python swallows.
 
-    That is in a destructor and in a weak reference's callback, as each import has one: what is
-    raised there is printed, and all goes on.
+    Exceptions in a destructor or a weak reference's callback, as each import has one, are printed
+    and dropped.
     """
     shown = sys.unraisablehook
 
@@ -132,7 +132,7 @@ def interrupts_heeded() -> Iterator[None]:
                 timer.start()
                 return
             except KeyboardInterrupt:
-                # On a busy machine the timer may fire in here, where it would be swallowed too.
+                # On a busy machine the timer may fire here, where it would be swallowed too.
                 continue
 
     sys.unraisablehook = once_more
@@ -143,7 +143,7 @@ def interrupts_heeded() -> Iterator[None]:
 
 
 def _flushed(app: Callable[[], object]) -> None:
-    """Run `app`, and write out what it printed while it can still be told that this failed."""
+    """Run `app`, and flush its output while a failure can still be reported."""
     try:
         app()
     except SystemExit:
@@ -153,12 +153,12 @@ def _flushed(app: Callable[[], object]) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """An error's message without line breaks and without what a terminal would obey."""
+    """An error's message without line breaks and control characters."""
     return printable(" ".join(str(error).split()))
 
 
 def printable(text: str) -> str:
-    """`text` with a question mark for each character that a terminal would not show."""
+    """`text` with a question mark for each unprintable character."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
@@ -174,10 +174,30 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
+class _Command(TyperCommand):
+    """Refuses a second --config, which would replace the first without a word."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        options = args[: args.index("--")] if "--" in args else args
+        given = sum(arg.partition("=")[0] == "--config" for arg in options)
+        if given > 1:
+            raise InputError(f"--config: expected one file, got {given}")
+        return super().parse_args(ctx, args)
+
+
+class _App(typer.Typer):
+    """Typer with `_Command` as the default class of commands."""
+
+    def command(
+        self, name: str | None = None, *, cls: type[TyperCommand] | None = None, **settings: Any
+    ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        return super().command(name, cls=cls or _Command, **settings)
+
+
 def list_options(*names: str) -> type[TyperCommand]:
     """A command class whose options `names` also take several values: `--profiles a b`."""
 
-    class ListOptions(TyperCommand):
+    class ListOptions(_Command):
         def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
             return super().parse_args(ctx, spread(args, names))
 

@@ -1,4 +1,4 @@
-"""Everything MDP raises on purpose.
+"""MDP's exceptions.
 
     MDPError
     ├── InputError            an argument, a picture or a data folder cannot be used
@@ -7,19 +7,19 @@
     ├── WireError             frames that are not a message of this protocol version
     ├── AgentError            a device cannot serve (provider missing, port taken)
     ├── InferenceError        an answer cannot be given; carries every device's outcome
-    │   ├── DeadlineExceeded  nothing had arrived when the deadline came
+    │   ├── DeadlineExceeded  the deadline passed without an answer
     │   └── QuorumNotMet      no member answered, and none can any more
     └── PlanRefused           a plan that would not beat the best single device
 
-A device that fails is data (`Prediction.missing`); only an answer that cannot be given raises.
-Each class names the exit code with which a command ends on it.
+A failed device is data (`Prediction.missing`); only a missing answer raises. Each class has the
+exit code of a command that ends with it.
 """
 
 from collections.abc import Mapping
 
 
 class MDPError(Exception):
-    """Base of every error MDP raises on purpose."""
+    """Base of MDP's exceptions."""
 
     exit_code = 1
 
@@ -45,7 +45,7 @@ class WireError(MDPError):
 
 
 class AgentError(MDPError):
-    """This device cannot serve as asked: a provider is missing, an address is taken."""
+    """This device cannot serve as requested: a provider is missing, an address is taken."""
 
     exit_code = 2
 
@@ -66,15 +66,15 @@ class InferenceError(MDPError):
 
 
 class DeadlineExceeded(InferenceError):
-    """The deadline came and nothing usable had arrived."""
+    """The deadline passed without a usable answer."""
 
 
 class QuorumNotMet(InferenceError):
-    """No member answered, and none can any more: nothing is left to wait for."""
+    """No member answered, and none can any more."""
 
 
 class InsecureWarning(UserWarning):
-    """A device is spoken to in plain text over a network, as the caller asked for."""
+    """A device is reached in plain text over a network, as the caller chose."""
 
 
 class PlanRefused(MDPError):

@@ -1,18 +1,21 @@
-"""The distribution's optional parts, and what to type to get one."""
+"""The distribution's extras, and the commands that install them."""
 
 from collections.abc import Iterable
 from importlib.util import find_spec
 
-#: What `partition` brings (pyproject.toml), by the names under which it is imported.
+#: The modules that the extra `partition` installs (pyproject.toml).
 PARTITION = (
     "matplotlib", "onnx", "onnxruntime", "onnxscript", "safetensors", "scipy", "sklearn", "timm",
     "torch",
 )  # fmt: skip
 
+#: What `gateway` brings.
+GATEWAY = ("prometheus_client", "python_multipart", "starlette", "uvicorn")
+
 
 def install(extra: str) -> str:
     """The command that installs one extra, or several joined by commas."""
-    # Not by the distribution's name: no registry has it.
+    # From a checkout: no registry has the distribution.
     return f"pip install '.[{extra}]' in a checkout of MDP"
 
 

@@ -1,4 +1,4 @@
-"""Strict typed reading and all-or-nothing writing of the files MDP keeps."""
+"""Strict typed reading and atomic writing of MDP's files."""
 
 import errno
 import os
@@ -9,24 +9,24 @@ import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from mdp.errors import ConfigError, InputError
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T", bound=msgspec.Struct | dict[str, Any])
 
-#: The largest files of ours have 130 kB and 600 kB.
+#: MDP's largest files have 130 kB and 600 kB.
 MAX_TOML_BYTES = 2**20
 MAX_JSON_BYTES = 2**26
 #: Characters of a text that a message shows.
 _SHOWN = 40
-#: Parts of a dotted key. Python's parser keeps a table for each beginning of each key: 40 kB of
-#: dots would take 1.6 GB. Four parts are the most in a file of ours.
+#: Parts of a dotted key, four in MDP's files. Python's parser keeps a table for each prefix of each
+#: key: 40 kB of dots would take 1.6 GB.
 _KEY_PARTS = 8
-#: What holds dots beside keys: texts and comments, in the order in which TOML tries them. Each ends
-#: with the content where it is not closed, so that none is scanned twice.
+#: Texts and comments, which contain dots too, in TOML's order. An unclosed one ends with the
+#: content, so that none is scanned twice.
 _TOML_TEXT = re.compile(
     rb'"""(?:[^\\"]|\\.|"(?!""))*+(?:"""|\Z)?'
     rb"|'''(?:[^']|'(?!''))*+(?:'''|\Z)?"
@@ -38,10 +38,10 @@ _TOML_TEXT = re.compile(
 _BETWEEN_KEYS = re.compile(rb"[\n=,\[\]{}]")
 
 
-#: A name of a device or key, and what it is called in messages.
+#: A name of a device or key, and its form in messages.
 NAME = r"^[a-z0-9][a-z0-9._-]{0,63}\Z"
 NAME_FORM = "1 to 64 of a-z, 0-9, `.`, `_` and `-`, beginning with a letter or digit"
-#: What msgspec says of text that does not match a pattern -> what is said instead.
+#: msgspec's message about a pattern -> its replacement.
 _PATTERNS: dict[str, str] = {}
 
 
@@ -52,25 +52,25 @@ def pattern(regex: str, expected: str) -> msgspec.Meta:
 
 
 def explained(error: Exception) -> str:
-    """What msgspec found wrong, without regular expressions."""
+    """msgspec's message, without regular expressions."""
     text = str(error)
-    for said, instead in _PATTERNS.items():
-        text = text.replace(said, instead)
+    for message, replacement in _PATTERNS.items():
+        text = text.replace(message, replacement)
     return text
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of everything read from a file: immutable, and an unknown key is an error."""
+    """Base of all that is read from a file: immutable, without unknown keys."""
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> tuple[bytes, os.stat_result]:
-    """Content and status of one and the same regular file; raises ConfigError.
+    """Content and status of the same regular file; raises ConfigError.
 
-    A pipe, a device or a file of more than `most_bytes` is refused before anything is read.
+    A pipe, a device or a file of more than `most_bytes` is refused.
     """
     path = Path(path)
     try:
-        # O_NONBLOCK: opening a pipe does not wait for its writer.
+        # O_NONBLOCK: opening a pipe would wait for its writer.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
             found = os.fstat(handle)
@@ -93,7 +93,7 @@ def decoded(
 ) -> T:
     """The content of `path` as a `kind`; raises ConfigError naming file, key and expectation.
 
-    Every text in it is printable, so that none can control the terminal that shows it.
+    Every text in it is printable, so that none can control a terminal.
     """
     try:
         record = decode(content, type=kind)
@@ -137,7 +137,7 @@ def read_json(path: str | os.PathLike[str], kind: type[T]) -> T:
 
 
 def write_toml(path: str | os.PathLike[str], record: msgspec.Struct) -> None:
-    """Write `record` whole or not at all; keys without a value are left out (TOML has no null)."""
+    """Write `record` atomically; keys without a value are left out (TOML has no null)."""
     write_bytes(path, toml_bytes(record))
 
 
@@ -147,7 +147,7 @@ def toml_bytes(record: msgspec.Struct) -> bytes:
 
 
 def write_json(path: str | os.PathLike[str], record: object) -> None:
-    """Write `record` as indented JSON, whole or not at all."""
+    """Write `record` as indented JSON, atomically."""
     write_bytes(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
 
 
@@ -161,7 +161,7 @@ def _without_none(value: object) -> object:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it takes the name, else it vanishes."""
+    """Yield a temporary path beside `path`, renamed on success and removed otherwise."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
@@ -175,7 +175,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write `data` to `path` whole or not at all; raises InputError if that cannot be done."""
+    """Write `data` to `path` atomically; raises InputError if that fails."""
     try:
         with replacing(path) as temporary:
             temporary.write_bytes(data)
@@ -184,19 +184,19 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that is not there yet, whole or not at all; raises InputError if it exists.
-
-    From the first byte on it has the permissions `mode`.
-    """
+    """Write a new file atomically, with permissions `mode`; raises InputError if it exists."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        raise _unwritable(path, error) from error
+    try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(handle)
-        # Unlike a rename, a link does not replace a file that has come to exist meanwhile.
+        # Unlike a rename, a link does not replace a file created meanwhile.
         os.link(temporary, path)
         _sync(path.parent)
     except FileExistsError as error:
@@ -209,17 +209,27 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _unwritable(path: str | os.PathLike[str], error: OSError) -> InputError:
-    return InputError(f"{path}: cannot be written: {error.strerror or error}")
+def write_pair(secret: tuple[Path, bytes], public: tuple[Path, bytes]) -> None:
+    """Write new secret and public key files, both or none; raises InputError if one exists."""
+    write_new(*secret, 0o600)
+    try:
+        write_new(*public, 0o644)
+    except InputError:
+        secret[0].unlink()
+        raise
+
+
+def _unwritable(path: str | os.PathLike[str], error: Exception) -> InputError:
+    reason = getattr(error, "strerror", None) or error
+    return InputError(f"{path}: cannot be written: {reason}")
 
 
 @contextmanager
 def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield an empty folder beside `path`; on success it takes the place of what stood there.
+    """Yield an empty folder beside `path`, which it replaces on success.
 
-    The old folder is moved aside before the new one gets its name, and removed only after. A link
-    to a folder stays a link: what it leads to is replaced. Raises InputError for a file, and
-    where there is no room.
+    The old folder is moved aside before, and removed after. For a link to a folder, its target is
+    replaced. Raises InputError for a file, and on a full disk.
     """
     path = Path(path)
     if path.is_symlink():
@@ -243,7 +253,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.replace(path)
         _sync(path.parent)
     except OSError as error:
-        # Others may be about something that was read.
+        # Other errors may be about reading.
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _unwritable(path, error) from error
         raise
@@ -255,7 +265,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _sync(path: Path) -> None:
-    """Make `path`, a file or a folder, durable before it is renamed."""
+    """Make `path`, a file or a folder, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Import a package without some of its parts, or without its reports of use."""
+"""Imports of packages without some of their parts, or without telemetry."""
 
 import os
 import sys
@@ -22,8 +22,8 @@ def without(*modules: str) -> Iterator[None]:
 
 
 def silence_onnxruntime() -> None:
-    """Call before onnxruntime is imported, which from 1.31 on keeps an id and sends reports of use.
+    """Disable the telemetry of onnxruntime 1.31 and later; to be called before its import.
 
-    `ORT_DISABLE_TELEMETRY` is left as it is where the environment has it.
+    A value of `ORT_DISABLE_TELEMETRY` in the environment is kept.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

@@ -1,8 +1,8 @@
 """The partitioner from Python: plan, build, export and evaluate, as `mdp-partition` does.
 
-docs/reference/partitioner.md has an example. Nothing is printed: `progress` is told what goes on.
-Raises InputError for what cannot be used, ConfigError for a wrong file, PlanRefused for a plan that
-one device beats. Importing this loads no torch; the functions do.
+docs/reference/partitioner.md has an example. Nothing is printed but to `progress`. Raises
+InputError for unusable input, ConfigError for a wrong file, PlanRefused for a plan that one device
+beats. Importing this loads no torch; the functions do.
 """
 
 import io
@@ -69,15 +69,16 @@ def plan(
 ) -> Planned:
     """Decide which device runs which sub-model; `Planned.plan` is the content of plan.toml.
 
-    `data` has the classes, else 1,000 are taken; `epochs` per sub-model on its pictures count in
-    the predicted accuracy. `weights` is a folder of pretrained weights. `explained` and `front` add
-    why, and the best plan of every latency. Raises PlanRefused unless `even_refused`.
+    `data` has the classes, by default 1,000; `epochs` per sub-model on its pictures count in the
+    predicted accuracy. `weights` is a folder of pretrained weights. `explained` adds explanations,
+    `front` the best plan of every latency. Raises PlanRefused unless `even_refused`.
     """
     with naming(key_of):
         settings = checked_plan(settings)
         if epochs is not None and data is None:
             raise InputError("--epochs: expected --data beside it, for how many pictures there are")
         use_threads(own_threads())
+        from partitioner.data.crops import shorter_px
         from partitioner.data.datasets import open_dataset
         from partitioner.estimates.accuracy_law import Training
         from partitioner.pipeline import planned_for
@@ -91,6 +92,7 @@ def plan(
             1000 if pictures is None else len(pictures.labels),
             training=training,
             weights=None if weights is None else Path(weights),
+            picture_px=None if pictures is None else shorter_px(pictures.calibration),
             explained=explained,
             front=front,
         )
@@ -107,10 +109,10 @@ def build(
     name: str | None = None,
     progress: Progress | None = None,
 ) -> "Report":
-    """Plan, train, export to the bundle folder `out` and evaluate; what is done is not done again.
+    """Plan, train, export to the bundle folder `out` and evaluate, resuming where it stopped.
 
-    `run` keeps what is done, by default `<out>.run`; `name` is the bundle's. In one process; for
-    torchrun there is `mdp-partition build`.
+    `run` is the folder that keeps finished steps, by default `<out>.run`; `name` is the bundle's.
+    In one process; for torchrun there is `mdp-partition build`.
     """
     if world().size > 1:
         raise InputError("build: expected one process; torchrun needs mdp-partition build")
@@ -120,7 +122,7 @@ def build(
         from partitioner.pipeline import build_bundle
 
         folder = None if run is None else Path(run)
-        report = build_bundle(config, Path(out), _told(progress), run=folder, name=name)
+        report = build_bundle(config, Path(out), _shown(progress), run=folder, name=name)
         assert report is not None
         return report
 
@@ -137,11 +139,11 @@ def export(
     from partitioner.export.write import export_bundle
     from partitioner.pipeline import check_target, reopen
 
-    folder, told = RunFolder(Path(run)), _told(progress)
+    folder, shown = RunFolder(Path(run)), _shown(progress)
     folder.settings()
     check_target(Path(out))
     with folder.locked():
-        return export_bundle(reopen(folder, told), Path(out), named)
+        return export_bundle(reopen(folder, shown), Path(out), named)
 
 
 def evaluate(
@@ -155,17 +157,22 @@ def evaluate(
 ) -> "Report":
     """Measure each sub-model and every arrival subset of a bundle on the test pictures of `data`.
 
-    Without `data` those of its run. With `write` the outcome goes into the bundle's manifest.
+    Without `data` on those of its run. With `write` the manifest gets the evaluation.
     """
-    from partitioner.pipeline import data_for, evaluate_step, run_of
+    from partitioner import pipeline
+    from partitioner.export.evaluate import evaluate as measure
+    from partitioner.export.evaluate import write_report
 
-    opened, told = Bundle.open(bundle), _told(progress)
-    folder = run_of(Path(bundle), None if run is None else Path(run))
-    pictures = data_for(opened, folder, data, limit_test)
-    if pictures.remark:
-        told.note(pictures.remark)
-    return evaluate_step(opened, pictures, folder, told, write=write)
+    opened, shown = Bundle.open(bundle), _shown(progress)
+    folder = None if run is None else Path(run)
+    with pipeline.inputs_of(opened, folder, data, limit_test=limit_test) as inputs:
+        if inputs.data.remark:
+            shown.note(inputs.data.remark)
+        report = measure(opened, inputs.data, inputs.run, inputs.cache, shown)
+    if write:
+        write_report(opened, report)
+    return report
 
 
-def _told(progress: Progress | None) -> Progress:
+def _shown(progress: Progress | None) -> Progress:
     return Progress(io.StringIO()) if progress is None else progress

@@ -1,8 +1,8 @@
-"""Everything of a build in one record, from run.toml and from options, which count before it."""
+"""The configuration of a build in one record, from run.toml and options, which override it."""
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from partitioner.planner.make_plan import PlanOptions, precisions_of
 from partitioner.run.settings import Asked
 
 R = TypeVar("R", bound=Record)
-#: Arguments of a teacher that this program sets itself.
+#: Arguments of a teacher that are not the user's to set.
 _RESERVED = ("num_classes", "in_chans", "pretrained", "checkpoint_path", "dynamic_img_size")
 
 
@@ -45,18 +45,18 @@ class PlanSettings(PlanOptions, frozen=True, kw_only=True):
     ] = msgspec.field(default_factory=list)
     runs: Annotated[
         list[str],
-        Meta(description="Evaluated bundles of your own, which accuracy is predicted from too"),
+        Meta(description="Evaluated bundles of your own to predict accuracy from"),
     ] = msgspec.field(default_factory=list)
     families: Annotated[
         list[str] | None,
         Meta(
-            description="What members may be of: ViT, cut from the teacher, families or names of "
+            description="Architectures of members: ViT, cut from the teacher, families or names of "
             "timm's networks, or all; default: ViT, and networks with a file in --weights"
         ),
     ] = None
 
     def check(self) -> None:
-        """Raise InputError for a value out of range, or without anything to aim at."""
+        """Raise InputError for a value out of range, or without a target."""
         super().check()
         precisions_of(self.precision, self.any_precision)
         for key in self.teacher_args:
@@ -73,34 +73,26 @@ class _PlanOnly(Record, frozen=True):
     plan: PlanSettings
 
 
-class _Tables(Record, frozen=True):
-    """run.toml before the keys of its tables are checked."""
-
-    plan: dict[str, Any] = msgspec.field(default_factory=dict)
-    run: dict[str, Any] = msgspec.field(default_factory=dict)
-    teacher_schedule: dict[str, Any] = msgspec.field(default_factory=dict)
-    schedule: dict[str, Any] = msgspec.field(default_factory=dict)
-    joint_schedule: dict[str, Any] = msgspec.field(default_factory=dict)
-    augmentation: dict[str, Any] = msgspec.field(default_factory=dict)
-
-
-#: What the options of a table's keys begin with.
+#: The tables of run.toml: name -> record.
+_TABLES = {"plan": PlanSettings} | {
+    table.encode_name: table.type for table in msgspec.structs.fields(BuildConfig)
+}
+#: Prefixes of the options of a table's keys.
 _PREFIXES = {"teacher_schedule": "teacher-", "joint_schedule": "joint-"}
-#: What messages begin with that are about an option or a key.
-_SUBJECT = re.compile(rf"--[a-z-]+|(?:{'|'.join(_Tables.__struct_fields__)})\.\w+")
+#: The option or key that a message begins with.
+_SUBJECT = re.compile(rf"--[a-z-]+|(?:{'|'.join(_TABLES)})\.\w+")
 
 
 def option_of(key: str) -> str:
     """`--teacher-epochs` for `teacher_schedule.epochs`."""
     table, _, name = key.partition(".")
-    # One of them at a time on the command line.
     name = "teacher_arg" if name == "teacher_args" else name
     return f"--{_PREFIXES.get(table, '')}{name.replace('_', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A configuration as it was given: the tables of a file, and options, which count before."""
+    """The tables of a configuration file, overridden by options."""
 
     path: Path | None = None
     #: Key, such as `schedule.epochs` -> value of its option.
@@ -108,30 +100,36 @@ class Given:
     tables: dict[str, dict[str, Any]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Read the file; raises ConfigError, and InputError for a key that there is not."""
-        tables = _Tables() if self.path is None else read_toml(self.path, _Tables)
-        content = {name: dict(getattr(tables, name)) for name in tables.__struct_fields__}
+        """Read the file; raises ConfigError, and InputError for an unknown table or key."""
+        read = {} if self.path is None else read_toml(self.path, dict[str, Any])
+        for name, table in read.items():
+            if name not in _TABLES:
+                hint = _hint(name, _TABLES)
+                raise InputError(f"{self.path}: expected only known tables, got `{name}`{hint}")
+            if not isinstance(table, dict):
+                raise InputError(f"{self.path}: key `{name}`: expected a table, got {table!r}")
+        content = {name: dict(read.get(name, {})) for name in _TABLES}
         for key, value in self.options.items():
             table, _, name = key.partition(".")
             content[table][name] = value
         object.__setattr__(self, "tables", content)
         for key in (f"{table}.{name}" for table, keys in content.items() for name in keys):
             if key not in _keys():
-                raise InputError(f"{self._named(key)}: expected a key that there is{_hint(key)}")
+                raise InputError(f"{self._named(key)}: unknown key{_hint(key, _keys())}")
 
     def build(self) -> BuildConfig:
-        """What a build takes; raises InputError naming option, or file and key."""
+        """The configuration of a build; raises InputError naming option, or file and key."""
         config = self._record(BuildConfig)
         with self.naming():
             config.plan.check()
         return config
 
     def training(self) -> Asked:
-        """What a training takes, whatever is planned; raises InputError."""
+        """The configuration of a training, without a plan; raises InputError."""
         return self._record(Asked)
 
     def planning(self) -> PlanSettings:
-        """What a plan takes, whatever is trained; raises InputError."""
+        """The configuration of a plan, without a training; raises InputError."""
         settings = self._record(_PlanOnly).plan
         with self.naming():
             settings.check()
@@ -148,7 +146,7 @@ class Given:
             raise InputError(self._explained(str(error), key)) from error
 
     def naming(self) -> AbstractContextManager[None]:
-        """Have an InputError about an option or a key name what the user wrote."""
+        """Name what the user wrote in InputErrors about an option or a key."""
         return naming(self._named)
 
     def _record(self, kind: type[R]) -> R:
@@ -161,7 +159,7 @@ class Given:
             raise InputError(self._explained(what, place.removesuffix("`"))) from error
 
     def _explained(self, what: str, place: str) -> str:
-        """What msgspec says is wrong at a `place` such as `schedule.epochs`, with what is there."""
+        """A message of msgspec about a `place` such as `schedule.epochs`, with its value."""
         table, name, *_ = *re.findall(r"\w+", place), ""
         missing = re.search(r"missing required field `(\w+)`", what)
         if missing is None:
@@ -176,7 +174,7 @@ class Given:
         return f"{self._named(key)}: expected it, or the option {option_of(key)}"
 
     def _named(self, subject: str) -> str:
-        """What the user wrote: an option, or a key of the file."""
+        """The option or the key of the file that the user wrote."""
         key = key_of(subject)
         if key in self.options:
             return option_of(key)
@@ -187,7 +185,7 @@ class Given:
 
 @contextmanager
 def naming(name: Callable[[str], str]) -> Iterator[None]:
-    """Have an InputError that begins with an option or a key begin with what `name` makes of it."""
+    """Replace the option or key that an InputError begins with by `name` of it."""
     try:
         yield
     except InputError as error:
@@ -203,8 +201,8 @@ def key_of(subject: str) -> str:
     return next((key for key in _keys() if option_of(key) == subject), subject)
 
 
-def _hint(key: str) -> str:
-    close = difflib.get_close_matches(key.replace("-", "_"), _keys(), n=1)
+def _hint(key: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(key.replace("-", "_"), known, n=1)
     return f"; close to it: `{close[0]}`" if close else ""
 
 
@@ -218,21 +216,19 @@ def _choices(kind: Any) -> list[Any]:
 def _keys() -> list[str]:
     """Every key of run.toml, as `schedule.epochs`."""
     return [
-        f"{table.encode_name}.{key.name}"
-        for table in msgspec.structs.fields(BuildConfig)
-        for key in msgspec.structs.fields(table.type)
+        f"{table}.{key}" for table, record in _TABLES.items() for key in record.__struct_fields__
     ]
 
 
 def checked(config: BuildConfig) -> BuildConfig:
-    """`config`, its values checked as those of a file are; raises InputError naming the key."""
+    """`config`, checked as a file is; raises InputError naming the key."""
     given = Given()
     given.tables.update(msgspec.to_builtins(config))
     return given.build()
 
 
 def checked_plan(settings: PlanSettings) -> PlanSettings:
-    """The same for what is planned alone."""
+    """The same for the plan alone."""
     given = Given()
     given.tables["plan"] = msgspec.to_builtins(settings)
     return given.planning()
@@ -241,19 +237,19 @@ def checked_plan(settings: PlanSettings) -> PlanSettings:
 def field_of(key: str) -> tuple[Any, Any]:
     """Annotation and default of a key such as `schedule.epochs`."""
     table, _, name = key.partition(".")
-    kind = next(f.type for f in msgspec.structs.fields(BuildConfig) if f.encode_name == table)
-    return hint_and_default(kind, name)
-
-
-def hint_and_default(kind: type[Record], name: str) -> tuple[Any, Any]:
-    """The same of the field `name` of any record."""
+    kind = _TABLES[table]
     default = next(f.default for f in msgspec.structs.fields(kind) if f.name == name)
     return get_type_hints(kind, include_extras=True)[name], default
 
 
-def read_config(path: str | Path) -> BuildConfig:
-    """The configuration of a build; raises ConfigError or InputError naming file and key."""
-    return Given(Path(path)).build()
+def read_config(
+    path: str | Path, settings: Mapping[str, Any] = MappingProxyType({})
+) -> BuildConfig:
+    """The configuration of a build from a file; raises ConfigError or InputError.
+
+    `settings` override the file's by key: `{"run.data": "digits", "plan.profiles": ["n100"]}`.
+    """
+    return Given(Path(path), settings).build()
 
 
 def parse_arguments(pairs: Sequence[str]) -> dict[str, TeacherArgument]:

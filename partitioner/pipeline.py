@@ -1,9 +1,10 @@
-"""The steps of a build, each of which finds out what is done already, and all of them in a row."""
+"""The steps of a build, each of which skips what is done, and all of them in a row."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,9 +16,18 @@ from mdp.formats.profile import DeviceProfile, read_profiles
 from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig, PlanSettings
+from partitioner.data.crops import shorter_px
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
+from partitioner.export.quantize import check_calibration
+from partitioner.export.quantize_bundle import quantize_bundle
+from partitioner.export.sessions import on_processor
+from partitioner.export.try_precision import MAX_LOSS, QuantizeRequest, needed_pictures
+from partitioner.export.write import export_bundle
+from partitioner.networks.members import check_member
+from partitioner.networks.teacher import teacher_spec
+from partitioner.networks.weight_init import check_source
 from partitioner.planner.make_plan import Planned, make_planned, precisions_of
 from partitioner.run.folder import RunFolder, bundle_name, default_run
 from partitioner.run.progress import Progress
@@ -32,7 +42,8 @@ from partitioner.run.weights import weights_of
 from partitioner.run_setup import (
     checkpoint_of,
     cut_views,
-    open_asked,
+    given_teacher,
+    open_pictures,
     settings_for,
     teacher_accuracy,
     teacher_facts,
@@ -40,6 +51,9 @@ from partitioner.run_setup import (
 )
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
+from partitioner.training.joint import train_jointly
+from partitioner.training.members import train_members
+from partitioner.training.teacher import ensure_targets, ensure_teacher
 
 
 def build_bundle(
@@ -51,23 +65,27 @@ def build_bundle(
     name: str | None = None,
     on_plan: Callable[[Planned], object] = lambda _: None,
 ) -> Report | None:
-    """Plan, train, export and evaluate in a row; `on_plan` is shown the plan, refused or not.
+    """Plan, train, export and evaluate in a row; `on_plan` gets the plan, refused or not.
 
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """
     from partitioner.networks.teacher import teacher_spec
+    from partitioner.region_trial import seen_on_data
 
     folder, asked, settings = RunFolder(run or default_run(out)), config.options, config.plan
     with together():
         named = bundle_name(name, out)
         check_target(out)
         read_profiles(settings.profiles)
-        pictures = open_asked(config)
+        pictures = open_pictures(config)
         spec = teacher_spec(settings.teacher, settings.teacher_args)
         facts = teacher_facts(config, pictures, spec) if config.given_teacher else None
-    if facts is not None and settings.teacher_accuracy is None:
+    given = (
+        None if facts is None else given_teacher(folder, spec, facts, pictures, config, progress)
+    )
+    if given is not None and settings.teacher_accuracy is None:
         with owned(folder):
-            share = teacher_accuracy(folder, spec, facts, pictures, config, progress)
+            share = teacher_accuracy(given, config, progress)
         settings = msgspec.structs.replace(settings, teacher_accuracy=share)
     with together():
         training = Training(
@@ -76,8 +94,16 @@ def build_bundle(
             start="scratch" if config.schedule.start == "scratch" else "cut",
         )
         planned = planned_for(
-            settings, len(pictures.labels), training=training, weights=asked.weights_folder
+            settings,
+            len(pictures.labels),
+            training=training,
+            weights=asked.weights_folder,
+            picture_px=shorter_px(pictures.calibration),
         )
+    if not (planned.plan.refused or settings.whole_picture):
+        with owned(folder):
+            planned = seen_on_data(planned, pictures, config, given)
+    with together():
         if is_first():
             on_plan(planned)
         planned.check()
@@ -87,10 +113,10 @@ def build_bundle(
         if not is_first():
             return None
         export_step(work, out, named)
-        report = evaluate_step(Bundle.open(out), pictures, folder, progress, write=True)
+        report = evaluate(Bundle.open(out), pictures, folder, folder.cache, progress)
+        evaluated = write_report(Bundle.open(out), report)
         measured = [device.profile for device in planned.problem.devices]
-        quantised = quantise_step(Bundle.open(out), pictures, folder, measured, progress)
-        return quantised or report
+        return quantize_step(evaluated, pictures, folder, measured, progress) or report
 
 
 def planned_for(
@@ -99,12 +125,11 @@ def planned_for(
     *,
     training: Training | None = None,
     weights: Path | None = None,
+    picture_px: float | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
-    """The plan that `settings` ask for; see `make_planned`."""
-    from partitioner.networks.teacher import teacher_spec
-
+    """The plan of `settings`; see `make_planned`."""
     return make_planned(
         teacher_spec(settings.teacher, settings.teacher_args),
         settings.profiles,
@@ -115,6 +140,7 @@ def planned_for(
         training=training,
         families=settings.families,
         weights=weights,
+        picture_px=picture_px,
         explained=explained,
         front=front,
     )
@@ -122,7 +148,7 @@ def planned_for(
 
 @contextmanager
 def owned(folder: RunFolder) -> Iterator[None]:
-    """Keep others out of the run folder: the first process does that for all of them."""
+    """Lock the run folder, by the first process for all."""
     with ExitStack() as held:
         with together():
             if is_first():
@@ -131,21 +157,17 @@ def owned(folder: RunFolder) -> Iterator[None]:
 
 
 def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress: Progress) -> Work:
-    """Bring the run folder to its end, from wherever it is; raises InputError."""
-    from partitioner.training.joint import train_jointly
-    from partitioner.training.members import train_members
-    from partitioner.training.teacher import ensure_targets, ensure_teacher
-
+    """Finish the training in the run folder; raises InputError."""
     named = {a.k: a.network.name for a in plan.assignments if a.network is not None}
     with together():
         weights = weights_of(asked.options.weights_folder, dict.fromkeys(named.values()))
         teaching = teaching_of(asked, plan, data, progress)
     settings = _settled(run, plan, data, asked, weights, teaching)
-    known = {k: weights[name] for k, name in named.items() if name in weights}
-    work = Work(run, settings, plan, data, progress, known)
+    starts = {k: weights[name] for k, name in named.items() if name in weights}
+    work = Work(run, settings, plan, data, progress, starts)
     if data.remark:
         progress.note(data.remark)
-    # Pictures that cannot be read have to show up now, all at once, not after hours of training.
+    # Report unreadable pictures before hours of training.
     with first_then_others():
         cut_views(work.first_pixels, progress)
     teacher = ensure_teacher(work, checkpoint_of(asked))
@@ -164,7 +186,7 @@ def _settled(
     weights: Mapping[str, Path],
     teaching: Teaching,
 ) -> Settings:
-    """The first process's settings, which are in the run folder from now on; raises InputError."""
+    """The first process's settings, written to the run folder; raises InputError."""
     with together():
         _check_plan(plan, asked.schedule)
         _check_calibration(data)
@@ -175,7 +197,7 @@ def _settled(
             run.start_or_continue(mine, plan)
     with together():
         kept = run.settings()
-        # Arithmetic may differ between machines, and the first one decides; pictures may not.
+        # The first process decides the arithmetic; pictures have to be equal.
         changed = differences(
             kept.data, msgspec.structs.replace(mine.data, source=kept.data.source)
         )
@@ -199,10 +221,8 @@ def _check_calibration(data: Dataset) -> None:
 
 
 def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
-    """Raise unless the plan may be built as asked and its teacher has the shape that it says."""
-    from partitioner.networks.members import check_member
+    """Raise unless the plan can be built and its teacher has the planned shape."""
     from partitioner.networks.teacher import teacher_spec
-    from partitioner.networks.weight_init import check_heritage
 
     if plan.refused:
         raise PlanRefused(f"plan refused: {plan.reason}")
@@ -211,14 +231,14 @@ def _check_plan(plan: Plan, schedule: MemberSchedule) -> None:
     if changed:
         raise ConfigError(f"plan, key `teacher`: not the shape of {built.name!r}: {changed}")
     for assignment in plan.assignments:
-        check_member(assignment.spec, schedule.trunks)
+        check_member(assignment.spec)
     if schedule.start == "teacher":
         vits = [a.submodel for a in plan.assignments if a.submodel is not None]
-        check_heritage(plan.require_teacher(), vits)
+        check_source(plan.require_teacher(), vits)
 
 
 def reopen(run: RunFolder, progress: Progress) -> Work:
-    """A run as its folder describes it; raises InputError if its pictures are not the same."""
+    """The run of a folder; raises InputError if its pictures have changed."""
     settings, plan = run.settings(), run.plan()
     facts = settings.data
     data = open_dataset(facts.source, limit_train=facts.limit_train, limit_test=facts.limit_test)
@@ -238,10 +258,7 @@ def check_target(out: Path) -> None:
 
 
 def check_ways(plan: Plan, data: Dataset) -> None:
-    """Raise InputError for members that could not be exported or measured here once trained."""
-    from partitioner.export.quantize import check_calibration
-    from partitioner.export.sessions import on_processor
-
+    """Raise InputError for members that cannot be exported or measured on this machine."""
     for assignment in plan.assignments:
         precision = assignment.spec.precision
         try:
@@ -257,8 +274,6 @@ def check_ways(plan: Plan, data: Dataset) -> None:
 
 def export_step(work: Work, out: Path, name: str) -> dict[int, float] | None:
     """Write the bundle; None if `out` is a whole bundle of this very run already."""
-    from partitioner.export.write import export_bundle
-
     check_target(out)
     if (out / MANIFEST).is_file():
         bundle = _whole_bundle(out)
@@ -282,77 +297,66 @@ def _whole_bundle(path: Path) -> Bundle | None:
     return bundle
 
 
-def run_of(bundle: Path, run: Path | None) -> RunFolder | None:
-    """The named run folder, or the default one if it is there; raises InputError."""
-    if run is not None:
-        RunFolder(run).settings()
-        return RunFolder(run)
-    beside = RunFolder(default_run(bundle))
-    return beside if beside.settings_file.is_file() else None
+class Inputs(NamedTuple):
+    """What a step on a finished bundle reads beside it."""
+
+    data: Dataset
+    #: The run that made the bundle, where it is known; it has the teacher.
+    run: RunFolder | None
+    #: Keeps the pictures' views.
+    cache: Path
 
 
-def data_for(
-    bundle: Bundle, run: RunFolder | None, source: str | None, limit_test: int | None
-) -> Dataset:
-    """The pictures to evaluate on: the named ones, else the run's, else the digits if it is them.
+@contextmanager
+def inputs_of(
+    bundle: Bundle,
+    run: Path | None,
+    source: str | None,
+    *,
+    limit_train: int | None = None,
+    limit_test: int | None = None,
+) -> Iterator[Inputs]:
+    """The inputs named by options, else the run folder beside `bundle` and that run's pictures.
 
-    Raises InputError if none of these is at hand.
+    Without either, the digits where the bundle is of them. Raises InputError if there are none, for
+    a `run` that is no run folder, and for a run whose pictures have changed.
     """
+    folder = RunFolder(default_run(bundle.path) if run is None else run)
+    known = folder if run is not None or folder.settings_file.is_file() else None
+    facts = None if known is None else known.settings().data
     if source is not None:
-        return open_dataset(source, limit_test=limit_test)
-    if run is not None:
-        facts = run.settings().data
-        data = open_dataset(
-            facts.source,
-            limit_train=facts.limit_train,
-            limit_test=facts.limit_test if limit_test is None else limit_test,
-        )
+        data = open_dataset(source, limit_train=limit_train, limit_test=limit_test)
+    elif facts is not None:
+        limit_test = facts.limit_test if limit_test is None else limit_test
+        data = open_dataset(facts.source, limit_train=facts.limit_train, limit_test=limit_test)
         if not data.train.digest.startswith(facts.train):
             raise InputError(
-                f"{facts.source}: the train split changed since {run.path} was made, so that "
+                f"{facts.source}: the train split changed since {folder.path} was made, so that "
                 "pictures that were trained on may be among the test's; name others with --data"
             )
-        return data
-    if bundle.manifest.provenance.get("data") == DIGITS:
-        return open_dataset(DIGITS, limit_test=limit_test)
-    raise InputError(f"{bundle.path}: give --data, or --run with the folder it was trained in")
-
-
-def evaluate_step(
-    bundle: Bundle,
-    data: Dataset,
-    run: RunFolder | None,
-    progress: Progress,
-    *,
-    write: bool = False,
-) -> Report:
-    """Measure the bundle; with `write` put the outcome into its manifest."""
-    if run is not None:
-        report = evaluate(bundle, data, run, run.cache, progress)
+    elif bundle.manifest.provenance.get("data") == DIGITS:
+        data = open_dataset(DIGITS, limit_test=limit_test)
     else:
-        with TemporaryDirectory(prefix="mdp-views-") as cache:
-            report = evaluate(bundle, data, None, Path(cache), progress)
-    if write:
-        write_report(bundle, report)
-    return report
+        raise InputError(f"{bundle.path}: give --data, or --run with the folder it was trained in")
+    if known is not None:
+        yield Inputs(data, known, known.cache)
+        return
+    with TemporaryDirectory(prefix="mdp-views-") as cache:
+        yield Inputs(data, None, Path(cache))
 
 
-def quantise_step(
+def quantize_step(
     bundle: Bundle,
     data: Dataset,
     run: RunFolder,
     profiles: Sequence[DeviceProfile],
     progress: Progress,
 ) -> Report | None:
-    """Serve networks of an fp32 bundle in static int8 where the profiles show them to be faster.
+    """Serve networks of an fp32 bundle in static int8 where the profiles show a speed-up.
 
-    The gate of `mdp-partition quantize` decides, and plain ViTs stay as they were planned. Returns
-    the new evaluation, or None where nothing was kept.
+    Decided as by `mdp-partition quantize`; plain ViTs stay as planned. Returns the new evaluation,
+    or None where nothing was accepted.
     """
-    from partitioner.export.precision_choice import MAX_LOSS, needed_pictures
-    from partitioner.export.quantize_bundle import quantise
-    from partitioner.export.quantize_trials import Asked as AskedPrecisions
-
     plan, needed = bundle.manifest.plan, needed_pictures(MAX_LOSS)
     networks = [a.k for a in plan.assignments if a.network is not None]
     planned = {a.spec.precision for a in plan.assignments}
@@ -360,18 +364,17 @@ def quantise_step(
         return None
     if len(data.calibration) < needed:
         progress.note(
-            f"int8 not tried: {len(data.calibration)} calibration pictures show too little, "
-            f"expected {needed}"
+            f"int8 not tried: {len(data.calibration)} calibration pictures, expected {needed}"
         )
         return None
     devices = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
-    asked = AskedPrecisions(
+    request = QuantizeRequest(
         max_loss=MAX_LOSS,
         profiles=[profile for profile in profiles if profile.name in devices],
         ways=[("int8-static", "onnxruntime")],
         members=networks,
     )
-    report = quantise(bundle, data, run, asked, bundle.path, run.cache, progress)
+    report = quantize_bundle(bundle, data, run, request, bundle.path, run.cache, progress)
     record = Bundle.open(bundle.path).manifest.quantisation
     for member in [] if record is None else record.members:
         for tried in member.tried:

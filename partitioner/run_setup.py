@@ -1,9 +1,10 @@
-"""What a run is about to be: its pictures, its settings, and how good its teacher is."""
+"""Set up a run: pictures, settings, and the teacher's accuracy."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -11,7 +12,12 @@ from mdp.errors import InputError
 from mdp.formats.bundle import sha256_of
 from mdp.formats.plan import Plan, TeacherSpec
 from partitioner.assembly.members import read_map, read_names, rows_of
+from partitioner.data.augment import check_policy
+from partitioner.data.crops import NAMED, UnreadablePictures, View, view_of
 from partitioner.data.datasets import DIGITS, SPLITS, Dataset, SplitName, open_dataset
+from partitioner.data.variants import canvas_side
+from partitioner.networks.families import own_classifier
+from partitioner.networks.teacher_weights import known_classes
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
@@ -23,8 +29,13 @@ from partitioner.run.settings import (
     Teaching,
 )
 from partitioner.run.weights import LABELS
+from partitioner.training.compute import memory_bytes, quicker_autocast, training_device
 from partitioner.training.distributed import first_then_others, together
+from partitioner.training.teacher import GivenTeacher
 from partitioner.training.world import world
+
+if TYPE_CHECKING:
+    from partitioner.training.teacher import GivenTeacher
 
 
 def settings_for(
@@ -33,15 +44,10 @@ def settings_for(
     teacher: TeacherSpec,
     weights: Mapping[str, Path] = MappingProxyType({}),
 ) -> Settings:
-    """What this run's settings.json has to say; `weights` are those of the plan's networks."""
-    from partitioner.data.augment import check_policy
-    from partitioner.training.compute import quicker_autocast
-
+    """The content of settings.json; `weights` are the files of the plan's networks."""
     options, flip = asked.options, asked.augmentation.flip
     facts = teacher_facts(asked, data, teacher)
     check_policy(asked.augmentation.rand_augment)
-    if asked.schedule.shrinkage < 1 and asked.schedule.boost_target != "logits":
-        raise InputError("schedule.shrinkage: expected 1 unless boost_target is logits")
     return Settings(
         seed=options.seed,
         autocast=quicker_autocast() if options.autocast == "auto" else options.autocast,
@@ -58,7 +64,7 @@ def settings_for(
         teacher_schedule=asked.teacher_schedule.settled(from_scratch=not asked.given_teacher),
         schedule=asked.schedule,
         joint_schedule=asked.joint_schedule,
-        # Mirrored digits are other signs; mirrored photographs are still photographs.
+        # Mirrored digits are other signs.
         augmentation=msgspec.structs.replace(
             asked.augmentation, flip=data.source != DIGITS if flip is None else flip
         ),
@@ -70,12 +76,10 @@ def settings_for(
 def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict[str, list[int]]:
     """The row of each class of the data in the classifiers of pretrained `weights`, by network.
 
-    Their classes are named by labels.txt in the folder of weights, else by the teacher's labels
-    where the number of classes agrees. Networks are left out whose classes have other names.
-    Raises InputError for labels that are not as many as a classifier has rows.
+    The names of their classes are labels.txt in the folder of weights, else the teacher's labels
+    where the number of classes agrees. Networks with other class names are left out. Raises
+    InputError for labels that are not as many as a classifier has rows.
     """
-    from partitioner.networks.families import own_classifier
-
     options, found = asked.options, dict[str, list[int]]()
     own = None if options.weights_folder is None else options.weights_folder / LABELS
     own = own if own is not None and own.exists() else None
@@ -100,9 +104,7 @@ def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict
 
 
 def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> Teaching:
-    """How sub-models will be taught, `auto` decided; raises InputError for what live cannot do."""
-    from partitioner.training.compute import memory_bytes, training_device
-
+    """The teaching mode, with `auto` resolved; raises InputError where live is impossible."""
     wanted, device = asked.options.teaching, training_device()
     if wanted == "kept" or (wanted == "auto" and device.type == "cpu"):
         return "kept"
@@ -116,9 +118,9 @@ def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> 
 
 
 def _not_live(asked: Asked) -> str:
-    """Which setting live teaching does not have; empty if it has them all."""
+    """The setting that live teaching does not support; empty if there is none."""
     augmentation, plain = asked.augmentation, Augmentation()
-    # A teacher that is trained sees variants.
+    # Training the teacher uses variants.
     several = augmentation.variants != plain.variants and not asked.teacher_schedule.epochs
     for name, given, remedy in (
         ("schedule.patience", asked.schedule.patience, "0: the last averaged weights are taken"),
@@ -140,10 +142,7 @@ def _not_live(asked: Asked) -> str:
 
 
 def _too_large(plan: Plan, data: Dataset, there_bytes: int) -> str:
-    """How much the pictures would take of the device's memory, where that is too much."""
-    from partitioner.data.crops import View, view_of
-    from partitioner.data.variants import canvas_side
-
+    """The memory of the pictures where the device has too little; else empty."""
     teacher = View(plan.require_teacher().shape.image_size)
     side = canvas_side([teacher, *(view_of(a) for a in plan.assignments)])
     needed_bytes, most_bytes = 3 * side**2 * len(data.train), there_bytes // 2
@@ -156,12 +155,10 @@ def _too_large(plan: Plan, data: Dataset, there_bytes: int) -> str:
 
 
 def teacher_facts(asked: Asked, data: Dataset, teacher: TeacherSpec) -> TeacherFacts:
-    """Where the teacher's weights come from, and how their classes become the data's.
+    """The source of the teacher's weights, and the mapping of their classes to the data's.
 
-    Raises InputError where the weights do not fit the teacher or the names not the classes.
+    Raises InputError for weights that do not fit the teacher, or names that do not fit the classes.
     """
-    from partitioner.networks.teacher_weights import known_classes
-
     options, labels = asked.options, asked.options.teacher_labels
     if options.pretrained and options.teacher_checkpoint is not None:
         raise InputError("--pretrained and --teacher-checkpoint: expected one of the two, got both")
@@ -206,37 +203,41 @@ def teacher_facts(asked: Asked, data: Dataset, teacher: TeacherSpec) -> TeacherF
     return msgspec.structs.replace(facts, classes="names", rows=rows)
 
 
-def teacher_accuracy(
+def given_teacher(
     run: RunFolder,
     teacher: TeacherSpec,
     facts: TeacherFacts,
     data: Dataset,
     asked: Asked,
     progress: Progress,
-) -> float:
-    """Share of the calibration pictures that a teacher with given weights is right on.
-
-    As it is before it is trained further. Raises InputError, also where `run` has another teacher.
-    """
+) -> "GivenTeacher":
+    """A teacher with given weights; raises InputError where `run` has another one."""
     from partitioner.training.teacher import GivenTeacher
 
     with together():
         run.check_teacher(facts)
-    given = GivenTeacher(run, teacher, facts, data, checkpoint_of(asked), progress)
+    return GivenTeacher(run, teacher, facts, data, checkpoint_of(asked), progress)
+
+
+def teacher_accuracy(given: "GivenTeacher", asked: Asked, progress: Progress) -> float:
+    """Share of the calibration pictures that a teacher with given weights is right on.
+
+    As it is before it is trained further. Raises InputError.
+    """
     with first_then_others():
         cut_views(given.pixels, progress)
         given.accuracy()
     share = given.accuracy()
     if asked.teacher_schedule.epochs:
         progress.note(
-            f"teacher: {share:.1%} of the calibration pictures before it is trained further, which "
-            "the plan is made for; --teacher-accuracy tells it another"
+            f"teacher: {share:.1%} of the calibration pictures before more training, assumed by "
+            "the plan; --teacher-accuracy overrides it"
         )
     return share
 
 
 def checkpoint_of(asked: Asked) -> Path | None:
-    """The user's teacher checkpoint, if one was named; raises InputError where it is not there."""
+    """The user's teacher checkpoint, if any; raises InputError where it is missing."""
     if asked.options.teacher_checkpoint is None:
         return None
     path = Path(asked.options.teacher_checkpoint)
@@ -245,8 +246,8 @@ def checkpoint_of(asked: Asked) -> Path | None:
     return path
 
 
-def open_asked(asked: Asked) -> Dataset:
-    """The pictures that a training was asked for; raises InputError."""
+def open_pictures(asked: Asked) -> Dataset:
+    """The pictures of a training; raises InputError."""
     options = asked.options
     return open_dataset(
         options.data, limit_train=options.limit_train, limit_test=options.limit_test
@@ -255,8 +256,6 @@ def open_asked(asked: Asked) -> Dataset:
 
 def cut_views(cut: Callable[[SplitName], object], progress: Progress) -> None:
     """Cut every split; raises UnreadablePictures naming the unreadable ones of all of them."""
-    from partitioner.data.crops import NAMED, UnreadablePictures
-
     broken: list[str] = []
     for split in SPLITS:
         try:

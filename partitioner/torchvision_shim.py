@@ -1,9 +1,8 @@
-"""Import timm beside a torchvision whose compiled operators cannot be loaded.
+"""Import timm with a torchvision whose compiled operators cannot be loaded.
 
-timm imports torchvision. Its default wheel is built for CUDA; beside a CPU build of torch it finds
-no CUDA library, loads none of its operators, and then stops with "operator torchvision::nms does
-not exist" while it registers shapes for them. MDP calls none of these operators: with their two
-schemas declared, and no kernel behind them, torchvision and timm import as usual.
+timm imports torchvision, whose default wheel is built for CUDA: with a CPU build of torch it loads
+no operators and fails with "operator torchvision::nms does not exist". MDP calls none of them, so
+that declaring two schemas without kernels suffices.
 """
 
 import importlib
@@ -13,12 +12,12 @@ from typing import Any
 import torch
 
 _SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-#: torch forgets a library's operators when its Library object dies, so it is kept here.
+#: Keeps the Library object alive, and its operators with it.
 _declared: list[Any] = []
 
 
 def import_timm() -> ModuleType:
-    """The `timm` package; every use of timm in this project starts here."""
+    """The `timm` package; the project's only import of it."""
     try:
         importlib.import_module("torchvision")
     except RuntimeError as error:
@@ -26,14 +25,14 @@ def import_timm() -> ModuleType:
             raise
         declare_operators()
     timm = importlib.import_module("timm")
-    # Attention written out in plain operators: twice as quick to train in bf16 on a processor as
-    # the fused kernel (90 against 218 ms a step), and what ONNX export can take apart.
+    # Unfused attention trains twice as fast in bf16 on a processor (90 against 218 ms a step), and
+    # exports to plain ONNX operators.
     timm.layers.set_fused_attn(False)
     return timm
 
 
 def declare_operators() -> None:
-    """Declare `torchvision::nms` and `torchvision::qnms`, once, where nobody else has."""
+    """Declare `torchvision::nms` and `torchvision::qnms` unless they are declared."""
     if _declared or hasattr(torch.ops.torchvision, "nms"):
         return
     # torch.library is not annotated.

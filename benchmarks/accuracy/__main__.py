@@ -26,6 +26,7 @@ from benchmarks.accuracy.networks import (
     has_both,
     networks_of,
     parts_of,
+    public,
     times_ms,
     unseen_of,
 )
@@ -52,8 +53,7 @@ def parser(prog: str) -> argparse.ArgumentParser:
 def latencies(asked: argparse.Namespace) -> dict[Backbone, float]:
     """Milliseconds of all networks of all data sets, whether they came or not."""
     planned = [job.backbone for job in read_jobs(asked.jobs)]
-    public = [backbone for _, backbone in PUBLIC.values()]
-    return times_ms(asked.scratch / "latency", [*planned, *public])
+    return times_ms(asked.scratch / "latency", [*planned, *map(public, PUBLIC)])
 
 
 def opened(asked: argparse.Namespace, name: str) -> tuple[Store, list[Job], Field]:

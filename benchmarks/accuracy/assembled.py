@@ -24,7 +24,6 @@ from benchmarks.harness.turns import in_turns
 from mdp.files import write_bytes, write_json
 from mdp.formats.bundle import Bundle
 from mdp.runtimes.onnxruntime import open_session
-from partitioner.assembly.imported import HEADS
 from partitioner.export.write import to_onnx
 from partitioner.networks.families import Backbone, FamilyMember, ServedFamily
 
@@ -37,7 +36,7 @@ def measured(bundle: Bundle, teacher: str, image_size: int, scratch: Path) -> di
     """What is kept: accuracy of every subset, and milliseconds of every model."""
     assignments, labels = bundle.manifest.plan.assignments, bundle.manifest.labels
     whole = FamilyMember(Backbone(teacher, image_size), len(labels)).eval()
-    write_bytes(scratch, to_onnx(ServedFamily(whole), image_size, HEADS, {}))
+    write_bytes(scratch, to_onnx(ServedFamily(whole), image_size, whole.heads, {}))
     models = {_TEACHER: (scratch, image_size)}
     models |= {a.device: (bundle.model(a.k).path, a.spec.image_size) for a in assignments}
     random, runs = np.random.default_rng(0), {}

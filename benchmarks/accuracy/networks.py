@@ -19,15 +19,18 @@ from torch import nn
 from benchmarks.families.train import Job
 from benchmarks.harness.turns import in_turns
 from mdp.files import write_bytes
+from mdp.formats.plan import Region
 from mdp.fusion.fuse import Contribution
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.assembly.imported import HEADS, timm_module
 from partitioner.assembly.members import Model, read_names, rows_of
 from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import SPLITS, Dataset, SplitName, open_dataset
+from partitioner.data.memmaps import Views
 from partitioner.export.sessions import run_session
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.families import Backbone, FamilyMember
+from partitioner.regions import REGIONS
 from partitioner.run.progress import Progress
 
 #: A training that was cut short below this share of its epochs is a candidate, and no evidence of
@@ -41,16 +44,18 @@ UNTOUCHED = "untouched"
 #: What jobs call public weights that teach as they are.
 UNTOUCHED_TEACHER = "teacher"
 VIT, LITE = "vit_tiny_patch16_224", "tf_efficientnet_lite"
+#: timm's names of public weights.
+MODELS = {"lite0": LITE + "0", "lite1": LITE + "1", "lite2": LITE + "2", "vit": VIT}
 #: Public weights that are evaluated as they are, where the data's classes are among theirs.
-PUBLIC = {
-    f"{weights}-{size}": (weights, Backbone(model, size))
-    for weights, model, sizes in (
-        ("lite0", LITE + "0", (128, 152, 192, 224)),
-        ("lite1", LITE + "1", (128, 192)),
-        ("vit", VIT, (224,)),
+PUBLIC = ("lite0-128", "lite0-152", "lite0-192", "lite0-224", "lite1-128", "lite1-192", "vit-224")
+#: What networks that the page names see, by name.
+SEEN: dict[str, Region] = dict(
+    zip(
+        ("whole", "centre88", "centre75", "topleft", "bottomright", "topright", "bottomleft"),
+        REGIONS,
+        strict=True,
     )
-    for size in sizes
-}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +97,10 @@ class Store:
         """Whether the data's classes are among those of the public weights."""
         return set(self.data.labels) <= set(self._public_names())
 
-    def of_public(self, body: str, split: SplitName) -> Contribution:
+    def of_public(self, body: str, split: SplitName, seen: str = "whole") -> Contribution:
         """Logits of untouched public weights."""
-        weights, backbone = PUBLIC[body]
-        file = self._weights / f"{weights}.safetensors"
+        backbone = public(body)
+        file = self._weights / f"{body.split('-')[0]}.safetensors"
         names = self._public_names()
         model = Model(
             device=body, labels="imagenet1k.txt", timm=backbone.name, weights=file.name,
@@ -105,42 +110,67 @@ class Store:
         return self._of(
             f"{UNTOUCHED}-{body}",
             lambda: timm_module(model, file, len(names), rows),
-            backbone.image_size,
+            backbone,
             split,
+            seen,
+            HEADS,
         )
 
-    def of_trained(self, job: Job, weights: Path, split: SplitName) -> Contribution:
+    def of_trained(
+        self, job: Job, weights: Path, split: SplitName, seen: str = "whole"
+    ) -> Contribution:
         """Logits of a trained network, by the product's export and crops."""
 
         def module() -> nn.Module:
-            member = FamilyMember(job.backbone, len(self.data.labels))
+            member = FamilyMember(job.backbone, len(self.data.labels), boosting=True)
             state = load_file(weights)
             member.load_state_dict(
                 {k: v.float() if v.is_floating_point() else v for k, v in state.items()}
             )
             return ServedMember(member).eval()
 
-        return self._of(job.name, module, job.backbone.image_size, split)
+        return self._of(job.name, module, job.backbone, split, seen, ["boost", "bag"])
 
     def _public_names(self) -> list[str]:
         return read_names(self._weights / "imagenet1k.txt")
 
     def _of(
-        self, name: str, module: Callable[[], nn.Module], size: int, split: SplitName
+        self,
+        name: str,
+        module: Callable[[], nn.Module],
+        backbone: Backbone,
+        split: SplitName,
+        seen: str,
+        heads: Sequence[str],
     ) -> Contribution:
-        kept = self._folder / f"{name}.{split}.npz"
+        added = "" if seen == "whole" else f"@{seen}"
+        kept = self._folder / f"{name}{added}.{split}.npz"
         if not kept.is_file():
+            size = backbone.image_size
             file = self._folder / f"{name}.onnx"
             if not file.is_file():
-                write_bytes(file, to_onnx(module(), size, HEADS, {}))
-            views = load_views(
-                self.data.split(split), [View(size)], self._folder / "views", Progress(),
-                f"{split}, {size} px",
-            )[0]  # fmt: skip
-            both = Contribution(*run_session(open_session(file), views, HEADS))
-            np.savez(kept, boost=both.boost, bag=both.bag)
+                write_bytes(file, to_onnx(module(), size, heads, {}))
+            views = self._views(size, split, seen)
+            logits = run_session(open_session(file), views, heads)
+            named: dict[str, Any] = dict(zip(heads, logits, strict=True))
+            np.savez(kept, **named)
         found = np.load(kept)
-        return Contribution(found["boost"], found["bag"])
+        return Contribution.of([found[head] for head in heads])
+
+    def _views(self, size: int, split: SplitName, seen: str) -> Views:
+        """A split `[N, S, S, 3]` as a member sees it; parts are cut together."""
+        parts = ["whole"] if seen == "whole" else [name for name in SEEN if name != "whole"]
+        views = load_views(
+            self.data.split(split), [View(size, SEEN[part]) for part in parts],
+            self._folder / "views", Progress(), f"{split}, {size} px",
+        )  # fmt: skip
+        return views[parts.index(seen)]
+
+
+def public(body: str) -> Backbone:
+    """Of public weights and a picture size: "lite0-128"."""
+    weights, size = body.split("-")
+    return Backbone(MODELS[weights], int(size))
 
 
 def times_ms(folder: Path, backbones: Iterable[Backbone]) -> dict[Backbone, float]:
@@ -198,7 +228,8 @@ def networks_of(
         found.append(Network(job.name, body, kinds[job.name], seed, ms[job.backbone], *both))
     if store.has_public:
         teaches = any(job.teacher == UNTOUCHED_TEACHER for job in jobs)
-        for body, (_, backbone) in PUBLIC.items():
+        for body in PUBLIC:
+            backbone = public(body)
             if backbone.name == VIT and not teaches:
                 continue
             both = [store.of_public(body, split) for split in SPLITS[1:]]

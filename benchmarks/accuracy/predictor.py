@@ -5,8 +5,8 @@
     python -m benchmarks.accuracy.predictor --write    (rewrite what ships with the package)
 
 Sources: our own runs of accuracy.json and shapes.json, an evaluated bundle, families that an
-accelerator trained (family-subsets.json), members of a real teacher (REAL_TEACHER), and
-published-vits.csv.
+accelerator trained (family-subsets.json), untouched networks that see parts of the picture
+(part-subsets.json), members of a real teacher (REAL_TEACHER), and published-vits.csv.
 """
 
 import argparse
@@ -68,6 +68,7 @@ def gather() -> list[RecordedRun]:
     runs = read_json(RESULTS / "small-vit-subsets.json", Records).runs
     runs.append(run_of_bundle(BUNDLE, Bundle.open(BUNDLE).manifest))
     runs += [*read_json(RESULTS / "family-subsets.json", Records).runs, real_teacher()]
+    runs += read_json(RESULTS / "part-subsets.json", Records).runs
     return runs + [run for run in published() if not run.source.endswith(NOT_FITTED)]
 
 
@@ -208,6 +209,7 @@ def show(fitted: FittedLaw) -> None:
         print(f"{name:16} {value:.3f}")
     for name in (
         "scale", "level", "blur", "classes", "pixels", "cut", "pretrained", "scratch", "area",
+        "detail",
     ):  # fmt: skip
         print(f"{name:16} {getattr(alone, name):.3f}")
     print(f"{'sharpness':16} {law.sharpness:.1f}")

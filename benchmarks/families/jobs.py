@@ -1,6 +1,9 @@
 """Write the list of networks that are trained, for benchmarks.families.train.
 
-python -m benchmarks.families.jobs jobs.json
+python -m benchmarks.families.jobs jobs.json [--small]
+
+`--small` lists the ablations of pretraining, chain, boosting and stacking distillation that two
+cores train in an hour: 8,000 pictures of CIFAR-10, five epochs, labels only, three seeds.
 """
 
 import json
@@ -9,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 VIT, LITE, CS3 = "vit_tiny_patch16_224", "tf_efficientnet_lite", "cs3darknet_focus_s"
-Recipe = dict[str, float]
+Recipe = dict[str, Any]
 #: Pretrained starts: convolutional, and vision transformers. From scratch: steeper and longer.
 FINE: Recipe = {
     "learning_rate": 7e-4, "weight_decay": 0.02, "min_area": 0.3, "mixed": 0.5, "average": 0.995,
@@ -139,6 +142,31 @@ def imagenette() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def small() -> list[dict[str, Any]]:
+    """Pairs of EfficientNet-Lite0 and a ViT of four blocks, each part of the method apart."""
+    recipe = FINE | {"min_area": 0.6, "mixed": 0.2, "batch": 128, "average": 0.98}
+    found = []
+
+    def one(kind: str, seed: int, part: str = "", rate: float = 1e-3, **more: Any) -> str:
+        backbone: list[str | int] = [LITE + "0", 40, 0] if kind == "lite0" else [VIT, 48, 4]
+        name = "-".join(word for word in ("small", kind, part, f"s{seed}") if word)
+        weights = more.pop("weights", "lite0" if kind == "lite0" else "vit")
+        precision = "fp32" if kind == "lite0" else "bf16"
+        given = recipe | {"learning_rate": rate, "autocast": precision}
+        found.append(job(name, "cifar10", backbone, weights, 5, given, "", seed, **more))
+        return name
+
+    for seed in SEEDS:
+        lite, vit = one("lite0", seed), one("vit4", seed)
+        one("vit4", seed, "scratch", 2e-3, weights="")
+        one("vit4", seed, "boost", after=[lite])
+        one("vit4", seed, "stack", after=[lite], imitates=True)
+        one("vit4", seed + 10, "chain", start=vit)
+    for seed in SEEDS:
+        one("lite0", seed + 10, "chain", start=f"small-lite0-s{seed}")
+    return found
+
+
 def jobs() -> list[dict[str, Any]]:
     """All of them, in the order in which they are done."""
     return cifar10() + tinyimagenet40() + imagenette()
@@ -163,4 +191,5 @@ def job(
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(jobs(), indent=1))
+    listed = small() if sys.argv[2:] == ["--small"] else jobs()
+    Path(sys.argv[1]).write_text(json.dumps(listed, indent=1))

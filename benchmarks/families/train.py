@@ -2,7 +2,7 @@
 
     python -m benchmarks.families.train JOBS.json DATA OUT --minutes 8
 
-Several processes may share one OUT: each claims the next job that nobody has. What a job leaves:
+Several processes may share one OUT: each claims the next free job. A job leaves
 NAME.safetensors (float16), NAME.json, and NAME.npz, both heads on the calibration and the test
 split (pictures resampled as in training), as benchmarks.families.measure keeps them.
 """
@@ -13,6 +13,7 @@ import json
 import lzma
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,19 +28,24 @@ from torch import Tensor, nn
 
 from partitioner.data.crops import View
 from partitioner.data.datasets import SPLITS, SplitName
-from partitioner.data.live_views import Draw, Drawing, Pictures
+from partitioner.data.live_views import Draw, Drawing, Pictures, views_of, whole_boxes
 from partitioner.networks.families import Backbone, FamilyMember
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule
 from partitioner.torchvision_shim import import_timm
-from partitioner.training.live import Recipe, answers, distil, placed
-from partitioner.training.student import Student, Taught
+from partitioner.training.live import Recipe, distil, placed
+from partitioner.training.student import BatchTargets, Student
 
 #: Teachers in this type; students' weights and the optimiser's state stay float32.
 HALF = torch.bfloat16
-#: How members are taught unless their job says otherwise.
+#: Default schedule of members.
 SCHEDULE = MemberSchedule(
-    batch_size=512, learning_rate=1e-3, weight_decay=0.02, distillation=1.0, temperature=1.0
+    batch_size=512,
+    learning_rate=1e-3,
+    weight_decay=0.02,
+    distillation=1.0,
+    temperature=1.0,
+    boost_weight=1.0,
 )
 
 
@@ -67,10 +73,10 @@ def recipe_of(entry: dict[str, Any], seed: int, *, taught: bool, imitates: bool)
     """The recipe of one entry; without a teacher its labels teach."""
     given = {"batch_size" if key == "batch" else key: value for key, value in entry.items()}
     drawing = {key: given.pop(key) for key in ("min_area", "mixed") if key in given}
-    average = given.pop("average", 0.998)
+    average, autocast = given.pop("average", 0.998), given.pop("autocast", "bf16")
     given |= {} if taught else {"distillation": 0.0}
     schedule = msgspec.structs.replace(SCHEDULE, stack_weight=0.5 * imitates, **given)
-    return Recipe(schedule, Drawing(**drawing), "bf16", seed, average)
+    return Recipe(schedule, Drawing(**drawing), autocast, seed, average)
 
 
 def read_jobs(path: Path) -> list[Job]:
@@ -124,10 +130,10 @@ def read_pack(folder: Path, name: str, split: SplitName, device: torch.device) -
 def built(job: Job, folder: Path, num_classes: int) -> FamilyMember:
     """The network of a job before its training; a pretrained classifier's rows start both heads."""
     weights = folder / f"{job.weights}.trunk.safetensors" if job.weights else None
-    member = FamilyMember(job.backbone, num_classes, weights)
+    member = FamilyMember(job.backbone, num_classes, weights, boosting=True)
     heads = load_file(folder / "heads.safetensors")
     if f"{job.weights}.{job.data}.weight" in heads and not job.backbone.depth:
-        classifier = nn.Linear(member.boost.in_features, num_classes)
+        classifier = nn.Linear(member.width, num_classes)
         with torch.no_grad():
             classifier.weight.copy_(heads[f"{job.weights}.{job.data}.weight"])
             classifier.bias.copy_(heads[f"{job.weights}.{job.data}.bias"])
@@ -150,6 +156,7 @@ class Teacher:
 
     def boost(self, draw: Draw) -> Tensor:
         """Boost logits `[B, C]`."""
+        assert self.member.boost is not None
         output: Tensor = self.member.boost(self.feature(draw))
         return output
 
@@ -159,6 +166,20 @@ class Teacher:
         views = draw.views(self._pixels, View(self.member.backbone.image_size))
         feature: Tensor = self._trunk(self.member.normalise(views).to(HALF))
         return feature.float()
+
+
+@torch.no_grad()
+def answers(
+    network: Callable[[Tensor], Tensor], pictures: Tensor, image_size: int, batch: int = 500
+) -> Tensor:
+    """Logits `[N, C]`, float32, of `network` (views in, logits out) on whole pictures."""
+    found = []
+    for start in range(0, len(pictures), batch):
+        chunk = pictures[start : start + batch]
+        boxes = whole_boxes(len(chunk), pictures.device)
+        flips = torch.ones(len(chunk), device=pictures.device)
+        found.append(network(views_of(chunk, boxes, flips, image_size)))
+    return torch.cat(found)
 
 
 class Worker:
@@ -187,7 +208,7 @@ class Worker:
                 time.sleep(1)
 
     def _ready(self, job: Job) -> bool:
-        """Whether everything that the job needs is there; `.ready` says that a pack is whole."""
+        """Whether the files that the job needs are there; `.ready` marks a whole pack."""
         others = {job.teacher, job.start, *job.after} - {"", "teacher"}
         own = all((self.out / f"{name}.json").is_file() for name in others)
         needed = [self.folder / f"{job.data}.ready"]
@@ -228,13 +249,13 @@ class Worker:
         before = [Teacher(self._member_of(name), pictures.pixels) for name in job.after]
 
         @torch.no_grad()
-        def taught(draw: Draw) -> Taught:
+        def taught(draw: Draw) -> BatchTargets:
             labels = draw.labels(pictures)
-            return Taught(
+            return BatchTargets(
                 labels=labels,
                 teacher=teach(draw) if teach else torch.zeros_like(labels),
                 before=torch.stack([one.boost(draw) for one in before]).sum(0) if before else None,
-                imitated=[before[-1].feature(draw)] if job.imitates else [],
+                imitated=before[-1].feature(draw) if job.imitates else None,
             )
 
         member = (
@@ -242,7 +263,7 @@ class Worker:
             if job.start
             else (built(job, self.folder, pictures.num_classes))
         )
-        student = Student(member, [before[-1].member.width] if job.imitates else [])
+        student = Student(member, before[-1].member.width if job.imitates else None)
         placed(student, self.device)
         until_s = min(self.until_s - 10, started_s + job.max_seconds)
         curve = distil(

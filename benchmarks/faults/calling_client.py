@@ -1,8 +1,8 @@
-"""A client that classifies as told, here or in a process of its own.
+"""A client that classifies in this process or in one of its own.
 
     python -m benchmarks.faults.calling_client FLEET FUSION
 
-One line in, a picture's number and a deadline; one line out, what became of it.
+Reads lines with a picture's number and a deadline, writes a line with each outcome.
 """
 
 import sys
@@ -20,13 +20,12 @@ from mdp.fusion.fuse import Fusion
 from mdp.requests.prediction import Prediction
 from mdp.testing.processes import PATIENCE_S, LineProcess
 
+#: The answer or error, and milliseconds.
 Outcome = tuple[Prediction | InferenceError, float]
-#: An answer, or an error's class, text and outcomes; and the milliseconds that it took.
-_Told = tuple[Prediction | None, tuple[str, str, dict[str, str]], float]
 
 
 def timed(client: Client, number: int, deadline_ms: float) -> Outcome:
-    """The answer about a picture or the error in its place, and how long it took in ms."""
+    """The outcome of one call, with a picture's number."""
     pixels, _ = picture(number)
     started_s = time.monotonic()
     try:
@@ -44,32 +43,34 @@ class ProcessCaller(LineProcess):
         super().__init__("the client", command, environment=environment)
 
     def call(self, number: int, deadline_ms: float) -> Outcome:
-        """What became of one call."""
-        return understood(self.ask(f"{number} {deadline_ms}"))
+        """The outcome of one call."""
+        return decoded(self.ask(f"{number} {deadline_ms}"))
 
 
-def understood(line: str) -> Outcome:
-    """What `said` told."""
-    answer, (kind, text, outcomes), elapsed_ms = msgspec.json.decode(line, type=_Told)
-    return answer or getattr(errors, kind)(text, outcomes), elapsed_ms
+def encoded(outcome: Prediction | InferenceError, elapsed_ms: float) -> str:
+    """One line for `decoded`."""
+    fields = None
+    if isinstance(outcome, InferenceError):
+        fields = (type(outcome).__name__, str(outcome), outcome.outcomes)
+    return msgspec.json.encode((None if fields else outcome, fields, elapsed_ms)).decode()
 
 
-def said(outcome: Prediction | InferenceError, elapsed_ms: float) -> str:
-    """One line that tells what became of a call."""
-    told: _Told = (outcome, ("", "", {}), elapsed_ms) if isinstance(outcome, Prediction) else (
-        None, (type(outcome).__name__, str(outcome), outcome.outcomes), elapsed_ms
-    )  # fmt: skip
-    return msgspec.json.encode(told).decode()
+def decoded(line: str) -> Outcome:
+    answer, fields, elapsed_ms = msgspec.json.decode(
+        line, type=tuple[Prediction | None, tuple[str, str, dict[str, str]] | None, float]
+    )
+    if fields is not None:
+        return getattr(errors, fields[0])(*fields[1:]), elapsed_ms
+    assert answer is not None
+    return answer, elapsed_ms
 
 
 def main() -> None:
-    fleet, fusion = sys.argv[1:]
-    with Client.connect(
-        fleet, fusion=msgspec.convert(fusion, Fusion), timeout_s=PATIENCE_S
-    ) as client:
+    fleet, fusion = sys.argv[1], msgspec.convert(sys.argv[2], Fusion)
+    with Client.connect(fleet, fusion=fusion, timeout_s=PATIENCE_S) as client:
         for line in sys.stdin:
             number, deadline_ms = line.split()
-            print(said(*timed(client, int(number), float(deadline_ms))), flush=True)
+            print(encoded(*timed(client, int(number), float(deadline_ms))), flush=True)
 
 
 if __name__ == "__main__":

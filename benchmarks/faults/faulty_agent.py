@@ -1,14 +1,13 @@
-"""The real `mdp-agent`, whose model does what a file says: for faults inside of a device.
+"""`mdp-agent` with a model that follows a command, for faults inside a device.
 
-Everything but the model's answer is what `mdp-agent` does. The file that the environment variable
-FAULT_FILE names holds one word, read at each inference:
+The file that the environment variable FAULT_FILE names holds a command, read at each inference:
 
 - `nan`         logits that are not numbers
 - `constant`    the same logits whatever the picture
-- `slow 0.6`    so many seconds more
+- `slow 0.6`    seconds of delay
 - `raise`       an exception
-- `hoard 64`    so many MiB more memory, kept
-- `clock`       as ever; this process's wall clock, in seconds, is written beside the file (.clock)
+- `hoard 64`    MiB of memory, kept
+- `clock`       the process's wall clock, in seconds, is written beside the file (.clock)
 """
 
 import os
@@ -28,7 +27,7 @@ MIB = 2**20
 
 
 class FaultyRuntime:
-    """Another runtime, and what the file makes of its answers."""
+    """A runtime whose answers follow the command in a file."""
 
     def __init__(self, runtime: Runtime, file: Path) -> None:
         self._runtime, self._file = runtime, file
@@ -36,18 +35,17 @@ class FaultyRuntime:
         self._hoard: list[Any] = []
 
     def __getattr__(self, name: str) -> Any:
-        # Whatever else an agent asks of a runtime is none of this one's business.
         return getattr(self._runtime, name)
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Both heads' logits, or what the file wants."""
+        """Both heads' logits `[N, classes]`, as the command says."""
         word, _, number = self._file.read_text().strip().partition(" ")
         if word == "slow":
             time.sleep(float(number))
         elif word == "raise":
-            raise RuntimeError("the accelerator has fallen off the bus")
+            raise RuntimeError("the accelerator does not answer")
         elif word == "hoard":
-            # Written to, so that the memory is really taken.
+            # Written, so that the kernel allocates the pages.
             self._hoard.append(np.ones(int(float(number) * MIB), dtype=np.uint8))
         elif word == "clock":
             self._file.with_suffix(".clock").write_text(f"{time.time()}")
@@ -65,7 +63,7 @@ def main() -> None:
         return FaultyRuntime(opened(*arguments, **options), Path(os.environ[VARIABLE]))
 
     mdp.runtimes.select.open_runtime = open_faulty
-    # Only now: it takes what it needs by name.
+    # Imported here, as it imports `open_runtime` by name.
     from devices.cli.main import main as run_agent
 
     run_agent()

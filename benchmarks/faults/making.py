@@ -1,4 +1,4 @@
-"""How each fault is made and healed in a scene, and what speaks against its having been made."""
+"""How each fault is made and healed in a scene, and how its effect is verified."""
 
 import resource
 import signal
@@ -17,14 +17,14 @@ from mdp.testing.relay_process import Link
 from mdp.transport import dealer
 
 
-def says(word: str) -> Callable[[Scene], None]:
-    def say(scene: Scene) -> None:
+def command(word: str) -> Callable[[Scene], None]:
+    def write(scene: Scene) -> None:
         scene.word.write_text(word)
 
-    return say
+    return write
 
 
-def links(link: Link) -> Callable[[Scene], None]:
+def set_link(link: Link) -> Callable[[Scene], None]:
     def change(scene: Scene) -> None:
         scene.relay.link = link
 
@@ -36,47 +36,47 @@ def stop_and_restart(scene: Scene, bundle: Path | None = None) -> None:
     scene.restart(bundle=bundle)
 
 
-def restart_what_is_left(scene: Scene) -> None:
-    """As a supervisor does with an agent that has ended or says FAILED."""
+def restart_after_failure(scene: Scene) -> None:
+    """As a supervisor does with an agent that has ended or FAILED."""
     scene.release()
     scene.agent.close()
     scene.restart()
 
 
-def no_memory_to_have(scene: Scene) -> None:
-    """Let its model want more memory at each inference than it is allowed to take."""
+def exhaust_memory(scene: Scene) -> None:
+    """Limit its memory, and let its model take more at each inference."""
     pid = scene.agent.process.pid
     _, most = resource.prlimit(pid, resource.RLIMIT_AS)
     resource.prlimit(pid, resource.RLIMIT_AS, (scene.memory_bytes("VmSize") + 16 * MIB, most))
     scene.word.write_text("hoard 64")
 
 
-def killed_for_memory(scene: Scene) -> None:
+def exceed_memory_limit(scene: Scene) -> None:
     limit_bytes = scene.memory_bytes("VmRSS") + 64 * MIB
     scene.hold(memory_limit(scene.agent.process.pid, limit_bytes))
     scene.word.write_text("hoard 256")
 
 
-def small_home(scene: Scene) -> None:
-    """Have it work, log and keep its temporary files where there is little room."""
+def move_to_small_disk(scene: Scene) -> None:
+    """Move its working folder, log and temporary files to a small disk."""
     home = scene.folder / "disk"
     scene.hold(small_disk(home, MIB))
     scene.stop()
     scene.restart(home=home)
-    # As long as there is room, it says what it is sent; once every few seconds, hence anew.
+    # With room it logs an invalid message, once every few seconds; a restart resets that limit.
     scene.send_junk()
-    until(lambda: complaints(scene) == 1, "it tells of what it was sent")
+    until(lambda: logged_messages(scene) == 1, "it logs an invalid message")
     scene.stop()
     scene.restart(home=home)
 
 
-def full_disk(scene: Scene) -> None:
+def fill_disk(scene: Scene) -> None:
     disk = scene.folder / "disk"
     fill(disk, disk / "agent.log")
     scene.send_junk()
 
 
-def old_home(scene: Scene) -> None:
+def move_back(scene: Scene) -> None:
     scene.stop()
     scene.release()
     scene.restart()
@@ -86,16 +86,16 @@ def old_home(scene: Scene) -> None:
 ROUNDS = 1_050
 
 
-def dials_quickly(scene: Scene) -> None:
-    """Have the client dial a thousand times within seconds, as it does within two minutes."""
+def reconnect_quickly(scene: Scene) -> None:
+    """Let the client reconnect a thousand times within seconds instead of two minutes."""
     scene.dial_ms, dealer.RECONNECT_MS = dealer.RECONNECT_MS, 1
 
 
-def dials_as_ever(scene: Scene) -> None:
+def reconnect_as_before(scene: Scene) -> None:
     dealer.RECONNECT_MS = scene.dial_ms
 
 
-def flaps_while_idle(scene: Scene) -> None:
+def flap_while_idle(scene: Scene) -> None:
     scene.rounds, port = 0, int(scene.agent.address.rpartition(":")[2])
 
     def hang_up(_: socket.socket) -> None:
@@ -104,14 +104,14 @@ def flaps_while_idle(scene: Scene) -> None:
     with scene.idle:
         scene.agent.kill()
         scene.hold(raw_agent(hang_up, port))
-        until(lambda: scene.rounds > ROUNDS, "the client dials again and again")
+        until(lambda: scene.rounds > ROUNDS, "the client reconnects")
 
 
-def own_names(scene: Scene) -> None:
+def use_own_names(scene: Scene) -> None:
     scene.name_server = scene.own_names.enter_context(silent_name_server(scene.folder, HOST))
 
 
-def no_name(scene: Scene) -> None:
+def remove_name(scene: Scene) -> None:
     known = (scene.folder / "hosts").read_text()
     (scene.folder / "hosts").write_text(known.replace(HOST, "another"))
     scene.agent.kill()
@@ -122,11 +122,11 @@ def name_was_asked_for(scene: Scene) -> str:
     try:
         scene.name_server.recv(512)
     except BlockingIOError:
-        return "nobody asked the name server"
+        return "the name server was not asked"
     return ""
 
 
-def clock(text: str) -> Callable[[Scene], None]:
+def set_clock(text: str) -> Callable[[Scene], None]:
     def jump(scene: Scene) -> None:
         scene.word.write_text("clock")
         scene.clock.write_text(text)
@@ -139,13 +139,13 @@ def was_killed(scene: Scene) -> str:
     return "" if code == -signal.SIGKILL else f"the agent was not killed, but ended with {code}"
 
 
-def complaints(scene: Scene) -> int:
+def logged_messages(scene: Scene) -> int:
     return (scene.folder / "disk" / "agent.log").read_text().count("bad_message")
 
 
 def clock_differs(least_s: float) -> Callable[[Scene], str]:
     def differs(scene: Scene) -> str:
-        # It may have been passed over for its replica, and then has written nothing lately.
+        # With a replica the faulty device may have computed nothing lately.
         with Client.connect(scene.fleet_file(alone=True), timeout_s=PATIENCE_S) as client:
             client.classify(picture(0)[0], deadline_ms=PATIENCE_S * 1e3)
         seen_s = float(scene.word.with_suffix(".clock").read_text())

@@ -1,4 +1,4 @@
-"""What is promised of every answer while one device has a fault, and whether it was kept. Pure.
+"""Promises about every answer while one device has a fault, and their checks. Pure.
 
 Five kinds of fleet answer the same pictures. The fault hits one device of it:
 
@@ -6,7 +6,7 @@ Five kinds of fleet answer the same pictures. The fault hits one device of it:
     stacked    three devices, stacked; the middle one
     single     two devices; the first one, so that a single one is left
     replicas   three sub-models, the first one on two devices; one of these
-    alone      one device; there can be no answer, only an error that says why
+    alone      one device; the only outcome is an error with the reason
 """
 
 import re
@@ -20,24 +20,18 @@ from mdp.fusion.fuse import Fusion
 from mdp.requests.prediction import Prediction
 
 Kind = Literal["boosted", "stacked", "single", "replicas", "alone"]
-#: When a call is made: while the client finds its fleet, before the fault, while it is made, while
-#: it lasts, while it is being healed, and after the device has been taken back.
+#: When a call is made: while the client connects, before the fault, while it is made, while it
+#: lasts, while it is healed, and after the device has been taken back.
 Phase = Literal["finding", "before", "turning", "faulty", "healing", "after"]
 #: Whether an answer under the fault holds the faulty device's part.
 Used = Literal["never", "perhaps", "always"]
 
-#: The reason of a device that is asked again, but not yet waited for.
+#: The reason of a device with a half-open circuit breaker.
 PROBATION = "on probation: asked, not waited for"
 #: Reasons of a device whose agent is just being started again, or whose connection is.
 STARTING = (
-    "disconnected",
-    "unreachable",
-    PROBATION,
-    r"unsteady: .+",
-    r"draining: .+",
-    r"not_ready: .+",
-)
-
+    "disconnected", "unreachable", PROBATION, r"unsteady: .+", r"draining: .+", r"not_ready: .+",
+)  # fmt: skip
 TRIO = ("alpha", "beta", "gamma")
 
 
@@ -80,7 +74,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call and what became of it."""
+    """One call and its outcome."""
 
     phase: Phase
     picture: int
@@ -92,7 +86,7 @@ class Call:
 
     @property
     def overshoot_ms(self) -> float:
-        """By how much it outlasted its deadline; negative if it did not."""
+        """Milliseconds after its deadline; negative before it."""
         return self.elapsed_ms - self.deadline_ms
 
     @property
@@ -104,12 +98,12 @@ class Call:
 
     @property
     def used(self) -> tuple[str, ...]:
-        """The devices in the answer."""
+        """Devices in the answer."""
         return () if isinstance(self.outcome, InferenceError) else self.outcome.used
 
     @property
     def mislabelled(self) -> bool:
-        """Whether there is an answer, and its label is wrong."""
+        """Whether an answer has the wrong label."""
         return isinstance(self.outcome, Prediction) and self.outcome.label != self.label
 
     @property
@@ -119,62 +113,61 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fleetwise:
-    """What an answer is checked against besides the promise."""
+class Checks:
+    """Facts about a fleet that its answers are checked against."""
 
     kind: Kind
-    #: Used devices, fusion -> what that combination was measured to have, as the bundle says.
+    #: Used devices -> the accuracy that the bundle states for them.
     expected_accuracy: Callable[[tuple[str, ...]], float | None]
     #: The longest that a call may outlast its deadline.
     grace_ms: float
 
     @property
     def setting(self) -> Setting:
-        """Devices and fusion."""
         return SETTINGS[self.kind]
 
 
 def matches(patterns: Iterable[str], reason: str) -> bool:
-    """Whether `reason` is one of those."""
+    """Whether one of `patterns` matches all of `reason`."""
     return any(re.fullmatch(pattern, reason) for pattern in patterns)
 
 
-def broken(call: Call, promise: Promise, fleet: Fleetwise) -> list[str]:
-    """What one call does not keep of what is promised, in words; empty if it keeps all."""
+def broken(call: Call, promise: Promise, checks: Checks) -> list[str]:
+    """Each promise that one call breaks, in words."""
     wrong = []
-    if call.overshoot_ms > fleet.grace_ms:
+    if call.overshoot_ms > checks.grace_ms:
         wrong.append(f"ended {call.overshoot_ms:.0f} ms after its deadline")
     if call.phase == "finding":
         return wrong
     if isinstance(call.outcome, InferenceError):
-        return wrong + _broken_error(call, promise, fleet)
-    return wrong + _broken_answer(call, call.outcome, promise, fleet)
+        return wrong + _broken_error(call, promise, checks)
+    return wrong + _broken_answer(call, call.outcome, promise, checks)
 
 
-def _broken_error(call: Call, promise: Promise, fleet: Fleetwise) -> list[str]:
+def _broken_error(call: Call, promise: Promise, checks: Checks) -> list[str]:
     error = call.outcome
-    if fleet.kind != "alone":
+    if checks.kind != "alone":
         return [f"{type(error).__name__} instead of an answer: {error}"]
     if call.phase in ("before", "after"):
-        return [f"{type(error).__name__} of a fleet that is well: {error}"]
+        return [f"{type(error).__name__} of a healthy fleet: {error}"]
     if not isinstance(error, DeadlineExceeded | QuorumNotMet):
-        return [f"{type(error).__name__} is none of the errors promised: {error}"]
-    return _broken_reasons(call, promise, fleet)
+        return [f"{type(error).__name__} is none of the promised errors: {error}"]
+    return _broken_reasons(call, promise, checks)
 
 
-def _broken_answer(call: Call, answer: Prediction, promise: Promise, fleet: Fleetwise) -> list[str]:
-    setting, wrong = fleet.setting, []
+def _broken_answer(call: Call, answer: Prediction, promise: Promise, checks: Checks) -> list[str]:
+    setting, wrong = checks.setting, []
     there = [member for member in setting.members if _serves(member, answer.used)]
     lost = [member for member in setting.members if member not in {*there, setting.faulty}]
     if lost:
         reasons = {device: answer.missing.get(device) for device in lost}
         wrong.append(f"another device is not in the answer: {reasons}")
     if call.label != answer.label and not (promise.wrong_labels and setting.faulty in answer.used):
-        wrong.append(f"says {answer.label} of a {call.label} picture")
-    mode = _mode(setting, answer.used)
+        wrong.append(f"label {answer.label}, expected {call.label}")
+    mode = setting.fusion if len(answer.used) > 1 else "single"
     if answer.mode != mode:
         wrong.append(f"mode {answer.mode} from {', '.join(answer.used)}, expected {mode}")
-    expected = fleet.expected_accuracy(answer.used)
+    expected = checks.expected_accuracy(answer.used)
     if answer.expected_accuracy != expected:
         wrong.append(f"expected_accuracy {answer.expected_accuracy}, measured {expected}")
     whole = len(there) == len(setting.members)
@@ -185,14 +178,14 @@ def _broken_answer(call: Call, answer: Prediction, promise: Promise, fleet: Flee
     if not whole and (well or setting.replica is not None):
         wrong.append(f"incomplete: {answer.missing}")
     elif not whole:
-        wrong += _broken_reasons(call, promise, fleet)
+        wrong += _broken_reasons(call, promise, checks)
     if promise.used == "never" and call.phase == "faulty" and setting.faulty in answer.used:
         wrong.append(f"used {setting.faulty} while it cannot answer")
     return wrong
 
 
-def _broken_reasons(call: Call, promise: Promise, fleet: Fleetwise) -> list[str]:
-    faulty, missing = fleet.setting.faulty, call.missing
+def _broken_reasons(call: Call, promise: Promise, checks: Checks) -> list[str]:
+    faulty, missing = checks.setting.faulty, call.missing
     if set(missing) != {faulty}:
         return [f"missing {dict(missing)}, expected just {faulty}"]
     starting = STARTING if call.phase == "healing" else ()
@@ -201,9 +194,9 @@ def _broken_reasons(call: Call, promise: Promise, fleet: Fleetwise) -> list[str]
     return []
 
 
-def broken_together(calls: Sequence[Call], promise: Promise, fleet: Fleetwise) -> list[str]:
-    """What all calls of one fault together do not keep."""
-    faulty = fleet.setting.faulty
+def broken_together(calls: Sequence[Call], promise: Promise, checks: Checks) -> list[str]:
+    """Each promise that all calls of one fault break together, in words."""
+    faulty = checks.setting.faulty
     under = [call for call in calls if call.phase in ("turning", "faulty")]
     wrong = []
     waits = sum(call.waited for call in under)
@@ -223,7 +216,7 @@ def broken_together(calls: Sequence[Call], promise: Promise, fleet: Fleetwise) -
 
 
 def _unsteady(calls: Sequence[Call], faulty: str) -> list[str]:
-    """The same picture and the same healthy devices give the same answer, whatever else happens."""
+    """Differing answers of one picture and the same healthy devices."""
     seen: dict[tuple[int, tuple[str, ...]], float] = {}
     for call in calls:
         hurt = call.phase not in ("before", "after") and faulty in call.used
@@ -240,14 +233,8 @@ def _serves(member: str, used: tuple[str, ...]) -> bool:
     return any(device.partition("/")[0] == member for device in used)
 
 
-def _mode(setting: Setting, used: tuple[str, ...]) -> str:
-    if len(used) == 1:
-        return "single"
-    return setting.fusion
-
-
 def summary(calls: Sequence[Call]) -> str:
-    """What came while the fault lasted, in a few words."""
+    """Counts of outcomes and of reasons, in a line."""
     answers: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     for call in calls:
@@ -258,6 +245,6 @@ def summary(calls: Sequence[Call]) -> str:
         reasons.update(
             f"{device} {reason.partition(':')[0]}" for device, reason in call.missing.items()
         )
-    said = "; ".join(f"{count} {what}" for what, count in answers.most_common())
+    came = "; ".join(f"{count} {what}" for what, count in answers.most_common())
     why = ", ".join(f"{count} {what}" for what, count in reasons.most_common())
-    return f"{said} ({why})" if why else said
+    return f"{came} ({why})" if why else came

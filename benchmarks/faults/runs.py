@@ -1,4 +1,4 @@
-"""One fault against one kind of fleet: calls that never stop, while a device fails and heals."""
+"""One fault against one kind of fleet: calls during which a device fails and heals."""
 
 import math
 import threading
@@ -11,16 +11,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from benchmarks.faults.calling_client import ProcessCaller, timed
-from benchmarks.faults.promises import (
-    Call,
-    Fleetwise,
-    Kind,
-    Phase,
-    Promise,
-    broken,
-    broken_together,
-    matches,
-)
+from benchmarks.faults.promises import Call, Checks, Kind, Phase, broken, broken_together, matches
 from benchmarks.faults.scene import PICTURES, Scene, picture
 from benchmarks.faults.table import Fault
 from mdp.client.sync import Client
@@ -32,20 +23,20 @@ from mdp.testing.processes import PATIENCE_S
 
 #: Picture number, deadline in ms -> the answer or error, and the milliseconds it took.
 Caller = Callable[[int, float], tuple[Prediction | InferenceError, float]]
-#: Complete answers in a row, after which a device is taken to be back: it may owe a few as proof.
+#: Complete answers in a row after which a device counts as back: more than probation takes.
 SETTLED = 9
-#: How long a device may take to say how it is.
+#: Deadline of the observer's requests.
 LOOK_S = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How much is asked of one run."""
+    """Times and limits of one run."""
 
     deadline_ms: float = 400.0
     #: Seconds between two calls.
     between_s: float = 0.02
-    #: Whether faults last as long as they want, or only as many calls as they need.
+    #: Whether faults last their time, or only their calls.
     whole: bool = True
     #: The longest that a call may outlast its deadline.
     grace_ms: float = 20.0
@@ -53,14 +44,14 @@ class Pace:
 
 @dataclass(slots=True)
 class Run:
-    """What happened in one cell of the matrix."""
+    """One cell of the matrix."""
 
     calls: list[Call] = field(default_factory=list)
-    #: Every promise that was not kept, in words.
+    #: Every broken promise, in words.
     broken: list[str] = field(default_factory=list)
-    #: From when the fault was made to the first answer that knows of it; None if none has to.
+    #: From the fault to the first answer with a known reason; None where none is promised.
     known_s: float | None = None
-    #: From when it was healed until the device answers again.
+    #: From the healing until the device answers again.
     back_s: float | None = None
 
     def of(self, *phases: Phase) -> list[Call]:
@@ -68,29 +59,28 @@ class Run:
         return [call for call in self.calls if call.phase in phases]
 
 
-class _Onlooker:
-    """Whether the faulty device gives good answers, and to others too.
+class _Observer:
+    """A client of the faulty device alone, which finds whether that answers others too.
 
-    A client of its own, of this device alone: the one that is watched would learn from the device's
-    status that it is well.
+    The client under test would learn from a status request that the device is healthy.
     """
 
     def __init__(self, scene: Scene) -> None:
         self._scene, self._stack = scene, ExitStack()
         self._client: Client | None = None
         self._asked = 0
-        #: The least that the device has counted of others'; from 0 again where it was restarted.
+        #: The least count of answers to others; a restart resets it.
         self._least = math.inf
 
     def saw_an_answer(self) -> bool:
-        """Whether the device has answered others since it was first looked at, and is well."""
+        """Whether the device is usable and has answered others since the first request."""
         if self._client is None:
             fleet = self._scene.fleet_file(alone=True)
             self._client = self._stack.enter_context(Client.connect(fleet, timeout_s=LOOK_S))
         self._asked += 1
         answer, _ = timed(self._client, 0, LOOK_S * 1e3)
         if isinstance(answer, InferenceError):
-            # What it has counted of this is not known.
+            # Whether the device counted this request is unknown.
             self._least = math.inf
             return False
         for status in self._client.status(timeout_s=LOOK_S):
@@ -111,13 +101,11 @@ class _Runner:
     def __init__(self, scene: Scene, fault: Fault, kind: Kind, call: Caller, pace: Pace) -> None:
         self.run = Run()
         self._scene, self._fault, self._call, self._pace = scene, fault, call, pace
-        self._promise: Promise = fault.promised(kind)
-        self._checks = Fleetwise(
-            kind=kind, expected_accuracy=_expected(scene), grace_ms=pace.grace_ms
-        )
+        self._promise = fault.instead.get(kind, fault.promise)
+        self._checks = Checks(kind=kind, expected_accuracy=_expected(scene), grace_ms=pace.grace_ms)
 
     def all(self) -> Run:
-        """Before, under and after the fault; what is not kept is in the run's `broken`."""
+        """Call before, during and after the fault; broken promises are in the run's `broken`."""
         self._until_whole("finding")
         for _ in range(6):
             self._one("before")
@@ -142,20 +130,16 @@ class _Runner:
         number = len(self.run.calls) % PICTURES
         outcome, elapsed_ms = self._call(number, self._pace.deadline_ms)
         call = Call(
-            phase=phase,
-            picture=number,
-            label=picture(number)[1],
-            deadline_ms=self._pace.deadline_ms,
-            elapsed_ms=elapsed_ms,
-            outcome=outcome,
-        )
+            phase=phase, picture=number, label=picture(number)[1], elapsed_ms=elapsed_ms,
+            deadline_ms=self._pace.deadline_ms, outcome=outcome,
+        )  # fmt: skip
         self.run.calls.append(call)
         self._note(*(f"{phase}: {text}" for text in broken(call, self._promise, self._checks)))
         time.sleep(self._pace.between_s)
         return call
 
     def _meanwhile(self, phase: Phase, change: Callable[[Scene], None]) -> float:
-        """Go on calling while the fault is made or healed; returns when that was done."""
+        """Call while the fault is made or healed; returns the start or the end of that."""
         started_s = time.monotonic()
         with ThreadPoolExecutor(1) as worker:
             changing = worker.submit(change, self._scene)
@@ -174,7 +158,7 @@ class _Runner:
             reason = call.missing.get(faulty)
             if not known and reason is not None and matches(promise.known, reason):
                 known, self.run.known_s = True, time.monotonic() - made_s
-            # What is known counts from then on; with a replica, nobody is told.
+            # Calls count from the known reason on; with a replica there is none.
             hidden = not promise.known or self._scene.setting.replica is not None
             made += known or hidden
             if time.monotonic() > give_up_s:
@@ -182,21 +166,20 @@ class _Runner:
                 return
 
     def _until_whole(self, phase: Phase) -> float:
-        """Call until answers are complete for good, the faulty device at work; returns since when.
+        """Call until answers stay complete with the faulty device at work; returns since when.
 
-        With a replica they are complete without it, and one 20 times as quick may beat it in every
-        answer; then it has to answer what it is asked all the same.
+        A replica completes answers too, and may win every hedge; then the observer decides.
         """
         setting, give_up_s = self._scene.setting, time.monotonic() + PATIENCE_S
         whole, back_s = 0, math.inf
-        with _Onlooker(self._scene) as onlooker:
+        with _Observer(self._scene) as observer:
             while whole < SETTLED or back_s == math.inf:
                 used = self._one(phase).used
                 complete = len(used) == len(setting.members)
                 whole, back_s = (whole + 1, back_s) if complete else (0, math.inf)
                 at_work = setting.faulty in used
                 if complete and not at_work and back_s == math.inf:
-                    at_work = onlooker.saw_an_answer()
+                    at_work = observer.saw_an_answer()
                 if complete and at_work:
                     back_s = min(back_s, time.monotonic())
                 if time.monotonic() > give_up_s:
@@ -212,17 +195,14 @@ def _expected(scene: Scene) -> Callable[[tuple[str, ...]], float | None]:
 
     def expected(used: tuple[str, ...]) -> float | None:
         members = tuple(order.index(device.partition("/")[0]) for device in used)
-        fitted = weights.fitted(members) is not None
-        return bundle.expected_accuracy(
-            members, rule_for(members, scene.setting.fusion, fitted=fitted)
-        )
+        return bundle.expected_accuracy(members, rule_for(members, scene.setting.fusion, weights))
 
     return expected
 
 
 @contextmanager
 def caller(scene: Scene) -> Iterator[Caller]:
-    """A client of the scene's fleet, in a process of its own where its clock is to jump."""
+    """A client of the scene's fleet, in a process of its own where its clock jumps."""
     fleet, fusion, named = scene.fleet_file(), scene.setting.fusion, scene.where == "name"
     if scene.where == "clock":
         with ProcessCaller(fleet, fusion, scene.environment) as process:
@@ -230,7 +210,7 @@ def caller(scene: Scene) -> Iterator[Caller]:
             process.finish()
         return
     with warnings.catch_warnings():
-        # A name may be one of this machine or not.
+        # A host name may be this machine's or not.
         warnings.simplefilter("ignore", InsecureWarning)
         client = Client.connect(fleet, fusion=fusion, timeout_s=PATIENCE_S, insecure=named)
 
@@ -248,7 +228,7 @@ def caller(scene: Scene) -> Iterator[Caller]:
 
 
 def run_cell(scene: Scene, fault: Fault, kind: Kind, pace: Pace) -> Run:
-    """Make `fault` in `scene` and heal it, calling all the while."""
+    """Make `fault` in `scene` and heal it during calls."""
     scene.where = fault.where
     fault.before(scene)
     with caller(scene) as call:

@@ -1,4 +1,4 @@
-"""A fleet in which one device can have a fault: real agents, their link, and a client's calls."""
+"""A fleet of real agents in which one device can have a fault."""
 
 import contextlib
 import json
@@ -14,6 +14,7 @@ import numpy as np
 import zmq
 
 from benchmarks.faults import faulty_agent
+from benchmarks.faults.device import FaultyDevice
 from benchmarks.faults.promises import SETTINGS, Kind
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
@@ -24,13 +25,13 @@ from mdp.testing.processes import PATIENCE_S, until
 from mdp.testing.relay import Relay
 from mdp.testing.wires import Wire
 
-#: How the client reaches the faulty device, or what else is special about everyone's processes.
+#: How the client reaches the faulty device, or what is special about all processes.
 Where = Literal["loopback", "relay", "wire", "clock", "name"]
-#: Where the packages lie that agents import.
+#: PYTHONPATH of agents.
 ROOT = Path(__file__).parents[2]
-#: What the faulty device is called where it has a name.
+#: The faulty device's host name.
 HOST = "pi.fleet.example"
-#: A crop of 27,648 bytes, the same for everyone, so that a slow link is as slow for all of them.
+#: A crop of 27,648 bytes for every device, so that a slow link is equally slow for all.
 SIDE = 96
 PICTURES = 12
 
@@ -42,28 +43,26 @@ def picture(number: int) -> tuple[np.ndarray, str]:
     return noise + (CHANNELS[LABELS.index(label)] * 120).astype(np.uint8), label
 
 
-class Scene:
-    """Agents of one kind of fleet; the one of `faulty` can be made to fail."""
+class Scene(FaultyDevice):
+    """Agents of one kind of fleet; that of `faulty` can be made to fail."""
 
     def __init__(self, folder: Path, kind: Kind, where: Where = "loopback") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.where = folder, where
         self.setting = SETTINGS[kind]
-        self.faulty = self.setting.faulty
-        #: What the faulty device's model is to do, see faulty_agent, and what the wall clock of a
-        #: scene of clocks shows.
+        #: Files: the command for the faulty device's model (faulty_agent), and the wall clock.
         self.word, self.clock = folder / "fault", folder / "clock"
         self.word.write_text("")
         self.clock.write_text("+0")
-        #: Held while the client is to stay idle.
+        #: Held while the client has to stay idle.
         self.idle = threading.Lock()
-        #: How often a device that flaps has been connected to; what the client's own pace was.
+        #: Connections to a flapping device; the client's own interval between connections.
         self.rounds, self.dial_ms = 0, 0
-        #: Who is asked for names instead of the machine's name server.
+        #: Host names, and a name server instead of the machine's.
         self.own_names = ExitStack()
         self.name_server: socket.socket
         self._undo = ExitStack()
-        #: Left again when the fault is healed.
+        #: Contexts that end when the fault is healed.
         self._held = ExitStack()
         members, sizes = self.setting.members, (SIDE,) * len(self.setting.members)
         bundles = {"bundle": {}, "others": {"name": "others", "bag_scale": 9.0},
@@ -75,7 +74,7 @@ class Scene:
         try:
             self.wire = self._undo.enter_context(Wire()) if where == "wire" else None
             fleet = AgentFleet(folder, self.bundle, keys=self.wire is not None)
-            self.fleet = self._undo.enter_context(fleet)
+            super().__init__(self._undo.enter_context(fleet), self.setting.faulty)
             for name in (*members, *filter(None, [self.setting.replica])):
                 self.start(name)
             for agent in self.fleet.agents.values():
@@ -86,13 +85,8 @@ class Scene:
             raise
 
     @property
-    def agent(self) -> AgentProcess:
-        """The faulty device's process."""
-        return self.fleet.agents[self.faulty]
-
-    @property
     def environment(self) -> dict[str, str]:
-        """What is special about the processes of this scene."""
+        """Additional environment of all processes."""
         return another_clock(self.clock) if self.where == "clock" else {}
 
     def start(
@@ -103,7 +97,7 @@ class Scene:
         bundle: Path | None = None,
         before: Sequence[str] = (),
     ) -> AgentProcess:
-        """Start an agent, without waiting for it; `before` stands in front of the command."""
+        """Start an agent, without waiting; `before` precedes its command."""
         inside, program = [], agent_command(self.bundle, "")[:3]
         if name == self.faulty:
             program[:1] = [sys.executable, "-m", "benchmarks.faults.faulty_agent"]
@@ -117,9 +111,9 @@ class Scene:
         )
 
     def restart(self, *, bundle: Path | None = None, home: Path | None = None) -> None:
-        """Start the faulty device's agent where it was, and wait until it serves.
+        """Start the faulty device's agent at its address, and wait until it serves.
 
-        With `home`, that is where it works, and where it writes what it has to say.
+        With `home`, its working folder and log are there.
         """
         self.word.write_text("")
         address = self.agent.address
@@ -130,43 +124,38 @@ class Scene:
         moves = 'cd "$0" && TMPDIR="$0" exec "$@" >>agent.log 2>&1'
         before = ["sh", "-c", moves, str(home)]
         agent = self.start(self.faulty, bind=address, bundle=bundle, before=before)
-        until(lambda: log.exists() and "READY" in log.read_text(), "it says READY in its log")
+        until(lambda: log.exists() and "READY" in log.read_text(), "READY in its log")
         agent.events += [json.loads(line) for line in log.read_text().splitlines()]
 
-    def stop(self) -> None:
-        """SIGTERM to the faulty device's agent, and wait for its end."""
-        assert self.agent.terminate() == 0, self.agent.stderr
-        self.agent.close()
-
     def memory_bytes(self, what: str) -> int:
-        """How much memory the faulty device's agent has; `what` as in /proc/PID/status."""
+        """Memory of the faulty device's agent; `what` as in /proc/PID/status."""
         status = Path(f"/proc/{self.agent.process.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith(f"{what}:"))
         return int(line.split()[1]) * 1024
 
     def send_junk(self) -> None:
-        """Send the faulty device's agent what is no message, of which it then has to tell."""
+        """Send the faulty device's agent an invalid message, which it logs."""
         with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
             dealer.connect(self.agent.address)
             dealer.send(b"junk")
-            assert dealer.poll(int(PATIENCE_S * 1e3)), "nobody complains"
+            assert dealer.poll(int(PATIENCE_S * 1e3)), "no reply to an invalid message"
 
     @property
     def cable(self) -> Wire:
-        """The faulty device's own one."""
+        """The faulty device's."""
         assert self.wire is not None
         return self.wire
 
     def hold(self, context: AbstractContextManager[object]) -> None:
-        """Enter `context` until the fault is healed."""
+        """Enter `context` until `release`."""
         self._held.enter_context(context)
 
     def release(self) -> None:
-        """Leave what was entered for the fault."""
+        """End the contexts of the fault."""
         self._held.close()
 
     def fleet_file(self, *, alone: bool = False) -> Path:
-        """A fleet file in which the faulty device is reached as `where` says, and `alone` is."""
+        """A fleet file with the faulty device reached by `where`; `alone`: as the only one."""
         addresses = {name: agent.address for name, agent in self.fleet.agents.items()}
         if self.where == "relay":
             addresses[self.faulty] = self.relay.address

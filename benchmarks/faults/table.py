@@ -1,6 +1,5 @@
-"""The faults: how each is made, how it is healed, and what is promised while it lasts."""
+"""The faults: how each is made and healed, and the promise while it lasts."""
 
-import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -19,15 +18,14 @@ from mdp.testing.relay import WELL
 from mdp.testing.relay_process import Link
 from mdp.testing.wires import wiring_works
 
-#: A device that does not answer is late, until it is known to be slow or silent or its connection
-#: ends.
+#: A device without answers is late, until it counts as slow or silent or its connection ends.
 SILENCE = ("late", r"slow: .+", r"silent: .+", "disconnected", "unreachable")
 KNOWN_SILENCE = SILENCE[1:]
 GONE = ("disconnected", "unreachable")
-#: A device that has failed often enough is left alone for a while, and then tried.
+#: An open circuit breaker, and a half-open one.
 FAILING = (r"failing: .+", PROBATION)
-#: Requests that may go unanswered before a device is left alone; and those that may wait for one
-#: that answers too late: until the third such answer has come, others begin.
+#: Unanswered requests that open a circuit breaker; and calls that may wait for a device that is too
+#: late: further ones begin before its third late answer.
 WAITS = 3
 WAITS_FOR_LATE = 6
 NOT_FINITE = (r"(failing: )?bad_output: logits that are not finite",)
@@ -35,17 +33,18 @@ SAME = (r"(failing: )?bad_output: the same logits for \d+ different crops in a r
 #: More than any deadline of a run.
 SLOW_S = 0.6
 TEN_YEARS_S = 315_360_000
-#: Too slow, but alive: known from its late answers, and tried again and again.
+#: Too slow, but alive: known from its late answers, and tried again.
 _SLOW = Promise(reasons=(*SILENCE, PROBATION, r"too_late: .+"), waits=WAITS_FOR_LATE)
-#: With nobody else to ask, it is waited for all the same.
+#: The only device is waited for nevertheless.
 _ALONE_AND_SLOW: Mapping[Kind, Promise] = {"alone": replace(_SLOW, waits=None)}
-#: Slow at times: waited for again whenever it has been in time often enough.
+#: Slow at times: waited for again after enough answers in time.
 _SLOW_AT_TIMES = replace(_SLOW, used="perhaps", waits=None)
-#: With nobody else to ask, a silent device is asked again and again: it may be well by now.
+#: The only device is asked again although it is silent.
 _LAST_CHANCE: Mapping[Kind, Promise] = {"alone": Promise(reasons=SILENCE, known=GONE, waits=None)}
 _SILENT = Promise(reasons=SILENCE, known=KNOWN_SILENCE, waits=WAITS)
 _UNHURT = Promise(used="always")
-#: How many wrong labels there may be before anybody can tell.
+_UNSTEADY = Promise(reasons=(*GONE, PROBATION, r"unsteady: .+"))
+#: Wrong labels until the stuck output is detected.
 _CONSTANT = Promise(
     used="perhaps", reasons=(*SAME, PROBATION), known=SAME, wrong_labels=DIFFERENT_CROPS
 )
@@ -72,43 +71,39 @@ class Fault:
     """One row of the matrix."""
 
     name: str
-    #: How it is made and healed, for people.
+    #: How it is made and healed, for the page.
     made: str
     healed: str
     make: Callable[[Scene], None]
     heal: Callable[[Scene], None]
     promise: Promise
-    #: Where a kind of fleet is promised something else.
+    #: Other promises of some kinds of fleet.
     instead: Mapping[Kind, Promise] = field(default_factory=dict)
     where: Where = "loopback"
-    #: How long it lasts at least in a whole run, in seconds, and how many calls at least in any.
+    #: Least seconds in a whole run, and least calls in any.
     lasts_s: float = 1.0
     calls: int = 12
-    #: Why it cannot be made here; empty if it can.
+    #: Why it cannot be made on this machine; empty if it can.
     hindered: Callable[[], str] = lambda: ""
-    #: What has to be done before the first call and after the last one.
+    #: Preparation before the first call, and its end after the last one.
     before: Callable[[Scene], None] = lambda scene: None
     after: Callable[[Scene], None] = lambda scene: None
-    #: What speaks against the fault having been made, asked for before it is healed.
+    #: Evidence that the fault was not made, asked for before it is healed; empty if it was.
     proof: Callable[[Scene], str] = lambda scene: ""
-
-    def promised(self, kind: Kind) -> Promise:
-        """What holds of one kind of fleet."""
-        return self.instead.get(kind, self.promise)
 
 
 FAULTS: tuple[Fault, ...] = (
     Fault(name="crash", made="SIGKILL", healed="started again",
-        make=lambda scene: scene.agent.kill(), heal=Scene.restart,
+        make=Scene.kill, heal=Scene.restart,
         promise=Promise(reasons=GONE, known=GONE), lasts_s=3.0),
-    Fault(name="hang", made="SIGSTOP", healed="SIGCONT", make=lambda scene: scene.agent.stop(),
-        heal=lambda scene: scene.agent.signal(signal.SIGCONT), promise=_SILENT,
+    Fault(name="hang", made="SIGSTOP", healed="SIGCONT", make=Scene.hang, heal=Scene.resume,
+        promise=_SILENT,
         instead=_LAST_CHANCE, lasts_s=10.0),
     Fault(name="restart", made="SIGTERM, and started again", healed="by itself",
         make=making.stop_and_restart, heal=lambda scene: None,
         promise=Promise(used="perhaps", reasons=STARTING)),
     Fault(name="slow device", made=f"each inference takes {SLOW_S} s longer",
-        healed="as fast as before", make=making.says(f"slow {SLOW_S}"), heal=making.says(""),
+        healed="as fast as before", make=making.command(f"slow {SLOW_S}"), heal=making.command(""),
         promise=_SLOW, instead=_ALONE_AND_SLOW, lasts_s=8.0),
     Fault(name="starved device", made="a control group gives it 1 ms of processor time a second",
         healed="the limit is taken off",
@@ -116,20 +111,20 @@ FAULTS: tuple[Fault, ...] = (
         heal=Scene.release, promise=_SLOW_AT_TIMES, lasts_s=8.0,
         hindered=lambda: groups_work("cpu")),
     Fault(name="slow link", made="a relay passes on 200 kbit/s",
-        healed="the relay passes on everything", make=making.links(Link(rate_bps=2e5)),
-        heal=making.links(WELL), promise=_SLOW, instead=_ALONE_AND_SLOW, where="relay",
+        healed="the relay passes on everything", make=making.set_link(Link(rate_bps=2e5)),
+        heal=making.set_link(WELL), promise=_SLOW, instead=_ALONE_AND_SLOW, where="relay",
         lasts_s=8.0),
     Fault(name="slow link (tbf)", made="`tc tbf` on a switch limits both directions to 200 kbit/s",
         healed="the limit is taken off", make=lambda scene: scene.cable.limit(200_000),
         heal=lambda scene: scene.cable.unlimit(), promise=_SLOW, instead=_ALONE_AND_SLOW,
         where="wire", lasts_s=8.0, hindered=wiring_works),
     Fault(name="lossy link", made="a relay delays 5 % of all segments by TCP's retransmissions",
-        healed="the relay loses nothing", make=making.links(Link(loss=0.05)),
-        heal=making.links(WELL), promise=_SLOW_AT_TIMES, where="relay", lasts_s=8.0,
+        healed="the relay loses nothing", make=making.set_link(Link(loss=0.05)),
+        heal=making.set_link(WELL), promise=_SLOW_AT_TIMES, where="relay", lasts_s=8.0,
         proof=_link_was_bad),
     Fault(name="partition", made="a relay passes on nothing and closes nothing",
-        healed="the relay passes on everything", make=making.links(Link(silent=True)),
-        heal=making.links(WELL), promise=_SILENT, instead=_LAST_CHANCE, where="relay",
+        healed="the relay passes on everything", make=making.set_link(Link(silent=True)),
+        heal=making.set_link(WELL), promise=_SILENT, instead=_LAST_CHANCE, where="relay",
         lasts_s=10.0),
     Fault(name="partition (switch)",
         made="the switch between two network namespaces loses every packet",
@@ -138,25 +133,25 @@ FAULTS: tuple[Fault, ...] = (
         lasts_s=20.0, hindered=wiring_works),
     Fault(name="flapping link",
         made="a relay resets every connection for 0.3 s, lets it be for 0.3 s, and so on",
-        healed="the relay lets them be", make=making.links(Link(flap_s=0.3)),
-        heal=making.links(WELL),
-        promise=Promise(used="perhaps", reasons=(*GONE, PROBATION, r"unsteady: .+")), where="relay",
-        lasts_s=6.0, calls=40, proof=_link_was_bad),
+        healed="the relay lets them be", make=making.set_link(Link(flap_s=0.3)),
+        heal=making.set_link(WELL),
+        promise=replace(_UNSTEADY, used="perhaps"), where="relay", lasts_s=6.0,
+        calls=40, proof=_link_was_bad),
     Fault(name="idle client, flapping device", made=_FLAPS, healed="started again",
-        before=making.dials_quickly, make=making.flaps_while_idle, heal=making.restart_what_is_left,
-        after=making.dials_as_ever, promise=Promise(reasons=(*GONE, PROBATION, r"unsteady: .+")),
+        before=making.reconnect_quickly, make=making.flap_while_idle,
+        heal=making.restart_after_failure, after=making.reconnect_as_before, promise=_UNSTEADY,
         proof=lambda scene: "" if scene.rounds > making.ROUNDS else f"{scene.rounds} connections"),
     Fault(name="host name without an address",
         made="SIGKILL; its host's name is in no hosts file any more, and the name server is silent",
-        healed="started again, the name as before", before=making.own_names, make=making.no_name,
-        heal=Scene.restart, after=lambda scene: scene.own_names.close(),
+        healed="started again, the name as before", before=making.use_own_names,
+        make=making.remove_name, heal=Scene.restart, after=lambda scene: scene.own_names.close(),
         promise=Promise(reasons=GONE, known=GONE), where="name", lasts_s=12.0,
         hindered=own_names_work, proof=making.name_was_asked_for),
     Fault(name="NaN outputs", made="its logits are not numbers", healed="they are numbers again",
-        make=making.says("nan"), heal=making.says(""),
+        make=making.command("nan"), heal=making.command(""),
         promise=Promise(reasons=(*NOT_FINITE, PROBATION), known=NOT_FINITE), lasts_s=3.0),
     Fault(name="constant outputs", made="its logits are the same for every picture",
-        healed="they differ again", make=making.says("constant"), heal=making.says(""),
+        healed="they differ again", make=making.command("constant"), heal=making.command(""),
         promise=_CONSTANT, lasts_s=3.0),
     Fault(name="wrong bundle", made="started again with a bundle of another name",
         healed="started again with the right one",
@@ -170,28 +165,28 @@ FAULTS: tuple[Fault, ...] = (
         promise=Promise(reasons=(*STARTING, r"wrong_bundle: serves colours .+"))),
     Fault(name="full disk",
         made="its log, working folder and temporary files are on a disk without room, and it logs",
-        healed="there is room again", before=making.small_home, make=making.full_disk,
-        heal=lambda scene: (scene.folder / "disk" / "full").unlink(), after=making.old_home,
+        healed="there is room again", before=making.move_to_small_disk, make=making.fill_disk,
+        heal=lambda scene: (scene.folder / "disk" / "full").unlink(), after=making.move_back,
         promise=_UNHURT, hindered=mounting_works,
-        proof=lambda scene: "" if making.complaints(scene) == 1 else "there was room"),
+        proof=lambda scene: "" if making.logged_messages(scene) == 1 else "there was room"),
     Fault(name="no memory to have",
         made="RLIMIT_AS: each inference asks for 64 MiB more than it may take",
-        healed="started again without the limit", make=making.no_memory_to_have,
-        heal=making.restart_what_is_left,
+        healed="started again without the limit", make=making.exhaust_memory,
+        heal=making.restart_after_failure,
         promise=Promise(reasons=(*GONE, *FAILING, r"failed: MemoryError.*"))),
     Fault(name="killed for memory",
         made="a control group allows 64 MiB more, an inference takes 256",
-        healed="started again without the limit", make=making.killed_for_memory,
-        heal=making.restart_what_is_left, promise=_KILLED_FOR_MEMORY,
+        healed="started again without the limit", make=making.exceed_memory_limit,
+        heal=making.restart_after_failure, promise=_KILLED_FOR_MEMORY,
         hindered=lambda: groups_work("memory"), proof=making.was_killed),
     Fault(name="clock ahead",
         made="the wall clocks of client and agents jump ten years ahead (libfaketime)",
-        healed="they jump back", make=making.clock(f"+{TEN_YEARS_S}"), heal=making.clock("+0"),
-        promise=_UNHURT, where="clock", hindered=_no_faketime,
+        healed="they jump back", make=making.set_clock(f"+{TEN_YEARS_S}"),
+        heal=making.set_clock("+0"), promise=_UNHURT, where="clock", hindered=_no_faketime,
         proof=making.clock_differs(TEN_YEARS_S / 2)),
     Fault(name="clock back",
         made="the wall clocks of client and agents jump ten years back (libfaketime)",
-        healed="they jump ahead", make=making.clock(f"-{TEN_YEARS_S}"), heal=making.clock("+0"),
-        promise=_UNHURT, where="clock", hindered=_no_faketime,
+        healed="they jump ahead", make=making.set_clock(f"-{TEN_YEARS_S}"),
+        heal=making.set_clock("+0"), promise=_UNHURT, where="clock", hindered=_no_faketime,
         proof=making.clock_differs(TEN_YEARS_S / 2)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How pictures look: colours, axes, names beside what they name. SVG, the same every time."""
+"""Colours and axes of pictures, and reproducible SVG."""
 
 import io
 from collections.abc import Callable, Iterable
@@ -9,25 +9,23 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Figure
 
 INK, PAPER, FAINT, MIDDLE = "#24292f", "#ffffff", "#d5dae0", "#6e7781"
-#: What these are where a reader prefers dark pages. Colours of data have 3:1 and more on either.
+#: Their replacements on dark pages. Colours of data have a contrast of 3:1 and more on either.
 _DARK = {INK: "#e6edf3", PAPER: "#0d1117", FAINT: "#30363d"}
 BLUE, ORANGE, GREEN, RED, PURPLE = "#2f81f7", "#d9730d", "#2da44e", "#d1495b", "#8957e5"
 _COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#9a6700", "#c74a9b", "#16909a", MIDDLE)
 MARKERS = "os^Dv<>p"
-#: Points of type of names in the picture, and the distance of their lines in that size.
-SMALL, _APART = 8, 1.3
 #: An axis over more than this has only powers of ten for labels.
 _WIDE = 100
 _STYLE: Any = {
-    # Element ids come from a fixed salt, and text stays text.
+    # Fixed element ids; text stays text.
     "svg.hashsalt": "mdp", "svg.fonttype": "none",
-    "font.size": 9, "axes.titlesize": 10, "legend.fontsize": SMALL, "legend.frameon": False,
+    "font.size": 9, "axes.titlesize": 10, "legend.fontsize": 8, "legend.frameon": False,
     "figure.facecolor": PAPER, "axes.facecolor": PAPER, "axes.edgecolor": MIDDLE,
     "text.color": INK, "axes.labelcolor": INK, "axes.titlecolor": INK,
     "xtick.color": MIDDLE, "ytick.color": MIDDLE, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
     "axes.spines.top": False, "axes.spines.right": False,
     "axes.grid": True, "axes.axisbelow": True, "grid.color": FAINT, "grid.linewidth": 0.6,
-    # Names may be wider in a reader's font than in the one that they were laid out with.
+    # Text may be wider in a reader's font.
     "figure.constrained_layout.w_pad": 0.12,
     "lines.linewidth": 1.4, "axes.prop_cycle": f"cycler('color', {list(_COLOURS)})",
 }  # fmt: skip
@@ -53,31 +51,6 @@ def drawn(width: float, height: float, draw: Callable[["Figure"], None]) -> byte
     start = b'<style type="text/css">'
     dark = f"@media (prefers-color-scheme: dark){{{rules}}}\n".encode()
     return buffer.getvalue().replace(start, start + dark, 1)
-
-
-def name_lines(axes: "Axes") -> None:
-    """Each line's label at its right end, in its colour; fixes the limits of the y axis."""
-    import numpy as np
-    from scipy.optimize import isotonic_regression
-
-    named = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
-    lines = [line for line in named if len(np.asarray(line.get_ydata()))]
-    spec, canvas = axes.get_subplotspec(), axes.get_figure(root=True)
-    if not lines or spec is None or canvas is None:
-        return
-    low, high = axes.get_ylim()
-    axes.set_ylim(low, high)
-    ends = np.array([float(np.asarray(line.get_ydata())[-1]) - low for line in lines])
-    ends /= high - low
-    # What axes have of the height is known only once everything is drawn.
-    inches = 0.8 * canvas.get_figheight() / spec.get_gridspec().nrows
-    steps = _APART * SMALL / 72 / inches * np.arange(len(lines))
-    order = np.argsort(ends, kind="stable")
-    places = np.minimum(isotonic_regression(ends[order] - steps).x, 1 - steps[-1]) + steps
-    for index, place in zip(order, places, strict=True):
-        line = lines[index]
-        axes.text(1.01, place, line.get_label(), color=line.get_color(), fontsize=SMALL,
-                  va="center", transform=axes.transAxes)  # fmt: skip
 
 
 def logarithmic(axes: "Axes", which: str) -> None:

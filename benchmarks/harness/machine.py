@@ -1,4 +1,4 @@
-"""What a result was measured on, kept beside every number."""
+"""The machine of a measurement."""
 
 import datetime
 import os
@@ -23,7 +23,7 @@ def describe_machine() -> dict[str, object]:
         "load_before": round(os.getloadavg()[0], 2),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        # Builds of one version differ in how fast they interpret.
+        # Builds of one version differ in speed.
         "python_build": f"{platform.python_compiler()}, {' '.join(platform.python_build())}",
         "versions": {name: _version(name) for name in PACKAGES},
     }

@@ -1,4 +1,4 @@
-"""The shapes of models that benchmarks measure, and bundles of such models."""
+"""Shapes of models, and bundles of such models."""
 
 from collections.abc import Sequence
 from pathlib import Path

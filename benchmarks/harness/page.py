@@ -1,4 +1,4 @@
-"""Documents whose figures are written by the benchmark that measured them."""
+"""Documents with figures between two marks, written from kept results."""
 
 import os
 from collections.abc import Callable
@@ -13,15 +13,12 @@ END = "<!-- end of the figures -->"
 
 
 def begin(writer: str) -> str:
-    """The line after which the figures of `writer` stand."""
+    """The mark before the figures of `writer`."""
     return f"<!-- figures: written by {writer} -->"
 
 
 def find(name: str, holding: str = "") -> Path:
-    """The document of this name that holds this text, in docs/ or below; raises InputError.
-
-    So a document may be moved without a word to its benchmark.
-    """
+    """The only document of this name in docs/ that holds this text; raises InputError."""
     found = [page for page in DOCS.rglob(name) if holding in page.read_text(encoding="utf-8")]
     if len(found) != 1:
         what = f"{name} with {holding!r}" if holding else name
@@ -30,7 +27,7 @@ def find(name: str, holding: str = "") -> Path:
 
 
 def filled(page: Path, writer: str, figures: str) -> bytes:
-    """The page with `figures` between its two marks; raises InputError where these are missing."""
+    """The page's content with `figures` between its two marks; raises InputError without these."""
     mark = begin(writer)
     before, found, rest = page.read_text(encoding="utf-8").partition(mark)
     _, closed, after = rest.partition(END)
@@ -41,19 +38,18 @@ def filled(page: Path, writer: str, figures: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is made of kept results: a document's figures, and a picture beside the document."""
+    """A document's figures, and a picture beside it, as functions of kept results."""
 
-    #: Names the place in the document; the document is whichever has that place.
+    #: The mark names it; the document is the one with that mark.
     writer: str
     figures: Callable[[], str]
     #: The content of an SVG file with the document's name.
     picture: Callable[[], bytes] | None = None
 
     def files(self) -> dict[Path, bytes]:
-        """What the document, and the picture if there is one, have to be; raises InputError."""
-        page = self.path
-        made = {page: filled(page, self.writer, self.figures())}
-        return made | ({page.with_suffix(".svg"): self.picture()} if self.picture else {})
+        """Content of the document and of the picture, if any; raises InputError."""
+        files = {self.path: filled(self.path, self.writer, self.figures())}
+        return files | ({self.path.with_suffix(".svg"): self.picture()} if self.picture else {})
 
     @property
     def path(self) -> Path:

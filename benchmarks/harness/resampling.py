@@ -1,11 +1,11 @@
-"""Rounds in which several things take turns, and how sure a ratio of their percentiles is."""
+"""Rounds of blocks that take turns, and bootstrap intervals of ratios of their percentiles."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
-#: Times that the rounds are drawn anew, and the share of the outcomes that an interval holds.
+#: Resamplings, and the share of their ratios in an interval.
 DRAWS = 2000
 SHARE = 0.95
 
@@ -16,7 +16,7 @@ Rounds = Sequence[Sequence[float]]
 def in_rounds(
     blocks: Mapping[Name, Callable[[], Sequence[float]]], rounds: int
 ) -> dict[Name, list[Sequence[float]]]:
-    """What each block gives in every round; a first round warms up and is not counted."""
+    """Each block's values in every round; a first round warms up and is not counted."""
     found: dict[Name, list[Sequence[float]]] = {name: [] for name in blocks}
     for number in range(rounds + 1):
         for name, block in blocks.items():
@@ -27,10 +27,9 @@ def in_rounds(
 
 
 def ratio_interval(ours: Rounds, theirs: Rounds, point: float) -> tuple[float, float]:
-    """Where `SHARE` of the ratios lie that `point`, a percentile, has in rounds drawn anew.
+    """Bootstrap interval of the ratio of percentiles `point`; requests of a round are alike.
 
-    Both were measured in the same rounds, so a round is drawn for both: requests of one round are
-    alike.
+    Both were measured in the same rounds, so a round is drawn for both.
     """
     draw = np.random.default_rng(0)
     ours_, theirs_ = [np.asarray(block) for block in ours], [np.asarray(block) for block in theirs]

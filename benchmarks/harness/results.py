@@ -1,4 +1,4 @@
-"""What benchmarks keep: files in benchmarks/results, each with the machine that it was made on."""
+"""Kept results: files in benchmarks/results, each with the machine that it was measured on."""
 
 import json
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ def kept(name: str) -> Any:
     """The content of benchmarks/results/`name`.json; raises InputError where it is not there."""
     path = RESULTS / f"{name}.json"
     if not path.is_file():
-        raise InputError(f"{path}: not there: expected what the benchmark of it keeps")
+        raise InputError(f"{path}: not there: expected the result of its benchmark")
     return json.loads(path.read_text())
 
 
 def measured_on(machine: Mapping[str, Any]) -> str:
-    """What a reader has to know of the machine that figures are of."""
+    """The machine in a few words."""
     return (
         f"{machine['cores']} virtual cores, {machine['processor']}, "
         f"load {machine['load_before']:g} before the run, {machine['date']}"

@@ -1,15 +1,14 @@
-"""What the benchmarks of serving run against: stub agents, and the same exchange in bare pyzmq."""
+"""Fleets that benchmarks of serving call: agents, stub agents, and bare pyzmq exchanges."""
 
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import zmq
 
@@ -23,27 +22,19 @@ from mdp.testing.bundles import LABELS, write_bundle
 from mdp.testing.processes import PATIENCE_S, LineProcess
 from mdp.transport import new_pair, public_key_of
 
-#: Takes the place of `mdp-agent run`.
+#: Replaces `mdp-agent run`.
 STUB = (sys.executable, "-m", "benchmarks.harness.stub_agent")
-#: argv: a CURVE secret key or "", how many ROUTERs, and the sizes of a reply's frames; a port is
-#: printed for each. Several ROUTERs of one process take turns in a poller.
+#: argv: a CURVE secret key or "", and the sizes of a reply's frames; prints the ROUTER's port.
 ECHO = """
 import sys, zmq
-secret, count, sizes = sys.argv[1].encode(), int(sys.argv[2]), sys.argv[3:]
-context, poller = zmq.Context(), zmq.Poller()
-reply = [bytes(int(size)) for size in sizes]
-for _ in range(count):
-    router = context.socket(zmq.ROUTER)
-    router.linger = 0
-    if secret:
-        router.curve_server, router.curve_secretkey = True, secret
-    print(router.bind_to_random_port("tcp://127.0.0.1"), flush=True)
-    poller.register(router, zmq.POLLIN)
-while count == 1:
-    router.send_multipart([router.recv_multipart()[0], *reply])
+secret, sizes = sys.argv[1].encode(), sys.argv[2:]
+router, reply = zmq.Context().socket(zmq.ROUTER), [bytes(int(size)) for size in sizes]
+router.linger = 0
+if secret:
+    router.curve_server, router.curve_secretkey = True, secret
+print(router.bind_to_random_port("tcp://127.0.0.1"), flush=True)
 while True:
-    for router, _ in poller.poll():
-        router.send_multipart([router.recv_multipart()[0], *reply])
+    router.send_multipart([router.recv_multipart()[0], *reply])
 """
 
 
@@ -54,26 +45,22 @@ def served(
     each: Mapping[str, Sequence[object]] = MappingProxyType({}),
     program: Sequence[str] = (),
     keys: bool = False,
-    per_process: int = 1,
 ) -> Iterator[AgentFleet]:
     """An agent for every device of the bundle that `make_bundle` writes to the folder given.
 
-    `options` are all agents', `each` has more of some devices; `program` takes the place of
-    `mdp-agent run`.
+    `options` are all agents', `each` has more of some devices; `program` replaces `mdp-agent run`.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
         make_bundle(folder / "bundle")
         plan = Bundle.open(folder / "bundle").manifest.plan
-        names = [assignment.device for assignment in plan.assignments]
         with AgentFleet(folder, folder / "bundle", keys=keys) as fleet:
-            groups = [names[i : i + per_process] for i in range(0, len(names), per_process)]
-            for own, *beside in groups:
-                more = (*each.get(own, ()), *(("--beside", *beside) if beside else ()))
-                fleet.start(own, *options, *more, program=program, wait_for=None)
-            for group in groups:
-                fleet.agents[group[0]].wait_for("READY", count=len(group))
-            fleet.write(**addresses(fleet))
+            for device in [assignment.device for assignment in plan.assignments]:
+                more = each.get(device, ())
+                fleet.start(device, *options, *more, program=program, wait_for=None)
+            for agent in fleet.agents.values():
+                agent.wait_for("READY")
+            fleet.write()
             yield fleet
 
 
@@ -90,11 +77,6 @@ def stub_fleet(
     return served(colour_bundle(count, side), *options, program=STUB, **more)
 
 
-def addresses(fleet: AgentFleet) -> dict[str, str]:
-    """Where each device listens, those that share a process too."""
-    return {e["device"]: e["address"] for a in fleet.agents.values() for e in a.events}
-
-
 @contextmanager
 def client_of(fleet: AgentFleet) -> Iterator[Client]:
     """A client whose calls every agent answers."""
@@ -102,7 +84,7 @@ def client_of(fleet: AgentFleet) -> Iterator[Client]:
         until_s = time.monotonic() + PATIENCE_S
         # An agent that was not READY when it was first asked is not waited for by the next call.
         while client.classify(noise_picture(32), deadline_ms=PATIENCE_S * 1e3).partial:
-            assert time.monotonic() < until_s, "the agents do not answer"
+            assert time.monotonic() < until_s, "agents do not answer"
         yield client
 
 
@@ -115,53 +97,48 @@ def _request_to(digest: str, k: int, side: int) -> list[bytes]:
 
 
 def _reply_sizes() -> list[int]:
-    """How many bytes each frame of an agent's reply has."""
+    """Bytes of each frame of an agent's reply."""
     classes = len(LABELS)
     result = Result(request_id=1, num_classes=classes, queue_ms=0.123, compute_ms=0.456)
     return [len(frame) for frame in encode(result, bytes(8 * classes))]
 
 
-@dataclass(frozen=True, slots=True)
-class BarePeer:
-    """Whom a bare client asks, and with what."""
+class BarePeer(NamedTuple):
+    """A bare client's peer, and the frames that it is sent."""
 
     address: str
     request: list[bytes]
-    public_key: str | None = None
+    public_key: str | None
 
 
 @contextmanager
-def bare_exchange(
-    count: int, *, side: int, keys: bool = False, per_process: int = 1
-) -> Iterator["BareClient"]:
-    """A bare client of `count` ROUTERs that answer anything with as many bytes as an agent does."""
+def bare_exchange(count: int, *, side: int, keys: bool) -> Iterator["BareClient"]:
+    """A bare client of `count` ROUTERs that reply to anything with as many bytes as an agent."""
     public, secret = new_pair() if keys else (None, "")
     request, pair = _request_to("0" * 64, 0, side), new_pair()
+    command = [sys.executable, "-c", ECHO, secret, *_reply_sizes()]
     with ExitStack() as stack:
         peers: list[BarePeer] = []
-        for first in range(0, count, per_process):
-            share = min(per_process, count - first)
-            command = [sys.executable, "-c", ECHO, secret, share, *_reply_sizes()]
-            process = stack.enter_context(LineProcess("the bare ROUTERs", command))
-            for _ in range(share):
-                address = f"tcp://127.0.0.1:{int(process.line('a port'))}"
-                peers.append(BarePeer(address, request, public))
+        for _ in range(count):
+            process = stack.enter_context(LineProcess("a bare ROUTER", command))
+            address = f"tcp://127.0.0.1:{int(process.line('a port'))}"
+            peers.append(BarePeer(address, request, public))
         yield stack.enter_context(BareClient(peers, KeyPair(public=pair[0], secret=pair[1])))
 
 
 def asked_bare(fleet: AgentFleet, *, side: int) -> "BareClient":
-    """A bare client of the agents of `fleet`, which asks them what this project's client asks."""
+    """A bare client of the agents of `fleet`, with the requests of this project's client."""
     bundle = Bundle.open(fleet.bundle)
     peers = [
-        BarePeer(address, _request_to(bundle.digest, bundle.assignment(device).k, side),
+        BarePeer(agent.address, _request_to(bundle.digest, bundle.assignment(device).k, side),
                  fleet.public_keys.get(device))
-        for device, address in addresses(fleet).items()
+        for device, agent in fleet.agents.items()
     ]  # fmt: skip
     return BareClient(peers, load_pair(fleet.key, public_key_of) if fleet.key else None)
 
 
 class BareClient:
-    """A DEALER per peer, no more: what a careful user of pyzmq would write."""
+    """A DEALER per peer and a poller."""
 
     def __init__(self, peers: Sequence[BarePeer], pair: KeyPair | None) -> None:
         self._context = zmq.Context()
@@ -199,21 +176,6 @@ class BareClient:
             for dealer, _ in self._poller.poll():
                 replies.append(dealer.recv_multipart())
         return (time.perf_counter() - started_s) * 1e3, replies
-
-    def many(self, count: int, depth: int) -> None:
-        """`count` exchanges with all, with up to `depth` of them under way."""
-        sent = 0
-        owed = {dealer: 0 for dealer, _ in self._requests}
-        while sent < count or any(owed.values()):
-            # The next one goes out as soon as the slowest peer has answered enough.
-            while sent < count and max(owed.values()) < depth:
-                for dealer, request in self._requests:
-                    dealer.send_multipart(request)
-                    owed[dealer] += 1
-                sent += 1
-            for dealer, _ in self._poller.poll():
-                dealer.recv_multipart()
-                owed[dealer] -= 1
 
     def __enter__(self) -> Self:
         return self

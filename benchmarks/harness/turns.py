@@ -1,4 +1,4 @@
-"""Times of several things that take turns, so that drift of the machine meets all of them alike."""
+"""Times of several functions that take turns, so that drift of the machine affects all alike."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,12 +1,12 @@
-"""Puts what `make fuzz`, `make test-arm` or `make test-gpu` measured into the results and pages.
+"""Keep the figures of `make fuzz`, `make test-arm` or `make test-gpu` in the results and pages.
 
     python -m benchmarks.keep fuzz|arm|gpu
 
-Those write what they have measured into runs/; this adds the machine, so it is for the same one.
+These leave their figures in runs/; the machine is added, so run it on the same one.
 """
 
-import argparse
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,24 @@ from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
+from mdp import console
 from mdp.errors import InputError
 from mdp.files import write_json
 
-ROOT = Path(__file__).parents[2]
-#: Where each is found.
+RUNS = Path(__file__).parents[2] / "runs"
 FOUND = {"fuzz": "fuzz/figures.json", "arm": "arm.json", "gpu": "gpu.json"}
 
 
-def keep(what: str, runs: Path) -> None:
-    """Write results/`what`.json, and the page that shows it; raises InputError."""
-    found = runs / FOUND[what]
+def main() -> None:
+    """Write the results, and the page that shows them; raises InputError."""
+    what = sys.argv[1] if len(sys.argv) == 2 else ""
+    if what not in FOUND:
+        raise InputError(f"expected one of {', '.join(FOUND)}, got {what!r}")
+    found = RUNS / FOUND[what]
     if not found.is_file():
-        raise InputError(f"{found}: not there: expected what `make fuzz` or `make test-*` leaves")
+        raise InputError(
+            f"{found}: not there: expected the figures of `make fuzz` or `make test-*`"
+        )
     measured = json.loads(found.read_text())
     rows = {"rows": measured} if what == "fuzz" else measured
     write_json(RESULTS / f"{what}.json", {"machine": describe_machine(), **rows})
@@ -44,7 +49,7 @@ def fuzz_figures() -> str:
         if found
         else "no crash, no hang, no process beyond its memory"
     )
-    said = (
+    summary = (
         f"{total:,} inputs, {verdict}; {machine['cores']} virtual cores shared with other work, "
         f"{machine['processor']}, {machine['date']}."
     )
@@ -59,7 +64,7 @@ def fuzz_figures() -> str:
         ("peak MiB", "{peak_mib:.0f}"),
         ("growth, KiB a million inputs", _growth),
     )
-    return f"{said}\n\n{targets}"
+    return f"{summary}\n\n{targets}"
 
 
 def _growth(row: Mapping[str, Any]) -> str:
@@ -68,9 +73,9 @@ def _growth(row: Mapping[str, Any]) -> str:
 
 
 def arm_figures() -> str:
-    """What the agent of the other architecture gave beside the one of this machine."""
+    """The emulated agent's answers against those of this machine's."""
     rows, machine = kept("arm")["rows"], kept("arm")["machine"]
-    said = (
+    summary = (
         f"{rows[0]['pictures']} pictures, {kept('arm')['processor']} emulated on "
         f"{machine['cores']} virtual cores, {machine['processor']}, "
         f"load {machine['load_before']} before, {machine['date']}."
@@ -85,7 +90,7 @@ def arm_figures() -> str:
         ("READY after s, here", "{start_s[here]:.1f}"),
         ("emulated", "{start_s[arm]:.1f}"),
     )
-    return f"{said}\n\n{members}"
+    return f"{summary}\n\n{members}"
 
 
 PAGES = {
@@ -94,14 +99,5 @@ PAGES = {
 }
 
 
-def main() -> None:
-    """Keep one of them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=FOUND)
-    parser.add_argument("--runs", type=Path, default=ROOT / "runs")
-    options = parser.parse_args()
-    keep(options.what, options.runs)
-
-
 if __name__ == "__main__":
-    main()
+    console.run(main, "benchmarks.keep")

@@ -1,23 +1,21 @@
-"""How far predictions are from what was measured: figures for its page, and a picture."""
+"""Errors of predicted latencies, as figures for their page and a picture."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
 
 import numpy as np
+from msgspec import structs
 
 from benchmarks.harness import figure
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS, kept
+from benchmarks.harness.results import RESULTS
 from benchmarks.harness.tables import table
-from benchmarks.latency.measure import Row, Rows
-from benchmarks.latency.shapes import with_precision
+from benchmarks.latency.rows import ROWS, Row, Rows
 from mdp.files import read_json
-from mdp.formats.profile import DeviceProfile, read_profile
+from mdp.formats.profile import read_profile
 from partitioner.estimates.latency import Estimate, Way, fit_latency
 
-ROWS, PLANS = RESULTS / "latency-rows.json", RESULTS / "latency-plans.json"
-PROFILE = RESULTS / "this-machine.toml"
 #: The band that is drawn, as a relative error: the aim for 19 of 20 predictions.
 BAND = 0.2
 
@@ -33,32 +31,29 @@ class Compared:
         """Predicted over measured, less one."""
         return self.estimate.ms / self.row.latency_ms - 1
 
-
-def compare(profile: DeviceProfile, rows: Sequence[Row]) -> list[Compared]:
-    """Predict every row from the profile's points of its way; raises InputError."""
-    found = []
-    models = {}
-    for row in rows:
-        way = Way(precision=row.precision, provider=profile.provider, threads=row.threads)
-        if way not in models:
-            models[way] = fit_latency(profile, way)
-        spec = with_precision(row.case, row.precision)
-        found.append(Compared(row, way, models[way].estimate(spec, row.case.num_classes)))
-    return found
+    @property
+    def name(self) -> str:
+        """Precision and threads, as the figures name them."""
+        return f"{self.way.precision}, {self.way.threads} thread{'s' * (self.way.threads > 1)}"
 
 
-def short(way: Way) -> str:
-    """A way without what all of them share here."""
-    return f"{way.precision}, {way.threads} thread{'s' * (way.threads > 1)}"
+def compare(rows: Sequence[Row]) -> list[Compared]:
+    """Predict every row from the kept profile's points of its way; raises InputError."""
+    profile = read_profile(str(RESULTS / "this-machine.toml"))
+    ways = [Way(precision=r.precision, provider=profile.provider, threads=r.threads) for r in rows]
+    models = {way: fit_latency(profile, way) for way in dict.fromkeys(ways)}
+    return [
+        Compared(row, way, models[way].estimate(
+            structs.replace(row.case.spec, precision=row.precision), row.case.num_classes))
+        for row, way in zip(rows, ways, strict=True)
+    ]  # fmt: skip
 
 
-def error_table(
-    compared: Sequence[Compared], title: str = "", random: Sequence[Compared] = ()
-) -> str:
+def error_table(compared: Sequence[Compared], random: Sequence[Compared], title: str) -> str:
     """Errors per way, of all, of those inside and outside what was measured, and of `random`."""
     groups = {"all": list(compared)}
-    for way in sorted({one.way for one in compared}):
-        groups[short(way)] = [one for one in compared if one.way == way]
+    for one in sorted(compared, key=lambda one: one.way):
+        groups.setdefault(one.name, []).append(one)
     groups["within what was measured"] = [one for one in compared if not one.estimate.outside]
     groups["outside of it"] = [one for one in compared if one.estimate.outside]
     groups["random shapes"] = list(random)
@@ -83,69 +78,33 @@ def error_table(
     )
 
 
-def _plans(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Errors of the plans of each teacher, and of all."""
-    groups = {teacher: [row for row in rows if row["teacher"] == teacher]
-              for teacher in sorted({row["teacher"] for row in rows})}  # fmt: skip
-    return table(
-        [(name, group, [row["predicted_ms"] / row["measured_ms"] - 1 for row in group])
-         for name, group in {**groups, "all": list(rows)}.items()],
-        ("teacher", "{0[0]}"),
-        ("plans", lambda row: len(row[1])),
-        ("client p50, ms", lambda row: f"{min(r['measured_ms'] for r in row[1]):.3g} to "
-                                       f"{max(r['measured_ms'] for r in row[1]):.3g}"),
-        ("median error", lambda row: f"{np.median(np.abs(row[2])):.1%}"),
-        ("95th percentile", lambda row: f"{np.percentile(np.abs(row[2]), 95):.1%}"),
-        ("lowest, highest", lambda row: f"{min(row[2]):+.1%}, {max(row[2]):+.1%}"),
-        title="Whole plans through real agents, each on a core of its own",
-    )  # fmt: skip
-
-
-def draw(compared: Sequence[Compared], plans: Sequence[Mapping[str, Any]]) -> bytes:
-    models: dict[str, list[tuple[float, float]]] = {}
-    for one in sorted(compared, key=lambda one: one.way):
-        models.setdefault(short(one.way), []).append((one.row.latency_ms, one.estimate.ms))
-    whole: dict[str, list[tuple[float, float]]] = {}
-    for row in sorted(plans, key=lambda row: str(row["teacher"])):
-        pair = (row["measured_ms"], row["predicted_ms"])
-        whole.setdefault(row["teacher"], []).append(pair)
-
-    def panels(canvas: "figure.Figure") -> None:
-        left, right = canvas.subplots(1, 2)
-        _panel(left, models, "sub-models that the fit never saw: one run, ms")
-        _panel(right, whole, "whole plans through real agents: client p50, ms")
-
-    return figure.drawn(11, 5.2, panels)
-
-
-def _panel(axes: "figure.Axes", groups: dict[str, list[tuple[float, float]]], title: str) -> None:
-    for marker, (label, pairs) in zip(figure.MARKERS, groups.items(), strict=False):
-        axes.plot(*zip(*pairs, strict=True), marker, markersize=4, alpha=0.75, label=label)
-    figure.diagonal(axes, [ms for pairs in groups.values() for pair in pairs for ms in pair], BAND)
-    axes.set_xlabel("measured")
-    axes.set_ylabel("predicted")
-    axes.set_title(title)
-    axes.legend(loc="upper left")
-
-
-def _kept() -> tuple[list[Compared], list[Compared], Sequence[Mapping[str, Any]]]:
-    """Sub-models that a plan may hold, random ones, and plans; raises InputError."""
-    profile, rows = read_profile(str(PROFILE)), read_json(ROWS, Rows)
-    models = compare(profile, rows.plannable), compare(profile, rows.unseen)
-    return *models, kept("latency-plans")["rows"]
+def _kept() -> tuple[list[Compared], list[Compared]]:
+    """Sub-models that a plan may hold, and random ones; raises InputError."""
+    rows = read_json(ROWS, Rows)
+    return compare(rows.plannable), compare(rows.unseen)
 
 
 def figures() -> str:
-    plannable, unseen, plans = _kept()
-    return "\n\n".join([
-        error_table(plannable, "Sub-models that a plan may hold, none of them fitted to", unseen),
-        _plans(plans),
-    ])  # fmt: skip
+    title = "Sub-models that a plan may hold, none of them fitted to"
+    return error_table(*_kept(), title)
 
 
-def picture() -> bytes:
-    plannable, unseen, plans = _kept()
-    return draw([*plannable, *unseen], plans)
+def draw() -> bytes:
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for one in sorted(chain(*_kept()), key=lambda one: one.way):
+        groups.setdefault(one.name, []).append((one.row.latency_ms, one.estimate.ms))
+
+    def panel(canvas: "figure.Figure") -> None:
+        axes = canvas.subplots()
+        for marker, (label, pairs) in zip(figure.MARKERS, groups.items(), strict=False):
+            axes.plot(*zip(*pairs, strict=True), marker, markersize=4, alpha=0.75, label=label)
+        figure.diagonal(axes, [ms for pair in chain(*groups.values()) for ms in pair], BAND)
+        axes.set_xlabel("measured")
+        axes.set_ylabel("predicted")
+        axes.set_title("sub-models that the fit never saw: one run, ms")
+        axes.legend(loc="upper left")
+
+    return figure.drawn(5.5, 5.2, panel)
 
 
-PAGE = Page("benchmarks.latency", figures, picture)
+PAGE = Page("benchmarks.latency", figures, draw)

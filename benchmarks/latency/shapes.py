@@ -1,16 +1,15 @@
-"""The sub-models whose latency is predicted and measured: a grid to fit to, and unseen ones."""
+"""The sub-models whose latency is predicted and measured."""
 
 from itertools import pairwise
 
 import numpy as np
-from msgspec import structs
 
 from benchmarks.harness.models import vit
 from mdp.files import Record
 from mdp.formats.plan import SubModelSpec
 from mdp.formats.profile import PositiveInt
 from partitioner.estimates.macs import macs
-from partitioner.export.probe_encoders import DESIGN, NUM_CLASSES, design_specs
+from partitioner.export.probe_encoders import DESIGN, design_specs
 from partitioner.planner.design_space import KERNEL_MULTIPLE, sub_model_grid
 
 #: Other shapes than those on which the formula was developed.
@@ -37,20 +36,18 @@ class Case(Record, frozen=True):
     num_classes: PositiveInt
 
 
-def grid() -> list[Case]:
-    """What a probe measures, for a fit where no profile is given."""
-    tiers = [design_specs(tier) for tier in DESIGN]
-    cases = [Case(spec=spec, num_classes=NUM_CLASSES) for tier in tiers for spec in tier]
-    return [case for case in cases if macs(case.spec, case.num_classes) <= MAX_MACS]
+def probed() -> set[SubModelSpec]:
+    """The sub-models that a probe measures, to which latency models are fitted."""
+    return {spec for tier in DESIGN for spec in design_specs(tier)}
 
 
 def unseen(count: int = UNSEEN, seed: int = SEED) -> list[Case]:
-    """Random sub-models, evenly over the logarithms of tokens, width and depth; none is in `grid`.
+    """Random sub-models, evenly over the logarithms of tokens, width and depth; none is `probed`.
 
     The sizes of pictures, patches and heads, the MLP ratios and the classes are random as well.
     """
     rng = np.random.default_rng(seed)
-    known, found = {case.spec for case in grid()}, list[Case]()
+    known, found = probed(), list[Case]()
     while len(found) < count:
         case = _random_case(rng)
         if case is None or case.spec in known or macs(case.spec, case.num_classes) > MAX_MACS:
@@ -63,11 +60,11 @@ def unseen(count: int = UNSEEN, seed: int = SEED) -> list[Case]:
 def plannable(count: int = PLANNABLE, seed: int = SEED) -> list[Case]:
     """`count` sub-models of each teacher from the grid that the planner searches.
 
-    Evenly over the logarithm of their MACs; none is in `grid`. ViT-S and ViT-Tiny at 224 pixels,
+    Evenly over the logarithm of their MACs; none is `probed`. ViT-S and ViT-Tiny at 224 pixels,
     and a small teacher for pictures of 32.
     """
     rng = np.random.default_rng(seed)
-    known = {case.spec for case in grid()}
+    known = probed()
     found = []
     for teacher, classes in _TEACHERS:
         cases = [
@@ -112,7 +109,3 @@ def file_stem(case: Case) -> str:
     spec = case.spec
     parts = (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth, spec.num_heads)
     return "-".join(map(str, (*parts, spec.mlp_ratio, case.num_classes)))
-
-
-def with_precision(case: Case, precision: str) -> SubModelSpec:
-    return structs.replace(case.spec, precision=precision)

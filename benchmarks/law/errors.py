@@ -38,7 +38,7 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
 
 def on_file(runs: Sequence[RecordedRun]) -> OnFile:
     """What our own trainings were like; published models are trained as nobody here trains."""
-    own = [run for run in runs if run.taught]
+    own = [run for run in runs if run.taught and not run.untouched]
     trainings = [m.training for run in own for m in run.members if m.training is not None]
     seen: dict[str, tuple[float, float]] = {
         start: (min(amounts), max(amounts))
@@ -71,10 +71,10 @@ class Checked:
 
 
 def left_out(runs: Sequence[RecordedRun], key: Callable[[RecordedRun], object]) -> list[Checked]:
-    """Every subset, predicted by the law that is fitted to the runs of other keys."""
+    """Every subset of trainings, predicted by the law that is fitted to the runs of other keys."""
     fused = Fused.of(runs)
     found: list[Checked] = []
-    for left in dict.fromkeys(key(run) for run in runs):
+    for left in dict.fromkeys(key(run) for run in runs if not run.untouched):
         rest = [run for run in runs if key(run) != left]
         try:
             law = law_of(fit_alone(rest), fused.best(rest))
@@ -137,7 +137,7 @@ def _beyond(runs: Sequence[RecordedRun]) -> float:
     ratios = [
         capability_of(min(subset.accuracy, 1 - 1e-6)) / capability_of(run.teacher_accuracy)
         for run in runs
-        if run.taught
+        if run.taught and not run.untouched
         for subset in run.subsets
     ]
     return float(max(ratios, default=1.0))

@@ -20,12 +20,15 @@ from partitioner.estimates.accuracy_law import (
     Array,
     Member,
     Start,
+    area_of,
     capability_of,
     features,
+    finer,
     shape_lack,
 )
 from partitioner.estimates.accuracy_records import RecordedRun, alone_of, as_members
 from partitioner.estimates.catalogue import network_of
+from partitioner.regions import WHOLE
 
 #: What the constants are taken to be before any run was seen: exponents as if only
 #: multiply-accumulates counted, and that a training's remainder falls as fast as other starts'.
@@ -68,6 +71,24 @@ def fit_law(runs: Sequence[RecordedRun]) -> AccuracyLaw:
     return law_of(fit_alone(runs), Fused.of(runs).best(runs))
 
 
+def fit_detail(runs: Sequence[RecordedRun], area: float) -> float:
+    """What untouched networks gain per unit of detail, at a given cost of the area left out.
+
+    Least squares on what they lack in parts more than on the whole of the same picture; 0 of none.
+    """
+    gains, changes = [], []
+    for run in (run for run in runs if run.untouched):
+        lack = {k: 1 / capability_of(accuracy) for k, accuracy in alone_of(run).items()}
+        whole = {m.spec: k for k, m in enumerate(run.members) if m.region == WHOLE}
+        for k, one in enumerate(run.members):
+            if one.region != WHOLE and one.spec in whole:
+                cost = -area * np.log(area_of(one.region))
+                gains.append(finer(one.spec, one.region, run.picture_px))
+                changes.append(cost - (lack[k] - lack[whole[one.spec]]))
+    much = float(np.dot(gains, gains))
+    return round(max(0.0, float(np.dot(gains, changes)) / much), 4) if much else 0.0
+
+
 def law_of(alone: AloneLaw, fused: tuple[float, float, float, float]) -> AccuracyLaw:
     sharpness, view, model, region = fused
     return AccuracyLaw(
@@ -79,8 +100,9 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
     """Least squares on the logarithms of capabilities: the shape first, then the task."""
     from scipy.optimize import least_squares
 
+    trained = [run for run in runs if not run.untouched]
     published, own = (
-        _alone([run for run in runs if run.taught == which]) for which in (False, True)
+        _alone([run for run in trained if run.taught == which]) for which in (False, True)
     )
     if not len(published.capability) + len(own.capability):
         raise InputError("expected recorded runs with members that were measured alone")
@@ -119,6 +141,7 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
     return AloneLaw(
         exponents=(width, depth, tokens), scale=scale, level=round(level, 4), blur=BLUR,
         classes=classes, pixels=pixels, cut=cut, pretrained=pretrained, scratch=scratch, area=area,
+        detail=fit_detail(runs, area),
     )  # fmt: skip
 
 
@@ -158,7 +181,7 @@ def _alone(runs: Sequence[RecordedRun]) -> _Alone:
                     float(network is not None), published, max(ratio**2 - 1, 0.0),
                     1 / capability_of(run.teacher_accuracy), run.num_classes / 1000,
                     min(run.teacher.image_size / 224, 1.0),
-                    (region.right - region.left) * (region.bottom - region.top),
+                    area_of(region),
                     capability_of(accuracy),
                 )
             )  # fmt: skip
@@ -227,7 +250,7 @@ def _sums(members: Sequence[Member], sharpness: float) -> tuple[float, float, fl
     best = max(member.capability for member in members)
     parts = [(member.capability / best) ** sharpness for member in members]
     found = []
-    for what in ("view", "model", "region"):
+    for what in ("view", "model", "place"):
         most: dict[object, float] = {}
         for member, part in zip(members, parts, strict=True):
             key = getattr(member, what)

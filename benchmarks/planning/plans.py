@@ -1,9 +1,8 @@
-"""Plans of the shipped profiles, with their predictions: what the page on planning shows.
+"""Plans of the shipped profiles with their predictions, for the page on planning.
 
     python -m benchmarks planning
 
-Nothing is measured here. Plans follow from the shipped profiles and the shipped law, so this is run
-again whenever one of them changes.
+Nothing is measured: plans follow from the shipped profiles and the shipped law.
 """
 
 import io
@@ -23,13 +22,13 @@ from partitioner.planner.make_plan import Planned, PlanOptions, make_planned
 
 TEACHERS = ("vit_base_patch16_224",)
 TARGETS_MS = (20.0, 50.0, 100.0)
-#: What is left out of the five shipped profiles, and what that fleet is called.
+#: Fleet -> those of the five shipped profiles that it lacks.
 FLEETS = {
     "all five": (),
     "without desktop-gpu": ("desktop-gpu",),
     "without both GPUs": ("desktop-gpu", "jetson-orin-nano"),
 }
-#: What members may be of, and what that is called.
+#: Column -> families of members.
 MEMBERS = {"plain ViTs": None, "every family": ["all"]}
 #: The plan that is explained in full.
 EXPLAINED = (TEACHERS[0], 20.0, "without both GPUs", "every family")
@@ -59,7 +58,7 @@ def _alone(plan: Plan) -> str:
 
 
 def explanation(shown: Planned) -> str:
-    """What `mdp-partition plan --explain` prints, up to the first member's reasons."""
+    """The output of `mdp-partition plan --explain`, up to the first member's reasons."""
     stream = io.StringIO()
     print_planned(shown, Console(file=stream, width=_WIDTH))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]

@@ -1,16 +1,14 @@
-"""How long planning takes for 8, 100 and 1,000 unlike devices.
+"""Time of planning for 8, 100 and 1,000 unlike devices.
 
-    python -m benchmarks.planning.search [--out FILE]
+    python -m benchmarks.planning.search [--quick]
 
-Devices are drawn from a fixed seed around the shipped profiles: each has a latency table, a link
-and an availability of its own, so nothing is shared between them. Times are of one process on one
-core, from profiles that are read to a plan, the fits of their latency included.
+Devices are drawn from a fixed seed around the shipped profiles, each with a latency table, a link
+and an availability of its own. Times are of one process on one core, from profiles to a plan, with
+the fits of their latency.
 """
 
-import argparse
 import os
 import time
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -18,11 +16,11 @@ import numpy as np
 
 from benchmarks.harness.machine import describe_machine
 from benchmarks.harness.models import vit
+from benchmarks.harness.options import arguments
 from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
 from mdp.formats.plan import TeacherSpec
 from mdp.formats.profile import DeviceProfile, Link, read_profile, shipped_profiles
-from partitioner.planner.design_space import sub_model_grid
 from partitioner.planner.search import make_plan
 
 TEACHER = TeacherSpec(name="vit_base_patch16_224", shape=vit(224, 16, 768, 12, 12))
@@ -31,22 +29,12 @@ _SLOW = ("n100", "raspberry-pi-5", "laptop-cpu")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.planning.search", description=__doc__
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / "search.json")
-    asked = parser.parse_args()
+    asked = arguments(__doc__, "quick", out=RESULTS / "search.json")
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    machine = describe_machine()
-    value = {
-        "machine": machine,
-        "teacher": TEACHER.name,
-        "target_ms": TARGET_MS,
-        "shapes": len(sub_model_grid(TEACHER.shape)),
-        "times": [timed(count) for count in COUNTS],
-    }
-    print(msgspec.json.format(msgspec.json.encode(value), indent=1).decode())
-    write_json(asked.out, value)
+    value = {"machine": describe_machine(), "teacher": TEACHER.name, "target_ms": TARGET_MS}
+    value["times"] = [timed(count) for count in COUNTS[: 1 if asked.quick else None]]
+    if not asked.quick:
+        write_json(asked.out, value)
 
 
 def drawn_devices(count: int, seed: int) -> list[DeviceProfile]:
@@ -80,17 +68,14 @@ def timed(count: int) -> dict[str, Any]:
         plan = make_plan(TEACHER, profiles, target_ms=TARGET_MS)
         wall_s.append(time.perf_counter() - started_s)
         cpu_s.append(time.process_time() - started_cpu_s)
-    print(f"{count} devices: {min(wall_s):.2f} s, {min(cpu_s):.2f} of the processor", flush=True)
     assert plan.accuracy is not None
-    return {
-        "devices": count,
-        "wall_s": min(wall_s),
-        "cpu_s": min(cpu_s),
-        "members": len(plan.assignments),
-        "replicas": len(plan.replicas),
-        "left_out": len(plan.left_out),
-        "expected_accuracy": plan.accuracy.expected,
-    }
+    row = {
+        "devices": count, "wall_s": min(wall_s), "cpu_s": min(cpu_s),
+        "members": len(plan.assignments), "replicas": len(plan.replicas),
+        "left_out": len(plan.left_out), "expected_accuracy": plan.accuracy.expected,
+    }  # fmt: skip
+    print(row, flush=True)
+    return row
 
 
 if __name__ == "__main__":

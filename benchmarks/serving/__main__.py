@@ -1,46 +1,54 @@
-"""Every benchmark of serving: what a call costs, and what becomes of it in bad company.
+"""Benchmarks of serving: what a call and a stream cost beside computing.
 
-    python -m benchmarks.serving                         # all of them, about 9 minutes
-    python -m benchmarks.serving --only overshoot stream
+    python -m benchmarks.serving                         # all, 6 minutes
+    python -m benchmarks.serving --only stream --quick
 
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
-    dead-device   1 min  calls of a fleet that has lost a device, beside a healthy one
-    overshoot     1 min  by how much calls end after their deadline
-    stream        3 min  `stream` beside the slowest member's model run in a loop
-    many-agents   2 min  one client and 64 agents, beside a bare fan-out
+    stream        3 min  `stream` against the slowest member's model run in a loop
+    gateway       1 min  answers over HTTP, beside the Python client's
 
-Each writes results/serving-<name>.json and its table in the page on serving. Nothing else should
-run on the machine meanwhile.
+Each writes benchmarks/results/serving-<name>.json and its table in the page on serving. Nothing
+else should run on the machine.
 """
 
-import argparse
 import time
-from pathlib import Path
 
 from benchmarks.harness.machine import describe_machine
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.options import arguments
+from benchmarks.harness.page import Page
+from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
-from benchmarks.serving.page import PAGE, PARTS
+from benchmarks.serving import gateway, overhead, stream_rate
 from mdp.files import write_json
+
+PARTS = {"overhead": overhead, "stream": stream_rate, "gateway": gateway}
+
+
+def figures() -> str:
+    blocks = []
+    for name, part in PARTS.items():
+        outcome = kept(f"serving-{name}")
+        rows = table(outcome["rows"], *part.COLUMNS)
+        blocks.append(f"**{name}** ({measured_on(outcome['machine'])})\n\n{rows}")
+    return "\n\n".join(blocks)
+
+
+PAGE = Page("benchmarks.serving", figures)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="NAME")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    options = parser.parse_args()
-    for name in options.only:
+    asked = arguments(__doc__, "quick", only=tuple(PARTS), results=RESULTS)
+    for name in asked.only:
         print(f"== {name}", flush=True)
         machine, started_s, rows = describe_machine(), time.monotonic(), []
-        for row in PARTS[name].run():
+        for row in PARTS[name].run(quick=asked.quick):
             rows.append(row)
             text = table([row], *PARTS[name].COLUMNS).splitlines()
             print(*(text if len(rows) == 1 else text[2:]), sep="\n", flush=True)
         outcome = {"machine": machine, "seconds": time.monotonic() - started_s, "rows": rows}
-        write_json(options.results / f"serving-{name}.json", outcome)
-    if options.results == RESULTS:
+        if not asked.quick:
+            write_json(asked.results / f"serving-{name}.json", outcome)
+    if asked.results == RESULTS and not asked.quick:
         PAGE.write()
 
 

@@ -1,20 +1,17 @@
 """What a call costs beyond computing, against a bare ZeroMQ exchange of the same bytes.
 
-    python -m benchmarks.serving --only overhead     # about 2 minutes
+Agents on loopback, each a process of its own, serve 224x224 crops. In turns, a block each:
 
-Agents on loopback, each a process of its own, serve 224x224 crops. They are asked in turns, a block
-each, so that drift of the machine meets all:
+    ours      this project's client
+    client    a bare DEALER for each of the same agents and a poller, which sends ready frames and
+              decodes nothing: the difference is the client's cost
+    both      the same bare client and as many processes with only a ROUTER, which reply with frames
+              of the same size: the difference is the client's and the agents' cost
 
-    ours      by this project's client
-    client    the same agents, by a bare DEALER each and a poller that sends them ready frames and
-              decodes nothing: what is over it, the client costs
-    both      as many processes with nothing but a ROUTER, which answer with frames of the same
-              size, by the same bare client: what is over it, client and agents cost
+A row has a call's latency less its slowest member's computing, the bare round trips to all, and the
+ratios with their intervals over resampled rounds.
 
-Reported are a call's latency less its slowest member's own computing, the bare round trips to all,
-and the ratios with the interval in which each lies when the rounds are drawn anew.
-
-    stub           real agents whose model does nothing, so that the processor is all for the call
+    stub           agents whose model does nothing, so that the call has the processor
     stub, keys     the same in CurveZMQ, on both sides
     onnxruntime    `mdp-agent run` with a model that takes next to no time
 """
@@ -22,7 +19,7 @@ and the ratios with the interval in which each lies when the rounds are drawn an
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 from benchmarks.harness.resampling import in_rounds, ratio_interval
@@ -39,14 +36,11 @@ from mdp.client.sync import Client
 from mdp.pictures.crop import Picture
 from mdp.testing.agents import AgentFleet
 
-NAME = "overhead"
 SIDE = 224
 POINTS = (50, 99)
-#: The first calls of a block find the caches full of what the others did.
+#: The first calls of a block find cold caches.
 AGENTS, ROUNDS, PER_ROUND = (1, 3, 8), 10, 500
 OURS, CLIENT, BOTH = "ours", "client", "both"
-#: Against what ours is held.
-OVER = (CLIENT, BOTH)
 STUB, STUB_KEYS, ONNX = "stub", "stub, keys", "onnxruntime"
 
 
@@ -56,7 +50,7 @@ def fleet_of(kind: str, agents: int) -> AbstractContextManager[AgentFleet]:
     return stub_fleet(agents, side=SIDE, keys=kind == STUB_KEYS)
 
 
-def measure(kind: str, agents: int) -> dict[str, Any]:
+def measure(kind: str, agents: int, calls: int) -> dict[str, Any]:
     """All three in turns; milliseconds at p50 and p99, and their ratios."""
     with ExitStack() as stack:
         fleet = stack.enter_context(fleet_of(kind, agents))
@@ -66,9 +60,9 @@ def measure(kind: str, agents: int) -> dict[str, Any]:
         picture = noise_picture(SIDE)
         blocks = in_rounds(
             {
-                OURS: lambda: [call_ms(client, picture) for _ in range(PER_ROUND)],
-                CLIENT: lambda: [same_agents.overhead_ms() for _ in range(PER_ROUND)],
-                BOTH: lambda: [routers.round_trip_ms() for _ in range(PER_ROUND)],
+                OURS: lambda: [call_ms(client, picture) for _ in range(calls)],
+                CLIENT: lambda: [same_agents.overhead_ms() for _ in range(calls)],
+                BOTH: lambda: [routers.round_trip_ms() for _ in range(calls)],
             },
             ROUNDS,
         )
@@ -76,12 +70,14 @@ def measure(kind: str, agents: int) -> dict[str, Any]:
     return {
         "kind": kind,
         "agents": agents,
-        "requests": ROUNDS * PER_ROUND,
+        "requests": ROUNDS * calls,
         "ms": ms,
-        "ratio": {over: {p: ms[OURS][p] / ms[over][p] for p in ms[over]} for over in OVER},
+        "ratio": {
+            over: {p: ms[OURS][p] / ms[over][p] for p in ms[over]} for over in (CLIENT, BOTH)
+        },
         "ratio_95": {
             over: {f"p{p}": ratio_interval(blocks[OURS], blocks[over], p) for p in POINTS}
-            for over in OVER
+            for over in (CLIENT, BOTH)
         },
     }
 
@@ -94,10 +90,9 @@ def call_ms(client: Client, picture: Picture) -> float:
     return took_ms - max(member.compute_ms for member in answer.members)
 
 
-def run() -> Iterator[dict[str, Any]]:
-    for kind in (STUB, STUB_KEYS, ONNX):
-        for count in AGENTS:
-            yield measure(kind, count)
+def run(*, quick: bool) -> Iterator[dict[str, Any]]:
+    for kind, count in product((STUB, STUB_KEYS, ONNX), AGENTS[: 1 if quick else None]):
+        yield measure(kind, count, 10 if quick else PER_ROUND)
 
 
 def _ratio(over: str, point: str) -> str:

@@ -1,23 +1,16 @@
-"""What `stream` gets out of a fleet, beside its slowest member's model run in a loop.
+"""The rate of `stream` against the slowest member's model run in a loop.
 
-    python -m benchmarks.serving --only stream           # about 3 minutes
-
-Real agents serve ViT sub-models of untrained weights, one thread each. In turns, a block each, the
+Agents serve ViT sub-models of untrained weights, one thread each. In turns, a block each, the
 slowest member's model runs in a loop in this process, with the same runtime and threads, and a
-client streams pictures through the fleet. An agent that computes several pictures
-at once is held against onnxruntime's own rate at that batch size.
-
-The loop has the machine to itself, as a device with a processor of its own has. Two members on
-cores of one machine take memory's and caches' speed from each other, which no client can give back
-(docs/lab-log.md, benchmarks whose questions are settled).
+client streams pictures through the fleet. The loop has the machine to itself, as a device with a
+processor of its own has; two members on one machine share memory and caches (docs/lab-log.md).
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,10 +31,8 @@ from mdp.testing.bundles import LABELS, write_bundle
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.submodel import SubModel
 
-NAME = "stream"
-HEADS = ["boost", "bag"]
 DEADLINE_MS = 10_000.0
-#: With more partial answers than this share, the rate would be another fleet's.
+#: Share of partial answers beyond which the rate is not that of this fleet.
 MOST_PARTIAL = 0.01
 #: About 20 and 8 ms on one core of the machine that the aims were set on.
 SLOW = vit(128, 8, 192, 6, 3)
@@ -50,22 +41,17 @@ QUICK = msgspec.structs.replace(SLOW, depth=2)
 SMALL = msgspec.structs.replace(SLOW, image_size=64)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A fleet, and how many pictures are under way in turns."""
+ROUNDS, BLOCK_S = 6, 2.0
 
+
+class Case(NamedTuple):
     members: tuple[SubModelSpec, ...]
     in_flight: tuple[int, ...]
-    #: Pictures that an agent computes at once at most, and so does the loop.
+    #: Pictures that an agent, and the loop, computes at once at most.
     batch: int = 1
 
 
-_BATCH, ROUNDS, BLOCK_S = 8, 6, 2.0
-CASES = (
-    Case(members=(SLOW,), in_flight=(1, 2, 4)),
-    Case(members=(SLOW, QUICK), in_flight=(2, 4)),
-    Case(members=(SMALL,), in_flight=(_BATCH, 2 * _BATCH), batch=_BATCH),
-)
+CASES = (Case((SLOW,), (1, 2, 4)), Case((SLOW, QUICK), (2, 4)), Case((SMALL,), (8, 16), batch=8))
 
 
 def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
@@ -75,7 +61,11 @@ def vit_bundle(folder: Path, specs: Sequence[SubModelSpec]) -> Bundle:
     write_bundle(folder, devices=devices, sizes=tuple(spec.image_size for spec in specs))
     members = [ServedMember(SubModel(spec, len(LABELS))) for spec in specs]
     return refilled(
-        folder, [to_onnx(m, s.image_size, HEADS, {}) for m, s in zip(members, specs, strict=True)]
+        folder,
+        [
+            to_onnx(m, s.image_size, m.submodel.heads, {})
+            for m, s in zip(members, specs, strict=True)
+        ],
     )
 
 
@@ -107,8 +97,8 @@ def stream_rate(client: Client, picture: Picture, in_flight: int) -> list[float]
     return [(len(steady) - 1) / (steady[-1] - steady[0])]
 
 
-def measure(case: Case) -> Iterator[dict[str, Any]]:
-    """The loop and the streams in turns; a row for each number of pictures under way."""
+def measure(case: Case, rounds: int) -> Iterator[dict[str, Any]]:
+    """The loop and the streams in turns; a row for each number of pictures in flight."""
     more = ("--batch", case.batch) if case.batch > 1 else ()
     agents = served(partial(vit_bundle, specs=case.members), "--threads", 1, *more)
     with agents as fleet, client_of(fleet) as client:
@@ -121,7 +111,7 @@ def measure(case: Case) -> Iterator[dict[str, Any]]:
         blocks: dict[int, Callable[[], list[float]]] = {
             n: partial(stream_rate, client, picture, n) for n in case.in_flight
         }
-        rates = in_rounds({0: partial(loop_rate, runtime, pixels), **blocks}, ROUNDS)
+        rates = in_rounds({0: partial(loop_rate, runtime, pixels), **blocks}, rounds)
     loop_per_s = float(np.median(rates[0]))
     for in_flight in case.in_flight:
         stream_per_s = float(np.median(rates[in_flight]))
@@ -136,9 +126,9 @@ def measure(case: Case) -> Iterator[dict[str, Any]]:
         }
 
 
-def run() -> Iterator[dict[str, Any]]:
-    for case in CASES:
-        yield from measure(case)
+def run(*, quick: bool) -> Iterator[dict[str, Any]]:
+    for case in CASES[: 1 if quick else None]:
+        yield from measure(case, 1 if quick else ROUNDS)
 
 
 COLUMNS = (

@@ -1,7 +1,7 @@
-"""How fast the simulator is, and how near to real fleets of three agents.
+"""The simulator's speed, and its error against real fleets of three agents.
 
     python -m benchmarks.simulator                    # all of it, about 27 minutes
-    python -m benchmarks.simulator --only waiting     # a part; what was kept of the others stays
+    python -m benchmarks.simulator --only waiting --quick
 
     computing   5 min  three `mdp-agent` on loopback that serve examples/bundles/cifar10, one thread
                        each: they and the client take the machine's cores from each other
@@ -9,21 +9,21 @@
                        computing, as devices with processors of their own
     speed       1 min  requests to devices per second of the processor, in one process
 
-Each load of a fleet is run without a deadline that matters and with tight ones, block by block in
-turns. What the simulator is told are the computing times and round trips of the answers of the
-first, and how late the client is woken at a deadline, from calls that were cut by one with which
-nothing is compared. What it has to find are percentiles of the latency and the shares of complete
-and partial answers, also under the deadlines that it was told nothing about. Requests at random
-come at the same moments really and simulated.
+Each load runs without a deadline that matters and with tight ones, block by block in turns. The
+simulator is given the computing times and round trips of the answers of the first, and the client's
+late wake-ups from calls that another tight deadline cut. It predicts percentiles of the latency and
+shares of complete answers, also under the deadlines that it was given nothing about. Random
+requests arrive at the same moments really and simulated.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from benchmarks.harness.machine import describe_machine
+from benchmarks.harness.options import arguments
 from benchmarks.harness.results import RESULTS
 from benchmarks.simulator.page import PAGE
 from benchmarks.simulator.reality import COMPUTING, WAITING, reality
@@ -35,34 +35,27 @@ from partitioner.simulation.models import (
     Load,
     LogNormal,
     Scenario,
-    SlowSpells,
 )
 
 #: Of each load under each deadline.
 REQUESTS, BLOCKS = 2000, 6
 SPEED = "speed"
-PARTS = (COMPUTING, WAITING, SPEED)
 
 
 def fleets() -> Iterator[tuple[str, Scenario]]:
-    """What speed is measured on: from one device to ten thousand."""
+    """Fleets whose simulation is timed, from one device to ten thousand."""
 
     def devices(members: int, replicas: int, **more: Any) -> tuple[DeviceModel, ...]:
         return tuple(
             DeviceModel(
-                name=f"d{k}/{number}",
-                k=k,
+                name=f"d{k}/{number}", k=k, request_bytes=50_000, reply_bytes=8_000,
                 compute=LogNormal(median_s=0.004 + 0.001 * (k % 5), sigma=0.2),
                 delay=Jittered(round_trip_s=0.001, jitter_s=0.0001),
-                request_bytes=50_000,
-                reply_bytes=8_000,
-                bandwidth_bps=9.4e8,
-                turnaround_s=0.0001,
-                **more,
+                bandwidth_bps=9.4e8, turnaround_s=0.0001, **more,
             )
             for k in range(members)
             for number in range(replicas)
-        )
+        )  # fmt: skip
 
     def scenario(
         of: tuple[DeviceModel, ...], requests: int, clients: int = 1, rate: float | None = None
@@ -70,10 +63,7 @@ def fleets() -> Iterator[tuple[str, Scenario]]:
         load = Load(requests=requests, clients=clients, rate_per_s=rate)
         return Scenario(devices=of, load=load, deadline_ms=50.0)
 
-    failing = {
-        "mean_up_s": 500.0, "mean_down_s": 10.0, "loss": 0.001,
-        "slow": SlowSpells(every_s=60.0, lasts_s=1.0, factor=4.0),
-    }  # fmt: skip
+    failing = {"mean_up_s": 500.0, "mean_down_s": 10.0, "loss": 0.001}
     crowd = "10,000 devices that fail, 16 members, 500 clients, hedged"
     yield from {
         "1 device, 1 client": scenario(devices(1, 1), 200_000),
@@ -89,10 +79,10 @@ def fleets() -> Iterator[tuple[str, Scenario]]:
     }.items()
 
 
-def speed() -> list[dict[str, Any]]:
-    """Member-requests a second of the processor, for every fleet, best of two."""
+def speed(most: int | None) -> list[dict[str, Any]]:
+    """Member-requests a second of the processor, for each of the fleets, best of two."""
     rows = []
-    for name, scenario in fleets():
+    for name, scenario in islice(fleets(), most):
         best = 0.0
         for _ in range(2):
             started_s = time.process_time()
@@ -105,18 +95,18 @@ def speed() -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART")
-    for part in parser.parse_args().only:
+    asked = arguments(__doc__, "quick", only=(COMPUTING, WAITING, SPEED))
+    requests, blocks, most = (60, 1, 1) if asked.quick else (REQUESTS, BLOCKS, None)
+    for part in asked.only:
         new: dict[str, Any] = {"machine": describe_machine()}
         if part == SPEED:
-            new[SPEED] = speed()
+            new[SPEED] = speed(most)
         else:
-            new["reality"], new["woken_late"] = reality(part, REQUESTS, BLOCKS)
-        write_json(RESULTS / f"simulator-{part}.json", new)
-    PAGE.write()
+            new["reality"], new["woken_late"] = reality(part, requests, blocks)
+        if not asked.quick:
+            write_json(RESULTS / f"simulator-{part}.json", new)
+    if not asked.quick:
+        PAGE.write()
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""What three real agents do under a load and a deadline, beside what the simulator says of it.
+"""Three real agents under a load and a deadline, against their simulation.
 
-Fleets are on loopback of one machine. Agents that compute take its cores from each other and from
-the client: how long one of them takes depends on what the others do. Agents that wait take next to
-none of it, as devices with processors of their own: each waits as long as it was told, and
-everything else about it is real.
+Fleets are on loopback of one machine. Agents that compute share its cores with each other and with
+the client, so that their times depend on each other. Agents that wait take next to none of them, as
+devices with processors of their own; all else about them is real.
 """
 
 import asyncio
@@ -12,10 +11,10 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,41 +32,41 @@ from partitioner.estimates.latency_quantiles import CLIENT_FUSE_MS
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
     DeviceModel,
-    Dice,
-    Draws,
     Load,
     Measured,
+    RandomStreams,
+    SampleStream,
     Scenario,
     exponential,
 )
-from partitioner.simulation.setup import Assumptions
+from partitioner.simulation.setup import LATE_S
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 COMPUTING, WAITING = "computing", "waiting"
 BUNDLE = Path(__file__).resolve().parents[2] / "examples" / "bundles" / "cifar10"
-#: What the agents that wait take, drawn anew for each request: log-normal around these medians.
+#: Times of the agents that wait: log-normal around these medians, drawn for each request.
 MEDIANS_MS = (12.0, 18.0, 25.0)
 SIGMA = 0.15
-#: Pixels of a side of what they are sent.
+#: Pixels of a side of their crops.
 SIDE = 64
-#: The distribution is handed on as so many values, all equally likely.
+#: Equally likely values that represent a distribution.
 _VALUES = 1000
 PLENTY_MS = 1000.0
-#: An agent encodes and sends a reply before it goes on (docs/lab-log.md, what a call costs).
+#: An agent encodes and sends a reply before the next request (docs/lab-log.md).
 TURNAROUND_S = 0.0001
-#: Shares of the usual calls, in percent, that come before the moment to decide. Under the first
-#: deadline it is measured how late the client is woken; the others are simulated.
+#: Percentiles of the usual latency at which tight deadlines decide. The first one's calls measure
+#: how late the client is woken; the others are simulated.
 CALIBRATED, COMPARED = 75, (60, 90)
-#: Requests of callers that wait for each other. Those that come at random are as many as really.
+#: Simulated requests of callers that wait for each other; random ones are as many as really.
 SIMULATED = 50_000
 
 
 def loads(agents: str, requests: int) -> dict[str, Load]:
-    """What a fleet is asked, by name: a caller, three, and at random at two rates.
+    """Loads by name: a caller, three, and two random rates.
 
-    The slowest of the agents that wait is 40 and 81 % busy at theirs.
+    The slowest of the agents that wait is 40 and 81 % busy at these.
     """
     rates = {COMPUTING: (50, 150), WAITING: (16, 32)}[agents]
     return {
@@ -85,21 +84,19 @@ def fleet_of(agents: str) -> AbstractContextManager[AgentFleet]:
     return stub_fleet(len(MEDIANS_MS), "--sigma", SIGMA, side=SIDE, each=each)
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """How one call ended: after how long, and whether its deadline cut it."""
+class End(NamedTuple):
+    """A call's latency, and whether its deadline cut it."""
 
     latency_ms: float
     cut: bool
 
 
 def woken_late_s(ends: Sequence[End], deadline_ms: float) -> tuple[float, ...]:
-    """By how much the client was woken after the moment to decide; nothing if no call was cut.
+    """Distribution of the client's wake-up after the moment to decide; empty if no call was cut.
 
-    Of a call that was cut this is what its latency tells. Of one that ended by itself after that
-    moment, as the last reply came, it is known that the client would have been woken later still:
-    the later, the likelier such an end. Without these, wake-ups would look too early (the
-    product-limit estimate of Kaplan and Meier, 1958).
+    A call that was cut shows it by its latency. One that the last reply ended after that moment
+    censors it: the wake-up would have come later still. Hence the product-limit estimate of Kaplan
+    and Meier (1958).
     """
     decided_ms = deadline_ms - reserve_s(deadline_ms) * 1e3 + CLIENT_FUSE_MS
     after = sorted(
@@ -115,51 +112,48 @@ def woken_late_s(ends: Sequence[End], deadline_ms: float) -> tuple[float, ...]:
             upto.append(1.0 - left)
     if not late_ms:
         return ()
-    # Nothing is known beyond the latest.
+    # The latest counts as the maximum.
     upto[-1] = 1.0
     quantiles = (np.arange(_VALUES) + 0.5) / _VALUES
     return tuple((np.array(late_ms)[np.searchsorted(upto, quantiles)] / 1e3).tolist())
 
 
-@dataclass(slots=True)
-class Seen:
-    latencies_ms: list[float] = field(default_factory=list)
-    complete: int = 0
-    requests: int = 0
-    answers: list[Prediction] = field(default_factory=list)
-    ends: list[End] = field(default_factory=list)
+class Seen(list[tuple[Prediction | InferenceError, float]]):
+    """Outcomes of calls, with their milliseconds by the caller's clock."""
 
-    def take(self, answer: Prediction | InferenceError, took_ms: float) -> None:
-        """Count one call's end, after so long by the caller's clock."""
-        self.requests += 1
-        if isinstance(answer, Prediction):
-            self.latencies_ms.append(answer.latency_ms)
-            self.complete += not answer.partial
-            self.answers.append(answer)
-            self.ends.append(End(answer.latency_ms, "late" in answer.missing.values()))
-        else:
-            self.ends.append(End(took_ms, "late" in answer.outcomes.values()))
+    @property
+    def answers(self) -> list[Prediction]:
+        return [outcome for outcome, _ in self if isinstance(outcome, Prediction)]
+
+    @property
+    def ends(self) -> list[End]:
+        return [
+            End(outcome.latency_ms, "late" in outcome.missing.values())
+            if isinstance(outcome, Prediction)
+            else End(took_ms, "late" in outcome.outcomes.values())
+            for outcome, took_ms in self
+        ]
 
 
 async def ask(client: AsyncClient, picture: Any, deadline_ms: float, seen: Seen) -> None:
-    answer: Prediction | InferenceError
+    outcome: Prediction | InferenceError
     started_s = time.monotonic()
     try:
-        answer = await client.classify(picture, deadline_ms=deadline_ms)
+        outcome = await client.classify(picture, deadline_ms=deadline_ms)
     except InferenceError as error:
-        answer = error
-    seen.take(answer, (time.monotonic() - started_s) * 1e3)
+        outcome = error
+    seen.append((outcome, (time.monotonic() - started_s) * 1e3))
 
 
-def gaps(seed: int) -> Draws:
+def gaps(seed: int) -> SampleStream:
     """Between requests that come at random, of mean 1: those that a simulation of this seed has."""
-    return Draws(Dice(seed), "", "arrivals", exponential)
+    return SampleStream(RandomStreams(seed), "", "arrivals", exponential)
 
 
 async def at_random(
     client: AsyncClient, rate_per_s: float, requests: int, deadline_ms: float, seed: int, seen: Seen
 ) -> None:
-    """Requests as a Poisson process, whether or not those before have been answered."""
+    """Requests as a Poisson process (open loop)."""
     picture, gap = noise_picture(64), gaps(seed)
     calls, due_s = set(), time.monotonic()
     for _ in range(requests):
@@ -174,7 +168,7 @@ async def at_random(
 async def one_by_one(
     client: AsyncClient, requests: int, deadline_ms: float, clients: int, seen: Seen
 ) -> None:
-    """Callers that each wait for an answer before they ask again."""
+    """Callers that each wait for an answer before the next request (closed loop)."""
     picture = noise_picture(64)
     left = iter(range(requests))
 
@@ -204,15 +198,13 @@ async def measure(
     return dict(seen)
 
 
-def told(
-    bundle: Bundle, answers: Sequence[Prediction], late_s: Sequence[float], together: str
-) -> Scenario:
+def scenario_of(bundle: Bundle, answers: Sequence[Prediction], late_s: Sequence[float]) -> Scenario:
     """A fleet with the computing times and round trips of these answers, and such wake-ups.
 
-    Each device's are drawn apart from all others', or `together`, whole answers at a time: agents
-    that share the cores of one machine keep each other waiting, as real devices do not.
+    Times are drawn independently, as those of real devices are.
     """
     whole = [answer for answer in answers if not answer.partial]
+    assert whole, f"no answer of all members within {PLENTY_MS:g} ms: the machine is too busy"
     compute_s: dict[str, list[float]] = defaultdict(list)
     trips_s: dict[str, list[float]] = defaultdict(list)
     before_s = []
@@ -228,27 +220,26 @@ def told(
             DeviceModel(
                 name=a.device,
                 k=a.k,
-                compute=Measured(values_s=tuple(compute_s[a.device]), together=together),
-                delay=Measured(values_s=tuple(trips_s[a.device]), together=together),
                 turnaround_s=TURNAROUND_S,
+                compute=Measured(values_s=tuple(compute_s[a.device])),
+                delay=Measured(values_s=tuple(trips_s[a.device])),
             )
             for a in bundle.manifest.plan.assignments
         ),
         load=Load(requests=1),
         deadline_ms=PLENTY_MS,
-        before=Measured(values_s=tuple(before_s), together=together),
+        before=Measured(values_s=tuple(before_s)),
         after_s=CLIENT_FUSE_MS / 1e3,
         late_s=Measured(values_s=tuple(late_s)),
     )
 
 
 def played(scenario: Scenario, blocks: int) -> tuple[Floats, Flags, Flags]:
-    """Of each request its latency in ms, whether it was answered, and by all members.
+    """Latency in ms of each request, whether it was answered, and by all members.
 
-    `scenario` is simulated in as many blocks as really, where requests at random come as really.
-    So chance is the same for both: of 2,000 requests to a device that is 81 % busy, the 99th
-    percentile differs by a sixth from one Poisson process to the next, and by 7 % between two runs
-    of the same one. Callers that wait for an answer need no such thing: theirs are `SIMULATED`.
+    Random requests are simulated in the real blocks with the real arrivals: the 99th percentile of
+    2,000 requests to a device that is 81 % busy differs by a sixth between Poisson processes, and
+    by 7 % between two runs of one. Callers that wait have `SIMULATED` requests.
     """
     load = scenario.load
     if load.rate_per_s is None:
@@ -267,15 +258,18 @@ def played(scenario: Scenario, blocks: int) -> tuple[Floats, Flags, Flags]:
 
 
 def compared(scenario: Scenario, blocks: int, real: Seen) -> dict[str, Any]:
-    """One deadline: what was measured, what is simulated, and how far apart they are."""
+    """One deadline: measured and simulated values, and the error."""
     simulated_ms, answered, complete = played(scenario, blocks)
-    row: dict[str, Any] = {"deadline_ms": scenario.deadline_ms, "requests": real.requests}
+    row: dict[str, Any] = {"deadline_ms": scenario.deadline_ms, "requests": len(real)}
+    answers = real.answers
+    latencies_ms = [answer.latency_ms for answer in answers]
     for point in (50, 90, 99):
         row[f"p{point}"] = pair(
-            percentile(real.latencies_ms, point), percentile(simulated_ms[answered], point)
+            percentile(latencies_ms, point), percentile(simulated_ms[answered], point)
         )
-    row["answered"] = pair(len(real.latencies_ms) / real.requests, float(answered.mean()))
-    row["complete"] = pair(real.complete / real.requests, float(complete.mean()))
+    row["answered"] = pair(len(answers) / len(real), float(answered.mean()))
+    whole = sum(not answer.partial for answer in answers)
+    row["complete"] = pair(whole / len(real), float(complete.mean()))
     return row
 
 
@@ -284,38 +278,34 @@ def percentile(values: Sequence[float] | Floats, point: float) -> float:
 
 
 def pair(measured: float, simulated: float) -> dict[str, float]:
-    """Both, and the simulated one's relative error."""
-    off = simulated / measured - 1 if measured else 0.0
-    return {"measured": measured, "simulated": simulated, "error": off}
+    """Both, and the simulated value's relative error."""
+    error = simulated / measured - 1 if measured else 0.0
+    return {"measured": measured, "simulated": simulated, "error": error}
 
 
 def reality(
     agents: str, requests: int, blocks: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Every load of such a fleet under every deadline, beside the simulator.
-
-    Also by how much each load's client was woken late.
-    """
+    """Every load of such a fleet under every deadline, and each load's late wake-ups."""
     rows, late = [], []
     with fleet_of(agents) as fleet:
         path, bundle = fleet.folder / "fleet.toml", Bundle.open(fleet.bundle)
         for load_name, load in loads(agents, requests).items():
-            of: dict[str, Any] = {"load": load_name}
             first = asyncio.run(measure(path, replace(load, requests=200), [PLENTY_MS], 1))
-            usual_ms = np.percentile(first[PLENTY_MS].latencies_ms, [CALIBRATED, *COMPARED])
-            # Deciding comes 2 ms before a short deadline, or after half of a very short one.
+            usual_ms = np.percentile(
+                [answer.latency_ms for answer in first[PLENTY_MS].answers], [CALIBRATED, *COMPARED]
+            )
+            # The client decides 2 ms before a short deadline, or after half of a very short one.
             tight = [float(round(ms + min(2.0, ms), 2)) for ms in usual_ms]
             seen = asyncio.run(measure(path, load, [PLENTY_MS, *tight], blocks))
             ends = seen.pop(tight[0]).ends
-            late_s = woken_late_s(ends, tight[0]) or (Assumptions().late_ms / 1e3,)
+            late_s = woken_late_s(ends, tight[0]) or (LATE_S,)
             cut = sum(end.cut for end in ends)
             points = {f"p{p}": float(np.percentile(late_s, p)) * 1e3 for p in (50, 90, 99)}
-            late.append({**of, "deadline_ms": tight[0], "cut": cut, **points})
-            for drawn, together in (("apart", ""), ("together", "answers")):
-                base = told(bundle, seen[PLENTY_MS].answers, late_s, together)
-                for deadline_ms, real in seen.items():
-                    scenario = replace(base, load=load, deadline_ms=deadline_ms)
-                    row = compared(scenario, blocks, real)
-                    rows.append({**of, "drawn": drawn, **row})
-                    print(reality_table(rows[-1:]).splitlines()[-1], flush=True)
+            late.append({"load": load_name, "deadline_ms": tight[0], "cut": cut, **points})
+            base = scenario_of(bundle, seen[PLENTY_MS].answers, late_s)
+            for deadline_ms, real in seen.items():
+                scenario = replace(base, load=load, deadline_ms=deadline_ms)
+                rows.append({"load": load_name, **compared(scenario, blocks, real)})
+                print(reality_table(rows[-1:]).splitlines()[-1], flush=True)
     return rows, late

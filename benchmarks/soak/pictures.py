@@ -1,8 +1,7 @@
-"""Pictures that a fleet can tell apart without fail, and the bundle that does so.
+"""Pictures of one colour of a grid, and a bundle whose label is that colour.
 
-A picture has one colour of a grid, and the colour is its label. A sub-model's logits are the
-negative squared distances from the crop's mean to every colour of the grid, so that an answer made
-of two pictures' crops has another label, or at least a lower probability, than either's own.
+A sub-model's logits are the negative squared distances from the crop's mean to every colour of the
+grid, so that an answer from two pictures' crops has another label, or a lower probability.
 """
 
 import random
@@ -18,8 +17,8 @@ from mdp.testing.onnx_writer import FLOAT, UINT8, Node, Value, onnx_model
 
 #: Colours per channel, and how far apart they are.
 LEVELS, STEP = 6, 51
-#: Logits between a colour and its nearest neighbour. One member counts 1.5-fold and the exact
-#: colour then has 0.99996 or more; an answer of which a third is another picture's has less.
+#: Logits between a colour and its nearest neighbour: with one member weighted 1.5, the exact colour
+#: has a probability of 0.99996 or more, and an answer with another picture's crop less.
 SHARPNESS = 8.0
 CERTAIN = 0.9999
 DEVICES, SIZES = ("alpha", "beta", "gamma"), (128, 96, 64)

@@ -1,4 +1,4 @@
-"""What processes hold: memory, descriptors, sockets and threads, once a second; and its trend."""
+"""Memory, descriptors, sockets and threads of processes, once a second, and the trend of memory."""
 
 import os
 import threading
@@ -12,17 +12,17 @@ import numpy as np
 from scipy import stats
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-#: Means over so many stretches of a run are taken as independent of each other.
+#: Stretches of a run whose means count as independent.
 BLOCKS = 20
-#: Shares of a run: how long a process has to be watched for its trend to count, and how much of its
-#: beginning does not count, as caches fill and connections come.
+#: Shares of a run: least time of a process whose trend counts, and its beginning that does not
+#: count, as caches fill and connections come.
 LONG, WARM_UP = 0.5, 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
     at_s: float
-    who: str
+    process: str
     pid: int
     rss_bytes: int
     files: int
@@ -30,8 +30,8 @@ class Held:
     threads: int
 
 
-def held_by(who: str, pid: int) -> Held | None:
-    """What process `pid` holds now; None if it has gone."""
+def held_by(process: str, pid: int) -> Held | None:
+    """Resources of process `pid` now; None if it has ended."""
     folder = Path(f"/proc/{pid}")
     try:
         pages = int((folder / "statm").read_text().split()[1])
@@ -40,14 +40,9 @@ def held_by(who: str, pid: int) -> Held | None:
     except OSError:
         return None
     return Held(
-        at_s=time.monotonic(),
-        who=who,
-        pid=pid,
-        rss_bytes=pages * PAGE_BYTES,
-        files=len(links),
-        sockets=sum("socket:" in link for link in links),
-        threads=threads,
-    )
+        at_s=time.monotonic(), process=process, pid=pid, rss_bytes=pages * PAGE_BYTES,
+        files=len(links), sockets=sum("socket:" in link for link in links), threads=threads,
+    )  # fmt: skip
 
 
 class Watch:
@@ -60,8 +55,8 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="watch")
 
     def now(self) -> dict[str, Held]:
-        found = (held_by(who, pid) for who, pid in self._pids().items())
-        return {held.who: held for held in found if held is not None}
+        found = (held_by(process, pid) for process, pid in self._pids().items())
+        return {held.process: held for held in found if held is not None}
 
     def _run(self) -> None:
         while not self._over.wait(1.0):
@@ -77,9 +72,9 @@ class Watch:
 
 
 def trends(samples: Sequence[Held], seconds: float) -> list[dict[str, Any]]:
-    """The trend of each process's memory, of those that were watched for much of a run so long."""
-    rows = []
-    for who, pid in sorted({(sample.who, sample.pid) for sample in samples}):
+    """The trend of memory of each process that lived for `LONG` of a run of `seconds`."""
+    rows: list[dict[str, Any]] = []
+    for process, pid in sorted({(sample.process, sample.pid) for sample in samples}):
         own = [sample for sample in samples if sample.pid == pid]
         own = [sample for sample in own if sample.at_s >= own[0].at_s + WARM_UP * seconds]
         if len(own) < BLOCKS:
@@ -89,23 +84,19 @@ def trends(samples: Sequence[Held], seconds: float) -> list[dict[str, Any]]:
             continue
         rss = np.array([sample.rss_bytes for sample in own], dtype=float) / 2**20
         slope, margin = slope_per_hour(at_s, rss)
+        row = {"process": process, "seconds": round(float(np.ptp(at_s)))}
+        row |= {"first_mib": round(float(rss[:10].mean()), 2)}
+        row |= {"last_mib": round(float(rss[-10:].mean()), 2)}
         rows.append(
-            {
-                "who": who,
-                "seconds": round(float(np.ptp(at_s))),
-                "first_mib": round(float(rss[:10].mean()), 2),
-                "last_mib": round(float(rss[-10:].mean()), 2),
-                "mib_per_hour": round(slope, 3),
-                "mib_per_hour_margin": round(margin, 3),
-            }
+            row | {"mib_per_hour": round(slope, 3), "mib_per_hour_margin": round(margin, 3)}
         )
     return rows
 
 
 def slope_per_hour(at_s: np.ndarray, values: np.ndarray) -> tuple[float, float]:
-    """Slope of `values` per hour and half of its 95 % interval, by the means of BLOCKS stretches.
+    """Slope of `values` per hour and half of its 95 % interval, from the means of BLOCKS stretches.
 
-    Neighbouring samples are not independent; means over long stretches nearly are.
+    Neighbouring samples are dependent; means over long stretches hardly are.
     """
     edges = np.linspace(at_s[0], at_s[-1], BLOCKS + 1)
     places = np.clip(np.searchsorted(edges, at_s, side="right") - 1, 0, BLOCKS - 1)
@@ -117,16 +108,16 @@ def slope_per_hour(at_s: np.ndarray, values: np.ndarray) -> tuple[float, float]:
 
 
 def grown(before: Mapping[str, Held], after: Mapping[str, Held]) -> list[str]:
-    """In words, every count of files, sockets or threads that is higher than it was."""
+    """Every increased count of files, sockets or threads, in words."""
     return [
-        f"{who}: {what} {getattr(held, what)} -> {getattr(after[who], what)}"
-        for who, held in before.items()
-        if who in after
+        f"{process}: {what} {getattr(held, what)} -> {getattr(after[process], what)}"
+        for process, held in before.items()
+        if process in after
         for what in ("files", "sockets", "threads")
-        if getattr(after[who], what) > getattr(held, what)
+        if getattr(after[process], what) > getattr(held, what)
     ]
 
 
 def as_rows(held: Mapping[str, Held]) -> dict[str, dict[str, Any]]:
     """For a result file."""
-    return {who: asdict(one) | {"at_s": None} for who, one in held.items()}
+    return {process: asdict(one) | {"at_s": None} for process, one in held.items()}

@@ -1,4 +1,4 @@
-"""Whom an agent lets in, read again while it serves; what is wrong lets nobody in."""
+"""The clients that an agent allows, reloaded while it serves; a wrong file allows none."""
 
 import datetime
 from collections.abc import Mapping
@@ -15,29 +15,29 @@ class AllowedClients:
         """Raises ConfigError unless at least one is allowed and all files are right."""
         self._path = path
         self._clients: Mapping[str, AllowedClient] = load_allowed(path)
-        #: What was wrong when the files were read last.
-        self.trouble = ""
+        #: What was wrong at the last reload.
+        self.error = ""
 
-    def read_again(self) -> str:
-        """Read the files once more; returns what came of it, for people.
+    def reload(self) -> str:
+        """Read the files again; returns the result as a sentence.
 
-        If a file is wrong, nobody is allowed who was not before, nor anybody whose file is wrong.
+        If a file is wrong, no client is added, and the clients of wrong files are removed.
         """
         clients, problems = load_clients(self._path)
         if not problems:
-            self._clients, self.trouble = clients, ""
+            self._clients, self.error = clients, ""
             return f"{len(clients)} clients allowed"
         self._clients = {key: kept for key, kept in clients.items() if key in self._clients}
-        self.trouble = as_line(f"clients: {'; '.join(problems)}")
+        self.error = as_line(f"clients: {'; '.join(problems)}")
         return as_line(f"{len(self._clients)} clients allowed, no new ones: {'; '.join(problems)}")
 
     def name(self, key: str) -> str:
-        """What the file of `key` is called; empty for a key that is not allowed."""
+        """The name of `key`'s file; empty for a key that is not allowed."""
         client = self._clients.get(key)
         return "" if client is None else client.name
 
     def allowed(self, now: datetime.datetime) -> frozenset[str]:
-        """Keys that are let in at `now`."""
+        """Keys that have not expired at `now`."""
         return frozenset(
             key
             for key, client in self._clients.items()
@@ -49,6 +49,6 @@ class AllowedClients:
         return {key: client.limits for key, client in self._clients.items()}
 
     def connections(self) -> dict[str, int]:
-        """Connections that a key may have, where its limits say so."""
+        """Connection limits by key, where a key has one of its own."""
         limits = self.limits().items()
         return {key: own.connections for key, own in limits if own.connections is not None}

@@ -1,4 +1,4 @@
-"""What has become of requests: counted for every status, and told to people now and then."""
+"""Counts of what became of requests: for every status, and for a periodic report."""
 
 import threading
 from collections import Counter
@@ -7,42 +7,42 @@ from typing import get_args
 
 from mdp.protocol.messages import FailureCode
 
-#: What may become of a request, and of a change of bundle.
+#: Outcomes of requests, and of reloads.
 OUTCOMES = ("answered", "undeliverable", *get_args(FailureCode))
-CHANGES = ("renewed", "not_renewed")
-#: Refused and dropped requests are reported at most this often.
+RELOADS = ("renewed", "not_renewed")
+#: Shortest time between two reports.
 REPORT_EVERY_S = 10.0
 
 
-class Ledger:
+class Counters:
     """Counts outcomes; any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Every key from the start, so that a status always has them all.
-        self._counts = dict.fromkeys(OUTCOMES + CHANGES, 0)
+        # With every key, as each status has them all.
+        self._counts = dict.fromkeys(OUTCOMES + RELOADS, 0)
         #: Requests not answered since the last report, by outcome.
         self._unreported: Counter[str] = Counter()
         self._next_report_s = float("-inf")
-        #: When to make the next report; infinity if there is nothing to tell.
+        #: When the next report is due; infinity if it would be empty.
         self.due_s = float("inf")
 
     @property
     def counts(self) -> dict[str, int]:
-        """Outcome -> how often since the start."""
+        """Outcome -> number since the start."""
         with self._lock:
             return self._counts.copy()
 
     def count(self, outcome: str) -> None:
-        """A request, or a change of bundle, has ended so."""
+        """Count the outcome of a request or a reload."""
         with self._lock:
             self._counts[outcome] += 1
-            if outcome != "answered" and outcome not in CHANGES:
+            if outcome != "answered" and outcome not in RELOADS:
                 self._unreported[outcome] += 1
                 self.due_s = self._next_report_s
 
-    def turned_away(self, reasons: Mapping[str, int]) -> None:
-        """So many were turned away before anything was known of a request."""
+    def count_rejected(self, reasons: Mapping[str, int]) -> None:
+        """Report connections and messages that the transport turned away, by reason."""
         if not reasons:
             return
         with self._lock:
@@ -50,7 +50,7 @@ class Ledger:
             self.due_s = self._next_report_s
 
     def report(self, now_s: float) -> str:
-        """What was refused or dropped since the last time, in a line; empty if it is not time."""
+        """What was not answered since the last report; empty before the next one is due."""
         with self._lock:
             if now_s < self.due_s:
                 return ""

@@ -1,27 +1,79 @@
-"""What an agent's queue holds: an admitted request and what answers it takes."""
+"""Admitted requests: where the reply goes, which bundle computes it, where its pixels come from."""
 
 from msgspec import Struct
 
-from devices.camera.frames import Sighting
-from mdp.protocol.messages import Buffer, Infer, Look
+from devices.agent.bundles import ServedBundle
+from devices.camera.frames import FrameMatch
+from mdp.pictures.crop import Pixels, decode_jpeg
+from mdp.protocol.messages import Buffer, FrameReply, Infer, Result, pixels_of
 
 
-class Job(Struct, frozen=True, kw_only=True, eq=False):
-    """One admitted request; `deadline_s` is this device's own reading of the budget's end."""
+class _Admitted(Struct, frozen=True, kw_only=True, eq=False):
+    """What every job has; times are on the agent's clock."""
 
     #: Where the reply goes.
-    peer: bytes
-    #: Who has to share fairly with others.
+    route: bytes
+    #: The client that fair queueing and quotas charge.
     client: str
-    infer: Infer | Look
-    #: Of an Infer; nothing for a Look.
-    pixels: Buffer
+    request_id: int
+    #: The bundle that admitted it, and computes it.
+    served: ServedBundle
     arrived_s: float
     deadline_s: float
-    #: Of a Look.
-    sighting: Sighting | None = None
 
     @property
     def digest(self) -> str:
-        """Of the bundle that answers it."""
-        return self.infer.digest
+        """Identity of the bundle."""
+        return self.served.digest
+
+
+class PictureJob(_Admitted, frozen=True, kw_only=True, eq=False):
+    """A request for a crop that the client has sent."""
+
+    infer: Infer
+    buffer: Buffer
+
+    @property
+    def is_encoded(self) -> bool:
+        """Whether `pixels` decodes a JPEG."""
+        return self.infer.encoding == "jpeg"
+
+    def pixels(self) -> Pixels:
+        """The crop `[image_size, image_size, 3]`; raises PictureError."""
+        if self.is_encoded:
+            return decode_jpeg(bytes(self.buffer), self.infer.image_size)
+        return pixels_of(self.infer, self.buffer)
+
+    def reply(self, *, queue_ms: float, compute_ms: float) -> Result:
+        """The header of the reply."""
+        return Result(
+            request_id=self.request_id,
+            num_classes=self.served.num_classes,
+            queue_ms=queue_ms,
+            compute_ms=compute_ms,
+        )
+
+
+class FrameJob(_Admitted, frozen=True, kw_only=True, eq=False):
+    """A request for a frame of the agent's own camera, chosen when the request arrived."""
+
+    frame: FrameMatch
+    is_encoded = False
+
+    def pixels(self) -> Pixels:
+        """The crop `[image_size, image_size, 3]`."""
+        return self.frame.crop
+
+    def reply(self, *, queue_ms: float, compute_ms: float) -> FrameReply:
+        """The header of the reply."""
+        return FrameReply(
+            request_id=self.request_id,
+            num_classes=self.served.num_classes,
+            queue_ms=queue_ms,
+            compute_ms=compute_ms,
+            frame=self.frame.number,
+            age_ms=self.frame.age_ms,
+        )
+
+
+Job = PictureJob | FrameJob

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from devices.agent.bundles import Candidate
+from devices.agent.bundles import GRACE_S, LoadableBundle
+from devices.camera.capture import DEFAULT_FPS
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
 from mdp.formats.signing import BundleKey
@@ -15,33 +16,51 @@ from mdp.runtimes.select import open_runtime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """What `mdp-agent run` was told; None leaves it to the plan."""
+class ServeOptions:
+    """What `mdp-agent run` takes; where None is possible for a setting, the plan decides."""
 
+    #: The bundle's folder, or a link to one, which a reload follows again.
+    bundle: Path
+    #: This device's name in the plan.
     device: str
+    #: Bundles have to be signed with it; None accepts any.
+    bundle_key: BundleKey | None = None
+    bind: str = "tcp://127.0.0.1:7500"
+    #: The agent's secret key file, and its clients' public ones; both or neither.
+    key: Path | None = None
+    clients: Path | None = None
+    #: Plain text is accepted on an address that other machines reach.
+    insecure: bool = False
     threads: int | None = None
-    #: Whether threads wait for each other awake.
+    #: Whether threads spin while they wait for each other.
     spin: bool | None = None
     #: How many cores this process may use; None for all.
     cores: int | None = None
+    #: Most pictures to compute at once.
     batch: int | None = None
+    #: How long a replaced bundle is served after its last request.
+    grace_s: float = GRACE_S
     allow_fallback: bool = False
-    #: Bundles have to be signed with it; None accepts any.
-    bundle_key: BundleKey | None = None
+    #: The agent's own camera, as `--source` names it.
+    source: str | None = None
+    source_fps: float = DEFAULT_FPS
+    audit: Path | None = None
+    #: Whether the agent is announced on the local network.
+    announce: bool = False
 
-    def candidate(self, folder: Path, max_frame_bytes: int | None = None) -> Candidate:
-        """The bundle at `folder`, a folder or a link to one, ready to be loaded.
+    def loadable(self, max_frame_bytes: int | None = None) -> LoadableBundle:
+        """Read the bundle.
 
         Raises ConfigError, or AgentError if its crops are larger than `max_frame_bytes`.
         """
-        # What a link leads to now is what is loaded, wherever it leads by then.
-        bundle = Bundle.open(folder.resolve(), signed_by=self.bundle_key)
+        # Resolved once: what is loaded later is the folder that was read.
+        bundle = Bundle.open(self.bundle.resolve(), signed_by=self.bundle_key)
         assignment = bundle.assignment(self.device)
         needed = request_frame_bytes(assignment.spec.image_size)
         if max_frame_bytes is not None and needed > max_frame_bytes:
             raise AgentError(
                 f"its crops of {needed:,} bytes are larger than the {max_frame_bytes:,} that this "
-                "agent has been taking since its start: start it anew"
+                "agent accepts since its start: restart it"
             )
         threads = self.threads
         if threads is None:
@@ -62,8 +81,8 @@ class Serving:
                 )
             except NotHereError as error:
                 raise AgentError(
-                    f"{error}; --allow-fallback accepts another one and says so in every status"
+                    f"{error}; --allow-fallback accepts another one, which every status names"
                 ) from error
 
         batch = assignment.batch if self.batch is None else self.batch
-        return Candidate(bundle=bundle, assignment=assignment, load=load, batch=batch)
+        return LoadableBundle(bundle=bundle, assignment=assignment, load=load, batch=batch)

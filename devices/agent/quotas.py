@@ -1,7 +1,7 @@
-"""What a client may use in the long run: bytes, and a share of the computing time. Pure.
+"""Limits of a client's use in the long run: bytes, and a share of the computing time. Pure.
 
-Virtual scheduling (ITU-T I.371), as for connections: one number a client, the time at which what
-it has used so far is paid for. It may use as much at once as it gets in a second.
+Virtual scheduling (ITU-T I.371), a token bucket of one number a client: the time at which its use
+so far is paid for. Its burst is what it may use in a second.
 """
 
 import threading
@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 
 from mdp.formats.keys import Limits
 
-#: How long a client that has been quiet may use more than its share.
+#: How much of its share, in seconds, a client may use at once.
 BURST_S = 1.0
 _UNLIMITED = Limits()
 
 
 class Quotas:
-    """Counts what limited clients use; any thread."""
+    """Accounts of the limited clients; any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,7 +25,7 @@ class Quotas:
         self._computing_s: dict[str, float] = {}
 
     def limit(self, limits: Mapping[str, Limits]) -> None:
-        """From now on these limits hold, by client."""
+        """Replace the limits, by client."""
         with self._lock:
             self._limits = {
                 client: own
@@ -37,7 +37,7 @@ class Quotas:
                     del used[client]
 
     def refusal(self, client: str, request_bytes: int, now_s: float) -> str:
-        """Why a request of `client` is refused; nothing if it is counted and let through."""
+        """Why a request of `client` is refused; empty, and charged, if it is not."""
         if client not in self._limits:
             return ""
         with self._lock:
@@ -46,16 +46,14 @@ class Quotas:
                 share = limits.computing_share or 1.0
                 return f"this client's {share:.0%} of the computing time are used up"
             if limits.bytes_per_s is not None:
-                if self._bytes_s.get(client, now_s) > now_s + BURST_S:
+                paid_s = self._bytes_s.get(client, now_s)
+                if paid_s > now_s + BURST_S:
                     return f"this client's {limits.bytes_per_s:,.0f} bytes a second are used up"
-                self._bytes_s[client] = (
-                    max(self._bytes_s.get(client, now_s), now_s)
-                    + request_bytes / limits.bytes_per_s
-                )
+                self._bytes_s[client] = max(paid_s, now_s) + request_bytes / limits.bytes_per_s
         return ""
 
     def computed(self, clients: Sequence[str], started_s: float, now_s: float) -> None:
-        """One request of each of `clients` was computed since `started_s`, all at once."""
+        """Charge `clients` for a batch computed since `started_s`, one request of each."""
         if self._limits.keys().isdisjoint(clients):
             return
         took_s = (now_s - started_s) / len(clients)

@@ -1,124 +1,123 @@
-"""Another bundle takes the place of the one that is served: loaded beside it, or refused.
+"""Hot reload: another bundle is loaded beside the served one and installed, or rejected.
 
-asked ──> read ──> Same                        nothing to do
-              ├──> Found                       still served as the former one: no need to load
-              └──> room? load, warm up, check ──> Found
-anything that goes wrong on the way ──> Refused: what was served is served on
+requested ──> read ──> Unchanged                   it is the current bundle
+                 ├──> NewBundle                    it is the previous bundle, which is loaded
+                 └──> memory? load, warm up ──> NewBundle
+any error ──> Rejected: the served bundle stays
 """
 
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from devices.agent.bundles import Candidate, Service, Shelf, check_room, warmed
+from devices.agent.bundles import LoadableBundle, ServedBundle, ServedBundles, warmed
 from devices.machine import Machine
 from mdp.errors import AgentError
 
 
 @dataclass(frozen=True, slots=True)
-class Same:
-    """The bundle is the one that is served."""
+class Unchanged:
+    """The bundle is the current one."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A bundle that is ready to be served."""
+class NewBundle:
+    """A loaded bundle, to be installed."""
 
-    service: Service
+    served: ServedBundle
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
-    """Why the bundle cannot take its place."""
+class Rejected:
+    """Why the bundle cannot be served."""
 
     error: BaseException
 
 
-Outcome = Same | Found | Refused
+Outcome = Unchanged | NewBundle | Rejected
 
 
 def prepared(
-    candidate: Candidate,
-    shelf: Shelf,
+    source: LoadableBundle,
+    served: ServedBundles,
     *,
     available_bytes: Callable[[], int | None],
     clock: Callable[[], float],
 ) -> Outcome:
-    """What is to become of `candidate`, which is loaded if nobody on the shelf is it.
-
-    Raises AgentError, and whatever loading raises.
-    """
-    newest, former = shelf.newest, shelf.former
-    if newest is not None and newest.digest == candidate.bundle.digest:
-        return Same()
-    if former is not None and former.digest == candidate.bundle.digest:
-        return Found(former)
-    if former is not None:
+    """Load `source` unless it is served; raises AgentError, and what loading raises."""
+    current, previous = served.current, served.previous
+    if current is not None and current.digest == source.bundle.digest:
+        return Unchanged()
+    if previous is not None and previous.digest == source.bundle.digest:
+        return NewBundle(previous)
+    if previous is not None:
         raise AgentError(
-            f"two bundles are served already, and {former.candidate} is still asked for: "
-            "reload its clients first, or start this agent anew"
+            f"two bundles are served, and {previous.source} is still in use: "
+            "reload its clients first, or restart this agent"
         )
-    check_room(candidate, available_bytes())
-    return Found(warmed(candidate, candidate.load(), clock))
+    free, needed = available_bytes(), source.assignment.memory_bytes
+    if free is not None and needed > free:
+        raise AgentError(
+            f"{source} needs {needed / 1e6:,.0f} MB beside what is served, "
+            f"{free / 1e6:,.0f} MB are free"
+        )
+    return NewBundle(warmed(source, source.load(), clock))
 
 
-class Renewal:
-    """Prepares what has taken the bundle's place, in a thread of its own, one at a time."""
+class Reloader:
+    """Prepares a replaced bundle in a thread, one at a time."""
 
     def __init__(
         self,
-        read: Callable[[], Candidate],
+        read: Callable[[], LoadableBundle],
         *,
         clock: Callable[[], float],
         available_bytes: Callable[[], int | None] | None = None,
     ) -> None:
-        """`read` reads the bundle that is to be served, and raises MDPError.
+        """`read` reads the bundle to be served, and raises MDPError.
 
-        `available_bytes` says how much memory can be had, by default the machine's.
+        `available_bytes` measures free memory, by default the machine's.
         """
         self._read = read
         self._clock = clock
         self._available_bytes = available_bytes or Machine().available_bytes
-        self._wanted = False
+        self._requested = False
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
 
-    def ask(self) -> None:
-        """Look at the bundle again soon. Any thread, and in a signal handler."""
-        self._wanted = True
+    def request(self) -> None:
+        """Read the bundle again soon. Safe from any thread and in a signal handler."""
+        self._requested = True
 
-    def begin(self, shelf: Shelf, *, done: Callable[[], None]) -> None:
-        """If it was asked for and none is under way, begin; `done` is called from its thread."""
-        if not self._wanted or self._thread is not None:
+    def start(self, served: ServedBundles, *, done: Callable[[], None]) -> None:
+        """Start a requested reload unless one is running; `done` is called from its thread."""
+        if not self._requested or self._thread is not None:
             return
-        self._wanted = False
+        self._requested = False
         self._thread = threading.Thread(
-            target=self._prepare, args=(shelf, done), name="renewal", daemon=True
+            target=self._prepare, args=(served, done), name="reload", daemon=True
         )
         self._thread.start()
 
-    def _prepare(self, shelf: Shelf, done: Callable[[], None]) -> None:
+    def _prepare(self, served: ServedBundles, done: Callable[[], None]) -> None:
         try:
             self._outcome = prepared(
-                self._read(),
-                shelf,
-                available_bytes=self._available_bytes,
-                clock=self._clock,
+                self._read(), served, available_bytes=self._available_bytes, clock=self._clock
             )
-        except Exception as error:  # what was served is served on, whatever a bundle may do
-            self._outcome = Refused(error)
+        except Exception as error:  # runtimes raise types of their own, without a common base
+            self._outcome = Rejected(error)
         done()
 
-    def collect(self) -> Outcome | None:
-        """What came of it, once."""
+    def outcome(self) -> Outcome | None:
+        """The outcome of a reload that has ended, once."""
         outcome = self._outcome
         if outcome is not None and self._thread is not None:
             self._thread.join()
             self._outcome = self._thread = None
         return outcome
 
-    def leave(self, timeout_s: float) -> bool:
-        """Wait so long for what is under way; False if it had to be left behind."""
+    def join(self, timeout_s: float) -> bool:
+        """Wait for a running reload; False if it is still running."""
         if self._thread is None:
             return True
         self._thread.join(timeout_s)

@@ -1,147 +1,114 @@
-"""The agent: receive, admit, run, reply.
+"""The agent: receive, admit, compute, reply.
 
-    STARTING ──> WARMING ──> READY ──> DRAINING
-        └───────────┴──────────┴─────> FAILED
-
-Two threads take turns at the socket, and one computation runs at a time. Whoever receives a
-request while nothing runs computes it himself and leaves the socket to the other, so that a
-request never waits for a thread to wake up, and the agent answers at any time, also while it
-loads, computes or has failed.
+Two threads take turns at the socket, and one computation runs at a time. The thread that receives a
+request while nothing runs computes it itself and leaves the socket to the other one, so that no
+request waits for a thread to wake up, and the agent replies at any time, also while it loads,
+computes or has failed.
 """
 
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from devices.agent.bundles import (
-    GRACE_S,
-    Candidate,
-    Service,
-    Shelf,
-    sighting_for,
-    status_of,
-    warmed,
-    wrong_bundle,
-)
-from devices.agent.counters import Ledger
-from devices.agent.executor import Computing, Run
-from devices.agent.jobs import Job
-from devices.agent.lookout import Lookout
+from devices.agent.bundles import GRACE_S, LoadableBundle, ServedBundle, warmed
+from devices.agent.counters import Counters
+from devices.agent.executor import Batch, Executor
+from devices.agent.jobs import FrameJob, Job, PictureJob
+from devices.agent.lifecycle import Lifecycle, Report
+from devices.agent.main_loop import MainLoop
 from devices.agent.quotas import Quotas
-from devices.agent.reload import Found, Refused, Renewal
-from devices.agent.replies import Refusal, Replies, not_serving
-from devices.camera.frames import Eyes, NoFrameError
+from devices.agent.reload import NewBundle, Rejected, Reloader
+from devices.agent.replies import Replies
+from devices.camera.frames import FrameBuffer, NoFrameError, view_of
 from devices.events import LOG
 from mdp.errors import WireError
-from mdp.formats.bundle import Bundle
-from mdp.formats.plan import Assignment
-from mdp.protocol.messages import Ask, Buffer, Infer, Look, State, Status, as_line, decode
+from mdp.protocol.messages import Buffer, FrameRequest, Infer, State, StatusRequest, decode
 from mdp.queueing.queue import AgentQueue
-from mdp.runtimes.base import Runtime
 from mdp.transport import Peer, Router
 
-#: How long a draining agent finishes what it has accepted.
-DRAIN_S = 5.0
-#: How often a draining agent looks whether it may leave.
-DRAIN_LOOK_S = 0.05
-#: A failed agent loads its bundle anew so often; what it lacked, as memory, may be there again.
+#: How long a draining agent computes what it has accepted, and how often it checks whether it may
+#: end.
+DRAIN_S, DRAIN_CHECK_S = 5.0, 0.05
+#: A failed agent reloads its bundle after so long: the cause, such as memory, may be gone.
 RETRY_S = 30.0
-#: How long threads that are about to end are waited for.
+#: How long `serve` waits for threads that are about to end.
 LEAVE_S = 1.0
-#: A computation as short as this is done without leaving the socket to the other thread: waking it
-#: would cost more than the socket's being unattended for so long.
+#: A computation this short runs without handing over the socket: waking the other thread would take
+#: longer than the socket is left alone.
 UNATTENDED_S = 0.001
-
-Report = Callable[[str], None]
 
 
 class Agent:
-    """Serves one assignment of a bundle on a router until `stop`."""
+    """Serves one device's part of a bundle on a router until `stop`."""
 
     def __init__(
         self,
-        bundle: Bundle,
-        assignment: Assignment,
-        load: Callable[[], Runtime],
+        source: LoadableBundle,
         router: Router,
         *,
-        batch: int | None = None,
-        renewal: Renewal | None = None,
-        eyes: Eyes | None = None,
+        reloader: Reloader | None = None,
+        frames: FrameBuffer | None = None,
         grace_s: float = GRACE_S,
         report: Report = LOG.info,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`load` makes the runtime beside the answering socket; what it raises ends `serve`.
+        """`source` is loaded while the socket is answered; what loading raises ends `serve`.
 
-        Up to `batch` pictures, by default as planned, are computed at once. `renewal` prepares
-        other bundles; the one before is served for `grace_s` after its last request. `eyes` see
-        what a Look asks for.
+        `reloader` prepares other bundles; the previous one is served for `grace_s` after its last
+        request. Frame requests are answered from `frames`.
         """
-        batch = assignment.batch if batch is None else batch
-        self._first = Candidate(bundle=bundle, assignment=assignment, load=load, batch=batch)
+        self._first = source
         self._router = router
-        self._renewal = renewal
-        self._eyes = eyes
+        self._reloader = reloader
+        self._frames = frames
         self._report = report
         self._clock = clock
-        self._ledger = Ledger()
-        self._replies = Replies(router, self._ledger)
-        #: Held by the thread that waits at the socket.
-        self._turn = threading.Lock()
-        #: Guards everything below.
-        self._lock = threading.Lock()
-        self._state: State = "STARTING"
-        #: Why the last change of bundle came to nothing.
-        self._not_renewed = ""
-        self._shelf = Shelf(grace_s)
-        self._computing = Computing(
-            self._shelf, self._replies, self._ledger, clock=clock, give_up=self._give_up
+        self._counters = Counters()
+        self._replies = Replies(router, self._counters)
+        self.lifecycle = Lifecycle(
+            source, self._counters, grace_s=grace_s, report=report, clock=clock
         )
-        self._queue: AgentQueue[Job] = AgentQueue(batch=batch)
+        self._executor = Executor(self.lifecycle, self._replies, self._counters, clock)
+        self.quotas = Quotas()
+        self.main_loop = MainLoop()
+        #: Held by the thread at the socket.
+        self._turn = threading.Lock()
+        #: Guards the queue, and the digest of what is computed.
+        self._lock = threading.Lock()
+        self._queue: AgentQueue[Job] = AgentQueue(batch=source.batch)
+        self._computing = ""
         self._fatal: BaseException | None = None
         self._stopping = False
+        self._over = False
         self._drain_until_s = float("inf")
         self._retry_s = float("inf")
-        #: When to keep house though nothing has happened; only whoever has the turn looks at this.
-        self._house_s = float("-inf")
-        self._over = False
-        self.lookout = Lookout()
-        #: What clients may use, and what is wrong with their files.
-        self.quotas, self.trouble = Quotas(), ""
-        #: The bundle of what is being computed.
-        self._computed = ""
+        #: When periodic tasks are due though nothing has happened; used by the turn's holder.
+        self._periodic_s = float("-inf")
         #: Whether a thread still computes or loads after `serve` has returned.
         self.left_behind = False
-        if eyes is not None:
-            eyes.follow(lambda: [candidate.assignment for candidate in self.served])
+        if frames is not None:
+            frames.follow(lambda: [view_of(each.assignment) for each in self.lifecycle.sources])
 
     @property
     def state(self) -> State:
         """Where in its life the agent is."""
-        return self._state
-
-    @property
-    def served(self) -> list[Candidate]:
-        """What is served, the newest first, or going to be."""
-        with self._lock:
-            return [service.candidate for service in self._shelf.services] or [self._first]
+        return self.lifecycle.state
 
     def stop(self) -> None:
-        """Finish what was accepted, refuse the rest, and let `serve` return. Any thread."""
+        """Compute what was accepted, refuse the rest, and let `serve` return. Any thread."""
         self._stopping = True
         self._router.wake()
 
-    def renew(self) -> None:
-        """Look at the bundle again, and serve it if it is another one. Any thread."""
-        if self._renewal is not None:
-            self._renewal.ask()
+    def reload(self) -> None:
+        """Read the bundle again, and serve it if it is another one. Any thread."""
+        if self._reloader is not None:
+            self._reloader.request()
             self._router.wake()
 
-    def serve(self, look: Callable[[], None] = lambda: None) -> None:
-        """Serve until `stop`; raises what loading or warming up the runtime raised.
+    def serve(self, periodic: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop`; raises what loading or warming up the runtime raises.
 
-        `look` is called now and then, in this thread, and when `lookout` is asked.
+        `periodic` is called in this thread by `main_loop`.
         """
         workers = [
             threading.Thread(target=self._until_over, args=(work,), name=name, daemon=True)
@@ -149,7 +116,7 @@ class Agent:
         ]
         for worker in workers:
             worker.start()
-        self.lookout.wait(look)
+        self.main_loop.run(periodic)
         if self._fatal is not None:
             raise self._fatal
         # A model that still loads, or a computation that outlasted the draining, is left behind.
@@ -157,8 +124,8 @@ class Agent:
         for worker in workers:
             worker.join(timeout=max(0.0, leave_s - self._clock()))
         self.left_behind = any(worker.is_alive() for worker in workers)
-        if self._renewal is not None:
-            self.left_behind |= not self._renewal.leave(max(0.0, leave_s - self._clock()))
+        if self._reloader is not None:
+            self.left_behind |= not self._reloader.join(max(0.0, leave_s - self._clock()))
 
     def _until_over(self, work: Callable[[], None]) -> None:
         try:
@@ -167,15 +134,15 @@ class Agent:
             self._fatal, self._over = error, True
             self._router.wake()
         finally:
-            self.lookout.end()
+            self.main_loop.end()
 
     def _load_and_work(self) -> None:
         runtime = self._first.load()
-        self._enter("WARMING")
-        service = warmed(self._first, runtime, self._clock)
-        if service.measured_s:
-            self._report(service.speeds)
-        self._put(service)
+        self.lifecycle.enter("WARMING")
+        served = warmed(self._first, runtime, self._clock)
+        if served.measured_s:
+            self._report(served.speeds)
+        self._install(served)
         # The other thread warms up too: a runtime may keep state per thread.
         self._router.wake()
         self._work()
@@ -190,55 +157,49 @@ class Agent:
     # At the socket.
 
     def _await_jobs(self) -> list[Job]:
-        """Answer at the socket until there are jobs to run; none when the agent's life is over."""
+        """Answer at the socket until there are jobs to run; none once the agent is over."""
         with self._turn:
-            # First: the thread that was here before may have left with a job and a wake-up.
-            self._keep_house()
+            # The thread before may have left with a job and a wake-up.
+            self._run_periodic_tasks()
             while not self._over:
-                due_s = min(self._house_s, self._ledger.due_s)
+                due_s = min(self._periodic_s, self._counters.due_s)
                 left_s = None if due_s == float("inf") else max(0.0, due_s - self._clock())
-                came = self._receive_all(left_s)
+                self._receive_all(left_s)
                 if self._queue.waiting and (jobs := self._take()):
                     return jobs
-                # Whatever there is to do comes with a wake-up, and that with no messages.
-                if not came or self._clock() >= due_s:
-                    self._keep_house()
-            # What has come by now is told that it came too late. Twice: a wake-up may come first.
-            self._receive_all(0.0)
+                if self._router.was_woken() or self._clock() >= due_s:
+                    self._run_periodic_tasks()
+            # What has arrived by now is refused.
             self._receive_all(0.0)
             return []
 
-    def _receive_all(self, timeout_s: float | None) -> bool:
-        """Take in what comes within so long; whether anything has."""
-        came = False
+    def _receive_all(self, timeout_s: float | None) -> None:
         for peer, frames in self._router.poll(timeout_s):
-            came = True
             try:
                 self._receive(peer, frames)
             except MemoryError:
-                # This one's sender waits until its deadline; the others shall not.
-                self._ledger.count("failed")
-        return came
+                # No reply for this request: out of memory. The others are served.
+                self._counters.count("failed")
 
-    def _keep_house(self) -> None:
-        newest = self._shelf.newest
-        if self._state == "WARMING" and newest is not None:
-            newest.runtime.warm_up()
-            self._enter("READY")
-        if self._stopping and self._state != "DRAINING":
+    def _run_periodic_tasks(self) -> None:
+        current, state = self.lifecycle.served.current, self.state
+        if state == "WARMING" and current is not None:
+            current.runtime.warm_up()
+            self.lifecycle.enter("READY")
+        if self._stopping and state != "DRAINING":
             self._drain_until_s = self._clock() + DRAIN_S
-            self._enter("DRAINING")
-        if self._state == "DRAINING" and not self._over:
+            self.lifecycle.enter("DRAINING")
+        if self.state == "DRAINING" and not self._over:
             self._drain()
-        if self._renewal is not None and self._state in ("READY", "FAILED"):
-            self._change(self._renewal)
-        self._ledger.turned_away(self._router.turned_away())
-        if line := self._ledger.report(self._clock()):
+        if self._reloader is not None and self.state in ("READY", "FAILED"):
+            self._reload(self._reloader)
+        self._counters.count_rejected(self._router.rejected())
+        if line := self._counters.report(self._clock()):
             self._report(line)
-        self._house_s = min(self._shelf.retires_s(), self._retry_s)
-        if self._state == "DRAINING" or self._house_s <= self._clock():
-            # Also while what is computed keeps a bundle whose grace is over.
-            self._house_s = self._clock() + DRAIN_LOOK_S
+        self._periodic_s = min(self.lifecycle.served.retires_s(), self._retry_s)
+        if self.state == "DRAINING" or self._periodic_s <= self._clock():
+            # Also while a computation delays the retirement of a bundle.
+            self._periodic_s = self._clock() + DRAIN_CHECK_S
 
     def _drain(self) -> None:
         waiting: list[Job] = []
@@ -249,53 +210,41 @@ class Agent:
         self._over = self._over or (idle and self._router.delivered())
         self._replies.fail_jobs(waiting, "draining", "this agent had to stop before its turn")
 
-    def _change(self, renewal: Renewal) -> None:
-        """Begin and end changes of bundle, and take down what nobody asks for any more."""
-        failed = self._state == "FAILED"
+    def _reload(self, reloader: Reloader) -> None:
+        """Start and end reloads, and retire the previous bundle."""
+        failed = self.state == "FAILED"
+        if failed and self._retry_s == float("inf"):
+            self._retry_s = self._clock() + RETRY_S
         if failed and self._clock() >= self._retry_s:
             self._retry_s = self._clock() + RETRY_S
-            renewal.ask()
-        match renewal.collect():
-            case Found(service):
-                self._put(service)
-                self._not_renewed = self._computing.reason = ""
-                self._ledger.count("renewed")
-                self._report(f"serves {service.candidate}")
+            reloader.request()
+        match reloader.outcome():
+            case NewBundle(served):
+                self._install(served)
+                self.lifecycle.failure = self.lifecycle.reload_error = ""
+                self._counters.count("renewed")
+                self._report(f"serves {served.source}")
                 if failed:
                     self._retry_s = float("inf")
-                    self._enter("READY")
-            case Refused(error):
-                self._stay(f"{error}" or type(error).__name__)
+                    self.lifecycle.enter("READY")
+            case Rejected(error):
+                self.lifecycle.reject_reload(f"{error}" or type(error).__name__)
             case _:
                 pass
-        # After: it may have been asked for again while one was under way.
-        renewal.begin(self._shelf, done=self._router.wake)
-        with self._lock:
-            former = self._shelf.former
-            # What waits for it is answered first, however long that takes.
-            held = former is not None and (
-                former.digest == self._computed or self._queue.holds(former.digest)
-            )
-            retired = None if held else self._shelf.retire(now_s=self._clock())
-        if retired is not None:
-            self._report(f"serves {retired.candidate} no more")
+        # After the outcome: a reload may have been requested while one was running.
+        reloader.start(self.lifecycle.served, done=self._router.wake)
+        previous = self.lifecycle.served.previous
+        if previous is not None:
+            with self._lock:
+                in_use = previous.digest == self._computing or self._queue.holds(previous.digest)
+            # Accepted requests are answered first, however long that takes.
+            if not in_use:
+                self.lifecycle.retire()
 
-    def _put(self, service: Service) -> None:
+    def _install(self, served: ServedBundle) -> None:
+        self.lifecycle.install(served)
         with self._lock:
-            self._shelf.put(service, now_s=self._clock())
-            self._queue.times.renew(service.candidate.batch, service.measured_s)
-
-    def _stay(self, why: str) -> None:
-        self._not_renewed = as_line(f"the bundle is as before: {why}")
-        self._ledger.count("not_renewed")
-        self._report(self._not_renewed)
-
-    def _enter(self, state: State) -> None:
-        with self._lock:
-            if self._state == "DRAINING":
-                return
-            self._state = state
-        self._report(state)
+            self._queue.times.renew(served.source.batch, served.measured_s)
 
     def _receive(self, peer: Peer, frames: Sequence[Buffer]) -> None:
         try:
@@ -306,100 +255,95 @@ class Agent:
         match envelope.message:
             case Infer() as infer:
                 self._admit(peer, infer, envelope.buffers[0])
-            case Ask(request_id=request_id):
-                self._replies.send(peer.route, self._status(request_id))
-            case Look() as look:
+            case FrameRequest() as look:
                 self._admit(peer, look, b"")
+            case StatusRequest(request_id=request_id):
+                camera = "" if self._frames is None else self._frames.describe()
+                status = self.lifecycle.status(
+                    request_id, queued=self._queue.waiting, camera=camera
+                )
+                self._replies.send(peer.route, status)
             case message:
                 text = f"{type(message).__name__} is for clients"
                 self._replies.fail(peer.route, 0, "bad_message", text)
 
-    def _admit(self, peer: Peer, infer: Infer | Look, pixels: Buffer) -> None:
+    def _admit(self, peer: Peer, request: Infer | FrameRequest, buffer: Buffer) -> None:
+        """Run the request at once, queue it, or refuse it."""
         now_s = self._clock()
-        refusal, sighting = self._refusal(infer, now_s), None
-        if refusal is None and (used_up := self.quotas.refusal(peer.client, len(pixels), now_s)):
-            refusal = "overloaded", used_up
-        if refusal is None and isinstance(infer, Look):
-            try:
-                sighting = sighting_for(self._eyes, infer, self._shelf)
-            except NoFrameError as error:
-                refusal = "no_frame", str(error)
-        if refusal is not None:
-            self._replies.fail(peer.route, infer.request_id, *refusal)
+        served = self.lifecycle.admit(request, now_s)
+        if isinstance(served, tuple):
+            self._replies.fail(peer.route, request.request_id, *served)
             return
-        job = Job(
-            peer=peer.route,
-            client=peer.client,
-            infer=infer,
-            pixels=pixels,
-            arrived_s=now_s,
-            deadline_s=now_s + infer.budget_ms / 1e3,
-            sighting=sighting,
-        )
+        if used_up := self.quotas.refusal(peer.client, len(buffer), now_s):
+            self._replies.fail(peer.route, request.request_id, "overloaded", used_up)
+            return
+        try:
+            job = self._job(peer, request, buffer, served, now_s)
+        except NoFrameError as error:
+            self._replies.fail(peer.route, request.request_id, "no_frame", str(error))
+            return
         with self._lock:
             at_once = self._queue.takes_at_once(job, now_s, UNATTENDED_S)
-            sent_back = [] if at_once else self._queue.offer(job, now_s)
+            rejected = [] if at_once else self._queue.offer(job, now_s)
         if at_once:
             self._run([job])
-        self._replies.send_back(sent_back, self._queue.capacity, now_s)
+        self._replies.reject(rejected, self._queue.capacity, now_s)
 
-    def _refusal(self, infer: Infer | Look, now_s: float) -> Refusal | None:
-        """Why this request is not even queued, whatever its budget."""
-        if self._state == "READY":
-            with self._lock:
-                service = self._shelf.find(infer.digest, now_s=now_s)
-            return wrong_bundle(self._shelf, infer) if service is None else service.refusal(infer)
-        return not_serving(self._state, self._computing.reason)
-
-    def _status(self, request_id: int) -> Status:
-        with self._lock:
-            return status_of(
-                self._shelf,
-                self._first,
-                request_id=request_id,
-                state=self._state,
-                reasons=(self._computing.reason, self._not_renewed, self.trouble),
-                queued=self._queue.waiting,
-                counts=self._ledger.counts,
-                source="" if self._eyes is None else self._eyes.describe(),
+    def _job(
+        self,
+        peer: Peer,
+        request: Infer | FrameRequest,
+        buffer: Buffer,
+        served: ServedBundle,
+        now_s: float,
+    ) -> Job:
+        """The admitted request; raises NoFrameError."""
+        deadline_s = now_s + request.budget_ms / 1e3
+        if isinstance(request, Infer):
+            return PictureJob(
+                route=peer.route,
+                client=peer.client,
+                request_id=request.request_id,
+                served=served,
+                arrived_s=now_s,
+                deadline_s=deadline_s,
+                infer=request,
+                buffer=buffer,
             )
+        if self._frames is None:
+            raise NoFrameError("this agent has no source (--source)")
+        frame = self._frames.match(
+            view_of(served.source.assignment), ago_ms=request.ago_ms, within_ms=request.within_ms
+        )
+        return FrameJob(
+            route=peer.route,
+            client=peer.client,
+            request_id=request.request_id,
+            served=served,
+            arrived_s=now_s,
+            deadline_s=deadline_s,
+            frame=frame,
+        )
 
     # Away from the socket.
 
     def _take(self) -> list[Job]:
-        """The next jobs that can be on time, unless some are running; late ones are sent back."""
+        """The next jobs, unless some are running; jobs that are too late are failed."""
         with self._lock:
-            jobs, dropped = self._queue.take(self._clock())
-            self._computed = jobs[0].infer.digest if jobs else self._computed
-        self._replies.fail_jobs(dropped, "too_late", "waited too long in the queue")
+            jobs, too_late = self._queue.take(self._clock())
+            self._computing = jobs[0].digest if jobs else self._computing
+        self._replies.fail_jobs(too_late, "too_late", "waited too long in the queue")
         return jobs
 
     def _run(self, jobs: list[Job]) -> None:
-        run, started_s = Run(), self._clock()
+        batch, started_s = Batch(), self._clock()
         try:
-            run = self._computing.run(jobs)
+            batch = self._executor.run(jobs)
         finally:
             with self._lock:
-                self._queue.done(**run._asdict())
-                self._computed = ""
+                self._queue.done(**batch._asdict())
+                self._computing = ""
             self.quotas.computed([job.client for job in jobs], started_s, self._clock())
-        if self._state == "DRAINING":
+        if self.state in ("DRAINING", "FAILED"):
+            # Periodic tasks have a new time.
             self._router.wake()
-
-    def _give_up(self, service: Service) -> None:
-        """Go on with the other bundle, if there is one; else fail, and free the memory."""
-        with self._lock:
-            other = self._shelf.take_down(service)
-            if other is None:
-                self._first = service.candidate
-        if other is not None:
-            self._stay(f"{service.candidate} failed: {self._computing.reason}")
-            return
-        self._enter("FAILED")
-        if self._renewal is not None:
-            self._retry_s = self._clock() + RETRY_S
-        with self._lock:
-            waiting = self._queue.clear()
-        self._replies.fail_jobs(waiting, "failed", self._computing.reason)
-        # Whoever is at the socket has to know until when to wait there.
-        self._router.wake()

@@ -1,4 +1,4 @@
-"""Folders, video files and cameras, opened. The only module that imports OpenCV.
+"""Opens folders, video files and cameras. The only module that imports OpenCV.
 
 A folder is read with Pillow alone. OpenCV is the optional extra `camera`.
 """
@@ -11,31 +11,29 @@ from typing import Any
 
 from PIL import Image
 
-from devices.camera.frames import Camera, Eyes, Source, SourceError, parse_source
+from devices.camera.frames import Camera, FrameBuffer, Source, SourceError, parse_source
 from mdp.errors import AgentError, InputError, PictureError
 from mdp.extras import install
 from mdp.pictures.crop import MAX_PIXELS, Pixels, load_picture
 
-#: Frames that are taken a second, unless the operator says otherwise.
+#: Frames taken a second, unless --source-fps changes it.
 DEFAULT_FPS = 10.0
 #: How long a stream may take to open, and to give its next picture.
 STREAM_TIMEOUT_MS = 5000
 
 
-def open_eyes(text: str, fps: float) -> Eyes:
-    """Eyes on what `--source` names, not yet open; raises InputError or AgentError."""
+def open_frame_buffer(text: str, fps: float) -> FrameBuffer:
+    """A buffer for what `--source` names, which is opened later.
+
+    Raises InputError, or AgentError if OpenCV is needed and not installed.
+    """
     source = parse_source(text)
-    # Also for what is no number.
+    # False for NaN too.
     if not 0 < fps < math.inf:
         raise InputError(f"--source-fps: expected more than 0, got {fps:g}")
-    check_source(source)
-    return Eyes(source, lambda: open_camera(source), fps=fps)
-
-
-def check_source(source: Source) -> None:
-    """Raise AgentError if what `source` needs is not installed."""
     if source.kind != "folder":
         _opencv()
+    return FrameBuffer(source, lambda: open_camera(source), fps=fps)
 
 
 def open_camera(source: Source) -> Camera:
@@ -46,9 +44,9 @@ def open_camera(source: Source) -> Camera:
 
 
 class FolderCamera:
-    """A folder's pictures by name, again and again; what is new in it is seen the next time round.
+    """A folder's pictures by name, in a loop; the folder is listed anew in each round.
 
-    Hidden files are left out, so that one may be written under another name and then renamed.
+    Hidden files are left out, so that one may be written under a hidden name and then renamed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -57,7 +55,7 @@ class FolderCamera:
         self._file = folder
 
     def grab(self) -> None:
-        """Go on to the next file; raises SourceError if there is none."""
+        """Select the next file; raises SourceError if there is none."""
         if not self._left:
             self._left.extend(self._files())
         self._file = self._left.popleft()
@@ -81,11 +79,11 @@ class FolderCamera:
         return load_picture(self._file, smallest_side=smallest_side)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Nothing is open."""
 
 
 class OpenCvCamera:
-    """A video file, which begins again at its end, a local camera, or a stream."""
+    """A video file, in a loop, a local camera, or a stream."""
 
     def __init__(self, source: Source) -> None:
         """Open `source`; raises SourceError, or AgentError if OpenCV is not installed."""
@@ -98,7 +96,7 @@ class OpenCvCamera:
         cv2, source = self._cv2, self._source
         if source.kind == "camera":
             capture = cv2.VideoCapture(int(source.place), cv2.CAP_V4L2)
-            # A picture that waits in the driver only grows old.
+            # No buffer in the driver, where pictures would grow old.
             capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)
         else:
             # An absolute path cannot be taken for a URL.
@@ -126,7 +124,7 @@ class OpenCvCamera:
         return capture
 
     def grab(self) -> None:
-        """Go on to the next picture; raises SourceError if none comes."""
+        """Grab the next picture; raises SourceError if none comes."""
         if not self._capture.grab():
             if self._source.is_live or self._given == 0:
                 raise SourceError(f"{self._source}: gives no picture")
@@ -139,7 +137,7 @@ class OpenCvCamera:
         self._given += 1
 
     def picture(self, *, smallest_side: int) -> Image.Image | Pixels:
-        """The picture grabbed last, whole; raises PictureError."""
+        """The last grabbed picture; raises PictureError."""
         whole, pixels = self._capture.retrieve()
         if not whole:
             raise PictureError(f"{self._source}: a picture that cannot be decoded")
@@ -147,12 +145,12 @@ class OpenCvCamera:
         return rgb
 
     def close(self) -> None:
-        """Let go of the device, file or connection."""
+        """Close the device, file or connection."""
         self._capture.release()
 
 
 def _opencv() -> Any:
-    # What FFmpeg says of a stream that it cannot open holds the URL, and with it the password.
+    # FFmpeg's messages about a stream that it cannot open contain the URL with its password.
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     try:
@@ -161,6 +159,6 @@ def _opencv() -> Any:
         raise AgentError(
             "OpenCV is not installed; every --source but a folder needs it: " + install("camera")
         ) from error
-    # The sub-model's threads shall have the cores.
+    # Leaves the cores to the sub-model.
     cv2.setNumThreads(1)
     return cv2

@@ -1,8 +1,8 @@
-"""Where a device's own pictures come from: what `--source` names, and the frames it has given.
+"""The device's own camera: what `--source` names, and a buffer of its last frames.
 
-A thread takes the frames, cuts each to this device's crop and keeps the last few. A request is
-answered from those, so that a camera that hangs or is gone never keeps anybody waiting. Pictures
-stay here: nothing in this module writes or sends one.
+A thread grabs frames, cuts each to this device's crop and buffers the last few. Requests are
+answered from the buffer, so that a camera that hangs or is gone delays none. Pictures stay here:
+nothing in this module writes or sends one.
 """
 
 import threading
@@ -22,13 +22,13 @@ from mdp.formats.plan import Assignment, Region
 from mdp.pictures.crop import Pixels, crop, load_picture, side_for
 from mdp.protocol.messages import as_line
 
-#: Frames that are kept: so many, and no more than fit into so many bytes (but two at least).
+#: Frames that are kept: so many, in at most so many bytes (but two at least).
 RING_FRAMES = 64
 RING_BYTES = 16 * 1024 * 1024
-#: How long a source that failed is left alone before it is opened again; doubles up to the longest.
-FIRST_REST_S = 0.5
-LONGEST_REST_S = 8.0
-#: How long the thread is waited for at the end; one that hangs in a driver is left behind.
+#: Wait before a source that failed is reopened; doubles with each failure up to the longest.
+FIRST_RETRY_S = 0.5
+LONGEST_RETRY_S = 8.0
+#: How long `close` waits for the thread; one that hangs in a driver is left behind.
 LEAVE_S = 1.0
 MAX_CAMERA = 63
 
@@ -38,11 +38,11 @@ ViewKey = tuple[Region, int]
 
 
 class SourceError(AgentError):
-    """A source gives no picture now; it is opened again later."""
+    """A source gives no picture; it is reopened later."""
 
 
 class NoFrameError(AgentError):
-    """There is no frame of the moment that was asked for."""
+    """No frame is near enough to the requested moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +55,11 @@ class Source:
 
     @property
     def is_live(self) -> bool:
-        """Whether it gives pictures at a pace of its own."""
+        """Whether it sets the pace of its pictures itself."""
         return self.kind in ("camera", "rtsp")
 
     def __str__(self) -> str:
-        """The source as it may be shown: a URL without user, password and query."""
+        """The source without a URL's user, password and query."""
         if self.kind != "rtsp":
             return as_line(f"{self.kind}:{self.place}")
         parts = urlsplit(self.place)
@@ -69,7 +69,7 @@ class Source:
 def parse_source(text: str) -> Source:
     """The source that `--source` names; raises InputError.
 
-    Folders and files have to be there; a camera may be plugged in later.
+    Folders and files have to exist; a camera may be plugged in later.
     """
     kind, separator, place = text.partition(":")
     if kind in ("rtsp", "rtsps") and place.startswith("//"):
@@ -85,7 +85,7 @@ def parse_source(text: str) -> Source:
         return Source(kind="video", place=place)
     if kind == "camera" and place.isascii() and place.isdigit() and int(place) <= MAX_CAMERA:
         return Source(kind="camera", place=str(int(place)))
-    # Only the first word is shown: a mistyped URL may hold a password.
+    # Only the first word is shown: a mistyped URL may contain a password.
     shown = as_line(kind + separator)[:32]
     raise InputError(
         "--source: expected folder:PATH, video:FILE, camera:NUMBER "
@@ -107,43 +107,43 @@ class Camera(Protocol):
     """An open source."""
 
     def grab(self) -> None:
-        """Go on to the next picture, waiting for it if it is live; raises SourceError."""
+        """Grab the next picture, waiting for it if it is live; raises SourceError."""
 
     def picture(self, *, smallest_side: int) -> Image.Image | Pixels:
         """The picture grabbed last, as `load_picture` gives it; raises PictureError."""
 
     def close(self) -> None:
-        """Let go of the device or file."""
+        """Close the device or file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sighting:
-    """What a request is answered from."""
+class FrameMatch:
+    """The frame that a request is answered from."""
 
     number: int
-    #: As the request arrived.
+    #: When the request arrived.
     age_ms: float
     crop: Pixels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One picture as this device saw it: its crops only."""
+    """The crops of one picture."""
 
     #: From 1, over all openings of the source.
     number: int
-    #: By this device's own clock.
+    #: By this device's clock.
     taken_s: float
     crops: dict[ViewKey, Pixels]
 
 
 def view_of(assignment: Assignment) -> ViewKey:
-    """What is cut for an assignment."""
+    """The view of an assignment."""
     return assignment.region, assignment.spec.image_size
 
 
 def capacity_for(views: Iterable[ViewKey]) -> int:
-    """How many frames with crops of these views are kept."""
+    """How many frames with crops of these views fit into the buffer."""
     frame_bytes = sum(3 * image_size**2 for _, image_size in views)
     return max(2, min(RING_FRAMES, RING_BYTES // max(1, frame_bytes)))
 
@@ -160,8 +160,8 @@ def nearest(frames: Sequence[Frame], view: ViewKey, wanted_s: float) -> Frame | 
     return best
 
 
-class Eyes:
-    """Keeps the last frames of one source, cut for the assignments that are served."""
+class FrameBuffer:
+    """Keeps the last frames of one source, cut to the views of the served bundles."""
 
     def __init__(
         self,
@@ -171,17 +171,17 @@ class Eyes:
         fps: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`open_camera` may raise SourceError; `fps` is how many frames a second are taken."""
+        """`open_camera` may raise SourceError; `fps` frames a second are taken."""
         self.source = source
         self._open_camera = open_camera
         self._period_s = 1.0 / fps
         self._clock = clock
         self._camera: Camera | None = None
         self._due_s = float("-inf")
-        self._rest_s = FIRST_REST_S
-        self._served: Callable[[], Sequence[Assignment]] = tuple
+        self._retry_s = FIRST_RETRY_S
+        self._served: Callable[[], Sequence[ViewKey]] = tuple
         self._report: Callable[[str], None] = lambda event: None
-        #: The failure reported last; empty while there are pictures.
+        #: The last reported failure; empty while there are pictures.
         self._reported = ""
         self._views: tuple[ViewKey, ...] = ()
         #: Guards everything below, which other threads read.
@@ -192,17 +192,17 @@ class Eyes:
         #: Why there is no newer frame; empty if there is one.
         self._problem = ""
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep_looking, name="eyes", daemon=True)
+        self._thread = threading.Thread(target=self._capture, name="camera", daemon=True)
 
-    def follow(self, served: Callable[[], Sequence[Assignment]]) -> None:
-        """Cut every frame for what is `served` by then."""
+    def follow(self, served: Callable[[], Sequence[ViewKey]]) -> None:
+        """Cut every frame to the views that are `served` by then."""
         self._served = served
 
     def report_to(self, report: Callable[[str], None]) -> None:
-        """Report when the source fails, and when it gives pictures again."""
+        """Report when the source fails, and when it recovers."""
         self._report = report
 
-    def see(self, view: ViewKey, *, ago_ms: float, within_ms: float) -> Sighting:
+    def match(self, view: ViewKey, *, ago_ms: float, within_ms: float) -> FrameMatch:
         """The frame nearest to `ago_ms` before now. Any thread; never waits.
 
         Raises NoFrameError if it is further than `within_ms` from that moment, or there is none.
@@ -223,10 +223,10 @@ class Eyes:
                 f"at most {within_ms:.0f} ms were asked for{why}"
             )
         age_ms = max(0.0, (now_s - frame.taken_s) * 1e3)
-        return Sighting(number=frame.number, age_ms=age_ms, crop=frame.crops[view])
+        return FrameMatch(number=frame.number, age_ms=age_ms, crop=frame.crops[view])
 
     def describe(self) -> str:
-        """The source and how it does, in one line for people. Any thread."""
+        """The source and its condition, in one line for people. Any thread."""
         now_s = self._clock()
         with self._lock:
             newest = self._ring[-1] if self._ring else None
@@ -245,26 +245,26 @@ class Eyes:
                 self._camera = self._open_camera()
             self._camera.grab()
             self._take(self._camera)
-            self._rest_s = FIRST_REST_S
+            self._retry_s = FIRST_RETRY_S
         except PictureError as error:
-            # This picture only; the next one may be fine.
+            # The next picture may be readable.
             with self._lock:
                 self._unreadable += 1
                 self._problem = as_line(str(error))
-        except Exception as error:  # camera libraries raise what they like; serving goes on
-            return self._give_up(error)
+        except Exception as error:  # camera libraries raise types of their own
+            return self._failed(error)
         return 0.0 if self.source.is_live else max(0.0, self._due_s - self._clock())
 
     def _take(self, camera: Camera) -> None:
-        """Keep the picture that was just grabbed, unless it is one too many."""
+        """Keep the grabbed picture, unless the next frame is not due yet."""
         taken_s = self._clock()
         if taken_s < self._due_s and self.source.is_live:
-            # Grabbed all the same, so that none waits in the driver and grows old.
+            # It was grabbed, so that none grows old in the driver.
             return
-        # The pace is kept; what was missed is not made up for in a hurry.
+        # Missed frames are not caught up.
         behind = taken_s > self._due_s + self._period_s
         self._due_s = (taken_s if behind else self._due_s) + self._period_s
-        views = self._aim()
+        views = self._views_now()
         side = max((side_for(*view) for view in views), default=1)
         picture = load_picture(camera.picture(smallest_side=side))
         crops = {view: crop(picture, *view) for view in views}
@@ -276,50 +276,41 @@ class Eyes:
             self._reported = ""
             self._report(f"pictures again: {self.source}")
 
-    def _aim(self) -> tuple[ViewKey, ...]:
-        """What is to be cut now; frames that fit no more are let go."""
-        views = tuple(dict.fromkeys(view_of(assignment) for assignment in self._served()))
+    def _views_now(self) -> tuple[ViewKey, ...]:
+        """The served views; the oldest frames are dropped where the new ones need more room."""
+        views = tuple(dict.fromkeys(self._served()))
         if views != self._views:
             self._views = views
             with self._lock:
                 self._ring = deque(self._ring, maxlen=capacity_for(views))
         return views
 
-    def _give_up(self, error: Exception) -> float:
-        """Close the source, and say how long it is left alone."""
-        self._let_go()
-        rest_s, self._rest_s = self._rest_s, min(2 * self._rest_s, LONGEST_REST_S)
+    def _failed(self, error: Exception) -> float:
+        """Close the source; returns the seconds until it is reopened."""
+        self._close_camera()
+        retry_s, self._retry_s = self._retry_s, min(2 * self._retry_s, LONGEST_RETRY_S)
         problem = as_line(str(error) or type(error).__name__)
         with self._lock:
             self._problem = problem
-        # Once: it is tried again every few seconds.
+        # Once, and not at each retry.
         if problem != self._reported:
             self._reported = problem
             self._report(f"no pictures: {problem}")
-        return rest_s
+        return retry_s
 
-    def _let_go(self) -> None:
+    def _close_camera(self) -> None:
         camera, self._camera = self._camera, None
         if camera is not None:
             camera.close()
 
-    def _keep_looking(self) -> None:
+    def _capture(self) -> None:
         while not self._over.wait(self.step()):
             pass
-        self._let_go()
-
-    def start(self) -> None:
-        """Begin to take frames, in a thread of its own."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """Take no more frames; returns in a moment, also if the camera hangs."""
-        self._over.set()
-        if self._thread.is_alive():
-            self._thread.join(LEAVE_S)
+        self._close_camera()
 
     def __enter__(self) -> Self:
-        self.start()
+        """Start the thread that grabs frames."""
+        self._thread.start()
         return self
 
     def __exit__(
@@ -328,4 +319,5 @@ class Eyes:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        self._over.set()
+        self._thread.join(LEAVE_S)

@@ -3,29 +3,24 @@
 import os
 import signal
 import sys
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from devices.access.audit import AuditLog
-from devices.access.watch import ClientWatch, agent_keys, make_room, warn_of_plain_text
 from devices.agent.bundles import GRACE_S
-from devices.agent.options import Serving
-from devices.agent.reload import Renewal
+from devices.agent.options import ServeOptions
 from devices.agent.server import Agent
-from devices.camera.capture import DEFAULT_FPS, open_eyes
-from devices.cli.announce import announced
+from devices.build import build_agent
+from devices.camera.capture import DEFAULT_FPS
 from devices.cli.probe import add_to
-from devices.cores import stay_on
-from devices.events import Events, Reporter, for_events_alone, quiet_libraries
+from devices.cores import pin_to_cores
+from devices.events import BackgroundWriter, Events, for_events_alone, quiet_libraries
 from mdp import console
+from mdp.formats.fleet import PLAIN_TEXT
+from mdp.formats.keys import is_loopback
 from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import load_bundle_key
-from mdp.protocol.messages import request_frame_bytes
-from mdp.transport import Router, public_key_of
 
 app = console.new_app("Run one device's part of a bundle, or measure the device.", "mdp-agent")
 add_to(app)
@@ -50,7 +45,7 @@ def run_agent(
         typer.Option(help="Public key file of the client to let in, or a folder of them."),
     ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Speak plain text to other machines.")
+        bool, typer.Option("--insecure", help="Serve other machines in plain text.")
     ] = False,
     threads: Annotated[
         int | None,
@@ -59,8 +54,8 @@ def run_agent(
     spin: Annotated[
         bool | None,
         typer.Option(
-            help="Whether threads wait for each other awake while they compute, instead of the "
-            "plan's word: for cores that nobody else wants."
+            help="Whether threads spin while they wait for each other, instead of as planned: "
+            "for cores that nothing else uses."
         ),
     ] = None,
     cpus: Annotated[
@@ -86,7 +81,8 @@ def run_agent(
         str | None,
         typer.Option(
             envvar="MDP_SOURCE",
-            help="Own eyes: folder:PATH, video:FILE, camera:NUMBER or rtsp://HOST/PATH.",
+            help="The agent's own camera: folder:PATH, video:FILE, camera:NUMBER or "
+            "rtsp://HOST/PATH.",
         ),
     ] = None,
     source_fps: Annotated[
@@ -94,120 +90,90 @@ def run_agent(
     ] = DEFAULT_FPS,
     audit: Annotated[
         Path | None,
-        typer.Option(help="Append who connected, was refused or lost its key: JSON lines."),
+        typer.Option(help="Append connections, refusals and revoked keys: JSON lines."),
     ] = None,
     announce: Annotated[
         bool,
-        typer.Option(
-            "--announce", help="Tell the local network that it is here (`mdp fleet discover`)."
-        ),
+        typer.Option("--announce", help="Announce it on the local network (`mdp fleet discover`)."),
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object per event on stdout.")
     ] = False,
 ) -> None:
-    """Serve one sub-model until SIGTERM or Ctrl-C; what was accepted is finished first.
+    """Serve one sub-model until SIGTERM or Ctrl-C; accepted requests are answered first.
 
-    On SIGHUP it looks at --bundle again: another bundle there is loaded beside the one that is
-    served, and takes its place if it can be served. Other machines reach the agent only with keys:
-    --key says who it is, --clients whom it lets in; the latter is read again on SIGHUP, too.
+    SIGHUP reloads --bundle: another bundle there is loaded beside the served one, and replaces it
+    if it can be served. Other machines reach the agent only with keys: its own is --key, those of
+    its clients are in --clients, which SIGHUP reloads too.
 
     Example: mdp-agent run --bundle bundle/ --device raspberry-pi-5 --bind tcp://0.0.0.0:7500
     --key keys/raspberry-pi-5.secret --clients clients/
 
-    Exit codes: 0 stopped as asked, 2 bad input (bundle, device, provider, address, key, cores),
+    Exit codes: 0 stopped by a signal, 2 bad input (bundle, device, provider, address, key, cores),
     1 unforeseen.
     """
     quiet_libraries()
     stream = for_events_alone(sys.stdout) if json else sys.stderr
-    access = agent_keys(bind, key, clients, insecure=insecure)
-    keys, let_in = access or (None, None)
-    # Before any thread is started: those to come inherit it.
-    cores = None if cpus is None else stay_on(cpus)
-    options = Serving(
+    options = ServeOptions(
+        bundle=bundle,
         device=device,
+        bundle_key=None if bundle_key is None else load_bundle_key(bundle_key),
+        bind=bind,
+        key=key,
+        clients=clients,
+        insecure=insecure,
         threads=threads,
         spin=spin,
-        cores=cores,
+        # Before any thread is started: threads inherit it.
+        cores=None if cpus is None else pin_to_cores(cpus),
         batch=batch,
+        grace_s=grace_s,
         allow_fallback=allow_fallback,
-        bundle_key=None if bundle_key is None else load_bundle_key(bundle_key),
+        source=source,
+        source_fps=source_fps,
+        audit=audit,
+        announce=announce,
     )
-    first = options.candidate(bundle)
-    eyes = None if source is None else open_eyes(source, source_fps)
-    make_room()
-    max_frame_bytes = request_frame_bytes(first.assignment.spec.image_size)
-    with ExitStack() as stack:
-        log = None
-        if audit is not None:
-            log = stack.enter_context(AuditLog(audit, let_in.name if let_in else lambda key: ""))
-        tell = (lambda *_: None) if log is None else log.tell
-        router = stack.enter_context(
-            Router(bind, keys=keys, max_frame_bytes=max_frame_bytes, audit=tell)
-        )
-        events = Events(stream, device, router.address, json=json)
-        report = stack.enter_context(Reporter(events.tell)).tell
-        agent = Agent(
-            first.bundle,
-            first.assignment,
-            first.load,
-            router,
-            batch=first.batch,
-            renewal=Renewal(
-                lambda: options.candidate(bundle, max_frame_bytes), clock=time.monotonic
-            ),
-            eyes=eyes,
-            grace_s=grace_s,
-            report=report,
-        )
-        watch = None
-        if access is not None:
-            watch = ClientWatch(access[1], access[0].allowed, router, agent, report)
-        asked = _take_signals(agent)
-        # Whoever waits for this may send signals from here on.
-        events.tell("LISTENING" if json else f"listening on {router.address}")
-        warn_of_plain_text(device, router.address, keys)
+    events = Events(stream, device, json=json)
+    with (
+        BackgroundWriter(events.emit, "events") as writer,
+        build_agent(options, report=writer.put) as built,
+    ):
+        events.address = built.address
+        reload_requests = _handle_signals(built.agent)
+        # Signals may be sent from here on.
+        events.emit("LISTENING" if json else f"listening on {built.address}")
+        if built.public_key is None and not is_loopback(built.address):
+            text = f"WARNING: {built.address} is {PLAIN_TEXT}"
+            Events(sys.stderr, device, built.address).emit(text)
 
-        def look() -> None:
-            if asked:
-                asked.clear()
-                if watch is not None:
-                    watch.read_again()
-                agent.renew()
-            if watch is not None:
-                watch.look()
+        def periodic() -> None:
+            if reload_requests:
+                reload_requests.clear()
+                built.reload()
 
-        with ExitStack() as serving:
-            if eyes is not None:
-                eyes.report_to(report)
-                serving.enter_context(eyes)
-            if announce:
-                public = None if keys is None else public_key_of(keys.secret)
-                serving.enter_context(
-                    announced(router.address, public, lambda: agent.served[0], report)
-                )
-            agent.serve(look)
-    if agent.left_behind:
-        # The thread ends with the process: Python's own end would pull it out of the middle of
-        # onnxruntime, which then aborts.
+        built.serve(periodic)
+    if built.agent.left_behind:
+        # Ended without Python's clean-up, which would stop the thread inside onnxruntime, whose
+        # library then aborts.
         os._exit(0)
 
 
-def _take_signals(agent: Agent) -> list[bool]:
-    """SIGTERM and SIGINT end the agent in order; SIGHUP is put down in what is returned.
+def _handle_signals(agent: Agent) -> list[bool]:
+    """SIGTERM and SIGINT stop the agent; SIGHUP adds to the returned list.
 
-    Handlers do nothing else: they interrupt the main thread wherever it is.
+    Handlers do nothing else: they interrupt the main thread at any point.
     """
-    asked: list[bool] = []
+    reload_requests: list[bool] = []
     for stop_signal in (signal.SIGTERM, signal.SIGINT):
         signal.signal(stop_signal, lambda *_: agent.stop())
 
-    def look_again(*_: object) -> None:
-        asked.append(True)
-        agent.lookout.ask()
+    def request_reload(*_: object) -> None:
+        reload_requests.append(True)
+        agent.main_loop.wake()
 
-    signal.signal(signal.SIGHUP, look_again)
-    return asked
+    signal.signal(signal.SIGHUP, request_reload)
+    return reload_requests
 
 
 def main() -> None:

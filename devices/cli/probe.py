@@ -18,7 +18,7 @@ from devices.probe.encoders import extract, read_index
 from devices.probe.link import measure_link, peer_keys
 from devices.probe.profile import MIN_POINTS, Device, profile_of
 from devices.probe.report import report, warnings
-from devices.probe.run import Models, Probe, Taken, Wishes
+from devices.probe.run import Models, Probe, ProbeOptions, ProbeResult
 from devices.probe.schedule import fitting, thread_counts
 from devices.probe.worker import Worker
 from mdp import console
@@ -28,12 +28,12 @@ from mdp.files import explained, write_toml
 from mdp.formats.profile import DeviceName
 from mdp.runtimes.cuda import ON_CUDA
 
-#: Seconds of running per point, rounds, seconds of sustained load and for measuring anew.
+#: Seconds per point, rounds, seconds of sustained load and for repeating disturbed points.
 THOROUGH, QUICK = (0.2, 4, 5.0, 60.0), (0.1, 1, 2.0, 5.0)
 
 
 def add_to(app: typer.Typer) -> None:
-    """Give `app` the command."""
+    """Add the command to `app`."""
     app.command("probe")(probe)
 
 
@@ -70,13 +70,13 @@ def probe(
     ] = None,
     shared: Annotated[
         bool,
-        typer.Option("--shared", help="Others on this machine are meant to be busy meanwhile."),
+        typer.Option("--shared", help="Other processes on this machine are meant to be busy."),
     ] = False,
     spin: Annotated[
         bool,
         typer.Option(
             "--spin",
-            help="Threads wait for each other awake: for cores that nobody else will want.",
+            help="Threads spin while they wait for each other: for cores that nothing else uses.",
         ),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="The profile as JSON on stdout.")] = False,
@@ -86,12 +86,12 @@ def probe(
     Example: mdp-agent probe --name mybox --out profiles/mybox.toml --peer tcp://10.0.0.5:7500
     --key keys/mybox.secret --peer-key keys/n100.public
 
-    Exit codes: 0 fine, 2 bad input or nothing to measure with, 130 interrupted (what was measured
-    is kept and marked incomplete), 1 unforeseen.
+    Exit codes: 0 fine, 2 bad input or no runtime, 130 interrupted (the points are
+    kept and marked incomplete), 1 unforeseen.
     """
     name = _checked_name(name, out)
     point_s, rounds, load_s, again_s = QUICK if quick or shapes else THOROUGH
-    wishes = Wishes(
+    options = ProbeOptions(
         threads=sorted(set(threads or thread_counts(usable_cores()))),
         quick=quick,
         shapes=shapes,
@@ -104,10 +104,10 @@ def probe(
     )
     keys = peer_keys(key, peer_key)
     link = None if peer is None else measure_link(peer, keys, insecure=insecure)
-    taken, device, interrupted = _measure(name, wishes)
-    if interrupted and len(taken.measured) < MIN_POINTS:
+    result, device, interrupted = _measure(name, options)
+    if interrupted and len(result.measured) < MIN_POINTS:
         raise Interrupted(f"interrupted before {MIN_POINTS} points were measured: none is written")
-    profile = profile_of(taken, device, link)
+    profile = profile_of(result, device, link)
     points = len(profile.latency) + len(profile.networks)
     write_toml(out, profile)
     if json:
@@ -119,13 +119,13 @@ def probe(
         print(f"mdp-agent: {line}", file=sys.stderr)
     if interrupted:
         raise Interrupted(
-            f"interrupted: {points} of {taken.planned} points are kept in {out}, marked incomplete"
+            f"interrupted: {points} of {result.planned} points are kept in {out}, marked incomplete"
         )
     print(f"mdp-agent: {out}: {points} points", file=sys.stderr)
 
 
 def _checked_name(name: str | None, out: Path) -> str:
-    """The device's name; raises InputError before anything is measured in vain."""
+    """The device's name; raises InputError for it or for --out."""
     if out.suffix != ".toml":
         raise InputError(f"--out: expected a file NAME.toml, got {str(out)!r}")
     try:
@@ -140,8 +140,8 @@ def _checked_name(name: str | None, out: Path) -> str:
     return out.stem
 
 
-def _measure(name: str, wishes: Wishes) -> tuple[Taken, Device, bool]:
-    """Everything that is measured of this device, and whether it was cut short."""
+def _measure(name: str, options: ProbeOptions) -> tuple[ProbeResult, Device, bool]:
+    """The measurements, and whether they were interrupted."""
     machine = Machine()
     index = read_index()
     device = Device(
@@ -153,33 +153,33 @@ def _measure(name: str, wishes: Wishes) -> tuple[Taken, Device, bool]:
         available_bytes=machine.available_bytes(),
         idle_temperature_c=machine.temperature_c(),
     )
-    # SIGTERM, as a service manager sends it, keeps what was measured just as Ctrl-C does.
+    # SIGTERM, as service managers send it, keeps the points as Ctrl-C does.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="mdp-probe-") as temporary, Worker() as worker:
         folder = Path(temporary)
         extract(folder)
         encoders, large = fitting(index.encoders, device.available_bytes, free_disk_bytes(folder))
-        run = Probe(worker.ask, Models(folder), time.monotonic, _progress)
-        run.taken.dropped |= {e.name: "too large for this device's memory or disk" for e in large}
+        run = Probe(worker.request, Models(folder), time.monotonic, _progress)
+        run.result.dropped |= {e.name: "too large for this device's memory or disk" for e in large}
         try:
-            run.run(encoders, index.num_classes, wishes)
+            run.run(encoders, index.num_classes, options)
             interrupted = False
         except KeyboardInterrupt:
             interrupted = True
         finally:
             _clear()
-    if any(point.provider in ON_CUDA for point in run.taken.points):
+    if any(point.provider in ON_CUDA for point in run.result.points):
         device = replace(device, processor=NvidiaMachine().processor())
-    return run.taken, device, interrupted
+    return run.result, device, interrupted
 
 
-def _progress(done: int, planned: int, words: str) -> None:
-    """One line that is written over; every tenth point where it goes to a file."""
+def _progress(done: int, planned: int, step: str) -> None:
+    """One line that is overwritten; in a file, a line for every tenth point."""
     if sys.stderr.isatty():
         _clear()
-        print(f"{done}/{planned} {words}", end="", file=sys.stderr, flush=True)
+        print(f"{done}/{planned} {step}", end="", file=sys.stderr, flush=True)
     elif done % 10 == 0:
-        print(f"{done}/{planned} {words}", file=sys.stderr, flush=True)
+        print(f"{done}/{planned} {step}", file=sys.stderr, flush=True)
 
 
 def _clear() -> None:

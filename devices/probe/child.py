@@ -1,8 +1,8 @@
-"""`python -m devices.probe.child`: measure what is asked on stdin, each point in a fresh process.
+"""`python -m devices.probe.child`: answer requests on stdin, each in a fresh process.
 
-One line of JSON per request and per reply. On Linux the runtimes are imported once and every
-request is answered by a fork, so that the growth of memory and the state of allocators are those of
-one model alone; elsewhere the process answers one request and ends.
+Requests and replies are lines of JSON. On Linux the runtimes are imported once and each request
+runs in a fork, so that memory and allocators are those of one model; elsewhere the process answers
+one request and ends.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from devices.machine import Machine, NvidiaMachine
-from devices.probe.measure import Load, Measured, Run, Surroundings, execution_of, measure, sustain
+from devices.probe.measure import Instruments, Load, Measured, Run, execution_of, measure, sustain
 from mdp.errors import AgentError
 from mdp.files import Record
 from mdp.formats.model_file import ModelFile
@@ -29,12 +29,12 @@ from mdp.runtimes.select import open_runtime
 _PACKAGES = ("mdp-edge", "onnxruntime", "onnxruntime-gpu", "openvino", "numpy")
 
 
-class Look(Record, frozen=True, tag=True):
-    """Ask: which runtimes and providers are there."""
+class ListCapabilities(Record, frozen=True, tag=True):
+    """Request: list runtimes and providers."""
 
 
 class MeasureRun(Record, frozen=True, tag=True):
-    """Ask: measure this point."""
+    """Request: measure this point."""
 
     run: Run
     model: str
@@ -42,59 +42,59 @@ class MeasureRun(Record, frozen=True, tag=True):
 
 
 class SustainRun(Record, frozen=True, tag=True):
-    """Ask: run this point without a pause."""
+    """Request: run this point under sustained load."""
 
     run: Run
     model: str
     seconds: float
 
 
-class Here(Record, frozen=True, tag=True):
-    """Reply: onnxruntime's providers, what OpenVINO's devices can compute in, and versions."""
+class Capabilities(Record, frozen=True, tag=True):
+    """Reply: onnxruntime's providers, OpenVINO's devices with their precisions, versions."""
 
     providers: list[str]
-    #: Device -> what it says it can compute in; None where OpenVINO is not installed.
+    #: Device -> its reported precisions; None where OpenVINO is not installed.
     openvino: dict[str, list[str]] | None
     versions: dict[str, str]
 
 
-class Passed(Record, frozen=True, tag=True):
-    """Says that a sustained load still runs; the reply is yet to come."""
+class StillRunning(Record, frozen=True, tag=True):
+    """A sustained load is running; the reply follows."""
 
     seconds: float
 
 
 class Failed(Record, frozen=True, tag=True):
-    """Reply: why there is nothing to report."""
+    """Reply: why there is no result."""
 
     reason: str
 
 
-Request = Look | MeasureRun | SustainRun
-Reply = Here | Measured | Load | Failed
+Request = ListCapabilities | MeasureRun | SustainRun
+Reply = Capabilities | Measured | Load | Failed
 _REQUEST = msgspec.json.Decoder(Request)
-Say = Callable[[Reply | Passed], None]
+Send = Callable[[Reply | StillRunning], None]
 
 
-def answer(line: bytes, say: Say) -> None:
-    """Do what a request asks; whatever goes wrong is the reply."""
+def answer(line: bytes, send: Send) -> None:
+    """Answer a request; an error is its reply."""
     try:
         match _REQUEST.decode(line):
-            case Look():
-                say(look())
+            case ListCapabilities():
+                send(capabilities())
             case MeasureRun(run=run, model=model, seconds=seconds):
-                say(measure(run, _opening(run, model), seconds, _around(run)))
+                send(measure(*_arguments(run, model, seconds)))
             case SustainRun(run=run, model=model, seconds=seconds):
 
                 def passed(passed_s: float) -> None:
-                    say(Passed(seconds=passed_s))
+                    send(StillRunning(seconds=passed_s))
 
-                say(sustain(run, _opening(run, model), seconds, _around(run), passed))
+                send(sustain(*_arguments(run, model, seconds), passed))
     except Exception as error:  # runtimes raise types of their own, without a common base
-        say(Failed(reason=" ".join(f"{error}".split())[:500] or type(error).__name__))
+        send(Failed(reason=" ".join(f"{error}".split())[:500] or type(error).__name__))
 
 
-def look() -> Here:
+def capabilities() -> Capabilities:
     """What this interpreter can run models with."""
     providers: list[str] = []
     with contextlib.suppress(AgentError):
@@ -108,47 +108,51 @@ def look() -> Here:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return Here(providers=providers, openvino=able, versions=versions)
+    return Capabilities(providers=providers, openvino=able, versions=versions)
 
 
 def _openvino_devices(core: Any) -> dict[str, list[str]]:
     able: dict[str, list[str]] = {}
     for device in core.available_devices:
         able[device] = []
-        # One that does not say is tried, and why it cannot be used is then in the profile.
+        # A device without the property is tried; the profile then holds the reason if it fails.
         with contextlib.suppress(RuntimeError):
             able[device] = [str(n) for n in core.get_property(device, "OPTIMIZATION_CAPABILITIES")]
     return able
 
 
-def _opening(run: Run, model: str) -> Callable[[], Any]:
+def _arguments(
+    run: Run, model: str, seconds: float
+) -> tuple[Run, Callable[[], Any], float, Instruments]:
+    """What `measure` and `sustain` take."""
     execution = execution_of(run)
-    return lambda: open_runtime(ModelFile.read(Path(model)), execution, num_classes=run.num_classes)
 
+    def load() -> Any:
+        return open_runtime(ModelFile.read(Path(model)), execution, num_classes=run.num_classes)
 
-def _around(run: Run) -> Surroundings:
-    return Surroundings(system=NvidiaMachine() if run.provider in ON_CUDA else Machine())
+    system = NvidiaMachine() if run.provider in ON_CUDA else Machine()
+    return run, load, seconds, Instruments(system=system)
 
 
 def serve(requests: BinaryIO, replies: BinaryIO) -> None:
-    """Answer every line until there are no more."""
+    """Answer every line until the end of the stream."""
 
-    def say(reply: Reply | Passed) -> None:
+    def send(reply: Reply | StillRunning) -> None:
         replies.write(msgspec.json.encode(reply) + b"\n")
         replies.flush()
 
     for line in requests:
         if sys.platform != "linux":
-            answer(line, say)
+            answer(line, send)
             return
         child = os.fork()
         if child == 0:
-            answer(line, say)
-            # Not by way of the parent's clean-up, nor of a library's that may hang.
+            answer(line, send)
+            # Skips the parent's clean-up, and a library's that may hang.
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:
-            say(Failed(reason=_ending(status)))
+            send(Failed(reason=_ending(status)))
 
 
 def _ending(status: int) -> str:
@@ -161,7 +165,7 @@ def _ending(status: int) -> str:
 
 
 def _import_runtimes() -> None:
-    """Before the first fork, so that no point pays for it."""
+    """Before the first fork, so that no point is charged for it."""
     with contextlib.suppress(AgentError):
         load_libraries(import_onnxruntime())
     with contextlib.suppress(ImportError):
@@ -169,8 +173,8 @@ def _import_runtimes() -> None:
 
 
 def main() -> None:
-    """Serve on stdin and stdout; what libraries print goes to stderr."""
-    # Whoever presses Ctrl-C means the probe, which ends this process when it has kept its points.
+    """Serve on stdin and stdout; libraries' output goes to stderr."""
+    # Ctrl-C is for the probe, which keeps its points and then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with os.fdopen(os.dup(1), "wb") as replies:
         os.dup2(2, 1)

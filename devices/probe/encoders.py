@@ -1,8 +1,8 @@
-"""The encoders that a probe measures: graphs without weights that come along, and their completion.
+"""The encoders that a probe measures: shipped graphs, completed with random weights.
 
-`devices/probe/encoders_data/graphs.tar.xz` holds ONNX graphs of the shapes and precisions that
-`index.json` lists, exported as MDP serves them, without their large tensors. Those are drawn here,
-so that a device measures a complete model without torch, without onnx and without a download.
+`devices/probe/encoders_data/graphs.tar.xz` holds ONNX graphs of the shapes and precisions in
+`index.json`, exported as MDP serves them, without their large tensors. These are drawn here, so
+that a device needs neither torch, onnx nor a download.
 """
 
 import hashlib
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from mdp.errors import AgentError
 from mdp.files import Record
-from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec, one_spec
 
 INDEX, GRAPHS = "index.json", "graphs.tar.xz"
-#: How soon a shape is measured: the first tier spans all of them thinly, each next one fills in.
+#: In which order shapes are measured: the first tier spans all of them, later ones fill in.
 Tier = Literal["quick", "core", "full"]
 
 #: ONNX's numbers of the element types that occur (onnx.proto3, TensorProto.DataType).
@@ -33,12 +33,12 @@ _DTYPES: dict[int, type[np.generic]] = {
     7: np.int64,
     10: np.float16,
 }
-#: Numbers drawn once and repeated through every tensor: drawing all would take longer than loading.
+#: Numbers drawn once and repeated in every tensor: drawing all would take longer than loading.
 _DRAWN = 1 << 20
 
 
 class Tensor(Record, frozen=True, array_like=True):
-    """A tensor that was left out of a graph, and between which values it lay."""
+    """A tensor that was left out of a graph, and its range."""
 
     name: str
     data_type: int
@@ -47,19 +47,12 @@ class Tensor(Record, frozen=True, array_like=True):
     high: float
 
 
-def one_of(submodel: SubModelSpec | None, network: NetworkSpec | None) -> Spec:
-    """The one of the two that is there."""
-    spec = network if submodel is None else submodel
-    assert spec is not None
-    return spec
-
-
 class Encoder(Record, frozen=True):
-    """One graph: its shape and precision, its tier, its file in the archive, and what it lacks."""
+    """One graph: shape, precision, tier and file in the archive."""
 
     tier: Tier
     file: str
-    #: Nodes of each operator, to recognise a graph by.
+    #: Number of nodes by operator.
     operators: dict[str, int]
     #: Bytes of the completed model.
     model_bytes: Annotated[int, Meta(gt=0)]
@@ -69,8 +62,8 @@ class Encoder(Record, frozen=True):
 
     @property
     def spec(self) -> Spec:
-        """Whichever of the two it is."""
-        return one_of(self.submodel, self.network)
+        """The ViT's shape or the network."""
+        return one_spec(self.submodel, self.network)
 
     @property
     def name(self) -> str:
@@ -79,7 +72,7 @@ class Encoder(Record, frozen=True):
 
 
 class Index(Record, frozen=True):
-    """What comes along, and with which versions it was made."""
+    """The shipped encoders, and the versions that made them."""
 
     num_classes: int
     sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
@@ -93,51 +86,45 @@ def folder() -> Path:
 
 
 def read_index(where: Path | None = None) -> Index:
-    """What comes along; raises AgentError when it is damaged."""
+    """The shipped encoders; raises AgentError if they are damaged."""
     path = (where or folder()) / INDEX
     try:
         index = msgspec.json.decode(path.read_bytes(), type=Index)
     except (OSError, msgspec.DecodeError) as error:
-        raise AgentError(f"{path}: the encoders that come with mdp-agent: {error}") from error
+        raise AgentError(f"{path}: the encoders of mdp-agent: {error}") from error
     graphs = path.with_name(GRAPHS)
     if not graphs.is_file() or hashlib.sha256(graphs.read_bytes()).hexdigest() != index.sha256:
-        raise AgentError(f"{graphs}: is not the file that {INDEX} describes; install MDP anew")
+        raise AgentError(f"{graphs}: is not the file that {INDEX} describes; reinstall MDP")
     return index
 
 
 def extract(into: Path, where: Path | None = None) -> None:
-    """Unpack all graphs, and beside each the list of what it lacks."""
+    """Unpack all graphs, and beside each the list of its missing tensors."""
     with tarfile.open((where or folder()) / GRAPHS, "r:xz") as archive:
-        # Debian 12's Python, 3.11.2, knows no filters yet; the archive comes along with its hash.
+        # Debian 12's Python 3.11.2 has no filters; the archive's hash was checked.
         archive.extraction_filter = getattr(tarfile, "data_filter", None)
         archive.extractall(into)
 
 
-def tensors_file(graph: Path) -> Path:
-    """Where the list of tensors that `graph` lacks lies."""
-    return graph.with_suffix(".tensors")
-
-
 def complete(graph: Path, out: Path, seed: int = 0) -> None:
     """Write the graph with all its tensors drawn, as a bundle's model.onnx is written."""
-    tensors = msgspec.msgpack.decode(tensors_file(graph).read_bytes(), type=list[Tensor])
+    tensors = msgspec.msgpack.decode(graph.with_suffix(".tensors").read_bytes(), type=list[Tensor])
     drawn = np.random.default_rng(seed).random(_DRAWN, dtype=np.float32)
     parts = [_initializer(tensor, drawn, at) for at, tensor in enumerate(tensors)]
     with out.open("wb") as file:
         file.write(graph.read_bytes())
-        # Two protobuf messages written one after the other are one with the lists joined, so the
-        # tensors need no rewriting of the graph (protobuf's encoding guide, "Last One Wins").
+        # Concatenated protobuf messages are one message with joined lists, so the graph is not
+        # rewritten (protobuf's encoding guide, "Last One Wins").
         file.write(_key(7) + _varint(sum(map(len, parts))))
         for part in parts:
             file.write(part)
 
 
 def draw(tensor: Tensor, drawn: NDArray[np.float32], at: int) -> NDArray[np.generic]:
-    """Evenly spread values of the tensor's range; `at` keeps two tensors from being the same.
+    """Uniform values in the tensor's range; `at` makes tensors differ.
 
-    The range is that of the tensor left out, so scales stay positive and nothing grows into
-    infinity; values next to zero but not zero, which processors are slow with, are next to
-    impossible.
+    In the original's range scales stay positive and activations finite, and subnormal values, which
+    are slow on processors, hardly occur.
     """
     count = int(np.prod(tensor.dims))
     unit = np.resize(np.roll(drawn, 7919 * at), count)

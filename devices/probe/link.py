@@ -1,8 +1,8 @@
-"""Measure the network to a running agent with MDP's own messages, both ends on their own clock.
+"""Measures the network to a running agent with MDP's messages and this device's clock.
 
-A round trip is an Ask and its Status. Bandwidth comes from requests with a large raw crop for a
-bundle that nobody serves: the agent has to receive all of it before it can refuse. Replies are
-small in this protocol, so only the way to the agent is measured.
+A round trip is a status request and its reply. Bandwidth is measured with large raw crops for an
+unknown bundle, which the agent receives whole before it refuses. Replies are small, so only the way
+to the agent is measured.
 """
 
 import statistics
@@ -13,28 +13,28 @@ from pathlib import Path
 from mdp.errors import AgentError, InputError
 from mdp.files import Record
 from mdp.formats.keys import is_loopback, load_pair, load_public
-from mdp.protocol.messages import Ask, Buffer, Infer, Message, Status, decode, encode
+from mdp.protocol.messages import Buffer, Infer, Message, Status, StatusRequest, decode, encode
 from mdp.transport import ClientKeys, Connected, Dealers, Received, public_key_of
-from mdp.transport.absence import ANOTHER_KEY, CLIENT_IS_PLAIN
+from mdp.transport.outage import ANOTHER_KEY, CLIENT_IS_PLAIN
 
 _PEER = "peer"
 ROUND_TRIPS = 50
-#: Sides of the crops sent: the next is tried while one takes less than ENOUGH_S. Every agent takes
-#: the largest, whatever it serves (wire.MIN_FRAME_BYTES).
+#: Sides of the crops sent: the next is tried while one takes less than ENOUGH_S. Every agent
+#: accepts the largest (MIN_FRAME_BYTES).
 SIDES = (64, 256)
 REPEATED, ENOUGH_S = 5, 0.2
 CONNECT_S, REPLY_S = 5.0, 30.0
-#: A probe has options where a client has a fleet file.
+#: In messages, a probe has options in place of a client's fleet file.
 _IN_A_PROBE = {
     ANOTHER_KEY: "the agent's key is another one than --peer-key's",
     CLIENT_IS_PLAIN: "the agent has a key: expected --peer-key, its public key file, and --key",
 }
-#: No bundle has this digest.
-_NOBODY = "0" * 64
+#: The digest of no bundle.
+_UNKNOWN = "0" * 64
 
 
 class MeasuredLink(Record, frozen=True):
-    """The way to one agent: medians, and the spread of round trips."""
+    """The network to one agent: medians, and percentiles of round trips."""
 
     peer: str
     round_trip_s: float
@@ -45,7 +45,7 @@ class MeasuredLink(Record, frozen=True):
 
 
 def peer_keys(key: Path | None, peer_key: Path | None) -> ClientKeys | None:
-    """This device's own keys and the agent's public one, from their files; None for plain text.
+    """This device's keys and the agent's public one, from their files; None for plain text.
 
     Raises InputError or ConfigError.
     """
@@ -64,7 +64,7 @@ def measure_link(
     insecure: bool = False,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredLink:
-    """Measure the way to the agent at `tcp://HOST:PORT`; raises InputError if none answers.
+    """Measure the network to the agent at `tcp://HOST:PORT`; raises InputError without an answer.
 
     Without `keys` only on this machine, unless `insecure` allows plain text over a network.
     """
@@ -91,14 +91,14 @@ Exchange = Callable[..., float]
 
 
 def link_of(peer: str, exchange: Exchange) -> MeasuredLink:
-    """Time asks and crops of growing size."""
-    trips_s = [exchange(Ask(request_id=number)) for number in range(ROUND_TRIPS)]
+    """Time status requests and crops of growing size."""
+    trips_s = [exchange(StatusRequest(request_id=number)) for number in range(ROUND_TRIPS)]
     tenths = statistics.quantiles(trips_s, n=10, method="inclusive")
     round_trip_s = statistics.median(trips_s)
     for side in SIDES:
         size = side * side * 3
         request = Infer(
-            request_id=side, digest=_NOBODY, k=0, budget_ms=0.0, image_size=side, encoding="raw"
+            request_id=side, digest=_UNKNOWN, k=0, budget_ms=0.0, image_size=side, encoding="raw"
         )
         took_s = statistics.median(exchange(request, bytes(size)) for _ in range(REPEATED))
         if took_s > ENOUGH_S:
@@ -114,10 +114,9 @@ def link_of(peer: str, exchange: Exchange) -> MeasuredLink:
 
 
 def bandwidth_bps(size: int, took_s: float, round_trip_s: float) -> float:
-    """Bits per second of `size` bytes that came on top of an empty message's way there and back.
+    """Bits per second of `size` bytes, without the round trip of an empty message.
 
-    On a path within one machine both can take equally long; a tenth of the time is then taken to
-    be the bytes'.
+    Within one machine both can take equally long; the bytes then count as a tenth of the time.
     """
     return 8 * size / max(took_s - round_trip_s, took_s / 10)
 
@@ -136,7 +135,7 @@ def _connect(dealers: Dealers, address: str, clock: Callable[[], float]) -> None
 def _timed(
     dealers: Dealers, address: str, clock: Callable[[], float], message: Message, *buffers: bytes
 ) -> float:
-    """Seconds until the peer has answered `message`."""
+    """Seconds until the reply to `message`."""
     start_s = clock()
     if not dealers.send(_PEER, encode(message, *buffers)):
         raise AgentError(f"--peer {address}: the connection was lost")
@@ -150,7 +149,7 @@ def _timed(
 
 
 def _check_reply(address: str, message: Message, frames: Sequence[Buffer]) -> None:
-    """Raise AgentError unless this is the answer: a Status, or the refusal of a crop."""
+    """Raise AgentError unless this is a status, or the refusal of a crop."""
     reply = decode(frames).message
-    if isinstance(message, Ask) != isinstance(reply, Status):
+    if isinstance(message, StatusRequest) != isinstance(reply, Status):
         raise AgentError(f"--peer {address}: unexpected {type(reply).__name__}")

@@ -1,6 +1,6 @@
-"""Measure one encoder: start-up, first run, warm-up, steady state and memory apart from each other.
+"""Measures one encoder: start-up, first run, warm-up, steady state and memory.
 
-Clock, system and runtime are handed in. The encoder is run by the very runtime that would serve it.
+It runs in the runtime that would serve it. Clock, system and runtime are arguments.
 """
 
 import statistics
@@ -11,15 +11,14 @@ from typing import Protocol
 
 import numpy as np
 
-from devices.probe.encoders import one_of
 from mdp.files import Record
-from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec, one_spec
 from mdp.formats.profile import ProviderName, RuntimeName
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import CPU, Execution, Runtime
 
-#: Providers that compute on the processor: its threads and its energy counters are theirs.
+#: Providers that compute on the processor, with its threads and energy counters.
 ON_PROCESSOR = {
     CPU,
     "XnnpackExecutionProvider",
@@ -28,12 +27,12 @@ ON_PROCESSOR = {
 }
 #: Runs in the steady state at least, and before it: the first ones allocate and choose kernels.
 MIN_RUNS, MIN_WARM_UP_RUNS = 7, 2
-#: Share of a point's time spent on becoming steady.
+#: Share of a point's time for warming up.
 WARM_UP_SHARE = 0.3
 #: A run is as fast as in the steady state within this factor of the median.
 AS_FAST = 1.1
-#: Seconds between two looks at the sensors while a load is sustained.
-LOOK_EVERY_S = 2.0
+#: Seconds between two readings of the sensors under sustained load.
+READ_EVERY_S = 2.0
 
 
 class Run(Record, frozen=True):
@@ -47,17 +46,17 @@ class Run(Record, frozen=True):
     #: One of the two: a plain ViT's shape, or a network of another family.
     submodel: SubModelSpec | None = None
     network: NetworkSpec | None = None
-    #: Whether threads wait for each other awake.
+    #: Whether threads spin while they wait for each other.
     spin: bool = False
 
     @property
     def spec(self) -> Spec:
         """Whichever of the two it is."""
-        return one_of(self.submodel, self.network)
+        return one_spec(self.submodel, self.network)
 
 
 class Measured(Record, frozen=True, tag=True):
-    """What one point took."""
+    """The measurements of one point."""
 
     latency_ms: float
     p10_ms: float
@@ -70,7 +69,7 @@ class Measured(Record, frozen=True, tag=True):
 
 
 class Load(Record, frozen=True, tag=True):
-    """What one encoder took while it was run without a pause."""
+    """One encoder under sustained load."""
 
     seconds: float
     first_ms: float
@@ -80,10 +79,10 @@ class Load(Record, frozen=True, tag=True):
 
 
 class System(Protocol):
-    """What a measurement wants to know of the machine; `devices.machine.Machine` does."""
+    """What a measurement reads of the machine; `devices.machine.Machine` does."""
 
     def busy_cpu_s(self) -> float | None:
-        """CPU seconds that everything has used."""
+        """CPU seconds used by all processes."""
 
     def resident_bytes(self) -> int | None:
         """Memory that this process has in use."""
@@ -92,14 +91,14 @@ class System(Protocol):
         """Degrees Celsius of the warmest sensor."""
 
     def energy_j(self) -> float | None:
-        """Joules taken so far."""
+        """Joules used so far."""
 
     def power_w(self) -> float | None:
         """Watts at this moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class Instruments:
     """Clocks in seconds, and the system."""
 
     system: System
@@ -120,12 +119,12 @@ def execution_of(run: Run) -> Execution:
 
 
 def measure(
-    run: Run, open_runtime: Callable[[], Runtime], seconds: float, around: Surroundings
+    run: Run, open_runtime: Callable[[], Runtime], seconds: float, around: Instruments
 ) -> Measured:
     """Measure for about `seconds`; raises what the runtime raises, and ValueError without logits.
 
-    Loading is timed as an agent does it, from opening the file. `memory_bytes` is by how much this
-    process has grown, so it is only true in a process that has not measured before.
+    Loading is timed as an agent does it, from opening the file. `memory_bytes` is the growth of
+    this process, and valid only for its first measurement.
     """
     clock, system = around.clock, around.system
     pixels = _pixels(run)
@@ -134,8 +133,9 @@ def measure(
     runtime = open_runtime()
     start_up_s = clock() - start_s
     before_s, first = _times(runtime, pixels, clock, seconds * WARM_UP_SHARE, MIN_WARM_UP_RUNS)
-    _check(first)
-    others = _Others(around)
+    if not np.isfinite(first.heads).all():
+        raise ValueError("the logits are not finite")
+    others = _OtherLoad(around)
     steady_s, _ = _times(runtime, pixels, clock, seconds * (1 - WARM_UP_SHARE), MIN_RUNS)
     others_cores = others.cores()
     grown = system.resident_bytes()
@@ -167,12 +167,12 @@ def sustain(
     run: Run,
     open_runtime: Callable[[], Runtime],
     seconds: float,
-    around: Surroundings,
+    around: Instruments,
     report: Callable[[float], None] = lambda passed_s: None,
 ) -> Load:
     """Run without a pause for `seconds`; compares the first minute with the last.
 
-    In less than three minutes each is a third of the time. `report` hears what has passed.
+    In less than three minutes each is a third of the time. `report` gets the seconds passed.
     """
     clock, runtime, pixels = around.clock, open_runtime(), _pixels(run)
     _times(runtime, pixels, clock, 0.0, MIN_WARM_UP_RUNS)
@@ -182,12 +182,14 @@ def sustain(
     sensors = _Sensors(around, counters=run.provider in ON_PROCESSOR)
     start_s = clock()
     while (passed_s := clock() - start_s) < seconds or not last:
-        took_s = _once(runtime, pixels, clock)
+        begun_s = clock()
+        runtime.run(pixels)
+        took_s = clock() - begun_s
         if passed_s < window_s:
             first.append(took_s)
         elif passed_s >= seconds - window_s:
             last.append(took_s)
-        if sensors.look():
+        if sensors.read():
             report(passed_s)
     return Load(
         seconds=round(clock() - start_s, 1),
@@ -198,10 +200,10 @@ def sustain(
     )
 
 
-class _Others:
-    """How many cores everything but this process keeps busy, from now on."""
+class _OtherLoad:
+    """Cores that all other processes keep busy, from now on."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: Instruments) -> None:
         self._around = around
         self._begin = self._read()
 
@@ -211,7 +213,7 @@ class _Others:
         return self._around.clock(), None if busy_s is None else busy_s - own_s
 
     def cores(self) -> float | None:
-        """The average until now."""
+        """Their average number until now."""
         (begin_s, before), (end_s, after) = self._begin, self._read()
         if before is None or after is None or end_s <= begin_s:
             return None
@@ -222,24 +224,24 @@ class _Others:
 class _Sensors:
     """The highest temperature and the average power from now on."""
 
-    def __init__(self, around: Surroundings, *, counters: bool) -> None:
-        """`counters`: whether the processor's energy counters tell what is asked."""
+    def __init__(self, around: Instruments, *, counters: bool) -> None:
+        """`counters`: whether the processor's energy counters measure the load."""
         self._around, self._counters = around, counters
         self.temperature_c = around.system.temperature_c()
         self._watts: list[float] = []
-        self._look_s = self._counted_s = around.clock()
+        self._read_s = self._counted_s = around.clock()
         self._joules = self._energy_j()
 
-    def look(self) -> bool:
-        """Look if it is time to; says whether it was."""
+    def read(self) -> bool:
+        """Read them if that is due; whether it was."""
         now_s = self._around.clock()
-        passed_s = now_s - self._look_s
-        if passed_s < LOOK_EVERY_S:
+        passed_s = now_s - self._read_s
+        if passed_s < READ_EVERY_S:
             return False
-        self._look_s = now_s
+        self._read_s = now_s
         system = self._around.system
-        seen = [t for t in (self.temperature_c, system.temperature_c()) if t is not None]
-        self.temperature_c = max(seen, default=None)
+        values = [t for t in (self.temperature_c, system.temperature_c()) if t is not None]
+        self.temperature_c = max(values, default=None)
         before, self._joules = self._joules, self._energy_j()
         if before is not None and self._joules is not None and self._joules >= before:
             self._watts.append((self._joules - before) / passed_s)
@@ -251,7 +253,7 @@ class _Sensors:
         return self._around.system.energy_j() if self._counters else None
 
     def average_w(self) -> float | None:
-        """Average watts, or None where nothing tells."""
+        """Average watts; None where no meter is readable."""
         return round(statistics.fmean(self._watts), 1) if self._watts else None
 
 
@@ -271,17 +273,6 @@ def _times(
         then_s, now_s = now_s, clock()
         times_s.append(now_s - then_s)
     return times_s, contribution
-
-
-def _once(runtime: Runtime, pixels: Pixels, clock: Callable[[], float]) -> float:
-    start_s = clock()
-    runtime.run(pixels)
-    return clock() - start_s
-
-
-def _check(contribution: Contribution) -> None:
-    if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
-        raise ValueError("the logits are not finite")
 
 
 def _ms(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""From what was measured to a profile. Pure."""
+"""Makes a profile of measurements. Pure."""
 
 import platform
 import statistics
@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from devices.probe.link import MeasuredLink
 from devices.probe.measure import ON_PROCESSOR, Run
-from devices.probe.run import Taken
-from devices.probe.schedule import Point, best_provider, consistent, words_of
+from devices.probe.run import ProbeResult
+from devices.probe.schedule import Point, best_provider, consistent, describe_run
 from mdp.errors import AgentError
 from mdp.formats.profile import (
     DeviceProfile,
@@ -20,7 +20,7 @@ from mdp.formats.profile import (
     Sustained,
 )
 
-#: What is written of a link nobody measured: gigabit Ethernet, as in the shipped profiles.
+#: A link that was not measured: gigabit Ethernet, as in the shipped profiles.
 DEFAULT_LINK = Link(bandwidth_bps=940e6, round_trip_s=0.0005)
 DEFAULT_AVAILABILITY = 0.98
 #: Share of the free memory that a sub-model may take.
@@ -30,7 +30,7 @@ MIN_POINTS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What the system says of itself."""
+    """What the system reports about itself."""
 
     name: str
     date: str
@@ -41,10 +41,10 @@ class Device:
     idle_temperature_c: float | None
 
 
-def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> DeviceProfile:
-    """The profile of what was measured so far; raises AgentError if that is less than 3 points."""
-    points, left_out = consistent(taken.points)
-    networks, networks_left_out = consistent(taken.networks)
+def profile_of(result: ProbeResult, device: Device, link: MeasuredLink | None) -> DeviceProfile:
+    """The profile of the measurements so far; raises AgentError for fewer than MIN_POINTS."""
+    points, left_out = consistent(result.points)
+    networks, networks_left_out = consistent(result.networks)
     left_out += networks_left_out
     if len(points) < MIN_POINTS:
         raise AgentError(
@@ -53,13 +53,13 @@ def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> Devic
     provider = best_provider(points)
     own = [point for point in points if point.provider == provider]
     threads = max(point.threads for point in own)
-    dropped = taken.dropped | {f"point {n}": text for n, text in enumerate(left_out, start=1)}
-    power_w = taken.load.power_w if taken.load else None
-    provenance = _provenance(taken, device, link, threads)
+    dropped = result.dropped | {f"point {n}": text for n, text in enumerate(left_out, start=1)}
+    power_w = result.load.power_w if result.load else None
+    provenance = _provenance(result, device, link, threads)
     if power_w:
         provenance["power_w"] = Provenance(
             method="measured",
-            source=f"{_tool(taken, device)}: average while {_shape(taken.load_run)} ran",
+            source=f"{_tool(result, device)}: average while {_shape(result.load_run)} ran",
         )
     if networks:
         provenance["networks"] = provenance["latency"]
@@ -68,7 +68,7 @@ def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> Devic
         kind=_kind(provider),
         provider=provider,
         threads=threads,
-        memory_bytes=_memory_bytes(device),
+        memory_bytes=int(MEMORY_SHARE * (device.available_bytes or 1 << 30)),
         link=DEFAULT_LINK
         if link is None
         else Link(
@@ -81,8 +81,8 @@ def profile_of(taken: Taken, device: Device, link: MeasuredLink | None) -> Devic
         provenance=provenance,
         power_w=power_w or None,
         availability=DEFAULT_AVAILABILITY,
-        spin=taken.spin,
-        probe=_record(taken, device, dropped, len(points) + len(networks)),
+        spin=result.spin,
+        probe=_record(result, device, dropped, len(points) + len(networks)),
     )
 
 
@@ -93,35 +93,31 @@ def _kind(provider: str) -> Literal["cpu", "gpu", "arm"]:
 
 
 def _lean(point: Point, provider: str) -> Point:
-    """Without the provider where it is the profile's own."""
+    """Without the provider where it is the profile's."""
     return replace(point, provider=None) if point.provider == provider else point
-
-
-def _memory_bytes(device: Device) -> int:
-    return int(MEMORY_SHARE * (device.available_bytes or 1 << 30))
 
 
 def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def _tool(taken: Taken, device: Device) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in taken.versions.items())
+def _tool(result: ProbeResult, device: Device) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in result.versions.items())
     return f"mdp-agent probe with {versions} on {device.processor}, {device.date}"
 
 
 def _provenance(
-    taken: Taken, device: Device, link: MeasuredLink | None, threads: int
+    result: ProbeResult, device: Device, link: MeasuredLink | None, threads: int
 ) -> dict[str, Provenance]:
     free = (
         f"half of the {device.available_bytes / 1e9:.1f} GB that were free when probed"
         if device.available_bytes
-        else "512 MiB, as the system does not tell how much is free"
+        else "512 MiB, as the free memory is not known"
     )
-    busy = taken.busy
-    disturbed = f"; {busy} of them while others kept the machine busy" if busy else ""
-    if taken.shared:
-        disturbed = "; beside others on the same machine, as it will be used"
+    busy = result.busy
+    disturbed = f"; {busy} of them while other processes kept the machine busy" if busy else ""
+    if result.shared:
+        disturbed = "; beside other processes on the same machine, as it will be used"
     virtual = ", a virtual machine" if device.virtual else ""
     return {
         "threads": _estimated(f"the most threads that were measured, of {device.cores} cores"),
@@ -131,8 +127,8 @@ def _provenance(
         "latency": Provenance(
             method="measured",
             source=(
-                f"{_tool(taken, device)}{virtual}: medians of {len(taken.measured)} runs of models "
-                f"with random weights, batch 1 unless said{disturbed}"
+                f"{_tool(result, device)}{virtual}: medians of {len(result.measured)} runs of "
+                f"models with random weights, batch 1 unless said{disturbed}"
             ),
         ),
     }
@@ -158,35 +154,37 @@ def _link_provenance(link: MeasuredLink | None, device: Device) -> Provenance:
     )
 
 
-def _record(taken: Taken, device: Device, dropped: dict[str, str], points: int) -> ProbeRecord:
-    others = [m.others_cores for m in taken.measured.values() if m.others_cores is not None]
+def _record(
+    result: ProbeResult, device: Device, dropped: dict[str, str], points: int
+) -> ProbeRecord:
+    others = [m.others_cores for m in result.measured.values() if m.others_cores is not None]
     return ProbeRecord(
-        complete=taken.complete,
+        complete=result.complete,
         date=device.date,
         processor=device.processor,
         cores=device.cores,
         system=f"{platform.system()} {platform.machine()}",
-        versions=taken.versions,
-        planned_points=max(taken.planned, points),
-        busy_points=taken.busy,
+        versions=result.versions,
+        planned_points=max(result.planned, points),
+        busy_points=result.busy,
         others_cores=round(statistics.median(others), 2) if others else None,
-        sustained=_sustained(taken),
+        sustained=_sustained(result),
         idle_temperature_c=device.idle_temperature_c,
-        load_temperature_c=taken.load.temperature_c if taken.load else None,
+        load_temperature_c=result.load.temperature_c if result.load else None,
         dropped=dropped,
     )
 
 
-#: A load of less than this shows no throttling, and none is claimed to have been looked for.
+#: A shorter load shows no throttling, and is not recorded as a test for it.
 MIN_SUSTAINED_S = 180.0
 
 
-def _sustained(taken: Taken) -> Sustained | None:
-    load = taken.load
-    if load is None or taken.load_run is None or load.seconds < MIN_SUSTAINED_S:
+def _sustained(result: ProbeResult) -> Sustained | None:
+    load = result.load
+    if load is None or result.load_run is None or load.seconds < MIN_SUSTAINED_S:
         return None
     return Sustained(
-        shape=_shape(taken.load_run),
+        shape=_shape(result.load_run),
         minutes=round(load.seconds / 60, 1),
         first_minute_ms=load.first_ms,
         last_minute_ms=load.last_ms,
@@ -196,4 +194,4 @@ def _sustained(taken: Taken) -> Sustained | None:
 def _shape(run: Run | None) -> str:
     if run is None:
         return "nothing"
-    return f"{words_of(run)}, {run.spec.precision} in {run.runtime}, {run.threads} threads"
+    return f"{describe_run(run)}, {run.spec.precision} in {run.runtime}, {run.threads} threads"

@@ -1,36 +1,22 @@
-"""What a probed profile says to people: tables, sentences, warnings. Pure."""
+"""A probed profile as tables, sentences and warnings. Pure."""
 
-import math
 from collections.abc import Iterator
 
 from devices.probe.schedule import BUSY_CORES
 from mdp.formats.profile import DeviceProfile, LatencyPoint, NetworkPoint, Sustained, Timing
 
-#: Slower by more than this in the last minute than in the first is called throttling.
+#: The device throttles if the last minute is slower than the first by more than this factor.
 THROTTLED = 1.1
-#: More of the points than this disturbed, and the whole measuring is called in question.
+#: The probe is doubtful if a larger share of its points was disturbed.
 MANY_BUSY = 0.1
-
-#: image_size, patch_size, embed_dim, depth, num_heads of networks that people know (timm's
-#: vit_tiny, vit_small and vit_base).
-WELL_KNOWN = {
-    "a ViT-Tiny at 160 px": (160, 16, 192, 12, 3),
-    "a ViT-Tiny at 224 px": (224, 16, 192, 12, 3),
-    "a ViT-Small at 224 px": (224, 16, 384, 12, 6),
-    "a ViT-Base at 224 px": (224, 16, 768, 12, 12),
-}
 
 
 def report(profile: DeviceProfile) -> Iterator[str]:
-    """Tables and what they mean, line by line."""
+    """The table of medians and the conditions, line by line."""
     yield from _medians(profile)
     yield ""
-    yield from _own(profile)
-    yield ""
-    for sentence in meaning(profile):
-        yield f"- {sentence}"
     if profile.spin:
-        yield "- threads of one run wait awake: it is fast as long as nobody else wants its cores"
+        yield "- threads spin while they wait: fast as long as nothing else uses its cores"
     record = profile.probe
     if record is not None and record.sustained is not None:
         yield f"- {throttling(record.sustained)}"
@@ -50,29 +36,13 @@ def _medians(profile: DeviceProfile) -> Iterator[str]:
         busy = "*" if (point.others_cores or 0.0) > BUSY_CORES else ""
         cells.setdefault(_model(point), {})[_way(point, profile)] = f"{point.latency_ms:.3g}{busy}"
     ways = list(dict.fromkeys(_way(point, profile) for point in points))
-    yield "Milliseconds of one run, median; * while others kept the machine busy."
+    yield "Milliseconds of one run, median; * while other processes kept the machine busy."
     for number, way in enumerate(ways, start=1):
         yield f"  ({number}) {way}"
     numbers = [f"({number})" for number in range(1, len(ways) + 1)]
     yield _row("encoder: px/patch, width x depth", numbers)
     for encoder, row in cells.items():
         yield _row(encoder, [row.get(way, "") for way in ways])
-
-
-def _own(profile: DeviceProfile) -> Iterator[str]:
-    """Everything about each encoder, as the profile's own way runs it."""
-    yield (
-        f"fp32 in onnxruntime on {profile.provider}, {profile.threads} threads: ms to load, of the "
-        "first run, until steady; steady median, p10, p90; MB of memory"
-    )
-    yield _row("encoder", ["load", "first", "warm-up", "median", "p10", "p90", "MB"])
-    for point in profile.latency:
-        way = (point.runtime, point.provider, point.precision, point.threads, point.batch)
-        if way == ("onnxruntime", None, "fp32", profile.threads, 1):
-            memory = "" if point.memory_bytes is None else f"{point.memory_bytes / 1e6:.0f}"
-            steady = (point.latency_ms, point.p10_ms, point.p90_ms)
-            times = (point.start_up_ms, point.first_run_ms, point.warm_up_ms, *steady)
-            yield _row(_encoder(point), [*("" if t is None else f"{t:.3g}" for t in times), memory])
 
 
 def _encoder(point: LatencyPoint) -> str:
@@ -98,7 +68,7 @@ def _row(first: str, cells: list[str]) -> str:
 
 
 def throttling(sustained: Sustained) -> str:
-    """What the sustained load showed, in words."""
+    """The result of the sustained load as a sentence."""
     ratio = sustained.last_minute_ms / sustained.first_minute_ms
     change = (
         f"{sustained.first_minute_ms:g} ms in the first minute, "
@@ -109,56 +79,29 @@ def throttling(sustained: Sustained) -> str:
     return f"it keeps its speed: {change}"
 
 
-def meaning(profile: DeviceProfile) -> list[str]:
-    """What the table means, one sentence for each well-known network or the nearest measured."""
-    found: dict[tuple[object, ...], str] = {}
-    for name, shape in WELL_KNOWN.items():
-        point = min(profile.latency, key=lambda p: (_distance(p, shape), p.batch, p.latency_ms))
-        said = f"{point.latency_ms:.3g} ms ({_how(point)})"
-        if _distance(point, shape) < 1e-9:
-            found[_measured_shape(point)] = f"this device runs {name} in {said}"
-        else:
-            nearest = (
-                f"the measured encoder nearest to {name} ({point.image_size} px, "
-                f"{point.embed_dim} wide, {point.depth} deep) takes {said}"
-            )
-            found.setdefault(_measured_shape(point), nearest)
-    return list(found.values())
-
-
 def _how(point: Timing) -> str:
     plural = "s" if point.threads > 1 else ""
     return f"{point.precision}, {point.runtime}, {point.threads} thread{plural}"
 
 
-def _measured_shape(point: LatencyPoint) -> tuple[object, ...]:
-    return (point.image_size, point.patch_size, point.embed_dim, point.depth)
-
-
-def _distance(point: LatencyPoint, shape: tuple[int, int, int, int, int]) -> float:
-    """How unlike a shape is: the logarithms of tokens, width and depth, added up."""
-    image_size, patch_size, embed_dim, depth, _ = shape
-    sides = (point.image_size // point.patch_size, image_size // patch_size)
-    pairs = (sides, sides, (point.embed_dim, embed_dim), (point.depth, depth))
-    return sum(abs(math.log(ours / theirs)) for ours, theirs in pairs)
-
-
 def warnings(profile: DeviceProfile) -> list[str]:
-    """What a reader of this profile should know before trusting it."""
+    """Limits of this profile's validity."""
     record = profile.probe
-    said: list[str] = []
     if record is None:
-        return said
+        return []
+    lines: list[str] = []
     points = len(profile.latency) + len(profile.networks)
     if not record.complete:
-        said.append(f"incomplete: {points} of {record.planned_points} points were measured")
+        lines.append(f"incomplete: {points} of {record.planned_points} points were measured")
     if record.busy_points > MANY_BUSY * points:
-        said.append(
-            f"the machine was not quiet: others kept it busy during {record.busy_points} of "
-            f"{points} points ({record.others_cores:g} cores in the median); these "
-            "may be too slow, so probe again when nothing else runs"
+        lines.append(
+            "the machine was not idle: other processes kept it busy during "
+            f"{record.busy_points} of {points} points ({record.others_cores:g} cores in the "
+            "median), which may be too slow: repeat the probe when nothing else runs"
         )
-    said += [f"left out: {what}: {why}" for what, why in record.dropped.items()]
+    lines += [f"left out: {what}: {why}" for what, why in record.dropped.items()]
     if profile.provenance["link"].method == "estimated":
-        said.append("the link was not measured: give --peer tcp://HOST:PORT of a running agent")
-    return said
+        lines.append(
+            "the link was not measured: --peer tcp://HOST:PORT of a running agent measures it"
+        )
+    return lines

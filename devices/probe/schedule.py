@@ -1,4 +1,4 @@
-"""What a probe measures, in which order, and what it makes of the points. Plain functions."""
+"""The points of a probe, their order, and what is kept of their measurements. Plain functions."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,16 +21,16 @@ from mdp.formats.profile import (
 from mdp.runtimes.base import CPU
 from mdp.runtimes.openvino import precisions, provider_of
 
-#: More cores than this kept busy by others make a point count as disturbed; the kernel counts in
-#: ticks of 10 ms, so less cannot be told from nothing in a third of a second.
+#: A point counts as disturbed if other processes keep more cores busy than this; with the kernel's
+#: ticks of 10 ms, less is not measurable in a third of a second.
 BUSY_CORES = 0.15
-#: Pictures per run of the points that show what a batch costs, and which encoders have them.
+#: Batch size of the points that measure batching; every second encoder has one.
 BATCH, BATCH_EVERY = 4, 2
 #: A model may take this share of the free memory, and its file this share of the free disk.
 MEMORY_SHARE, DISK_SHARE = 0.25, 0.5
 
-#: Precisions worth measuring on a provider; others run in fp32 only. fp16 and dynamic int8 are
-#: computed in fp32 or on the processor by the providers that are not listed with them.
+#: Precisions measured on a provider, by default fp32 only. Providers compute fp16 or dynamic int8
+#: that is not listed here in fp32 or on the processor.
 _ONNXRUNTIME: dict[str, tuple[Precision, ...]] = {
     CPU: ("fp32", "int8", "int8-static"),
     "CUDAExecutionProvider": ("fp32", "fp16"),
@@ -44,7 +44,7 @@ _ONNXRUNTIME: dict[str, tuple[Precision, ...]] = {
     "OpenVINOExecutionProvider": ("fp32", "fp16", "int8-static"),
     "QNNExecutionProvider": ("fp32", "int8-static"),
 }
-#: Providers that are listed but compute somewhere else.
+#: Providers that onnxruntime lists but that compute elsewhere.
 _ELSEWHERE = {"AzureExecutionProvider": "computes in a cloud"}
 Point = TypeVar("Point", LatencyPoint, NetworkPoint)
 _TIERS: dict[Tier, int] = {"quick": 0, "core": 1, "full": 2}
@@ -59,15 +59,15 @@ class Backend:
     precision: Precision
 
     @property
-    def words(self) -> str:
-        """As a person reads it."""
+    def label(self) -> str:
+        """The backend in messages."""
         where = self.provider.removesuffix("ExecutionProvider")
         return f"{self.runtime} {where} {self.precision}"
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One point that is to be measured."""
+    """One planned point."""
 
     encoder: Encoder
     run: Run
@@ -77,10 +77,9 @@ class Task:
 def backends(
     providers: Sequence[str], openvino: Mapping[str, Sequence[str]] | None
 ) -> tuple[list[Backend], dict[str, str]]:
-    """Ways of running models here, and which listed providers are passed over, with the reason.
+    """Ways of running models here, and why listed providers are left out.
 
-    `openvino` is what each of OpenVINO's devices says it can compute in, None where OpenVINO is not
-    installed.
+    `openvino` has the precisions of each of its devices; None where it is not installed.
     """
     found = [
         Backend("onnxruntime", provider, precision)
@@ -104,7 +103,7 @@ def thread_counts(cores: int) -> list[int]:
 def fitting(
     encoders: Iterable[Encoder], memory_bytes: int | None, disk_bytes: int
 ) -> tuple[list[Encoder], list[Encoder]]:
-    """The encoders that this device has room for, and the others."""
+    """The encoders that fit into memory and disk, and the others."""
     most = disk_bytes * DISK_SHARE
     if memory_bytes is not None:
         most = min(most, memory_bytes * MEMORY_SHARE)
@@ -127,8 +126,8 @@ def tasks(
 ) -> list[Task]:
     """Every point, tier by tier, so that each prefix of the list spans all shapes and backends.
 
-    Only the processor's onnxruntime and its fewest and most threads get the last tier; `shapes`
-    takes only so many shapes of the first one. With `spin` threads wait awake.
+    The last tier is for the processor's onnxruntime with its fewest and most threads; `shapes`
+    limits the number of shapes of the first one.
     """
     tiers: tuple[Tier, ...] = (
         ("quick",) if quick or shapes is not None else ("quick", "core", "full")
@@ -150,7 +149,7 @@ def tasks(
 
 
 def file_precision(precision: Precision) -> Precision:
-    """The precision of the file: bf16 is how a runtime computes, the file's numbers are fp32."""
+    """The precision of the file's numbers: for bf16, in which a runtime computes, fp32."""
     return "fp32" if precision == "bf16" else precision
 
 
@@ -199,8 +198,8 @@ def _runs(
     ]
 
 
-def words_of(run: Run) -> str:
-    """What is run, as a person reads it."""
+def describe_run(run: Run) -> str:
+    """The encoder or network in messages."""
     if run.submodel is None:
         return run.spec.words
     spec = run.submodel
@@ -208,7 +207,7 @@ def words_of(run: Run) -> str:
 
 
 def is_busy(measured: Measured) -> bool:
-    """Whether others disturbed this point, as far as the system tells."""
+    """Whether other processes are known to have disturbed this point."""
     return (measured.others_cores or 0.0) > BUSY_CORES
 
 
@@ -217,54 +216,54 @@ def quieter(one: Measured, other: Measured) -> Measured:
     return min(one, other, key=lambda m: (m.others_cores or 0.0, m.latency_ms))
 
 
-def typical(looks: Sequence[Measured]) -> Measured:
-    """The middle one of several measurements of a point, of two middle ones the quicker.
+def representative(repetitions: Sequence[Measured]) -> Measured:
+    """The median of a point's measurements, of two middle ones the faster.
 
-    Disturbed ones count only for want of others.
+    Disturbed ones count only where there are no others.
     """
-    quiet = [look for look in looks if not is_busy(look)] or looks
-    return sorted(quiet, key=lambda look: look.latency_ms)[(len(quiet) - 1) // 2]
+    quiet = [each for each in repetitions if not is_busy(each)] or repetitions
+    return sorted(quiet, key=lambda each: each.latency_ms)[(len(quiet) - 1) // 2]
 
 
 def point_of(run: Run, measured: Measured) -> LatencyPoint:
-    """A point of a profile's table of encoders; the run has to be of one."""
+    """A point of a profile's table of encoders."""
     return convert(_how(run, measured) | to_builtins(run.submodel), LatencyPoint)
 
 
 def network_point_of(run: Run, measured: Measured) -> NetworkPoint:
-    """A point of a profile's table of networks; the run has to be of one."""
+    """A point of a profile's table of networks."""
     spec = run.spec
     shape = {"name": spec.outline, "image_size": spec.image_size, "precision": spec.precision}
     return convert(_how(run, measured) | shape, NetworkPoint)
 
 
 def _how(run: Run, measured: Measured) -> dict[str, object]:
-    """What points of both tables say."""
-    said: dict[str, object] = to_builtins(measured)
-    del said["type"]
+    """The keys of points of both tables."""
+    keys: dict[str, object] = to_builtins(measured)
+    del keys["type"]
     way = {"runtime": run.runtime, "provider": run.provider}
-    return said | way | {"threads": run.threads, "batch": run.batch}
+    return keys | way | {"threads": run.threads, "batch": run.batch}
 
 
 def consistent(points: Sequence[Point]) -> tuple[list[Point], list[str]]:
-    """The points without those that contradict others, and what was left out.
+    """The points without those that contradict others, and why they were left out.
 
-    Of two that exclude each other the one that was disturbed more goes.
+    Of two contradicting points the more disturbed one is left out.
     """
-    kept, said = list(points), []
+    kept, reasons = list(points), []
     while found := contradictions(kept, CPU):
         first, second, text = found[0]
         worse = max((first, second), key=lambda place: kept[place].others_cores or 0.0)
-        said.append(text)
+        reasons.append(text)
         del kept[worse]
-    return kept, said
+    return kept, reasons
 
 
 def best_provider(points: Sequence[LatencyPoint]) -> str:
-    """onnxruntime's provider that is fastest in fp32, one picture at a time, at its best threads.
+    """onnxruntime's fastest provider in fp32, one picture at a time, at its best threads.
 
-    By the geometric mean over the encoders that all providers ran, so that none wins by having run
-    the small ones only. The processor where onnxruntime ran nothing, as OpenVINO runs there.
+    By the geometric mean over the encoders that all providers ran. The processor where onnxruntime
+    ran nothing.
     """
     best: dict[str, dict[tuple[object, ...], float]] = {}
     for point in points:

@@ -1,5 +1,6 @@
-"""The process that measures, as the probe sees it: requests in, replies out, and it may die."""
+"""The probe's side of the measuring process, which may end at any request."""
 
+import contextlib
 import os
 import queue
 import subprocess
@@ -11,36 +12,35 @@ from typing import Any, Self
 
 import msgspec
 
-from devices.probe.child import Failed, Passed, Reply, Request
-from mdp.errors import AgentError
+from devices.probe.child import Failed, Reply, Request, StillRunning
 
-_REPLY: msgspec.json.Decoder[Reply | Passed] = msgspec.json.Decoder(Reply | Passed)
-#: Idle threads of numpy's are not wanted in a process that measures.
+_REPLY: msgspec.json.Decoder[Reply | StillRunning] = msgspec.json.Decoder(Reply | StillRunning)
+#: Without numpy's idle threads beside the measured ones.
 _ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 class Worker:
-    """Starts `devices.probe.child` when it is needed, and again when it has ended."""
+    """Starts `devices.probe.child` at the first request, and again after it has ended."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115, closed by `close`
-        #: Of what is compiled for a probe nothing is left behind, nor found.
+        #: Compiled models of other runs are not reused, and those of this one are removed.
         self._cache = tempfile.TemporaryDirectory(prefix="mdp-probe-")
 
-    def ask(self, request: Request, limit_s: float) -> Reply:
-        """The reply; a process that dies or says nothing for `limit_s` is a Failed one.
+    def request(self, request: Request, limit_s: float) -> Reply:
+        """The reply; Failed if the process ends, or sends nothing for `limit_s`.
 
-        A process that has answered before may have ended since, and is replaced by another.
+        A process that has answered before and has ended since is replaced.
         """
         used = self._process is not None
-        reply = self._asked(request, limit_s)
+        reply = self._reply_to(request, limit_s)
         if reply is None and used:
-            reply = self._asked(request, limit_s)
+            reply = self._reply_to(request, limit_s)
         return reply or Failed(reason=f"the measuring process ended: {self._last_words()}")
 
-    def _asked(self, request: Request, limit_s: float) -> Reply | None:
+    def _reply_to(self, request: Request, limit_s: float) -> Reply | None:
         """The reply, or None if the process ended without one."""
         process = self._started()
         assert process.stdin is not None
@@ -60,7 +60,7 @@ class Worker:
                 self.stop()
                 return None
             reply = _REPLY.decode(line)
-            if not isinstance(reply, Passed):
+            if not isinstance(reply, StillRunning):
                 return reply
 
     def _started(self) -> "subprocess.Popen[bytes]":
@@ -73,7 +73,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
                 env=os.environ | _ENVIRONMENT | {"XDG_CACHE_HOME": self._cache.name},
-                # Ctrl-C is for the probe alone, and stopping means the forks too.
+                # Ctrl-C is for the probe alone; `stop` ends the whole session.
                 start_new_session=True,
             )
             read = threading.Thread(target=_read, args=(self._process, self._lines), daemon=True)
@@ -82,8 +82,8 @@ class Worker:
 
     def _last_words(self) -> str:
         self._stderr.seek(0)
-        said = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return said[-1] if said else "no reason"
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "no reason"
 
     def stop(self) -> None:
         """End the process and its forks."""
@@ -97,14 +97,11 @@ class Worker:
                 process.kill()
         process.wait()
         assert process.stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-        except OSError as error:
-            if not isinstance(error, BrokenPipeError):
-                raise AgentError(f"the measuring process: {error}") from error
 
     def close(self) -> None:
-        """End everything."""
+        """End the process and remove its files."""
         self.stop()
         self._stderr.close()
         self._cache.cleanup()

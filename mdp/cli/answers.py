@@ -1,16 +1,22 @@
-"""What the commands take and print, one picture at a time: files in, lines and JSON out."""
+"""Inputs and outputs that commands share: picture files, lines and JSON."""
 
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from mdp import console
 from mdp.errors import InferenceError, InputError, MDPError
+from mdp.formats.keys import PUBLIC, SECRET
 from mdp.requests.prediction import Prediction
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
 
 
 def picture_files(paths: Sequence[Path]) -> Iterator[tuple[Path, InputError | None]]:
-    """`paths` with every folder replaced by the files in it, and what is wrong with each."""
+    """`paths` with every folder replaced by its files, and the error of each."""
     for path in paths:
         try:
             if path.is_dir():
@@ -19,7 +25,7 @@ def picture_files(paths: Sequence[Path]) -> Iterator[tuple[Path, InputError | No
                     text = f"{path}: expected a folder with pictures, it holds no file"
                     yield path, InputError(text)
                 for file in inside:
-                    # Opening a pipe that happens to be there would wait for its writer.
+                    # Opening a pipe would wait for its writer.
                     usable = file.is_file() or not file.exists()
                     yield file, _absent(file) if usable else InputError(f"{file}: expected a file")
             else:
@@ -53,7 +59,7 @@ def failure(error: MDPError) -> dict[str, object]:
     )
 
 
-#: What is said of a cascade's answers.
+#: The stage of a cascade's answer, for people.
 STAGES = {"all": "", "first": " (first stage, sure)", "escalated": " (escalated)"}
 
 
@@ -75,3 +81,14 @@ def describe(name: str, prediction: Prediction) -> str:
         lines.append(f"  frames {seen}; {prediction.frame_spread_ms:.0f} ms apart")
     lines += [f"  without {device}: {reason}" for device, reason in prediction.missing.items()]
     return "\n".join(lines)
+
+
+def show_pair(folder: Path, name: str, public_key: str, label: str, json: bool) -> None:
+    """Print the files of a new key pair, and a label of the public key."""
+    secret, public = folder / f"{name}{SECRET}", folder / f"{name}{PUBLIC}"
+    if json:
+        files = {"secret_file": str(secret), "public_file": str(public), "public": public_key}
+        console.print_json(files)
+        return
+    print(f"{secret}: stays on this machine, readable by its owner only")
+    print(f"{public}: {label}")

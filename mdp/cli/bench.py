@@ -1,4 +1,4 @@
-"""Latency and throughput of a running fleet, as a caller sees them."""
+"""Latency and throughput of a running fleet, at the caller."""
 
 import time
 from collections import Counter
@@ -15,13 +15,13 @@ from mdp.pictures.crop import Picture, Pixels, load_picture
 from mdp.requests.prediction import Prediction
 
 WARM_UP_REQUESTS = 10
-#: A warm-up call has at least this long: the first on a connection takes several times as long as
-#: later ones, and a late answer would count against its device while the others are measured.
+#: The least deadline of a warm-up call: the first on a connection takes several times as long as
+#: later ones, and a late answer would exclude its device from measured calls.
 WARM_UP_MS = DEFAULT_DEADLINE_MS
 
 
 def noise_picture(side: int) -> Pixels:
-    """A uint8 picture `[side, side, 3]` of noise, for when only time matters."""
+    """A uint8 picture `[side, side, 3]` of noise."""
     return np.random.default_rng(0).integers(0, 256, size=(side, side, 3), dtype=np.uint8)
 
 
@@ -37,10 +37,9 @@ def some_pictures(side: int) -> list[Picture]:
 
 
 def overhead_ms(prediction: Prediction) -> float:
-    """What a call cost beyond the computing of its slowest member.
+    """Latency of a call beyond the computing of its slowest member, as in docs/results/serving.md.
 
-    That is the overhead of docs/results/serving.md, for one picture under way; with more,
-    a picture's waiting for the one before it is in it.
+    With more than one picture in flight it includes the wait for the one before.
     """
     return prediction.latency_ms - max(member.compute_ms for member in prediction.members)
 
@@ -60,10 +59,10 @@ def run_bench(
     deadline_ms: float,
     in_flight: int = 1,
 ) -> dict[str, object]:
-    """Send `requests` pictures with `in_flight` under way, and sum up what came back.
+    """Send `requests` pictures with `in_flight` at a time, and sum up the answers.
 
-    With one under way this is MLPerf's SingleStream, by its rules for issuing and not for
-    duration; with more, a stream.
+    With one in flight this follows MLPerf's SingleStream, except for its duration. A sure first
+    stage of a cascade is no partial answer: no member failed to answer.
     """
     for picture in islice(cycle(pictures), WARM_UP_REQUESTS):
         client.classify(picture, deadline_ms=max(deadline_ms, WARM_UP_MS))
@@ -86,7 +85,7 @@ def run_bench(
         "scenario": "single-stream" if in_flight == 1 else f"stream-{in_flight}",
         "requests": requests,
         "answered": len(given),
-        "partial": sum(prediction.partial for prediction in given),
+        "partial": sum(each.partial and each.stage != "first" for each in given),
         "latency_ms": {
             **percentiles(latencies, (50, 90, 99)),
             "max": max(latencies, default=0.0),

@@ -1,4 +1,4 @@
-"""`mdp bundle`: sign a bundle, and verify that it is as it was signed."""
+"""`mdp bundle`: sign bundles and verify signatures."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from mdp import console
+from mdp.cli.answers import Json, show_pair
 from mdp.formats.bundle import MANIFEST, Bundle, model_path
 from mdp.formats.signing import (
-    PUBLIC,
-    SECRET,
     fingerprint,
     load_bundle_key,
     load_signing_key,
@@ -20,7 +19,6 @@ from mdp.formats.signing import (
 bundle_app = console.new_app("Sign bundles, and verify signed ones.")
 
 BundleFolder = Annotated[Path, typer.Option("--bundle", help="Bundle folder.")]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
 
 
 @bundle_app.callback()
@@ -30,7 +28,7 @@ def _group() -> None:
 
 @bundle_app.command("key")
 def bundle_key(
-    name: Annotated[str, typer.Option(help="Name of the key, for messages.")],
+    name: Annotated[str, typer.Option(help="Name of the key.")],
     out: Annotated[Path, typer.Option(help="Folder for both files.")] = Path("keys"),
     json: Json = False,
 ) -> None:
@@ -41,13 +39,8 @@ def bundle_key(
     Exit codes: 0 fine, 2 bad input (also if the files exist), 1 unforeseen.
     """
     made = new_bundle_key(out, name)
-    secret, public = out / f"{name}{SECRET}", out / f"{name}{PUBLIC}"
-    if json:
-        content = {"secret_file": str(secret), "public_file": str(public), "public": made.public}
-        console.print_json(content)
-        return
-    print(f"{secret}: stays on this machine, readable by its owner only")
-    print(f"{public}: key {fingerprint(made.public)}, to be copied to every device")
+    label = f"key {fingerprint(made.public)}, to be copied to every device"
+    show_pair(out, name, made.public, label, json)
 
 
 @bundle_app.command("sign")
@@ -76,7 +69,7 @@ def bundle_sign(
 @bundle_app.command("verify")
 def bundle_verify(
     bundle: BundleFolder,
-    key: Annotated[Path, typer.Option(help="Public key file of whoever signed the bundle.")],
+    key: Annotated[Path, typer.Option(help="Public key file of the signer.")],
     json: Json = False,
 ) -> None:
     """Verify a bundle's signature, and every file of it that is here.
@@ -114,5 +107,5 @@ def _check_file(bundle: Bundle, name: str) -> None:
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the commands part of `app`."""
+    """Add the commands to `app`."""
     app.add_typer(bundle_app, name="bundle")

@@ -1,22 +1,20 @@
-"""`mdp demo`: the whole life of a small fleet on one machine, by the commands a user would type.
+"""`mdp demo`: build, serve, classify, kill and restart on one machine, by a user's commands.
 
-Nothing is simulated: the bundle is trained, the agents are processes that listen on loopback, one
-of them is killed with SIGKILL, and every claim at the end was checked against what came back.
+The bundle is trained, the agents are processes on loopback, one of them is killed with SIGKILL, and
+every claim at the end is checked against the answers.
 """
 
 import json as json_codec
 import math
 import shlex
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -24,20 +22,24 @@ from rich.table import Table
 from mdp.cli.bench import overhead_ms, percentiles, some_pictures
 from mdp.client.sync import Client
 from mdp.errors import InputError, MDPError
-from mdp.extras import PARTITION, install, missing
+from mdp.extras import GATEWAY, PARTITION, install, missing
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
 from mdp.pictures.crop import Picture
 from mdp.requests.prediction import Prediction
 
+if TYPE_CHECKING:
+    from mdp.testing.agents import AgentFleet, AgentProcess
+
 DEADLINE_MS = 250.0
 PICTURES_AFTER_KILL = 20
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 BACK_TIMEOUT_S = 15.0
+ONE_THREAD = ("--threads", 1)
 
-#: Handwritten digits, a teacher that trains in a minute, and three boards that differ. The target
-#: lies between what the slowest board needs for anything, 1.36 ms, and what the fastest needs for
-#: the teacher itself, 1.42 ms. A digit fills its picture, so that a part of it would be no digit.
+#: Handwritten digits, a teacher that trains in a minute, and three different boards. The target is
+#: between the least latency of the slowest board, 1.36 ms, and the teacher's on the fastest, 1.42.
+#: Members see whole pictures, as a part of a digit is no digit.
 BUILD = (
     "--data digits --teacher vit_tiny_patch16_224"
     " --teacher-arg img_size=24 patch_size=4 embed_dim=96 depth=6 num_heads=3"
@@ -47,28 +49,35 @@ BUILD = (
 
 
 class DemoFailed(MDPError):
-    """A step of the demo did not happen as promised."""
+    """A step of the demo failed."""
 
     exit_code = 3
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was observed; `claims` maps each promise to whether it held."""
+    """Observations; `claims` maps each claim to whether it held."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     claims: dict[str, bool] = field(default_factory=dict)
 
 
 def run_demo(
-    work: Path, *, bundle: Path | None, pictures: Path | None, report: Path | None
+    work: Path, *, bundle: Path | None, pictures: Path | None, report: Path | None, page: bool
 ) -> bool:
-    """Run every step, print as it goes; returns whether all that was promised was seen."""
+    """Run every step, print as it goes; returns whether all that was promised was seen.
+
+    With `page`, the gateway serves the fleet in the end, until Ctrl-C.
+    """
+    if page and (module := missing(GATEWAY)):
+        raise InputError(f"{module} is not installed; the page needs it: {install('gateway')}")
     if bundle is None and (module := missing(PARTITION)):
         raise InputError(
             f"{module} is not installed; building a bundle needs it: {install('partition')}; "
             "or serve one that is there: --bundle examples/bundles/cifar10"
         )
+    from mdp.testing.agents import AgentFleet  # other commands load nothing of mdp.testing
+
     started_s = time.monotonic()
     out, seen = Console(), _Seen()
     try:
@@ -78,7 +87,7 @@ def run_demo(
     if bundle is None:
         bundle, pictures = work / "bundle", work / "digits-test"
         _show_and_run(out, ["mdp-partition", "build", *shlex.split(BUILD), "--out", str(bundle)])
-        if not pictures.exists():  # what an earlier demo has written is whole, as is its bundle
+        if not pictures.exists():  # of an earlier demo, written atomically
             data = ["--data", "digits", "--split", "test", "--out", str(pictures)]
             _show_and_run(out, ["mdp-partition", "data", *data])
         measured = _show_and_read(out, ["mdp-partition", "evaluate", "--bundle", str(bundle)])
@@ -87,18 +96,26 @@ def run_demo(
     opened = Bundle.open(bundle)
     labelled = _labelled_pictures(pictures, opened)
     _print_accuracy(out, opened, measured, seen)
-    addresses = {a.device: _free_address() for a in opened.manifest.plan.assignments}
-    fleet = work / "fleet.toml"
-    with _agents(out, work, bundle, addresses) as agents:
-        _wait_ready(out, agents, bundle, fleet, addresses)
-        with Client.connect(fleet) as client:
+    with AgentFleet(work, bundle, patience_s=READY_TIMEOUT_S) as fleet:
+        _start(out, fleet)
+        path = str(work / "fleet.toml")
+        devices = [f"--device={name}={agent.address}" for name, agent in fleet.agents.items()]
+        _show_and_run(
+            out, ["mdp", "fleet", "new", "--bundle", str(bundle), *devices, "--out", path]
+        )
+        _show_and_run(out, ["mdp", "status", "--fleet", path])
+        with Client.connect(path) as client:
             _classify_all(out, client, labelled, seen)
-            _kill_and_restart(out, client, agents, labelled, seen)
-    seen.facts["seconds"] = time.monotonic() - started_s
-    _print_claims(out, seen)
-    if report is not None:
-        write_json(report, {**seen.facts, "claims": seen.claims, "ok": all(seen.claims.values())})
-    return all(seen.claims.values())
+            _kill_and_restart(out, client, fleet, labelled, seen)
+        seen.facts["seconds"] = time.monotonic() - started_s
+        _print_claims(out, seen)
+        held = all(seen.claims.values())
+        if report is not None:
+            write_json(report, {**seen.facts, "claims": seen.claims, "ok": held})
+        if page:
+            with suppress(KeyboardInterrupt):
+                subprocess.run(_show(out, ["mdp", "gateway", "--fleet", path]), check=False)
+    return held
 
 
 def _show(out: Console, command: Sequence[str]) -> list[str]:
@@ -142,10 +159,10 @@ def _labelled_pictures(folder: Path | None, bundle: Bundle) -> list[tuple[str | 
 
 
 def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], seen: _Seen) -> None:
-    """The teacher, every sub-model and every arrival subset, as measured when it was built.
+    """The measured accuracy of the teacher, every sub-model and every arrival subset.
 
-    `measured` is what `evaluate` printed, with the computing time of teacher and members on one
-    thread of this machine; a subset computes as long as its slowest member.
+    `measured` is the output of `evaluate`, with computing times on one thread of this machine; a
+    subset's is its slowest member's.
     """
     evaluation = bundle.manifest.evaluation
     if evaluation is None:
@@ -173,7 +190,8 @@ def _print_accuracy(out: Console, bundle: Bundle, measured: Mapping[str, Any], s
         names = " + ".join(devices[k] for k in subset.members)
         values = (subset.boosted, subset.stacked, subset.bagged)
         slowest_ms = max(times_ms[k] for k in subset.members) if times_ms else None
-        table.add_row(names, *(f"{value:.2%}" for value in values), _milliseconds(slowest_ms))
+        shares = ["-" if value is None else f"{value:.2%}" for value in values]
+        table.add_row(names, *shares, _milliseconds(slowest_ms))
     out.print()
     out.print(table)
     seen.facts["evaluation"] = measured or evaluation
@@ -183,89 +201,23 @@ def _milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
-def _free_address() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+def _start(out: Console, fleet: "AgentFleet") -> None:
+    """Start an agent for each device; three boards share this machine, so one thread each."""
+    for assignment in Bundle.open(fleet.bundle).manifest.plan.assignments:
+        (fleet.folder / f"{assignment.device}.log").unlink(missing_ok=True)
+        _show_agent(out, fleet.start(assignment.device, *ONE_THREAD, wait_for=None))
+    for device, agent in fleet.agents.items():
+        try:
+            agent.wait_for("READY")
+        except AssertionError as error:
+            text = agent.stderr.strip() or error
+            raise DemoFailed(f"the agent of {device} ended: {text}") from error
 
 
-class _Agents:
-    """The agent processes of the demo, by device; each writes to a log file of its own."""
-
-    def __init__(
-        self, out: Console, work: Path, bundle: Path, addresses: Mapping[str, str]
-    ) -> None:
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._out, self._work, self._bundle, self._addresses = out, work, bundle, addresses
-        self._logs: list[IO[bytes]] = []
-
-    def start(self, device: str) -> None:
-        """Start the agent of `device`; three boards share this machine, so one thread each."""
-        serve = ["--bundle", str(self._bundle), "--device", device]
-        address = ["--bind", self._addresses[device], "--threads", "1"]
-        command = _show(self._out, ["mdp-agent", "run", *serve, *address])
-        log = (self._work / f"{device}.log").open("ab")
-        self._logs.append(log)
-        self.processes[device] = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def kill(self, device: str) -> None:
-        """SIGKILL: no goodbye, no clean-up, as when the power is cut."""
-        process = self.processes.pop(device)
-        self._out.print(f"\n[bold]$ kill -KILL {process.pid}[/bold]   # {device}", highlight=False)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-    def log_of(self, device: str) -> str:
-        """What the agent has said so far."""
-        return (self._work / f"{device}.log").read_text(errors="replace").strip()
-
-    def close(self) -> None:
-        """Ask every agent to stop, and make sure that it does."""
-        for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            try:
-                process.wait(timeout=10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        for log in self._logs:
-            log.close()
-
-
-@contextmanager
-def _agents(
-    out: Console, work: Path, bundle: Path, addresses: Mapping[str, str]
-) -> Iterator[_Agents]:
-    agents = _Agents(out, work, bundle, addresses)
-    try:
-        for device in addresses:
-            (work / f"{device}.log").unlink(missing_ok=True)
-            agents.start(device)
-        yield agents
-    finally:
-        agents.close()
-
-
-def _wait_ready(
-    out: Console, agents: _Agents, bundle: Path, fleet: Path, addresses: Mapping[str, str]
-) -> None:
-    devices: list[str] = []
-    for device, address in addresses.items():
-        devices += ["--device", f"{device}={address}"]
-    _show_and_run(
-        out, ["mdp", "fleet", "new", "--bundle", str(bundle), *devices, "--out", str(fleet)]
-    )
-    until_s = time.monotonic() + READY_TIMEOUT_S
-    with Client.connect(fleet) as client:
-        while not all(status.usable for status in client.status(timeout_s=0.5)):
-            for device, process in agents.processes.items():
-                if process.poll() is not None:
-                    raise DemoFailed(f"the agent of {device} ended: {agents.log_of(device)}")
-            if time.monotonic() > until_s:
-                raise DemoFailed(f"not every agent was READY after {READY_TIMEOUT_S:g} s")
-            time.sleep(0.05)
-    _show_and_run(out, ["mdp", "status", "--fleet", str(fleet)])
+def _show_agent(out: Console, agent: "AgentProcess") -> None:
+    args: Any = agent.process.args
+    command = list(map(str, args))
+    _show(out, [Path(command[0]).name, *command[1:]])
 
 
 def _classify_all(
@@ -285,7 +237,7 @@ def _classify_all(
     ]
     predictions = [prediction for _, prediction in answers]
     devices = [a.device for a in client.bundle.manifest.plan.assignments]
-    table = Table("", "p50 ms", "p99 ms", title="latency of the agents, as the client saw it")
+    table = Table("", "p50 ms", "p99 ms", title="latency of the agents, at the client")
     latency = _add_latency(table, "answer", [p.latency_ms for p in predictions])
     overhead = _add_latency(
         table, "beyond the slowest member's computing", [overhead_ms(p) for p in predictions]
@@ -323,10 +275,10 @@ def _classify_all(
 
 
 def _tolerance(bundle: Bundle, expected: float, pictures: int) -> float:
-    """How far the share of right answers to some `pictures` may be from the measured one.
+    """Largest difference of the accuracy on `pictures` from the measured one.
 
-    A few may miss the deadline on a busy machine, which is labelled and not wrong. Where it is not
-    all pictures that were measured, three standard errors of a share of so many are added.
+    A few may miss the deadline on a busy machine. For a sample of the measured pictures, three
+    standard errors of its share are added.
     """
     measured = bundle.manifest.evaluation
     missed = 0.01
@@ -344,13 +296,16 @@ def _add_latency(table: Table, name: str, values: Sequence[float]) -> dict[str, 
 def _kill_and_restart(
     out: Console,
     client: Client,
-    agents: _Agents,
+    fleet: "AgentFleet",
     labelled: Sequence[tuple[str | None, Picture]],
     seen: _Seen,
 ) -> None:
-    victim = client.bundle.manifest.plan.assignments[len(agents.processes) // 2].device
+    victim = client.bundle.manifest.plan.assignments[len(fleet.agents) // 2].device
     pictures = [picture for _, picture in labelled]
-    agents.kill(victim)
+    # SIGKILL: no goodbye and no clean-up, as when the power is cut.
+    pid = fleet.agents[victim].process.pid
+    out.print(f"\n[bold]$ kill -KILL {pid}[/bold]   # {victim}", highlight=False)
+    fleet.agents[victim].kill()
     after = [
         client.classify(picture, deadline_ms=DEADLINE_MS)
         for picture in pictures[:PICTURES_AFTER_KILL]
@@ -366,8 +321,8 @@ def _kill_and_restart(
     seen.claims["each of them says that it is partial, and names the missing device"] = all(
         victim in prediction.missing and victim not in prediction.used for prediction in after
     )
-    agents.start(victim)
     started_s = time.monotonic()
+    _show_agent(out, fleet.restart(victim, *ONE_THREAD))
     until_s = started_s + BACK_TIMEOUT_S
     prediction = client.classify(pictures[0], deadline_ms=DEADLINE_MS)
     while victim not in prediction.used and time.monotonic() < until_s:
@@ -398,4 +353,4 @@ def _print_claims(out: Console, seen: _Seen) -> None:
     out.print()
     for claim, held in seen.claims.items():
         out.print(f"{'[green]seen    [/green]' if held else '[red]NOT SEEN[/red]'} {claim}")
-    out.print(f"{seen.facts['seconds']:.0f} s in all")
+    out.print(f"{seen.facts['seconds']:.0f} s in all; --page (PAGE=1) shows the fleet in a browser")

@@ -1,4 +1,4 @@
-"""`mdp fleet discover`: what is announced on the network, and the fleet file it would make."""
+"""`mdp fleet discover`: announced agents, and a fleet file of them."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from mdp import console
-from mdp.discovery.announcements import DIGEST_DIGITS, LeftOut, Proposal, fleet_text, propose
+from mdp.discovery.announcements import DIGEST_DIGITS, Proposal, fleet_text, propose
 from mdp.discovery.mdns import MAX_FOUND, listen
 from mdp.errors import ConfigError, InferenceError, InputError
 from mdp.files import write_bytes
@@ -15,7 +15,7 @@ from mdp.formats.fleet import Fleet, relative_to
 from mdp.formats.keys import PUBLIC, is_loopback, load_pair, load_public
 from mdp.transport import public_key_of
 
-#: Announcements that were left out and are listed; a flood of them shall not hide the rest.
+#: Most listed announcements among those left out, as a flood would hide the rest.
 MAX_LISTED = 20
 
 
@@ -26,7 +26,7 @@ def fleet_discover(
         typer.Option(help="Folder with the agents' public key files, as for `mdp fleet new`."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="This client's secret key file, to be named in the fleet.")
+        Path | None, typer.Option(help="This client's secret key file, for the fleet file's `key`.")
     ] = None,
     interface: Annotated[
         str | None,
@@ -61,7 +61,7 @@ def fleet_discover(
     proposal = propose(opened, found, keys=trusted, on_loopback=on_loopback)
     fleet = None
     if proposal.entries:
-        # Paths are relative to where the file is, or would be.
+        # Paths are relative to the file's folder.
         place = out or Path("fleet.toml")
         fleet = Fleet(
             bundle=relative_to(opened.path, place),
@@ -82,7 +82,7 @@ def fleet_discover(
             }
         )
     else:
-        _tell(opened, proposal, more, written)
+        _print(opened, proposal, more, written)
     raise typer.Exit(0 if proposal.entries else InferenceError.exit_code)
 
 
@@ -95,28 +95,24 @@ def _public_keys(folder: Path) -> dict[str, str]:
     return {file.stem: load_public(file) for file in files}
 
 
-def _tell(bundle: Bundle, proposal: Proposal, more: int, written: Path | None) -> None:
+def _print(bundle: Bundle, proposal: Proposal, more: int, written: Path | None) -> None:
     print(f"agents of bundle {bundle.manifest.name} {bundle.digest[:DIGEST_DIGITS]}:")
     for entry in proposal.entries:
         how = "plain text" if entry.key is None else "its key is in --keys"
         print(f"  {entry.device} = {entry.address}, sub-model {entry.k}, {how}")
     for left in proposal.left_out[:MAX_LISTED]:
-        print(f"  left out: {_line(left)}")
+        print(f"  left out: {left.device} at {left.address}: {left.reason}")
     unlisted = len(proposal.left_out) - MAX_LISTED
     if unlisted > 0:
         print(f"  left out: {unlisted} more")
     if more:
-        print(f"  {more} announcements beyond the first {MAX_FOUND} were not looked at")
+        print(f"  {more} announcements beyond the first {MAX_FOUND} were not read")
     if proposal.absent:
         print(f"  not in the proposal: {', '.join(proposal.absent)}")
     if written is not None:
         print(f"{written}: proposed, {len(proposal.entries)} devices; check the addresses")
 
 
-def _line(left: LeftOut) -> str:
-    return f"{left.device} at {left.address}: {left.reason}"
-
-
 def add_to(app: typer.Typer) -> None:
-    """Make the command part of `mdp fleet`."""
+    """Add the command to `mdp fleet`."""
     app.command("discover")(fleet_discover)

@@ -1,4 +1,4 @@
-"""What stands between a client and an answer, checked one thing after the other."""
+"""Checks of a fleet: files, devices, network."""
 
 import socket
 import time
@@ -18,7 +18,7 @@ ROUND_TRIPS = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked."""
+    """The result of one check."""
 
     subject: str
     ok: bool
@@ -39,7 +39,7 @@ def examine(client: Client) -> Iterator[Finding]:
 
 def _bundle_findings(bundle: Bundle) -> Iterator[Finding]:
     for name in bundle.manifest.files:
-        # A client needs the fusion weights only; models may live on the devices alone.
+        # A client needs the fusion weights only; models may be on the devices alone.
         if name != FUSION and not (bundle.path / name).exists():
             continue
         try:
@@ -63,7 +63,7 @@ def _device_finding(status: DeviceStatus) -> Finding:
 
 
 def tcp_diagnosis(address: str) -> str:
-    """Why nothing answers at `tcp://HOST:PORT`: no host, no listener, or no MDP agent behind it."""
+    """Why there is no answer at `tcp://HOST:PORT`: no host, no listener, or no MDP agent."""
     parts = urlsplit(address)
     try:
         with socket.create_connection((parts.hostname or "", parts.port or 0), TCP_TIMEOUT_S):
@@ -80,7 +80,5 @@ def _round_trip_finding(client: Client) -> Finding:
         started_s = time.perf_counter()
         client.status()
         trips_ms.append((time.perf_counter() - started_s) * 1e3)
-    text = (
-        f"asked and heard all reachable devices in {min(trips_ms):.1f} ms, at best of {ROUND_TRIPS}"
-    )
+    text = f"status of all reachable devices in {min(trips_ms):.1f} ms, at best of {ROUND_TRIPS}"
     return Finding("network", True, text)

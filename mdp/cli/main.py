@@ -1,4 +1,4 @@
-"""`mdp`: classify pictures with a fleet, and look after the fleet."""
+"""`mdp`: classify pictures with a fleet, and manage the fleet."""
 
 import sys
 import time
@@ -15,8 +15,9 @@ from rich.table import Table
 from mdp import console
 from mdp.cli import bundle as bundle_command
 from mdp.cli import discover as discover_command
+from mdp.cli import gateway as gateway_command
 from mdp.cli import keys as keys_command
-from mdp.cli.answers import describe, failure, named, picture_files, shown
+from mdp.cli.answers import Json, describe, failure, named, picture_files, shown
 from mdp.cli.bench import noise_picture, run_bench
 from mdp.cli.demo import run_demo
 from mdp.cli.doctor import examine
@@ -52,17 +53,14 @@ KeyFile = Annotated[
 ]
 Insecure = Annotated[
     bool,
-    typer.Option("--insecure", help="Speak plain text to agents without a key, over a network."),
+    typer.Option("--insecure", help="Plain text over a network, to agents without a key."),
 ]
-DeadlineMs = Annotated[float, typer.Option(help="Milliseconds in which every answer has to come.")]
-FusionChoice = Annotated[Fusion, typer.Option(help="How to combine what arrived.")]
+DeadlineMs = Annotated[float, typer.Option(help="Milliseconds for each answer.")]
+FusionChoice = Annotated[Fusion, typer.Option(help="Fusion rule.")]
 Cascade = Annotated[
     bool,
-    typer.Option(
-        "--cascade", help="Ask few members first, the others only where these are unsure."
-    ),
+    typer.Option("--cascade", help="Ask few members first, and the others where these are unsure."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
 
 
 @contextmanager
@@ -73,9 +71,9 @@ def connected(
     fusion: Fusion = "stacked",
     cascade: bool = False,
 ) -> Iterator[Client]:
-    """A client of `fleet`; says on stderr, at every start, to whom it speaks plain text."""
+    """A client of `fleet`; warns on stderr of plain text over a network."""
     with warnings.catch_warnings():
-        # Said below, in one line each.
+        # Printed below, in one line each.
         warnings.simplefilter("ignore", InsecureWarning)
         client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure, cascade=cascade)
     with client:
@@ -87,7 +85,7 @@ def connected(
 
 @app.command()
 def classify(
-    # Readable is not asked for: a file that is not would end the command before the others.
+    # `readable` would end the command at the first unreadable file.
     pictures: Annotated[
         list[Path], typer.Argument(readable=False, help="Picture files, or folders of them.")
     ],
@@ -99,7 +97,7 @@ def classify(
     insecure: Insecure = False,
     json: Json = False,
 ) -> None:
-    """Say what each picture shows; a picture that cannot be read is named, the others go on.
+    """Classify pictures; an unreadable one is an error, and the others follow.
 
     With --json a picture that failed has a line too, with `error` instead of `label`.
 
@@ -134,14 +132,14 @@ def look(
     fleet: FleetFile,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     ago_ms: Annotated[
-        float, typer.Option(min=0, max=1e9, help="Look at what was there so long ago; 0 is now.")
+        float, typer.Option(min=0, max=1e9, help="Age of the frames; 0 for the newest.")
     ] = 0.0,
     within_ms: Annotated[
-        float, typer.Option(min=0, max=1e9, help="How far from that moment a frame may be.")
+        float, typer.Option(min=0, max=1e9, help="Largest difference of a frame from that age.")
     ] = DEFAULT_WITHIN_MS,
-    count: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Looks.")] = 1,
+    count: Annotated[int, typer.Option(min=1, max=1_000_000_000, help="Number of calls.")] = 1,
     every_ms: Annotated[
-        float, typer.Option(min=0, max=1e9, help="With --count: from one look to the next.")
+        float, typer.Option(min=0, max=1e9, help="With --count: from one call to the next.")
     ] = DEFAULT_EVERY_MS,
     fusion: FusionChoice = "stacked",
     cascade: Cascade = False,
@@ -149,7 +147,7 @@ def look(
     insecure: Insecure = False,
     json: Json = False,
 ) -> None:
-    """Say what the devices' own cameras see (`mdp-agent run --source`); no picture travels.
+    """Classify what the devices' own cameras see (`mdp-agent run --source`); no picture is sent.
 
     Example: mdp look --fleet fleet.toml --deadline-ms 80
 
@@ -189,7 +187,7 @@ def status(
     insecure: Insecure = False,
     json: Json = False,
 ) -> None:
-    """Say how every device of a fleet is.
+    """Show the status of every device of a fleet.
 
     Example: mdp status --fleet fleet.toml
 
@@ -202,7 +200,7 @@ def status(
     if json:
         console.print_json({"devices": statuses, "absent": absent})
     else:
-        # No markup: an address or an agent's own words may hold square brackets.
+        # No markup: an address or an agent's text may contain square brackets.
         Console(markup=False).print(status_table(statuses))
         for status in statuses:
             if status.source:
@@ -215,10 +213,10 @@ def status(
 
 
 def status_table(statuses: Sequence[DeviceStatus]) -> Table:
-    """Every device with its state and what is wrong with it."""
+    """Devices with their states and errors."""
     table = Table()
     for column in ("device", "address", "state", "bundle", "provider", "answered", "reason"):
-        # Folded, not cut: an address that ends in dots helps nobody.
+        # Folded, as a truncated address is useless.
         table.add_column(column, overflow="fold")
     for status in statuses:
         table.add_row(
@@ -237,7 +235,7 @@ def status_table(statuses: Sequence[DeviceStatus]) -> Table:
 def doctor(
     fleet: FleetFile, key: KeyFile = None, insecure: Insecure = False, json: Json = False
 ) -> None:
-    """Find out what keeps a fleet from answering: files, connections, bundles, providers.
+    """Check files, connections, bundles and providers of a fleet.
 
     Example: mdp doctor --fleet fleet.toml
 
@@ -258,7 +256,7 @@ def bench(
     fleet: FleetFile,
     pictures: Annotated[list[Path] | None, typer.Argument(help="Noise if none is given.")] = None,
     requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Calls to measure.")] = 200,
-    in_flight: Annotated[int, typer.Option(min=1, max=64, help="Pictures under way.")] = 1,
+    in_flight: Annotated[int, typer.Option(min=1, max=64, help="Pictures at a time.")] = 1,
     deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
     fusion: FusionChoice = "stacked",
     cascade: Cascade = False,
@@ -323,12 +321,12 @@ def fleet_new(
         typer.Option(help="Folder with the agents' NAME.public (NAME-LABEL.public for replicas)."),
     ] = None,
     key: Annotated[
-        Path | None, typer.Option(help="This client's secret key file, to be named in the fleet.")
+        Path | None, typer.Option(help="This client's secret key file, for the fleet file's `key`.")
     ] = None,
     out: Annotated[Path, typer.Option(help="File to write.")] = Path("fleet.toml"),
     json: Json = False,
 ) -> None:
-    """Write fleet.toml: where each device of a bundle listens, and its public key.
+    """Write fleet.toml: address and public key of each device of a bundle.
 
     Example: mdp fleet new --bundle bundle/ --device n100=tcp://10.0.0.8:7500 --keys keys/
     --key keys/client.secret --out fleet.toml
@@ -353,14 +351,15 @@ def fleet_new(
     if absent:
         print(f"  without {', '.join(absent)}: every answer will be partial")
     for entry in exposed(fleet):
-        print(f"  {entry.device} has no key: only --insecure will connect to it, in plain text")
+        print(f"  {entry.device} has no key: expected --insecure, for plain text")
+
+
+app.command()(gateway_command.gateway)
 
 
 @app.command()
 def demo(
-    work: Annotated[Path, typer.Option(help="Folder for everything that the demo makes.")] = Path(
-        "demo"
-    ),
+    work: Annotated[Path, typer.Option(help="Folder for the demo's files.")] = Path("demo"),
     bundle: Annotated[
         Path | None, typer.Option(help="Serve this bundle instead of building one from digits.")
     ] = None,
@@ -368,19 +367,19 @@ def demo(
         Path | None,
         typer.Option(help="With --bundle: pictures, or a folder per class; else photographs."),
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(help="File to write what was seen to, as JSON.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="JSON file of the observations.")] = None,
+    page: Annotated[
+        bool, typer.Option("--page", help="At the end, serve the gateway's page until Ctrl-C.")
+    ] = False,
 ) -> None:
-    """Build, serve, classify, kill one agent, bring it back: everything, on this machine.
+    """Build, serve, classify, kill one agent, restart it: everything on this machine.
 
     Example: mdp demo --report demo/seen.json
 
-    Exit codes: 0 all of that was seen to happen, 2 bad input, 3 something was not seen.
+    Exit codes: 0 every claim held, 2 bad input, 3 one did not.
     """
-    raise typer.Exit(
-        0 if run_demo(work, bundle=bundle, pictures=pictures, report=report) else NOT_ANSWERED
-    )
+    seen = run_demo(work, bundle=bundle, pictures=pictures, report=report, page=page)
+    raise typer.Exit(0 if seen else NOT_ANSWERED)
 
 
 def main() -> None:

@@ -21,14 +21,14 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
 from mdp.fusion.fuse import Contribution, Fusion
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
+    FrameReply,
+    FrameRequest,
     Infer,
-    Look,
     Result,
-    Seen,
     Status,
+    StatusRequest,
     contribution_of,
     decode,
     encode,
@@ -175,7 +175,11 @@ class Dispatcher:
         if device not in self._transport.connected:
             return None
         number = self._book.number()
-        return number if self._transport.send(device, encode(Ask(request_id=number))) else None
+        return (
+            number
+            if self._transport.send(device, encode(StatusRequest(request_id=number)))
+            else None
+        )
 
     def handle(self, events: list[TransportEvent]) -> None:
         """Take in what the transport reported."""
@@ -220,7 +224,7 @@ class Dispatcher:
             self._broken(device, Reason("bad_message", str(error)))
             return
         match message := envelope.message:
-            case Result() | Seen():
+            case Result() | FrameReply():
                 self._settle(message.request_id, self._reply(device, message, envelope.buffers[0]))
             case Failure():
                 reason = Reason(message.code, message.text)
@@ -237,10 +241,10 @@ class Dispatcher:
                     unfit(message, self._bundle, self._k_of[device]),
                     self._clock(),
                 )
-            case Infer() | Ask() | Look():
+            case Infer() | StatusRequest() | FrameRequest():
                 self.counters["malformed"] += 1
 
-    def _reply(self, device: str, message: Result | Seen, logits: Buffer) -> Replied | Failed:
+    def _reply(self, device: str, message: Result | FrameReply, logits: Buffer) -> Replied | Failed:
         """The event that a reply means; one that can be no answer to its call is a failure."""
         now_s = self._clock()
         try:
@@ -256,11 +260,13 @@ class Dispatcher:
         )
 
     def _contribution(
-        self, device: str, message: Result | Seen, logits: Buffer, now_s: float
+        self, device: str, message: Result | FrameReply, logits: Buffer, now_s: float
     ) -> Contribution:
         if message.num_classes != self._num_classes:
             raise WireError(f"expected {self._num_classes} classes, got {message.num_classes}")
-        contribution = contribution_of(logits)
+        contribution = contribution_of(logits, self._num_classes)
+        if len(contribution.heads) < self._builder.heads:
+            raise WireError(f"expected logits of {self._builder.heads} heads, got those of 1")
         call = self._book.call(message.request_id)
         if call is not None:
             crop = call.question.accept(device, self._k_of[device], message, now_s)

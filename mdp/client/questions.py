@@ -5,7 +5,7 @@ from typing import Protocol
 
 from mdp.client.crops import View
 from mdp.errors import WireError
-from mdp.protocol.messages import Buffer, Infer, Look, Result, Seen, encode
+from mdp.protocol.messages import Buffer, FrameReply, FrameRequest, Infer, Result, encode
 from mdp.requests.capture import FrameQuery, FrameSeen, FramesSeen, frames_of
 from mdp.requests.request import Request
 from mdp.requests.session import Arrival
@@ -17,7 +17,9 @@ class Question(Protocol):
     def message(self, number: int, digest: str, request: Request, now_s: float) -> list[Buffer]:
         """The frames of message `number` for `request`, which leaves now."""
 
-    def accept(self, device: str, k: int, reply: Result | Seen, now_s: float) -> Buffer | None:
+    def accept(
+        self, device: str, k: int, reply: Result | FrameReply, now_s: float
+    ) -> Buffer | None:
         """The crop that the logits depend on, if the client knows it; raises WireError."""
 
     def frames(self, arrived: Mapping[int, Arrival], now_s: float) -> FramesSeen | None:
@@ -43,7 +45,9 @@ class PictureQuestion:
         )
         return encode(infer, view.pixels)
 
-    def accept(self, device: str, k: int, reply: Result | Seen, now_s: float) -> Buffer | None:
+    def accept(
+        self, device: str, k: int, reply: Result | FrameReply, now_s: float
+    ) -> Buffer | None:
         """The member's crop."""
         if not isinstance(reply, Result):
             raise WireError(f"expected a Result, got a {type(reply).__name__}")
@@ -63,8 +67,8 @@ class CameraQuestion:
         self._seen: dict[str, FrameSeen] = {}
 
     def message(self, number: int, digest: str, request: Request, now_s: float) -> list[Buffer]:
-        """A Look."""
-        look = Look(
+        """A FrameRequest."""
+        look = FrameRequest(
             request_id=number,
             digest=digest,
             k=request.k,
@@ -74,10 +78,12 @@ class CameraQuestion:
         )
         return encode(look)
 
-    def accept(self, device: str, k: int, reply: Result | Seen, now_s: float) -> Buffer | None:
+    def accept(
+        self, device: str, k: int, reply: Result | FrameReply, now_s: float
+    ) -> Buffer | None:
         """None; keeps which frame it was."""
-        if not isinstance(reply, Seen):
-            raise WireError(f"expected a Seen, got a {type(reply).__name__}")
+        if not isinstance(reply, FrameReply):
+            raise WireError(f"expected a FrameReply, got a {type(reply).__name__}")
         self._seen[device] = FrameSeen(number=reply.frame, age_ms=reply.age_ms, heard_s=now_s)
         return None
 

@@ -26,6 +26,8 @@ class DeviceStatus:
     #: Why it cannot serve this client: a code of docs/reference/reasons.md; empty if it can.
     code: str = ""
     counts: dict[str, int] = field(default_factory=dict)
+    #: Requests that wait for its computing; None if it has not said.
+    queued: int | None = None
     #: Where its own pictures come from and how that does, in words; empty if it has no source.
     source: str = ""
 
@@ -73,6 +75,7 @@ def device_status(
         reason="; ".join(_notes(entry, status, bundle)) if wrong is None else str(wrong),
         code="" if wrong is None else wrong.code,
         counts=status.counts,
+        queued=status.queued,
         source=status.source,
     )
 

@@ -1,7 +1,7 @@
-"""What agents announce on the local network, and the fleet that follows from it. Pure.
+"""Announcements of agents on the local network, and the fleet that they propose. Pure.
 
-An announcement is a claim that anybody can make. It may say where an agent is; who it is, is
-decided by the public key files that the user has, and in the end by the handshake.
+Announcements are untrusted: they give addresses only. Identity is decided by the user's public key
+files, and in the end by the handshake.
 """
 
 import ipaddress
@@ -52,8 +52,8 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """An announcement that is well-formed."""
+class Announcement:
+    """A well-formed announcement."""
 
     device: str
     address: str
@@ -64,7 +64,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """An announcement of which no entry was made, as it may be shown, and why."""
+    """An announcement without an entry, safe to show, and why."""
 
     device: str
     address: str
@@ -73,7 +73,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """What a fleet file could hold."""
+    """Entries of a fleet file."""
 
     entries: tuple[FleetEntry, ...]
     left_out: tuple[LeftOut, ...]
@@ -82,7 +82,7 @@ class Proposal:
 
 
 def texts_of(*, device: str, digest: str, k: int, public_key: str | None) -> dict[str, str]:
-    """What an agent announces of itself."""
+    """An agent's announcement."""
     return {
         "v": "1",
         "device": device,
@@ -93,18 +93,18 @@ def texts_of(*, device: str, digest: str, k: int, public_key: str | None) -> dic
 
 
 def shown(text: str) -> str:
-    """A stranger's text, as short and harmless as it is to be shown."""
+    """An untrusted text, shortened and printable."""
     line = as_line(text)
     return line if len(line) <= SHOWN_CHARACTERS else f"{line[:SHOWN_CHARACTERS]}..."
 
 
-def read_announcement(found: Found) -> Candidate | LeftOut:
-    """The announcement in `found`, or why it is none."""
+def read_announcement(found: Found) -> Announcement | LeftOut:
+    """The announcement in `found`, or why it is malformed."""
     name = shown(found.name)
     where = ", ".join(map(shown, found.addresses[:MAX_ADDRESSES])) or "nowhere"
     try:
         texts = {key.decode(): (value or b"").decode() for key, value in found.texts.items()}
-        # Keys that are not known may be a later version's.
+        # Unknown keys may be of a later version.
         known = {key: texts[key] for key in Announced.__struct_fields__ if key in texts}
         said = msgspec.convert(known, Announced, strict=False)
         address = _address(found.addresses)
@@ -113,7 +113,7 @@ def read_announcement(found: Found) -> Candidate | LeftOut:
     except (ValueError, msgspec.ValidationError) as error:
         reason = "texts that are no UTF-8" if isinstance(error, UnicodeError) else str(error)
         return LeftOut(device=name, address=where, reason=f"malformed: {shown(reason)}")
-    return Candidate(
+    return Announcement(
         device=said.device,
         address=f"tcp://{address}:{found.port}",
         bundle=said.bundle,
@@ -123,7 +123,7 @@ def read_announcement(found: Found) -> Candidate | LeftOut:
 
 
 def _address(addresses: Sequence[str]) -> str:
-    """The first address that a client can dial; raises ValueError."""
+    """The first address that a client can connect to; raises ValueError."""
     for text in addresses[:MAX_ADDRESSES]:
         if re.fullmatch(r"[0-9.]{7,15}", text):
             address = ipaddress.IPv4Address(text)
@@ -139,13 +139,13 @@ def propose(
     keys: Mapping[str, str],
     on_loopback: bool,
 ) -> Proposal:
-    """Entries for what was found, and the reasons for what was not taken.
+    """Entries for `found`, and why others were left out.
 
-    `keys` are the public keys that the user has, by their file's stem. `on_loopback` says that
-    nobody else than this machine was listened to.
+    `keys` are the user's public keys by their file's stem; `on_loopback` is whether announcements
+    came from this machine alone.
     """
     left_out: list[LeftOut] = []
-    claims: dict[str, list[Candidate]] = {}
+    claims: dict[str, list[Announcement]] = {}
     for read in dict.fromkeys(map(read_announcement, found)):
         if isinstance(read, LeftOut):
             left_out.append(read)
@@ -153,13 +153,16 @@ def propose(
         try:
             name = _entry_name(bundle, read, keys, on_loopback=on_loopback)
         except ValueError as error:
-            left_out.append(_without(read, str(error)))
+            left_out.append(_left_out(read, str(error)))
         else:
             claims.setdefault(name, []).append(read)
     entries: list[FleetEntry] = []
     for name, claimants in sorted(claims.items()):
         if len(claimants) == 1:
-            entries.append(_entry(name, claimants[0], keys))
+            (claim,) = claimants
+            # The user's copy of the key, never an announced one.
+            key = keys[name.replace("/", "-")] if claim.key else None
+            entries.append(FleetEntry(device=name, address=claim.address, k=claim.k, key=key))
         else:
             left_out += [_one_of_many(name, claim, len(claimants)) for claim in claimants]
     entries, shared = _without_shared_addresses(entries)
@@ -172,20 +175,14 @@ def propose(
     )
 
 
-def _without(claim: Candidate, reason: str) -> LeftOut:
+def _left_out(claim: Announcement, reason: str) -> LeftOut:
     return LeftOut(device=claim.device, address=claim.address, reason=reason)
 
 
-def _entry(name: str, claim: Candidate, keys: Mapping[str, str]) -> FleetEntry:
-    # The user's own copy of the key, never one that was announced.
-    key = keys[name.replace("/", "-")] if claim.key else None
-    return FleetEntry(device=name, address=claim.address, k=claim.k, key=key)
-
-
 def _entry_name(
-    bundle: Bundle, claim: Candidate, keys: Mapping[str, str], *, on_loopback: bool
+    bundle: Bundle, claim: Announcement, keys: Mapping[str, str], *, on_loopback: bool
 ) -> str:
-    """The name of the entry that `claim` gets; raises ValueError saying why it gets none."""
+    """The name of `claim`'s entry; raises ValueError if it gets none."""
     mine = bundle.digest[:DIGEST_DIGITS]
     if claim.bundle != mine:
         raise ValueError(f"serves another bundle: {claim.bundle}, expected {mine}")
@@ -199,7 +196,8 @@ def _entry_name(
         if on_loopback and is_loopback(claim.address):
             if claim.device in keys:
                 raise ValueError(
-                    f"announces no key, --keys has {claim.device}.public: encrypted or not at all"
+                    f"announces no key, --keys has {claim.device}.public: expected an "
+                    "encrypted agent"
                 )
             return claim.device
         raise ValueError("announces no key: plain text over a network is never proposed")
@@ -221,25 +219,22 @@ def _entry_name(
     raise ValueError(f"announces key {claim.key}, which no file in --keys has")
 
 
-def _one_of_many(name: str, claim: Candidate, count: int) -> LeftOut:
+def _one_of_many(name: str, claim: Announcement, count: int) -> LeftOut:
     reason = f"{count} agents claim to be {name}"
     if claim.key:
-        reason += " with the same key: all but one are lying"
+        reason += " with the same key: at most one is genuine"
     return LeftOut(device=claim.device, address=claim.address, reason=reason)
 
 
 def _without_shared_addresses(
     entries: Sequence[FleetEntry],
 ) -> tuple[list[FleetEntry], list[LeftOut]]:
-    """Entries whose address is theirs alone, and the others: one of these is lying."""
+    """Entries with an address of their own, and the others, of which at most one is genuine."""
     addresses = [entry.address for entry in entries]
     alone = [entry for entry in entries if addresses.count(entry.address) == 1]
+    reason = "another device announces the same address"
     shared = [
-        LeftOut(
-            device=entry.device,
-            address=entry.address,
-            reason="another device announces the same address",
-        )
+        LeftOut(device=entry.device, address=entry.address, reason=reason)
         for entry in entries
         if addresses.count(entry.address) > 1
     ]
@@ -247,8 +242,8 @@ def _without_shared_addresses(
 
 
 def fleet_text(fleet: Fleet, left_out: Sequence[LeftOut]) -> bytes:
-    """`fleet` as a TOML file, with what was left out as comments, one line each."""
+    """`fleet` as a TOML file, with what was left out as comments."""
     lines = ["# Proposed from announcements. Keys are from files, addresses are what was claimed."]
     lines += [f"# Left out: {left.device} at {left.address}: {left.reason}" for left in left_out]
-    # A comment ends with its line, whatever a stranger has written.
+    # Untrusted texts cannot end a comment's line.
     return "\n".join(map(as_line, lines)).encode() + b"\n\n" + toml_bytes(fleet)

@@ -16,9 +16,9 @@ from mdp.errors import AgentError, InputError, MDPError
 from mdp.extras import install
 
 SERVICE = "_mdp._tcp.local."
-#: Announcements that are looked at; on a network of honest agents there are no more than this.
+#: Most announcements that are read; more of them are a flood.
 MAX_FOUND = 256
-#: How long an announcement's details may take, at the end of the listening.
+#: How long an announcement's details may take.
 DETAILS_S = 1.0
 WILDCARDS = ("*", "0.0.0.0")
 
@@ -35,10 +35,7 @@ def zeroconf_module(error: type[MDPError], wanted_by: str) -> ModuleType:
 
 
 def addresses_behind(bound: str) -> list[str]:
-    """IPv4 addresses at which `tcp://HOST:PORT`, as an agent is bound, can be reached.
-
-    Raises InputError where there is none to announce.
-    """
+    """IPv4 addresses of an agent bound to `tcp://HOST:PORT`; raises InputError without any."""
     host = bound.removeprefix("tcp://").rpartition(":")[0]
     if host in WILDCARDS:
         own = [address for address in _own_addresses() if not address.is_loopback]
@@ -65,14 +62,14 @@ def _own_addresses() -> list[ipaddress.IPv4Address]:
 
 
 class Announcer:
-    """Announces an agent, only on the networks where it can be reached, until it is closed."""
+    """Announces an agent on the networks that reach it, until it is closed."""
 
     def __init__(self, bound: str, texts: Mapping[str, str]) -> None:
         """`bound` is where the agent listens; raises InputError or AgentError."""
         self._module = zeroconf_module(AgentError, "--announce")
         self._addresses = addresses_behind(bound)
         self._port = int(bound.rpartition(":")[2])
-        # Two agents may have the same device's name, as replicas do.
+        # Replicas have the same device name.
         self._name = f"{texts['device'][:40]}-{secrets.token_hex(4)}"
         self._texts = dict(texts)
         try:
@@ -83,13 +80,13 @@ class Announcer:
     def begin(self) -> None:
         """Announce it; takes some tenths of a second. Raises AgentError."""
         try:
-            # Its name is random: nobody has to be asked whether it is taken.
+            # The name is random, so no probing for conflicts.
             self._zeroconf.register_service(self._info(), cooperating_responders=True)
         except (OSError, self._module.Error) as error:
             raise _not_working(error) from error
 
-    def say(self, texts: Mapping[str, str]) -> None:
-        """Announce other texts, if they are others. Raises AgentError."""
+    def update(self, texts: Mapping[str, str]) -> None:
+        """Announce changed texts. Raises AgentError."""
         if texts == self._texts:
             return
         self._texts = dict(texts)
@@ -109,7 +106,7 @@ class Announcer:
         )
 
     def close(self) -> None:
-        """Say goodbye, so that nobody looks for the agent any more."""
+        """Withdraw the announcement."""
         with contextlib.suppress(OSError, self._module.Error):
             self._zeroconf.unregister_all_services()
         self._zeroconf.close()
@@ -132,9 +129,9 @@ def _not_working(error: Exception) -> AgentError:
 
 
 def listen(interface: str | None, *, seconds: float) -> tuple[list[Found], int]:
-    """What is announced on the network of `interface`, an address of this machine, or on all.
+    """Announcements on the network of `interface`, an address of this machine, or on all networks.
 
-    Also how many more announcements there were than are looked at. Raises InputError.
+    Also the number of further ones, which are not read. Raises InputError.
     """
     zeroconf = zeroconf_module(InputError, "mdp fleet discover")
     where: Any = zeroconf.InterfaceChoice.All
@@ -173,7 +170,7 @@ async def _listen(zeroconf: Any, where: Any, seconds: float) -> tuple[list[Found
 
 
 async def _details(zeroconf: Any, shared: Any, name: str) -> Found:
-    """What `name` announces; without addresses if it does not say, or says nonsense."""
+    """The announcement of `name`; without addresses if it does not answer, or is malformed."""
     nothing = Found(name=name, addresses=(), port=0, texts={})
     try:
         info = zeroconf.asyncio.AsyncServiceInfo(SERVICE, name)

@@ -1,4 +1,4 @@
-"""Bundle: an exported plan, with what every arrival subset was measured to be worth."""
+"""Bundle: an exported plan, with the measured accuracy of every arrival subset."""
 
 import hashlib
 import os
@@ -39,29 +39,31 @@ class MemberAccuracy(Record, frozen=True):
 
 
 class PerRule(Record, frozen=True):
-    """One number for each fusion rule, a fraction."""
+    """One number for each fusion rule, a fraction; `boosted` is None without boost heads."""
 
-    boosted: Fraction
     stacked: Fraction
     bagged: Fraction
+    boosted: Fraction | None = None
+
+    def under(self, rule: Fusion) -> float:
+        """The number of `rule`; without boost heads, a boosted answer is a bagged one."""
+        value: float | None = getattr(self, rule)
+        return self.bagged if value is None else value
 
 
-class SubsetAccuracy(Record, frozen=True):
+class SubsetAccuracy(PerRule, frozen=True, kw_only=True):
     """One arrival subset under each fusion rule, as fractions of the pictures."""
 
     members: tuple[int, ...]
-    boosted: Fraction
-    stacked: Fraction
-    bagged: Fraction
     #: Expected calibration error: how far the top probability is from the accuracy, on average.
     ece: PerRule | None = None
 
 
 class SizeAccuracy(Record, frozen=True):
-    """Arrival subsets of one size that has too many to list: what a sample of them was worth."""
+    """Accuracy of a sample of the arrival subsets of a size with too many to list."""
 
     size: Annotated[int, Meta(ge=1)]
-    #: How many subsets of this size were measured.
+    #: Number of measured subsets.
     sampled: Annotated[int, Meta(ge=1)]
     mean: PerRule
     lowest: PerRule
@@ -70,11 +72,11 @@ class SizeAccuracy(Record, frozen=True):
 
 
 class CascadeAccuracy(Record, frozen=True):
-    """A cascade on the pictures of the evaluation, every member there, as fractions of them."""
+    """A cascade with every member, as fractions of the evaluation's pictures."""
 
-    #: The members that were asked first.
+    #: The members of the first stage.
     first: tuple[int, ...]
-    #: Pictures for which the others were asked, and right answers of all.
+    #: Escalated pictures, and right answers of all.
     escalated: PerRule
     accuracy: PerRule
 
@@ -83,16 +85,16 @@ class TeacherAccuracy(Record, frozen=True, omit_defaults=True):
     """The teacher, on the evaluation's pictures unless others are named."""
 
     accuracy: Fraction
-    #: Of an earlier evaluation that this one could not repeat: its pictures' name and number.
+    #: Pictures' name and number of an earlier evaluation that this one could not repeat.
     data: str | None = None
     pictures: Annotated[int, Meta(ge=1)] | None = None
 
 
 class Evaluation(Record, frozen=True):
-    """What was measured on a held-out split; the source of every answer's expected accuracy."""
+    """Measurements on a held-out split, from which each answer's expected accuracy is taken."""
 
     data: str
-    #: Identifies the exact pictures and labels that were used.
+    #: Identity of the pictures and labels.
     data_digest: Sha256
     pictures: Annotated[int, Meta(ge=1)]
     teacher: TeacherAccuracy | None
@@ -102,12 +104,12 @@ class Evaluation(Record, frozen=True):
     sizes: tuple[SizeAccuracy, ...] = ()
     #: None where the bundle has no cascade.
     cascade: CascadeAccuracy | None = None
-    #: What older bundles hold of early exit: read, and not used.
+    #: Early exit of older bundles, which is ignored.
     early: Any = None
 
 
 class TriedPrecision(Record, frozen=True):
-    """One way of running a sub-model that `mdp-partition quantize` looked at."""
+    """One way of running a sub-model that `mdp-partition quantize` has tried."""
 
     precision: Precision
     runtime: RuntimeName
@@ -117,41 +119,41 @@ class TriedPrecision(Record, frozen=True):
     #: Milliseconds of one picture on the device, and of fp32 in the same measurement.
     compute_ms: NonNegativeFloat | None = None
     fp32_ms: NonNegativeFloat | None = None
-    #: Fused accuracy lost on the calibration pictures if only this member runs so, a fraction.
+    #: Fused accuracy lost on the calibration pictures by this member alone, a fraction.
     loss: Annotated[float, Meta(ge=-1, le=1)] | None = None
 
 
-class QuantisedMember(Record, frozen=True):
-    """What was tried for one sub-model."""
+class QuantizedMember(Record, frozen=True):
+    """The trials of one sub-model."""
 
     k: int
     device: str
-    #: Where the milliseconds come from.
+    #: Source of the milliseconds.
     measured: str
     tried: list[TriedPrecision]
 
 
 class BeforeAfter(Record, frozen=True):
-    """Fused accuracy of one arrival subset in fp32 and as it is served now, stacked, fractions."""
+    """Stacked accuracy of one arrival subset in fp32 and as served now, fractions."""
 
     members: tuple[int, ...]
     fp32: Fraction
     now: Fraction
 
 
-class Quantisation(Record, frozen=True):
+class Quantization(Record, frozen=True):
     """How the precisions of a bundle came about."""
 
-    #: What the fused answer might lose on the calibration pictures, a fraction.
+    #: Largest accepted loss of fused accuracy on the calibration pictures, a fraction.
     max_loss: Fraction
     calibration_pictures: Annotated[int, Meta(ge=1)]
     test_pictures: Annotated[int, Meta(ge=1)]
-    #: All members in: on the pictures that decided, and on the test pictures, which did not.
+    #: With all members; the test pictures did not decide.
     calibration: BeforeAfter
     test: BeforeAfter
-    #: The arrival subset that loses most on the test pictures.
+    #: The subset with the largest loss on the test pictures.
     worst: BeforeAfter
-    members: list[QuantisedMember]
+    members: list[QuantizedMember]
 
 
 class Manifest(Record, frozen=True):
@@ -166,10 +168,10 @@ class Manifest(Record, frozen=True):
     #: None until `mdp-partition evaluate` has run.
     evaluation: Evaluation | None = None
     #: None unless `mdp-partition quantize` has chosen the precisions.
-    quantisation: Quantisation | None = None
-    #: What a cascade goes by; None where it was not fitted, or no first stage was sure enough.
+    quantisation: Quantization | None = None
+    #: None where no cascade was fitted, or no first stage was sure enough.
     cascade: Cascade | None = None
-    #: What older bundles hold of early exit: read, and not used.
+    #: Early exit of older bundles, which is ignored.
     early: Any = None
     format_version: Literal[1] = 1
 
@@ -225,9 +227,9 @@ def file_entry(path: Path) -> FileEntry:
 
 
 def bundle_digest(manifest: Manifest) -> str:
-    """Identity of what the devices run: labels, assignments and models, not what was measured.
+    """Identity of what the devices run: labels, assignments and models, without measurements.
 
-    Client and agents compare it in every request, so that no answer mixes two bundles.
+    Each request carries it, so that no answer mixes two bundles.
     """
     models = [manifest.files[model_path(a.k)].sha256 for a in manifest.plan.assignments]
     essence = [
@@ -240,10 +242,10 @@ def bundle_digest(manifest: Manifest) -> str:
 
 
 def _identity(assignment: Assignment) -> dict[str, object]:
-    """What of an assignment tells bundles apart: not what changes no answer and came later."""
+    """The keys of an assignment in the digest: without later ones that change no answer."""
     content: dict[str, object] = msgspec.to_builtins(assignment)
     del content["batch"], content["spin"]
-    # A plain ViT's identity is what it was before there were other families.
+    # Without the unused family, which older bundles lack.
     return {
         key: value
         for key, value in content.items()
@@ -260,7 +262,7 @@ def _read_inside(folder: Path, name: str, most_bytes: int, size_bytes: int | Non
         if name != MANIFEST and not path.is_file():
             raise ConfigError(f"{path}: missing, but listed in {MANIFEST}")
         found = path.stat().st_size
-    except (OSError, RuntimeError) as error:  # pathlib's word for links that lead in a circle
+    except (OSError, RuntimeError) as error:  # RuntimeError: a cycle of links
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{path}: cannot be read: {reason}") from error
     if size_bytes is not None and found != size_bytes:
@@ -270,12 +272,12 @@ def _read_inside(folder: Path, name: str, most_bytes: int, size_bytes: int | Non
 
 
 class Bundle:
-    """A bundle folder whose manifest has been read; files are verified when they are asked for."""
+    """A bundle folder whose manifest has been read; files are verified on access."""
 
     def __init__(self, path: Path, manifest: Manifest, manifest_content: bytes = b"") -> None:
         self.path = path
         self.manifest = manifest
-        #: What was parsed, which is also what is signed.
+        #: The parsed bytes, which are also the signed ones.
         self.manifest_content = manifest_content
         self.digest = bundle_digest(manifest)
         self._accuracy: dict[tuple[int, ...], SubsetAccuracy] = {}
@@ -304,7 +306,7 @@ class Bundle:
         return cls(path, manifest, content)
 
     def assignment(self, device: str) -> Assignment:
-        """The part of `device`; raises ConfigError naming the devices there are."""
+        """The assignment of `device`; raises ConfigError with the known devices."""
         found = self.manifest.plan.assignment_of(device)
         if found is None:
             known = ", ".join(a.device for a in self.manifest.plan.assignments)
@@ -314,7 +316,7 @@ class Bundle:
         return found
 
     def content(self, name: str) -> bytes:
-        """One listed file after its size and hash were checked; raises ConfigError."""
+        """A listed file, after a check of size and hash; raises ConfigError."""
         entry = self.manifest.files[name]
         content = _read_inside(self.path, name, entry.size_bytes, entry.size_bytes)
         found = hashlib.sha256(content).hexdigest()
@@ -323,12 +325,12 @@ class Bundle:
         return content
 
     def verified(self, name: str) -> Path:
-        """Path of one listed file after its size and hash were checked; raises ConfigError."""
+        """Path of a listed file, after a check of size and hash; raises ConfigError."""
         self.content(name)
         return self.path / name
 
     def model(self, k: int) -> ModelFile:
-        """Sub-model `k`, to be loaded from the very bytes that were checked; raises ConfigError."""
+        """Sub-model `k` as the bytes that were checked; raises ConfigError."""
         return ModelFile(self.path / model_path(k), self.content(model_path(k)))
 
     def fusion_weights(self) -> FusionWeights:
@@ -342,10 +344,10 @@ class Bundle:
             )
         count = len(self.manifest.plan.assignments)
         for shared in weights.by_size:
-            if len(shared.a) != count:
+            if len(shared.b) != count:
                 raise ConfigError(
                     f"{path}: key `by_size`: expected weights of {count} members, the number of "
-                    f"assignments, got {len(shared.a)}"
+                    f"assignments, got {len(shared.b)}"
                 )
         return weights
 
@@ -355,11 +357,11 @@ class Bundle:
         Of a subset that is not listed, the mean over the subsets of its size.
         """
         found = self._accuracy.get(members) or self._mean_accuracy.get(len(members))
-        return None if found is None else float(getattr(found, rule))
+        return None if found is None else found.under(rule)
 
     def cascade_accuracy(self, rule: Fusion) -> float | None:
         """Measured accuracy of the bundle's cascade under `rule`, or None if never measured."""
         evaluation = self.manifest.evaluation
         if evaluation is None or evaluation.cascade is None:
             return None
-        return float(getattr(evaluation.cascade.accuracy, rule))
+        return evaluation.cascade.accuracy.under(rule)

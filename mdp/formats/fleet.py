@@ -1,4 +1,4 @@
-"""fleet.toml: which bundle is served, where each of its devices listens, and who it then is."""
+"""fleet.toml: the served bundle, and each device's address and public key."""
 
 import os
 from collections import Counter
@@ -33,8 +33,8 @@ Address = Annotated[
 
 R = TypeVar("R", bound=Record)
 
-#: What is wrong with a connection without keys that leaves this machine.
-PLAIN_TEXT = "plain text: whoever is on the way can read and forge what is sent"
+#: The risk of a connection without keys that leaves this machine.
+PLAIN_TEXT = "plain text: anyone on the network path can read and forge messages"
 
 
 class FleetEntry(Record, frozen=True):
@@ -43,8 +43,8 @@ class FleetEntry(Record, frozen=True):
     device: EntryName
     address: Address
     k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
-    #: The agent's public key; without one, the connection is plain text. Two while it is changed:
-    #: whichever the agent proves is accepted.
+    #: The agent's public key; without one, the connection is plain text. Two while it is being
+    #: replaced: either is accepted.
     key: str | Annotated[list[str], Meta(min_length=1, max_length=2)] | None = None
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class FleetEntry(Record, frozen=True):
 
     @property
     def exposed(self) -> bool:
-        """Whether this agent is spoken to in plain text over a network."""
+        """Whether the connection is plain text over a network."""
         return self.key is None and not is_loopback(self.address)
 
 
@@ -108,10 +108,10 @@ def read_fleet(path: str | os.PathLike[str]) -> tuple[Fleet, Bundle]:
 
 
 def agent_keys(fleet: Fleet, *, has_key: bool, insecure: bool) -> dict[str, str]:
-    """Device -> public key of every agent that is to be spoken to encrypted.
+    """Device -> public key of every agent with an encrypted connection.
 
-    `has_key` says whether the client has a key of its own; `insecure` allows plain text off
-    loopback. Raises ConfigError for a device that can neither be trusted nor done without.
+    `has_key` is whether the client has a key; `insecure` allows plain text off loopback. Raises
+    ConfigError for a device that is neither encrypted nor allowed in plain text.
     """
     for entry in fleet.devices:
         if entry.key is not None and not has_key:
@@ -128,12 +128,12 @@ def agent_keys(fleet: Fleet, *, has_key: bool, insecure: bool) -> dict[str, str]
 
 
 def exposed(fleet: Fleet) -> list[FleetEntry]:
-    """Entries that are spoken to in plain text over a network."""
+    """Entries with plain text over a network."""
     return [entry for entry in fleet.devices if entry.exposed]
 
 
 def absent_devices(bundle: Bundle, fleet: Fleet) -> list[str]:
-    """Devices of the bundle's plan of which `fleet` has no entry: every answer lacks them."""
+    """Devices of the bundle's plan without an entry, which every answer lacks."""
     members = fleet.members()
     return [a.device for a in bundle.manifest.plan.assignments if a.k not in members]
 
@@ -148,7 +148,7 @@ def new_fleet(
 ) -> Fleet:
     """Write a fleet for `devices`, each `NAME=ADDRESS` or, for a replica, `NAME/LABEL=ADDRESS`.
 
-    `public_key` gives an entry's key by its name, `key` is the client's own key file. Raises
+    `public_key` maps an entry's name to its key, `key` is the client's key file. Raises
     InputError for a malformed or unknown device.
     """
     plan = bundle.manifest.plan
@@ -183,5 +183,5 @@ def _checked(what: str, content: Mapping[str, object], kind: type[R]) -> R:
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
-        # Where in the record it is says nothing of the option.
+        # Without the place in the record, which is not the option's.
         raise InputError(f"{what}: {explained(error).partition(' - at ')[0]}") from error

@@ -1,7 +1,7 @@
-"""A sub-model's ONNX file: the bytes that were checked, which are also the bytes to load.
+"""A sub-model's ONNX file as the checked bytes, which are also loaded.
 
-A runtime that is given a path opens the file a second time, and any file that the model names
-beside it. Neither read would be covered by the bundle's hashes.
+Given a path, a runtime would read the file again, and any file that the model refers to; the
+bundle's hashes cover neither.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,7 +46,7 @@ class ModelFile:
     content: bytes
 
     def __post_init__(self) -> None:
-        """Raise ConfigError if the model would have other files read, or is no model."""
+        """Raise ConfigError if the model refers to other files, or is no model."""
         try:
             found = names_other_files(self.content)
         except ValueError as error:
@@ -67,8 +67,7 @@ class ModelFile:
 def names_other_files(content: bytes) -> bool:
     """Whether an ONNX model refers to other files, for external tensors or compiled parts.
 
-    Raises ValueError for content that is no protobuf message: what this reader skipped, a
-    runtime's reader might take.
+    Raises ValueError for content that is no protobuf message, which a runtime might accept.
     """
     waiting = [("model", memoryview(content))]
     while waiting:

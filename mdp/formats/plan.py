@@ -19,10 +19,10 @@ from mdp.formats.profile import (
     Threads,
 )
 
-#: What a plan may hold and a client may ask at once.
+#: Most members of a plan.
 MAX_MEMBERS = 64
-#: What the planner uses at most: fusion was fitted and measured for 2^16 subsets, of which some
-#: hundred are listed.
+#: Most members that the planner uses: fusion was fitted and measured for 2^16 subsets, of which
+#: some hundred are listed.
 PLANNED_MEMBERS = 16
 #: Smallest share of the square's side that a device's view may have.
 MIN_REGION = 0.01
@@ -36,7 +36,7 @@ Percentile = Annotated[float, Meta(ge=50, le=99.9)]
 
 
 class SubModelSpec(Record, frozen=True):
-    """Shape of one ensemble member, in timm's words."""
+    """Shape of one ensemble member, in timm's terms."""
 
     image_size: ImageSize
     patch_size: PatchSize
@@ -69,7 +69,7 @@ class SubModelSpec(Record, frozen=True):
 
 
 class NetworkSpec(Record, frozen=True):
-    """An ensemble member that is no plain ViT of our own: a network under its name."""
+    """An ensemble member that is not a plain ViT of MDP: a network by its name."""
 
     #: timm's name, or the name of the ONNX file that it came from.
     name: Annotated[str, Meta(min_length=1, max_length=128)]
@@ -91,6 +91,14 @@ class NetworkSpec(Record, frozen=True):
 
 
 Spec = SubModelSpec | NetworkSpec
+
+
+def one_spec(submodel: SubModelSpec | None, network: NetworkSpec | None) -> Spec:
+    """The one that is not None; raises ValueError unless one of them is."""
+    spec = network if submodel is None else submodel
+    if spec is None or (submodel is not None and network is not None):
+        raise ValueError("expected either `submodel` or `network`")
+    return spec
 
 
 class Region(Record, frozen=True):
@@ -119,7 +127,7 @@ class PredictedMs(Record, frozen=True):
 class Assignment(Record, frozen=True):
     """One device's part: boosting position, view, sub-model, and how it is run.
 
-    The sub-model is a plain ViT of our own, `submodel`, or any other `network`: one of the two.
+    The sub-model is either a plain ViT of MDP, `submodel`, or another `network`.
     """
 
     k: Annotated[int, Meta(ge=0, lt=MAX_MEMBERS)]
@@ -134,25 +142,22 @@ class Assignment(Record, frozen=True):
     region: Region = Region()
     encoding: Encoding = "raw"
     runtime: RuntimeName = "onnxruntime"
-    #: Predicted joules of one picture; None where the profile does not tell the device's power.
+    #: Predicted joules of one picture; None where the profile has no power.
     energy_j: NonNegativeFloat | None = None
     #: Predicted share of pictures that this member is right on alone.
     accuracy: Fraction | None = None
     #: Most pictures that the device computes at once, when several wait.
     batch: BatchSize = 1
-    #: Whether the threads of one run wait for each other awake.
+    #: Whether the threads of one run spin while they wait for each other.
     spin: bool = False
 
     def __post_init__(self) -> None:
-        if (self.submodel is None) == (self.network is None):
-            raise ValueError("expected either `submodel` or `network`")
+        one_spec(self.submodel, self.network)
 
     @property
     def spec(self) -> Spec:
-        """The sub-model of whichever family: image size, precision and words."""
-        spec = self.network if self.submodel is None else self.submodel
-        assert spec is not None
-        return spec
+        """The sub-model of either family."""
+        return one_spec(self.submodel, self.network)
 
     @property
     def vit(self) -> SubModelSpec:
@@ -160,12 +165,12 @@ class Assignment(Record, frozen=True):
         if self.submodel is None:
             raise ConfigError(
                 f"sub-model {self.k} is {self.spec.words}: expected a plain ViT of a plan made by "
-                "mdp-partition plan; others can be served, evaluated and quantised"
+                "mdp-partition plan; others can be served, evaluated and quantized"
             )
         return self.submodel
 
     def in_precision(self, precision: Precision) -> "Assignment":
-        """The same with its sub-model in another precision."""
+        """A copy with its sub-model in another precision."""
         if self.submodel is None:
             assert self.network is not None
             return replace(self, network=replace(self.network, precision=precision))
@@ -190,23 +195,23 @@ class Replica(Record, frozen=True):
 
 
 class PredictedAccuracy(Record, frozen=True):
-    """What a plan's answers are predicted to be worth, as fractions of pictures."""
+    """Predicted accuracy of a plan's answers, as fractions of pictures."""
 
     #: With every member in.
     all_in: Fraction
     #: Mean over which devices happen to be there, by each one's availability.
     expected: Fraction
-    #: By how much predictions of this kind were off on runs they were not fitted to, typically.
+    #: Typical error of such predictions on runs that they were not fitted to.
     typical_error: Fraction
-    #: Nine of ten trainings of this kind end between these with every member in; None: not said.
+    #: Nine of ten such trainings end between these with every member in; None if unknown.
     low: Fraction | None = None
     high: Fraction | None = None
-    #: Why nothing measured is like the training that is planned; empty where something is.
+    #: Why no measured training is like the planned one; empty if one is.
     unknown: str = ""
 
 
 class TeacherSpec(Record, frozen=True):
-    """A timm model name, its constructor arguments, and the shape they led to."""
+    """A timm model name, its constructor arguments, and the resulting shape."""
 
     name: Annotated[str, Meta(min_length=1)]
     shape: SubModelSpec
@@ -224,21 +229,19 @@ class SingleDevice(Record, frozen=True):
     network: NetworkSpec | None = None
     #: Predicted, as a fraction of pictures.
     accuracy: Fraction | None = None
+    region: Region = Region()
 
     def __post_init__(self) -> None:
-        if (self.submodel is None) == (self.network is None):
-            raise ValueError("expected either `submodel` or `network`")
+        one_spec(self.submodel, self.network)
 
     @property
     def spec(self) -> Spec:
         """What it runs."""
-        spec = self.network if self.submodel is None else self.submodel
-        assert spec is not None
-        return spec
+        return one_spec(self.submodel, self.network)
 
 
 class Plan(Record, frozen=True):
-    """What `mdp-partition plan` decides; `refused` if one device alone does at least as well."""
+    """The result of `mdp-partition plan`; `refused` if one device alone does at least as well."""
 
     target_ms: PositiveFloat
     refused: bool
@@ -252,20 +255,19 @@ class Plan(Record, frozen=True):
     #: Devices that serve a member which `assignments` give to another one.
     replicas: list[Replica] = field(default_factory=list)
     accuracy: PredictedAccuracy | None = None
-    #: With this deadline a client hears all members, where latencies are as predicted; a target is
-    #: about the typical answer only. With a percentile: that share of its answers is complete. It
-    #: includes what the client is estimated to take for decoding a picture.
+    #: The deadline with which answers are complete at the predicted latencies (with a percentile:
+    #: that share of them), the client's decoding included; the target is about the typical answer.
     deadline_ms: PositiveFloat | None = None
-    #: What percentage of the answers is to be complete within the target, the client's own work
-    #: included; None: each member's typical answer is within it.
+    #: Percentage of answers to be complete within the target, the client's decoding included; None:
+    #: each member's typical answer is within it.
     percentile: Percentile | None = None
     #: Predicted share of answers that are complete within the target with all devices there; only
     #: with a percentile.
     on_time: Fraction | None = None
-    #: What the client's network port was taken to carry, in decimal bits per second: all crops
-    #: leave through it, and each waits there for the others. None: it was not reckoned with.
+    #: Assumed bits per second of the client's network port, which all crops share; None: not
+    #: modelled.
     client_bps: PositiveFloat | None = None
-    #: Classes that it was made for.
+    #: Number of classes.
     num_classes: Annotated[int, Meta(ge=2)] | None = None
     format_version: Literal[1] = 1
 
@@ -277,7 +279,9 @@ class Plan(Record, frozen=True):
             raise ValueError(f"`assignments` name a device twice: {', '.join(devices)}")
         for replica in self.replicas:
             if replica.k >= len(self.assignments):
-                raise ValueError(f"`replicas` name sub-model {replica.k}, which nobody is assigned")
+                raise ValueError(
+                    f"`replicas` name sub-model {replica.k}, which no device is assigned"
+                )
         devices += [replica.device for replica in self.replicas]
         if len(set(devices)) != len(devices):
             raise ValueError("`replicas` name a device twice, or one that has an assignment")
@@ -293,13 +297,13 @@ class Plan(Record, frozen=True):
 
     @property
     def finest_px(self) -> int:
-        """Side in pixels of a picture that is not enlarged for anybody."""
+        """Side in pixels of a picture that no member enlarges."""
         if self.teacher is not None:
             return self.teacher.shape.image_size
         return max(assignment.spec.image_size for assignment in self.assignments)
 
     def assignment_of(self, device: str) -> Assignment | None:
-        """What `device` is to run, its own or as a replica, or None."""
+        """The assignment of `device`, also as a replica, or None."""
         own = next((a for a in self.assignments if a.device == device), None)
         replica = next((r for r in self.replicas if r.device == device), None)
         if own is not None or replica is None:

@@ -32,7 +32,7 @@ Threads = Annotated[int, Meta(ge=1, le=MAX_THREADS)]
 PositiveFloat = Annotated[float, Meta(gt=0, le=1e15)]
 NonNegativeFloat = Annotated[float, Meta(ge=0, le=1e15)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
-#: How a sub-model's matrix products are computed. `int8` quantises activations as they come,
+#: How a sub-model's matrix products are computed. `int8` quantizes activations as they come,
 #: `int8-static` by ranges that were seen on calibration pictures; both keep fp32 in between.
 Precision = Literal["fp32", "fp16", "bf16", "int8", "int8-static"]
 #: The library that executes a sub-model on its device.
@@ -129,7 +129,7 @@ class Provenance(Record, frozen=True):
 
 
 class Sustained(Record, frozen=True):
-    """One encoder run without a pause for minutes: whether the device grows slower as it warms."""
+    """One encoder under load for minutes, to detect throttling."""
 
     shape: str
     minutes: PositiveFloat
@@ -139,7 +139,7 @@ class Sustained(Record, frozen=True):
 
 
 class ProbeRecord(Record, frozen=True):
-    """Under which circumstances `mdp-agent probe` measured."""
+    """The conditions of an `mdp-agent probe`."""
 
     #: False if it was interrupted before all planned points were measured.
     complete: bool
@@ -149,9 +149,9 @@ class ProbeRecord(Record, frozen=True):
     system: str
     versions: dict[str, str]
     planned_points: PositiveInt
-    #: Points during which others kept the machine busy, so that they may be too slow.
+    #: Points disturbed by other processes, which may be too slow.
     busy_points: Annotated[int, Meta(ge=0)]
-    #: Median over the points, in cores; None where the system does not tell.
+    #: Median over the points, in cores; None if unknown.
     others_cores: NonNegativeFloat | None = None
     sustained: Sustained | None = None
     #: Degrees Celsius of the warmest sensor before the first point, and at most under load.
@@ -162,7 +162,7 @@ class ProbeRecord(Record, frozen=True):
 
 
 class DeviceProfile(Record, frozen=True):
-    """What one device can do. Every number has an entry in `provenance` under its own name."""
+    """The measurements of one device. Every number has an entry in `provenance` under its name."""
 
     name: DeviceName
     kind: Literal["cpu", "gpu", "arm"]
@@ -176,12 +176,12 @@ class DeviceProfile(Record, frozen=True):
     provenance: dict[str, Provenance]
     #: Watts while computing.
     power_w: PositiveFloat | None = None
-    #: Networks of other families than plain ViT; none in profiles whose probe is older than these.
+    #: Networks of families other than plain ViT; none in older profiles.
     networks: list[NetworkPoint] = field(default_factory=list)
     #: Share of the time in which the device answers.
     availability: Fraction = 1.0
-    #: Whether its cores are the agent's alone, so that the threads of one run wait for each other
-    #: awake. Points of several threads in onnxruntime were measured so.
+    #: Whether the cores are the agent's alone, so that its threads spin while they wait for each
+    #: other. Points of several threads in onnxruntime were measured so.
     spin: bool = False
     probe: ProbeRecord | None = None
 
@@ -206,13 +206,13 @@ class DeviceProfile(Record, frozen=True):
                 raise ValueError(found[0].text)
 
 
-#: Two measurements of one model further apart than this cannot both be true of a device; neither
-#: can a larger model that takes less than a smaller one by more than this.
+#: Measurements of one model contradict each other beyond this factor, as does a larger model that
+#: is faster than a smaller one by more than it.
 CONTRADICTION = 2.0
 
 
 class Contradiction(NamedTuple):
-    """Two points of a latency table that cannot both be right, by their places in it."""
+    """Two contradicting points of a latency table, by their indices."""
 
     first: int
     second: int
@@ -222,10 +222,10 @@ class Contradiction(NamedTuple):
 def contradictions(
     points: Sequence[LatencyPoint | NetworkPoint], provider: str
 ) -> list[Contradiction]:
-    """Points alike in everything, or in all but their size, whose latencies exclude each other.
+    """Points that differ at most in size and contradict each other.
 
-    The size of an encoder is its depth, that of a network its picture's. `provider` is that of
-    points that name none.
+    The size of an encoder is its depth, that of a network its picture's. `provider` is the default
+    of points.
     """
     alike: dict[tuple[object, ...], list[int]] = {}
     for place, point in enumerate(points):
@@ -275,7 +275,7 @@ def _contradiction(
 
 
 def shipped_profiles() -> dict[str, Path]:
-    """Name -> file of the profiles that come with MDP."""
+    """Name -> file of the shipped profiles."""
     installed = Path(str(resources.files("mdp"))) / "profiles"
     checkout = Path(__file__).resolve().parents[2] / "profiles"
     folder = installed if installed.is_dir() else checkout
@@ -283,7 +283,7 @@ def shipped_profiles() -> dict[str, Path]:
 
 
 def read_profiles(named: Iterable[str]) -> list[DeviceProfile]:
-    """Read profiles; `NAME*3` stands for three boards called NAME-1, NAME-2 and NAME-3."""
+    """Read profiles; `NAME*3` is three boards named NAME-1, NAME-2 and NAME-3."""
     profiles: list[DeviceProfile] = []
     for name in named:
         path, star, number = name.rpartition("*")

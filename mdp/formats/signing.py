@@ -1,8 +1,8 @@
-"""Signatures of bundles: Ed25519 over the bytes of the manifest, which names every other file.
+"""Signatures of bundles: Ed25519 over the bytes of the manifest.
 
-The manifest holds the hash of each file, so its signature covers the models, the fusion weights,
-the plan and all that was measured. It is checked before the manifest is parsed. Ed25519 itself
-(RFC 8032) is that of the package `cryptography`, which is imported only where a key is used.
+The manifest has the hash of each file, so its signature covers models, fusion weights, plan and
+measurements. It is checked before the manifest is parsed. Ed25519 (RFC 8032) is from the package
+`cryptography`, which is imported only where a key is used.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ import msgspec
 from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import Record, decoded, read_regular, write_json, write_new
+from mdp.files import Record, decoded, read_regular, write_json, write_pair
 
 SIGNATURE = "signature.json"
 SECRET, PUBLIC = ".secret", ".public"
-#: What makes these signatures different from any that the same key makes of something else.
+#: Domain separation from other signatures of the same key.
 _PURPOSE = b"mdp bundle manifest, signature version 1\0"
 _MAX_BYTES = 4096
 
@@ -28,7 +28,7 @@ HexSignature = Annotated[str, Meta(pattern=r"^[0-9a-f]{128}\Z")]
 
 
 class BundleKeyFile(Record, frozen=True):
-    """The content of NAME.secret or NAME.public; `secret` is what a public one lacks."""
+    """The content of NAME.secret or NAME.public, which has no `secret`."""
 
     name: Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}\Z")]
     algorithm: Literal["ed25519"]
@@ -40,7 +40,7 @@ class SignatureFile(Record, frozen=True):
     """The content of `signature.json`."""
 
     algorithm: Literal["ed25519"]
-    #: The signer's public key, only to name it; what is trusted is the key of whoever verifies.
+    #: The signer's public key, for messages; only the verifier's key is trusted.
     public: HexKey
     signature: HexSignature
     format_version: Literal[1] = 1
@@ -66,7 +66,7 @@ class SigningKey:
 
 
 def fingerprint(public: str) -> str:
-    """What a public key is known by in messages: 32 hex digits."""
+    """The fingerprint of a public key: 32 hex digits."""
     return hashlib.sha256(bytes.fromhex(public)).hexdigest()[:32]
 
 
@@ -99,14 +99,12 @@ def new_bundle_key(folder: Path, name: str) -> BundleKeyFile:
             f"--name {name}: expected lower-case letters, digits, '.', '_' and '-', "
             "at most 64, the first one a letter or a digit"
         ) from error
-    secret_path = folder / f"{name}{SECRET}"
-    write_new(secret_path, msgspec.toml.encode(content), 0o600)
-    try:
-        del content["secret"]
-        write_new(folder / f"{name}{PUBLIC}", msgspec.toml.encode(content), 0o644)
-    except InputError:
-        secret_path.unlink()
-        raise
+    secret = msgspec.toml.encode(content)
+    del content["secret"]
+    write_pair(
+        (folder / f"{name}{SECRET}", secret),
+        (folder / f"{name}{PUBLIC}", msgspec.toml.encode(content)),
+    )
     return whole
 
 
@@ -115,7 +113,7 @@ def _read_key(path: Path) -> tuple[BundleKeyFile, int]:
     try:
         key = decoded(path, content, BundleKeyFile, msgspec.toml.decode)
     except ConfigError as error:
-        # Nothing of the content is shown: it may be secret.
+        # Without the content, which may be secret.
         raise ConfigError(
             f"{path}: expected a key file as `mdp bundle key` writes it, this is another file"
         ) from error

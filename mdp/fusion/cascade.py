@@ -1,4 +1,4 @@
-"""What a cascade goes by: who is asked first, and how sure that has to be. Plain records.
+"""A cascade's rule: its first members, and the probability that ends it. Plain records.
 
 The members of the first stage are asked alone. Their fused answer is final where its probability is
 above a threshold; otherwise the others are asked as well. Threshold and members are fitted to
@@ -24,16 +24,21 @@ class Cascade(Record, frozen=True):
     pictures: Annotated[int, Meta(ge=1)]
     #: Under each fusion rule, the probability above which the first stage's answer is final; 1 is
     #: never.
-    boosted: Share
     stacked: Share
     bagged: Share
     #: Share of the calibration pictures for which the others are asked, stacked.
     escalated: Share
+    #: None without boost heads.
+    boosted: Share | None = None
 
     def __post_init__(self) -> None:
         if list(self.first) != sorted(set(self.first)) or self.first[0] < 0:
             raise ValueError("`first` has to be distinct, not negative and ascending")
 
     def threshold(self, fusion: Fusion) -> float:
-        """The probability above which the first stage's answer is final under `fusion`."""
-        return float(getattr(self, fusion))
+        """The probability above which the first stage's answer is final under `fusion`.
+
+        Without boost heads, a boosted answer is a bagged one.
+        """
+        value: float | None = getattr(self, fusion)
+        return self.bagged if value is None else value

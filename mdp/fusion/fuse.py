@@ -4,10 +4,11 @@ One formula serves every arrival subset S:
 
     z_S = sum over k in S of (a_Sk * f_k + b_Sk * c_k) + bias_S
 
-with f_k the boost head's and c_k the bag head's logits. Boosting is a = 1, b = 0; bagging is
-a = 0, b = 1/|S|; stacking has a, b and bias fitted for that subset on a calibration split. Where
-a size has too many subsets to list, its subsets share one fitted pair (a_k, b_k) per member.
-Boosted and bagged logits are divided by a fitted temperature, which leaves every label as it is.
+with f_k the boost head's and c_k the bag head's logits. Members trained without boosting have the
+bag head alone, and weights without `a`. Boosting is a = 1, b = 0; bagging is a = 0, b = 1/|S|;
+stacking has a, b and bias fitted for that subset on a calibration split. Where a size has too many
+subsets to list, its subsets share one fitted pair (a_k, b_k) per member. Boosted and bagged logits
+are divided by a fitted temperature, which changes no label.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,16 +35,27 @@ MAX_LISTED = 120
 
 
 class Contribution(Struct, frozen=True):
-    """One sub-model's logits as fusion sees them, `[..., num_classes]` each."""
+    """One sub-model's logits, `[..., num_classes]` per head."""
 
-    boost: Logits
+    #: None where the sub-model has the bag head alone.
+    boost: Logits | None
     bag: Logits
+
+    @classmethod
+    def of(cls, heads: Sequence[Logits]) -> "Contribution":
+        """The logits of the boost head and the bag head, or of the bag head alone."""
+        return cls(heads[0] if len(heads) == 2 else None, heads[-1])
+
+    @property
+    def heads(self) -> tuple[Logits, ...]:
+        """The logits of the boost head, if there is one, and the bag head."""
+        return (self.bag,) if self.boost is None else (self.boost, self.bag)
 
 
 class Temperatures(Record, frozen=True):
-    """What plain boosted and bagged logits are divided by, so that their softmax can be trusted.
+    """Divisors of plain boosted and bagged logits, so that their softmax is calibrated.
 
-    A fitted stacking needs none: its scalars hold it.
+    Stacking has none: its scalars include it.
     """
 
     boosted: float = 1.0
@@ -59,14 +71,15 @@ class SubsetWeights(Record, frozen=True):
     """Fitted scalars of one arrival subset; `bias` is empty or has one number per class."""
 
     members: Annotated[tuple[int, ...], Meta(min_length=1)]
+    #: Empty where no boost head counts.
     a: tuple[float, ...]
     b: tuple[float, ...]
     bias: tuple[float, ...] = ()
     temperatures: Temperatures = Temperatures()
 
     def __post_init__(self) -> None:
-        if not len(self.members) == len(self.a) == len(self.b):
-            raise ValueError("`members`, `a` and `b` need the same length")
+        if len(self.b) != len(self.members) or len(self.a) not in (0, len(self.b)):
+            raise ValueError("`members`, `a` and `b` need the same length, or `a` is empty")
         if list(self.members) != sorted(set(self.members)) or self.members[0] < 0:
             raise ValueError("`members` have to be distinct, not negative and ascending")
 
@@ -80,14 +93,14 @@ class SizeWeights(Record, frozen=True):
     temperatures: Temperatures = Temperatures()
 
     def __post_init__(self) -> None:
-        if not self.size <= len(self.a) == len(self.b):
-            raise ValueError("`a` and `b` need the same length, at least `size`")
+        if len(self.b) < self.size or len(self.a) not in (0, len(self.b)):
+            raise ValueError("`a` and `b` need the same length, at least `size`, or `a` is empty")
 
     def of(self, members: Sequence[int]) -> SubsetWeights:
         """These weights for ascending `members`."""
         return SubsetWeights(
             members=tuple(members),
-            a=tuple(self.a[k] for k in members),
+            a=tuple(self.a[k] for k in members if self.a),
             b=tuple(self.b[k] for k in members),
             temperatures=self.temperatures,
         )
@@ -114,12 +127,17 @@ class FusionWeights(Record, frozen=True):
             raise ValueError("`subsets` list the same members twice")
         if len({shared.size for shared in self.by_size}) != len(self.by_size):
             raise ValueError("`by_size` lists the same size twice")
-        if len({len(shared.a) for shared in self.by_size}) > 1:
+        if len({len(shared.b) for shared in self.by_size}) > 1:
             raise ValueError("`by_size` needs weights of the same members for every size")
+        boosting = {bool(subset.a) for subset in self.subsets}
+        if len(boosting | {bool(shared.a) for shared in self.by_size}) > 1:
+            raise ValueError("`a` has to be empty everywhere or nowhere")
 
-    def by_members(self) -> dict[tuple[int, ...], SubsetWeights]:
-        """The listed subsets by their ascending member indices."""
-        return {subset.members: subset for subset in self.subsets}
+    @property
+    def rules(self) -> tuple[Fusion, ...]:
+        """The rules that can combine these members: `boosted` only where they have boost heads."""
+        boosting = any(subset.a for subset in self.subsets)
+        return ("boosted", "stacked", "bagged") if boosting else ("stacked", "bagged")
 
     def fitted(self, members: Sequence[int]) -> SubsetWeights | None:
         """The weights of ascending `members`: their own, else those of their size, else None."""
@@ -128,7 +146,7 @@ class FusionWeights(Record, frozen=True):
         if own is not None:
             return own
         shared = next((entry for entry in self.by_size if entry.size == size), None)
-        if shared is None or wanted[-1] >= len(shared.a):
+        if shared is None or wanted[-1] >= len(shared.b):
             return None
         return shared.of(wanted)
 
@@ -137,12 +155,6 @@ def _check_weights(what: str, weights: Sequence[float]) -> None:
     # Written so that a NaN is refused too.
     if not np.abs(weights).max() <= MAX_WEIGHT:
         raise ValueError(f"weights of {what} have to be finite and at most {MAX_WEIGHT:g} in size")
-
-
-def arrival_subsets(members: Iterable[int]) -> list[tuple[int, ...]]:
-    """Every non-empty subset, ascending inside, smaller ones first."""
-    ordered = sorted(members)
-    return [subset for size in range(1, len(ordered) + 1) for subset in combinations(ordered, size)]
 
 
 def unlisted_sizes(count: int) -> list[int]:
@@ -171,21 +183,21 @@ def is_boosting_prefix(members: Sequence[int]) -> bool:
     return list(members) == list(range(len(members)))
 
 
-def rule_for(members: Sequence[int], wanted: Fusion, *, fitted: bool) -> Fusion:
-    """The rule with which ascending `members` are combined when the caller asked for `wanted`.
+def rule_for(members: Sequence[int], wanted: Fusion, fusion: FusionWeights) -> Fusion:
+    """The rule that combines ascending `members` when the caller asked for `wanted`.
 
-    `fitted` says whether stacking weights exist for this subset. A boosted sum is only meaningful
-    for a boosting prefix; whatever cannot be had falls back to the bag heads, which stand alone.
+    `boosted` needs boost heads and a boosting prefix, `stacked` weights fitted to these members;
+    else the answer is `bagged`.
     """
-    if wanted == "boosted" and is_boosting_prefix(members):
+    if wanted == "boosted" and wanted in fusion.rules and is_boosting_prefix(members):
         return "boosted"
-    if wanted == "stacked" and fitted:
+    if wanted == "stacked" and fusion.fitted(members) is not None:
         return "stacked"
     return "bagged"
 
 
 def mode_of(members: Sequence[int], rule: Fusion) -> Mode:
-    """What an answer is called: `single` for one member, else the rule that made it."""
+    """The name of an answer: `single` for one member, else the rule that made it."""
     return "single" if len(members) == 1 else rule
 
 
@@ -201,19 +213,19 @@ def weights_for(members: Sequence[int], rule: Fusion, fusion: FusionWeights) -> 
             raise KeyError(key)
         return fitted
     temperatures = Temperatures() if fitted is None else fitted.temperatures
-    none = (0.0,) * size
     if rule == "boosted":
-        return SubsetWeights(members=key, a=(1 / temperatures.boosted,) * size, b=none)
-    return SubsetWeights(members=key, a=none, b=(1 / (size * temperatures.bagged),) * size)
+        return SubsetWeights(members=key, a=(1 / temperatures.boosted,) * size, b=(0.0,) * size)
+    return SubsetWeights(members=key, a=(), b=(1 / (size * temperatures.bagged),) * size)
 
 
 def fuse(contributions: Mapping[int, Contribution], weights: SubsetWeights) -> Logits:
     """Fused logits z_S `[..., num_classes]` of the members that `weights` name."""
     members = [contributions[k] for k in weights.members]
-    heads = [member.boost for member in members] + [member.bag for member in members]
+    heads = [m.boost for m in members if weights.a and m.boost is not None]
+    heads += [member.bag for member in members]
     scalars = weights.a + weights.b
     if heads[0].ndim == 1:
-        # One picture, while somebody waits: a single product instead of two steps per member.
+        # One picture of a call: a single product is faster than two steps per member.
         fused: Logits = np.array(scalars, dtype=np.float32).dot(np.array(heads))
     else:
         fused = np.zeros_like(heads[0], dtype=np.float32)

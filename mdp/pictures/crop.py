@@ -1,7 +1,7 @@
-"""Picture -> one device's uint8 crop. The same code cuts the views for training and for serving.
+"""Picture -> one device's uint8 crop, in training and in serving.
 
-A picture is turned upright (EXIF), laid on white where it is transparent, made RGB, and cut to
-its centred square; a device's region is a box inside that square, resized to its image size.
+A picture is turned upright (EXIF), composited on white, converted to RGB and cropped to its centred
+square; a device's region is a box inside that square, resized to its image size.
 """
 
 import io
@@ -29,31 +29,30 @@ from mdp.pictures.sources import Pixels as Pixels
 #: Decoding a JPEG at a reduced scale keeps at least this many times the pixels asked for.
 _OVERSAMPLING = 2
 _JPEG_QUALITY = 92
-#: Formats whose header says how many pixels will be decoded. Not among them: those that hold other
-#: pictures (an ICO decodes them as it is opened, however large), and those that Pillow draws by
-#: running another program.
+#: Formats whose header has the number of pixels: without containers (an ICO is decoded as it is
+#: opened, however large), and formats that Pillow renders by another program.
 COMMON_FORMATS = ("JPEG", "PNG", "GIF", "BMP", "PPM")
-#: The same; which of them there are depends on Pillow's version, and asking costs it a moment.
+#: The same; available in some versions of Pillow, whose `Image.init` is slow.
 OTHER_FORMATS = (
     "AVIF", "DDS", "DIB", "JPEG2000", "PCX", "QOI", "SGI", "TGA", "TIFF", "WEBP"
 )  # fmt: skip
-#: A JPEG may pass over all its pixels again with a dozen bytes. Progressive ones do so ten times;
-#: a preview in its header counts as well.
+#: Scans of a JPEG: a dozen bytes make one, which passes over all pixels. Progressive ones have ten;
+#: those of a preview count too.
 MAX_SCANS = 100
 _START_OF_SCAN = b"\xff\xda"
-#: A pass takes as long as the picture is large; of large pictures fewer are read, down to so many.
+#: Large pictures have fewer scans: at most so many pixels in all, but so many scans.
 MAX_SCANNED_PIXELS = 2_000_000_000
 MAX_SCANS_OF_LARGE = 20
 _CHUNK_BYTES = 1 << 20
-#: What Pillow's readers recognise a format by.
+#: By which Pillow's readers recognise a format.
 _MAGIC_BYTES = 16
-#: A larger picture is reduced before it is resized, by whole factors.
+#: Larger pictures are reduced by whole factors before they are resized.
 LARGE_PIXELS = 16_000_000
 _REDUCED_OVERSAMPLING = 3
 _BAND_PIXELS = 1_000_000
-#: Pillow's pictures have 1 to 4 bytes a pixel; readers that hold copies while they decode, more.
+#: Bytes a pixel during decoding, by default 4; more for readers that make copies.
 _PIXEL_BYTES = {"AVIF": 10, "JPEG2000": 20, "WEBP": 16}
-#: A picture that takes more memory is refused: 42 to 85 MP in these formats.
+#: The most memory of a picture: 42 to 85 MP in these formats.
 MAX_DECODED_BYTES = 850_000_000
 #: By Exif orientation, as `ImageOps.exif_transpose` turns, which copies what needs no turning.
 _TURNS = {
@@ -66,8 +65,8 @@ _TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Pillow warns of every broken tag of a file, on the application's standard error, which may wait
-# for a reader. The application's own filters come first, and its limit of pixels still warns.
+# Pillow warns of every broken tag, on a standard error that may block. The application's filters
+# come first, and Pillow's limit of pixels still warns.
 warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.", append=True)
 
 
@@ -109,7 +108,7 @@ def _open(file: HeaderReader, name: str) -> Image.Image:
         raise PictureError(f"{name}: {error}") from error
     except UnidentifiedImageError as error:
         raise PictureError(f"{name}: expected a picture, found no format that is read") from error
-    except Exception as error:  # Pillow's readers raise what they like on broken files
+    except Exception as error:  # Pillow's readers raise any type on broken files
         raise _broken(name, error) from error
 
 
@@ -122,7 +121,7 @@ def _of_known_format(file: HeaderReader) -> Image.Image:
             Image.init()
         elif name in Image.OPEN:
             factory, accepts = Image.OPEN[name]
-            # What a format's reader raises here says that the file is of another one.
+            # These errors of a reader mean another format.
             with suppress(SyntaxError, IndexError, TypeError, struct.error):
                 if accepts is None or accepts(start) is True:
                     file.seek(0)
@@ -131,10 +130,7 @@ def _of_known_format(file: HeaderReader) -> Image.Image:
 
 
 def _draft(picture: Image.Image, smallest_side: int) -> int:
-    """Have a JPEG decoded at a reduced scale; bytes that its decoder keeps all the same.
-
-    That is a progressive JPEG's coefficients.
-    """
+    """Decode a JPEG at a reduced scale; returns the bytes of a progressive one's coefficients."""
     width, height = picture.size
     if smallest_side and width * height <= MAX_PIXELS:
         side = smallest_side * _OVERSAMPLING
@@ -175,7 +171,7 @@ def _check_size(picture: Image.Image, name: str) -> None:
 
 
 def _check_scans(file: BinaryIO, name: str, pixels: int) -> None:
-    """Raise PictureError for a JPEG with too many passes; the file stays where it is."""
+    """Raise PictureError for a JPEG with too many scans; keeps the file's position."""
     most = min(MAX_SCANS, max(MAX_SCANS_OF_LARGE, MAX_SCANNED_PIXELS // max(1, pixels)))
     place = file.tell()
     file.seek(0)
@@ -197,7 +193,7 @@ def _upright_rgb(picture: Image.Image, smallest_side: int) -> Image.Image:
     picture = _reduced_rgb(picture, factor) if factor > 1 else _rgb(picture, _top(picture))
     if turn is not None:
         picture = picture.transpose(turn)
-        # Nor is it to be turned once more.
+        # Not to be turned again.
         picture.info = {}
     return picture
 
@@ -248,7 +244,7 @@ def _to_8_bit(values: NDArray[np.generic], top: float) -> Pixels:
 
 
 def _from_array(pixels: Pixels) -> Image.Image | Pixels:
-    """RGB pixels `[H, W, 3]` as they are; grey ones and RGBA as Pillow turns them into RGB."""
+    """RGB pixels `[H, W, 3]` unchanged; grey and RGBA pixels converted to RGB."""
     grey_or_colour = pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (1, 3, 4))
     if pixels.dtype != np.uint8 or not grey_or_colour:
         raise PictureError(
@@ -277,10 +273,7 @@ def region_box(width: int, height: int, region: Region) -> tuple[float, float, f
 
 
 def side_for(region: Region, image_size: int) -> int:
-    """Pixels that the whole centred square needs so that `region` is not enlarged to `image_size`.
-
-    What is asked of `load_picture`, by training and serving alike.
-    """
+    """Side of the centred square, in pixels, in which `region` has `image_size` pixels."""
     share = min(region.right - region.left, region.bottom - region.top)
     return max(image_size, math.ceil(image_size / share))
 
@@ -311,7 +304,7 @@ def encode_jpeg(view: Pixels) -> bytes:
 def decode_jpeg(data: bytes | memoryview, image_size: int) -> Pixels:
     """A view `[image_size, image_size, 3]` from a JPEG of one scan; raises PictureError.
 
-    Segments that a crop does not need are refused, as Pillow parses them in its own time.
+    Segments that a crop does not need are refused, as Pillow parses them slowly.
     """
     data = bytes(data)
     scans = data.count(_START_OF_SCAN)
@@ -321,5 +314,5 @@ def decode_jpeg(data: bytes | memoryview, image_size: int) -> Pixels:
     try:
         with Image.open(io.BytesIO(data), formats=["JPEG"]) as picture:
             return np.asarray(picture.convert("RGB"), dtype=np.uint8)
-    except Exception as error:  # Pillow's readers raise what they like on broken files
+    except Exception as error:  # Pillow's readers raise any type on broken files
         raise PictureError(f"not a complete JPEG: {error}") from error

@@ -1,7 +1,7 @@
-"""Decodes pictures beside the calls that wait for them: a bounded number at a time.
+"""Decodes pictures in threads beside their calls, a bounded number at a time.
 
-A decoder cannot be stopped. What a call no longer waits for runs on and keeps its slot, is counted,
-and is named as the reason when other pictures do not get a slot in time.
+A decoder cannot be stopped. For a call that has ended it runs on and keeps its slot, is counted,
+and is the reason in messages when other pictures do not get a slot in time.
 """
 
 import os
@@ -144,9 +144,9 @@ class Decoders:
             return following
 
 
-#: Of files and Pillow's pictures, whose decoding may take any time.
+#: For files and Pillow's pictures, whose decoding may take any time.
 DECODERS = Decoders()
-#: Of arrays, which are only cut: they wait for no decoder.
+#: For arrays, which are only cropped, without a decoder.
 CUTTERS = Decoders()
 
 
@@ -159,7 +159,7 @@ _LARGE = threading.Lock()
 
 
 def _forget() -> None:
-    """A forked child has no decoders, and nobody in it holds memory."""
+    """A forked child has no decoders, and holds no memory."""
     global _LARGE
     _LARGE = threading.Lock()
     DECODERS.reset()
@@ -171,9 +171,9 @@ os.register_at_fork(after_in_child=_forget)
 
 @contextmanager
 def memory_for(needed_bytes: int) -> Iterator[None]:
-    """Hold the memory that a picture takes while it is decoded; raises PictureError.
+    """Reserve a picture's memory during decoding; raises PictureError.
 
-    In sum these are one large picture's and `SLOTS` small ones'.
+    In sum this is one large picture's and `SLOTS` small ones'.
     """
     if needed_bytes <= LARGE_BYTES:
         yield

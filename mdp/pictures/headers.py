@@ -1,4 +1,4 @@
-"""Bounds on what precedes a picture's pixels; checked before Pillow parses it.
+"""Bounds on a picture's header, checked before Pillow parses it.
 
 Pillow parses every JPEG segment and PNG chunk while it opens a file, in Python, and joins Exif
 segments in time quadratic in their number: 6 MB took 20 s of processor time.
@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 from mdp.errors import PictureError
 
-#: Segments of a JPEG before its first scan; chunks of a PNG that hold no pixels. Ordinary files
-#: have fewer than 40; depth maps, colour profiles and captions come in segments of 64 KB.
+#: Segments of a JPEG before its first scan; chunks of a PNG without pixels. Ordinary files have
+#: fewer than 40; depth maps, colour profiles and captions are segments of 64 KB.
 MAX_PARTS = 256
 #: Bytes in these parts, and in the header of any other format.
 MAX_HEADER_BYTES = 16 << 20
@@ -35,7 +35,7 @@ _START_OF_SCAN, _APP0, _APP1 = 0xDA, 0xE0, 0xE1
 #: Baseline and extended, Huffman coded.
 _FRAMES = (0xC0, 0xC1)
 _TABLES = (0xC4, 0xDB, 0xDD)
-#: What has no length: restart markers, start and end of image, and what Pillow takes for such.
+#: Markers without a length: restarts, start and end of image, and those that Pillow reads so.
 _BARE = frozenset((*range(0xD0, 0xDA), *range(0xF0, 0xFE)))
 _DATA_CHUNKS = frozenset((b"IDAT", b"fdAT", b"fcTL"))
 _TOO_LARGE = f"expected at most {MAX_HEADER_BYTES >> 20} MiB besides the pixels"
@@ -50,7 +50,7 @@ class HeaderReader(io.BufferedReader):
         self._reads_left, self._bytes_left = MAX_READS, MAX_HEADER_BYTES
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As any file's; raises PictureError beyond the header's bounds."""
+        """As `io.BufferedReader.read`; raises PictureError beyond the header's bounds."""
         if not self._bounded:
             return super().read(size)
         if size is None or size < 0:
@@ -68,14 +68,14 @@ class HeaderReader(io.BufferedReader):
         return data
 
     def release(self) -> None:
-        """Read without bounds from now on."""
+        """Remove the bounds."""
         self._bounded = False
 
 
 def check_header(file: HeaderReader) -> None:
     """Raise PictureError if opening the file's picture would take too long or too much memory.
 
-    JPEG and PNG are walked through here; the reads of any other format are counted as it is opened.
+    JPEG and PNG are parsed here; of other formats, the reads are counted while Pillow opens them.
     """
     start = file.peek(len(_PNG))[: len(_PNG)]
     if not start.startswith((_JPEG, _PNG)):
@@ -137,7 +137,7 @@ def _check_png(file: BinaryIO) -> None:
 
 
 def check_crop(data: bytes, image_size: int) -> None:
-    """Raise PictureError unless `data` begins as a crop's JPEG: right size, necessary segments."""
+    """Raise PictureError unless `data` begins with a crop's JPEG header: size and segments."""
     if not data.startswith(_JPEG):
         raise PictureError("not a complete JPEG: cannot identify it as one")
     place, size = 2, None

@@ -1,4 +1,4 @@
-"""What a picture may be given as, and the bytes or the array that each kind comes down to."""
+"""The kinds of pictures, as bytes or arrays."""
 
 import io
 import os
@@ -15,8 +15,7 @@ Pixels = NDArray[np.uint8]
 
 #: A larger picture is refused before its pixels are decoded.
 MAX_PIXELS = 100_000_000
-#: Pipes and file objects are read whole before they are decoded; so much holds MAX_PIXELS
-#: uncompressed.
+#: Pipes and file objects are read whole before they are decoded: MAX_PIXELS, uncompressed.
 MAX_PIPE_BYTES = 4 * MAX_PIXELS
 
 
@@ -30,7 +29,7 @@ class Readable(Protocol):
 
 @runtime_checkable
 class Tensor(Protocol):
-    """What is used of a `torch.Tensor`, so that torch need not be imported."""
+    """The used part of a `torch.Tensor`, without an import of torch."""
 
     def is_floating_point(self) -> bool:
         """Whether its values are of a floating type."""
@@ -60,7 +59,7 @@ def array_of(tensor: Tensor) -> Pixels:
             "expected a tensor [1, H, W], [3, H, W] or [4, H, W] of uint8, or of floats from 0 to "
             f"1, got {dtype} {shape}"
         )
-    # bfloat16 is no type of NumPy's.
+    # NumPy has no bfloat16.
     values = values.float() if floats else values
     array: Pixels | NDArray[np.floating] = values.cpu().numpy().transpose(1, 2, 0)
     if array.dtype == np.uint8:
@@ -74,7 +73,7 @@ def array_of(tensor: Tensor) -> Pixels:
 
 
 def name_of(source: Encoded) -> str:
-    """What `source` is called in messages."""
+    """The name of `source` in messages."""
     if isinstance(source, bytes | bytearray | memoryview):
         return "the given bytes"
     if isinstance(source, str | os.PathLike):
@@ -86,7 +85,7 @@ def name_of(source: Encoded) -> str:
 def reader_of(source: Encoded) -> HeaderReader:
     """The encoded file that `source` is or names.
 
-    What cannot go back, as readers of pictures do, is read whole. Raises OSError, ValueError or
+    What is not seekable, as decoders need it, is read whole. Raises OSError, ValueError or
     PictureError.
     """
     if isinstance(source, bytes | bytearray | memoryview):
@@ -101,12 +100,12 @@ def reader_of(source: Encoded) -> HeaderReader:
 
 
 def _whole(stream: Readable, name: str, kind: str) -> bytes:
-    """All that is left in `stream`, which may give it in parts."""
+    """The rest of `stream`."""
     content = bytearray()
     while True:
         try:
             part = stream.read(MAX_PIPE_BYTES + 1 - len(content))
-        except Exception as error:  # file objects raise what they like
+        except Exception as error:  # file objects raise any type
             raise PictureError(f"{name}: cannot be read: {error}") from error
         if not isinstance(part, bytes):
             what = type(part).__name__

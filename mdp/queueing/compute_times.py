@@ -1,22 +1,22 @@
-"""How long computing takes, by the number of pictures at once: running estimates. Pure."""
+"""Running estimates of the computing time, by batch size. Pure."""
 
 from collections.abc import Mapping
 
 #: Weight of the newest computation in the running estimate.
 _NEWEST = 0.2
-#: A computation that takes more than so many times what was expected counts for that, and the
-#: estimate doubles: one during which the process was stopped would shut the door for long. If the
-#: next one is long as well, this device has become slow, and that counts in full.
+#: A computation longer than so many estimates counts as so many, which doubles the estimate: the
+#: process may have been suspended. If the next one is as long, the device has become slow, and it
+#: counts in full.
 _LONGEST = 6.0
-#: Each refusal lowers what its client is judged by, so that one slow spell cannot shut the door for
-#: good. What is computed then shows whether the estimates were too high.
+#: By which each refusal multiplies its client's factor, so that estimates from a slow period do not
+#: refuse requests for ever. A later computation shows whether they were too high.
 FORGET = 0.95
-#: A batch pays if it takes at most this share of the time of its pictures one by one. What is
-#: gained has to be worth more than that the first of them waits for the last.
+#: A batch pays if it takes at most this share of the time of its pictures one by one: its first
+#: picture waits for its last.
 PAYS = 0.95
-#: A size that was possible and not chosen is taken for a little quicker each time, so that one slow
-#: spell does not rule it out for good.
-_DOUBT = 0.999
+#: By which the estimate of a possible size that was not chosen is multiplied, so that one slow
+#: period does not rule it out for ever.
+_DECAY = 0.999
 
 
 class ComputeTimes:
@@ -26,28 +26,28 @@ class ComputeTimes:
 
     def __init__(self, most: int = 1) -> None:
         self.most = most
-        #: Of one picture; 0 as long as nothing is known.
+        #: Of one picture; 0 before the first measurement.
         self.one_s = 0.0
-        #: Of several, as far as they are known.
+        #: Of several, by their number.
         self._batches_s: dict[int, float] = {}
         #: Whether the last computation took much longer than expected.
         self._was_long = False
 
     def of(self, pictures: int) -> float:
-        """Seconds of so many at once; 0 as long as nothing is known."""
+        """Seconds of a batch; 0 before the first measurement."""
         known = None if pictures == 1 else self._batches_s.get(pictures)
         return pictures * self.one_s if known is None else known
 
     def of_queue(self, pictures: int) -> float:
-        """Seconds until the last of so many has its answer, in batches of the best size."""
+        """Seconds until the last of `pictures` is computed, in batches of the best size."""
         size = self.best(range(1, self.most + 1))
         whole, rest = divmod(pictures, size)
         return whole * self.of(size) + (self.of(rest) if rest else 0.0)
 
     def best(self, sizes: range) -> int:
-        """The size out of `sizes`, which begin with 1, that takes least time a picture.
+        """The size out of `sizes`, which begin with 1, with the least time a picture.
 
-        Only sizes that have been seen to pay, else 1.
+        Only sizes that were measured to pay, else 1.
         """
         known = self._batches_s
         paying = [
@@ -56,21 +56,21 @@ class ComputeTimes:
         return min(paying, key=lambda size: (known[size] / size, -size), default=1)
 
     def choose(self, sizes: range) -> int:
-        """As `best`; the sizes that were not chosen get a little of their credit back."""
+        """As `best`; the estimates of sizes that were not chosen decay."""
         chosen = self.best(sizes)
         for size in sizes[1:]:
             if size != chosen and size in self._batches_s:
-                self._batches_s[size] *= _DOUBT
+                self._batches_s[size] *= _DECAY
         return chosen
 
-    def learn(self, pictures: int, took_s: float, trust: float = 1.0) -> None:
-        """A computation of so many has taken so long.
+    def learn(self, pictures: int, took_s: float, factor: float = 1.0) -> None:
+        """Update the estimates with a batch that took `took_s`.
 
-        It was admitted by `trust` times the estimates, which are lowered as far as it confirms.
+        It was admitted by `factor` times the estimates, which are lowered as far as it confirms.
         """
         known = self.one_s if pictures == 1 else self._batches_s.get(pictures, 0.0)
-        if trust < 1.0 and took_s < known:
-            share = max(trust, took_s / known)
+        if factor < 1.0 and took_s < known:
+            share = max(factor, took_s / known)
             self.one_s *= share
             self._batches_s = {size: share * each for size, each in self._batches_s.items()}
             known *= share
@@ -86,7 +86,7 @@ class ComputeTimes:
             self._batches_s[pictures] = learnt
 
     def renew(self, most: int, seconds: Mapping[int, float]) -> None:
-        """From now on another model is computed, of which this has been measured."""
+        """Reset to the measurements of another model."""
         self.most, self._was_long = most, False
         self.one_s = seconds.get(1, 0.0)
         self._batches_s = {size: each for size, each in seconds.items() if size != 1}

@@ -1,20 +1,18 @@
 """An agent's queue: bounded, fair between clients, deadline-aware. A state machine without a clock.
 
-Agents and simulated agents tell it what happens and when, and do what it decides: `offer` a request
-that has come, `take` what to run as nothing runs, say that it is `done`.
+Agents and simulated agents report events with their times, and follow its decisions: `offer` an
+arrived request, `take` what to run while nothing runs, report it `done`.
 
-Every client that has requests waiting has a queue of its own (Nagle, On Packet Switches With
-Infinite Storage, RFC 970, 1985), and the one that has used the least computing time is next: a
-picture that takes long to decode costs its own client. When all room is taken, a client that holds
-less than its share gets the place of the newest request of the client that holds most. So nobody is
-kept out by what others send, and at most `capacity` requests are remembered.
+Each client has a queue of its own (Nagle, On Packet Switches With Infinite Storage, RFC 970, 1985),
+and the one that has used the least computing time is next; decoding is charged to the picture's
+client. When all `capacity` places are taken, a client with less than its share gets the place of
+the newest request of the client with most. So no client is locked out by others' requests.
 
-A request that cannot be answered within its budget is refused as it comes, sent back as soon as
-others go before it, and dropped when its turn comes too late, so that the compute thread only works
-on answers that somebody still waits for.
+A request that cannot be answered within its budget is refused on arrival, rejected as soon as
+others precede it, and dropped when its turn comes too late, so that no late answer is computed.
 
-Where several wait and computing them together pays, as many as are all on time are taken at once.
-Nothing ever waits for more to come.
+Where several wait and a batch pays, as many as are on time together are taken at once. Nothing
+waits for a batch to fill.
 """
 
 import math
@@ -23,13 +21,13 @@ from itertools import takewhile
 from operator import attrgetter
 from typing import Generic, Literal, Protocol, TypeVar
 
-from mdp.queueing.clients import Client, Clients
+from mdp.queueing.accounts import Account, Accounts
 from mdp.queueing.compute_times import FORGET, ComputeTimes
 
-#: Requests that may wait; beyond, the agent says `overloaded` at once.
+#: Requests that may wait; more are refused as `overloaded`.
 CAPACITY = 16
 
-#: Until when nothing runs.
+#: When nothing runs, that ends at this time.
 _IDLE = -math.inf
 _used_s = attrgetter("used_s")
 
@@ -37,31 +35,31 @@ Reason = Literal["overloaded", "too_late"]
 
 
 class Request(Protocol):
-    """What waits."""
+    """A waiting request."""
 
     @property
     def client(self) -> str:
-        """Who has to share fairly with others."""
+        """The client that fair queueing charges."""
 
     @property
     def digest(self) -> str:
-        """Of the bundle that answers it; only those of one are computed together."""
+        """Of its bundle; a batch is of one bundle."""
 
     @property
     def deadline_s(self) -> float:
-        """This device's own reading of the budget's end."""
+        """The end of the budget, by this device's clock."""
 
 
 R = TypeVar("R", bound=Request)
 
 
 class AgentQueue(Generic[R]):
-    """Decides which requests wait, run, or are sent back."""
+    """Decides which requests wait, run, or are rejected."""
 
     __slots__ = (
+        "_accounts",
         "_busy_until_s",
         "_charged",
-        "_clients",
         "_competing",
         "_running",
         "capacity",
@@ -74,12 +72,12 @@ class AgentQueue(Generic[R]):
         self.times = ComputeTimes(batch)
         #: How many wait.
         self.waiting = 0
-        self._clients = Clients[R]()
-        #: Clients that have requests waiting; of those that have used as much, the first is next.
-        self._competing: dict[str, Client[R]] = {}
-        #: What runs, and the account of each one's client.
+        self._accounts = Accounts[R]()
+        #: Accounts with waiting requests; of those with equal use, the first is next.
+        self._competing: dict[str, Account[R]] = {}
+        #: The running requests, and the account of each.
         self._running: Sequence[R] = ()
-        self._charged: Sequence[Client[R]] = ()
+        self._charged: Sequence[Account[R]] = ()
         #: When it is expected to end.
         self._busy_until_s = _IDLE
 
@@ -98,72 +96,71 @@ class AgentQueue(Generic[R]):
         return any(each.digest == digest for each, _ in self._in_order())
 
     def takes_at_once(self, request: R, now_s: float, longest_s: float = math.inf) -> bool:
-        """Whether it has been taken past the queue, as `offer` and `take` would have in the end.
+        """Take a request past the queue, as `offer` and `take` would; whether it was taken.
 
         Only while nothing waits or runs, and if computing is known to take at most `longest_s`.
         """
         takes_s = self.times.one_s
         if self.waiting or self._running or not 0 < takes_s <= longest_s:
             return False
-        account = self._clients.enter(request.client, (), ())
+        account = self._accounts.enter(request.client, (), ())
         decoding_s = account.decoding_s
-        ends_s = now_s + (account.trust * takes_s + decoding_s)
+        ends_s = now_s + (account.factor * takes_s + decoding_s)
         if takes_s + decoding_s > longest_s or ends_s > request.deadline_s:
             return False
         self._running, self._charged, self._busy_until_s = (request,), (account,), ends_s
         return True
 
     def offer(self, request: R, now_s: float) -> list[tuple[R, Reason]]:
-        """Queue it; returns whom to refuse and why, which may be itself or others."""
-        crowd = None
+        """Queue it; returns rejected requests and why, itself or others."""
+        longest = None
         if self.waiting >= self.capacity:
-            crowd = self._crowd(than=request.client)
-            if crowd is None:
+            longest = self._longest(than=request.client)
+            if longest is None:
                 return [(request, "overloaded")]
-        account = self._clients.enter(request.client, self._competing, self._charged)
+        account = self._accounts.enter(request.client, self._competing, self._charged)
         account.waiting.append(request)
         self.waiting += 1
         self._competing[request.client] = account
         if len(self._competing) == 1:
-            # Nobody waits behind it.
             count = len(account.waiting)
             if self._ends_s(account, count, count * account.decoding_s, now_s) > request.deadline_s:
                 self._refuse(request, account)
                 return [(request, "too_late")]
             return []
         order = self._in_order()
-        if crowd is not None:
-            # Its place is free then, be it before or behind the new one.
-            order.remove((crowd.waiting[-1], crowd))
+        if longest is not None:
+            # Its place becomes free, be it before or behind the new one.
+            order.remove((longest.waiting[-1], longest))
         count = order.index((request, account)) + 1
         decoding_s = sum([own.decoding_s for _, own in order[:count]])
         if self._ends_s(account, count, decoding_s, now_s) > request.deadline_s:
             self._refuse(request, account)
             return [(request, "too_late")]
-        sent_back: list[tuple[R, Reason]] = []
-        if crowd is not None:
-            sent_back.append((crowd.waiting[-1], "overloaded"))
-            self._leave(crowd.waiting[-1], crowd)
+        rejected: list[tuple[R, Reason]] = []
+        if longest is not None:
+            rejected.append((longest.waiting[-1], "overloaded"))
+            self._leave(longest.waiting[-1], longest)
         for behind, own in order[count:]:
             ends_s = self._ends_s(own, count + 1, decoding_s + own.decoding_s, now_s)
             if ends_s > behind.deadline_s:
                 self._leave(behind, own)
-                sent_back.append((behind, "too_late"))
+                rejected.append((behind, "too_late"))
             else:
                 count, decoding_s = count + 1, decoding_s + own.decoding_s
-        return sent_back
+        return rejected
 
     def take(self, now_s: float) -> tuple[list[R], list[R]]:
-        """The next requests to run together, all on time, and those too late on the way to them.
+        """The next batch, all on time, and the requests before it that are too late.
 
-        None while anything is running: there is one computation at a time.
+        Empty while a batch is running.
         """
         dropped: list[R] = []
         while self.waiting and not self._running:
             competing = self._competing.values()
             account = min(competing, key=_used_s) if len(competing) > 1 else next(iter(competing))
             first = account.waiting[0]
-            ends_s = now_s + (account.trust * self.times.one_s + account.decoding_s)
+            ends_s = now_s + (account.factor * self.times.one_s + account.decoding_s)
             if ends_s > first.deadline_s:
                 self._refuse(first, account)
                 dropped.append(first)
@@ -183,26 +180,26 @@ class AgentQueue(Generic[R]):
         decoding_s: Sequence[float] = (),
         elapsed_s: float | None = None,
     ) -> None:
-        """What was taken last has ended.
+        """The running batch has ended.
 
-        Computing so many `pictures` took `took_s` seconds; None if it failed. Each job's client is
-        charged for its own `decoding_s`, and for its part of what computing took, failed or not.
+        Computing `pictures` took `took_s` seconds; None if it failed. Each request's client is
+        charged for its `decoding_s` and its part of the computing time, failed or not.
         """
         accounts = self._charged
         self._running, self._charged, self._busy_until_s = (), (), _IDLE
         if took_s is not None:
-            trust = 1.0
+            factor = 1.0
             for account in accounts:
-                if account.trust < trust:
-                    trust = account.trust
-                account.trust = 1.0
-            self.times.learn(pictures, took_s, trust)
-        # One client alone competes with nobody.
-        if decoding_s or len(self._clients) > 1:
+                if account.factor < factor:
+                    factor = account.factor
+                account.factor = 1.0
+            self.times.learn(pictures, took_s, factor)
+        # A single client does not compete.
+        if decoding_s or len(self._accounts) > 1:
             self._charge(accounts, decoding_s, elapsed_s or took_s or 0.0)
 
     def clear(self) -> list[R]:
-        """Everything that waits, which will not be run."""
+        """Remove and return everything that waits."""
         waiting = [request for request, _ in self._in_order()]
         for account in self._competing.values():
             account.waiting.clear()
@@ -211,52 +208,52 @@ class AgentQueue(Generic[R]):
         return waiting
 
     def _charge(
-        self, accounts: Sequence[Client[R]], decoding_s: Sequence[float], elapsed_s: float
+        self, accounts: Sequence[Account[R]], decoding_s: Sequence[float], elapsed_s: float
     ) -> None:
         competing = len(self._competing)
         for number, account in enumerate(accounts):
             own_s = decoding_s[number] if decoding_s else 0.0
-            self._clients.charge(account, elapsed_s / len(accounts), own_s)
+            self._accounts.charge(account, elapsed_s / len(accounts), own_s)
             # Each client once.
             competing += not account.waiting and account not in accounts[:number]
         if competing:
-            self._clients.advance(elapsed_s + sum(decoding_s), competing)
+            self._accounts.advance(elapsed_s + sum(decoding_s), competing)
 
-    def _in_order(self) -> list[tuple[R, Client[R]]]:
-        """What waits, in the order in which it would run if each took as long as estimated."""
+    def _in_order(self) -> list[tuple[R, Account[R]]]:
+        """Waiting requests in the order in which they would run by the estimates."""
         takes_s, order = self.times.one_s, []
         for place, account in enumerate(self._competing.values()):
             used_s, each_s = account.used_s, takes_s + account.decoding_s
             for number, request in enumerate(account.waiting, self._charged.count(account)):
                 order.append((used_s + number * each_s, number, place, request, account))
-        # Requests are not compared: no two have the same number and place.
+        # Never compares requests: no two have the same number and place.
         order.sort()
         return [(request, account) for _, _, _, request, account in order]
 
-    def _takes_s(self, taken: Sequence[tuple[R, Client[R]]]) -> float:
-        """Seconds of computing them at once, as the least trusting of their clients judges."""
-        trust = min([own.trust for _, own in taken])
-        return trust * self.times.of(len(taken)) + sum([own.decoding_s for _, own in taken])
+    def _takes_s(self, taken: Sequence[tuple[R, Account[R]]]) -> float:
+        """Seconds of computing and decoding them as a batch, by the lowest factor."""
+        factor = min([own.factor for _, own in taken])
+        return factor * self.times.of(len(taken)) + sum([own.decoding_s for _, own in taken])
 
-    def _ends_s(self, account: Client[R], count: int, decoding_s: float, now_s: float) -> float:
-        """When a client's request is expected to end, the last of `count`, with all decoded."""
+    def _ends_s(self, account: Account[R], count: int, decoding_s: float, now_s: float) -> float:
+        """When the last of `count` requests, a client's, is expected to end."""
         begins_s = self._busy_until_s if self._busy_until_s > now_s else now_s
         times = self.times
         takes_s = count * times.one_s if times.most == 1 else times.of_queue(count)
-        return begins_s + account.trust * takes_s + decoding_s
+        return begins_s + account.factor * takes_s + decoding_s
 
-    def _crowd(self, *, than: str) -> Client[R] | None:
-        """The client with most requests waiting, if `than` would hold no more with one of its."""
+    def _longest(self, *, than: str) -> Account[R] | None:
+        """The client with most waiting requests, if `than` holds less with one more."""
         most = max(self._competing.values(), key=lambda account: len(account.waiting))
         own = len(self._competing[than].waiting) if than in self._competing else 0
         return most if own + 1 < len(most.waiting) else None
 
     def _take_together(self, now_s: float) -> list[R]:
-        """The first ones that are run at once: alike, all on time, and quickest a picture."""
+        """The first requests as a batch: of one bundle, all on time, fastest a picture."""
         order = self._in_order()
         digest = order[0][0].digest
         alike = takewhile(lambda each: each[0].digest == digest, order[: self.times.most])
-        size, chosen, earliest_s = 0, list[tuple[R, Client[R]]](), math.inf
+        size, chosen, earliest_s = 0, list[tuple[R, Account[R]]](), math.inf
         for each in alike:
             chosen.append(each)
             earliest_s = min(earliest_s, each[0].deadline_s)
@@ -271,19 +268,19 @@ class AgentQueue(Generic[R]):
         self._charged = [account for _, account in chosen]
         return jobs
 
-    def _refuse(self, request: R, account: Client[R]) -> None:
-        """Because of what computing is expected to take."""
+    def _refuse(self, request: R, account: Account[R]) -> None:
+        """Remove a request that cannot be on time."""
         self._leave(request, account)
-        account.trust *= FORGET
+        account.factor *= FORGET
 
-    def _leave(self, request: R, account: Client[R]) -> None:
+    def _leave(self, request: R, account: Account[R]) -> None:
         account.waiting.remove(request)
         if not account.waiting:
             del self._competing[account.name]
         self.waiting -= 1
 
-    def _leave_for_turn(self, request: R, account: Client[R]) -> None:
-        """As its turn has come; others are next among those that have used as much."""
+    def _leave_for_turn(self, request: R, account: Account[R]) -> None:
+        """Remove a request for its turn; among accounts of equal use, others are next."""
         self._leave(request, account)
         if account.waiting and len(self._competing) > 1:
             self._competing[account.name] = self._competing.pop(account.name)

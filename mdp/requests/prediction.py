@@ -58,7 +58,7 @@ class Prediction(Struct, frozen=True, kw_only=True):
     #: Device -> reason, for every device that was wanted and is not in the answer.
     missing: dict[str, str]
     #: Accuracy that this combination was measured to have; None for a bundle never evaluated. Where
-    #: the first stage of a cascade was sure, that of the cascade.
+    #: the first stage of a cascade was sure, that of the cascade over all pictures and both stages.
     expected_accuracy: float | None
     #: How many pictures that was measured on; None where it was not.
     expected_accuracy_pictures: int | None = None
@@ -113,6 +113,8 @@ class AnswerBuilder:
         self._fusion: Fusion = fusion
         self._labels = bundle.manifest.labels
         self._weights = bundle.fusion_weights()
+        #: Heads of each contribution that fusion needs.
+        self.heads = 2 if "boosted" in self._weights.rules else 1
         self._rules: dict[tuple[int, ...], _Rule] = {}
         measured = bundle.manifest.evaluation
         self._pictures = None if measured is None else measured.pictures
@@ -165,8 +167,7 @@ class AnswerBuilder:
         if known is None:
             if len(self._rules) >= KEPT_RULES:
                 del self._rules[next(iter(self._rules))]
-            fitted = self._weights.fitted(members) is not None
-            rule = rule_for(members, self._fusion, fitted=fitted)
+            rule = rule_for(members, self._fusion, self._weights)
             known = self._rules[members] = _Rule(
                 mode_of(members, rule),
                 weights_for(members, rule, self._weights),

@@ -1,6 +1,6 @@
-"""What agents, their probe and the partitioner take a runtime to be, whichever it is."""
+"""The interface of runtimes, and the checks that all of them make."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -14,9 +14,11 @@ from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 
 CPU = "CPUExecutionProvider"
-#: Names of the exported graph's input and outputs.
-INPUT, BOOST, BAG = "images", "boost", "bag"
-#: The file's own word on how it was quantised, in its metadata; absent in bundles of 0.1.0.
+#: Name of the exported graph's input.
+INPUT = "images"
+#: Names of its outputs; without boosting the last alone.
+HEADS = ("boost", "bag")
+#: The metadata key of a file's precision; absent in bundles of 0.1.0.
 PRECISION_KEY = "mdp_precision"
 #: Runs before READY: the first ones allocate memory and choose kernels.
 WARM_UP_RUNS = 3
@@ -26,7 +28,7 @@ Signature = Mapping[str, tuple[str, list[object]]]
 
 
 class Execution(Struct, frozen=True, kw_only=True):
-    """How a sub-model is run."""
+    """How to run a sub-model."""
 
     runtime: RuntimeName
     #: An execution provider of onnxruntime, or OpenVINO's name of a device other than the CPU.
@@ -39,7 +41,7 @@ class Execution(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, assignment: Assignment) -> "Execution":
-        """As it is planned."""
+        """As planned."""
         return cls(
             runtime=assignment.runtime,
             provider=assignment.provider,
@@ -51,7 +53,7 @@ class Execution(Struct, frozen=True, kw_only=True):
 
 
 class NotHereError(AgentError):
-    """The planned runtime, provider or precision cannot be had on this device."""
+    """The planned runtime, provider or precision is not available on this device."""
 
     def __init__(self, planned: str, here: str) -> None:
         super().__init__(f"the plan asks for {planned}, {here}")
@@ -60,42 +62,51 @@ class NotHereError(AgentError):
 class Runtime(Protocol):
     """Executes one sub-model."""
 
-    #: What really runs it: an execution provider of onnxruntime, or OpenVINO's device, as in
-    #: `openvino:CPU`.
+    #: The provider in use: onnxruntime's, or OpenVINO's device, as in `openvino:CPU`.
     provider: str
-    #: Whether that is not the planned one, or not in the planned runtime and precision.
+    #: Whether provider, runtime or precision is not the planned one.
     fallback: bool
 
     def warm_up(self) -> None:
         """Run until steady; raises AgentError if the logits are not finite."""
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
 
 
-def check_input(model: Path, inputs: Signature, image_size: int, *, uint8: str) -> None:
-    """Raise AgentError unless `inputs` are the exported graph's; `uint8` in the runtime's words."""
-    if inputs != {INPUT: (uint8, [image_size, image_size, 3])}:
+def check_graph(
+    model: Path,
+    execution: Execution,
+    num_classes: int,
+    *,
+    inputs: Signature,
+    outputs: Mapping[str, object],
+    precision: str | None,
+    uint8: str,
+) -> Sequence[str]:
+    """Names of the outputs, as `HEADS` has them.
+
+    `outputs` maps names to classes, `precision` is in the file's metadata, `uint8` is the runtime's
+    name of that type. Raises AgentError unless the loaded graph is the planned sub-model.
+    """
+    side, planned = execution.image_size, execution.precision
+    if inputs != {INPUT: (uint8, [side, side, 3])}:
         raise AgentError(
-            f"{model}: expected one input {INPUT!r} of uint8 [N, {image_size}, {image_size}, 3], "
-            f"got {inputs}"
+            f"{model}: expected one input {INPUT!r} of uint8 [N, {side}, {side}, 3], got {inputs}"
         )
-
-
-def check_outputs(model: Path, outputs: Mapping[str, object], num_classes: int) -> None:
-    """Raise AgentError unless `outputs`, name -> classes, are the exported graph's."""
-    if outputs != {BOOST: num_classes, BAG: num_classes}:
+    named = (HEADS, HEADS[1:])
+    heads = next((h for h in named if outputs == dict.fromkeys(h, num_classes)), None)
+    if heads is None:
         raise AgentError(
-            f"{model}: expected outputs {BOOST!r} and {BAG!r} with {num_classes} classes, "
+            f"{model}: expected an output 'bag', or 'boost' and 'bag', with {num_classes} classes, "
             f"got {outputs}"
         )
-
-
-def check_precision(model: Path, says: str | None, planned: Precision) -> None:
-    """Raise AgentError if the file `says` that it has another precision than is planned."""
-    # bf16 is how a runtime computes; the file's numbers stay fp32.
-    if says is not None and says != ("fp32" if planned == "bf16" else planned):
-        raise AgentError(f"{model}: expected a model in {planned}, as planned, got one in {says}")
+    # For bf16, in which a runtime computes, the file's numbers are fp32.
+    if precision is not None and precision != ("fp32" if planned == "bf16" else planned):
+        raise AgentError(
+            f"{model}: expected a model in {planned}, as planned, got one in {precision}"
+        )
+    return heads
 
 
 def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> None:
@@ -106,5 +117,5 @@ def run_until_steady(run: Callable[[Pixels], Contribution], image_size: int) -> 
             contribution = run(blank)
     except Exception as error:  # runtimes raise types of their own, without a common base
         raise AgentError(f"the model cannot be run: {error}") from error
-    if not (np.isfinite(contribution.boost).all() and np.isfinite(contribution.bag).all()):
+    if not np.isfinite(contribution.heads).all():
         raise AgentError("the model gives logits that are not finite on a black picture")

@@ -1,4 +1,4 @@
-"""On NVIDIA's GPUs: CUDA's and TensorRT's libraries found, and sessions that compute as planned."""
+"""NVIDIA's GPUs: loads the libraries of CUDA and TensorRT, and sets their options."""
 
 import contextlib
 import functools
@@ -18,10 +18,9 @@ ON_CUDA = frozenset({CUDA, TENSORRT})
 
 
 def options_for(provider: str, precision: Precision, model: bytes) -> dict[str, str]:
-    """What onnxruntime's `provider` is told for a `model` in `precision`; raises AgentError."""
+    """Options of onnxruntime's `provider` for a `model` in `precision`; raises AgentError."""
     if provider == CUDA:
-        # Products in fp32 as planned: by default CUDA's matrix units drop 13 of the 23 bits of
-        # their factors (TF32).
+        # fp32 as planned: by default CUDA's matrix units use TF32, with 10 of 23 mantissa bits.
         return {"use_tf32": "0"}
     if provider == TENSORRT:
         return {
@@ -34,10 +33,10 @@ def options_for(provider: str, precision: Precision, model: bytes) -> dict[str, 
 
 
 def _engine_folder(model: bytes) -> Path:
-    """Where TensorRT keeps what it has compiled of this model; made for its owner alone.
+    """TensorRT's cache of compiled engines for this model, readable by its owner only.
 
-    One folder for each file: onnxruntime names engines by the graph without its weights, so that
-    those of another bundle of the same shape would be taken.
+    One folder a file: onnxruntime names engines by the graph without its weights, and would use
+    another bundle's.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = cache / "mdp" / "tensorrt" / hashlib.sha256(model).hexdigest()
@@ -54,21 +53,21 @@ def _engine_folder(model: bytes) -> Path:
 
 @functools.cache
 def load_libraries(ort: Any) -> None:
-    """Load CUDA's libraries for `ort`, the module, if its build can use them and they are there.
+    """Load CUDA's libraries for `ort`, the module, if its build uses them and they are installed.
 
-    The system's loader does not look where pip puts them; once loaded, they are found.
+    The system's loader does not search pip's folders.
     """
     if ON_CUDA.isdisjoint(ort.get_available_providers()):
         return
     # In onnxruntime 1.21 and later.
     if preload := getattr(ort, "preload_dlls", None):
-        # It prints what it does not find, and standard output is for whoever reads events.
+        # It prints missing libraries, and standard output is for events.
         with contextlib.redirect_stdout(sys.stderr):
             preload()
 
 
 def load_tensorrt() -> None:
-    """Load TensorRT's libraries where pip has put them, and have them compute fp32 in full."""
+    """Load TensorRT's libraries from pip's folder, and disable TF32."""
     # onnxruntime has no option for TF32 on TensorRT; NVIDIA's libraries read this variable.
     os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
     with contextlib.suppress(ImportError), contextlib.redirect_stdout(sys.stderr):

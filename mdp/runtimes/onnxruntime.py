@@ -11,21 +11,17 @@ from mdp.fusion.fuse import Contribution
 from mdp.imports import silence_onnxruntime
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import (
-    BAG,
-    BOOST,
     CPU,
     INPUT,
     PRECISION_KEY,
     Execution,
     NotHereError,
-    check_input,
-    check_outputs,
-    check_precision,
+    check_graph,
     run_until_steady,
 )
 from mdp.runtimes.cuda import CUDA, ON_CUDA, TENSORRT, load_libraries, load_tensorrt, options_for
 
-#: Why a provider that onnxruntime's build holds may give a session on the processor.
+#: Why a provider in onnxruntime's build may fall back to the processor.
 _NOT_STARTED = (
     "no such device, or its driver or libraries are missing (CUDA's come with "
     f"{install('agent-gpu')})"
@@ -33,7 +29,7 @@ _NOT_STARTED = (
 
 
 class OrtRuntime:
-    """A sub-model in onnxruntime, with explicit threads that sleep when there is nothing to do."""
+    """A sub-model in onnxruntime, with a fixed number of threads."""
 
     def __init__(
         self,
@@ -43,7 +39,7 @@ class OrtRuntime:
         num_classes: int,
         allow_fallback: bool = False,
     ) -> None:
-        """Load `model`; raises AgentError if it is another model, or what is planned not there."""
+        """Load `model`; raises AgentError for another model, or if the planned way is missing."""
         ort = import_onnxruntime()
         instead = _instead(ort, execution.provider, allow_fallback)
         wanted = _choose_provider(ort, execution.provider, allow_fallback, instead)
@@ -58,10 +54,10 @@ class OrtRuntime:
         def start(provider: str) -> Any:
             options = _options(ort, execution.threads, execution.spin)
             if provider == TENSORRT and not allow_fallback:
-                # What TensorRT cannot compute of a graph would silently go to the processor.
+                # Nodes that TensorRT cannot compute would silently run on the processor.
                 options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
-            told = options_for(provider, execution.precision, model.content)
-            return _session(ort, model.content, options, (provider, told))
+            chosen = provider, options_for(provider, execution.precision, model.content)
+            return _session(ort, model.content, options, chosen)
 
         try:
             self._session, why = _open(start, wanted, instead)
@@ -79,26 +75,29 @@ class OrtRuntime:
 
     def _check(self, model: Path, execution: Execution, num_classes: int) -> None:
         session = self._session
-        inputs = {i.name: (i.type, i.shape[1:]) for i in session.get_inputs()}
-        check_input(model, inputs, self._image_size, uint8="tensor(uint8)")
-        check_outputs(model, {o.name: o.shape[-1] for o in session.get_outputs()}, num_classes)
-        says = session.get_modelmeta().custom_metadata_map.get(PRECISION_KEY)
-        check_precision(model, says, execution.precision)
+        self._heads = check_graph(
+            model,
+            execution,
+            num_classes,
+            inputs={i.name: (i.type, i.shape[1:]) for i in session.get_inputs()},
+            outputs={o.name: o.shape[-1] for o in session.get_outputs()},
+            precision=session.get_modelmeta().custom_metadata_map.get(PRECISION_KEY),
+            uint8="tensor(uint8)",
+        )
 
     def warm_up(self) -> None:
         """Run until steady; raises AgentError if the logits are not finite."""
         run_until_steady(self.run, self._image_size)
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
-        boost, bag = self._session.run([BOOST, BAG], {INPUT: pixels})
-        return Contribution(boost, bag)
+        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+        return Contribution.of(self._session.run(self._heads, {INPUT: pixels}))
 
 
 def open_session(model: Path, *, threads: int = 1, spin: bool = False) -> Any:
     """An onnxruntime session of any model on the processor; raises AgentError if it is none.
 
-    By its path, so that files that it names beside it are read too: not for what was received.
+    By its path, so that external tensors are read too: not for untrusted models.
     """
     ort = import_onnxruntime()
     try:
@@ -125,17 +124,17 @@ def _options(ort: Any, threads: int, spin: bool) -> Any:
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
     if spin:
-        # By itself it would go on, and keep a board's cores busy long after each answer.
+        # By default threads go on spinning, and keep a board's cores busy after each answer.
         options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
     return options
 
 
 def _open(start: Callable[[str], Any], provider: str, instead: str) -> tuple[Any, str]:
-    """A session, and why it is on `instead` or the processor and not on `provider`, if it is.
+    """A session on `provider`, else on `instead` or the processor, and why.
 
-    Providers that cannot start give a session on the processor by themselves, or an error as for a
-    file that is no model: then the processor has to tell which it is.
+    A provider that cannot start falls back to the processor, or raises the same error as for a file
+    that is no model; a session on the processor tells the two apart.
     """
     why = _NOT_STARTED
     try:
@@ -150,9 +149,9 @@ def _open(start: Callable[[str], Any], provider: str, instead: str) -> tuple[Any
 
 
 def _session(ort: Any, model: bytes | str, options: Any, chosen: tuple[str, dict[str, str]]) -> Any:
-    # By itself it would print an error to standard output and try again without the options.
+    # By default it prints errors to standard output and retries without the options.
     session = ort.InferenceSession(model, options, providers=[chosen], enable_fallback=0)
-    # It keeps them to start anew with other providers, which nothing here asks of it.
+    # Kept for a restart with other providers, which is not used here.
     session._model_bytes = None
     return session
 
@@ -167,13 +166,13 @@ def _choose_provider(ort: Any, planned: str, allow_fallback: bool, instead: str)
 
 
 def _instead(ort: Any, planned: str, allow_fallback: bool) -> str:
-    """What is tried where the planned provider cannot be had."""
+    """The provider to try if the planned one is missing."""
     same_gpu = planned == TENSORRT and CUDA in ort.get_available_providers()
     return CUDA if allow_fallback and same_gpu else CPU
 
 
 def _planned_elsewhere(execution: Execution) -> str:
-    """What the plan asks for that onnxruntime is not, or an empty text."""
+    """The planned runtime or precision that is not onnxruntime's; empty if there is none."""
     if execution.runtime != "onnxruntime":
         return f"{execution.runtime} in {execution.precision}"
     return execution.precision if execution.precision == "bf16" else ""

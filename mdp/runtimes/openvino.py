@@ -1,12 +1,12 @@
-"""OpenVINO: a sub-model on one of its devices, where a plan says so.
+"""OpenVINO: a sub-model on one of its devices.
 
-OpenVINO's package reports its own import to a statistics server of its maker, from a part that
-converts models and that nobody serving one needs. That part is left out here, so nothing is sent.
+The model converter in OpenVINO's package reports its import to a statistics server of its maker. It
+is not imported here, so nothing is sent.
 """
 
 import functools
 import io
-from collections.abc import Container, Mapping
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,56 +20,50 @@ from mdp.fusion.fuse import Contribution
 from mdp.imports import without
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import (
-    BAG,
-    BOOST,
     CPU,
     INPUT,
     PRECISION_KEY,
     Execution,
     NotHereError,
-    check_input,
-    check_outputs,
-    check_precision,
+    check_graph,
     run_until_steady,
 )
 
-#: What a status writes before OpenVINO's name of the device.
+#: Before OpenVINO's name of the device in a status.
 PREFIX = "openvino:"
 OPENVINO_CPU = f"{PREFIX}CPU"
-#: Kind of device -> precision -> what its matrix products are computed in where the file leaves
-#: that open. NPUs compute in f16 and take no such wish.
+#: Kind of device -> precision -> inference precision hint. NPUs compute in f16 and have no hint.
 HINTS: Mapping[str, Mapping[Precision, str | None]] = {
     "CPU": {"fp32": "f32", "bf16": "bf16", "int8-static": "f32"},
     "GPU": {"fp32": "f32", "fp16": "f16", "int8-static": "f16"},
     "NPU": {"fp16": None, "int8-static": None},
 }
-#: What OpenVINO says of a device that does not only imitate a precision.
+#: OpenVINO's capability of a device that does not emulate a precision.
 _CAPABILITIES: Mapping[Precision, str] = {"bf16": "BF16", "fp16": "FP16"}
-#: Parts of the package that report to its maker, or exist only for parts that do.
+#: Parts of the package that report to its maker, and those that import them.
 REPORTING = ("openvino_telemetry", "openvino.tools.ovc")
 
 
 class OpenVinoRuntime:
     """A sub-model in OpenVINO on one of its devices: one picture at a time, one stream."""
 
-    #: What is planned otherwise is refused, so there is no falling back inside OpenVINO.
+    #: OpenVINO refuses what it cannot run as planned.
     fallback = False
 
     def __init__(self, model: ModelFile, execution: Execution, *, num_classes: int) -> None:
-        """Load `model`; raises AgentError if it is another model, or what is planned not there."""
+        """Load `model`; raises AgentError for another model, or if the planned way is missing."""
         device, size = device_of(execution.provider), execution.image_size
         openvino, core = core_for(execution)
         try:
             graph = _read(openvino, model)
         except Exception as error:  # OpenVINO raises types of its own, without a common base
             raise AgentError(f"{model.path}: openvino cannot load it: {_line(error)}") from error
-        _check(graph, model.path, execution, num_classes)
+        self._heads = _checked_heads(graph, model.path, execution, num_classes)
         try:
-            # Agents compute one picture at a time. Knowing that made ViTs 3 to 5 % faster, and NPUs
-            # take no other graph.
+            # A fixed batch of one made ViTs 3 to 5 % faster, and NPUs accept no other graph.
             graph.reshape({INPUT: [1, size, size, 3]})
-            wishes = _wishes(device, execution.precision, execution.threads)
-            self._compiled = core.compile_model(graph, device, wishes)
+            settings = _settings(device, execution.precision, execution.threads)
+            self._compiled = core.compile_model(graph, device, settings)
             self._request = self._compiled.create_infer_request()
         except Exception as error:  # OpenVINO raises types of its own, without a common base
             if device != "CPU":
@@ -85,19 +79,18 @@ class OpenVinoRuntime:
         run_until_steady(self.run, self._image_size)
 
     def run(self, pixels: Pixels) -> Contribution:
-        """Both heads' logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
+        """Each head's logits `[N, num_classes]` for crops `[N, image_size, image_size, 3]`."""
         rows = [self._run_one(pixels[row : row + 1]) for row in range(len(pixels))]
-        boost, bag = (np.concatenate(heads) for heads in zip(*rows, strict=True))
-        return Contribution(boost, bag)
+        return Contribution.of([np.concatenate(head) for head in zip(*rows, strict=True)])
 
-    def _run_one(self, pixels: Pixels) -> tuple[Any, Any]:
+    def _run_one(self, pixels: Pixels) -> list[Any]:
         self._request.infer({INPUT: pixels})
-        # The request's own memory is written anew by the next run.
-        return tuple(self._request.get_tensor(head).data.copy() for head in (BOOST, BAG))
+        # The next run overwrites the request's memory.
+        return [self._request.get_tensor(head).data.copy() for head in self._heads]
 
 
 def import_openvino() -> Any:
-    """OpenVINO without what reports its use; raises ImportError where it is not installed."""
+    """OpenVINO without its telemetry; raises ImportError where it is not installed."""
     with without(*REPORTING):
         import openvino
         import openvino.frontend
@@ -115,7 +108,7 @@ def core_of(openvino: Any) -> Any:
 
 
 def core_for(execution: Execution) -> tuple[Any, Any]:
-    """OpenVINO and its core; raises NotHereError where a model could not be run in this way."""
+    """OpenVINO and its core; raises NotHereError if no model can run in this way."""
     try:
         openvino = import_openvino()
     except ImportError as error:
@@ -134,12 +127,12 @@ def device_of(provider: str) -> str:
 
 
 def provider_of(device: str) -> str:
-    """What plans and profiles call OpenVINO's device: the processor as onnxruntime does."""
+    """The name of OpenVINO's device in plans and profiles: onnxruntime's for the processor."""
     return CPU if device == "CPU" else device
 
 
 def precisions(device: str, able: Container[str]) -> list[Precision]:
-    """What is served on OpenVINO's `device`, which says what it is `able` to compute in."""
+    """Precisions served on OpenVINO's `device` with the capabilities `able`."""
     served = HINTS.get(_kind(device), {})
     return [p for p in served if p not in _CAPABILITIES or _CAPABILITIES[p] in able]
 
@@ -149,8 +142,8 @@ def _kind(device: str) -> str:
 
 
 def _check_device(core: Any, device: str, precision: Precision) -> None:
-    """Raise NotHereError if there is no `device`, or if `precision` is nothing for it."""
-    # Asking for all devices loads the plugins of all: not for the processor alone.
+    """Raise NotHereError without `device`, or if it does not support `precision`."""
+    # Listing devices loads the plugins of all, which the processor alone does not need.
     found = ["CPU"] if device == "CPU" else list(core.available_devices)
     # Of several GPUs the first one has two names.
     if _kind(device) not in HINTS or not {device, f"{device}.0"} & set(found):
@@ -166,38 +159,43 @@ def _check_device(core: Any, device: str, precision: Precision) -> None:
     except Exception as error:  # OpenVINO raises types of its own, without a common base
         raise NotHereError(planned, f"which cannot be started: {_line(error)}") from error
     if precision not in precisions(device, able):
-        # Imitated, it gains nothing.
-        who = "processor" if device == "CPU" else "device"
-        raise NotHereError(planned, f"this {who} computes {', '.join(sorted(able))} only")
+        unit = "processor" if device == "CPU" else "device"
+        raise NotHereError(planned, f"this {unit} computes {', '.join(sorted(able))} only")
 
 
-def _wishes(device: str, precision: Precision, threads: int) -> dict[str, object]:
-    wishes: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY"}
+def _settings(device: str, precision: Precision, threads: int) -> dict[str, object]:
+    settings: dict[str, object] = {"PERFORMANCE_HINT": "LATENCY"}
     if hint := HINTS[_kind(device)][precision]:
-        wishes["INFERENCE_PRECISION_HINT"] = hint
+        settings["INFERENCE_PRECISION_HINT"] = hint
     if device == "CPU":
-        wishes |= {
+        settings |= {
             "INFERENCE_NUM_THREADS": threads,
             "NUM_STREAMS": 1,
-            # Threads tied to cores would fight with whatever else runs on these cores.
+            # Pinned threads would compete with other processes on their cores.
             "ENABLE_CPU_PINNING": False,
         }
-    return wishes
+    return settings
 
 
 def _read(openvino: Any, model: ModelFile) -> Any:
-    # By its own frontend: the package's general reader tries six formats on a file that is none.
+    # By the ONNX frontend: the general reader tries six formats.
     onnx = openvino.frontend.FrontEndManager().load_by_framework("onnx")
     return onnx.convert(onnx.load(io.BytesIO(model.content)))
 
 
-def _check(graph: Any, model: Path, execution: Execution, num_classes: int) -> None:
-    inputs = {i.any_name: (i.element_type.get_type_name(), _shape(i)[1:]) for i in graph.inputs}
-    check_input(model, inputs, execution.image_size, uint8="u8")
-    check_outputs(model, {o.any_name: _shape(o)[-1] for o in graph.outputs}, num_classes)
+def _checked_heads(
+    graph: Any, model: Path, execution: Execution, num_classes: int
+) -> Sequence[str]:
     where = ["framework", PRECISION_KEY]
-    says = graph.get_rt_info(where).astype(str) if graph.has_rt_info(where) else None
-    check_precision(model, says, execution.precision)
+    return check_graph(
+        model,
+        execution,
+        num_classes,
+        inputs={i.any_name: (i.element_type.get_type_name(), _shape(i)[1:]) for i in graph.inputs},
+        outputs={o.any_name: _shape(o)[-1] for o in graph.outputs},
+        precision=graph.get_rt_info(where).astype(str) if graph.has_rt_info(where) else None,
+        uint8="u8",
+    )
 
 
 def _shape(port: Any) -> list[object]:

@@ -1,4 +1,4 @@
-"""Choose the runtime that a plan names, or refuse."""
+"""Opens the runtime that a plan names."""
 
 from mdp.formats.model_file import ModelFile
 from mdp.runtimes.base import Execution, NotHereError, Runtime
@@ -11,9 +11,8 @@ def open_runtime(
 ) -> Runtime:
     """Load `model` in the planned runtime, with the planned provider and precision.
 
-    Where that cannot be had and `allow_fallback` is set, onnxruntime's CPU provider serves the
-    file and says so; otherwise raises NotHereError. Raises AgentError for a file that is another
-    model.
+    If these are not available, onnxruntime's CPU provider runs the file where `allow_fallback` is
+    set; otherwise raises NotHereError. Raises AgentError for another model.
     """
     if execution.runtime == "openvino":
         try:
@@ -25,6 +24,6 @@ def open_runtime(
 
 
 def check_execution(execution: Execution) -> None:
-    """Raise NotHereError where no model could be run in this way; before there is one."""
+    """Raise NotHereError if no model can run in this way here."""
     if execution.runtime == "openvino":
         core_for(execution)

@@ -16,14 +16,14 @@ from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
     FailureCode,
+    FrameRequest,
     Infer,
-    Look,
     Result,
     Status,
+    StatusRequest,
     as_line,
     decode,
     encode,
@@ -156,9 +156,9 @@ class FakeAgent:
         self.requests += isinstance(message, Infer)
         if behaviour.silent:
             return None
-        if isinstance(message, Ask):
+        if isinstance(message, StatusRequest):
             return encode(self._status(message.request_id))
-        if isinstance(message, Look):
+        if isinstance(message, FrameRequest):
             text = "a fake agent has no camera"
             return encode(Failure(request_id=message.request_id, code="no_frame", text=text))
         if not isinstance(message, Infer):

@@ -1,7 +1,7 @@
 """Frames over ZeroMQ: the client's DEALERs and the agent's ROUTER. The only room that imports zmq.
 
-A client keeps one DEALER per agent, so that one slow peer never blocks another. With keys, a
-connection is encrypted and both sides prove who they are (CurveZMQ, rfc.zeromq.org/spec/26).
+A client has one DEALER per agent, so that one slow peer never blocks another. With keys, a
+connection is encrypted and both sides are authenticated (CurveZMQ, rfc.zeromq.org/spec/26).
 """
 
 from mdp.transport.admission.access import AgentKeys, Audit

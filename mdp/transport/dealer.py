@@ -10,8 +10,8 @@ from mdp.transport.sockets import configure, monitor_of
 
 RECONNECT_MS = 100
 RECONNECT_MAX_MS = 1000
-#: An attempt to connect that nobody answers is given up and made anew. TCP itself tries ever more
-#: seldom: after 45 s without a network, a device was found again only 29 s after it was back.
+#: An unanswered attempt to connect is repeated after so long. TCP's retries back off: after 45 s
+#: without a network, a device was reconnected only 29 s after it was back.
 CONNECT_MS = 2000
 #: ZMQ_RECONNECT_STOP_HANDSHAKE_FAILED (zmq.h)
 _STOP_AFTER_FAILED_HANDSHAKE = 2
@@ -25,13 +25,13 @@ WATCHED = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED | FAILED
 
 @dataclass(slots=True)
 class Dealer:
-    """A device's sockets, and what came of its connection."""
+    """A device's sockets, and the state of its connection."""
 
     socket: "zmq.Socket[bytes]"
     monitor: "zmq.Socket[bytes]"
-    #: Where it connects to: an address, also where the device's own has a name.
+    #: Where it connects to: an address, also for a host's name.
     address: str
-    #: When the connection came up; infinity if there is none.
+    #: When the connection was made; infinity without one.
     up_s: float = math.inf
     #: Messages received less messages sent.
     unasked: int = 0
@@ -45,7 +45,7 @@ def open_dealer(
     failures: int,
     max_frame_bytes: int,
 ) -> Dealer:
-    """The sockets of `device`, to be connected to `address` after so many failed handshakes.
+    """The sockets of `device`, to be connected to `address` after `failures` handshakes.
 
     Raises ZMQError.
     """

@@ -1,11 +1,10 @@
-"""The client's DEALERs, one per agent, and what is known of agents that are not there.
+"""The client's DEALERs, one per agent, and the diagnosis of agents without a connection.
 
-A socket monitor tells when a connection is really up (its handshake has succeeded) or gone, and
-requests are handed over only while it is up. While nobody polls, ZeroMQ reconnects by itself.
-`poll` replaces the socket of a connection that has ended, once what it had received is read, so
-that requests left in it are not sent to an agent that comes back. ZMQ_IMMEDIATE would drop these
-too, but also every reply that was received and not yet read. After a failed handshake only `poll`
-dials.
+A socket monitor reports when a connection is up (its handshake has succeeded) or has ended, and
+requests are sent only while it is up. Between polls, ZeroMQ reconnects by itself. `poll` replaces
+the socket of an ended connection once its received messages are read, so that requests left in it
+are not sent to a restarted agent. ZMQ_IMMEDIATE would drop these too, but also unread replies.
+After a failed handshake only `poll` dials.
 """
 
 import contextlib
@@ -21,39 +20,39 @@ from zmq.utils.monitor import parse_monitor_message
 from mdp.errors import ConfigError, InputError
 from mdp.protocol.messages import MAX_BUFFER_BYTES, Buffer
 from mdp.transport import zap
-from mdp.transport.absence import NO_MORE, NOT_ACCEPTED, REASONS, UNASKED, Absence
 from mdp.transport.dealer import FAILED, RECONNECT_MAX_MS, RECONNECT_MS, Dealer, open_dealer
 from mdp.transport.events import ClientKeys, Connected, Disconnected, Received, TransportEvent
-from mdp.transport.greeting import QUESTION, mechanism_of
+from mdp.transport.greeting import PROBE, mechanism_of
 from mdp.transport.names import Names, has_address
+from mdp.transport.outage import NO_MORE, NOT_ACCEPTED, REASONS, UNASKED, Outage
 from mdp.transport.sockets import (
     HIGH_WATER_MARK,
     descriptor,
     end,
+    poll_within,
     readable,
     receive,
     require_descriptors,
     send,
     this_process,
-    told_within,
 )
 
-#: A connection that ended sooner is dialled again after RECONNECT_MAX_MS: an agent that hangs up
-#: each time would be dialled ten times a second.
+#: A shorter connection is redialled after RECONNECT_MAX_MS: an agent that always disconnects would
+#: be dialled ten times a second.
 BRIEF_S = 1.0
-#: A monitor with more events than that is not read to its end: the connection has come and gone
-#: while the client was idle, and is made anew.
+#: A monitor with more events is not read to its end: the connection, which has flapped while the
+#: client was idle, is replaced.
 MOST_EVENTS = 256
-#: A connection that brought so many messages more than were asked for is ended, for so long.
+#: A connection with so many messages more than requests is closed for so long.
 MOST_UNASKED, UNASKED_S = 256, 10.0
-#: How soon to look again whether a name that had no address has been resolved.
+#: Time between two lookups of a name without an address.
 LOOKUP_S = 0.02
 #: Descriptors of a context and this client's epoll; those of a device: its DEALER, both ends of the
 #: monitor, the connection.
 CONTEXT_DESCRIPTORS, DEVICE_DESCRIPTORS = 6, 4
-#: Failed handshakes in a row until a reason is given: one may be an agent that was just stopped.
+#: Consecutive failed handshakes before a diagnosis: a single one may be a stopped agent.
 CERTAIN_FAILURES = 2
-#: A reason that is not seen again for so long after dialling is dropped.
+#: A reason that is not confirmed for so long after dialling expires.
 DOUBT_S = 3.0
 
 CLOSED = "this client is closed"
@@ -70,31 +69,31 @@ class Dealers:
         keys: ClientKeys | None = None,
         max_frame_bytes: int = MAX_BUFFER_BYTES,
     ) -> None:
-        """Dial `addresses`, encrypted where `keys` know the agent's key; raises ConfigError."""
+        """Dial `addresses`, encrypted where `keys` has the agent's key; raises ConfigError."""
         self.connected: set[str] = set()
-        #: Devices that are there, but not for this client, with the reason.
+        #: Reachable devices that refuse this client, with the reason.
         self.refused: dict[str, str] = {}
         self._addresses = dict(addresses)
         self._keys = keys
         self._max_frame_bytes = max_frame_bytes
         self._names = Names()
-        self._absences: dict[str, Absence] = {}
+        self._outages: dict[str, Outage] = {}
         self._dealers: dict[str, Dealer] = {}
-        #: By descriptor: the device and its dealer, its monitor or the question to it.
+        #: By descriptor: the device and its dealer, monitor or probe.
         self._owned: dict[int, tuple[str, zmq.Socket[bytes]]] = {}
         self._sockets: set[zmq.Socket[bytes]] = set()
-        #: Sockets whose descriptor may stay quiet although something has come, and their devices.
+        #: Sockets that may hold a message without an event of their descriptor, and their devices.
         self._unsure: dict[zmq.Socket[bytes], str] = {}
-        #: What a send in vain has found out, to be reported by the next `poll`.
+        #: Events found by a failed send, for the next `poll`.
         self._early: list[TransportEvent] = []
         self._process = this_process()
-        # libzmq ends the process where there are too few.
+        # With too few, libzmq ends the process.
         require_descriptors(CONTEXT_DESCRIPTORS + DEVICE_DESCRIPTORS * len(addresses))
-        #: Waits on the sockets' descriptors, which costs the same for one device and for many.
+        #: Waits on the sockets' descriptors, at the same cost for one and for many devices.
         self._epoll = select.epoll()
         self._context = zmq.Context()
-        #: For a client that is dropped without `close`: pyzmq's own destructor of a context waits
-        #: for ever for sockets that the garbage collector has taken before it.
+        #: For a client that is not closed: pyzmq's destructor of a context waits for ever for
+        #: sockets that were collected before it.
         self._end = weakref.finalize(self, end, self._context, self._sockets, self._process)
         self._end.atexit = False
         try:
@@ -114,16 +113,16 @@ class Dealers:
         named = self._addresses[device]
         address = self._names.resolved(named)
         if not has_address(named):
-            # Also where it has an address: that may be another one by now.
-            absence = self._absences.setdefault(device, Absence())
+            # Also for a resolved name, whose address may change.
+            outage = self._outages.setdefault(device, Outage())
             wait_s = LOOKUP_S if address is None else RECONNECT_MAX_MS / 1e3
-            absence.lookup_s = time.monotonic() + wait_s
+            outage.lookup_s = time.monotonic() + wait_s
         if address is not None:
             self._open(device, address)
 
     def _open(self, device: str, address: str) -> None:
-        absence = self._absences.get(device)
-        failures = 0 if absence is None else absence.failures
+        outage = self._outages.get(device)
+        failures = 0 if outage is None else outage.failures
         dealer = open_dealer(
             self._context, device, address, self._keys, failures, self._max_frame_bytes
         )
@@ -136,7 +135,7 @@ class Dealers:
         """Close the sockets of `device`, with what they hold."""
         dealer = self._dealers.pop(device, None)
         if dealer is not None:
-            # Before its reader goes: libzmq's thread would wait for one.
+            # Before the monitor's reader closes, for which libzmq's thread would wait.
             dealer.socket.disable_monitor()
             self._close(dealer.socket)
             self._close(dealer.monitor)
@@ -162,37 +161,37 @@ class Dealers:
 
     @property
     def unfinished(self) -> bool:
-        """Whether `poll` may have more of which the descriptor does not tell."""
+        """Whether `poll` may have more, without an event of the descriptor."""
         return bool(self._unsure or self._early)
 
     def send(self, device: str, frames: Sequence[Buffer]) -> bool:
-        """Hand `frames` over for `device`; False if it is not connected or its queue is full."""
+        """Send `frames` to `device`; False if it is not connected or its queue is full."""
         if device not in self.connected:
-            self._look(device)
+            self._check(device)
             if device not in self.connected:
                 return False
         dealer = self._dealers[device]
-        # Sending takes in what ZeroMQ has to tell, and with it perhaps a message's arrival.
+        # Sending consumes the descriptor's event for an arrived message.
         self._unsure[dealer.socket] = device
         try:
             send(dealer.socket, frames)
         except zmq.Again:
-            # Its queue is full, perhaps of a connection that has gone.
-            self._look(device)
+            # The queue is full; the connection may have ended.
+            self._check(device)
             return False
         dealer.unasked -= 1
         return True
 
-    def _look(self, device: str) -> None:
-        """Take in whether the connection to `device` has just come or gone."""
+    def _check(self, device: str) -> None:
+        """Handle changes of the connection to `device`."""
         if dealer := self._dealers.get(device):
             self._early += self._collect([(device, dealer.monitor)])
 
     def poll(self, timeout_s: float | None) -> list[TransportEvent]:
-        """What has happened, waiting at most `timeout_s` (None: until something does).
+        """Events, waiting at most `timeout_s` (None: for ever) for the first.
 
-        May return early with nothing, when agents that are not there have to be dialled again.
-        Takes in as much of one device as may wait at most; see `unfinished`.
+        May return early without any, when agents have to be redialled. Receives of each device at
+        most as much as may wait; see `unfinished`.
         """
         if self._process is not this_process():
             raise InputError(FORKED)
@@ -205,13 +204,13 @@ class Dealers:
             ready = [(unsure[owned], owned) for owned in readable(unsure)]
         if events or ready:
             timeout_s = 0.0
-        elif self._absences:
+        elif self._outages:
             timeout_s = self._until_redial_s(timeout_s)
-        # Also where something is ready: a device that never stops sending keeps no other one out.
-        ready += [self._owned[number] for number, _ in told_within(self._epoll, timeout_s)]
+        # Also where something is ready, so that a flooding device does not starve the others.
+        ready += [self._owned[number] for number, _ in poll_within(self._epoll, timeout_s)]
         if ready:
             events += self._collect(ready)
-        if self._absences:
+        if self._outages:
             self._redial()
         return events
 
@@ -223,9 +222,9 @@ class Dealers:
             if dealer is not None and owned is dealer.monitor:
                 changes += self._changes(device, dealer)
             elif dealer is None or owned is not dealer.socket:
-                self._hear(device, owned)
+                self._read_greeting(device, owned)
             if dealer is not None:
-                # Also after its monitor: what a lost connection still delivered counts.
+                # Also after its monitor: a lost connection's last messages count.
                 sockets[dealer.socket] = device
         events = self._messages(sockets) + changes
         if changes:
@@ -238,7 +237,7 @@ class Dealers:
         return events
 
     def _messages(self, sockets: dict["zmq.Socket[bytes]", str]) -> list[TransportEvent]:
-        """What has come to `sockets`, of each as much as may wait at most."""
+        """Messages of `sockets`, of each at most as many as may wait."""
         received: list[TransportEvent] = []
         waiting = list(sockets)
         for _ in range(HIGH_WATER_MARK):
@@ -260,8 +259,8 @@ class Dealers:
             frames = receive(dealer.monitor)
             if not frames:
                 return changes
-            said = parse_monitor_message([frame.bytes for frame in frames])
-            event = said["event"]
+            report = parse_monitor_message([frame.bytes for frame in frames])
+            event = report["event"]
             if event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self._present(device)
                 dealer.up_s, dealer.unasked = time.monotonic(), 0
@@ -269,7 +268,7 @@ class Dealers:
                     self.connected.add(device)
                     changes.append(Connected(device))
                 continue
-            self._absent(device, dealer, event, said["value"])
+            self._absent(device, dealer, event, report["value"])
             if event == zmq.Event.DISCONNECTED:
                 changes += self._lost(device)
         dealer.up_s = time.monotonic()
@@ -283,70 +282,70 @@ class Dealers:
         return [Disconnected(device)]
 
     def _cut(self, device: str) -> list[TransportEvent]:
-        """End the connection of an agent that sends far more than it is asked for."""
+        """End the connection of an agent that sends far more messages than requested."""
         self._shut(device)
-        absence = self._absences.setdefault(device, Absence())
-        absence.redial_s = time.monotonic() + UNASKED_S
+        outage = self._outages.setdefault(device, Outage())
+        outage.redial_s = time.monotonic() + UNASKED_S
         self.refused[device] = UNASKED
         return self._lost(device)
 
     def _present(self, device: str) -> None:
         self.refused.pop(device, None)
-        self._end_question(self._absences.pop(device, None))
+        self._end_probe(self._outages.pop(device, None))
 
     def _absent(self, device: str, dealer: Dealer, event: int, value: int = 0) -> None:
         """A connection has ended, or could not be made."""
-        now_s, absence = time.monotonic(), self._absences.setdefault(device, Absence())
-        absence.failures += bool(event & FAILED)
-        sure = absence.failures >= CERTAIN_FAILURES
-        wait_ms = RECONNECT_MS if absence.failures and not sure else RECONNECT_MAX_MS
+        now_s, outage = time.monotonic(), self._outages.setdefault(device, Outage())
+        outage.failures += bool(event & FAILED)
+        sure = outage.failures >= CERTAIN_FAILURES
+        wait_ms = RECONNECT_MS if outage.failures and not sure else RECONNECT_MAX_MS
         if dealer.up_s <= now_s - BRIEF_S:
             wait_ms = 0
         dealer.up_s = math.inf
-        absence.redial_s = now_s + wait_ms / 1e3
+        outage.redial_s = now_s + wait_ms / 1e3
         if event & FAILED:
-            absence.doubt_s = math.inf
+            outage.doubt_s = math.inf
         if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             self.refused[device] = NO_MORE if value == int(zap.FULL) else NOT_ACCEPTED
-        elif event & FAILED and sure and absence.question is None:
-            self._ask(device, absence)
+        elif event & FAILED and sure and outage.probe is None:
+            self._probe(device, outage)
 
-    def _ask(self, device: str, absence: Absence) -> None:
-        """Ask an agent whether it is encrypted: who hangs up often does not say why."""
+    def _probe(self, device: str, outage: Outage) -> None:
+        """Find out whether an agent that ends each handshake is encrypted."""
         address = self._dealers[device].address
-        absence.question, absence.heard = self._context.socket(zmq.STREAM), b""
-        absence.question.linger = 0
-        absence.question.ipv6 = "[" in address
-        absence.question.connect(address)
-        self._listen(device, absence.question)
+        outage.probe, outage.greeting = self._context.socket(zmq.STREAM), b""
+        outage.probe.linger = 0
+        outage.probe.ipv6 = "[" in address
+        outage.probe.connect(address)
+        self._listen(device, outage.probe)
 
-    def _hear(self, device: str, question: "zmq.Socket[bytes]") -> None:
-        absence = self._absences.get(device)
-        if absence is None or absence.question is not question:
+    def _read_greeting(self, device: str, probe: "zmq.Socket[bytes]") -> None:
+        outage = self._outages.get(device)
+        if outage is None or outage.probe is not probe:
             return
-        while frames := receive(question):
+        while frames := receive(probe):
             peer, data = (frame.bytes for frame in frames)
-            absence.heard += data
-            mechanism = mechanism_of(absence.heard)
+            outage.greeting += data
+            mechanism = mechanism_of(outage.greeting)
             if data and mechanism is not None:
                 encrypted = self._keys is not None and device in self._keys.agents
                 reason = REASONS.get((mechanism, encrypted))
                 if reason is not None:
                     self.refused[device] = reason
-                self._end_question(absence)
+                self._end_probe(outage)
                 return
-            if not data and not absence.heard:
-                # The connection is up, or has gone again.
+            if not data and not outage.greeting:
+                # The connection was made or has ended.
                 with contextlib.suppress(zmq.ZMQError):
-                    question.send_multipart([peer, QUESTION], zmq.NOBLOCK)
+                    probe.send_multipart([peer, PROBE], zmq.NOBLOCK)
 
-    def _end_question(self, absence: Absence | None) -> None:
-        if absence is not None and absence.question is not None:
-            self._close(absence.question)
-            absence.question = None
+    def _end_probe(self, outage: Outage | None) -> None:
+        if outage is not None and outage.probe is not None:
+            self._close(outage.probe)
+            outage.probe = None
 
     def _until_redial_s(self, timeout_s: float | None) -> float | None:
-        due_s = min(min(a.redial_s, a.lookup_s, a.doubt_s) for a in self._absences.values())
+        due_s = min(min(a.redial_s, a.lookup_s, a.doubt_s) for a in self._outages.values())
         if due_s == math.inf:
             return timeout_s
         left_s = max(0.0, due_s - time.monotonic())
@@ -354,37 +353,37 @@ class Dealers:
 
     def _redial(self) -> None:
         now_s = time.monotonic()
-        for device, absence in self._absences.items():
-            if absence.doubt_s <= now_s:
+        for device, outage in self._outages.items():
+            if outage.doubt_s <= now_s:
                 self.refused.pop(device, None)
-                absence.doubt_s = math.inf
-            if absence.lookup_s <= now_s:
-                self._look_up(device, absence, now_s)
-            if absence.redial_s > now_s:
+                outage.doubt_s = math.inf
+            if outage.lookup_s <= now_s:
+                self._look_up(device, outage, now_s)
+            if outage.redial_s > now_s:
                 continue
-            absence.redial_s, absence.doubt_s = math.inf, now_s + DOUBT_S
-            self._end_question(absence)
-            # Out of descriptors, or of memory: perhaps not for long.
+            outage.redial_s, outage.doubt_s = math.inf, now_s + DOUBT_S
+            self._end_probe(outage)
+            # Out of descriptors or memory, perhaps not for long.
             try:
                 self._dial(device)
             except zmq.ZMQError:
-                absence.redial_s = now_s + RECONNECT_MAX_MS / 1e3
+                outage.redial_s = now_s + RECONNECT_MAX_MS / 1e3
 
-    def _look_up(self, device: str, absence: Absence, now_s: float) -> None:
-        """Dial if the name of its host has an address by now, or another one."""
+    def _look_up(self, device: str, outage: Outage, now_s: float) -> None:
+        """Dial if its host's name has a new address."""
         dealer = self._dealers.get(device)
         address = self._names.resolved(self._addresses[device])
         wait_s = LOOKUP_S if address is None else RECONNECT_MAX_MS / 1e3
-        absence.lookup_s = now_s + wait_s
+        outage.lookup_s = now_s + wait_s
         if (
             address is not None
-            and absence.redial_s == math.inf
+            and outage.redial_s == math.inf
             and (dealer is None or dealer.address != address)
         ):
-            absence.redial_s = now_s
+            outage.redial_s = now_s
 
     def close(self) -> None:
-        """Close every socket; what was still on its way is dropped."""
+        """Close every socket; unsent messages are dropped."""
         if self._process is this_process() and not self._context.closed:
             self._epoll.close()
             self._end()

@@ -1,4 +1,4 @@
-"""What the client's connections report, and the keys that they are made with."""
+"""Events of the client's connections, and their keys."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ class ClientKeys:
     public: str
     secret: str = field(repr=False)
     agents: Mapping[str, str]
-    #: Second keys, of devices whose key is being changed.
+    #: Second keys, of devices whose key is being replaced.
     second: Mapping[str, str] = field(default_factory=dict)
 
     def of_agent(self, device: str, failures: int) -> bytes:
@@ -38,7 +38,7 @@ class Connected(Struct, frozen=True):
 
 
 class Disconnected(Struct, frozen=True):
-    """The connection to a device is gone; what was on its way is lost."""
+    """The connection to a device has ended; messages in transit are lost."""
 
     device: str
 

@@ -1,7 +1,7 @@
-"""Addresses of host names, looked up in threads of MDP's own.
+"""Addresses of host names, looked up in threads.
 
-libzmq looks a name up in its only I/O thread, which serves no other connection meanwhile: a name
-server that does not answer takes ten seconds each time. Hence it is given addresses only.
+libzmq looks names up in its only I/O thread, which a name server without an answer blocks for ten
+seconds each time. So it gets addresses only.
 """
 
 import ipaddress
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-#: Lookups under way at a time. One that the name server does not answer cannot be ended.
+#: Concurrent lookups. One without an answer cannot be cancelled.
 MOST_LOOKUPS = 8
 #: Seconds from the end of a lookup until the next one of the same name.
 AGAIN_S = 1.0
@@ -23,7 +23,7 @@ Lookup = Callable[[str], str]
 class _Name:
     #: The last address that was found.
     address: str | None = None
-    #: What the lookup under way has found: nothing yet, an address, or None if there is none.
+    #: The result of the running lookup: empty before it ends, then an address, or None without one.
     found: list[str | None] = field(default_factory=list)
     looking: bool = False
     next_s: float = 0.0
@@ -37,7 +37,7 @@ def address_of(host: str) -> str:
 
 
 class Names:
-    """The last known address of every name that was asked for; for one thread."""
+    """The last known address of each name; for one thread."""
 
     def __init__(
         self, lookup: Lookup = address_of, clock: Callable[[], float] = time.monotonic
@@ -48,8 +48,8 @@ class Names:
     def resolved(self, endpoint: str) -> str | None:
         """`endpoint`, as `tcp://HOST:PORT`, with an address for its host's name; never waits.
 
-        Begins to look the name up. Until an address is known, there is none; a lookup that fails
-        leaves the one that was found before.
+        Starts a lookup if one is due. None before an address is known; a failed lookup keeps the
+        last one.
         """
         if has_address(endpoint):
             return endpoint
@@ -70,13 +70,13 @@ class Names:
             return
         name.looking, found, lookup = True, name.found, self._lookup
 
-        def look() -> None:
+        def look_up() -> None:
             try:
                 found.append(lookup(host))
             except (OSError, UnicodeError):  # UnicodeError: a label of more than 63 characters
                 found.append(None)
 
-        threading.Thread(target=look, name="name", daemon=True).start()
+        threading.Thread(target=look_up, name="name", daemon=True).start()
 
 
 def has_address(endpoint: str) -> bool:

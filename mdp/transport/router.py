@@ -1,4 +1,4 @@
-"""The agent's ROUTER, who is let in to it, and who has to leave."""
+"""The agent's ROUTER, and the admission of its connections."""
 
 import contextlib
 import errno
@@ -22,10 +22,10 @@ from mdp.protocol.messages import MAX_BUFFER_BYTES, Buffer
 from mdp.transport import zap
 from mdp.transport.admission.access import Access, AgentKeys, Audit
 from mdp.transport.admission.tcp_peers import (
-    duplicate_of,
+    duplicate_socket,
     is_delivered,
     linger,
-    visitor_at,
+    peer_of,
 )
 from mdp.transport.sockets import (
     HIGH_WATER_MARK,
@@ -40,22 +40,22 @@ from mdp.transport.sockets import (
 #: Replies that may wait for one client; they are small, and one more would be lost.
 REPLIES_HIGH_WATER_MARK = 1024
 _WATCHED = zmq.Event.LISTENING | zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED
-#: Of which connection a frame is.
+#: The socket option for the descriptor of a frame's connection.
 _SOURCE = int(zmq.SRCFD)
 _MONITOR = "inproc://connections"
-#: How long replies may take to arrive after the end. ZMTP's heartbeats end a connection whose other
-#: end stands still after as long.
+#: How long replies may take to arrive after `close`; after as long, ZMTP's heartbeats end the
+#: connection of a peer that does not answer.
 LINGER_S = 3.0
 #: Connections that the kernel may hold until this process takes them.
 BACKLOG = 1024
 #: Frames of fewer bytes are copied.
 _SMALL_BYTES = 1024
-#: Arrivals and departures that are taken in before messages get their turn.
+#: Connection events that are handled before messages get their turn.
 WATCHED_AT_ONCE = 64
 
 
 class Peer(NamedTuple):
-    """Who has sent a message."""
+    """The sender of a message."""
 
     #: The connection, as the ROUTER names it.
     route: bytes
@@ -68,7 +68,7 @@ Request = tuple[Peer, Sequence[Buffer]]
 
 
 class Router:
-    """The agent's socket: one thread polls, any thread may send, so that no reply changes hands.
+    """The agent's socket: one thread polls, any thread may send.
 
     A ZeroMQ socket may be used by several threads if they take turns: every use is under one lock,
     and waiting happens outside of it, on the sockets' file descriptors.
@@ -91,142 +91,150 @@ class Router:
         self._epoll = select.epoll()
         #: Whether a thread waits at the descriptors.
         self._waiting = False
-        #: Whether more have come or gone than for one turn.
+        #: Whether a poll timed out, or another descriptor than the router's had an event.
+        self._woken = False
+        #: Whether more connection events wait than are handled in one turn.
         self._crowded = False
-        #: Whether the router's descriptor may stay quiet although something has come.
+        #: Whether a message may wait without an event of the router's descriptor.
         self._unsure = True
         self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        #: What `zmq_poll` is asked about it.
-        self._question = [(self._router, POLLIN)]
-        self._keeper: zmq.Socket[bytes] = self._context.socket(zmq.REP)
+        #: The argument of `zmq_poll`.
+        self._poll_items = [(self._router, POLLIN)]
+        self._zap: zmq.Socket[bytes] = self._context.socket(zmq.REP)
         self._access = Access(keys, audit)
         configure(self._router, address, max_frame_bytes)
         self._router.router_mandatory = True
         self._router.sndhwm = REPLIES_HIGH_WATER_MARK
         self._router.backlog = BACKLOG
-        # Without a bound: libzmq's only thread waits for room, and whoever closes for that thread.
-        self._watch: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
-        self._watch.rcvhwm = 0
+        # Without a bound: libzmq's only thread would wait for room, and `close` for that thread.
+        self._monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
+        self._monitor.rcvhwm = 0
         self._router.monitor(_MONITOR, _WATCHED)
-        self._watch.connect(_MONITOR)
-        #: Also for a router that is dropped: a context waits for open sockets for ever.
+        self._monitor.connect(_MONITOR)
+        #: Also for a router that is not closed: a context waits for open sockets for ever.
         self._finalizer = weakref.finalize(
             self,
             _release,
             self._context,
-            [self._router, self._watch, self._keeper],
+            [self._router, self._monitor, self._zap],
             [self._waker, self._wakee, self._epoll],
         )
         try:
             if keys is not None:
-                self._lock_door(keys)
+                self._require_keys(keys)
             self._router.bind(address)
         except zmq.ZMQError as error:
             self.close()
             reason = "in use" if error.errno == errno.EADDRINUSE else str(error)
             raise AgentError(f"cannot listen on {address}: {reason}") from error
-        #: What to do when a descriptor tells of a change, in this order.
-        self._chores = {
+        #: Descriptor -> handler of its events.
+        self._handlers = {
             self._wakee.fileno(): self._clear_wake,
-            descriptor(self._keeper): self._answer_knocks,
-            descriptor(self._watch): self._watch_door,
+            descriptor(self._zap): self._answer_zap,
+            descriptor(self._monitor): self._handle_connections,
         }
-        for number in (*self._chores, descriptor(self._router)):
+        for number in (*self._handlers, descriptor(self._router)):
             self._epoll.register(number, select.EPOLLIN)
-        # A descriptor does not tell of the first message to a socket that nobody has read from.
-        self._answer_knocks()
-        self._watch_door()
+        # Descriptors are edge-triggered: nothing announces what came before the first read.
+        self._answer_zap()
+        self._handle_connections()
 
-    def _lock_door(self, keys: AgentKeys) -> None:
-        # Before anybody can knock: without a keeper, libzmq would have nobody to ask.
-        self._keeper.bind(zap.ENDPOINT)
+    def _require_keys(self, keys: AgentKeys) -> None:
+        # Bound before the router: without a ZAP handler, libzmq accepts every key.
+        self._zap.bind(zap.ENDPOINT)
         self._router.zap_domain = zap.DOMAIN
-        # Fail closed: a handshake that cannot be asked about fails.
+        # Fail closed: without an answer of the ZAP handler, a handshake fails.
         self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._router.curve_server = True
         self._router.curve_secretkey = keys.secret.encode()
 
     @property
     def address(self) -> str:
-        """Where this socket listens, with the port that was really given."""
+        """Where this socket listens, with the port that the system has chosen."""
         return self._router.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def allow(self, public_keys: frozenset[str], connections: Mapping[str, int]) -> None:
-        """From now on only these clients are heard; connections of all others are ended.
+        """Replace the allowed clients; connections of all others end.
 
-        `connections` are how many a key may have, where that is not `PER_KEY`.
+        `connections` are the limits of keys, by default `PER_KEY`.
         """
         with self._lock:
             self._access.allow(public_keys, connections)
 
-    def turned_away(self) -> dict[str, int]:
-        """How many connections or messages were turned away since the last call, by reason."""
-        if not self._access.turned_away:
+    def rejected(self) -> dict[str, int]:
+        """Connections and messages rejected since the last call, by reason."""
+        if not self._access.rejected:
             return {}
         with self._lock:
-            counted, self._access.turned_away = self._access.turned_away, Counter()
+            counted, self._access.rejected = self._access.rejected, Counter()
         return dict(counted)
 
     def poll(self, timeout_s: float | None) -> Iterator[Request]:
         """Messages as (peer, frames), waiting at most `timeout_s` or until `wake` for the first.
 
-        They are received one by one, so that each may be answered before the next is looked for;
-        as many as may wait for one client at most. None at all means that there may be something
-        else to do: the time is up, `wake` was called, or somebody was turned away.
+        They are received one by one, so that each may be answered before the next is received; at
+        most as many as may wait for one client.
         """
-        if not self._await(timeout_s):
+        self._await(timeout_s)
+        if not self._unsure:
             return
         for _ in range(HIGH_WATER_MARK):
             with self._lock:
                 request = self._receive()
             if request is not None:
                 yield request
-            # Only now: replying in between would have made the answer unsure again.
+            # Check after yielding: a reply sent meanwhile resets the edge-triggered events.
             with self._lock:
                 if not self._has_more():
                     return
 
-    def _await(self, timeout_s: float | None) -> bool:
-        """Wait; whether to look for messages."""
+    def was_woken(self) -> bool:
+        """Whether a `poll` since the last call timed out or was ended by something but messages.
+
+        That is `wake`, or a connection that came, ended or was refused. For the thread that polls.
+        """
+        woken, self._woken = self._woken, False
+        return woken
+
+    def _await(self, timeout_s: float | None) -> None:
         with self._lock:
-            # First: a socket that is never quiet shall not keep anybody out for longer.
-            timeout_s = self._access.let_in(timeout_s)
+            # First, so that hosts are unblocked in time on a busy socket too.
+            timeout_s = self._access.unblock(timeout_s)
             if self._unsure and self._has_more():
                 timeout_s = 0.0
             self._waiting = True
-        told = self._epoll.poll(timeout_s)
+        events = self._epoll.poll(timeout_s)
         with self._lock:
             self._waiting = False
             if self._crowded:
-                self._watch_door()
-            busy = False
-            for number, _ in told:
-                if chore := self._chores.get(number):
-                    chore()
-                    busy = True
+                self._handle_connections()
+            for number, _ in events:
+                if handle := self._handlers.get(number):
+                    handle()
+                    self._woken = True
                 else:
                     self._unsure = True
-            return self._unsure and not busy
+            self._woken |= not events and not self._unsure
 
     def _has_more(self) -> bool:
-        """Whether a message is there; if none is, the descriptor will tell of the next one."""
-        self._unsure = bool(zmq.zmq_poll(self._question, 0))
+        """Whether a message waits; if none does, the descriptor announces the next one."""
+        self._unsure = bool(zmq.zmq_poll(self._poll_items, 0))
         return self._unsure
 
     def _receive(self) -> Request | None:
-        """The next message; None if nobody who is let in has sent one."""
+        """The next message; None without one, or for a rejected one."""
         try:
             route = self._router.recv(NOBLOCK)
         except zmq.Again:
             return None
-        # At least one more follows: the ROUTER puts the route before what was sent.
+        # At least one more frame follows: the ROUTER prepends the route.
         frames = receive(self._router)
-        # Of the last frame: what the ROUTER puts before knows nobody.
+        # Of the last frame: the prepended one has no metadata.
         last: Any = frames[-1]
         client: str = route.hex() if self._access.allowed is None else last.get("User-Id")
-        if self._access.allowed is not None and not self._access.heard(client, last.get(_SOURCE)):
+        if self._access.allowed is not None and not self._access.accepts(client, last.get(_SOURCE)):
             return None
-        # Small ones are copied: that is cheaper than keeping the frame.
+        # Copying a small frame is cheaper than keeping it.
         return Peer(route, client), [
             frame.bytes if len(frame) < _SMALL_BYTES else frame.buffer for frame in frames
         ]
@@ -234,34 +242,34 @@ class Router:
     def _clear_wake(self) -> None:
         self._wakee.recv(4096)
 
-    def _answer_knocks(self) -> None:
-        """Answer libzmq's questions about keys; it asks one at a time per connection."""
-        # Before whoever is turned away has gone, and nobody can say who it was.
-        self._watch_door()
-        while frames := receive(self._keeper):
-            self._keeper.send_multipart(self._access.knocked([frame.bytes for frame in frames]))
+    def _answer_zap(self) -> None:
+        """Answer libzmq's ZAP requests; there is one at a time per connection."""
+        # First, while the connections of rejected peers are known.
+        self._handle_connections()
+        while frames := receive(self._zap):
+            self._zap.send_multipart(self._access.authenticate([frame.bytes for frame in frames]))
 
-    def _watch_door(self, at_once: int | None = WATCHED_AT_ONCE) -> None:
-        """Take in who has come and gone, as many as for one turn; all of them for None."""
+    def _handle_connections(self, at_once: int | None = WATCHED_AT_ONCE) -> None:
+        """Handle connection events, at most `at_once` of them; all of them for None."""
         self._crowded = False
         for _ in repeat(None) if at_once is None else range(at_once):
-            frames = receive(self._watch)
+            frames = receive(self._monitor)
             if not frames:
                 return
-            said = parse_monitor_message([frame.bytes for frame in frames])
-            event, number = said["event"], said["value"]
+            report = parse_monitor_message([frame.bytes for frame in frames])
+            event, number = report["event"], report["value"]
             if event == zmq.Event.DISCONNECTED:
                 self._access.closed(number)
             elif event == zmq.Event.LISTENING:
                 self._access.listener = socket.socket(fileno=os.dup(number))
-            elif visitor := visitor_at(number):
-                self._access.opened(visitor)
-        # There may be more, of which the descriptor does not tell again.
+            elif peer := peer_of(number):
+                self._access.opened(peer)
+        # There may be more, which the descriptor does not announce again.
         self._crowded = True
         self.wake()
 
     def send(self, route: bytes, frames: Sequence[Buffer]) -> bool:
-        """Hand a reply over to the peer at `route`; False if it has gone or does not read.
+        """Send a reply to the peer at `route`; False if it has disconnected or does not read.
 
         Any thread.
         """
@@ -273,8 +281,8 @@ class Router:
                 if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN):
                     raise
                 sent = False
-            # Sending, in vain as well, takes in what ZeroMQ has to tell, and with it perhaps a
-            # message's arrival, of which who waits at the descriptors would not be told.
+            # Sending, also in vain, consumes the descriptor's event for an arrived message, which
+            # the polling thread then would miss.
             self._unsure = True
             arrived = self._waiting and self._has_more()
         if arrived:
@@ -298,10 +306,10 @@ class Router:
         with self._lock:
             if not self._finalizer.alive:
                 return
-            self._watch_door(at_once=None)
-            # Not unbound first: that ends connections without what libzmq has not written yet. And
-            # libzmq closes them as soon as it has written, which may be before it has arrived.
-            peers = list(filter(None, map(duplicate_of, self._access.connections.all)))
+            self._handle_connections(at_once=None)
+            # Not unbound first: that drops replies that libzmq has not written. libzmq closes a
+            # connection once it has written, which may be before the reply has arrived.
+            peers = list(filter(None, map(duplicate_socket, self._access.connections.all)))
             if self._access.listener is not None:
                 self._access.listener.close()
             self._router.disable_monitor()

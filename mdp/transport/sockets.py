@@ -1,4 +1,4 @@
-"""What both sides' sockets have in common: limits, heartbeats, and how frames are moved."""
+"""Limits, heartbeats, sending and receiving of both sides' sockets."""
 
 import math
 import os
@@ -15,15 +15,15 @@ from mdp.protocol.messages import Buffer
 
 #: Messages that may wait in one direction of one connection.
 HIGH_WATER_MARK = 64
-#: ZeroMQ's own heartbeats notice a peer that is frozen or unplugged, without any traffic of ours.
+#: ZeroMQ's heartbeats detect a frozen or unplugged peer on an idle connection.
 HEARTBEAT_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
-#: A peer that has not introduced itself by then is cut off.
+#: The longest handshake.
 HANDSHAKE_MS = 5000
-#: What CURVE adds to a frame: a command's name, a nonce, flags and a seal, 33 bytes in all.
+#: More than CURVE adds to a frame: command name, nonce, flags and seal, 33 bytes in all.
 SEAL_BYTES = 64
-#: Frames of this size and more travel without a copy; below, copying is cheaper than tracking when
-#: the last user is done (three crops of 150 kB: 1.5 ms a call with tracking, 1.2 ms with copies).
+#: Frames of this size and more are sent without a copy; below, copying is cheaper than tracking
+#: (three crops of 150 kB: 1.5 ms a call with tracking, 1.2 ms with copies).
 ZERO_COPY_BYTES = 512 * 1024
 
 #: Descriptors from here on are too large for `select` (Linux's FD_SETSIZE).
@@ -32,7 +32,7 @@ _SELECTABLE = 1024
 # Plain integers: pyzmq's enumerations cost a microsecond at each use.
 NOBLOCK, POLLIN = int(zmq.NOBLOCK), int(zmq.POLLIN)
 _MORE = int(zmq.SNDMORE)
-#: What `Socket.send` comes to for sockets without groups, without its own share of the time.
+#: Bypasses the Python wrapper of `Socket.send`, which takes a microsecond.
 _send: Any = zmq.backend.Socket.send
 
 
@@ -43,7 +43,7 @@ def new_pair() -> tuple[str, str]:
 
 
 def public_key_of(secret: str) -> str:
-    """The public key that belongs to `secret`; raises ValueError if that is no key."""
+    """The public key of `secret`; raises ValueError if that is no key."""
     try:
         return zmq.curve_public(secret.encode()).decode()
     except zmq.ZMQError as error:
@@ -55,7 +55,7 @@ def configure(zmq_socket: "zmq.Socket[bytes]", address: str, max_frame_bytes: in
     zmq_socket.ipv6 = "[" in address
     zmq_socket.linger = 0
     zmq_socket.sndhwm = zmq_socket.rcvhwm = HIGH_WATER_MARK
-    # A larger frame ends the connection before memory is taken for it.
+    # A larger frame ends the connection before memory is allocated for it.
     zmq_socket.maxmsgsize = max_frame_bytes + SEAL_BYTES
     zmq_socket.handshake_ivl = HANDSHAKE_MS
     zmq_socket.heartbeat_ivl = HEARTBEAT_MS
@@ -67,10 +67,9 @@ _MONITORS = count()
 
 
 def monitor_of(zmq_socket: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[bytes]":
-    """A socket that receives `events` of another one, however many wait in it.
+    """A socket that receives `events` of another one, without a bound.
 
-    With a bound, libzmq's only I/O thread would wait in the first send beyond it, until somebody
-    reads.
+    At a bound, libzmq's only I/O thread would wait for a reader.
     """
     address = f"inproc://monitor-{next(_MONITORS)}"
     monitor: zmq.Socket[bytes] = zmq_socket.context.socket(zmq.PAIR)
@@ -103,11 +102,11 @@ def end(
     sockets: Collection["zmq.Socket[bytes]"],
     process: object,
 ) -> None:
-    """Close `sockets` and their context, in `this_process` that has made them only."""
+    """Close `sockets` and their context, only in the process that has made them."""
     if process is not _process or context.closed:
         return
     for zmq_socket in sockets:
-        # Before its reader goes: libzmq's thread would wait for one.
+        # Before the monitor's reader closes, for which libzmq's thread would wait.
         if zmq_socket.type in (zmq.DEALER, zmq.ROUTER) and not zmq_socket.closed:
             zmq_socket.disable_monitor()
     for zmq_socket in sockets:
@@ -116,7 +115,7 @@ def end(
 
 
 def require_descriptors(number: int) -> None:
-    """Raise ConfigError unless this process can open so many descriptors more."""
+    """Raise ConfigError unless this process can open `number` more descriptors."""
     opened = []
     try:
         for _ in range(number):
@@ -132,7 +131,7 @@ def require_descriptors(number: int) -> None:
 
 
 def send(zmq_socket: "zmq.Socket[bytes]", frames: Sequence[Buffer]) -> None:
-    """Hand `frames` over at once, or raise zmq.Again. Only the last one may be large."""
+    """Send `frames` without waiting, or raise zmq.Again. Only the last one may be large."""
     *others, last = frames
     for frame in others:
         _send(zmq_socket, frame, NOBLOCK | _MORE)
@@ -140,19 +139,19 @@ def send(zmq_socket: "zmq.Socket[bytes]", frames: Sequence[Buffer]) -> None:
 
 
 def descriptor(zmq_socket: "zmq.Socket[bytes]") -> int:
-    """The descriptor that tells of changes, once each; see `readable`."""
+    """The edge-triggered descriptor; see `readable`."""
     return int(zmq_socket.getsockopt(zmq.FD))
 
 
 def readable(sockets: Iterable["zmq.Socket[bytes]"]) -> list["zmq.Socket[bytes]"]:
-    """Those of `sockets` from which a message can be received now: asking all costs like one."""
+    """Those of `sockets` with a message; a call for all takes as long as for one."""
     ready: list[tuple[Any, int]] = zmq.zmq_poll([(one, POLLIN) for one in sockets], 0)
     return [one for one, _ in ready]
 
 
 def receive(zmq_socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
-    """The frames of the next message; empty if none is there."""
-    # Frames know whether more follow; of copies, the socket would have to be asked each time.
+    """The frames of the next message; empty without one."""
+    # Frames have `more`; with copies, it is a socket option to be read each time.
     try:
         frames = [zmq_socket.recv(NOBLOCK, copy=False)]
     except zmq.Again:
@@ -162,20 +161,19 @@ def receive(zmq_socket: "zmq.Socket[bytes]") -> list[zmq.Frame]:
     return frames
 
 
-def told_within(epoll: select.epoll, timeout_s: float | None) -> list[tuple[int, int]]:
-    """What `epoll` tells, waiting at most `timeout_s` (None: until it does), and hardly longer.
+def poll_within(epoll: select.epoll, timeout_s: float | None) -> list[tuple[int, int]]:
+    """Events of `epoll`, waiting at most `timeout_s` (None: for ever) with fine resolution.
 
-    By itself it waits in whole milliseconds and rounds up: 0.65 ms late at p50 and 1.1 at p90, on
-    an idle machine. What is left of the last one is waited for by `select`, which makes that 0.17
-    and 0.22. Nothing is paid for it by those who are told something before.
+    `epoll` waits in whole milliseconds, rounded up: 0.65 ms late at p50 and 1.1 at p90, on an idle
+    machine. Here `select` waits for the rest of the last one: 0.17 and 0.22 ms late.
     """
     if timeout_s is None or timeout_s <= 0:
         return epoll.poll(timeout_s)
     until_s = time.monotonic() + timeout_s
-    # Half a millisecond less, as binary fractions of a whole one may be a little more than that.
+    # Half a millisecond less, as a float may be just above a whole one.
     whole_s = (math.floor(timeout_s * 1e3) - 0.5) / 1e3
-    if told := epoll.poll(max(0.0, whole_s)):
-        return told
+    if events := epoll.poll(max(0.0, whole_s)):
+        return events
     rest_s = until_s - time.monotonic()
     if rest_s <= 0:
         return []

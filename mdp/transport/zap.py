@@ -1,14 +1,14 @@
-"""ZAP 1.0 (rfc.zeromq.org/spec/27): which client keys an agent lets in. No sockets."""
+"""ZAP 1.0 (rfc.zeromq.org/spec/27): the check of a client's key. No sockets."""
 
 from collections.abc import Sequence
 
 from zmq.utils import z85
 
-#: Where libzmq asks; fixed by the RFC.
+#: Where libzmq sends requests; fixed by the RFC.
 ENDPOINT = "inproc://zeromq.zap.01"
 DOMAIN = b"mdp"
-#: Status for a key that has as many connections as it may have. The client's monitor tells of the
-#: status alone; the RFC has no closer one, and 300 would not be sent to the client.
+#: Status for a key at its limit of connections. The client's monitor reports the status alone; the
+#: RFC has no closer one, and 300 would not be sent to the client.
 FULL = b"500"
 _FRAMES = 7
 
@@ -16,10 +16,10 @@ _FRAMES = 7
 def answer(
     request: Sequence[bytes], allowed: frozenset[str], *, full: bool = False
 ) -> tuple[list[bytes], bool]:
-    """The reply to libzmq's `request`, and whether it lets the client in.
+    """The reply to libzmq's `request`, and whether it accepts the client.
 
-    The client's public key becomes the user id of its connection. A key that is allowed has no
-    room for one more connection if it is `full`.
+    The client's public key becomes the user id of its connection. `full` refuses an allowed key at
+    its limit of connections.
     """
     version, request_id = (*request, b"", b"")[:2]
     key = key_of(request)
@@ -38,5 +38,5 @@ def key_of(request: Sequence[bytes]) -> str:
 
 
 def host_of(request: Sequence[bytes]) -> str:
-    """The client's address, as libzmq writes it."""
+    """The client's address, in libzmq's form."""
     return request[3].decode("ascii", "replace") if len(request) == _FRAMES else ""

@@ -1,4 +1,4 @@
-"""Models that exist, in the form that devices serve: uint8 `[N, S, S, 3]` in, both heads out."""
+"""Models that exist, in the form that devices serve: uint8 `[N, S, S, 3]` in, logits out."""
 
 import math
 from pathlib import Path
@@ -21,21 +21,21 @@ from partitioner.networks.families import (
 )
 from partitioner.networks.submodel import Normalise
 
-HEADS = ["boost", "bag"]
+#: Without boosting members have one output.
+HEADS = ["bag"]
 
 
 class ServedClassifier(nn.Module):
-    """What a device runs of a network with one classifier, whose logits are both heads."""
+    """What a device runs of a network with one classifier."""
 
     def __init__(self, normalise: Normalise, network: nn.Module, rows: list[int] | None) -> None:
         super().__init__()
         self.normalise, self.network, self.rows = normalise, network, rows
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The logits, twice."""
-        logits = self.network(self.normalise(images.permute(0, 3, 1, 2).float()))
-        logits = logits if self.rows is None else logits[:, self.rows]
-        return logits, logits.clone()
+    def forward(self, images: Tensor) -> tuple[Tensor]:
+        """Logits `[N, C]`, as a tuple of one."""
+        logits: Tensor = self.network(self.normalise(images.permute(0, 3, 1, 2).float()))
+        return (logits if self.rows is None else logits[:, self.rows],)
 
 
 def timm_module(model: Model, weights: Path, names: int, rows: list[int]) -> nn.Module:
@@ -44,8 +44,8 @@ def timm_module(model: Model, weights: Path, names: int, rows: list[int]) -> nn.
     assert model.image_size is not None
     backbone = Backbone(model.timm, model.image_size, model.depth)
     state = read_state(weights)
-    if "boost.weight" in state:
-        return _of_two_heads(backbone, state, weights, names, rows)
+    if "bag.weight" in state:
+        return _trained_member(backbone, state, weights, names, rows)
     network = create(backbone, names, weights, own_classes=True)
     classifier = network.get_classifier()
     normalise = normalisation(network)
@@ -56,20 +56,20 @@ def timm_module(model: Model, weights: Path, names: int, rows: list[int]) -> nn.
     return ServedClassifier(normalise, network, None).eval()
 
 
-def _of_two_heads(
+def _trained_member(
     backbone: Backbone, state: dict[str, Tensor], weights: Path, names: int, rows: list[int]
 ) -> nn.Module:
-    """A member of our own training; raises InputError where the weights are another's."""
-    found = len(state["boost.weight"])
+    """A member trained by MDP, without its boost head; InputError for another's weights."""
+    found = len(state["bag.weight"])
     if found != names:
         raise InputError(f"{weights}: tells {found} classes apart, its labels name {names}")
     member = FamilyMember(backbone, names)
     try:
-        member.load_state_dict(state)
+        member.load_state_dict({k: v for k, v in state.items() if not k.startswith("boost.")})
     except RuntimeError as error:
         text = " ".join(str(error).split())[:200]
         raise InputError(f"{weights}: expected the tensors of {backbone.name}: {text}") from error
-    member.boost, member.bag = (cut_classifier(head, rows) for head in (member.boost, member.bag))
+    member.bag = cut_classifier(member.bag, rows)
     return ServedMember(member).eval()
 
 
@@ -91,22 +91,18 @@ def onnx_member(model: Model, path: Path, names: int, rows: list[int]) -> tuple[
         raise InputError(f"{path}: expected one input, found {len(inputs)}")
     size = _picture_input(inputs[0], path, model.image_size)
     outputs = [value.name for value in graph.output]
-    heads = outputs if len(outputs) == 1 else HEADS
-    if not (len(outputs) == 1 or set(HEADS) <= set(outputs)):
-        raise InputError(
-            f"{path}: expected one output, or {' and '.join(HEADS)}, found {', '.join(outputs)}"
-        )
+    head = outputs[0] if len(outputs) == 1 else HEADS[0]
+    if head not in outputs:
+        raise InputError(f"{path}: expected one output, or {head}, found {', '.join(outputs)}")
     for value in graph.output:
         _check_classes(value, path, names)
     own_input = inputs[0].name
     _rename(graph, {name: f"source/{name}" for name in {own_input, "images", *HEADS}})
     before, tensors = _normalised(inputs[0], f"source/{own_input}", model)
     tensors.append(_tensor("mdp/rows", np.array(rows, dtype=np.int64)))
-    after = []
-    for head, source in zip(HEADS, heads * (2 if len(heads) == 1 else 1), strict=True):
-        name = f"source/{source}" if source in {own_input, "images", *HEADS} else source
-        after.append(helper.make_node("Gather", [name, "mdp/rows"], [head], axis=1))
-    nodes = [*before, *graph.node, *after]
+    logits = f"source/{head}" if head in {own_input, "images", *HEADS} else head
+    cut = helper.make_node("Gather", [logits, "mdp/rows"], HEADS, axis=1)
+    nodes = [*before, *graph.node, cut]
     kept = [*graph.initializer, *tensors]
     del graph.node[:], graph.input[:], graph.output[:], graph.initializer[:], graph.value_info[:]
     graph.node.extend(nodes)
@@ -114,9 +110,8 @@ def onnx_member(model: Model, path: Path, names: int, rows: list[int]) -> tuple[
     graph.input.append(
         helper.make_tensor_value_info("images", onnx.TensorProto.UINT8, ["N", size, size, 3])
     )
-    graph.output.extend(
-        helper.make_tensor_value_info(head, onnx.TensorProto.FLOAT, ["N", len(rows)])
-        for head in HEADS
+    graph.output.append(
+        helper.make_tensor_value_info(HEADS[0], onnx.TensorProto.FLOAT, ["N", len(rows)])
     )
     try:
         onnx.checker.check_model(loaded, full_check=True)
@@ -198,8 +193,8 @@ def _normalised(value: Any, target: str, model: Model) -> tuple[list[Any], list[
     ], [_tensor("mdp/mean", mean), _tensor("mdp/scale", scale.astype(np.float32))]
 
 
-def own_logits(path: Path, model: Model, pixels: Pixels, rows: list[int]) -> list[Any]:
-    """Both heads `[N, C]` as the ONNX file itself gives them, one picture at a time."""
+def own_logits(path: Path, model: Model, pixels: Pixels, rows: list[int]) -> Any:
+    """Logits `[N, C]` as the ONNX file itself gives them, one picture at a time."""
     from mdp.runtimes.onnxruntime import open_session
 
     session = open_session(path)
@@ -211,10 +206,9 @@ def own_logits(path: Path, model: Model, pixels: Pixels, rows: list[int]) -> lis
             scaled = (one / 255 - np.array(model.mean)) / np.array(model.std)
             feed = scaled.astype(np.float32).transpose(2, 0, 1)[np.newaxis]
         names = [output.name for output in session.get_outputs()]
-        values = session.run(names if len(names) == 1 else HEADS, {source.name: feed})
-        found.append([value[:, rows] for value in values])
-    columns = [np.concatenate(column) for column in zip(*found, strict=True)]
-    return columns * 2 if len(columns) == 1 else columns
+        (logits,) = session.run(names if len(names) == 1 else HEADS, {source.name: feed})
+        found.append(logits[:, rows])
+    return np.concatenate(found)
 
 
 def counted(content: bytes) -> tuple[int, int]:

@@ -31,9 +31,6 @@ from partitioner.estimates.network import choose_encoding, network_ms
 #: How many names a message shows.
 _SHOWN = 5
 Channels = tuple[float, float, float]
-#: Centred parts of the picture, the largest first. Networks that were trained on parts of pictures
-#: and see few pixels do better on a part (docs/results/families.md).
-CENTRES = tuple(Region(left=m, top=m, right=1 - m, bottom=1 - m) for m in (0.0, 0.0625, 0.125))
 
 
 class Model(Record, frozen=True):
@@ -53,7 +50,7 @@ class Model(Record, frozen=True):
     #: Normalisation of pixels 0..1 of an ONNX file; timm knows its own.
     mean: Channels | None = None
     std: Channels | None = None
-    #: What its device sees of the picture's centred square; None: which of `CENTRES` is best.
+    #: What its device sees of the picture's centred square; None: chosen on the data.
     region: Region | None = None
     precision: Precision = "fp32"
     runtime: RuntimeName = "onnxruntime"

@@ -1,16 +1,16 @@
 """Turn models that exist into a bundle folder: export, check, quantise, time, fit the fusion."""
 
-import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from mdp.errors import InputError
 from mdp.files import replacing_folder, write_bytes, write_json
-from mdp.formats.bundle import FUSION, MANIFEST, Manifest, file_entry, model_path, sha256_of
+from mdp.formats.bundle import MANIFEST, Manifest, model_path, sha256_of
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import Assignment, NetworkSpec, Region, SubModelSpec
 from mdp.formats.profile import DeviceProfile, RuntimeName
@@ -21,20 +21,18 @@ from mdp.runtimes.onnxruntime import open_session
 from mdp.runtimes.select import check_execution, open_runtime
 from partitioner.assembly.imported import HEADS, counted, onnx_member, own_logits, timm_module
 from partitioner.assembly.members import (
-    CENTRES,
     Model,
     assembled_plan,
     assigned,
     network_estimate,
     reference_point,
 )
-from partitioner.data.crops import WHOLE, View, load_views
-from partitioner.data.datasets import Dataset, PictureSet
+from partitioner.data.crops import View, load_views
+from partitioner.data.datasets import Dataset, PictureSet, thinned
 from partitioner.data.memmaps import Views
 from partitioner.estimates.latency import spec_of
 from partitioner.estimates.latency_networks import older_probe
-from partitioner.export.evaluate import accuracy
-from partitioner.export.quantize import quantised
+from partitioner.export.quantize import quantized
 from partitioner.export.sessions import (
     latency_ms,
     member_contribution,
@@ -50,9 +48,10 @@ from partitioner.export.write import (
     to_onnx,
     versions,
 )
-from partitioner.fusion.cascade_fit import fit_cascade
-from partitioner.fusion.stacking import fit_fusion
+from partitioner.fusion.bundle_fit import fit_bundle
+from partitioner.fusion.region_choice import CHOSEN_ON, chosen_regions
 from partitioner.networks.submodel import SubModel
+from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.progress import Progress
 
 #: Fewer calibration pictures than this leave the fusion weights uncertain, which is said.
@@ -98,37 +97,33 @@ class Assembly:
         assignments: list[Assignment] = []
         calibration: dict[int, Contribution] = {}
         with replacing_folder(out) as folder:
-            for k, (model, (names, kept)) in enumerate(zip(models, rows, strict=True)):
-                path = folder / model_path(k)
+            networks = [
+                self._exported(model, names, kept, folder / model_path(k), pictures)
+                for k, (model, (names, kept)) in enumerate(zip(models, rows, strict=True))
+            ]
+            paths = [folder / model_path(k) for k in range(len(models))]
+            regions = self._regions(models, networks, paths, pictures)
+            for k, model in enumerate(models):
                 part, calibration[k] = self._member(
-                    k, model, names, kept, profiles[model.device], path, pictures
+                    k, model, regions[k], networks[k], profiles[model.device], paths[k], pictures
                 )
                 assignments.append(part)
-            fusion = fit_fusion(calibration, pictures.targets)
             plan = assembled_plan(assignments, len(self.data.labels))
-            write_json(folder / FUSION, fusion)
-            paths = [*(model_path(k) for k in range(len(models))), FUSION]
+            files, cascade = fit_bundle(folder, plan, calibration, pictures.targets)
             manifest = Manifest(
                 name=name,
                 labels=list(self.data.labels),
                 plan=plan,
-                files={one: file_entry(folder / one) for one in paths},
+                files=files,
                 provenance=self._provenance(models, pictures),
-                cascade=fit_cascade(plan, calibration, pictures.targets, fusion),
+                cascade=cascade,
             )
             write_json(folder / MANIFEST, manifest)
 
-    def _member(
-        self,
-        k: int,
-        model: Model,
-        names: int,
-        rows: list[int],
-        profile: DeviceProfile,
-        path: Path,
-        pictures: PictureSet,
-    ) -> tuple[Assignment, Contribution]:
-        """Write one model; returns its part of the plan, and its calibration logits."""
+    def _exported(
+        self, model: Model, names: int, rows: list[int], path: Path, pictures: PictureSet
+    ) -> NetworkSpec:
+        """Write one model in fp32 and compare it with its source; returns what it is."""
         source = self.folder / model.source
         if model.onnx is not None:
             content, size = onnx_member(model, source, names, rows)
@@ -137,49 +132,71 @@ class Assembly:
             module, size = timm_module(model, source, names, rows), model.image_size
             content = to_onnx(module, size, HEADS, {})
         parameters, macs = counted(content)
-        network = NetworkSpec(
+        write_bytes(path, content)
+        some = self._views(thinned(pictures, _COMPARED), size, [WHOLE])[0]
+        if model.onnx is None:
+            error = check_parity(path, module, some, HEADS)
+        else:
+            error = _same_logits(path, source, model, some, rows)
+        self.progress.note(f"{source}: served form at most {error:.1e} from it in fp32")
+        return NetworkSpec(
             name=model.timm or source.name,
             image_size=size,
             precision=model.precision,
             parameters=parameters,
             macs=macs,
         )
-        write_bytes(path, content)
-        some = self._views(pictures, size, model.region or WHOLE)[:_COMPARED]
-        if model.onnx is None:
-            error = check_parity(path, module, some, HEADS)
-        else:
-            error = _same_logits(path, source, model, some, rows)
-        region = model.region or self._best_centre(path, size, pictures)
-        pixels = self._views(pictures, size, region)
-        write_bytes(path, quantised(content, model.precision, pixels, whole=True))
+
+    def _regions(
+        self,
+        models: Sequence[Model],
+        networks: Sequence[NetworkSpec],
+        paths: Sequence[Path],
+        pictures: PictureSet,
+    ) -> list[Region]:
+        """What each member sees: as its model says, else chosen on calibration pictures in fp32."""
+        allowed = [REGIONS if model.region is None else (model.region,) for model in models]
+        some = thinned(pictures, CHOSEN_ON)
+
+        @cache
+        def seen(k: int, region: Region) -> Contribution:
+            views = self._views(some, networks[k].image_size, allowed[k])
+            pixels = views[allowed[k].index(region)]
+            return Contribution.of(run_session(open_session(paths[k]), pixels, HEADS))
+
+        return chosen_regions(allowed, seen, some.targets)
+
+    def _member(
+        self,
+        k: int,
+        model: Model,
+        region: Region,
+        network: NetworkSpec,
+        profile: DeviceProfile,
+        path: Path,
+        pictures: PictureSet,
+    ) -> tuple[Assignment, Contribution]:
+        """Quantize and time one model; returns its part of the plan, and its calibration logits."""
+        pixels = self._views(pictures, network.image_size, [region])[0]
+        write_bytes(path, quantized(path.read_bytes(), model.precision, pixels, whole=True))
         runtime = open_runtime(
-            ModelFile.read(path), _here(model, size), num_classes=len(self.data.labels)
-        )
+            ModelFile.read(path), _here(model, network.image_size),
+            num_classes=len(self.data.labels),
+        )  # fmt: skip
         here_ms = quickest_ms(runtime.run, pixels)
         compute_ms, how = self._scaled(here_ms, network, profile, model.runtime)
         part = assigned(k, model, region, network, profile, compute_ms, how, len(self.data.labels))
-        side, size_mb = region.right - region.left, path.stat().st_size / 1e6
         self.progress.note(
-            f"sub-model {k} for {model.device}: {network.words}, sees {side:.0%} of the side, "
-            f"{size_mb:.2f} MB, at most {error:.1e} from its source in fp32; {how}"
+            f"sub-model {k} for {model.device}: {network.words}, sees {where(region)}, "
+            f"{path.stat().st_size / 1e6:.2f} MB; {how}"
         )
         return part, member_contribution(runtime, pixels, part)
 
-    def _views(self, pictures: PictureSet, size: int, region: Region) -> Views:
-        """The calibration pictures `[N, S, S, 3]` as a device sees them."""
+    def _views(self, pictures: PictureSet, size: int, regions: Sequence[Region]) -> list[Views]:
+        """Pictures `[N, S, S, 3]` as devices see them, for each region."""
+        views = [View(size, region) for region in regions]
         what = f"calibration split at {size} px"
-        return load_views(pictures, [View(size, region)], self.cache, self.progress, what)[0]
-
-    def _best_centre(self, path: Path, size: int, pictures: PictureSet) -> Region:
-        """The part of the calibration pictures on which a model is right most often."""
-        session = open_session(path)
-
-        def right(region: Region) -> float:
-            bag = run_session(session, self._views(pictures, size, region), HEADS)[1]
-            return accuracy(bag, pictures.targets)
-
-        return max(CENTRES, key=right)
+        return load_views(pictures, views, self.cache, self.progress, what)
 
     def _scaled(
         self,
@@ -250,30 +267,15 @@ def quickest_ms(run: Callable[[Pixels], object], pixels: Pixels) -> float:
     return min(latency_ms(run, pixels, time.process_time) for _ in range(_ROUNDS))
 
 
-def thinned(pictures: PictureSet, limit: int) -> PictureSet:
-    """At most `limit` pictures, evenly from all classes; they are sorted by class."""
-    if len(pictures) <= limit:
-        return pictures
-    rows = np.linspace(0, len(pictures) - 1, limit).astype(np.int64)
-    digest = hashlib.sha256(f"{pictures.digest} {limit}".encode()).hexdigest()
-    return PictureSet(
-        sources=[pictures.sources[row] for row in rows],
-        names=tuple(pictures.names[row] for row in rows),
-        targets=pictures.targets[rows],
-        digest=digest,
-    )
-
-
 def _same_logits(path: Path, source: Path, model: Model, pixels: Pixels, rows: list[int]) -> float:
     """Largest difference of the served form from the ONNX file, relative to its largest logit."""
     try:
-        served = run_session(open_session(path), pixels, HEADS)
+        (served,) = run_session(open_session(path), pixels, HEADS)
     except Exception as error:  # onnxruntime's exceptions share no base
         text = " ".join(str(error).split())[:200]
         raise InputError(f"{source}: cannot compute several pictures at once: {text}") from error
     own = own_logits(source, model, pixels, rows)
-    largest = max(1.0, *(float(np.abs(head).max()) for head in own))
-    worst = max(float(np.abs(a - b).max()) for a, b in zip(served, own, strict=True)) / largest
+    worst = float(np.abs(served - own).max()) / max(1.0, float(np.abs(own).max()))
     if not worst <= MAX_ERROR:
         raise ParityError(
             f"{source}: its served form differs by {worst:.2e} of the largest logit, expected at "

@@ -1,4 +1,4 @@
-"""`mdp-partition assemble`: models that exist, one a device, as a bundle, without any training."""
+"""`mdp-partition assemble`: existing models, one per device, as a bundle without training."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,7 +44,7 @@ def assemble(
     name: NameOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Serve models that exist as one bundle: nothing is trained, only how they are fused.
+    """Serve existing models as one bundle; only their fusion is fitted.
 
     Fusion is fitted on the calibration split and every subset is measured on the test split.
     Latencies are measured here on one thread and scaled to each device by its profile: estimates.
@@ -93,7 +93,7 @@ def assemble(
 
 
 def _rows(models: list[Model], folder: Path, pictures: Dataset) -> list[tuple[int, list[int]]]:
-    """Of each model how many classes it names, and which of them are the data's."""
+    """Of each model the number of its classes, and the rows of the data's classes."""
     found = []
     for model in models:
         path = folder / model.labels

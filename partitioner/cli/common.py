@@ -1,4 +1,4 @@
-"""What the commands of `mdp-partition` share: common options, and how they begin and end."""
+"""Options and functions that several commands of `mdp-partition` use."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from mdp import console
+from mdp.errors import InputError
 from partitioner.training.compute import own_threads, use_threads
 
 JsonOption = Annotated[
@@ -25,7 +26,7 @@ OutOption = Annotated[Path, typer.Option(help="Bundle folder to write, or to rep
 
 @contextmanager
 def interruptible(kept: str) -> Iterator[None]:
-    """Turn Ctrl-C into an error that says what became of the work so far."""
+    """Turn Ctrl-C into an error that ends in `kept`, what remains of the work so far."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -35,6 +36,14 @@ def interruptible(kept: str) -> Iterator[None]:
 def prepare(threads: int) -> None:
     """Load torch, with as many threads as asked for, 0 meaning one per core."""
     use_threads(threads or own_threads())
+
+
+def picture_kind(plot: Path | None) -> str:
+    """`svg` or `png` by the file's ending; raises InputError for another."""
+    kind = "svg" if plot is None else plot.suffix.lower().removeprefix(".")
+    if kind not in ("svg", "png"):
+        raise InputError(f"--plot: expected FILE.svg or FILE.png, got {str(plot)!r}")
+    return kind
 
 
 def say(json: bool, value: object, text: str) -> None:

@@ -57,10 +57,31 @@ def export(
     Example: mdp-partition export --run photos.run --out bundle/
     """
     named = bundle_name(name, out)
-    if untrained:
-        errors = _untrained(run, plan, labels, data, out, named)
-    else:
-        errors = _trained(run, plan, labels, data, out, named)
+    of_plan = (("--plan", plan), ("--labels", labels), ("--data", data))
+    unused = next((option for option, value in of_plan if value is not None), None)
+    if not untrained and run is None:
+        raise InputError("expected --run, or --untrained with --plan; got neither")
+    if not untrained and unused:
+        raise InputError(f"{unused}: expected only with --untrained; a run has its own")
+    if untrained and run is not None:
+        raise InputError("--untrained: expected --plan instead of --run")
+    if untrained and plan is None:
+        raise InputError("--untrained: expected --plan with the plan to export")
+    if untrained and (labels is None) == (data is None):
+        raise InputError("--untrained: expected either --labels or --data, to know the classes")
+    with interruptible(f"{out} is as it was"):
+        if run is not None:
+            errors = api.export(run, out, name=named, progress=Progress())
+        else:
+            assert plan is not None
+            chosen = read_plan(plan)
+            classes = open_dataset(data).labels if data else [str(n) for n in range(labels or 0)]
+            prepare(0)
+            from partitioner.export.write import export_untrained
+            from partitioner.pipeline import check_target
+
+            check_target(out)
+            errors = export_untrained(chosen, list(classes), out, named, Progress())
     value = {
         "bundle": str(out),
         "digest": Bundle.open(out).digest,
@@ -70,45 +91,3 @@ def export(
     worst = max(errors.values())
     what = "exported untrained" if untrained else "exported"
     say(json, value, f"{what}: {out} (at most {worst:.1e} from torch)")
-
-
-def _trained(
-    run: Path | None,
-    plan: Path | None,
-    labels: int | None,
-    data: str | None,
-    out: Path,
-    name: str,
-) -> dict[int, float]:
-    if run is None:
-        raise InputError("expected --run, or --untrained with --plan; got neither")
-    for option, value in (("--plan", plan), ("--labels", labels), ("--data", data)):
-        if value is not None:
-            raise InputError(f"{option}: goes with --untrained; a run has its own")
-    with interruptible(f"{out} is as it was"):
-        return api.export(run, out, name=name, progress=Progress())
-
-
-def _untrained(
-    run: Path | None,
-    plan: Path | None,
-    labels: int | None,
-    data: str | None,
-    out: Path,
-    name: str,
-) -> dict[int, float]:
-    if run is not None:
-        raise InputError("--untrained: expected --plan instead of --run")
-    if plan is None:
-        raise InputError("--untrained: expected --plan with the plan to export")
-    if (labels is None) == (data is None):
-        raise InputError("--untrained: expected either --labels or --data, to know the classes")
-    with interruptible(f"{out} is as it was"):
-        chosen = read_plan(plan)
-        classes = open_dataset(data).labels if data else [str(n) for n in range(labels or 0)]
-        prepare(0)
-        from partitioner.export.write import export_untrained
-        from partitioner.pipeline import check_target
-
-        check_target(out)
-        return export_untrained(chosen, list(classes), out, name, Progress())

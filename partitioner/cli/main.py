@@ -47,7 +47,7 @@ app = console.new_app(
 )
 
 LimitTestOption = Annotated[int | None, typer.Option(help="Use only so many test pictures.", min=1)]
-#: What changes between trainings; all else stands in the file of --config.
+#: Settings that change between trainings; the others are keys of the --config file.
 _TRAINING = (
     *("run.data", "run.limit_train", "run.limit_test", "run.pretrained", "run.teacher_checkpoint"),
     *("run.teacher_labels", "run.weights", "teacher_schedule.epochs", "schedule.epochs"),
@@ -78,10 +78,10 @@ def train(
     asked, folder = given.training(), RunFolder(run)
     with interruptible(_kept_in(run)), _one_of_several(asked.options.threads):
         from partitioner.pipeline import owned, train_step
-        from partitioner.run_setup import open_asked
+        from partitioner.run_setup import open_pictures
 
         with together():
-            chosen, data = read_plan(plan), open_asked(asked)
+            chosen, data = read_plan(plan), open_pictures(asked)
         with owned(folder):
             train_step(folder, chosen, data, asked, _progress())
     if is_first():
@@ -109,8 +109,8 @@ def evaluate(
     """Measure the teacher, each sub-model and every arrival subset on the test split.
 
     The bundle stays as it is, unless --write puts the outcome into its manifest: the expected
-    accuracy of every answer. What cannot be measured anew, such as the accuracy of a teacher that
-    is not at hand, is kept. The bundle's digest does not change.
+    accuracy of every answer. The accuracy of a teacher whose run is missing is kept. The bundle's
+    digest does not change.
 
     Example: mdp-partition evaluate --bundle bundle/ --data photos/ --write
     """
@@ -124,7 +124,7 @@ def evaluate(
         console.print_json({**value, **report.as_json(opened)})
     else:
         _tables().print_report(report, opened.manifest.plan)
-    Progress().note(_tables().what_became_of(opened, report, write=write))
+    Progress().note(_tables().manifest_remark(opened, report, write=write))
 
 
 @app.command(cls=console.list_options(*plan_command.LISTS))
@@ -212,7 +212,7 @@ def main() -> NoReturn:
 
 
 def _with_extra() -> None:
-    """Run a command; raises InputError naming the extra where a part of it is not installed."""
+    """Run a command; raises InputError naming the extra where a package of it is missing."""
     try:
         app()
     except ModuleNotFoundError as error:
@@ -230,7 +230,7 @@ def _kept_in(run: Path) -> str:
 
 @contextmanager
 def _one_of_several(threads: int) -> Iterator[None]:
-    """Load torch and join torchrun's other processes, if there are any; one speaks for all."""
+    """Load torch and join torchrun's other processes, if any; one reports errors for all."""
     prepare(threads)
     try:
         with joined():

@@ -1,55 +1,29 @@
-"""Records as command-line options: every knob is declared once, with its range and its help.
+"""Settings as command-line options: each is declared once, with its range and its help.
 
-Of a build, only what changes between runs has an option; all else stands in the file of --config.
+Only settings that change between runs have an option; the others are keys of the --config file.
 """
 
 import functools
 import inspect
 import operator
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import msgspec
 import typer
 
-from mdp.errors import InputError
 from mdp.files import Record
-from partitioner.config import Given, field_of, hint_and_default, option_of, parse_arguments
+from partitioner.config import Given, field_of, option_of, parse_arguments
 
-R = TypeVar("R", bound=Record)
 Command = Callable[..., None]
-
-
-def takes(**records: type[Record]) -> Callable[[Command], Command]:
-    """Give a command one option per field of `records`: parameter -> record type.
-
-    The command gets the finished records; a value out of range raises InputError.
-    """
-
-    def decorate(command: Command) -> Command:
-        @functools.wraps(command)
-        def wrapper(**values: Any) -> None:
-            for parameter, kind in records.items():
-                values[parameter] = _build(kind, values)
-            command(**values)
-
-        added = [
-            _parameter(name, _option(name), *hint_and_default(kind, name))
-            for kind in records.values()
-            for name in kind.__struct_fields__
-        ]
-        return _with_options(wrapper, command, after=added)
-
-    return decorate
 
 
 def configured(*keys: str) -> Callable[[Command], Command]:
     """Give a command `--config FILE` and an option for each of `keys`, such as `schedule.epochs`.
 
-    The command gets what was `given`. Its InputErrors name the option, or the file and its key.
+    The command gets them as `given`; its InputErrors name the option, or the file and its key.
     """
     names = {key: key.replace(".", "__") for key in keys}
 
@@ -77,7 +51,7 @@ _CONFIG = Annotated[
     Path,
     msgspec.Meta(
         description="TOML file of these and all other settings (docs/reference/training.md); "
-        "options count before it"
+        "options override it"
     ),
 ]
 
@@ -88,24 +62,19 @@ def _with_options(
     before: Sequence[inspect.Parameter] = (),
     after: Sequence[inspect.Parameter] = (),
 ) -> Command:
-    """`wrapper` with the options of `command` that are its own, and others around them."""
+    """`wrapper` with the options of `command`, `before` and `after` around them."""
     own = inspect.signature(command, eval_str=True).parameters.values()
     kept = [
         p.replace(kind=p.KEYWORD_ONLY)
         for p in own
-        # All others are options by their type, or have one beside it.
         if not (isinstance(p.annotation, type) and issubclass(p.annotation, Record | Given))
     ]
     wrapper.__signature__ = inspect.Signature([*before, *kept, *after])  # type: ignore[attr-defined]
     return wrapper
 
 
-def _option(field: str) -> str:
-    return "--" + field.replace("_", "-")
-
-
 def _parameter(name: str, option: str, hint: Any, default: object) -> inspect.Parameter:
-    """An option that is None where it is not given; its help says what is taken then."""
+    """An option that is None where it is not given; its help names the default."""
     plain = _plain(hint)
     if get_origin(plain) is dict:
         plain = list[str]
@@ -113,8 +82,8 @@ def _parameter(name: str, option: str, hint: Any, default: object) -> inspect.Pa
         option = f"{option}/--no-{option[2:]}"
     number = isinstance(default, (int, float)) and not isinstance(default, bool)
     text = _help(hint) + (f"  [default: {default}]" if number else "")
-    told = typer.Option(option, help=text, show_default=False)
-    kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[plain | None, told]
+    info = typer.Option(option, help=text, show_default=False)
+    kind, annotation = inspect.Parameter.KEYWORD_ONLY, Annotated[plain | None, info]
     return inspect.Parameter(name, kind, default=None, annotation=annotation)
 
 
@@ -128,25 +97,9 @@ def _plain(hint: Any) -> Any:
 
 
 def _help(hint: Any) -> str:
-    """The last description that an annotation carries, or nothing."""
+    """The last description in an annotation, or nothing."""
     if get_origin(hint) in (Union, UnionType):
         return next((text for part in get_args(hint) if (text := _help(part))), "")
     metas = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
     texts = [meta.description for meta in metas if meta.description]
     return texts[-1] + "." if texts else ""
-
-
-def _build(kind: type[R], values: dict[str, Any]) -> R:
-    """Take the fields of `kind` out of `values` and make the record of them."""
-    given = {name: values.pop(name) for name in kind.__struct_fields__}
-    given = {name: value for name, value in given.items() if value is not None}
-    try:
-        return msgspec.convert(given, kind)
-    except msgspec.ValidationError as error:
-        match = re.fullmatch(r"(.*) - at `\$\.(\w+)`", str(error))
-        if match is None:
-            raise InputError(str(error)) from error
-        field = match[2]
-        raise InputError(
-            f"{_option(field)}: {match[1][0].lower()}{match[1][1:]}, got {given[field]}"
-        ) from error

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mdp import console
-from mdp.errors import InputError
 from mdp.files import write_bytes, write_toml
 from partitioner import api
-from partitioner.cli.common import JsonOption, interruptible
+from partitioner.cli.common import JsonOption, interruptible, picture_kind
 from partitioner.cli.options import configured
-from partitioner.cli.plan_plot import FORMATS
 from partitioner.config import Given
+from partitioner.run.progress import Progress
 
 if TYPE_CHECKING:
     from partitioner.planner.make_plan import Planned
 
-#: Options of which one may give several values.
+#: Options that take several values.
 LISTS = ("--profiles", "--teacher-arg", "--precision", "--runs", "--families")
 
 
@@ -51,18 +50,18 @@ def plan(
 
     A plan that would not beat the best single device is refused with exit code 4, unless --anyway
     keeps it. One profile alone gets a plan of one sub-model. Accuracy is predicted for 1,000
-    classes and as many epochs as it takes, unless --data, and --epochs beside it, tell otherwise.
+    classes and a converged training, unless --data and --epochs are given.
 
     Example: mdp-partition plan --teacher vit_base_patch16_224 --profiles n100 raspberry-pi-5
     --latency-ms 100 --explain --out plan.toml
     """
-    settings, kind, data = given.planning(), _picture_kind(plot), given.value("run.data")
-    told = data is not None or "schedule.epochs" in given.options
+    settings, kind, data = given.planning(), picture_kind(plot), given.value("run.data")
+    limited = data is not None or "schedule.epochs" in given.options
     with interruptible("nothing was written"):
         planned = api.plan(
             settings,
             data=data,
-            epochs=given.value("schedule.epochs") if told else None,
+            epochs=given.value("schedule.epochs") if limited else None,
             weights=given.value("run.weights"),
             explained=explain,
             front=pareto or plot is not None,
@@ -74,21 +73,13 @@ def plan(
 
         write_bytes(plot, draw_plan(planned.plan, planned.pareto, kind))
     planned.check()
+    if out.exists():
+        Progress().note(f"{out}: replaced")
     write_toml(out, planned.plan)
 
 
-def _picture_kind(plot: Path | None) -> str:
-    """`svg` or `png` by the file's ending; raises InputError for another."""
-    if plot is None:
-        return ""
-    kind = plot.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
-        raise InputError(f"--plot: expected FILE.svg or FILE.png, got {str(plot)!r}")
-    return kind
-
-
 def show(planned: "Planned", json: bool, *, front: bool = True) -> None:
-    """JSON for machines or tables for people, on stdout; the front only where it was asked for."""
+    """Print the plan as JSON or tables; the Pareto front only with `front`."""
     from dataclasses import replace
 
     shown = planned if front else replace(planned, pareto=[])

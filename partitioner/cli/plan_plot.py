@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _INCHES = (10.0, 4.2)
-FORMATS = ("svg", "png")
 
 
 def draw_plan(plan: Plan, points: Sequence[ParetoPoint], kind: str) -> bytes:

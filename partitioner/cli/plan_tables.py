@@ -1,4 +1,4 @@
-"""What `mdp-partition plan` prints for people."""
+"""Tables of `mdp-partition plan`."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,16 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from mdp.formats.plan import Assignment, Plan, PredictedAccuracy, PredictedMs, Replica
-from partitioner.cli.tables import NAME_WIDTH, short
+from partitioner.cli.tables import NAME_WIDTH, seen
 from partitioner.estimates.accuracy import Predictor
-from partitioner.estimates.accuracy_law import WHOLE
-from partitioner.fusion.cascade_cost import both_ways
 from partitioner.planner.deadline import DECODED, DECODING_MS
-from partitioner.planner.design_space import where
 from partitioner.planner.explain import Explanation, cautions
 from partitioner.planner.make_plan import Planned
 from partitioner.planner.pareto import ParetoPoint
 
 
 def print_planned(planned: Planned, console: Console | None = None) -> None:
-    """The plan, then what was asked for beside it."""
+    """The plan, its predictions and remarks, explanations and the Pareto front."""
     console = console or Console()
     console.print(_plan_table(planned.plan, estimated(planned)))
     if planned.plan.reason and not planned.plan.refused:
@@ -26,21 +23,19 @@ def print_planned(planned: Planned, console: Console | None = None) -> None:
     _print_accuracy(console, planned.plan.accuracy, planned.problem.predictor)
     if planned.plan.deadline_ms is not None and not planned.plan.refused:
         console.print(_deadline(planned.plan), soft_wrap=True, highlight=False)
-    if in_stages := _in_stages(planned.plan):
-        console.print(in_stages, soft_wrap=True, highlight=False)
     for name, reason in planned.plan.left_out.items():
         console.print(f"left out: {name}: {reason}", soft_wrap=True, highlight=False)
     for device in planned.problem.devices:
         for caution in cautions(device.profile):
             console.print(f"{device.name}: {caution}", soft_wrap=True, highlight=False)
-    for told in planned.explanations:
-        _print_explanation(console, told)
+    for explanation in planned.explanations:
+        _print_explanation(console, explanation)
     if planned.pareto:
         console.print(_pareto_table(planned.pareto))
 
 
 def _deadline(plan: Plan) -> str:
-    """Which deadline goes with the target, and what it promises."""
+    """The deadline that goes with the target, and the predicted share of complete answers."""
     text = (
         f"ask with a deadline of {plan.deadline_ms:g} ms or more, {DECODING_MS:g} of them for "
         f"decoding a picture of {DECODED} (estimated; larger ones take longer, arrays nothing): "
@@ -53,24 +48,8 @@ def _deadline(plan: Plan) -> str:
     )
 
 
-def _in_stages(plan: Plan) -> str:
-    """What asking the member of least energy first would save; empty where energy is not known."""
-    known = [(a.energy_j, a.k) for a in plan.assignments if a.energy_j is not None]
-    if plan.refused or len(known) < max(2, len(plan.assignments)):
-        return ""
-    first = plan.assignments[min(known)[1]]
-    sure, escalated = (both_ways(plan, [first.k], share).cascade for share in (0.0, 1.0))
-    at_once = both_ways(plan, [first.k], 0.0).at_once
-    return (
-        f"an answer of all at once takes {at_once.energy_j:.3g} J and {at_once.mean_ms:.3g} ms; a "
-        f"cascade with {first.device} first takes {sure.energy_j:.3g} J and {sure.mean_ms:.3g} ms "
-        f"where it is sure, else {escalated.energy_j:.3g} J and {escalated.mean_ms:.3g} ms; how "
-        "often it is sure is unknown until there is a bundle to evaluate"
-    )
-
-
 def estimated(planned: Planned) -> list[str]:
-    """The plan's devices whose latencies nobody has measured."""
+    """The plan's devices with estimated latencies."""
     plan = planned.plan
     named = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
     if plan.single_device is not None:
@@ -84,7 +63,7 @@ def estimated(planned: Planned) -> list[str]:
 
 
 def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
-    """One row per device, replicas below their member, and what one device could do alone.
+    """One row per device, replicas below their member, and the best single device.
 
     Milliseconds of `guessed` devices carry a `~`.
     """
@@ -98,7 +77,6 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
         form = "~{:.3g}" if device in guessed else "{:.2f}"
         return [form.format(value) for value in (ms.compute, ms.network, ms.total)]
 
-    # Half a name tells nobody which device is meant.
     table = Table(
         "k", Column("device", overflow="fold"),
         Column("sub-model, width x depth", overflow="fold", min_width=NAME_WIDTH),
@@ -110,14 +88,14 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
     for a in plan.assignments:
         parts: list[Assignment | Replica] = [a, *(r for r in plan.replicas if r.k == a.k)]
         for part in parts:
-            what = _seen(a) if part is a else "the same"
+            what = seen(a) if part is a else "the same"
             table.add_row(
                 str(a.k), part.device, what, *shown(part.predicted_ms, part.device),
                 f"{part.memory_bytes / 1e6:.0f}",
             )  # fmt: skip
     if plan.single_device is not None:
         one = plan.single_device
-        what = "the teacher itself" if one.is_teacher else short(one.spec)
+        what = "the teacher itself" if one.is_teacher else seen(one)
         table.add_section()
         if one.accuracy is not None:
             what += f": right on {one.accuracy:.1%}"
@@ -125,12 +103,6 @@ def _plan_table(plan: Plan, guessed: Sequence[str]) -> Table:
             "", f"{one.device} alone", what, *shown(one.predicted_ms, one.device), "",
         )  # fmt: skip
     return table
-
-
-def _seen(a: Assignment) -> str:
-    """A sub-model, and where it looks if that is not everywhere."""
-    text = short(a.spec)
-    return text if a.region == WHOLE else f"{text}, sees {where(a.region)}"
 
 
 def _print_accuracy(
@@ -141,8 +113,8 @@ def _print_accuracy(
     teacher = "assumed" if predictor.assumed else "known"
     console.print(
         f"predicted to be right on {accuracy.all_in:.1%} with all in, {accuracy.expected:.1%} as "
-        f"devices come and go; such predictions are off by {100 * accuracy.typical_error:.1f} "
-        f"points on average (teacher: {predictor.teacher_accuracy:.1%}, {teacher})",
+        f"devices fail; the mean error of such predictions is {100 * accuracy.typical_error:.1f} "
+        f"points (teacher: {predictor.teacher_accuracy:.1%}, {teacher})",
         soft_wrap=True,
         highlight=False,
     )
@@ -162,15 +134,15 @@ def _print_accuracy(
         )
 
 
-def _print_explanation(console: Console, told: Explanation) -> None:
-    what = "no part" if told.k is None else f"member {told.k}"
-    console.print(f"\n[bold]{told.device}[/bold] ({what})", highlight=False)
-    for sentence in told.sentences:
+def _print_explanation(console: Console, explanation: Explanation) -> None:
+    what = "no part" if explanation.k is None else f"member {explanation.k}"
+    console.print(f"\n[bold]{explanation.device}[/bold] ({what})", highlight=False)
+    for sentence in explanation.sentences:
         console.print(f"  {sentence}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _pareto_table(points: list[ParetoPoint]) -> Table:
-    """The quickest plan first."""
+    """Plans by ascending latency."""
     table = Table(
         "latency ms", "expected", "all in", "members", "replicas", "J per answer",
         title="no plan is predicted to be as accurate in less time",

@@ -1,9 +1,6 @@
-"""`mdp-partition quantize`: a lower precision for the members in which it earns its place."""
+"""`mdp-partition quantize`: serve members in a lower precision where that is measured to pay."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any, get_args
 
 import msgspec
@@ -14,10 +11,8 @@ from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.profile import Precision, read_profiles
 from partitioner.cli.common import JsonOption, OwnRunOption, interruptible
-from partitioner.data.datasets import Dataset, open_dataset
-from partitioner.export.precision_choice import MAX_LOSS
 from partitioner.export.quantize import WAYS
-from partitioner.run.folder import RunFolder
+from partitioner.export.try_precision import MAX_LOSS, QuantizeRequest
 from partitioner.run.progress import Progress
 
 
@@ -39,7 +34,7 @@ def quantize(
     ] = None,
     here: Annotated[
         list[str] | None,
-        typer.Option(help="Devices that this machine stands for: they are measured here and now."),
+        typer.Option(help="Devices that are timed on this machine instead."),
     ] = None,
     max_loss: Annotated[
         float, typer.Option(help="Percentage points that the fused answer may lose.")
@@ -69,67 +64,38 @@ def quantize(
     """
     if not 0 < max_loss <= 100:
         raise InputError(f"--max-loss: expected a number above 0 and up to 100, got {max_loss:g}")
+    known = get_args(Precision)
+    for name in precision or []:
+        if name not in known:
+            raise InputError(f"--precision: expected some of {', '.join(known)}, got {name!r}")
     target = out or bundle
     with interruptible(f"{target} is as it was"):
-        from partitioner.export.quantize_bundle import quantise
-        from partitioner.export.quantize_trials import Asked
-        from partitioner.pipeline import check_target, run_of
+        from partitioner import pipeline
+        from partitioner.export.quantize_bundle import quantize_bundle
 
-        opened, folder, progress = Bundle.open(bundle), run_of(bundle, run), Progress()
-        check_target(target)
-        asked = Asked(
+        opened = Bundle.open(bundle)
+        pipeline.check_target(target)
+        request = QuantizeRequest(
             max_loss=max_loss / 100,
             profiles=read_profiles(profiles or []),
             here=here or [],
-            ways=[way for way in WAYS[1:] if way[0] in _precisions(precision)],
+            ways=[way for way in WAYS[1:] if way[0] in (precision or known)],
         )
-        pictures = _pictures(opened, folder, data, limit_train, limit_test)
-        with _cache(folder) as cache:
-            report = quantise(opened, pictures, folder, asked, target, cache, progress)
+        limits = {"limit_train": limit_train, "limit_test": limit_test}
+        with pipeline.inputs_of(opened, run, data, **limits) as inputs:
+            report = quantize_bundle(
+                opened, inputs.data, inputs.run, request, target, inputs.cache, Progress()
+            )
     written = Bundle.open(target)
     if json:
         console.print_json(_as_json(written, report))
     else:
         from partitioner.cli import tables
 
-        tables.print_quantisation(written)
-
-
-def _precisions(names: list[str] | None) -> list[str]:
-    known = get_args(Precision)
-    for name in names or []:
-        if name not in known:
-            raise InputError(f"--precision: expected some of {', '.join(known)}, got {name!r}")
-    return names or list(known)
-
-
-def _pictures(
-    bundle: Bundle,
-    run: RunFolder | None,
-    data: str | None,
-    limit_train: int | None,
-    limit_test: int | None,
-) -> Dataset:
-    """The named pictures, else the run's, else the digits if it is them; raises InputError."""
-    from partitioner.pipeline import data_for
-
-    if data is not None:
-        return open_dataset(data, limit_train=limit_train, limit_test=limit_test)
-    return data_for(bundle, run, None, limit_test)
-
-
-@contextmanager
-def _cache(run: RunFolder | None) -> Iterator[Path]:
-    """Where the pictures' views are kept: in the run, or nowhere for long."""
-    if run is not None:
-        yield run.cache
-        return
-    with TemporaryDirectory(prefix="mdp-views-") as folder:
-        yield Path(folder)
+        tables.print_quantization(written)
 
 
 def _as_json(bundle: Bundle, report: Any) -> dict[str, Any]:
-    """The content of `--json`."""
     value = {
         "bundle": str(bundle.path),
         "digest": bundle.digest,

@@ -1,4 +1,4 @@
-"""`mdp-partition simulate`: what would a fleet do, without having it."""
+"""`mdp-partition simulate`: accuracy, latency and load of a fleet in virtual time."""
 
 import math
 from collections.abc import Sequence
@@ -14,48 +14,58 @@ from mdp.files import write_bytes
 from mdp.formats.bundle import Bundle, CascadeAccuracy
 from mdp.formats.plan import Plan, read_plan
 from mdp.formats.profile import DeviceProfile, read_profile, read_profiles, shipped_profiles
-from mdp.fusion.fuse import Fusion
 from mdp.requests.deadline import checked_deadline_ms
-from partitioner.cli.options import takes
+from partitioner.cli.common import JsonOption, picture_kind
 from partitioner.estimates.accuracy import shipped_law
+from partitioner.estimates.latency_quantiles import (
+    ASSUMED_JITTER_MS,
+    ASSUMED_SIGMA,
+    CLIENT_FUSE_MS,
+    CLIENT_SEND_MS,
+)
 from partitioner.planner.make_plan import checked_client_mbit
 from partitioner.run.progress import Progress
-from partitioner.simulation.models import Load, LogNormal, Scenario
-from partitioner.simulation.questions import (
-    Answer,
-    WhatIf,
-    added,
-    answer,
-    each_lost,
-    hedged,
-    in_stages,
-    without,
+from partitioner.simulation.answer_accuracy import (
+    AnswerAccuracy,
+    FusedOutputs,
+    MeasuredSubsets,
+    PredictedSubsets,
 )
+from partitioner.simulation.models import Load, LogNormal, Scenario
 from partitioner.simulation.setup import (
+    LATE_S,
     Assumptions,
     added_model,
     by_name,
     device_models,
     parts_of,
 )
-from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedSubsets, Worth
+from partitioner.simulation.what_ifs import (
+    Comparison,
+    WhatIf,
+    added,
+    compare,
+    each_lost,
+    hedged,
+    in_stages,
+    without,
+)
 
-#: Of a fleet with more devices, losing each is not tried unless asked for.
+#: With more devices, losses are only simulated where --lose names some.
 MOST_LOST = 16
-#: Classes that a plan is taken to be for which does not tell, as `mdp-partition plan` does.
+#: Classes of a plan that names no number, as in `mdp-partition plan`.
 _PLAN_CLASSES = 1000
-PLOT_KINDS = ("svg", "png")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Subject:
-    """What is simulated: a plan, its classes, and what its answers are worth."""
+    """What is simulated: a plan, its classes, and the accuracy of its answers."""
 
     name: str
     plan: Plan
     num_classes: int
-    worth: Worth
-    #: What its cascade was measured to do, where it has one.
+    accuracy: AnswerAccuracy
+    #: Measured figures of its cascade, if any.
     cascade: CascadeAccuracy | None = None
 
 
@@ -65,11 +75,9 @@ def add_to(app: typer.Typer) -> None:
     app.command(cls=lists)(simulate)
 
 
-@takes(assumed=Assumptions)
 def simulate(
     *,
     deadline_ms: Annotated[list[float], typer.Option(help="Deadlines to try, one or more.")],
-    assumed: Assumptions,
     bundle: Annotated[Path | None, typer.Option(help="Bundle folder to simulate.")] = None,
     plan: Annotated[Path | None, typer.Option(help="Or a plan.toml, before it is built.")] = None,
     profiles: Annotated[
@@ -79,15 +87,10 @@ def simulate(
     requests: Annotated[int, typer.Option(help="Requests for each deadline.")] = 10_000,
     rate: Annotated[
         float | None,
-        typer.Option(help="Requests a second, at random; default: each client waits its turn."),
+        typer.Option(help="Requests a second, a Poisson process; default: one at a time a client."),
     ] = None,
     clients: Annotated[int, typer.Option(help="Callers, each with a connection of its own.")] = 1,
-    think_ms: Annotated[
-        float, typer.Option(help="Pause of a client after an answer, without --rate.")
-    ] = 0.0,
-    replicas: Annotated[
-        int, typer.Option(help="Take every device so many times, as replicas.")
-    ] = 1,
+    replicas: Annotated[int, typer.Option(help="Replicas of every device, itself included.")] = 1,
     lose: Annotated[
         list[str] | None,
         typer.Option(help="What if these are lost, together; default: each in turn."),
@@ -102,8 +105,8 @@ def simulate(
     client_mbit: Annotated[
         float | None,
         typer.Option(
-            help="What each client's own network port carries, in Mbit/s; default: what the plan "
-            "was made for; inf: no limit."
+            help="Bandwidth of each client's network port in Mbit/s; default: the plan's; inf: no "
+            "limit."
         ),
     ] = None,
     data: Annotated[
@@ -113,14 +116,34 @@ def simulate(
     limit_test: Annotated[
         int | None, typer.Option(help="Use only so many test pictures.", min=1)
     ] = None,
-    fusion: Annotated[Fusion, typer.Option(help="How answers are fused.")] = "stacked",
-    seed: Annotated[int, typer.Option(help="Of everything random.", min=0)] = 0,
+    sigma: Annotated[
+        float | None,
+        typer.Option(
+            help="Spread of computing times: standard deviation of their logarithm; default: from "
+            f"the profile's p10_ms and p90_ms, else {ASSUMED_SIGMA:g}."
+        ),
+    ] = None,
+    jitter_ms: Annotated[
+        float | None,
+        typer.Option(
+            help="Mean of each message's random delay, exponential; default: from the link's 90th "
+            f"percentile, else {ASSUMED_JITTER_MS:g}."
+        ),
+    ] = None,
+    loss: Annotated[
+        float, typer.Option(help="Share of messages with a lost packet, which TCP repeats.")
+    ] = 0.0,
+    mean_down_s: Annotated[
+        float, typer.Option(help="Mean duration of a device failure; availability: the profile's.")
+    ] = 10.0,
+    detect_s: Annotated[
+        float, typer.Option(help="Time from a device's loss until clients know of it.")
+    ] = 3.0,
+    seed: Annotated[int, typer.Option(help="Of all random numbers.", min=0)] = 0,
     plot: Annotated[Path | None, typer.Option(help="Draw it: FILE.svg or FILE.png.")] = None,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print JSON on stdout, and nothing else there.")
-    ] = False,
+    json: JsonOption = False,
 ) -> None:
-    """Ask what a fleet would do: accuracy, latency and load, and what changes with a device.
+    """Predict accuracy, latency and load of a fleet, and what changes with a device.
 
     Sessions and fusion are those that serve; devices, links and failures are modelled from the
     profiles, in virtual time.
@@ -129,17 +152,33 @@ def simulate(
     --rate 100 --clients 4
     """
     for value in deadline_ms:
-        _check("--deadline-ms", value)
+        _check_positive("--deadline-ms", value)
         checked_deadline_ms(value)
-    load = _load(requests, rate, clients, think_ms)
-    if hedge_ms is not None:
-        _check("--hedge-ms", hedge_ms)
+    for option, count in (
+        ("--requests", requests), ("--clients", clients), ("--replicas", replicas)
+    ):  # fmt: skip
+        if count < 1:
+            raise InputError(f"{option}: expected at least 1, got {count}")
+    for option, given in (
+        ("--rate", rate),
+        ("--hedge-ms", hedge_ms),
+        ("--mean-down-s", mean_down_s),
+    ):
+        if given is not None:
+            _check_positive(option, given)
+    for option, given, most in (
+        ("--sigma", sigma, 3), ("--jitter-ms", jitter_ms, 3.6e6), ("--loss", loss, 0.5),
+        ("--detect-s", detect_s, 1e6),
+    ):  # fmt: skip
+        if given is not None and not 0 <= given <= most:
+            raise InputError(f"{option}: expected a number from 0 to {most:g}, got {given:g}")
     if client_mbit is not None:
         checked_client_mbit(client_mbit)
-    kind = _plot_kind(plot)
-    subject = _subject(bundle, plan, data, limit_test, fusion)
-    if replicas < 1:
-        raise InputError(f"--replicas: expected at least 1, got {replicas}")
+    assumed = Assumptions(
+        sigma=sigma, jitter_ms=jitter_ms, loss=loss, mean_down_s=mean_down_s, detect_s=detect_s
+    )
+    kind = picture_kind(plot)
+    subject = _subject(bundle, plan, data, limit_test)
     scenario = Scenario(
         devices=device_models(
             subject.plan,
@@ -148,57 +187,38 @@ def simulate(
             assumed,
             copies=replicas,
         ),
-        load=load,
+        load=Load(requests=requests, clients=clients, rate_per_s=rate),
         deadline_ms=deadline_ms[0],
         seed=seed,
-        before=LogNormal(median_s=assumed.before_ms * len(subject.plan.assignments) / 1e3),
-        after_s=assumed.after_ms / 1e3,
-        late_s=assumed.late_ms / 1e3,
-        detect_s=assumed.detect_s,
-        reconnect_s=assumed.reconnect_s,
+        before=LogNormal(median_s=CLIENT_SEND_MS * len(subject.plan.assignments) / 1e3),
+        after_s=CLIENT_FUSE_MS / 1e3,
+        late_s=LATE_S,
+        detect_s=detect_s,
         client_bps=_client_bps(subject.plan, client_mbit),
     )
-    what_ifs = _what_ifs(scenario, subject, assumed, lose, add, hedge_ms, fusion)
+    what_ifs = _what_ifs(scenario, subject, assumed, lose, add, hedge_ms)
     total = len(deadline_ms) * (1 + len(what_ifs))
     with Progress().task("simulating", total) as advance:
-        answers = answer(
-            scenario, deadline_ms, what_ifs, subject.worth, lambda what: advance(1, what)
+        compared = compare(
+            scenario, deadline_ms, what_ifs, subject.accuracy, lambda what: advance(1, what)
         )
     if plot is not None:
         from partitioner.cli.simulate_tables import draw
 
-        write_bytes(plot, draw(answers, kind))
-    _show(subject, scenario, assumed, answers, json)
+        write_bytes(plot, draw(compared, kind))
+    _show(subject, scenario, assumed, compared, json)
 
 
 def _client_bps(plan: Plan, client_mbit: float | None) -> float:
-    """What a client's port carries: as asked for, else as planned; plans may not say."""
+    """Bandwidth of a client's port: the option's, else the plan's, else no limit."""
     if client_mbit is not None:
         return 1e6 * client_mbit
     return math.inf if plan.client_bps is None else plan.client_bps
 
 
-def _load(requests: int, rate: float | None, clients: int, think_ms: float) -> Load:
-    for option, count in (("--requests", requests), ("--clients", clients)):
-        if count < 1:
-            raise InputError(f"{option}: expected at least 1, got {count}")
-    if rate is not None:
-        _check("--rate", rate)
-    if not (math.isfinite(think_ms) and think_ms >= 0):
-        raise InputError(f"--think-ms: expected 0 or more, got {think_ms:g}")
-    return Load(requests=requests, clients=clients, rate_per_s=rate, think_s=think_ms / 1e3)
-
-
-def _check(option: str, value: float) -> None:
+def _check_positive(option: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise InputError(f"{option}: expected a number above 0, got {value:g}")
-
-
-def _plot_kind(plot: Path | None) -> str:
-    kind = "svg" if plot is None else plot.suffix.lower().removeprefix(".")
-    if kind not in PLOT_KINDS:
-        raise InputError(f"--plot: expected a name that ends in .svg or .png, got {plot}")
-    return kind
 
 
 def _subject(
@@ -206,7 +226,6 @@ def _subject(
     plan: Path | None,
     data: str | None,
     limit_test: int | None,
-    fusion: Fusion,
 ) -> _Subject:
     if (bundle is None) == (plan is None):
         raise InputError("expected either --bundle or --plan")
@@ -218,21 +237,21 @@ def _subject(
             name=str(plan),
             plan=chosen,
             num_classes=chosen.num_classes or _PLAN_CLASSES,
-            worth=PredictedSubsets(chosen, shipped_law().law),
+            accuracy=PredictedSubsets(chosen, shipped_law().law),
         )
     assert bundle is not None
     opened = Bundle.open(bundle)
-    worth: Worth = MeasuredSubsets(opened, fusion)
+    accuracy: AnswerAccuracy = MeasuredSubsets(opened)
     evaluation = opened.manifest.evaluation
     if data is not None:
         from partitioner.export.evaluate import fused_parts
 
-        worth = FusedOutputs(opened, *fused_parts(opened, data, limit_test, Progress()), fusion)
+        accuracy = FusedOutputs(opened, *fused_parts(opened, data, limit_test, Progress()))
     return _Subject(
         name=str(bundle),
         plan=opened.manifest.plan,
         num_classes=len(opened.manifest.labels),
-        worth=worth,
+        accuracy=accuracy,
         cascade=None if evaluation is None else evaluation.cascade,
     )
 
@@ -254,7 +273,6 @@ def _what_ifs(
     lose: Sequence[str] | None,
     add: Sequence[str] | None,
     hedge_ms: float | None,
-    fusion: Fusion,
 ) -> list[WhatIf]:
     names = [device.name for device in scenario.devices]
     for name in lose or []:
@@ -269,7 +287,7 @@ def _what_ifs(
     if subject.cascade is not None:
         first = subject.cascade.first
         called = " + ".join(subject.plan.assignments[k].device for k in first)
-        escalated = getattr(subject.cascade.escalated, fusion)
+        escalated = subject.cascade.escalated.stacked
         what_ifs.append(in_stages(frozenset(first), called, escalated))
     additions = [one for text in add or [] for one in _additions(text, subject, assumed)]
     what_ifs += additions
@@ -308,7 +326,7 @@ def _show(
     subject: _Subject,
     scenario: Scenario,
     assumed: Assumptions,
-    answers: Sequence[Answer],
+    compared: Sequence[Comparison],
     json: bool,
 ) -> None:
     load, client_bps = scenario.load, scenario.client_bps
@@ -317,23 +335,23 @@ def _show(
         console.print_json(
             {
                 "simulated": subject.name,
-                "accuracy_source": subject.worth.source,
+                "accuracy_source": subject.accuracy.source,
                 "load": load,
                 "seed": scenario.seed,
                 "client_bps": client_bps if limited else None,
                 "assumed": assumed,
-                "deadlines": answers,
+                "deadlines": compared,
             }
         )
         return
-    from partitioner.cli.simulate_tables import print_answers
+    from partitioner.cli.simulate_tables import print_comparisons
 
     who = f"{load.clients} client{'s' if load.clients > 1 else ''}"
     how = f"{load.rate_per_s:g} requests a second" if load.rate_per_s else "one request at a time"
     notes = [
-        f"accuracy: {subject.worth.source}; a request without an answer counts as wrong",
-        f"virtual time: {answers[0].base.span_s:,.0f} s; devices fell "
-        f"{sum(part.falls for part in answers[0].base.devices.values())} times",
+        f"accuracy: {subject.accuracy.source}; a request without an answer counts as wrong",
+        f"virtual time: {compared[0].base.span_s:,.0f} s; device failures: "
+        f"{sum(part.falls for part in compared[0].base.devices.values())}",
         "assumed: "
         + ", ".join(
             f"{name} {value:g}"
@@ -344,4 +362,4 @@ def _show(
     if limited:
         notes.append(f"crops of a client share its port of {client_bps / 1e6:g} Mbit/s")
     title = f"{subject.name}, simulated: {load.requests:,} requests, {who}, {how}"
-    print_answers(answers, title, notes)
+    print_comparisons(compared, title, notes)

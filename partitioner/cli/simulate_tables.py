@@ -1,4 +1,4 @@
-"""What `mdp-partition simulate` shows people: tables on stdout, and a picture."""
+"""Output of `mdp-partition simulate`: tables on stdout, and a picture."""
 
 import io
 from collections.abc import Sequence
@@ -7,56 +7,56 @@ from rich.console import Console
 from rich.table import Table
 
 from partitioner.simulation.outcome import Outcome
-from partitioner.simulation.questions import Answer
+from partitioner.simulation.what_ifs import Comparison
 
-#: More devices than this are summed up in one row.
+#: Rows of devices at most.
 MOST_DEVICES = 20
 
 
-def print_answers(answers: Sequence[Answer], title: str, notes: Sequence[str]) -> None:
-    """One table of what callers get, one of the devices' parts, one of what changes."""
+def print_comparisons(compared: Sequence[Comparison], title: str, notes: Sequence[str]) -> None:
+    """Tables of the calls, the devices, and the what-ifs."""
     console = Console()
-    modes = sorted({mode for answer in answers for mode in answer.base.modes})
+    modes = sorted({mode for one in compared for mode in one.base.modes})
     table = Table(
         "deadline", "accuracy", "answered", "complete", "p50 ms", "p99", "p99.9", "per s",
         title=title,
     )  # fmt: skip
     shares = Table("deadline", *modes, "no answer", title="modes")
-    for answer in answers:
-        base, ms = answer.base, answer.base.latency_ms
-        deadline = f"{answer.deadline_ms:g} ms"
+    for one in compared:
+        base, ms = one.base, one.base.latency_ms
+        deadline = f"{one.deadline_ms:g} ms"
         table.add_row(
-            deadline, worth(base), f"{base.answered:.2%}", f"{base.complete:.2%}",
+            deadline, accuracy_of(base), f"{base.answered:.2%}", f"{base.complete:.2%}",
             f"{ms.p50:.2f}", f"{ms.p99:.2f}", f"{ms.p999:.2f}", f"{base.throughput_per_s:.1f}",
         )  # fmt: skip
         counted = [base.modes.get(mode, 0.0) for mode in modes]
         shares.add_row(deadline, *(f"{share:.2%}" for share in (*counted, 1 - base.answered)))
     console.print(table)
     console.print(shares)
-    console.print(_devices(answers))
-    if answers[0].what_if:
-        console.print(_changes(answers))
+    console.print(_devices(compared))
+    if compared[0].what_if:
+        console.print(_changes(compared))
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False)
 
 
-def worth(outcome: Outcome) -> str:
-    """An accuracy in words, also where only a lower bound is known."""
+def accuracy_of(outcome: Outcome) -> str:
+    """The accuracy, or its lower bound, or `?`."""
     if outcome.accuracy is not None:
         return f"{outcome.accuracy:.2%}"
     return f">= {outcome.accuracy_at_least:.2%}" if outcome.accuracy_at_least else "?"
 
 
-def _devices(answers: Sequence[Answer]) -> Table:
+def _devices(compared: Sequence[Comparison]) -> Table:
     table = Table(
         "deadline", "device", "k", "busy", "asked", "used", "too late", "full", title="devices"
     )
-    for answer in answers:
-        parts = answer.base.devices
+    for one in compared:
+        parts = one.base.devices
         for name in list(parts)[:MOST_DEVICES]:
             part = parts[name]
             table.add_row(
-                f"{answer.deadline_ms:g} ms", name, str(part.k), f"{part.utilisation:.1%}",
+                f"{one.deadline_ms:g} ms", name, str(part.k), f"{part.utilisation:.1%}",
                 f"{part.asked:,}", f"{part.used:,}", f"{part.late + part.too_late:,}",
                 f"{part.overloaded:,}",
             )  # fmt: skip
@@ -66,37 +66,37 @@ def _devices(answers: Sequence[Answer]) -> Table:
     return table
 
 
-def _changes(answers: Sequence[Answer]) -> Table:
+def _changes(compared: Sequence[Comparison]) -> Table:
     table = Table(
         "deadline", "what if", "accuracy", "answered", "complete", "p50 ms", "p99",
         title="what changes",
     )  # fmt: skip
-    for answer in answers:
-        for name, outcome in {"as it is": answer.base, **answer.what_if}.items():
+    for one in compared:
+        for name, outcome in {"as it is": one.base, **one.what_if}.items():
             ms = outcome.latency_ms
             table.add_row(
-                f"{answer.deadline_ms:g} ms", name, worth(outcome), f"{outcome.answered:.2%}",
+                f"{one.deadline_ms:g} ms", name, accuracy_of(outcome), f"{outcome.answered:.2%}",
                 f"{outcome.complete:.2%}", f"{ms.p50:.2f}", f"{ms.p99:.2f}",
             )  # fmt: skip
         table.add_section()
     return table
 
 
-def draw(answers: Sequence[Answer], kind: str) -> bytes:
+def draw(compared: Sequence[Comparison], kind: str) -> bytes:
     """Accuracy, answered share and latency against the deadline; `kind` is svg or png.
 
-    The same answers give the same bytes.
+    The same compared give the same bytes.
     """
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    ordered = sorted(answers, key=lambda answer: answer.deadline_ms)
-    deadlines = [answer.deadline_ms for answer in ordered]
-    lines = {"as it is": [answer.base for answer in ordered]}
+    ordered = sorted(compared, key=lambda one: one.deadline_ms)
+    deadlines = [one.deadline_ms for one in ordered]
+    lines = {"as it is": [one.base for one in ordered]}
     for name in ordered[0].what_if:
-        lines[name] = [answer.what_if[name] for answer in ordered]
+        lines[name] = [one.what_if[name] for one in ordered]
     buffer = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "mdp", "svg.fonttype": "none"}):
         figure = Figure(figsize=(13.0, 4.2), layout="constrained")
@@ -107,9 +107,9 @@ def draw(answers: Sequence[Answer], kind: str) -> bytes:
             accuracy.plot(deadlines, [o.accuracy_at_least for o in outcomes], **style)
             answered.plot(deadlines, [o.answered for o in outcomes], **style)
         for point in ("p50", "p90", "p99", "p999"):
-            values = [getattr(answer.base.latency_ms, point) for answer in ordered]
+            values = [getattr(one.base.latency_ms, point) for one in ordered]
             latency.plot(deadlines, values, marker="o", label=point.replace("p999", "p99.9"))
-        accuracy.set_ylabel("right answers, share of requests")
+        accuracy.set_ylabel("right compared, share of requests")
         answered.set_ylabel("answered, share of requests")
         latency.set_ylabel("latency as it is, ms")
         for axes in (accuracy, answered, latency):

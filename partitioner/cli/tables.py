@@ -1,4 +1,4 @@
-"""What the commands print for people: rich tables on stdout."""
+"""Tables that the commands print on stdout."""
 
 from collections import Counter
 from pathlib import Path
@@ -7,24 +7,31 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from mdp.formats.bundle import MANIFEST, Bundle, Evaluation
-from mdp.formats.plan import Plan, Spec, SubModelSpec
+from mdp.formats.bundle import MANIFEST, Bundle, Evaluation, PerRule
+from mdp.formats.plan import Assignment, Plan, SingleDevice, Spec, SubModelSpec
 from partitioner.data.datasets import SPLITS, Dataset, SplitName
 from partitioner.export.evaluate import Report
 from partitioner.fusion.cascade_cost import BothWays
+from partitioner.regions import WHOLE, where
 
 #: Room for a network's name and size in a table 80 columns wide.
 NAME_WIDTH = 17
 
 
 def short(spec: Spec) -> str:
-    """A member in the few words that fit a table: `112 px, patch 8, 64 x 5`, `effnet-lite0@160`."""
+    """A member in few characters: `112 px, patch 8, 64 x 5`, `effnet-lite0@160`."""
     if isinstance(spec, SubModelSpec):
         return spec.words
     name = spec.name.removeprefix("tf_").replace("_", "-")
     for long, abbreviated in (("efficientnet", "effnet"), ("mobilenet", "mnet")):
         name = name.replace(long, abbreviated)
     return f"{name}@{spec.image_size}"
+
+
+def seen(part: Assignment | SingleDevice) -> str:
+    """A member, and where it looks if that is not everywhere."""
+    text = short(part.spec)
+    return text if part.region == WHOLE else f"{text}, sees {where(part.region)}"
 
 
 def print_report(report: Report, plan: Plan) -> None:
@@ -45,7 +52,7 @@ def print_report(report: Report, plan: Plan) -> None:
         )  # fmt: skip
     for member, latency_ms in zip(evaluation.members, report.member_latency_ms, strict=True):
         alone.add_row(
-            f"{member.k} {member.device}", short(plan.assignments[member.k].spec),
+            f"{member.k} {member.device}", seen(plan.assignments[member.k]),
             f"{member.accuracy:.2%}", f"{latency_ms:.2f}",
         )  # fmt: skip
     console.print(alone)
@@ -57,21 +64,22 @@ def print_report(report: Report, plan: Plan) -> None:
 
 
 def one_does_as_well(evaluation: Evaluation) -> str:
-    """Which member alone is measured to do as well as all of them together; else an empty text."""
+    """The best member alone, if it is as accurate as all together, both stacked; else empty."""
     every = tuple(member.k for member in evaluation.members)
-    together = next(s.stacked for s in evaluation.subsets if s.members == every)
-    best = max(evaluation.members, key=lambda member: member.accuracy)
-    if len(every) < 2 or best.accuracy < together:
+    stacked = {subset.members: subset.stacked for subset in evaluation.subsets}
+    best = max(evaluation.members, key=lambda member: stacked[member.k,])
+    alone, together = stacked[best.k,], stacked[every]
+    if len(every) < 2 or alone < together:
         return ""
     return (
-        f"{best.device} alone is right on {best.accuracy:.2%} of these {evaluation.pictures:,} "
+        f"{best.device} alone is right on {alone:.2%} of these {evaluation.pictures:,} "
         f"pictures, all {len(every)} members together on {together:.2%}: on these pictures the "
         "others add availability, not accuracy"
     )
 
 
 def print_written(bundle: Bundle, run: Path) -> None:
-    """What a build has left behind, and what to do with it."""
+    """The bundle, the next command, and the run folder."""
     size_mb = sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) / 1e6
     assignments = bundle.manifest.plan.assignments
     members = "1 sub-model" if len(assignments) == 1 else f"{len(assignments)} sub-models"
@@ -85,8 +93,8 @@ def print_written(bundle: Bundle, run: Path) -> None:
         print(line)
 
 
-def what_became_of(bundle: Bundle, report: Report, *, write: bool) -> str:
-    """One line: whether the manifest of `bundle`, as it was before, holds the report now."""
+def manifest_remark(bundle: Bundle, report: Report, *, write: bool) -> str:
+    """Whether the manifest of `bundle`, as opened before, contains the report now."""
     known, manifest = bundle.manifest.evaluation, bundle.path / MANIFEST
     before = "never evaluated" if known is None else f"evaluated on {_pictures(known)}"
     if not write:
@@ -94,8 +102,8 @@ def what_became_of(bundle: Bundle, report: Report, *, write: bool) -> str:
     was = "had none" if known is None else f"was of {_pictures(known)}"
     return (
         f"{manifest}: its evaluation is now of {_pictures(report.evaluation)}, {was}; the digest "
-        f"stays {bundle.digest[:12]}, so agents need nothing new, and clients say the new "
-        "accuracies with a copy of this manifest"
+        f"stays {bundle.digest[:12]}, so agents need no reload; clients need a copy of this "
+        "manifest for the new accuracies"
     )
 
 
@@ -104,7 +112,7 @@ def _pictures(evaluation: Evaluation) -> str:
 
 
 def _cascade(evaluation: Evaluation, plan: Plan, ways: BothWays) -> Table:
-    """All members at once beside a cascade: accuracy, and what each way costs."""
+    """Accuracy and cost of all members at once, and of a cascade."""
     measured = evaluation.cascade
     assert measured is not None
     names = " + ".join(plan.assignments[k].device for k in measured.first)
@@ -129,7 +137,7 @@ def _cascade(evaluation: Evaluation, plan: Plan, ways: BothWays) -> Table:
 
 
 def _together(evaluation: Evaluation, plan: Plan) -> Table:
-    """Every arrival subset, and after them the sizes that stand for the subsets not listed."""
+    """Every listed arrival subset, then samples of the sizes that are not listed."""
     table = Table(
         "arrived", "boosted", "stacked", "bagged", "stacked ECE",
         title="every arrival subset, with the expected calibration error",
@@ -137,16 +145,19 @@ def _together(evaluation: Evaluation, plan: Plan) -> Table:
     for subset in evaluation.subsets:
         names = " + ".join(plan.assignments[k].device for k in subset.members)
         ece = "" if subset.ece is None else f"{subset.ece.stacked:.2%}"
-        values = (subset.boosted, subset.stacked, subset.bagged)
-        table.add_row(names, *(f"{value:.2%}" for value in values), ece)
+        table.add_row(names, *_by_rule(subset), ece)
     table.add_section()
     for entry in evaluation.sizes:
         what = f"{entry.size} of {len(plan.assignments)}, of {entry.sampled} such sets"
         for word, rules in (("mean", entry.mean), ("lowest", entry.lowest)):
-            values = (rules.boosted, rules.stacked, rules.bagged)
             ece = f"{entry.ece.stacked:.2%}" if rules is entry.mean else ""
-            table.add_row(f"{word} {what}", *(f"{value:.2%}" for value in values), ece)
+            table.add_row(f"{word} {what}", *_by_rule(rules), ece)
     return table
+
+
+def _by_rule(found: PerRule) -> list[str]:
+    values = (found.boosted, found.stacked, found.bagged)
+    return ["-" if value is None else f"{value:.2%}" for value in values]
 
 
 def data_as_json(data: Dataset) -> dict[str, Any]:
@@ -167,7 +178,7 @@ def data_as_json(data: Dataset) -> dict[str, Any]:
 
 
 def print_data(data: Dataset) -> None:
-    """How many pictures of each class each split has."""
+    """Pictures of each class and split."""
     table = Table("class", *SPLITS, title=data.source)
     columns = [_counts(data, name) for name in SPLITS]
     for label, *counts in zip(data.labels, *columns, strict=True):
@@ -184,14 +195,14 @@ def _counts(data: Dataset, name: SplitName) -> list[int]:
     return [counts[index] for index in range(len(data.labels))]
 
 
-def print_quantisation(bundle: Bundle) -> None:
-    """Every precision that was tried for every member, and what the fused answer lost."""
+def print_quantization(bundle: Bundle) -> None:
+    """Every precision tried for every member, and the loss of the fused answer."""
     record, console = bundle.manifest.quantisation, Console()
     assert record is not None
     table = Table(
         "k", "device", "precision", "runtime", "ms", "of fp32", "loss", "",
         title=f"{record.calibration_pictures:,} calibration pictures, "
-        f"at most {record.max_loss:.2%} of them may be lost",
+        f"at most {record.max_loss:.2%} of them lost",
     )  # fmt: skip
     for member in record.members:
         for one in member.tried:
@@ -206,8 +217,8 @@ def print_quantisation(bundle: Bundle) -> None:
     console.print(table)
     for member in record.members:
         for one in member.tried:
-            said = f"{member.k} {member.device}, {one.precision} in {one.runtime}: {one.reason}"
-            console.print(said, soft_wrap=True, highlight=False)
+            text = f"{member.k} {member.device}, {one.precision} in {one.runtime}: {one.reason}"
+            console.print(text, soft_wrap=True, highlight=False)
     for what, pair in (
         ("calibration pictures, all in", record.calibration),
         (f"{record.test_pictures:,} test pictures, all in", record.test),

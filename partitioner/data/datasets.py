@@ -87,6 +87,20 @@ class Dataset:
         return {"train": self.train, "calibration": self.calibration, "test": self.test}[name]
 
 
+def thinned(pictures: PictureSet, limit: int) -> PictureSet:
+    """At most `limit` pictures, evenly from all classes: sources are sorted by class."""
+    if len(pictures) <= limit:
+        return pictures
+    rows = np.linspace(0, len(pictures) - 1, limit).astype(np.int64)
+    digest = hashlib.sha256(f"{pictures.digest} {limit}".encode()).hexdigest()
+    return PictureSet(
+        sources=[pictures.sources[row] for row in rows],
+        names=tuple(pictures.names[row] for row in rows),
+        targets=pictures.targets[rows],
+        digest=digest,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Sample:
     source: Path | Pixels

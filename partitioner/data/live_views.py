@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from mdp.formats.plan import Region
-from partitioner.data.crops import WHOLE, View
+from partitioner.data.crops import View
+from partitioner.regions import WHOLE
 
 #: A crop's width over height, at most this and at least its inverse.
 _ASPECT = 4 / 3

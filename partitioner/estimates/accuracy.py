@@ -93,6 +93,8 @@ class Predictor:
     factor: float
     typical_error: float
     num_classes: int
+    #: Along the shorter side of the pictures; None where they were not looked at.
+    picture_px: float | None = None
     #: Pictures and epochs that a member will be trained for; None: not said, as long as it takes.
     training: Training | None = None
     #: Networks that start from published weights; None: all of them.
@@ -108,7 +110,10 @@ class Predictor:
     def task(self) -> Task:
         """What members are taught."""
         return Task(
-            teacher=self.teacher, accuracy=self.teacher_accuracy, num_classes=self.num_classes
+            teacher=self.teacher,
+            accuracy=self.teacher_accuracy,
+            num_classes=self.num_classes,
+            picture_px=self.picture_px,
         )
 
     @property
@@ -174,6 +179,7 @@ def predictor_for(
     teacher_accuracy: float | None = None,
     own: Sequence[RecordedRun] = (),
     training: Training | None = None,
+    picture_px: float | None = None,
 ) -> Predictor:
     """The law for a teacher; `own` are the user's runs, of which those of this shape calibrate it.
 
@@ -200,6 +206,7 @@ def predictor_for(
         factor=_factor(fitted.law, mine),
         typical_error=errors.run_left_out if mine else errors.source_left_out,
         num_classes=num_classes,
+        picture_px=picture_px,
         training=training,
         spread=errors.unknown if unknown else errors.scratch if scratch else errors.taught,
         unknown=unknown,

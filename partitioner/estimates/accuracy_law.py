@@ -19,12 +19,17 @@ A training of n pictures (times epochs) leaves something to learn, by where it s
 
     l = sqrt(l**2 + sqrt(k) * start**2 * 100,000 / n)
 
-and a part of the square of area a costs `area * log(1/a)` more. Members that arrive together have
+A part of the square with sides f and area a = f**2 costs `area * log(1/a)` more. A network that
+starts from published weights, shown pictures of P pixels along the side at r, gains by it
+
+    detail * (b(r) - b(min(r/f, P)))        with b(r) = max(0, (s/r)**2 - 1)
+
+where P is known and above r: the part shows it finer. Members that arrive together have
 
     c(S) = (sum over k in S of s_k * c_k ** p) ** (1 / p)
 
 in which a part of every sum counts only the best of those that see the same picture, the same
-region of it, or are of one family. So c(S) grows with each member's capability and never falls when
+place of it, or are of one family. So c(S) grows with each member's capability and never falls when
 a member is added.
 """
 
@@ -42,6 +47,7 @@ from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from mdp.formats.profile import Precision
 from partitioner.estimates.catalogue import catalogue, network_of
 from partitioner.estimates.macs import macs
+from partitioner.regions import WHOLE
 
 Array = NDArray[np.float64]
 Start = Literal["cut", "pretrained", "scratch"]
@@ -57,7 +63,6 @@ PUBLISHED_CLASSES, _PIXELS = 1000, 224
 SEEN = 100_000
 #: No model is taken to be right on more than 1 - exp(-1 / this).
 _LEAST_LACK = 0.1
-WHOLE = Region()
 #: The family of members that are cut from the teacher.
 PLAIN_VIT = "plain ViT"
 #: By how much planning takes a quantised member to be more often wrong: what the gate of
@@ -97,6 +102,8 @@ class AloneLaw(Record, frozen=True):
     pretrained: float
     scratch: float
     area: float
+    #: What a public network gains where a part shows it finer.
+    detail: float = 0.0
 
 
 class AccuracyLaw(Record, frozen=True):
@@ -109,7 +116,7 @@ class AccuracyLaw(Record, frozen=True):
     #: of the same family.
     same_view: float
     same_model: float
-    #: The same of those with the same region, whatever their picture size.
+    #: The same of those that look at the same place, whatever their picture size.
     same_region: float = 0.0
 
     @property
@@ -125,6 +132,8 @@ class Task:
     teacher: SubModelSpec
     accuracy: float
     num_classes: int
+    #: Along the shorter side of the pictures; None where that is not known.
+    picture_px: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +143,7 @@ class Member:
     capability: float
     view: object
     model: object
-    region: object = None
+    place: object = None
 
 
 def view_of(spec: Spec, region: Region = WHOLE) -> tuple[int, Region]:
@@ -194,7 +203,7 @@ def shape_lack(exponents: Sequence[float] | Array, scale: float, sizes: Array) -
     return values
 
 
-def blurred(published_px: int, image_size: int) -> float:
+def blurred(published_px: int, image_size: float) -> float:
     """How many times fewer pixels a network sees than it was published with, less one."""
     return float(max(0.0, (published_px / image_size) ** 2 - 1))
 
@@ -225,9 +234,38 @@ def capabilities(
         lacks[1:] = np.maximum(lacks[1:], _least_published(specs))
     alone = np.maximum(taught + much * (lacks[1:] - lacks[0]), _LEAST_LACK)
     left = much**0.25 * np.array([0.0 if t is None else unlearned(law, t) for t in trainings])
-    area = np.array([(r.right - r.left) * (r.bottom - r.top) for r in regions])
-    values: Array = 1 / (np.hypot(alone, left) - law.area * np.log(area))
+    change = [
+        part_lack(law, task.picture_px, spec, region, training)
+        for spec, region, training in zip(specs, regions, trainings, strict=True)
+    ]
+    values: Array = 1 / np.maximum(np.hypot(alone, left) + change, _LEAST_LACK)
     return values
+
+
+def part_lack(
+    law: AloneLaw, picture_px: float | None, spec: Spec, region: Region, training: Training | None
+) -> float:
+    """What a member lacks more where it sees a region and not the whole; below 0: it gains."""
+    if region == WHOLE:
+        return 0.0
+    public = training is None or training.start == "pretrained"
+    gain = finer(spec, region, picture_px) if public else 0.0
+    return float(-law.area * np.log(area_of(region)) - law.detail * gain)
+
+
+def finer(spec: Spec, region: Region, picture_px: float | None) -> float:
+    """How much less `blurred` a public network sees a region than the whole."""
+    network = network_of(spec) if isinstance(spec, NetworkSpec) else None
+    if network is None or picture_px is None:
+        return 0.0
+    size = spec.image_size
+    seen = max(size, min(size / area_of(region) ** 0.5, picture_px))
+    return blurred(network.image_size, size) - blurred(network.image_size, seen)
+
+
+def area_of(region: Region) -> float:
+    """Share of the square."""
+    return (region.right - region.left) * (region.bottom - region.top)
 
 
 def _least_published(specs: Sequence[Spec]) -> Array:
@@ -273,7 +311,7 @@ def together(law: AccuracyLaw, members: Sequence[Member]) -> float:
     for member in members:
         part = (member.capability / best) ** law.sharpness
         total += part
-        for known, key in zip(best_of, (member.view, member.model, member.region), strict=True):
+        for known, key in zip(best_of, (member.view, member.model, member.place), strict=True):
             known[key] = max(known.get(key, 0.0), part)
     total *= law.own
     for share, known in zip((law.same_view, law.same_model, law.same_region), best_of, strict=True):

@@ -21,6 +21,7 @@ from partitioner.estimates.accuracy_law import (
     model_of,
     view_of,
 )
+from partitioner.regions import place_of
 
 
 class RecordedMember(Record, frozen=True):
@@ -64,6 +65,11 @@ class RecordedRun(Record, frozen=True):
     #: Pictures that accuracies were measured on.
     pictures: Annotated[int, Meta(ge=1)]
     num_classes: Annotated[int, Meta(ge=2)] = 1000
+    #: Along the shorter side of its pictures; None where that is not known.
+    picture_px: Annotated[float, Meta(gt=0)] | None = None
+    #: Whether its members are public weights as they are: they tell what parts of the picture
+    #: change and what members add together, and nothing of trainings.
+    untouched: bool = False
 
     def __post_init__(self) -> None:
         for subset in self.subsets:
@@ -76,7 +82,10 @@ class RecordedRun(Record, frozen=True):
     def task(self) -> Task:
         """What the members were taught."""
         return Task(
-            teacher=self.teacher, accuracy=self.teacher_accuracy, num_classes=self.num_classes
+            teacher=self.teacher,
+            accuracy=self.teacher_accuracy,
+            num_classes=self.num_classes,
+            picture_px=self.picture_px,
         )
 
     @property
@@ -188,7 +197,7 @@ def as_members(
             capability=capability[k],
             view=view_of(run.members[k].spec, run.members[k].region),
             model=model_of(run.members[k].spec),
-            region=run.members[k].region,
+            place=place_of(run.members[k].region),
         )
         for k in subset
     ]

@@ -1,4 +1,4 @@
-"""Where a device's profile says that computing several pictures at once pays. Pure."""
+"""Batch sizes of a plan's devices, from their profiles."""
 
 from collections.abc import Iterable
 from statistics import median
@@ -7,14 +7,15 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from mdp.formats.plan import Assignment, Plan, Replica
-from mdp.formats.profile import DeviceProfile, LatencyPoint
+from mdp.formats.profile import DeviceProfile
 from mdp.queueing.compute_times import PAYS
+from partitioner.estimates.latency import spec_of
 
 Seat = TypeVar("Seat", Assignment, Replica)
 
 
 def with_batches(plan: Plan, profiles: Iterable[DeviceProfile]) -> Plan:
-    """`plan` with the number of pictures that each of its devices had best compute at once."""
+    """`plan` with the best batch size of each device."""
     known = {profile.name: profile for profile in profiles}
 
     def seated(seat: Seat, precision: str) -> Seat:
@@ -31,7 +32,7 @@ def with_batches(plan: Plan, profiles: Iterable[DeviceProfile]) -> Plan:
 def _batch(
     seat: Assignment | Replica, precision: str, profile: DeviceProfile, target_ms: float
 ) -> int:
-    """The measured batch that takes least time a picture within the target, else 1."""
+    """The measured batch with the least time per picture within the target, else 1."""
     best, least = 1, PAYS
     for pictures, share in sorted(batch_shares(seat, precision, profile).items()):
         took_ms = seat.predicted_ms.compute * pictures * share + seat.predicted_ms.network
@@ -43,9 +44,9 @@ def _batch(
 def batch_shares(
     seat: Assignment | Replica, precision: str, profile: DeviceProfile
 ) -> dict[int, float]:
-    """Pictures at once -> what share of the time one by one they took, as this seat is run.
+    """Batch size -> time per picture relative to batch 1, for the way this seat is run.
 
-    The median over the encoders that were measured both ways.
+    The median over the encoders measured with both.
     """
     mine = [
         point
@@ -53,21 +54,10 @@ def batch_shares(
         if (point.precision, point.runtime) == (precision, seat.runtime)
         and (point.provider or profile.provider, point.threads) == (seat.provider, seat.threads)
     ]
-    alone = {_shape(point): point.latency_ms for point in mine if point.batch == 1}
+    alone = {spec_of(point): point.latency_ms for point in mine if point.batch == 1}
     shares: dict[int, list[float]] = {}
     for point in mine:
-        if point.batch > 1 and _shape(point) in alone:
-            share = point.latency_ms / point.batch / alone[_shape(point)]
+        if point.batch > 1 and spec_of(point) in alone:
+            share = point.latency_ms / point.batch / alone[spec_of(point)]
             shares.setdefault(point.batch, []).append(share)
     return {pictures: median(measured) for pictures, measured in shares.items()}
-
-
-def _shape(point: LatencyPoint) -> tuple[float, ...]:
-    return (
-        point.image_size,
-        point.patch_size,
-        point.embed_dim,
-        point.depth,
-        point.num_heads,
-        point.mlp_ratio,
-    )

@@ -1,4 +1,4 @@
-"""Public network families that a member may be of: published accuracy and counted cost. Pure.
+"""Public networks that a member may be: published accuracy and counted cost.
 
 `catalogue.json` is written by `python -m partitioner.export.catalogue`. Accuracies are top-1 on
 ImageNet-1k as published with timm (huggingface/pytorch-image-models, results-imagenet.csv); what a
@@ -23,7 +23,7 @@ _HEADS = 2
 
 
 class Cost(Record, frozen=True):
-    """What one picture costs in a network without its classifier."""
+    """Counts of one picture in a network without its classifier."""
 
     #: Multiply-accumulates of pointwise convolutions and linear layers, of other dense
     #: convolutions, of depthwise convolutions, and of everything else (attention).
@@ -54,13 +54,13 @@ class Network(Record, frozen=True):
     image_size: PositiveInt
     #: Whether the recipe used pictures beyond ImageNet-1k.
     extra_pictures: bool
-    #: Learned numbers without the classifier, and the width of the feature that it reads.
+    #: Parameters without the classifier, and the width of the feature.
     parameters: PositiveInt
     width: PositiveInt
     #: By side of the square picture in pixels: the sizes that a plan may use.
     costs: dict[int, Cost]
     #: Latency at `image_size` over that of ViT-S/16 at 224 px, one onnxruntime thread, fp32 and
-    #: static int8, as measured on one Zen 4 core; None where nobody measured.
+    #: static int8, measured on one Zen 4 core; None where not measured.
     vit_s_ratio: PositiveFloat | None = None
     vit_s_ratio_int8: PositiveFloat | None = None
 
@@ -82,7 +82,7 @@ class Network(Record, frozen=True):
 
 
 class Catalogue(Record, frozen=True):
-    """What ships."""
+    """The shipped file."""
 
     timm: str
     networks: list[Network]

@@ -1,9 +1,8 @@
-"""Milliseconds of a ViT sub-model on a device, fitted to the points of its profile. Pure.
+"""Latency of a plain ViT on a device, fitted to the points of its profile.
 
-A way of running has a formula of its own: a sum of terms that grow with the model
-(`partitioner.estimates.latency_terms`) times coefficients that are not negative. This is the
-roofline model of Williams, Waterman and Patterson (CACM 2009) with its terms added up instead of
-the largest taken.
+Each way of running has its formula: a sum of terms that grow with the model
+(`partitioner.estimates.latency_terms`) times non-negative coefficients. This is the roofline model
+of Williams, Waterman and Patterson (CACM 2009) with its terms added instead of maximised.
 """
 
 import math
@@ -25,20 +24,20 @@ from partitioner.estimates.network import choose_encoding, network_ms
 
 AnySpec = TypeVar("AnySpec", bound=Spec, contravariant=True)
 
-#: A formula needs at least this many points.
+#: Least points of a formula.
 MIN_POINTS = 3
-#: A model that is larger in every dimension may be faster by this factor, for points are noisy;
-#: more is a mistake, such as seconds among milliseconds.
+#: A model that is larger in every dimension may be faster by this factor, as points are noisy; more
+#: is an error of the profile, such as seconds among milliseconds.
 MAX_REVERSED = 5.0
-#: A device that is slower by no more than this after minutes of load is as fast as before.
+#: A slowdown under lasting load by at most this factor is noise.
 SUSTAINED_NOISE = 1.02
-#: Standard deviations to either side within which nine of ten values of a normal spread lie.
+#: Two-sided 90 % quantile of the standard normal distribution.
 NINE_OF_TEN = 1.645
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Way:
-    """How a sub-model is run on its device."""
+    """Precision, runtime, provider and threads of a sub-model on its device."""
 
     precision: Precision = "fp32"
     runtime: RuntimeName = "onnxruntime"
@@ -55,18 +54,17 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A predicted latency and how sure it is."""
+    """A predicted latency and its 90 % interval."""
 
     ms: float
-    #: Where at least nine of ten measurements are expected, as far as the points can tell.
     low_ms: float
     high_ms: float
-    #: In which dimensions the shape lies outside what was measured; empty if in none.
+    #: Dimensions in which the shape extrapolates, in words; empty if in none.
     outside: str
 
 
 def ways(profile: DeviceProfile) -> list[Way]:
-    """Every way of running that the profile allows and has enough points of, in a fixed order."""
+    """Every allowed way of running with enough points in the profile, sorted."""
     counts = Counter(_way_of(point, profile) for point in profile.latency)
     return sorted(
         way for way, count in counts.items() if count >= MIN_POINTS and _allowed(way, profile)
@@ -74,7 +72,7 @@ def ways(profile: DeviceProfile) -> list[Way]:
 
 
 def _allowed(way: Way, profile: DeviceProfile) -> bool:
-    """A GPU's profile counts the GPU's threads, which says nothing about its processor's."""
+    """Whether the way's threads fit; a GPU's profile does not count its processor's threads."""
     return way.provider != profile.provider or way.threads <= profile.threads
 
 
@@ -93,7 +91,7 @@ def _way_of(point: LatencyPoint, profile: DeviceProfile) -> Way:
 
 
 def spec_of(point: LatencyPoint) -> SubModelSpec:
-    """The shape that a profile's latency point was measured with."""
+    """The shape of a profile's latency point."""
     return SubModelSpec(
         image_size=point.image_size,
         patch_size=point.patch_size,
@@ -106,16 +104,15 @@ def spec_of(point: LatencyPoint) -> SubModelSpec:
 
 
 def points_of(profile: DeviceProfile, way: Way) -> list[LatencyPoint]:
-    """The points that were run in this way."""
+    """The points of this way of running."""
     return [point for point in profile.latency if _way_of(point, profile) == way]
 
 
 def matching_points(profile: DeviceProfile, way: Way | None = None) -> list[LatencyPoint]:
-    """The points that `way` is fitted to.
+    """The points that `way` is fitted to; None is the profile's own way.
 
-    None is the profile's own way; where it has too few points, those with fewer threads stand in:
-    they are slower, so this errs on the safe side. Raises InputError when fewer than three points
-    are left or when they contradict each other.
+    Where that has too few points, slower ones with fewer threads are taken too. Raises InputError
+    for fewer than three points, and for points that contradict each other.
     """
     wanted = way or own_way(profile)
     points = points_of(profile, wanted)
@@ -148,8 +145,7 @@ def _too_few(profile: DeviceProfile, way: Way | None, found: int) -> str:
 
 
 def _check_contradictions(profile: DeviceProfile, points: Sequence[LatencyPoint]) -> None:
-    """Raise InputError where a larger model is far faster; equal ones were compared on reading."""
-    # Pictures per run and threads are part of a point's size: fewer threads stand in for more.
+    """Raise InputError where a larger model is far faster; equal shapes are checked on reading."""
     sizes = _sizes(points)
     smaller = (sizes[:, None] <= sizes).all(axis=2)
     measured_ms = np.array([point.latency_ms for point in points])
@@ -177,33 +173,26 @@ def _words(point: LatencyPoint) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LatencyModel:
-    """The fitted latency of one way of running: non-negative coefficients times growing terms.
-
-    As no term shrinks and no coefficient is negative, a larger model is never predicted to be
-    faster.
-    """
+    """The fitted formula of one way of running; it never predicts a larger model to be faster."""
 
     way: Way
     #: Milliseconds per unit of each column of `partitioner.estimates.latency_terms.terms`.
     coefficients: Array
-    #: How unsure the coefficients are, `[terms, terms]`, in units of the squared `error`.
+    #: Covariance of the coefficients `[terms, terms]`, in units of the squared `error`.
     covariance: Array
-    #: Typical relative error of a point that was left out of the fit.
+    #: Relative leave-one-out error, root mean square.
     error: float
-    #: Smallest and largest of what was measured.
+    #: Range of every measured dimension.
     measured: dict[str, tuple[float, float]]
-    #: How far apart runs of one model lie.
+    #: Spread of runs of one model.
     spread: Spread
-    #: Threads of the points, where the way's own were not measured.
+    #: Threads of the points, where they are fewer than the way's.
     stand_in_threads: int | None = None
-    #: By how much the device is slower under lasting load than while the points were measured.
+    #: Slowdown under lasting load against the measured points.
     sustained: float = 1.0
 
     def from_terms(self, counts: Array) -> Array:
-        """Predicted milliseconds `[n]` of shapes whose `terms` are `[n, terms]`, any precision.
-
-        Under lasting load, where the profile tells what that costs.
-        """
+        """Predicted milliseconds `[n]` under lasting load, of shapes with terms `[n, terms]`."""
         predicted: Array = counts @ self.coefficients * self.sustained
         return predicted
 
@@ -221,10 +210,9 @@ class LatencyModel:
         return float(self.predict_many_ms([spec], num_classes, batch)[0])
 
     def estimate(self, spec: SubModelSpec, num_classes: int, batch: int = 1) -> Estimate:
-        """The prediction, how sure it is, and in what it extrapolates; raises InputError."""
+        """The prediction, its interval and its extrapolation; raises InputError."""
         milliseconds = self.predict_ms(spec, num_classes, batch)
         shares = terms([spec], num_classes, batch)[0] * self.sustained / milliseconds
-        # Of a shape made up as the measured ones are, the first part is all.
         spread = self.error * math.sqrt(1 + float(shares @ self.covariance @ shares))
         return Estimate(
             ms=milliseconds,
@@ -234,27 +222,29 @@ class LatencyModel:
         )
 
     def _outside(self, spec: SubModelSpec, batch: int) -> str:
-        """In words, which dimensions lie outside what was measured."""
+        """The dimensions outside the measured range, in words."""
         asked = _ranges([spec], np.array([float(batch)]))
-        said = [
+        outside = [
             f"{name} {asked[name][0]:.4g} (measured: {low:.4g} to {high:.4g})"
             for name, (low, high) in self.measured.items()
             if not low <= asked[name][0] <= high
         ]
         if self.stand_in_threads is not None:
-            said.append(f"threads {self.way.threads} (measured: {self.stand_in_threads} and fewer)")
-        return ", ".join(said)
+            outside.append(
+                f"threads {self.way.threads} (measured: {self.stand_in_threads} and fewer)"
+            )
+        return ", ".join(outside)
 
 
 class Latency(Protocol[AnySpec]):
-    """What predicts the milliseconds of sub-models of some kinds."""
+    """Predicts the milliseconds of sub-models of some kinds."""
 
     def predict_ms(self, spec: AnySpec, num_classes: int) -> float:
         """Predicted compute milliseconds of one picture; raises InputError."""
 
 
 def _ranges(specs: Sequence[SubModelSpec], batches: Array) -> dict[str, tuple[float, float]]:
-    """Smallest and largest of every dimension, and of the multiply-accumulates of a run."""
+    """Range of every dimension and of the multiply-accumulates of a run."""
     columns = dimensions(specs)
     columns["batch"] = batches
     columns["mega_macs"] = columns["batch"] * [macs(spec, 0) / 1e6 for spec in specs]
@@ -264,8 +254,8 @@ def _ranges(specs: Sequence[SubModelSpec], batches: Array) -> dict[str, tuple[fl
 def fit_latency(profile: DeviceProfile, way: Way | None = None) -> LatencyModel:
     """Fit the formula to the profile's points of `way`, minimising squared relative errors.
 
-    None is fp32 in onnxruntime on the profile's provider with its threads. Points are encoders
-    whose classifier is next to nothing, so they are counted with no classes. Raises InputError.
+    None is `own_way`. Points are encoders with a negligible classifier, counted with no classes.
+    Raises InputError.
     """
     points = matching_points(profile, way)
     specs = [spec_of(point) for point in points]
@@ -287,23 +277,15 @@ def fit_latency(profile: DeviceProfile, way: Way | None = None) -> LatencyModel:
 
 
 def sustained_factor(profile: DeviceProfile) -> float:
-    """Latency after minutes of load over that of the first minute; 1 where that is not known.
+    """Latency after minutes of load over that of the first minute; 1 where unknown.
 
-    It was measured with one encoder run in one way, and is taken to hold for all.
+    Measured with one encoder in one way of running, and applied to all.
     """
     load = None if profile.probe is None else profile.probe.sustained
     if load is None:
         return 1.0
     factor = load.last_minute_ms / load.first_minute_ms
     return factor if factor > SUSTAINED_NOISE else 1.0
-
-
-def relative_errors(model: LatencyModel, points: Sequence[LatencyPoint]) -> list[float]:
-    """Predicted over measured minus one, for each point, which no lasting load slowed down."""
-    return [
-        model.predict_ms(spec_of(p), 0, p.batch) / model.sustained / p.latency_ms - 1
-        for p in points
-    ]
 
 
 def predict(

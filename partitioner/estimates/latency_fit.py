@@ -1,4 +1,4 @@
-"""Fitting the latency formula: groups of terms first, then each term as the points ask. Pure."""
+"""Fit the latency formula: the coefficients of groups of terms, then of each term."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 
 from partitioner.estimates.latency_terms import COLUMN, NAMES, PASSES, Array
 
-#: What a coarse formula is made of, each with the weight of its terms.
+#: Groups of terms of the coarse formula, with the weight of each term.
 _GROUPS: tuple[dict[str, float], ...] = (
     {"call": 1},
     {"layers": 1},
@@ -15,18 +15,18 @@ _GROUPS: tuple[dict[str, float], ...] = (
     {**PASSES, "head_rows": 16, "values_within": 1},
     {"weights": 1},
 )
-#: With fewer points only the first three groups are told apart, and no term apart from its group.
+#: With fewer points only the first three groups are fitted.
 _MANY_POINTS = 6
-#: How strongly a term is held to its group, in points that would say so. On 38 unseen shapes, from
-#: 41 points, the median error was the same from 0.05 to 4, the 95th percentile 21 % and 16 %.
+#: Weight, in points, of the prior that a term's coefficient is its group's. On 38 unseen shapes,
+#: from 41 points, the median error is the same from 0.05 to 4, the 95th percentile 21 % and 16 %.
 _HOLD = 1.0
-#: Relative error that no fit claims to beat: what repeating a measurement differs by.
+#: Least relative error of a fit: the noise of a repeated measurement.
 _LEAST_ERROR = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fitted:
-    """Coefficients `[terms]` and how unsure they are; see `LatencyModel`."""
+    """Coefficients `[terms]`, covariance and error; see `LatencyModel`."""
 
     coefficients: Array
     covariance: Array
@@ -39,7 +39,7 @@ def fit_terms(relative: Array) -> Fitted:
     `relative` `[points, terms]` are the terms over the measured milliseconds.
     """
     count = len(relative)
-    # In units of its usual share of the time, each term is of the size of every other one.
+    # Normalised to its mean share of the time.
     unit = np.sqrt((relative**2).mean(axis=0))
     unit[unit == 0] = 1.0
     shares = relative / unit
@@ -74,7 +74,7 @@ def _inverse(rows: Array) -> Array:
 def _left_out_error(points: Array, system: Array, coefficients: Array) -> float:
     """Root mean square of each point's relative error, left out of the fit of the used columns.
 
-    `system` are the points' rows and those that hold the coefficients.
+    `system` are the points' rows and those of the prior.
     """
     used = coefficients > 0
     inverse = _inverse(system[:, used])

@@ -1,4 +1,4 @@
-"""Milliseconds of a member of any family on a device, in one way of running. Pure."""
+"""Latency of a member of any family on a device, in one way of running."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from partitioner.estimates.latency import Estimate, LatencyModel, Way, fit_laten
 from partitioner.estimates.latency_networks import NetworkLatency, fit_networks
 from partitioner.estimates.latency_terms import Array
 
-#: What is said of a network where the profile has only plain ViTs measured.
+#: Extrapolation of a network whose profile has only plain ViTs.
 _BY_RATIO = "networks (measured: plain ViTs; taken from another processor)"
 
 
@@ -27,7 +27,7 @@ class MemberLatency:
 
     @property
     def way(self) -> Way:
-        """How members are run."""
+        """The way of running."""
         return self.vit.way
 
     def from_terms(
@@ -35,7 +35,7 @@ class MemberLatency:
     ) -> Array:
         """Compute milliseconds `[n]`: of plain ViTs by their terms `[n, terms]`.
 
-        At `places` are `networks`; those whose latency is not known take infinitely long.
+        Rows `places` are `networks`, with inf where the latency is unknown.
         """
         took_ms = self.vit.from_terms(counts)
         if len(networks):
@@ -50,7 +50,7 @@ class MemberLatency:
         return self.estimate(spec, num_classes).ms
 
     def estimate(self, spec: Spec, num_classes: int) -> Estimate:
-        """Milliseconds of one picture, and how sure they are; raises InputError where unknown."""
+        """Milliseconds of one picture with their interval; raises InputError where unknown."""
         if isinstance(spec, SubModelSpec):
             return self.vit.estimate(spec, num_classes)
         found = None if self.networks is None else self.networks.estimate(spec)

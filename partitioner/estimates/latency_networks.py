@@ -1,9 +1,8 @@
-"""Milliseconds of a public network on a device, from its profile. Pure.
+"""Latency of a public network on a device, from its profile.
 
-Where networks were measured on the device, a way of running has a formula of its own as plain ViTs
-have (`partitioner.estimates.latency`): non-negative coefficients times the terms of
-`partitioner.estimates.network_terms`, times a factor of each measured family. Where they were not,
-the catalogue's ratio to ViT-S/16 on another processor stands in.
+For ways of running with measured networks, a formula as for plain ViTs
+(`partitioner.estimates.latency`): non-negative coefficients times `network_terms`, times a factor
+per measured family. Otherwise the catalogue's ratio to ViT-S/16 on another processor.
 """
 
 import math
@@ -34,21 +33,20 @@ from partitioner.estimates.network_terms import NAMES, network_terms
 _VIT_S = SubModelSpec(
     image_size=224, patch_size=16, embed_dim=384, depth=12, num_heads=6, mlp_ratio=4.0
 )
-#: Where a latency from the ratio may lie: on another processor networks compare otherwise.
+#: Error factor of a latency from the ratio.
 _RATIO_RANGE = 2.0
-#: A formula needs at least so many measured networks.
+#: Least measured networks of a formula.
 MIN_NETWORKS = 4
-#: How strongly each term is held to its equal share, in points that would say so. On 26 unseen
-#: networks in fp32 the errors were the same from 0 to 0.3, and larger at 1.
+#: Weight, in points, of the prior that all terms have equal shares. On 26 unseen networks in fp32
+#: the errors are the same from 0 to 0.3, and larger at 1.
 _HOLD = 0.3
-#: How strongly a family's factor is held to 1, in points that would say so.
+#: Weight, in points, of the prior that a family's factor is 1.
 _FAMILY_HOLD = 0.3
-#: Relative error that no fit claims to beat.
+#: Least relative error of a fit.
 _LEAST_ERROR = 0.05
-#: Natural logarithm of the largest error that a network left out counts with: few points may leave
-#: a formula without any term that it is made of.
+#: Cap of the logarithmic error of a left-out network, whose terms a fit to few points may lack.
 _MOST_ERROR = math.log(3)
-#: How much less sure a family is that was not measured.
+#: Error of a family that was not measured, relative to a measured one.
 _OTHER_FAMILY = 2.0
 #: `measured`: fitted to networks that were measured on the device; `ratio`: from the catalogue's
 #: ratio to ViT-S on another processor.
@@ -57,7 +55,7 @@ Basis = Literal["measured", "ratio"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEstimate:
-    """A predicted latency, where most likely it lies, and what it is based on."""
+    """A predicted latency, its 90 % interval and its basis."""
 
     ms: float
     low_ms: float
@@ -67,14 +65,14 @@ class NetworkEstimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkFit:
-    """Coefficients of the terms, a factor for each measured family, and the error left."""
+    """Coefficients of the terms, factors of measured families, and the error."""
 
     #: Milliseconds per unit of each column of `network_terms`.
     coefficients: Array
     factors: dict[str, float]
-    #: Typical relative error of a network whose family was left out of the fit.
+    #: Relative error of networks whose family is left out of the fit.
     error: float
-    #: By how much the device is slower under lasting load than while the points were measured.
+    #: Slowdown under lasting load against the measured points.
     sustained: float = 1.0
 
     def predict_many_ms(self, specs: Sequence[NetworkSpec]) -> Array:
@@ -84,11 +82,9 @@ class NetworkFit:
         return found
 
     def range_of(self, spec: NetworkSpec) -> float:
-        """The factor to either side within which nine of ten measurements are expected."""
-        unsure = self.error
-        if _family(spec) not in self.factors:
-            unsure *= _OTHER_FAMILY
-        return math.exp(NINE_OF_TEN * unsure)
+        """The 90 % interval as a factor to either side."""
+        error = self.error * (1 if _family(spec) in self.factors else _OTHER_FAMILY)
+        return math.exp(NINE_OF_TEN * error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -96,13 +92,13 @@ class NetworkLatency:
     """The latency of public networks in one way of running."""
 
     way: Way
-    #: Of networks measured on the device; None where there are too few.
+    #: None where too few networks were measured on the device.
     fitted: NetworkFit | None
-    #: Of plain ViTs, from which the ratio starts; None where those were not measured in this way.
+    #: Of plain ViTs, for the ratio; None where they were not measured in this way.
     vit: LatencyModel | None = field(repr=False)
 
     def predict_many_ms(self, specs: Sequence[NetworkSpec]) -> Array:
-        """Compute milliseconds `[n]` of one picture of each network; NaN where nothing is known.
+        """Compute milliseconds `[n]` of one picture of each network; NaN where unknown.
 
         Raises InputError for another precision than the way's.
         """
@@ -119,7 +115,7 @@ class NetworkLatency:
         return found
 
     def estimate(self, spec: NetworkSpec) -> NetworkEstimate | None:
-        """The prediction and its range, or None where nothing is known; raises InputError."""
+        """The prediction and its interval, or None where unknown; raises InputError."""
         milliseconds = float(self.predict_many_ms([spec])[0])
         if math.isnan(milliseconds):
             return None
@@ -154,12 +150,12 @@ def fit_networks(profile: DeviceProfile, way: Way | None = None) -> NetworkLaten
 
 
 def enough(points: Sequence[NetworkPoint]) -> bool:
-    """Whether a formula can be fitted to so few."""
+    """Whether a formula can be fitted."""
     return len({(point.name, point.image_size) for point in points}) >= MIN_NETWORKS
 
 
 def network_points(profile: DeviceProfile, way: Way) -> list[NetworkPoint]:
-    """The networks that were run in this way, one picture at a time.
+    """The networks measured in this way, one picture at a time.
 
     Raises InputError for one that is not in the catalogue, or not at that picture size.
     """
@@ -189,7 +185,7 @@ def network_points(profile: DeviceProfile, way: Way) -> list[NetworkPoint]:
 
 
 def older_probe(profile: DeviceProfile) -> str | None:
-    """In words that a profile has no networks measured, and how to measure them; None if it has."""
+    """A remark where a profile has no measured networks; None if it has."""
     if profile.networks:
         return None
     why = "no probe measured it" if profile.probe is None else "its probe is older than these"
@@ -219,13 +215,12 @@ def fit_points(points: Sequence[NetworkPoint], sustained: float = 1.0) -> Networ
         )
         for family in families
     }
-    # A measured family is about half as uncertain as one that the formula has not seen.
     error = float(np.hypot(_LEAST_ERROR, np.sqrt(np.mean(np.square(left_out))) / _OTHER_FAMILY))
     return NetworkFit(coefficients=coefficients, factors=factors, error=error, sustained=sustained)
 
 
 def _log_error(predicted: float) -> float:
-    """Of a prediction relative to what was measured."""
+    """Logarithmic error of a prediction relative to the measured value, capped."""
     return min(_MOST_ERROR, abs(math.log(max(predicted, 1e-9))))
 
 
@@ -261,7 +256,7 @@ def _family(spec: NetworkSpec) -> str:
 
 
 def ratio_ms(model: LatencyModel, spec: NetworkSpec) -> float | None:
-    """Estimated compute milliseconds of one picture, or None where nothing is known.
+    """Estimated compute milliseconds of one picture, or None where unknown.
 
     The catalogue's ratio to ViT-S/16 on another processor times ViT-S/16 on this device, scaled by
     multiply-accumulates to the picture size. Raises InputError for another precision than the

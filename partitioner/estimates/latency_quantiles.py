@@ -1,8 +1,8 @@
-"""How far apart equal requests lie, and by when a share of the answers is complete. Pure.
+"""Latency distributions of members, and quantiles of complete answers.
 
-Computing times are log-normal around the predicted one, with the spread that the profile's 10th and
-90th percentiles show near that latency. Each message on the link is late by an exponential time.
-What the simulator draws from is the same.
+Computing times are log-normal around the prediction, with the spread of the profile's 10th and 90th
+percentiles near that latency. Each message has an exponential delay. The simulator draws from the
+same distributions.
 """
 
 import math
@@ -17,21 +17,21 @@ from mdp.formats.profile import LatencyPoint, Link
 
 Array = NDArray[np.float64]
 
-#: Of the logarithm of a computation's time, where a profile has no 10th and 90th percentiles: a
-#: 90th percentile some 14 % above the median, as small encoders on a shared server core had.
+#: Sigma of log computing time without 10th and 90th percentiles in the profile: a 90th percentile
+#: 14 % above the median, as of small encoders on a shared server core.
 ASSUMED_SIGMA = 0.1
-#: Mean delay of a message on a link of which no spread was measured.
+#: Mean delay of a message on a link without a measured spread.
 ASSUMED_JITTER_MS = 0.1
-#: What a client needs for each member to cut and send, and at the end to fuse: the median call to
-#: 1, 3 and 8 agents takes 0.4, 0.7 and 1.8 ms beside computing (benchmarks/results/overhead.json).
+#: Client time to cut and send for each member, and to fuse: the median call to 1, 3 and 8 agents
+#: takes 0.4, 0.7 and 1.8 ms beside computing (benchmarks/results/overhead.json).
 CLIENT_SEND_MS, CLIENT_FUSE_MS = 0.2, 0.1
-#: A standard normal variable is below minus or above plus this with a probability of 10 % each.
+#: 90 % quantile of the standard normal distribution.
 _Z90 = 1.2815515655446004
-#: Points of about the same latency whose spreads are taken together, by their median.
+#: Neighbours in latency over whose sigmas the median is taken.
 _NEIGHBOURS = 5
 #: Median and 90th percentile of the sum of two exponential variables of mean 1.
 TWO_MEDIAN, _TWO_P90 = 1.6783469900166605, 3.8897201698674290
-#: Gauss-Laguerre nodes over which such a sum is averaged.
+#: Gauss-Laguerre nodes for averages over such a sum.
 _NODES = 24
 
 
@@ -42,16 +42,16 @@ def sigma_of(p10_ms: float, p90_ms: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Spread:
-    """Sigma of a computation's time by how long it takes, as far as a profile tells."""
+    """Sigma of computing times as a function of the time."""
 
-    #: Ascending logarithms of measured milliseconds, and the sigma there; one of each at least.
+    #: Ascending logarithms of measured milliseconds, and their sigmas; at least one.
     log_ms: Array
     sigmas: Array
     #: False where it is `ASSUMED_SIGMA`.
     measured: bool
 
     def sigma(self, compute_ms: Array) -> Array:
-        """Sigma `[n]` of computations of these milliseconds `[n]`; beyond the points as there."""
+        """Sigma `[n]` at milliseconds `[n]`, constant beyond the points."""
         known = np.interp(np.log(np.maximum(compute_ms, 1e-6)), self.log_ms, self.sigmas)
         return np.asarray(known, dtype=np.float64)
 
@@ -60,7 +60,7 @@ ASSUMED = Spread(log_ms=np.zeros(1), sigmas=np.array([ASSUMED_SIGMA]), measured=
 
 
 def spread_of(points: Sequence[LatencyPoint]) -> Spread:
-    """The spread that these points show, each smoothed over its neighbours in latency."""
+    """The spread of these points, smoothed over neighbours in latency."""
     known = sorted(
         (math.log(point.latency_ms / point.batch), sigma_of(point.p10_ms, point.p90_ms))
         for point in points
@@ -78,16 +78,15 @@ def spread_of(points: Sequence[LatencyPoint]) -> Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jitter:
-    """How late messages on a link are: an exponential delay of `mean_ms` for each of the two."""
+    """Exponential delay of a request and its reply, of `mean_ms` each."""
 
     mean_ms: float
-    #: What the two add to the median round trip that the profile names: nothing where that was
-    #: measured with them in it.
+    #: Delay beyond the profile's median round trip; 0 where that includes it.
     added_ms: float
 
 
 def jitter_of(link: Link) -> Jitter:
-    """As the link's 90th percentile says, else as assumed."""
+    """From the link's 90th percentile, else as assumed."""
     if link.round_trip_p90_s is None:
         return Jitter(mean_ms=ASSUMED_JITTER_MS, added_ms=TWO_MEDIAN * ASSUMED_JITTER_MS)
     late_ms = 1e3 * (link.round_trip_p90_s - link.round_trip_s)
@@ -98,19 +97,20 @@ def jitter_of(link: Link) -> Jitter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """By when a member counts as answering: typically, or in a share of the requests."""
+    """The quantile of latency that a plan is about: the median, or a share of the requests."""
 
     #: Standard normal and two-exponential quantiles of that share; 0 and `TWO_MEDIAN`: the median.
     z: float = 0.0
     two: float = TWO_MEDIAN
-    #: What the client needs beside.
+    #: Client time.
     client_ms: float = 0.0
     typical: bool = True
 
     def by_ms(self, compute_ms: Array, network_ms: Array, sigma: Array, jitter: Jitter) -> Array:
-        """When a member has answered `[n]`, in milliseconds, to the microsecond as a plan says it.
+        """Latency `[n]` in milliseconds, to the microsecond.
 
-        The excesses over the medians of computing and network are independent and added as such.
+        The excesses of computing and network over their medians are independent: the root of their
+        summed squares.
         """
         total = np.round(compute_ms, 3) + np.round(network_ms, 3)
         if not self.typical:
@@ -127,14 +127,14 @@ TYPICAL = Pace()
 
 
 def client_ms(members: int) -> float:
-    """What a client needs for an answer of so many members, typically."""
+    """Typical client time of an answer of so many members."""
     return CLIENT_SEND_MS * members + CLIENT_FUSE_MS
 
 
 def pace_for(percentile: float | None, members: int) -> Pace:
-    """The pace of each of `members`, so that this percentage of answers is complete in time.
+    """The pace of each of `members` with which this percentage of answers is complete in time.
 
-    None is about each member's typical answer and nothing else. Members are late independently.
+    Members are independent. None: each member's median.
     """
     if percentile is None:
         return TYPICAL
@@ -152,8 +152,8 @@ def pace_for(percentile: float | None, members: int) -> Pace:
 def share_in_time(
     limit_ms: float, compute_ms: float, network_ms: float, sigma: float, jitter: Jitter
 ) -> float:
-    """Share of requests that a member answers within the limit, the client's work left out."""
-    # The typical delay is in `network_ms` already.
+    """Share of requests that a member answers within the limit, without client time."""
+    # `network_ms` includes the median delay.
     left_ms = limit_ms - network_ms + TWO_MEDIAN * jitter.mean_ms - jitter.added_ms
     if sigma == 0 or jitter.mean_ms == 0:
         return _one_of_both(left_ms, compute_ms, sigma, jitter.mean_ms)

@@ -1,7 +1,6 @@
-"""Terms of the latency formula: what running a ViT consists of, counted for many shapes at once.
+"""Terms of the latency formula of plain ViTs, counted for many shapes at once.
 
-No term depends on how a sub-model is run, so the terms of shapes are counted once and serve every
-device, precision and number of threads. Every term grows, or stays, as any dimension grows.
+They do not depend on device, precision or threads, and no term falls as a dimension grows.
 """
 
 from collections.abc import Sequence
@@ -15,19 +14,18 @@ from partitioner.estimates.macs import hidden_dim
 Array = NDArray[np.float64]
 
 _HEADS, _CHANNELS = 2, 3
-#: Weights that some cache may hold. Those beyond come from farther away with every picture, which
-#: costs most where few tokens share them.
+#: Sizes of caches in weights; weights beyond are read anew for every picture.
 _CACHES = (2_000_000, 8_000_000)
-#: Multiply-accumulates up to which a matrix product may cost extra: a small one is no work for
-#: several threads, and edges and set-up weigh more in it.
+#: Multiply-accumulates up to which a matrix product may cost extra, by its set-up and edges and as
+#: threads share it badly.
 _SMALL = (100_000, 10_000_000)
-#: Values up to which an operator that only reads and writes may cost extra, for the same reasons.
+#: Values up to which an elementwise operator may cost extra, for the same reasons.
 _FEW_VALUES = 64_000
-#: How often the exported graph reads or writes its values: the width for norms, biases, sums,
-#: splitting and turning, the hidden layer for the GELU, and so on.
+#: Reads and writes of each value in the exported graph: of the width by norms, biases, sums and
+#: transposes, of the hidden layer by the GELU.
 PASSES = {"width_values": 32, "hidden_values": 13, "map_values": 4, "pixels": 8}
-#: Rows that a product with one row, as the heads have, is counted as: it reads all its weights for
-#: one row's work. With 1,000 classes 8 fitted better than 1, 4 and 16.
+#: Rows that the heads' products, of one row, count as, since they read all weights for it. With
+#: 1,000 classes 8 fits better than 1, 4 and 16.
 _HEAD_ROWS = 8
 
 #: The columns of `terms`.
@@ -51,7 +49,7 @@ COLUMN = {name: index for index, name in enumerate(NAMES)}
 
 
 def dimensions(specs: Sequence[SubModelSpec]) -> dict[str, Array]:
-    """`{"tokens": [n], ...}`: the dimensions of shapes that the terms are made of."""
+    """`{"tokens": [n], ...}`: the dimensions of shapes."""
     rows = [
         (s.image_size, s.patch_size, s.embed_dim, s.depth, s.num_heads, hidden_dim(s))
         for s in specs
@@ -77,7 +75,6 @@ def terms(specs: Sequence[SubModelSpec], num_classes: int, batch: int | Array = 
     head_weights = _HEADS * width * num_classes
     weights = depth * width * (4 * width + 2 * hidden) + head_weights
     products = (rows * 3 * width * width, rows * width * width, *2 * [rows * width * hidden])
-    # What is read and written, and how many times: pixels once, the others in every layer.
     passes = (
         (rows * width, PASSES["width_values"] * depth),
         (rows * hidden, PASSES["hidden_values"] * depth),

@@ -1,8 +1,8 @@
-"""What a sub-model costs on any device: MACs, parameters and bytes. Plain functions.
+"""MACs, parameters and bytes of a sub-model.
 
 Counting is exact for timm's VisionTransformer with a class token, a learned position for every
-token, and two linear heads (boost and bag), as `partitioner.export.write` writes it. A network of
-another family brings its MACs and parameters along.
+token, and two linear heads, as with boosting; without, a member has one head less. A network of
+another family has its MACs and parameters in its spec.
 """
 
 import math
@@ -12,8 +12,7 @@ from mdp.formats.profile import Precision
 
 _HEADS = 2
 _CHANNELS = 3
-#: Bytes of a stored number outside quantised matrix products. bf16 is stored as fp32 and converted
-#: by the runtime.
+#: Bytes of a stored number outside quantized matrix products; the runtime converts bf16 from fp32.
 _BYTES_PER_VALUE: dict[Precision, int] = {
     "fp32": 4,
     "fp16": 2,
@@ -21,16 +20,15 @@ _BYTES_PER_VALUE: dict[Precision, int] = {
     "int8": 4,
     "int8-static": 4,
 }
-#: Of a network that is no ViT, an upper bound: two times 128 channels at half the picture's side.
+#: Upper bound for other networks: two times 128 channels at half the picture's side.
 _VALUES_PER_PIXEL = 64
-_QUANTISED = ("int8", "int8-static")
-#: Whatever is quantised together has one fp32 scale and one int8 zero point.
+_QUANTIZED = ("int8", "int8-static")
+#: A scale in fp32 and a zero point in int8 for each quantized channel or tensor.
 _SCALE_BYTES = 5
 
-#: Resident bytes that an inference session takes whatever the model, and per byte of weights:
-#: growth of a process with onnxruntime 1.31 on x86 was 12 to 14 MB plus 1.1 to 2.0 times the
-#: weights, for ViTs from 0.2 to 343 MB in fp32 and from 0.3 to 23 MB in int8 (some weights are kept
-#: a second time, packed for the kernels).
+#: Resident bytes of an inference session, and per byte of weights: a process with onnxruntime 1.31
+#: on x86 grows by 12 to 14 MB plus 1.1 to 2.0 times the weights, for ViTs from 0.2 to 343 MB in
+#: fp32 and from 0.3 to 23 MB in int8 (some weights are also kept packed for the kernels).
 SESSION_BYTES, BYTES_PER_WEIGHT_BYTE = 14_000_000, 2.0
 
 
@@ -50,7 +48,7 @@ def layer_weights(spec: SubModelSpec) -> int:
 
 
 def parameters(spec: Spec, num_classes: int) -> int:
-    """Learned numbers of the served sub-model, both heads included."""
+    """Parameters of the served sub-model, both heads included."""
     if isinstance(spec, NetworkSpec):
         return spec.parameters
     width, hidden = spec.embed_dim, hidden_dim(spec)
@@ -73,33 +71,33 @@ def macs(spec: Spec, num_classes: int) -> int:
 
 
 def weight_bytes(spec: Spec, num_classes: int) -> int:
-    """Bytes of the learned numbers as stored; of a network in int8 without what stays fp32.
+    """Bytes of the stored parameters; of a network in int8 without those that stay in fp32.
 
     int8 holds the weights of the layers' matrix products and of the heads in one byte each, with a
     scale and a zero point per output channel; the patch embedding, norms, biases and positions stay
     fp32. int8-static leaves the heads too, and has a scale and a zero point per product's input.
     """
     count = parameters(spec, num_classes)
-    if spec.precision not in _QUANTISED:
+    if spec.precision not in _QUANTIZED:
         return count * _BYTES_PER_VALUE[spec.precision]
     if isinstance(spec, NetworkSpec):
         return count
-    quantised = spec.depth * layer_weights(spec)
+    quantized = spec.depth * layer_weights(spec)
     scales = spec.depth * (5 * spec.embed_dim + hidden_dim(spec))
     if spec.precision == "int8":
-        quantised += _HEADS * spec.embed_dim * num_classes
+        quantized += _HEADS * spec.embed_dim * num_classes
         scales += _HEADS * num_classes
     else:
         scales += 4 * spec.depth
-    rest = (count - quantised) * _BYTES_PER_VALUE[spec.precision]
-    return quantised + _SCALE_BYTES * scales + rest
+    rest = (count - quantized) * _BYTES_PER_VALUE[spec.precision]
+    return quantized + _SCALE_BYTES * scales + rest
 
 
 def activation_bytes(spec: Spec, batch: int = 1) -> int:
-    """Most bytes alive at once while the exported graph runs in its order, the pixels included.
+    """Peak bytes of activations while the exported graph runs in its order, pixels included.
 
-    Nothing is computed in place and views take no memory. The widest step is the GELU, the dealing
-    of queries, keys and values, the attention maps, or the normalising of the pixels.
+    Nothing is computed in place and views take no memory. The peak is the GELU, the split into
+    queries, keys and values, the attention maps, or the normalisation of the pixels.
     """
     if isinstance(spec, NetworkSpec):
         values = _VALUES_PER_PIXEL * spec.image_size**2
@@ -118,6 +116,6 @@ def activation_bytes(spec: Spec, batch: int = 1) -> int:
 
 
 def memory_bytes(spec: Spec, num_classes: int) -> int:
-    """Bytes by which serving this sub-model makes the agent's process grow."""
+    """Growth of the agent's process by serving this sub-model."""
     weights = BYTES_PER_WEIGHT_BYTE * weight_bytes(spec, num_classes)
     return math.ceil(SESSION_BYTES + weights + activation_bytes(spec))

@@ -1,8 +1,7 @@
-"""What a sub-model's messages cost: bytes of each encoding, on a link, at the client's port. Pure.
+"""Network time of a sub-model's messages: bytes by encoding, link, and the client's port.
 
-All crops of one picture leave through the client's one network port. Each goes over a connection of
-its own, and the connections take turns with each other in an order that nobody plans (measured:
-docs/lab-log.md). What is sure is when all have left, so no crop is planned to be there sooner.
+All crops of a picture leave interleaved through the client's one network port (measured:
+docs/lab-log.md). Only when all have left is predictable, so each counts as the last one.
 """
 
 import math
@@ -25,7 +24,7 @@ JPEG_FIXED_BYTES, JPEG_BYTES_PER_PIXEL = 620.0, 0.40
 #: Milliseconds to encode and decode one pixel of a JPEG crop: 2.4e-5 was measured with Pillow on
 #: a Zen 4 server core at 112 px, doubled for small boards.
 JPEG_MS_PER_PIXEL = 5e-5
-#: A lossy encoding has to save at least this much to be worth what it costs in accuracy.
+#: Least saving of the lossy encoding.
 JPEG_MIN_SAVING_MS = 2.0
 
 
@@ -43,9 +42,9 @@ def reply_bytes(num_classes: int) -> float:
 
 
 def network_ms(link: Link, image_size: int, num_classes: int, encoding: Encoding) -> float:
-    """Milliseconds to send one crop, get its logits back and, for JPEG, code and decode it.
+    """Milliseconds to send one crop, receive its logits and, for JPEG, encode and decode it.
 
-    Both directions count. The link is the crop's alone; `Port` says what others cost it.
+    Without other crops on the link: see `Port`.
     """
     sent = request_bytes(image_size, encoding) + reply_bytes(num_classes)
     coding_ms = JPEG_MS_PER_PIXEL * image_size**2 if encoding == "jpeg" else 0.0
@@ -53,7 +52,7 @@ def network_ms(link: Link, image_size: int, num_classes: int, encoding: Encoding
 
 
 def choose_encoding(link: Link, image_size: int, num_classes: int) -> Encoding:
-    """Raw pixels, unless JPEG saves enough time on this link to be worth its loss."""
+    """Raw pixels, unless JPEG saves `JPEG_MIN_SAVING_MS` on this link."""
     raw = network_ms(link, image_size, num_classes, "raw")
     jpeg = network_ms(link, image_size, num_classes, "jpeg")
     return "jpeg" if raw - jpeg >= JPEG_MIN_SAVING_MS else "raw"
@@ -61,31 +60,31 @@ def choose_encoding(link: Link, image_size: int, num_classes: int) -> Encoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """The client's port, and how many bytes of crops for one picture leave through it at most."""
+    """The client's port, and the most bytes of crops of one picture."""
 
     bandwidth_bps: float = math.inf
     most_bytes: float = math.inf
 
     @property
     def shared(self) -> bool:
-        """Whether the crops wait for each other at all."""
+        """Whether crops wait for each other."""
         return self.bandwidth_bps < math.inf
 
     def wait_ms(self, own_bytes: NDArray[np.float64]) -> NDArray[np.float64]:
-        """How long crops `[n]` of these bytes wait for the others, by a plan of `most_bytes`."""
+        """Milliseconds that crops `[n]` of these bytes wait for others, of `most_bytes` in all."""
         if not self.shared:
             return np.zeros(len(own_bytes))
         return _wait_ms(self.most_bytes - own_bytes, self.bandwidth_bps)
 
 
-#: Every crop is taken to have the port to itself.
+#: No waiting.
 UNSHARED = Port()
 
 
 def waits_ms(sizes_bytes: Sequence[float], bandwidth_bps: float) -> list[float]:
-    """How long each of the crops sent at once waits for all others: what they keep the port busy.
+    """Milliseconds that each of the crops sent at once waits for all others.
 
-    In whole microseconds, as a plan says them; 0 for a port without limit.
+    In whole microseconds; 0 for a port without limit.
     """
     sizes = np.array(sizes_bytes, dtype=np.float64)
     port = Port(bandwidth_bps=bandwidth_bps, most_bytes=float(sizes.sum()))
@@ -98,5 +97,5 @@ def _wait_ms(others_bytes: NDArray[np.float64], bandwidth_bps: float) -> NDArray
 
 
 def through_port(link: Link, bandwidth_bps: float) -> Link:
-    """A device's link as the client's port lets it be: no faster than the port."""
+    """A device's link, no faster than the client's port."""
     return msgspec.structs.replace(link, bandwidth_bps=min(link.bandwidth_bps, bandwidth_bps))

@@ -1,4 +1,4 @@
-"""Terms of the latency formula of public networks: what running one consists of. Pure.
+"""Terms of the latency formula of public networks.
 
 `served_costs.json` is written by `python -m partitioner.export.served_costs`: counts of every
 network of the catalogue at its published picture size, in the form that devices serve.
@@ -38,7 +38,7 @@ NAMES = (
 
 
 class Served(Record, frozen=True):
-    """What one picture costs in a network without its classifier, branches re-parametrised."""
+    """Counts of one picture in a network without its classifier, branches re-parametrised."""
 
     name: str
     #: Convolutions and linear layers, and multiply-accumulates of three kinds of these.
@@ -56,7 +56,7 @@ class Served(Record, frozen=True):
 
 
 class ServedCosts(Record, frozen=True):
-    """What ships."""
+    """The shipped file."""
 
     timm: str
     networks: list[Served]
@@ -69,7 +69,7 @@ def _served() -> Mapping[str, Served]:
 
 
 def network_terms(specs: Sequence[NetworkSpec]) -> Array:
-    """`[n, len(NAMES)]`: counts of one picture of each network; NaN rows where nothing is known."""
+    """`[n, len(NAMES)]`: counts of one picture of each network; NaN rows for unknown ones."""
     return np.array([_row(spec) for spec in specs], dtype=np.float64).reshape(-1, len(NAMES))
 
 
@@ -82,7 +82,7 @@ def _row(spec: NetworkSpec) -> list[float]:
 
 
 def _scaled(network: Network, served: Served, image_size: int) -> dict[str, float]:
-    """The counts at another picture size, as the catalogue's counts of the network grow."""
+    """The counts at another picture size, scaled like the catalogue's."""
     own, asked = network.costs[network.image_size], network.costs[image_size]
     larger = asked.values / own.values
     grown = {

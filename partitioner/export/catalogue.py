@@ -1,4 +1,4 @@
-"""Count what public networks cost, and write the catalogue that the planner reads.
+"""Write the planner's catalogue of public networks, with counted costs.
 
     python -m partitioner.export.catalogue --results results-imagenet.csv --out FILE
 
@@ -21,13 +21,13 @@ from partitioner.estimates.catalogue import Catalogue, Cost, Network
 from partitioner.networks.families import Backbone, create
 from partitioner.torchvision_shim import import_timm
 
-#: Sides in pixels that are tried beside a network's own; not every network takes all. The small
-#: ones are for data such as CIFAR-10, whose pictures have 32.
+#: Picture sizes beside a network's own, where it accepts them; the small ones for data such as
+#: CIFAR-10.
 SIZES = (32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192, 208, 224, 256)
 #: (name with recipe, family, milliseconds in fp32 and in static int8 of one onnxruntime thread of a
-#: Zen 4 core at the published size, where ViT-S/16 at 224 px takes 96.43 and 47.21). What was not
-#: measured there, `partitioner.estimates.latency_networks.fit_points` predicts from
-#: benchmarks/results/latency-families.json, scaled by the median of those that both have.
+#: Zen 4 core at the published size, where ViT-S/16 at 224 px takes 96.43 and 47.21). Those not
+#: measured are predicted by `partitioner.estimates.latency_networks.fit_points` from
+#: benchmarks/results/latency-families.json, scaled by the median ratio of common networks.
 NETWORKS: tuple[tuple[str, str, float | None, float | None], ...] = (
     ("mobilenetv4_conv_small_050.e3000_r224_in1k", "MobileNetV4", 1.60, 1.90),
     ("mobilenetv4_conv_small.e2400_r224_in1k", "MobileNetV4", 3.86, 2.43),
@@ -69,13 +69,13 @@ NETWORKS: tuple[tuple[str, str, float | None, float | None], ...] = (
     ("caformer_s18.sail_in22k_ft_in1k", "CAFormer", 92.87, 42.13),
 )
 _VIT_S_MS, _VIT_S_INT8_MS = 96.43, 47.21
-#: Parts of a recipe's name that say that it used other pictures.
+#: Parts of the names of recipes with pictures beyond ImageNet-1k.
 _EXTRA = ("in21k", "in22k", "in12k", "jft", "ssld")
 _TWO = 2  # a multiply and an accumulate are one
 
 
 def cost(trunk: nn.Module, image_size: int) -> Cost:
-    """Count one picture through a network in evaluation mode; raises what it raises."""
+    """The counts of one picture through a network in evaluation mode."""
     kinds = {"pointwise": 0, "spatial": 0, "depthwise": 0}
     seen = {"values": 0, "layers": 0}
 
@@ -106,7 +106,7 @@ def cost(trunk: nn.Module, image_size: int) -> Cost:
 
 
 def costs(name: str, own: int) -> dict[int, Cost]:
-    """The cost at every picture size that the network takes."""
+    """The cost at every picture size that the network accepts."""
     found = {}
     for size in sorted({*SIZES, own}):
         try:

@@ -4,7 +4,7 @@ Of a subset both the accuracy and the calibration error count.
 Everything here runs through the planned runtime and `mdp.fusion.fuse`, as it will on the devices.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,7 +41,7 @@ from mdp.fusion.fuse import (
 )
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.data.crops import View, load_views, view_of
-from partitioner.data.datasets import Dataset, PictureSet, open_dataset
+from partitioner.data.datasets import Dataset, PictureSet, open_dataset, thinned
 from partitioner.estimates.macs import macs, parameters
 from partitioner.export.sessions import (
     latency_ms,
@@ -63,7 +63,7 @@ ECE_BINS = 15
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What `evaluate` prints: the manifest's evaluation, and what this machine needed for it."""
+    """The manifest's evaluation, and latencies measured on this machine."""
 
     evaluation: Evaluation
     #: One thread of the planned runtime, one picture, median, in milliseconds.
@@ -106,7 +106,7 @@ def accuracy(logits: Logits, targets: Targets) -> float:
 def expected_calibration_error(
     probabilities: Logits, targets: Targets, bins: int = ECE_BINS
 ) -> float:
-    """How far the top probability is from the accuracy, of `probabilities[N, C]`, 0 to 1.
+    """Distance of the top probability from the accuracy, of `probabilities[N, C]`, 0 to 1.
 
     Pictures are put into `bins` bins of equal width (m/M, (m+1)/M] by their top probability; the
     distances of the bins' mean top probability from their accuracy are averaged with their shares
@@ -132,20 +132,18 @@ def measure_subset(
         scores = probabilities(fuse(contributions, weights_for(members, rule, fusion)))
         return accuracy(scores, targets), expected_calibration_error(scores, targets)
 
-    boosted, stacked, bagged = of("boosted"), of("stacked"), of("bagged")
+    found = {rule: of(rule) for rule in fusion.rules}
     return SubsetAccuracy(
         members=members,
-        boosted=boosted[0],
-        stacked=stacked[0],
-        bagged=bagged[0],
-        ece=PerRule(boosted=boosted[1], stacked=stacked[1], bagged=bagged[1]),
+        ece=PerRule(**{rule: error for rule, (_, error) in found.items()}),
+        **{rule: right for rule, (right, _) in found.items()},
     )
 
 
 def subset_accuracies(
     contributions: Mapping[int, Contribution], fusion: FusionWeights, targets: Targets
 ) -> list[SubsetAccuracy]:
-    """What every listed arrival subset is worth: all of them up to 8 members."""
+    """Accuracies of every listed arrival subset: all of them up to 8 members."""
     return [
         measure_subset(contributions, members, fusion, targets)
         for members in listed_subsets(contributions)
@@ -155,9 +153,9 @@ def subset_accuracies(
 def size_accuracies(
     contributions: Mapping[int, Contribution], fusion: FusionWeights, targets: Targets
 ) -> tuple[SizeAccuracy, ...]:
-    """What the sizes with too many subsets to list are worth, from samples of them.
+    """Accuracies of the sizes with too many subsets to list, from samples of them.
 
-    Others than those to which the sizes' weights were fitted, so that these prove themselves.
+    The samples differ from those to which the sizes' weights were fitted.
     """
     found, count = [], len(contributions)
     for size in unlisted_sizes(count):
@@ -165,23 +163,23 @@ def size_accuracies(
             measure_subset(contributions, members, fusion, targets)
             for members in sampled_subsets(count, size, SAMPLED, seed=1)
         ]
-        accuracies = [[one.boosted, one.stacked, one.bagged] for one in sample]
-        errors = [[one.ece.boosted, one.ece.stacked, one.ece.bagged] for one in sample if one.ece]
+        errors = [one.ece for one in sample if one.ece is not None]
+
+        def over(reduce: Callable[[list[float]], np.floating], of: Sequence[PerRule]) -> PerRule:
+            return PerRule(
+                **{rule: float(reduce([one.under(rule) for one in of])) for rule in fusion.rules}
+            )
+
         found.append(
             SizeAccuracy(
                 size=size,
                 sampled=len(sample),
-                mean=_per_rule(np.mean(accuracies, axis=0)),
-                lowest=_per_rule(np.min(accuracies, axis=0)),
-                ece=_per_rule(np.mean(errors, axis=0)),
+                mean=over(np.mean, sample),
+                lowest=over(np.min, sample),
+                ece=over(np.mean, errors),
             )
         )
     return tuple(found)
-
-
-def _per_rule(values: NDArray[np.float64]) -> PerRule:
-    boosted, stacked, bagged = values.tolist()
-    return PerRule(boosted=boosted, stacked=stacked, bagged=bagged)
 
 
 def check_labels(bundle: Bundle, data: Dataset) -> None:
@@ -277,17 +275,20 @@ def evaluate(
 def _cascade(
     bundle: Bundle, data: Dataset, fusion: FusionWeights, cache: Path, progress: Progress
 ) -> Cascade | None:
-    """The bundle's cascade, or one that is fitted to its calibration pictures.
+    """The bundle's cascade, or one that is fitted to the calibration pictures of its fusion.
 
-    None where these are not at hand: others may have been trained on.
+    None without these pictures: others may have been trained on.
     """
     manifest = bundle.manifest
     if manifest.cascade is not None:
         return manifest.cascade
     if manifest.provenance.get("calibration_digest") != data.calibration.digest:
         return None
-    contributions, _ = run_on(bundle, data.calibration, "calibration", cache, progress)
-    return fit_cascade(manifest.plan, contributions, data.calibration.targets, fusion)
+    # An assembled bundle may have been fitted to a part of them.
+    count = int(manifest.provenance.get("calibration_pictures", len(data.calibration)))
+    pictures = thinned(data.calibration, count)
+    contributions, _ = run_on(bundle, pictures, "calibration", cache, progress)
+    return fit_cascade(manifest.plan, contributions, pictures.targets, fusion)
 
 
 def known_teacher(before: Evaluation | None, data: Dataset) -> TeacherAccuracy | None:
@@ -302,9 +303,9 @@ def known_teacher(before: Evaluation | None, data: Dataset) -> TeacherAccuracy |
 def _teacher(
     bundle: Bundle, data: Dataset, run: RunFolder | None, cache: Path, progress: Progress
 ) -> tuple[float, float] | None:
-    """Accuracy and latency in ms of the run's teacher, or None where it is not at hand.
+    """Accuracy and latency in ms of the run's teacher, or None without it.
 
-    Its kept answers are used where they are about these very pictures.
+    Its kept logits are used if they are of the same pictures.
     """
     if run is None or not run.teacher_onnx.is_file():
         return None
@@ -324,7 +325,7 @@ def _teacher(
 
 
 def write_report(bundle: Bundle, report: Report) -> Bundle:
-    """Put what was measured into the bundle's manifest, whole or not at all; returns the bundle."""
+    """Write the report to the bundle's manifest, atomically; returns the bundle."""
     manifest = msgspec.structs.replace(
         bundle.manifest, evaluation=report.evaluation, cascade=report.cascade, early=None
     )

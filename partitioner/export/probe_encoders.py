@@ -2,9 +2,9 @@
 
     python -m partitioner.export.probe_encoders --out devices/probe/encoders_data
 
-Every graph is an untrained sub-model exported and quantised as a bundle's members are; then its
-large tensors are taken out, and the range of their values is noted instead. The device draws them
-anew, so that onnxruntime sees real tensors and optimises the graph as it does a trained one.
+Every graph is an untrained sub-model, exported and quantized like a bundle's members. Its large
+tensors are replaced by their range; the device draws random ones, so that onnxruntime optimises the
+graph like a trained one.
 """
 
 import argparse
@@ -29,21 +29,20 @@ from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 from mdp.formats.profile import Precision
 from mdp.pictures.crop import Pixels
 from partitioner.estimates.catalogue import catalogue
-from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
+from partitioner.export.quantize import MIN_RANGE_PICTURES, quantized
 from partitioner.export.write import ServedMember, to_onnx
 from partitioner.networks.families import Backbone, FamilyMember, ServedFamily
 from partitioner.networks.submodel import SubModel
 from partitioner.torchvision_shim import import_timm
 
-#: Few, so that the heads weigh next to nothing: encoders are counted without them.
+#: Few, so that the heads are negligible: encoders are counted without them.
 NUM_CLASSES = 10
 #: Tensors of more bytes are taken out of the graph.
 KEPT_BYTES = 64
 
 #: image_size, patch_size, embed_dim, depth, num_heads, mlp_ratio. Token counts from 5 to 197,
 #: widths 32 to 768, depths 1 to 12, head sizes 16 to 64, MLP ratios 2 to 4, MACs from 60 thousand
-#: to 17 billion. The first tier spans all of them, each next one fills gaps, so that what was
-#: measured when a probe is interrupted spans them too.
+#: to 17 billion. Every tier spans all of them, so that the points of an interrupted probe do too.
 DESIGN: dict[str, tuple[tuple[int, int, int, int, int, float], ...]] = {
     "quick": (
         (8, 4, 32, 1, 2, 4.0),
@@ -123,7 +122,7 @@ NETWORKS: dict[str, tuple[tuple[str, int], ...]] = {
     ),
     "full": (),
 }
-#: Those that the catalogue has latencies of and that convolutions are served in.
+#: Precisions of networks.
 NETWORK_PRECISIONS: tuple[Precision, ...] = ("fp32", "int8-static")
 _PACKAGES = ("torch", "timm", "onnx", "onnxscript", "onnxruntime")
 
@@ -149,19 +148,20 @@ def network_specs(tier: str) -> list[NetworkSpec]:
 
 
 def untrained_network(spec: NetworkSpec, seed: int = 0) -> bytes:
-    """A network in fp32 as it is exported, branches re-parametrised, with weights drawn."""
+    """An exported fp32 network with random weights, branches re-parametrised."""
     torch.manual_seed(seed)
-    member = FamilyMember(Backbone(spec.name, spec.image_size), NUM_CLASSES).eval()
-    _disturb(member)
+    backbone = Backbone(spec.name, spec.image_size)
+    member = FamilyMember(backbone, NUM_CLASSES, boosting=True).eval()
+    _perturb(member)
     import_timm()
     from timm.utils.model import reparameterize_model
 
     member.trunk = reparameterize_model(member.trunk)
-    return to_onnx(ServedFamily(member), spec.image_size, ["boost", "bag"], {})
+    return to_onnx(ServedFamily(member), spec.image_size, member.heads, {})
 
 
-def _disturb(module: nn.Module) -> None:
-    """Change untrained biases and norms, which are all alike and would be merged into one."""
+def _perturb(module: nn.Module) -> None:
+    """Make untrained biases and norms different, as equal tensors would be merged."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -171,21 +171,21 @@ def _disturb(module: nn.Module) -> None:
 
 
 def untrained_model(spec: SubModelSpec, seed: int = 0) -> bytes:
-    """An fp32 sub-model as it is exported, with weights drawn."""
+    """An exported fp32 sub-model with random weights."""
     torch.manual_seed(seed)
-    submodel = SubModel(spec, NUM_CLASSES)
-    _disturb(submodel)
-    return to_onnx(ServedMember(submodel), spec.image_size, ["boost", "bag"], {})
+    submodel = SubModel(spec, NUM_CLASSES, boosting=True)
+    _perturb(submodel)
+    return to_onnx(ServedMember(submodel), spec.image_size, submodel.heads, {})
 
 
 def calibration(image_size: int) -> Pixels:
-    """Pictures of noise: what ranges come out of them does not matter to the time."""
+    """Pictures of noise: latency does not depend on the ranges."""
     shape = (MIN_RANGE_PICTURES, image_size, image_size, 3)
     return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
 
 
 def without_tensors(model: Any) -> tuple[bytes, list[Any]]:
-    """The graph less its large tensors, and of each: name, type, dims, lowest, highest value."""
+    """The graph without its large tensors, and of each: name, type, dims, least, largest value."""
     import onnx
 
     kept, taken = [], []
@@ -195,12 +195,12 @@ def without_tensors(model: Any) -> tuple[bytes, list[Any]]:
             kept.append(tensor)
             continue
         low, high = float(values.min()), float(values.max())
-        if values.dtype != np.int64:  # those are places in other tensors, and have to exist
+        if values.dtype != np.int64:  # indices, which have to be exact
             low, high = (float(f"{edge:.3g}") for edge in (low, high))
         taken.append([tensor.name, tensor.data_type, list(tensor.dims), low, high])
     graph = onnx.ModelProto()
     graph.CopyFrom(model)
-    # The noted shapes stay: onnxruntime fuses by them.
+    # Shapes stay, as onnxruntime fuses by them.
     del graph.graph.initializer[:]
     graph.graph.initializer.extend(kept)
     return graph.SerializeToString(deterministic=True), taken
@@ -222,7 +222,7 @@ def name_of(spec: Spec) -> str:
 
 
 def make(tiers: Iterable[str], out: Path, cache: Path) -> None:
-    """Write index and archive into `out`; what `cache` holds already is not exported again."""
+    """Write index and archive into `out`; `cache` keeps exports."""
     entries, files = [], {}
     for tier in tiers:
         of_vits: list[Precision] = [p for p, tiers in TIERS_OF.items() if tier in tiers]
@@ -264,7 +264,7 @@ def make_one(model: bytes, spec: Spec) -> tuple[dict[str, Any], bytes, bytes]:
 
     pictures = calibration(spec.image_size) if spec.precision == "int8-static" else None
     kind = "submodel" if isinstance(spec, SubModelSpec) else "network"
-    content = quantised(model, spec.precision, pictures, whole=kind == "network")
+    content = quantized(model, spec.precision, pictures, whole=kind == "network")
     converted = onnx.load_from_string(content)
     graph, tensors = without_tensors(converted)
     entry = {

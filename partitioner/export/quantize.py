@@ -1,7 +1,6 @@
-"""Quantise one exported model by onnxruntime's own tools; the settings for everybody are here.
+"""Convert an exported fp32 model to another precision, by onnxruntime's tools.
 
-What the file looks like afterwards, and not whether that is worth it: see
-`partitioner.export.precision_choice`.
+Whether that pays is decided in `partitioner.export.quantize_bundle`.
 """
 
 from collections.abc import Iterator
@@ -17,16 +16,17 @@ from mdp.imports import silence_onnxruntime
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.base import INPUT, PRECISION_KEY
 
-#: Precisions that leave the file as it is: bf16 is how a runtime computes with fp32 numbers.
+#: Precisions with an unchanged file: bf16 is computed from fp32 numbers.
 SAME_FILE: tuple[Precision, ...] = ("fp32", "bf16")
-#: Pictures from which the ranges of activations are taken, and fewer than which say too little.
-#: On the bundle of examples/ 64, 256 and 1,024 pictures lose the same within 0.2 points.
+#: Pictures for the ranges of activations, at most and at least. On the bundle of examples/ 64, 256
+#: and 1,024 pictures lose the same within 0.2 points.
 RANGE_PICTURES, MIN_RANGE_PICTURES = 256, 32
-#: Pictures at a time while the ranges are taken; every activation of theirs is in memory.
+#: Pictures at a time for the ranges; all their activations are in memory.
 _BATCH = 16
 
-#: Everything that a runtime computes and that a sub-model may be turned into.
-WAYS: tuple[tuple[Precision, RuntimeName], ...] = (
+Way = tuple[Precision, RuntimeName]
+#: Precisions and runtimes that a sub-model may be served in; the first is as exported.
+WAYS: tuple[Way, ...] = (
     ("fp32", "onnxruntime"),
     ("fp32", "openvino"),
     ("fp16", "onnxruntime"),
@@ -37,11 +37,11 @@ WAYS: tuple[tuple[Precision, RuntimeName], ...] = (
 )
 
 
-class QuantisationError(MDPError):
-    """A model cannot be had in a precision."""
+class QuantizationError(MDPError):
+    """A model cannot be converted to a precision."""
 
 
-def quantised(
+def quantized(
     model: bytes,
     precision: Precision,
     calibration: Pixels | None = None,
@@ -50,10 +50,9 @@ def quantised(
 ) -> bytes:
     """An exported fp32 `model` in `precision`; `calibration` `[N, S, S, 3]` is for int8-static.
 
-    With `whole` int8-static takes in convolutions and heads wherever they are, else only those of a
-    convolutional trunk: the embedding and the heads of a plain ViT stay fp32. Raises InputError for
-    too few calibration pictures, and QuantisationError, with the reason,
-    where onnxruntime's tools cannot do it.
+    With `whole` int8-static includes all convolutions and heads, else only those of a convolutional
+    trunk: the embedding and the heads of a plain ViT stay fp32. Raises InputError for too few
+    calibration pictures, and QuantizationError where onnxruntime's tools fail.
     """
     if precision == "int8-static":
         check_calibration(0 if calibration is None else len(calibration))
@@ -68,7 +67,7 @@ def quantised(
             loaded = _converted(loaded, precision, calibration, whole)
         except Exception as error:  # the tools raise types of their own, without a common base
             text = " ".join(str(error).split())
-            raise QuantisationError(f"cannot be had in {precision}: {text}") from error
+            raise QuantizationError(f"cannot be converted to {precision}: {text}") from error
     written = "fp32" if precision in SAME_FILE else precision
     onnx.helper.set_model_props(loaded, {**properties, PRECISION_KEY: written})
     content: bytes = loaded.SerializeToString()
@@ -93,15 +92,15 @@ def _converted(model: Any, precision: Precision, calibration: Pixels | None, who
     import onnx
     from onnxruntime.quantization.quant_utils import add_pre_process_metadata
 
-    # Else the tools advise to prepare the graph, which onnxruntime does anyway as it loads it.
+    # Without it the tools log advice to optimise the graph first.
     add_pre_process_metadata(model)
-    with TemporaryDirectory(prefix="mdp-quantise-") as folder:
+    with TemporaryDirectory(prefix="mdp-quantize-") as folder:
         path = Path(folder) / "model.onnx"
         if precision == "int8":
-            _quantise_dynamically(model, path)
+            _quantize_dynamically(model, path)
         else:
             assert calibration is not None
-            _quantise_statically(model, path, calibration, whole)
+            _quantize_statically(model, path, calibration, whole)
         written = onnx.load(path)
         return stored_once(written) if whole else written
 
@@ -121,15 +120,15 @@ def stored_once(model: Any) -> Any:
     return model
 
 
-#: Steps of a convolutional trunk whose outcome stays in 8 bits until the next convolution reads it.
+#: Operators of a convolutional trunk whose outputs stay in 8 bits until the next convolution.
 _TRUNK = ("Conv", "Clip", "Relu", "Add", "MaxPool")
 
-# Weights per output channel cost no time here. They get 7 of 8 bits: without VNNI two products
-# overflow 16 bits, so that a model would be worse on an older device than where it was measured.
+# Scales per output channel cost no time. Weights use 7 of 8 bits: without VNNI two products
+# overflow 16 bits.
 _COMMON = {"per_channel": True, "reduce_range": True}
 
 
-def _quantise_dynamically(model: Any, path: Path) -> None:
+def _quantize_dynamically(model: Any, path: Path) -> None:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     quantize_dynamic(
@@ -137,10 +136,10 @@ def _quantise_dynamically(model: Any, path: Path) -> None:
     )
 
 
-def _quantise_statically(model: Any, path: Path, calibration: Pixels, whole: bool) -> None:
-    """QDQ before products with weights. Their sums, and products of two activations, stay fp32.
+def _quantize_statically(model: Any, path: Path, calibration: Pixels, whole: bool) -> None:
+    """QDQ before products with weights; their sums and products of two activations stay fp32.
 
-    On three ViTs that was 10 to 20 % faster than quantising those too, and not less exact.
+    On three ViTs that is 10 to 20 % faster than quantizing those too, and as exact.
     """
     from onnxruntime.quantization import (
         CalibrationDataReader,
@@ -161,11 +160,11 @@ def _quantise_statically(model: Any, path: Path, calibration: Pixels, whole: boo
         path,
         Reader(),
         quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=_quantised_types(model, whole),
+        op_types_to_quantize=_quantized_types(model, whole),
         nodes_to_exclude=_without_weights(model),
         activation_type=QuantType.QUInt8,
         weight_type=QuantType.QInt8,
-        # Biases are kept in fp32: onnxruntime makes them to 32 bit integers as it loads the model.
+        # onnxruntime converts fp32 biases to 32 bit integers at load.
         extra_options={
             "OpTypesToExcludeOutputQuantization": ["MatMul", "Gemm"],
             "QuantizeBias": False,
@@ -174,8 +173,8 @@ def _quantise_statically(model: Any, path: Path, calibration: Pixels, whole: boo
     )
 
 
-def _quantised_types(model: Any, whole: bool) -> list[str]:
-    """What is quantised: products with weights, and of a convolutional network the whole trunk."""
+def _quantized_types(model: Any, whole: bool) -> list[str]:
+    """Products with weights, and of a convolutional network the whole trunk."""
     if sum(node.op_type == "Conv" for node in model.graph.node) < 2:
         return ["MatMul", "Conv", "Gemm"] if whole else ["MatMul"]
     return ["MatMul", *_TRUNK, *(["Gemm"] if whole else [])]
@@ -189,7 +188,7 @@ def _without_weights(model: Any) -> list[str]:
 
 
 def _feeds(calibration: Pixels) -> Iterator[dict[str, Pixels]]:
-    """RANGE_PICTURES of the pictures, evenly spread, some at a time."""
+    """RANGE_PICTURES of the pictures, evenly spaced, in batches."""
     count = min(len(calibration), RANGE_PICTURES)
     rows = np.linspace(0, len(calibration) - 1, count).astype(np.int64)
     for start in range(0, count, _BATCH):

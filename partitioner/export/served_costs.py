@@ -1,4 +1,4 @@
-"""Count what the catalogue's networks consist of as they are served, branches re-parametrised.
+"""Count layers and operators of the catalogue's networks as served, branches re-parametrised.
 
 python -m partitioner.export.served_costs --out partitioner/estimates/served_costs.json
 """
@@ -19,9 +19,9 @@ from partitioner.networks.families import Backbone, create
 from partitioner.torchvision_shim import import_timm
 
 _GELU = {"gelu", "erf"}
-#: Activation functions of more than a comparison.
+#: Activation functions other than comparisons.
 _ACTIVATIONS = {"silu", "hardswish", "hardsigmoid", "sigmoid", "mish", "_softmax"}
-#: Operators between layers that read and write values. ReLU and norms are taken into layers.
+#: Elementwise operators between layers; ReLU and norms are fused into layers.
 _ELEMENTWISE = {
     *("add", "mul", "sub", "div", "cat", "pow", "rsqrt", "mean", "constant_pad_nd"),
     *("max_pool2d", "max_pool2d_with_indices", "avg_pool2d"),
@@ -30,7 +30,7 @@ _ELEMENTWISE = {
 
 
 class _Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """How many operators of each name ran, and how many values they wrote."""
+    """Runs of each operator, and values written by it."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

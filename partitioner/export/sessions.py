@@ -1,4 +1,4 @@
-"""Run exported models on this machine, by the runtimes that serve them on devices."""
+"""Run exported models on this machine, in the runtimes of the devices."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _TIMED, _WARM_UP = 50, 5
 def on_processor(execution: Execution) -> Execution:
     """As `execution`, on one thread of this machine's processor.
 
-    What only GPUs and NPUs compute in by OpenVINO (fp16) is computed by onnxruntime.
+    onnxruntime replaces OpenVINO in fp16, which only its GPUs and NPUs compute in.
     """
     able = execution.runtime != "openvino" or execution.precision in HINTS["CPU"]
     return replace(
@@ -54,18 +54,16 @@ def run_session(
 
 
 def contribution(runtime: Runtime, pixels: Pixels, batch: int = _BATCH) -> Contribution:
-    """Both heads' logits `[N, C]` of one member, `batch` pictures at a time."""
+    """Each head's logits `[N, C]` of one member, `batch` pictures at a time."""
     parts = [
-        runtime.run(np.ascontiguousarray(pixels[start : start + batch]))
+        runtime.run(np.ascontiguousarray(pixels[start : start + batch])).heads
         for start in range(0, len(pixels), batch)
     ]
-    return Contribution(
-        np.concatenate([part.boost for part in parts]), np.concatenate([part.bag for part in parts])
-    )
+    return Contribution.of([np.concatenate(head) for head in zip(*parts, strict=True)])
 
 
 def batch_for(precision: Precision) -> int:
-    """Pictures at a time where the outcome has to be the devices', who take them one by one.
+    """Batch size with the same outputs as one by one on a device.
 
     Dynamic int8 takes the range of activations over the whole batch.
     """
@@ -73,14 +71,14 @@ def batch_for(precision: Precision) -> int:
 
 
 def member_contribution(runtime: Runtime, pixels: Pixels, assignment: Assignment) -> Contribution:
-    """Both heads' logits `[N, C]` of one member, as its device computes them."""
+    """Each head's logits `[N, C]` of one member, as its device computes them."""
     return contribution(runtime, pixels, batch_for(assignment.spec.precision))
 
 
 def latency_ms(
     run: Callable[[Pixels], object], pixels: Pixels, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Median milliseconds of one picture, after a warm-up; the views `[N, S, S, 3]` take turns."""
+    """Median milliseconds of one picture, after a warm-up, over the views `[N, S, S, 3]`."""
     times_s = []
     for turn in range(_WARM_UP + _TIMED):
         one = np.ascontiguousarray(pixels[turn % len(pixels)][np.newaxis])
@@ -91,5 +89,5 @@ def latency_ms(
 
 
 def run_of(session: Any) -> Callable[[Pixels], object]:
-    """What computes all outputs of an onnxruntime session for some views."""
+    """A function from views to all outputs of an onnxruntime session."""
     return lambda pixels: session.run(None, {INPUT: pixels})

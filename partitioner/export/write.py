@@ -1,10 +1,10 @@
-"""Deliver: one ONNX file per sub-model, checked against torch, in a bundle folder."""
+"""Export: one ONNX file per sub-model, checked against torch, in a bundle folder."""
 
 import copy
 import importlib.metadata
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,11 @@ from mdp.fusion.fuse import (
 )
 from mdp.pictures.crop import Pixels
 from mdp.runtimes.onnxruntime import open_session
-from partitioner.export.quantize import MIN_RANGE_PICTURES, quantised
+from partitioner.export.quantize import MIN_RANGE_PICTURES, quantized
 from partitioner.export.sessions import member_contribution, open_member, run_session
-from partitioner.fusion.cascade_fit import fit_cascade
-from partitioner.fusion.stacking import fit_fusion
-from partitioner.networks.members import Member, build_member, deployed
+from partitioner.fusion.bundle_fit import fit_bundle
+from partitioner.networks.members import build_member, deployed
+from partitioner.networks.submodel import Member
 from partitioner.networks.teacher import Teacher, outline
 from partitioner.run.progress import Progress
 from partitioner.training.context import Work
@@ -55,21 +55,21 @@ class ParityError(MDPError):
 
 
 class ServedMember(nn.Module):
-    """What a device runs: uint8 `[N, H, W, 3]` -> both heads `[N, C]`."""
+    """What a device runs: uint8 `[N, H, W, 3]` -> every head's logits `[N, C]`."""
 
     def __init__(self, submodel: Member) -> None:
         super().__init__()
         # A copy, so that its constants are not among the sub-model's weights.
         self.normalise, self.submodel = copy.deepcopy(submodel.normalise), submodel
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Boost and bag logits."""
-        output = self.submodel.of_normalised(self.normalise(images.permute(0, 3, 1, 2).float()))
-        return output.boost, output.bag
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Logits of the boost head, if there is one, and the bag head."""
+        x: Tensor = self.normalise(images.permute(0, 3, 1, 2).float())
+        return self.submodel.of_normalised(x).logits
 
 
 class ServedTeacher(nn.Module):
-    """The teacher in the same clothes: uint8 `[N, H, W, 3]` -> logits `[N, C]`."""
+    """The teacher with the same input: uint8 `[N, H, W, 3]` -> logits `[N, C]`."""
 
     def __init__(self, teacher: Teacher) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class ServedTeacher(nn.Module):
 
 
 def to_onnx(
-    module: nn.Module, image_size: int, outputs: list[str], properties: Mapping[str, str]
+    module: nn.Module, image_size: int, outputs: Sequence[str], properties: Mapping[str, str]
 ) -> bytes:
     """`module` as a checked ONNX model: input `images` uint8 `[N, S, S, 3]` with any N."""
     import onnx
@@ -96,7 +96,7 @@ def to_onnx(
             module.eval(),
             (example,),
             input_names=["images"],
-            output_names=outputs,
+            output_names=list(outputs),
             dynamic_shapes={"images": {0: torch.export.Dim("N", min=1, max=2**16)}},
             opset_version=OPSET,
             dynamo=True,
@@ -112,7 +112,7 @@ def to_onnx(
 
 
 def _strip(model: Any) -> None:
-    """Remove the exporter's notes: stack traces with this machine's paths, a third of the file."""
+    """Remove the exporter's metadata: stack traces with local paths, a third of the file."""
     graph = model.graph
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info):
         del part.metadata_props[:]
@@ -144,7 +144,7 @@ def _keep_zero_padding(model: Any) -> None:
         graph.initializer.append(numpy_helper.from_array(least, tiny))
 
 
-def check_parity(model: Path, module: nn.Module, pixels: Pixels, outputs: list[str]) -> float:
+def check_parity(model: Path, module: nn.Module, pixels: Pixels, outputs: Sequence[str]) -> float:
     """Largest difference of any logit on real views `[N, S, S, 3]`, one by one and in eights.
 
     Raises ParityError above MAX_ERROR.
@@ -179,17 +179,14 @@ def export_bundle(work: Work, out: Path, name: str) -> dict[int, float]:
         for assignment in work.plan.assignments:
             k = assignment.k
             errors[k], calibration[k] = _export_member(work, assignment, folder, name)
-        targets = work.data.calibration.targets
-        fusion = fit_fusion(calibration, targets)
-        write_json(folder / FUSION, fusion)
-        paths = [*(model_path(a.k) for a in work.plan.assignments), FUSION]
+        files, cascade = fit_bundle(folder, work.plan, calibration, work.data.calibration.targets)
         manifest = Manifest(
             name=name,
             labels=list(work.data.labels),
             plan=work.plan,
-            files={path: file_entry(folder / path) for path in paths},
+            files=files,
             provenance=_provenance(work),
-            cascade=fit_cascade(work.plan, calibration, targets, fusion),
+            cascade=cascade,
         )
         write_json(folder / MANIFEST, manifest)
     return errors
@@ -224,15 +221,16 @@ def _write_member(
     calibration: Pixels,
 ) -> float:
     """Write one model in the planned precision; returns the fp32 one's difference from torch."""
-    model = to_onnx(deployed(module), assignment.spec.image_size, ["boost", "bag"], properties)
+    heads = module.submodel.heads
+    model = to_onnx(deployed(module), assignment.spec.image_size, heads, properties)
     write_bytes(path, model)
-    error = check_parity(path, module, pixels, ["boost", "bag"])
-    write_bytes(path, quantised(model, assignment.spec.precision, calibration))
+    error = check_parity(path, module, pixels, heads)
+    write_bytes(path, quantized(model, assignment.spec.precision, calibration))
     return error
 
 
 def _properties(assignment: Assignment, name: str, num_classes: int) -> dict[str, str]:
-    """What the model's metadata repeats of the manifest."""
+    """Essentials of the manifest, for the model's metadata."""
     return {
         "mdp_format_version": "1",
         "mdp_bundle": name,
@@ -284,16 +282,15 @@ def _untrained_member(assignment: Assignment, folder: Path, name: str, num_class
 
 
 def _plain_fusion(count: int, num_classes: int) -> FusionWeights:
-    """The mean of the bag heads for every arrival subset: there is nothing to fit to."""
+    """The mean of the bag heads for every arrival subset."""
     return FusionWeights(
         num_classes=num_classes,
         subsets=[
-            SubsetWeights(members=s, a=(0.0,) * len(s), b=(1 / len(s),) * len(s))
+            SubsetWeights(members=s, a=(), b=(1 / len(s),) * len(s))
             for s in listed_subsets(range(count))
         ],
         by_size=tuple(
-            SizeWeights(size=size, a=(0.0,) * count, b=(1 / size,) * count)
-            for size in unlisted_sizes(count)
+            SizeWeights(size=size, a=(), b=(1 / size,) * count) for size in unlisted_sizes(count)
         ),
     )
 
@@ -319,7 +316,7 @@ def _export_teacher(work: Work) -> None:
 
 
 def _provenance(work: Work) -> dict[str, str]:
-    """How the bundle came about, in words."""
+    """Teacher, data, settings and versions, for the manifest."""
     settings = work.settings
     return {
         "method": METHOD,
@@ -344,7 +341,7 @@ _CLASSES = {
 
 
 def teacher_provenance(work: Work) -> dict[str, str]:
-    """Whose weights the teacher has, how it reads pictures, and which classifier it has."""
+    """The teacher's weights, normalisation, pooling and classifier."""
     facts, epochs = work.settings.teacher, work.settings.teacher_schedule.epochs
     network = outline(facts.name, facts.args)
     config = network.pretrained_cfg
@@ -364,6 +361,6 @@ def teacher_provenance(work: Work) -> dict[str, str]:
 
 
 def versions() -> dict[str, str]:
-    """What a bundle was made with."""
+    """Versions of Python and the packages that make a bundle."""
     versions = {package: importlib.metadata.version(package) for package in _PACKAGES}
     return {"python": platform.python_version(), **versions}

@@ -1,6 +1,6 @@
-"""What asking members in two stages costs, beside asking all at once. Pure.
+"""Latency, computing and energy of a cascade, and of asking all members at once.
 
-Every device is taken to need what its plan predicts, without spread.
+By the plan's predictions, without spread.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,13 +10,13 @@ from mdp.formats.plan import Assignment, Plan
 
 
 class Way(Record, frozen=True):
-    """One way of asking the members, per answer."""
+    """Figures of one answer."""
 
     mean_ms: float
     p99_ms: float
-    #: Milliseconds that devices compute, all together.
+    #: Computing milliseconds of all devices together.
     device_ms: float
-    #: Joules; None where the plan does not say what each device needs.
+    #: Joules; None where the plan does not have every device's.
     energy_j: float | None
 
 
@@ -28,7 +28,7 @@ class BothWays(Record, frozen=True):
 
 
 def both_ways(plan: Plan, first: Collection[int], escalated: float) -> BothWays:
-    """What each way costs where a share `escalated` of the pictures needs the second stage."""
+    """Both ways, where a share `escalated` of the pictures needs the second stage."""
     ahead, behind = _split(plan, first)
     first_ms, later_ms = _slowest_ms(ahead), _slowest_ms(behind)
     all_ms, both_ms = max(first_ms, later_ms), first_ms + later_ms
@@ -49,13 +49,13 @@ def both_ways(plan: Plan, first: Collection[int], escalated: float) -> BothWays:
 
 
 def cost(plan: Plan, first: Collection[int], escalated: float) -> float:
-    """Joules of an answer of a cascade where all are known, else milliseconds of computing."""
+    """Joules of an answer of a cascade, else computing milliseconds where energy is unknown."""
     way = both_ways(plan, first, escalated).cascade
     return way.device_ms if way.energy_j is None else way.energy_j
 
 
 def in_time(plan: Plan, first: Collection[int]) -> bool:
-    """Whether both stages fit into the deadline that the plan names, if it names one."""
+    """Whether both stages fit into the plan's deadline, if it has one."""
     return (
         plan.deadline_ms is None or both_ways(plan, first, 1.0).cascade.p99_ms <= plan.deadline_ms
     )

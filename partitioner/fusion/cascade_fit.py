@@ -1,10 +1,9 @@
-"""Fit a cascade: which members are asked first, and how sure they have to be. Numpy.
+"""Fit a cascade: the members of the first stage, and the threshold of its answers.
 
-The first stage's answer is final where its probability is above a threshold: the lowest with which
-at most `MAX_LOSS` of the calibration pictures get a wrong final answer where all members together
-are right. What the first stage has right and all together wrong is not set off against that, so the
-accuracy on these pictures is at most so much lower, and the count only grows as the threshold
-falls: no lucky dip of it is picked.
+The first stage's answer is final where its probability is above the lowest threshold with which at
+most `MAX_LOSS` of the calibration pictures get a wrong final answer that all members together have
+right. Pictures that only the first stage has right do not offset these: so the count grows
+monotonically as the threshold falls.
 """
 
 import math
@@ -33,11 +32,11 @@ Targets = NDArray[np.int64]
 Members = tuple[int, ...]
 #: Right answers that the first stage may lose, as a share of the calibration pictures.
 MAX_LOSS = 0.003
-#: With fewer calibration pictures none or one of them might be lost, which says too little.
+#: Least calibration pictures: `MAX_LOSS` of fewer is less than two.
 MIN_PICTURES = 500
 #: Members of a first stage at most.
 MOST_FIRST = 2
-#: Probabilities are rounded up to so many digits: a batch's last bits differ from one picture's.
+#: Digits to which thresholds are rounded up: the last bits differ between batch sizes.
 _DIGITS = 6
 
 
@@ -47,28 +46,27 @@ def fit_cascade(
     targets: Targets,
     fusion: FusionWeights,
 ) -> Cascade | None:
-    """The cascade of least energy, or least computing where the plan does not tell energy.
+    """The cascade of least energy, or of least computing where the plan has no energy.
 
     From calibration logits `[N, C]` and their labels `[N]`. First stages with which both stages fit
-    into the plan's deadline go before others. None for too few pictures, one member, or if no first
-    stage is ever sure enough.
+    into the plan's deadline are preferred. None for too few pictures, for one member, or if no
+    first stage passes a threshold.
     """
     count = len(contributions)
     if len(targets) < MIN_PICTURES:
         return None
 
     def fitted(first: Members, wanted: Fusion) -> tuple[float, NDArray[np.bool_]]:
-        """The threshold of one first stage under one rule, and the pictures `[N]` it is sure of."""
+        """The threshold of a first stage under one rule, and the pictures `[N]` above it."""
         scores = _scores(contributions, first, wanted, fusion)
         confidence, right = scores.max(axis=1), scores.argmax(axis=1) == targets
         found = threshold(confidence, together[wanted] & ~right)
         return found, confidence > found
 
     everyone = tuple(range(count))
-    rules: tuple[Fusion, ...] = ("boosted", "stacked", "bagged")
     together = {
         rule: _scores(contributions, everyone, rule, fusion).argmax(axis=1) == targets
-        for rule in rules
+        for rule in fusion.rules
     }
     found: list[tuple[bool, float, Members]] = []
     for size in range(1, min(MOST_FIRST, count - 1) + 1):
@@ -80,14 +78,12 @@ def fit_cascade(
     if not found:
         return None
     first = min(found)[-1]
-    stacked, sure = fitted(first, "stacked")
+    _, sure = fitted(first, "stacked")
     return Cascade(
         first=first,
         pictures=len(targets),
-        boosted=fitted(first, "boosted")[0],
-        stacked=stacked,
-        bagged=fitted(first, "bagged")[0],
         escalated=float((~sure).mean()),
+        **{rule: fitted(first, rule)[0] for rule in fusion.rules},
     )
 
 
@@ -107,7 +103,7 @@ def measure_cascade(
     fusion: FusionWeights,
     cascade: Cascade,
 ) -> CascadeAccuracy:
-    """What a cascade does to logits `[N, C]` with their labels `[N]`, all members there."""
+    """Accuracy and escalations of a cascade on logits `[N, C]` and labels `[N]`, all members in."""
     everyone = tuple(sorted(contributions))
 
     def under(wanted: Fusion) -> tuple[float, float]:
@@ -117,11 +113,11 @@ def measure_cascade(
         labels = np.where(sure, scores.argmax(axis=1), whole)
         return float((~sure).mean()), float((labels == targets).mean())
 
-    boosted, stacked, bagged = under("boosted"), under("stacked"), under("bagged")
+    found = {rule: under(rule) for rule in fusion.rules}
     return CascadeAccuracy(
         first=cascade.first,
-        escalated=PerRule(boosted=boosted[0], stacked=stacked[0], bagged=bagged[0]),
-        accuracy=PerRule(boosted=boosted[1], stacked=stacked[1], bagged=bagged[1]),
+        escalated=PerRule(**{rule: share for rule, (share, _) in found.items()}),
+        accuracy=PerRule(**{rule: right for rule, (_, right) in found.items()}),
     )
 
 
@@ -132,5 +128,5 @@ def _scores(
     fusion: FusionWeights,
 ) -> Logits:
     """Probabilities `[N, C]` of ascending `members`, as a client has them with `wanted`."""
-    rule = rule_for(members, wanted, fitted=fusion.fitted(members) is not None)
+    rule = rule_for(members, wanted, fusion)
     return probabilities(fuse(contributions, weights_for(members, rule, fusion)))

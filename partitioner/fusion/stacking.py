@@ -1,15 +1,16 @@
-"""Fit the fusion weights and temperatures of every arrival subset on calibration logits. Numpy.
+"""Fit the fusion weights and temperatures of every arrival subset on calibration logits.
 
 For a subset S the fused logits z = sum over k in S of (a_k f_k + b_k c_k) are linear in the 2|S|
-scalars, so their cross-entropy is convex in them and Newton's method finds the best ones. Scalars
-and not matrices: with a calibration split of ordinary size a full matrix per subset overfits.
+scalars (|S| where members have the bag head alone), so their cross-entropy is convex in them and
+Newton's method finds the best ones. Scalars and not matrices: with a calibration split of ordinary
+size a full matrix per subset overfits.
 Where a size has too many subsets to list, one pair of scalars per member is fitted to a balanced
 sample of them at once, which is as convex.
 
-Stacking starts as the better plain rule (boosted or bagged, with its temperature), or as the mean
-of both where neither is surely better, and moves away from there only as far as that surely helps:
-the pull toward the start is loosened step by step, and each step has to lower the leave-one-out
-cross-entropy. Surely means by some standard errors of the difference.
+Stacking starts as the better plain rule (boosted, if there are boost heads, or bagged, with its
+temperature), or as the mean of both where neither is surely better, and moves away from there only
+as far as that surely helps: the pull toward the start is loosened step by step, and each step has
+to lower the leave-one-out cross-entropy. Surely means by some standard errors of the difference.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,23 +32,22 @@ from mdp.fusion.fuse import (
     unlisted_sizes,
 )
 
-#: Pull toward the start, relative to each scalar's curvature there (1 weighs as much as the
-#: calibration pictures do), from tight to loose. The last keeps the scalars finite where the
-#: calibration split is classified without a mistake.
+#: Ridge penalties toward the start, relative to each scalar's curvature there, descending. The last
+#: keeps the scalars finite where the calibration split is separable.
 RIDGES = (3.0, 1.0, 0.3, 0.1, 0.03)
-#: By how many standard errors something has to be better to be taken for better. Measured on the
-#: logits of ten trained ensembles of four, 6 draws of 1,250 calibration pictures each, 15 subsets:
-#: 0.6 % of the subsets are more than 0.2 points under the better plain rule on the 10,000 other
-#: pictures (at most 0.28). Without the mean of both as a start 1.1 % are (at most 0.57); with the
-#: loosest pull at once and the better rule as a start 3.3 % are, on three of the ensembles.
+#: Standard errors by which a significant difference exceeds 0. Measured on the logits of ten
+#: trained ensembles of four, 6 draws of 1,250 calibration pictures each, 15 subsets: 0.6 % of the
+#: subsets are more than 0.2 points below the better plain rule on the 10,000 other pictures (at
+#: most 0.28). Without the mean as a start 1.1 % are (at most 0.57); with the lowest penalty at once
+#: and the better rule as a start 3.3 % are, on three of the ensembles.
 STANDARD_ERRORS = 1.5
-#: How many subsets stand for all of a size, at most.
+#: Most subsets in the sample of a size.
 SAMPLED = 48
 _MAX_STEPS = 50
 _CONVERGED = 1e-7
-#: Numbers of a slice of the logits that are worked on at once: some MB, which caches like.
+#: Numbers of a slice of the logits: some MB, which fit into a cache.
 _AT_ONCE = 2**18
-#: Logits that differ by less than this within a picture say nothing.
+#: A spread of the logits below this is none.
 _FLAT = 1e-5
 
 Values = NDArray[np.float64]
@@ -67,8 +67,8 @@ class Term:
 class Task:
     """Find theta `[P]` with the least cross-entropy of `targets` `[N]`, the mean over `terms`.
 
-    `parts` `[R, C, N]` are what the terms choose from, with a mean of 0 over the classes; all terms
-    have equally many rows. Pictures come last, as sums over few classes are slow in numpy's layout.
+    `parts` `[R, C, N]` have a mean of 0 over the classes; all terms have equally many rows.
+    Pictures are last, since sums over a short last axis are slow.
     """
 
     parts: NDArray[np.float32]
@@ -78,7 +78,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Scalars to start from, times the factor (one over the temperature) that suits them best."""
+    """Initial scalars, times their best factor, one over the temperature."""
 
     theta: Values
     factor: float
@@ -91,7 +91,7 @@ def fit_fusion(contributions: Mapping[int, Contribution], targets: Targets) -> F
     a gap and targets `[N]`; raises InputError for logits that are not finite.
     """
     for k, part in contributions.items():
-        if not (np.isfinite(part.boost).all() and np.isfinite(part.bag).all()):
+        if not np.isfinite(part.heads).all():
             raise InputError(f"sub-model {k}: expected finite calibration logits, found others")
     return FusionWeights(
         num_classes=contributions[0].bag.shape[1],
@@ -108,35 +108,29 @@ def fit_subset(
     contributions: Mapping[int, Contribution], members: Sequence[int], targets: Targets
 ) -> SubsetWeights:
     """Weights of one subset, and the temperatures of the plain rules."""
-    parts, both = _parts(contributions, members), np.arange(2 * len(members))
-    theta, temperatures = _fit(Task(parts, targets, [Term(both, both)]))
-    a, b = np.split(theta, 2)
-    return SubsetWeights(
-        members=tuple(members),
-        a=tuple(a.tolist()),
-        b=tuple(b.tolist()),
-        temperatures=temperatures,
-    )
+    parts = _parts(contributions, members)
+    every = np.arange(len(parts))
+    a, b, temperatures = _fit(Task(parts, targets, [Term(every, every)]), len(members))
+    return SubsetWeights(members=tuple(members), a=a, b=b, temperatures=temperatures)
 
 
 def fit_size(contributions: Mapping[int, Contribution], size: int, targets: Targets) -> SizeWeights:
-    """Weights that all subsets of one size share, fitted to a sample of them at once."""
+    """Weights that all subsets of one size share, fitted to a sample of them."""
     count = len(contributions)
     sample = [np.array(members) for members in sampled_subsets(count, size, SAMPLED, seed=0)]
-    both = [np.concatenate([members, members + count]) for members in sample]
     parts = _parts(contributions, range(count))
-    theta, temperatures = _fit(Task(parts, targets, [Term(rows, rows) for rows in both]))
-    a, b = np.split(theta, 2)
-    return SizeWeights(
-        size=size, a=tuple(a.tolist()), b=tuple(b.tolist()), temperatures=temperatures
-    )
+    rows = [
+        np.concatenate([members + at for at in range(0, len(parts), count)]) for members in sample
+    ]
+    a, b, temperatures = _fit(Task(parts, targets, [Term(one, one) for one in rows]), size)
+    return SizeWeights(size=size, a=a, b=b, temperatures=temperatures)
 
 
 def sampled_subsets(count: int, size: int, most: int, seed: int) -> list[tuple[int, ...]]:
     """At most `most` different subsets of `size` out of `count` members, each member equally often.
 
-    Windows on shuffled circles of all members; a circle that repeats a subset is shuffled anew.
-    There have to be many more subsets than `most`.
+    Windows on shuffled circles of all members; circles that repeat a subset are drawn anew. Needs
+    many more subsets than `most`.
     """
     random = np.random.default_rng([seed, count, size])
     chosen: set[tuple[int, ...]] = set()
@@ -156,36 +150,54 @@ def cross_entropy(task: Task, theta: Values) -> float:
 def _parts(
     contributions: Mapping[int, Contribution], members: Sequence[int]
 ) -> NDArray[np.float32]:
-    """The boost heads' logits, then the bag heads', centred over the classes `[2|S|, C, N]`."""
-    heads = [contributions[k].boost for k in members] + [contributions[k].bag for k in members]
+    """The boost heads' logits, if all members have them, then the bag heads', `[R, C, N]`.
+
+    Their mean over the classes is 0.
+    """
+    boosts = {k: c.boost for k, c in contributions.items() if c.boost is not None}
+    heads = [contributions[k].bag for k in members]
+    if len(boosts) == len(contributions):
+        heads = [boosts[k] for k in members] + heads
     return np.stack([(head - head.mean(axis=1, keepdims=True)).T for head in heads]).astype(
         np.float32, order="C"
     )
 
 
-def _fit(task: Task) -> tuple[Values, Temperatures]:
-    """Scalars for `task`, whose parts are boost heads, then bag heads, and both temperatures."""
-    half, size = len(task.parts) // 2, len(task.terms[0].rows) // 2
-    ones, zeros = np.ones(half), np.zeros(half)
-    boosted = _start(task, np.concatenate([ones, zeros]))
-    bagged = _start(task, np.concatenate([zeros, ones / size]))
-    temperatures = Temperatures(boosted=1 / boosted.factor, bagged=1 / bagged.factor)
-    start = min(boosted, bagged, key=lambda rule: float(rule.left_out.mean()))
-    if not (_sure(boosted.left_out - bagged.left_out) or _sure(bagged.left_out - boosted.left_out)):
-        start = _start(task, boosted.theta + bagged.theta)
+def _fit(task: Task, size: int) -> tuple[tuple[float, ...], tuple[float, ...], Temperatures]:
+    """The scalars a and b of `task`, and the temperatures of the plain rules.
+
+    Each term has `size` bag heads; a is empty where the parts are bag heads alone.
+    """
+    two_heads = len(task.terms[0].rows) == 2 * size
+    count = len(task.parts) // (1 + two_heads)
+    weights = np.full(count, 1 / size)
+    if two_heads:
+        none = np.zeros(count)
+        start = bagged = _start(task, np.concatenate([none, weights]))
+        boosted = _start(task, np.concatenate([np.ones(count), none]))
+        temperatures = Temperatures(boosted=1 / boosted.factor, bagged=1 / bagged.factor)
+        gains = bagged.left_out - boosted.left_out
+        if _is_significant(gains):
+            start = boosted
+        elif not _is_significant(-gains):
+            start = _start(task, boosted.theta + bagged.theta)
+    else:
+        start = _start(task, weights)
+        temperatures = Temperatures(bagged=1 / start.factor)
     theta, left_out = start.theta, start.left_out
     curvature = np.diag(_derivatives(task, start.theta)[1])
     for ridge in RIDGES:
         pull = _pull(curvature, ridge)
         looser, loss = _newton(task, theta, start.theta, pull)
-        if not _sure(left_out - loss) or np.abs(looser).max() > MAX_WEIGHT:
+        if not _is_significant(left_out - loss) or np.abs(looser).max() > MAX_WEIGHT:
             break
         theta, left_out = looser, loss
-    return theta, temperatures
+    scalars = tuple(theta.tolist())
+    return scalars[: len(scalars) - count], scalars[len(scalars) - count :], temperatures
 
 
-def _sure(gains: Values) -> bool:
-    """Whether the mean of every picture's gain `[N]` is more than chance."""
+def _is_significant(gains: Values) -> bool:
+    """Whether the mean of the gains `[N]` is significantly above 0."""
     error = float(gains.std() / np.sqrt(len(gains)))
     return float(gains.mean()) > STANDARD_ERRORS * error
 
@@ -201,7 +213,7 @@ def _start(task: Task, plain: Values) -> Start:
     scaled = Task(
         fused, task.targets, [Term(np.array([row]), np.zeros(1, int)) for row in range(len(fused))]
     )
-    # Start near logits of unit size: from far away the softmax is flat and Newton would crawl.
+    # Start near logits of unit size: elsewhere the softmax is flat and Newton's method slow.
     spread = float(fused.std(dtype=np.float64))
     first = 1 / spread if spread > _FLAT else 1.0
     center = np.array([first])
@@ -210,13 +222,12 @@ def _start(task: Task, plain: Values) -> Start:
     most = MAX_WEIGHT / max(1.0, float(np.abs(plain).max()))
     factor = min(max(float(found[0]), 1e-3 * first, 1 / MAX_WEIGHT), most)
     if factor != float(found[0]):
-        # What points the wrong way is worth what it is worth with a positive factor.
         left_out = _losses(scaled, np.array([factor]))
     return Start(plain * factor, factor, left_out)
 
 
 def _pull(curvature: Values, ridge: float) -> Values:
-    """Strength `[P]` with which each scalar is drawn to where it started."""
+    """Ridge penalty `[P]` of each scalar."""
     pull: Values = ridge * curvature + 1e-12
     return pull
 
@@ -245,13 +256,13 @@ def _newton(task: Task, theta: Values, center: Values, pull: Values) -> tuple[Va
             theta, value = theta - share * step, lower
         if gained < _CONVERGED:
             break
-    # The derivatives are those from which the last step, a negligible one, was taken.
+    # The derivatives are those before the last step, which is negligible.
     moved = np.linalg.solve(hessian + np.diag(pull), gradients) / len(task.targets)
     return theta, _losses(task, theta) + (gradients * moved).sum(axis=0)
 
 
 def _slices(task: Task) -> list[slice]:
-    """Cuts of the pictures that bring no more than some MB into work at once."""
+    """Slices of the pictures of at most `_AT_ONCE` logits."""
     _, classes, pictures = task.parts.shape
     step = max(1, _AT_ONCE // (len(task.terms[0].rows) * classes))
     return [slice(at, at + step) for at in range(0, pictures, step)]
@@ -271,7 +282,7 @@ def _losses(task: Task, theta: Values) -> Values:
 def _derivatives(task: Task, theta: Values) -> tuple[Values, Values]:
     """Every picture's gradient `[P, N]`, and the mean Hessian `[P, P]`, of the cross-entropy.
 
-    In single precision: they say where to go, and `_losses` says whether that was better.
+    In single precision; `_losses` checks every step in double precision.
     """
     gradients = np.zeros((len(theta), len(task.targets)))
     hessian = np.zeros((len(theta), len(theta)))

@@ -1,4 +1,4 @@
-"""Networks of any family that timm has, as ensemble members: a backbone and the same two heads."""
+"""Networks of any family that timm has, as ensemble members: a backbone and the same heads."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,68 +8,55 @@ import torch
 from torch import Tensor, nn
 
 from mdp.errors import InputError
-from partitioner.networks.submodel import MemberOutput, Normalise
+from partitioner.networks.submodel import Member, MemberOutput, Normalise
 from partitioner.torchvision_shim import import_timm
 
-#: How timm's names of a classifier's tensors begin.
+#: Prefixes of the names of a classifier's tensors in timm.
 _HEADS = ("head.", "head_dist.", "classifier.", "fc.")
 
 
 class Backbone(NamedTuple):
-    """A timm model name, the side of its square input in pixels, and how many blocks are kept."""
+    """A timm model name, the side of its square input in pixels, and its depth."""
 
     name: str
     image_size: int
-    #: Transformer blocks kept, from the first on; 0 keeps all. Only for plain vision transformers.
+    #: Transformer blocks kept, from the first on, of a plain ViT; 0: all.
     depth: int = 0
 
 
-class FamilyMember(nn.Module):
-    """A timm backbone without its classifier; the boost head and the bag head read its feature."""
+class FamilyMember(Member):
+    """A timm backbone without its classifier, and the heads that read its feature."""
 
-    def __init__(self, backbone: Backbone, num_classes: int, weights: Path | None = None) -> None:
+    def __init__(
+        self,
+        backbone: Backbone,
+        num_classes: int,
+        weights: Path | None = None,
+        *,
+        boosting: bool = False,
+    ) -> None:
         """Reads pretrained `weights` where given; raises InputError naming what does not fit."""
-        super().__init__()
-        self.backbone, trunk = backbone, create(backbone, 0, weights)
-        self.normalise = normalisation(trunk)
-        self.trunk = trunk
-        #: D of the feature.
-        self.width = _feature_width(trunk, backbone.image_size)
-        self.boost = nn.Linear(self.width, num_classes)
-        self.bag = nn.Linear(self.width, num_classes)
+        trunk = create(backbone, 0, weights)
+        width = _feature_width(trunk, backbone.image_size)
+        super().__init__(trunk, normalisation(trunk), width, num_classes, boosting=boosting)
+        self.backbone = backbone
 
     def forward(self, pixels: Tensor) -> MemberOutput:
-        """Both heads `[B, C]` and the feature `[B, D]` of pixels `[B, 3, S, S]` in 0..255."""
+        """The heads `[B, C]` and the feature `[B, D]` of pixels `[B, 3, S, S]` in 0..255."""
         return self.of_normalised(self.normalise(pixels))
-
-    def of_normalised(self, x: Tensor) -> MemberOutput:
-        """The same of pictures that are normalised."""
-        feature: Tensor = self.trunk(x)
-        return MemberOutput(self.boost(feature), self.bag(feature), feature)
-
-    def trunks(self) -> list[nn.Module]:
-        """None: only plain ViTs are cut from each other."""
-        return []
-
-    def start_heads(self, classifier: nn.Linear) -> None:
-        """Copy a pretrained classifier, rows already cut to the classes, into both heads."""
-        with torch.no_grad():
-            for head in (self.boost, self.bag):
-                head.weight.copy_(classifier.weight)
-                head.bias.copy_(classifier.bias)
 
 
 class ServedFamily(nn.Module):
-    """What a device runs of a timm network with both heads: uint8 `[N, S, S, 3]` -> both heads."""
+    """What a device runs of a timm network: uint8 `[N, S, S, 3]` -> every head's logits."""
 
     def __init__(self, member: FamilyMember) -> None:
         super().__init__()
         self.member = member
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Boost and bag logits."""
-        output = self.member(images.permute(0, 3, 1, 2).float())
-        return output.boost, output.bag
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Logits `[N, C]` of the boost head, if there is one, and the bag head."""
+        output: MemberOutput = self.member(images.permute(0, 3, 1, 2).float())
+        return output.logits
 
 
 def create(
@@ -77,8 +64,8 @@ def create(
 ) -> Any:
     """The timm model with `num_classes` outputs (0: its pooled feature `[B, D]`).
 
-    Positions of a transformer are resampled to the image size. With `own_classes` the classifier of
-    `weights` is used too. Raises InputError for a name that timm does not have, and for weights of
+    Positional embeddings are resampled to the image size. With `own_classes` the classifier of
+    `weights` is loaded too. Raises InputError for a name unknown to timm, and for weights of
     another architecture.
     """
     timm = check_known(backbone.name)
@@ -101,7 +88,7 @@ def create(
 
 
 def check_known(name: str) -> Any:
-    """The timm package; raises InputError for a name that it does not have."""
+    """The timm package; raises InputError for a model name unknown to it."""
     timm = import_timm()
     if not timm.is_model(name):
         near = ", ".join(timm.list_models(f"*{name.split('_')[0]}*")[:5])
@@ -126,10 +113,10 @@ def read_state(weights: Path) -> dict[str, Tensor]:
 
 
 def read_weights(model: Any, weights: Path, *, own_classes: bool = False) -> None:
-    """Load pretrained `weights` into `model`, its classifier only where it has the same classes.
+    """Load pretrained `weights` into `model`, the classifier only where its shape fits.
 
-    With `own_classes` it has to have them. Raises InputError where any other tensor is missing or
-    has another shape.
+    With `own_classes` it has to fit. Raises InputError where any other tensor is missing or has
+    another shape.
     """
     state = dict(adapted(model, read_state(weights)))
     own = model.state_dict()
@@ -154,7 +141,7 @@ def read_weights(model: Any, weights: Path, *, own_classes: bool = False) -> Non
 
 
 def adapted(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """`state` with the positions of a vision transformer resampled to the image size of `model`."""
+    """`state` with positional embeddings resampled to the image size of `model`."""
     if not hasattr(model, "pos_embed") or "pos_embed" not in state:
         return state
     from timm.models.vision_transformer import checkpoint_filter_fn
@@ -164,7 +151,7 @@ def adapted(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def normalisation(model: Any) -> Normalise:
-    """Pixels 0..255 -> what the recipe of the timm model `model` was trained on."""
+    """From pixels 0..255 to the input of the recipe of the timm model `model`."""
     config = model.pretrained_cfg
     return Normalise(tuple(config["mean"]), tuple(config["std"]))
 
@@ -172,7 +159,7 @@ def normalisation(model: Any) -> Normalise:
 def own_classifier(name: str, weights: Path) -> nn.Linear | None:
     """The classifier of a network's pretrained weights; None unless it is one linear map.
 
-    Raises InputError for what is no file of weights.
+    Raises InputError for an unreadable file.
     """
     config, state = check_known(name).get_pretrained_cfg(name), read_state(weights)
     place = config.classifier if config else None
@@ -187,7 +174,7 @@ def own_classifier(name: str, weights: Path) -> nn.Linear | None:
 
 
 def cut_classifier(classifier: nn.Linear, rows: list[int]) -> nn.Linear:
-    """The rows `rows` of a pretrained classifier, in that order: a classifier of those classes."""
+    """A classifier of the rows `rows` of a pretrained one, in that order."""
     part = nn.Linear(classifier.in_features, len(rows))
     with torch.no_grad():
         part.weight.copy_(classifier.weight[rows])
@@ -196,7 +183,7 @@ def cut_classifier(classifier: nn.Linear, rows: list[int]) -> nn.Linear:
 
 
 def _feature_width(trunk: nn.Module, image_size: int) -> int:
-    """D of the feature `[B, D]`; asked in eval mode, which leaves running statistics alone."""
+    """D of the feature `[B, D]`, found in eval mode, which keeps running statistics."""
     with torch.no_grad():
         feature: Tensor = trunk.eval()(torch.zeros(1, 3, image_size, image_size))
     trunk.train()

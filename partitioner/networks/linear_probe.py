@@ -1,11 +1,10 @@
 """A classifier on the features of a frozen network: multinomial logistic regression.
 
-Penalty and temperature are chosen on every fifth picture, then it is fitted to all. Measured
-against ridge regression on one-hot labels, its penalty and temperature chosen in the same way
-(benchmarks/accuracy/given_teacher.py, docs/results/real-pictures.md): both are as accurate, but
-the logistic one has the lower cross-entropy, which is what sub-models are taught by. A strong
-penalty with a temperature was better than the penalty of the lowest cross-entropy without one: by
-0.2 to 1.9 points and 0.016 to 0.08 of cross-entropy.
+Penalty and temperature are chosen on every fifth picture; then it is fitted to all. Ridge
+regression on one-hot labels, tuned alike, is as accurate (benchmarks/accuracy/given_teacher.py,
+docs/results/real-pictures.md) but has a higher cross-entropy, which matters for distillation. A
+strong penalty with a temperature is better than the best penalty without: by 0.2 to 1.9 points and
+0.016 to 0.08 of cross-entropy.
 """
 
 from typing import Any
@@ -18,13 +17,13 @@ from torch.nn import functional as F
 PENALTIES = (10.0, 30.0, 100.0, 300.0, 1000.0)
 #: What logits are multiplied by, the inverse of a temperature.
 SHARPNESS = tuple(2 ** (step / 4) for step in range(-4, 21))
-#: One picture of so many chooses both.
+#: One of so many pictures is held out to choose both.
 _HELD_OUT = 5
 _MAX_STEPS = 100
 
 
 def fit_classifier(features: Tensor, targets: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Weight `[C, D]` and bias `[C]` that tell `features[N, D]` by `targets[N]`; float32."""
+    """Weight `[C, D]` and bias `[C]` of a classifier of `features[N, D]`; float32."""
     mean, scale = features.mean(dim=0), features.std(dim=0, correction=0).clamp_min(1e-6)
     x = (features - mean) / scale
     held_out = torch.arange(len(x), device=x.device) % _HELD_OUT == _HELD_OUT - 1

@@ -1,4 +1,4 @@
-"""SubModel: one ensemble member, a small ViT trunk with two heads."""
+"""Ensemble members: a trunk and the heads that read its feature; of a plain ViT, SubModel."""
 
 from typing import Any, NamedTuple
 
@@ -7,63 +7,76 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mdp.errors import InputError
 from mdp.formats.plan import SubModelSpec
 from partitioner.torchvision_shim import import_timm
 
-#: Pixels 0..255 become -1..1, whatever the teacher's own normalisation is.
+#: Pixels 0..255 become -1..1, independent of the teacher's normalisation.
 MEAN = STD = (0.5, 0.5, 0.5)
 
 
 class MemberOutput(NamedTuple):
-    """Boost head f_k `[B, C]`, bag head c_k `[B, C]`, last feature h_k `[B, D]`."""
+    """Boost head f_k `[B, C]`, or None; bag head c_k `[B, C]`; last feature h_k `[B, D]`."""
 
-    boost: Tensor
+    boost: Tensor | None
     bag: Tensor
     feature: Tensor
 
+    @property
+    def logits(self) -> tuple[Tensor, ...]:
+        """What is served: the logits of every head that there is, boost first."""
+        return (self.bag,) if self.boost is None else (self.boost, self.bag)
 
-class SubModel(nn.Module):
-    """timm's VisionTransformer without its classifier, and two linear heads on its class token.
 
-    With two trunks each head has one of its own, half as deep, so the cost stays about the same.
-    """
+class Member(nn.Module):
+    """A trunk and its linear heads: the bag head, and with boosting the boost head."""
 
-    def __init__(self, spec: SubModelSpec, num_classes: int, trunks: int = 1) -> None:
+    def __init__(
+        self,
+        trunk: nn.Module,
+        normalise: "Normalise",
+        width: int,
+        num_classes: int,
+        *,
+        boosting: bool,
+    ) -> None:
+        """`width` is the number D of the feature's values."""
         super().__init__()
-        self.spec, self.width = spec, spec.embed_dim
-        self.normalise = Normalise(MEAN, STD)
-        check_trunks(spec, trunks)
-        self.trunk = _trunk(spec, spec.depth // trunks)
-        self.bag_trunk = _trunk(spec, spec.depth // trunks) if trunks == 2 else None
-        self.boost = nn.Linear(spec.embed_dim, num_classes)
-        self.bag = nn.Linear(spec.embed_dim, num_classes)
+        self.trunk, self.normalise, self.width = trunk, normalise, width
+        self.boost = nn.Linear(width, num_classes) if boosting else None
+        self.bag = nn.Linear(width, num_classes)
 
-    def forward(self, x: Tensor) -> MemberOutput:
-        """Both heads and the feature of normalised pictures `[B, 3, S, S]`."""
-        feature: Tensor = self.trunk(x)
-        alone = feature if self.bag_trunk is None else self.bag_trunk(x)
-        return MemberOutput(self.boost(feature), self.bag(alone), feature)
+    @property
+    def heads(self) -> list[str]:
+        """Names of the served outputs."""
+        return ["bag"] if self.boost is None else ["boost", "bag"]
 
     def of_normalised(self, x: Tensor) -> MemberOutput:
-        """The same, by the name that members of all families have for it."""
-        output: MemberOutput = self(x)
-        return output
+        """The heads and the feature of normalised pictures `[B, 3, S, S]`."""
+        feature: Tensor = self.trunk(x)
+        boost = None if self.boost is None else self.boost(feature)
+        return MemberOutput(boost, self.bag(feature), feature)
 
-    def trunks(self) -> list[nn.Module]:
-        """The plain ViTs that can start from another's weights: of both heads, or each head's."""
-        return [self.trunk] if self.bag_trunk is None else [self.trunk, self.bag_trunk]
-
-
-def check_trunks(spec: SubModelSpec, trunks: int) -> None:
-    """Raise InputError unless the layers can be dealt to so many trunks."""
-    if spec.depth % trunks:
-        raise InputError(
-            f"schedule.trunks: expected 1, or sub-models of even depth, got depth {spec.depth}"
-        )
+    def start_heads(self, classifier: nn.Linear) -> None:
+        """Copy a classifier of the data's classes into every head."""
+        for head in (self.boost, self.bag):
+            if head is not None:
+                head.load_state_dict(classifier.state_dict())
 
 
-def _trunk(spec: SubModelSpec, depth: int) -> nn.Module:
+class SubModel(Member):
+    """timm's VisionTransformer without its classifier; the heads read its class token."""
+
+    def __init__(self, spec: SubModelSpec, num_classes: int, *, boosting: bool = False) -> None:
+        normalise = Normalise(MEAN, STD)
+        super().__init__(_trunk(spec), normalise, spec.embed_dim, num_classes, boosting=boosting)
+        self.spec = spec
+
+    def forward(self, x: Tensor) -> MemberOutput:
+        """The heads and the feature of normalised pictures `[B, 3, S, S]`."""
+        return self.of_normalised(x)
+
+
+def _trunk(spec: SubModelSpec) -> nn.Module:
     import_timm()
     from timm.models.vision_transformer import VisionTransformer
 
@@ -71,20 +84,20 @@ def _trunk(spec: SubModelSpec, depth: int) -> nn.Module:
         img_size=spec.image_size,
         patch_size=spec.patch_size,
         embed_dim=spec.embed_dim,
-        depth=depth,
+        depth=spec.depth,
         num_heads=spec.num_heads,
         mlp_ratio=spec.mlp_ratio,
         num_classes=0,
     )
-    draw_weights(trunk)
+    init_weights(trunk)
     return trunk
 
 
-def draw_weights(vit: Any) -> None:
-    """Draw a timm ViT's weights anew, for a training that has hundreds of steps and not millions.
+def init_weights(vit: Any) -> None:
+    """Initialise a timm ViT for trainings of hundreds of steps.
 
-    timm starts every matrix and every position at 0.02, too small for narrow networks: on the
-    digits a 96 x 6 ViT then reaches 74 % in 240 steps, and 98 % with the weights drawn here.
+    timm's standard deviation of 0.02 is too small for narrow networks: on the digits a 96 x 6 ViT
+    reaches 74 % in 240 steps with it, and 98 % with this one.
     """
     for module in vit.blocks.modules():
         if isinstance(module, nn.Linear):
@@ -94,7 +107,7 @@ def draw_weights(vit: Any) -> None:
 
 
 class Normalise(nn.Module):
-    """Pixels `[B, 3, S, S]` in 0..255 -> what a network was trained on."""
+    """From pixels `[B, 3, S, S]` in 0..255 to a network's normalised input."""
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from mdp.formats.plan import SubModelSpec, TeacherArgument, TeacherSpec
 from partitioner.networks.submodel import Normalise
 from partitioner.torchvision_shim import import_timm
 
-#: timm's modules whose models are built on the plain encoder, and the names that such models have.
+#: timm's modules with plain encoders, and the names of their models.
 _MODULES = ("timm.models.vision_transformer", "timm.models.deit")
 FAMILIES = (
     "vit_*",
@@ -30,7 +30,7 @@ _WORKS = (
     f"works: timm's plain vision transformers ({', '.join(FAMILIES)}), also with register tokens, "
     "distillation token, pooling, LayerScale, QK-norm or gated MLP"
 )
-#: Arguments that say how pixels 0..1 were normalised, where a checkpoint's recipe is not timm's.
+#: Arguments for the normalisation of pixels 0..1, where a checkpoint's recipe is not timm's.
 _RECIPE = ("mean", "std")
 
 
@@ -49,21 +49,20 @@ class Teacher(nn.Module):
 
 
 def teacher_spec(name: str, args: dict[str, TeacherArgument]) -> TeacherSpec:
-    """The teacher's shape, read off the built model (which gets no memory); raises InputError."""
+    """The teacher's shape, from the model built without memory; raises InputError."""
     return TeacherSpec(name=name, args=args, shape=_shape(name, outline(name, args)))
 
 
 def outline(name: str, args: dict[str, TeacherArgument]) -> Any:
-    """The teacher's network without memory for its weights; raises InputError if it cannot teach.
+    """The teacher's network without memory for its weights; raises InputError if it is unusable.
 
-    One picture goes through it, so that arguments that only fail there are found here.
+    Its forward pass is run once, as some arguments only fail there.
     """
     with torch.device("meta"), torch.no_grad():
         network = _create(name, args, num_classes=2, pretrained=False).eval()
         try:
             logits = network(torch.empty(1, 3, *network.patch_embed.img_size))
         except Exception as error:
-            # What timm built runs code of many authors, with arguments of the user's.
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise InputError(f"--teacher: {name!r} ({args}) cannot run: {reason}") from error
     if tuple(logits.shape) != (1, 2):
@@ -75,9 +74,9 @@ def outline(name: str, args: dict[str, TeacherArgument]) -> Any:
 
 
 def build_teacher(spec: TeacherSpec, num_classes: int, *, pretrained: bool) -> Teacher:
-    """The teacher with a head for `num_classes`, freshly drawn or with timm's weights.
+    """The teacher with a head for `num_classes`, with random weights or timm's.
 
-    Raises InputError when timm cannot build it or its weights cannot be had.
+    Raises InputError when timm cannot build it or its weights cannot be fetched.
     """
     network = _create(spec.name, spec.args, num_classes=num_classes, pretrained=pretrained)
     facts = network.pretrained_cfg
@@ -97,7 +96,7 @@ def _create(
     module = timm.models.model_entrypoint(name).__module__
     if module not in _MODULES:
         raise _refusal(name, f"it comes from {module}")
-    # Without a network the hub's client reports every one of its retries; the outcome is enough.
+    # Without a network the hub's client logs every retry.
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
         network = timm.create_model(
@@ -108,12 +107,11 @@ def _create(
             **{key: value for key, value in args.items() if key not in _RECIPE},
         )
     except Exception as error:
-        # timm hands arguments through to many constructors and weights through to a download.
         reason = str(error).partition("\n")[0] or type(error).__name__
         given = "".join(f" {key}={value}" for key, value in args.items())
         if pretrained:
             raise InputError(
-                f"--pretrained: timm's weights of {name!r}{given} cannot be had: {reason}; "
+                f"--pretrained: timm's weights of {name!r}{given} cannot be fetched: {reason}; "
                 "where there is no network, give them as a file: --teacher-checkpoint FILE"
             ) from error
         with_given = f" with --teacher-arg{given}" if args else ""
@@ -165,11 +163,11 @@ def _refusal(name: str, reason: str) -> InputError:
 
 
 def _shape(name: str, network: Any) -> SubModelSpec:
-    """The encoder's shape in a sub-model's words.
+    """The encoder's shape as a sub-model's.
 
     A gated MLP counts as the plain one with as many weights. Register and distillation tokens and
-    pooling by attention have no word: the cost model leaves them out, a few hundredths of the
-    teacher's latency (4 registers beside 196 patches: 2 %), in the teacher's favour.
+    attention pooling are left out, a few hundredths of the teacher's latency (4 registers beside
+    196 patches: 2 %), in the teacher's favour.
     """
     embed, block, width = network.patch_embed, network.blocks[0], network.embed_dim
     matrices = [m for m in block.mlp.modules() if isinstance(m, nn.Linear)]

@@ -1,4 +1,4 @@
-"""A teacher's given weights: fitted to its picture size, its classifier to the data's classes."""
+"""Given weights of a teacher, adapted to its picture size and to the data's classes."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,8 +32,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
         else:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        # Reading a damaged file raises nearly anything; all of it means the same here. What torch
-        # says of other pickles advises to execute them.
+        # Damaged files raise errors of many types. torch's message about other pickles advises to
+        # execute them.
         reason = "expected tensors alone" if isinstance(error, UnpicklingError) else _reason(error)
         raise InputError(f"{path}: not a readable checkpoint: {reason}") from error
     for key in ("state_dict", "model", "model_state"):
@@ -47,7 +47,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def known_classes(spec: TeacherSpec, checkpoint: Path | None) -> int:
-    """How many classes the classifier of the weights tells apart; 0 where they have none.
+    """The number of classes of the weights' classifier; 0 where they have none.
 
     The weights are the file's, else timm's own. Raises InputError where the file's do not fit the
     teacher; timm's are not fetched for this.
@@ -64,8 +64,8 @@ def given_teacher(
 ) -> Teacher:
     """The teacher with the weights of a file, or else timm's own, for `num_classes` classes.
 
-    Its classifier is the rows `rows` of theirs; without `rows` it is theirs as it is, or drawn anew
-    where it has another number of classes. Raises InputError where the weights do not fit.
+    Its classifier is the rows `rows` of theirs; without `rows` it is theirs, or random where the
+    number of classes differs. Raises InputError where the weights do not fit.
     """
     known = num_classes if rows is None else known_classes(spec, checkpoint)
     teacher = build_teacher(spec, known, pretrained=checkpoint is None)
@@ -92,7 +92,7 @@ def load_checkpoint(teacher: Teacher, path: Path) -> None:
     try:
         network.load_state_dict(state, strict=False)
     except Exception as error:
-        # A tensor of the right shape may still be of a kind that cannot be copied.
+        # A tensor of the right shape may be of a type that cannot be copied.
         raise InputError(f"{path}: not a readable checkpoint: {_reason(error)}") from error
 
 
@@ -129,7 +129,7 @@ def _fitted(network: nn.Module, state: State, path: Path) -> State:
 
 
 def _check(network: Any, state: State, path: Path) -> int:
-    """How many classes the classifier of `state` tells apart, 0 without one.
+    """The number of classes of the classifier of `state`, 0 without one.
 
     Raises InputError unless `state` has every other tensor of `network` in the same shape.
     """
@@ -156,7 +156,7 @@ def _check(network: Any, state: State, path: Path) -> int:
 
 
 def _pooling(missing: Sequence[str], unknown: Sequence[str]) -> str:
-    """Which argument the teacher lacks where its norm sits on the other side of the pooling."""
+    """The argument that a teacher lacks whose norm is on the other side of the pooling."""
     if "fc_norm.weight" in unknown:
         return " (a norm after pooling: --teacher-arg global_pool=avg has it)"
     if "fc_norm.weight" in missing and "norm.weight" in unknown:
@@ -165,5 +165,5 @@ def _pooling(missing: Sequence[str], unknown: Sequence[str]) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what a library said, which may be nothing."""
+    """The first line of an error's text, or its type."""
     return str(error).partition("\n")[0] or type(error).__name__

@@ -1,30 +1,28 @@
 """Start a sub-model from another network's weights: choose layers, heads and units, slice the rest.
 
-The other one is the teacher, or an earlier sub-model; here both are called teacher. The choices,
-all of them read off the weights alone, so that the same teacher always gives the same sub-model,
-and with every size equal the sub-model computes exactly the teacher's feature:
+The other one is the teacher or an earlier sub-model, called teacher here. The selection depends on
+the weights alone; with all sizes equal the sub-model computes exactly the teacher's feature:
 
 - *Layers*: evenly spaced, the first and the last among them, as in DistilBERT (Sanh et al. 2019,
   arXiv 1910.01108), which took every second one.
-- *Width*: one choice of channels for the whole residual stream, for what one layer writes there
-  the next one reads; the channels with the largest weights in all matrices that touch the stream.
+- *Width*: one choice of channels for the whole residual stream, as layers share it;
+  the channels with the largest weights in all matrices that touch the stream.
   This is weight subcloning (Samragh et al. 2023, arXiv 2312.09299), which ranks neurons by their
   activations, here without pictures; weight selection (Xu et al. 2024, arXiv 2311.18823) showed
   that being consistent over layers matters.
 - *Heads*: the ones with the largest value-output product (which heads matter: Michel et al. 2019,
-  arXiv 1905.10650, measured there by gradients). A teacher's head may become two smaller ones.
+  arXiv 1905.10650, measured there by gradients). A teacher's head may be split.
 - *Units*, of the MLP and inside a head: by the product of the norms going in and out (for queries
   and keys: of both), that is, by the largest contribution they can make.
-- *Scale*: what is left of a sum is multiplied so that its variance stays as it was if its terms
-  are independent: by sqrt(old_in / new_in) where all terms weigh the same.
+- *Scale*: a partial sum is multiplied to keep its variance if its terms are independent: by
+  sqrt(old_in / new_in) where all terms weigh the same.
 - *Picture and patch size*: timm's own resampling. The teacher's normalisation is folded into the
-  patch embedding, for sub-models have another one.
+  patch embedding.
 
-LayerScale is folded into the projections; registers and the distillation token are dropped; a
-teacher without class token or final norm leaves the sub-model's as they were drawn. GELU's
-approximations (tanh, quick) become GELU. A teacher whose blocks do something that a sub-model's
-cannot (norm before the first block, QK-norm, RMSNorm, gated MLP) is refused, because the rest of
-its weights would be read without what they were trained with.
+LayerScale is folded into the projections; registers and the distillation token are dropped; without
+class token or final norm in the teacher the sub-model's stay random. GELU's approximations (tanh,
+quick) become GELU. A teacher whose blocks have parts without counterpart (norm before the first
+block, QK-norm, RMSNorm, gated MLP) is refused.
 """
 
 from collections.abc import Iterable
@@ -42,8 +40,8 @@ from partitioner.networks.teacher import outline
 _CANNOT = "cannot start from the teacher's weights"
 
 
-class Heritage(Protocol):
-    """Whose weights are cut, and what it makes of pixels before it sees them."""
+class WeightSource(Protocol):
+    """A network whose weights are selected, and its normalisation."""
 
     @property
     def network(self) -> nn.Module:
@@ -51,19 +49,19 @@ class Heritage(Protocol):
 
     @property
     def normalise(self) -> Normalise:
-        """From pixels to what the network was trained on."""
+        """From pixels to the network's input."""
 
 
 @dataclass(frozen=True, slots=True)
-class Predecessor:
-    """A trained sub-model's trunk as what another one may start from."""
+class TrainedMember:
+    """A trained sub-model's trunk as a source of weights."""
 
     network: nn.Module
     normalise: Normalise = field(default_factory=lambda: Normalise(MEAN, STD))
 
 
-def check_heritage(teacher: TeacherSpec, members: Iterable[SubModelSpec]) -> None:
-    """Raise InputError unless every member can inherit from that teacher; needs no weights."""
+def check_source(teacher: TeacherSpec, members: Iterable[SubModelSpec]) -> None:
+    """Raise InputError unless every member can start from that teacher; needs no weights."""
     network = outline(teacher.name, teacher.args)
     _check_kind(network)
     for spec in members:
@@ -76,8 +74,8 @@ def check_heritage(teacher: TeacherSpec, members: Iterable[SubModelSpec]) -> Non
         )
 
 
-def inherit(trunk: nn.Module, teacher: Heritage) -> None:
-    """Overwrite the weights of a sub-model's trunk, in place, with a selection of the teacher's.
+def init_from(trunk: nn.Module, teacher: WeightSource) -> None:
+    """Replace the weights of a sub-model's trunk, in place, by a selection of the teacher's.
 
     Raises InputError when the teacher's blocks have no counterpart in the trunk, or when the
     trunk is larger than the teacher anywhere but in its picture.
@@ -93,25 +91,25 @@ def inherit(trunk: nn.Module, teacher: Heritage) -> None:
         channels = _strongest(_channel_scores(old), new.embed_dim)
         state = dict(new.state_dict())
         state |= _embedding(new, old, teacher.normalise, channels)
-        for i, layer in enumerate(evenly(len(old.blocks), len(new.blocks))):
+        for i, layer in enumerate(select_evenly(len(old.blocks), len(new.blocks))):
             for key, value in _block(new.blocks[i], old.blocks[layer], channels).items():
                 state[f"blocks.{i}.{key}"] = value
-        # Where the teacher pools before its norm, the norm sits in front of the head.
+        # A teacher that pools before its norm has the norm in front of the head.
         for norm in (old.norm, old.fc_norm):
             if isinstance(norm, nn.LayerNorm):
                 state |= {"norm.weight": norm.weight[channels], "norm.bias": norm.bias[channels]}
         new.load_state_dict(state)
 
 
-def evenly(old: int, new: int) -> list[int]:
-    """`new` of the layers 0 .. old-1, evenly spaced; the first and, from two on, the last."""
+def select_evenly(old: int, new: int) -> list[int]:
+    """`new` of the layers 0 .. old-1, evenly spaced, with the first and, from two on, the last."""
     if new == 1:
         return [0]
     return [(2 * i * (old - 1) + new - 1) // (2 * (new - 1)) for i in range(new)]
 
 
 def _check_kind(network: Any) -> None:
-    """Raise InputError unless a sub-model's blocks can compute what this teacher's do."""
+    """Raise InputError unless a sub-model's blocks can compute this teacher's."""
     block = network.blocks[0]
     odd = None
     if not isinstance(network.norm_pre, nn.Identity):
@@ -143,7 +141,7 @@ def _check_sizes(network: Any, embed_dim: int, depth: int, num_heads: int, hidde
         ("depth", depth, len(network.blocks)),
         ("width of the MLP", hidden, block.mlp.fc1.out_features),
         ("width of a head", size, own),
-        # Heads may be split, so that 3 heads of 64 give up to 6 heads of 32.
+        # Heads may be split: 3 heads of 64 give up to 6 heads of 32.
         (f"num_heads (of width {size})", num_heads, block.attn.num_heads * (own // size)),
     ]
     for name, wanted, most in sizes:
@@ -157,9 +155,9 @@ def _strongest(scores: Tensor, count: int) -> Tensor:
 
 
 def _rescale(energy: Tensor, kept: Tensor) -> Tensor:
-    """What the rest of a sum is multiplied by; `energy[n]` are the variances of its terms.
+    """The factor for a partial sum of terms `kept`; `energy[n]` are the variances of all.
 
-    At most sqrt(old / new): a rest that is weaker than chance would keep is not blown up.
+    At most sqrt(old / new).
     """
     share = (energy[kept].sum() / energy.sum()).nan_to_num(1.0)
     return share.clamp_min(len(kept) / len(energy)).rsqrt()
@@ -171,7 +169,7 @@ def _gamma(scale: Any) -> Tensor | float:
 
 
 def _bias(linear: nn.Linear) -> Tensor:
-    # nn.Linear's annotation leaves out that it may have none.
+    # nn.Linear's annotation has no None.
     bias: Tensor | None = linear.bias
     return linear.weight.new_zeros(linear.out_features) if bias is None else bias
 
@@ -197,7 +195,7 @@ def _embedding(new: Any, old: Any, normalise: Normalise, channels: Tensor) -> di
     """Patch, class and position embedding, for another normalisation and other sizes."""
     from timm.layers import resample_abs_pos_embed, resample_patch_embed
 
-    # x is what the sub-model sees, p the pixels: x = p * own.scale + own.offset.
+    # The sub-model's input is x = p * own.scale + own.offset for pixels p.
     own = Normalise(MEAN, STD).to(normalise.scale.device)
     factor = normalise.scale / own.scale
     constant = normalise.offset - own.offset * factor
@@ -210,7 +208,7 @@ def _embedding(new: Any, old: Any, normalise: Normalise, channels: Tensor) -> di
         "patch_embed.proj.bias": _bias(proj)[channels] + (weight * constant).sum(dim=(1, 2, 3)),
     }
     position = new.pos_embed.new_zeros(new.pos_embed.shape)
-    # A class token that the teacher does not have stays as it was drawn, with its position.
+    # Without a class token in the teacher, the sub-model's and its position stay random.
     if old.cls_token is None:
         position[:, :1] = new.pos_embed[:, :1]
     else:
@@ -241,7 +239,7 @@ def _block(new: Any, old: Any, channels: Tensor) -> dict[str, Tensor]:
 def _read(weight: Tensor, bias: Tensor, norm: Any, channels: Tensor) -> tuple[Tensor, Tensor]:
     """Rows `weight[n, D]` that read the normed stream -> `[n, D']`, and their bias `[n]`.
 
-    The norm's own bias is a constant input; what the lost channels had of it stays in the bias.
+    The norm's bias is a constant input; the share of dropped channels moves to the bias.
     """
     energy = (weight * norm.weight).square().sum(dim=0)
     kept = weight[:, channels] * _rescale(energy, channels)
@@ -280,7 +278,7 @@ def _attention(new: Any, old: Any, channels: Tensor) -> dict[str, Tensor]:
     for head, piece in _pieces(product, size // new.head_dim, new.num_heads):
         qk = _piece(strength_qk[head], piece, new.head_dim)
         value = _piece(strength_v[head], piece, new.head_dim)
-        # Attention divides by sqrt(d'), not by sqrt(d) any more; queries and keys share the rest.
+        # Attention divides by sqrt(d') instead of sqrt(d); queries and keys share the factor.
         ratio = (new.head_dim / size) ** 0.5 * _rescale(strength_qk[head].square(), qk)
         factors = torch.stack([ratio.sqrt(), ratio.sqrt(), torch.ones_like(ratio)])[:, None]
         units = torch.stack([qk, qk, value])
@@ -299,12 +297,12 @@ def _attention(new: Any, old: Any, channels: Tensor) -> dict[str, Tensor]:
 
 
 def _pieces(scores: Tensor, per_head: int, count: int) -> list[tuple[int, int]]:
-    """`count` pairs (head, piece), ascending: every head's first piece before any one's second."""
+    """`count` pairs (head, piece), ascending: every head's first piece precedes second ones."""
     order: list[int] = scores.argsort(descending=True, stable=True).tolist()
     return sorted([(head, piece) for piece in range(per_head) for head in order][:count])
 
 
 def _piece(scores: Tensor, piece: int, size: int) -> Tensor:
-    """The `piece`-th `size` units of a head when the strongest come first; indices ascending."""
+    """The `piece`-th `size` units of a head by descending strength; indices ascending."""
     ranked = scores.argsort(descending=True, stable=True)
     return ranked[piece * size : (piece + 1) * size].sort().values

@@ -58,7 +58,7 @@ class Sums:
     """What members add up to in every pattern: all parts, and the largest of whatever is shared."""
 
     total: Array
-    #: Per view, per build and per region, as the law's shares are ordered in `Objective`.
+    #: Per view, per build and per place, as the law's shares are ordered in `Objective`.
     most: tuple[dict[int, Array], dict[int, Array], dict[int, Array]]
 
 
@@ -137,4 +137,4 @@ class Objective:
 
 def _keys(member: Candidate) -> tuple[int, int, int]:
     """What a member may have in common with others, in the order of the law's shares."""
-    return member.view, member.model, member.part
+    return member.view, member.model, member.place

@@ -40,8 +40,9 @@ class Candidate:
     capability: float
     view: int
     model: int
-    #: Which of the regions tried it sees.
+    #: Which of the regions tried it sees, and where that is.
     part: int
+    place: int
     #: What no two members may share.
     identity: int
     wait_ms: float = 0.0
@@ -177,8 +178,16 @@ class Device:
             capability=float(choices.capability[row]),
             view=int(choices.view[row]),
             part=part,
+            place=choices.places[part],
             identity=int(choices.identity[row]),
         )
+
+    def best_centred(self, c: Candidate) -> Candidate:
+        """The same shape where it sees the part, centred as the whole is, that is best alone."""
+        choices = self.choices
+        parts = [part for part, place in enumerate(choices.places) if part and not place]
+        capability = [choices.capability[choices.seeing(c.choice, part)] for part in parts]
+        return self.seeing(c, parts[int(np.argmax(capability))])
 
     def running(self, choice: int) -> Candidate | None:
         """A choice as this device would run it, or None where it cannot."""
@@ -331,5 +340,6 @@ def candidate(
         view=int(choices.view[choice]),
         model=int(choices.model[choice]),
         part=int(choices.part[choice]),
+        place=choices.places[int(choices.part[choice])],
         identity=int(choices.identity[choice]),
     )

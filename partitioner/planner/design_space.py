@@ -17,7 +17,6 @@ from mdp.formats.profile import DeviceProfile, Precision, is_openvino_device
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.accuracy_law import (
     QUANTISATION_LOSS,
-    WHOLE,
     Array,
     model_of,
     view_of,
@@ -25,6 +24,7 @@ from partitioner.estimates.accuracy_law import (
 from partitioner.estimates.latency import Way
 from partitioner.estimates.latency_terms import NAMES, terms
 from partitioner.estimates.macs import memory_bytes
+from partitioner.regions import REGIONS, WHOLE, place_of, where
 
 #: The smallest picture, relative to the teacher's; below half of it too little is left to see.
 MIN_IMAGE_SHARE = 0.5
@@ -41,18 +41,6 @@ HEAD_SIZES, SMALL_HEADS = (64, 48, 32, 24, 16), 4
 #: Relative depth over relative width: sub-models keep within this factor of the teacher's build,
 #: for what lies outside was never measured, and no teacher can be copied into one very wide layer.
 MAX_ASPECT = 2.0
-#: What devices may see: the whole square, or its middle or a corner. Such a part was measured to be
-#: worth less alone and more beside others (docs/lab-log.md); other sizes were not tried.
-PART_SIDE = 0.75
-_MARGIN = (1 - PART_SIDE) / 2
-PARTS = (
-    Region(left=_MARGIN, top=_MARGIN, right=1 - _MARGIN, bottom=1 - _MARGIN),
-    Region(right=PART_SIDE, bottom=PART_SIDE),
-    Region(left=1 - PART_SIDE, top=1 - PART_SIDE),
-    Region(left=1 - PART_SIDE, bottom=PART_SIDE),
-    Region(top=1 - PART_SIDE, right=PART_SIDE),
-)
-REGIONS = (WHOLE, *PARTS)
 #: Widths that a kind's kernels have to pad up are not planned for it: 16 fp32 values are a vector
 #: of AVX-512 or four of NEON, 32 a warp.
 KERNEL_MULTIPLE = {"cpu": 16, "arm": 16, "gpu": 32}
@@ -82,6 +70,8 @@ class Choices:
     model: NDArray[np.int64]
     #: Index in `tried`.
     part: NDArray[np.int64]
+    #: By part: index by which regions look at the same place, the first tried one's is 0.
+    places: tuple[int, ...]
     #: The same index for what competes on a device: plain ViTs of the same view, networks of the
     #: same family that see the same region; in the same precision.
     group: NDArray[np.int64]
@@ -220,19 +210,6 @@ def words(spec: Spec, region: Region = WHOLE) -> str:
     return text
 
 
-def where(region: Region) -> str:
-    """A region as a person reads it."""
-    if region == WHOLE:
-        return "the whole square"
-    wide, high = region.right - region.left, region.bottom - region.top
-    names = {0.0: ("left", "top"), 1.0: ("right", "bottom")}
-    # Where the free room beside the region is: all of it to one side, or evenly on both.
-    across = names.get(region.left / (1 - wide) if wide < 1 else 0.5, ("", ""))[0]
-    down = names.get(region.top / (1 - high) if high < 1 else 0.5, ("", ""))[1]
-    place = " ".join(word for word in (down, across) if word) or "middle"
-    return f"{wide:.0%} x {high:.0%} at the {place}"
-
-
 def make_choices(
     teacher: SubModelSpec,
     predictor: Predictor,
@@ -277,6 +254,7 @@ def make_choices(
         view=_indices(views),
         model=_indices(models),
         part=part,
+        places=tuple(_indices([place_of(region) for region in regions]).tolist()),
         group=_indices(
             [
                 (view if isinstance(spec, SubModelSpec) else (model, region), spec.precision)

@@ -13,9 +13,9 @@ from mdp.formats.profile import DeviceProfile
 from partitioner.estimates.latency import sustained_factor
 from partitioner.estimates.latency_quantiles import TYPICAL, Pace
 from partitioner.planner.candidates import Candidate, Device, candidate, timetable
-from partitioner.planner.design_space import where
 from partitioner.planner.placement import Limits, Seat, Seats, settled
 from partitioner.planner.problem import Problem, predicted_accuracy
+from partitioner.regions import where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,6 +29,8 @@ PAIRS_UP_TO = 10
 #: How many devices that have no part are tried in a member's place.
 _BENCH = 12
 _ROUNDS = 20
+#: In the place of a part's index: the best of the centred ones beside the whole.
+_CENTRE = -1
 #: How many totals of bytes are tried where crops share the client's port, and from how many of the
 #: plans found so the exchanges start.
 TOTALS, STARTS = 12, 2
@@ -276,14 +278,17 @@ class _Search:
     def _free(self, seats: Seats, index: int) -> list[Candidate]:
         """What a device may run beside these members, each as whole and in parts of the square.
 
-        All parts are worth the same alone. One that nobody sees shares nothing with anybody, so it
-        stands for all others while there is one.
+        Of the centred parts that nobody sees the one that is best alone stands for all. Corners are
+        worth the same alone, so one that nobody sees stands for all others.
         """
         taken = {seat.candidate.identity for seat in seats}
         seen = {seat.candidate.part for seat in seats}
-        parts = range(1, len(self.devices[index].choices.tried))
-        unseen = next((part for part in parts if part not in seen), None)
-        offered = [0, *parts] if unseen is None else [0, unseen]
+        places = self.devices[index].choices.places
+        centred = [part for part, place in enumerate(places) if part and not place]
+        corners = [part for part, place in enumerate(places) if place]
+        unseen = next((part for part in corners if part not in seen), None)
+        offered = [0, *([_CENTRE] if centred and seen.isdisjoint(centred) else centred)]
+        offered += corners if unseen is None else [unseen]
         spent_j, sent = energy_of(seats), bytes_of(seats)
         most_bytes, most_j = self.port.most_bytes, self._most_j
         # Half a million times in a plan for eight devices, so not by `_affordable`.
@@ -301,8 +306,11 @@ class _Search:
         if part == 0:
             return self.options[index]
         if (index, part) not in self._parts:
-            device = self.devices[index]
-            self._parts[index, part] = [device.seeing(c, part) for c in self.options[index]]
+            device, options = self.devices[index], self.options[index]
+            self._parts[index, part] = [
+                device.best_centred(c) if part == _CENTRE else device.seeing(c, part)
+                for c in options
+            ]
         return self._parts[index, part]
 
     def _as_replica(self, seats: Seats, index: int) -> _Valued | None:

@@ -19,7 +19,7 @@ from mdp.formats.plan import (
 )
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import WHOLE, Member, capability_of, together
+from partitioner.estimates.accuracy_law import Member, capability_of, together
 from partitioner.estimates.catalogue import catalogue
 from partitioner.estimates.latency_members import MemberLatency
 from partitioner.estimates.latency_quantiles import (
@@ -34,9 +34,10 @@ from partitioner.estimates.macs import memory_bytes
 from partitioner.estimates.network import choose_encoding, network_ms, through_port
 from partitioner.planner.availability import Objective, Sums, exact_arrivals
 from partitioner.planner.candidates import Device, evaluate_device, fitted_ways
-from partitioner.planner.design_space import REGIONS, make_choices, quantised
+from partitioner.planner.design_space import make_choices, quantised
 from partitioner.planner.families import Families
 from partitioner.planner.placement import Limits, Seat, settled
+from partitioner.regions import CENTRES, REGIONS, WHOLE
 
 FP32: tuple[Precision, ...] = ("fp32",)
 #: The plain ViTs of the teacher's alone.
@@ -48,6 +49,8 @@ class Rival:
     """A public network that one device could run alone instead of any plan."""
 
     spec: NetworkSpec
+    #: The centred part in which it is predicted to be right most often.
+    region: Region
     predicted_ms: PredictedMs
     sigma: float
     jitter: Jitter
@@ -172,8 +175,11 @@ def _rivals(
             for size in network.costs
         ]
         compute = model.networks.predict_many_ms(specs).tolist()
-        values = quantised(predictor.of_specs(specs, [WHOLE] * len(specs)), precision)
-        for spec, compute_ms, capability in zip(specs, compute, values.tolist(), strict=True):
+        every = np.array([predictor.of_specs(specs, [r] * len(specs)) for r in CENTRES])
+        best, values = every.argmax(axis=0).tolist(), quantised(every.max(axis=0), precision)
+        for spec, compute_ms, capability, centre in zip(
+            specs, compute, values.tolist(), best, strict=True
+        ):
             if math.isnan(compute_ms) or memory_bytes(spec, classes) > profile.memory_bytes:
                 continue
             encoding = choose_encoding(profile.link, spec.image_size, classes)
@@ -181,6 +187,7 @@ def _rivals(
             found.append(
                 Rival(
                     spec=spec,
+                    region=CENTRES[centre],
                     predicted_ms=PredictedMs(
                         compute=round(compute_ms, 3),
                         network=round(sent_ms, 3),
@@ -220,7 +227,7 @@ def predicted_accuracy(problem: Problem, seats: Sequence[Seat]) -> PredictedAccu
     """With every member in, and expected over which devices are there, counted exactly."""
     predictor = problem.predictor
     members = [
-        Member(capability=c.capability, view=c.view, model=c.model, region=c.part)
+        Member(capability=c.capability, view=c.view, model=c.model, place=c.place)
         for c in (seat.candidate for seat in seats)
     ]
     objective, sums = exact_objective(problem, seats)

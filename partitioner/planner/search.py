@@ -25,7 +25,6 @@ from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.network import waits_ms
 from partitioner.planner.candidates import Candidate, Device
-from partitioner.planner.design_space import REGIONS
 from partitioner.planner.explain import limit_broken, why, why_replica
 from partitioner.planner.local_search import LEAST_GAIN, choose
 from partitioner.planner.placement import Limits, Seat, Seats, bytes_of, settled
@@ -38,6 +37,7 @@ from partitioner.planner.problem import (
     share_complete,
 )
 from partitioner.planner.single_device import reason_to_refuse, single_device
+from partitioner.regions import REGIONS
 
 #: Availabilities closer than one step count as equal when the boosting order is made.
 AVAILABILITY_STEP = 0.05

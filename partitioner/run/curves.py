@@ -50,7 +50,7 @@ def _draw(axes: "Axes", name: str, curve: Curve) -> None:
             epochs,
             [curve[number - 1][loss] for number in epochs],
             linestyle=dashed,
-            # A line through a single epoch would not be seen.
+            # A line through a single epoch is invisible.
             marker="o" if len(epochs) == 1 else "",
             label=loss,
         )
@@ -64,6 +64,6 @@ def _draw(axes: "Axes", name: str, curve: Curve) -> None:
 
 
 def _names(curve: Curve) -> Sequence[str]:
-    """What the epochs of `curve` call their losses, in order of appearance."""
+    """Names of the losses in `curve`, in order of appearance."""
     found = dict.fromkeys(name for epoch in curve for name in epoch)
     return [name for name in found if name not in _LEFT_OUT]

@@ -20,7 +20,7 @@ from partitioner.run.settings import Settings, TeacherFacts, differences
 
 
 class RunFolder:
-    """Where the parts of a run lie; a file that exists is whole."""
+    """The files of a run; one that exists is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -30,13 +30,13 @@ class RunFolder:
         self.teacher_onnx = path / "teacher.onnx"
         self.curves = path / "curves.json"
         self.curves_picture = path / "curves.svg"
-        #: Views, variants, and what the teacher says to them.
+        #: Views, variants, and the teacher's logits for them.
         self.cache = path / "cache"
-        #: What trained sub-models leave to those after them.
-        self.left_behind = path / "left-behind"
+        #: Outputs of trained sub-models that their successors learn from.
+        self.predecessors = path / "predecessors"
 
     def member(self, k: int) -> Path:
-        """Weights of sub-model `k`, there once its training is finished."""
+        """Weights of sub-model `k`; exists once its training is finished."""
         return self.path / f"member-{k}.safetensors"
 
     def joint(self, k: int) -> Path:
@@ -49,12 +49,12 @@ class RunFolder:
         return self.joint(k) if joint else self.member(k)
 
     def answers(self, to: str) -> Path:
-        """What the finished teacher says `to` pictures that are named by their digest."""
+        """The finished teacher's logits for pictures that are named by their digest."""
         return self.cache / f"teacher-{self.teacher_digest}-{to}.npy"
 
     @cached_property
     def teacher_digest(self) -> str:
-        """Names the finished teacher."""
+        """Identifies the finished teacher."""
         return sha256_of(self.teacher)[:16]
 
     def checkpoint(self, stage: str) -> Path:
@@ -62,7 +62,7 @@ class RunFolder:
         return self.path / f"checkpoint-{stage}.pt"
 
     def settings(self) -> Settings:
-        """What the run was started with; raises InputError where there is none."""
+        """The settings that the run was started with; raises InputError for no run folder."""
         if not self.settings_file.is_file():
             raise InputError(f"{self.path}: expected a run folder of mdp-partition train")
         return read_json(self.settings_file, Settings)
@@ -89,13 +89,13 @@ class RunFolder:
                 write_json(self.settings_file, settings)
             return
         self._check_own()
-        shutil.rmtree(self.left_behind, ignore_errors=True)
+        shutil.rmtree(self.predecessors, ignore_errors=True)
         # The settings mark the folder as a run, so they come last.
         write_toml(self.plan_file, plan)
         write_json(self.settings_file, settings)
 
     def check_teacher(self, facts: TeacherFacts) -> None:
-        """Raise InputError where what has been trained here has another teacher, or is no run."""
+        """Raise InputError for a run trained with another teacher, and for no run folder."""
         if not (self.settings_file.exists() and self._begun()):
             self._check_own()
             return
@@ -108,8 +108,13 @@ class RunFolder:
             )
 
     def _check_own(self) -> None:
-        """Raise InputError where anything lies here that no run has before it trains."""
-        own = {self.settings_file.name, self.plan_file.name, self.cache.name, self.left_behind.name}
+        """Raise InputError if the folder has files that no untrained run has."""
+        own = {
+            self.settings_file.name,
+            self.plan_file.name,
+            self.cache.name,
+            self.predecessors.name,
+        }
         found = {path.name for path in self.path.glob("[!.]*")}
         if found - own:
             raise InputError(f"{self.path}: expected a new, an empty or a run folder")
@@ -142,13 +147,13 @@ class RunFolder:
             )
 
     def digest(self, plan: Plan) -> str:
-        """sha256 over plan and trained weights: what a bundle is made from."""
+        """sha256 over plan and trained weights, from which a bundle is made."""
         weights = [self.teacher, *(self.final(a.k) for a in plan.assignments)]
         return digest_of([self.plan_file, *weights])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out, and clear what a killed one left half-written."""
+        """Lock the folder against other processes, and remove half-written files."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -167,13 +172,13 @@ class RunFolder:
                 raise
 
     def _remove_if_empty(self) -> None:
-        """Leave no folder behind where what was asked for is refused before anything is kept."""
+        """Remove the folder if the request was refused before anything was written."""
         if {entry.name for entry in self.path.iterdir()} == {".lock"}:
             shutil.rmtree(self.path)
 
 
 def _without_place(settings: Settings) -> Settings:
-    """The same files may lie elsewhere today; their digests tell that they are the same."""
+    """Without paths: digests identify files that were moved."""
     data = msgspec.structs.replace(settings.data, source="")
     teacher = msgspec.structs.replace(settings.teacher, file=None)
     return msgspec.structs.replace(settings, data=data, teacher=teacher)

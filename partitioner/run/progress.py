@@ -13,12 +13,12 @@ from rich.progress import Progress as Bars
 #: Seconds between two lines of one task where there is no terminal.
 LINE_EVERY_S = 10.0
 
-#: Called with how many more units are done and what to say about them.
+#: Called with the number of further units that are done, and a text about them.
 Advance = Callable[[int, str], None]
 
 
 class Progress:
-    """Reports long steps; `note` says one thing, `task` follows something that takes a while."""
+    """Reports long steps: `note` prints a line, `task` shows progress."""
 
     def __init__(
         self, stream: TextIO | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -32,7 +32,7 @@ class Progress:
 
     @contextmanager
     def task(self, what: str, total: int, *, done: int = 0) -> Iterator[Advance]:
-        """Follow a task of `total` units of which `done` are behind us already."""
+        """Show a task of `total` units, of which `done` are already complete."""
         follow = self._bar if self._stream.isatty() else self._lines
         with follow(what, total, done) as advance:
             yield advance

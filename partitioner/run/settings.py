@@ -32,7 +32,7 @@ class Schedule(Record, frozen=True):
     label_smoothing: Smoothing
 
 
-#: The teacher's default step size: with weights drawn here, and with weights that know something.
+#: The teacher's default step size: with random weights, and with given ones.
 FROM_SCRATCH, FINE_TUNING = 1e-3, 1e-4
 #: The sub-models'.
 DRAWN_OR_CUT, PRETRAINED = 2e-3, 3e-4
@@ -59,7 +59,7 @@ class TeacherSchedule(Schedule, frozen=True):
 
 
 class MemberSchedule(Schedule, frozen=True):
-    """How each sub-model is trained, one after another."""
+    """How each sub-model is trained."""
 
     epochs: Annotated[int, Meta(ge=1, le=100_000, description="Epochs per sub-model")] = 20
     later_share: Annotated[
@@ -77,35 +77,28 @@ class MemberSchedule(Schedule, frozen=True):
     weight_decay: WeightDecay = 0.05
     label_smoothing: Smoothing = 0.0
     boost_weight: Annotated[
-        Weight, Meta(description="Weight of what the boost heads leave unexplained")
-    ] = 1.0
-    stack_weight: Annotated[
-        Weight, Meta(description="Weight of imitating another's last feature")
+        Weight,
+        Meta(
+            description="Boosting: weight of the boost heads' loss beside the bag heads' 1; "
+            "0: no boost heads"
+        ),
     ] = 0.0
-    bag_weight: Annotated[Weight, Meta(description="Weight of the stand-alone classifier")] = 1.0
+    stack_weight: Annotated[
+        Weight,
+        Meta(
+            description="Stacking distillation: weight of imitating the predecessor's last "
+            "feature; 0: none"
+        ),
+    ] = 0.0
     distillation: Annotated[
         float,
         Meta(
-            ge=0, le=1, description="The teacher's share in what heads are taught, against labels"
+            ge=0, le=1, description="Share of the teacher's probabilities in the targets of heads"
         ),
     ] = 0.5
     temperature: Annotated[
         float, Meta(gt=0, le=100, description="Softness of the teacher's answers")
     ] = 2.0
-    boost_target: Annotated[
-        Literal["logits", "probabilities"],
-        Meta(
-            description="What the sum of the boost heads is held against: the teacher's logits, by "
-            "squared error, or labels and the teacher's probabilities, as the bag heads are"
-        ),
-    ] = "probabilities"
-    shrinkage: Annotated[
-        float, Meta(gt=0, le=1, description="Share of the residual that a boost head is to fit")
-    ] = 1.0
-    imitate: Annotated[
-        Literal["predecessor", "predecessors", "teacher"],
-        Meta(description="Whose last feature each sub-model imitates"),
-    ] = "predecessor"
     start: Annotated[
         Literal["auto", "teacher", "scratch"],
         Meta(
@@ -113,10 +106,6 @@ class MemberSchedule(Schedule, frozen=True):
             "auto cuts the later ones from an earlier sub-model, and draws only what cannot be cut"
         ),
     ] = "auto"
-    trunks: Annotated[
-        Literal[1, 2],
-        Meta(description="1: both heads on one trunk; 2: each on its own, half as deep"),
-    ] = 1
     patience: Annotated[
         int,
         Meta(
@@ -127,10 +116,20 @@ class MemberSchedule(Schedule, frozen=True):
         ),
     ] = 0
 
+    @property
+    def boosting(self) -> bool:
+        """Whether members have boost heads."""
+        return self.boost_weight > 0
+
+    @property
+    def stacking(self) -> bool:
+        """Whether members imitate their predecessor's feature."""
+        return self.stack_weight > 0
+
     def of(self, k: int, *, pretrained: bool) -> "MemberSchedule":
         """The schedule of sub-model `k`, with the default step size filled in.
 
-        A network with pretrained weights loses much of what it knows at the others' step size
+        Networks with pretrained weights lose accuracy at the others' step size
         (docs/results/families.md).
         """
         share = self.later_share if k else 1.0
@@ -186,7 +185,7 @@ class Augmentation(Record, frozen=True):
 
 
 class RunOptions(Record, frozen=True):
-    """What else a training can be asked for."""
+    """Pictures, given weights and arithmetic of a training: `[run]` of run.toml."""
 
     data: Annotated[
         str,
@@ -260,7 +259,7 @@ class RunOptions(Record, frozen=True):
 
 
 class Asked(Record, frozen=True):
-    """Everything a training was asked for: tables of run.toml, of which `options` is `[run]`."""
+    """The settings of a training: tables of run.toml, of which `options` is `[run]`."""
 
     options: RunOptions = field(name="run")
     teacher_schedule: TeacherSchedule = TeacherSchedule()
@@ -288,7 +287,7 @@ class DataFacts(Record, frozen=True):
 
 
 class TeacherFacts(Record, frozen=True):
-    """Where the teacher comes from; its name, arguments and shape."""
+    """The teacher's name, arguments and weights."""
 
     name: str
     pretrained: bool
@@ -304,7 +303,7 @@ class TeacherFacts(Record, frozen=True):
 
 
 class Settings(Record, frozen=True):
-    """Everything that a run's outcome depends on, except the plan, which lies beside it."""
+    """Everything that a run's outcome depends on, except the plan in plan.toml."""
 
     seed: Annotated[int, Meta(ge=0, lt=2**32)]
     #: Arithmetic of the matrix products in training.
@@ -325,7 +324,7 @@ class Settings(Record, frozen=True):
     format_version: Literal[1] = 1
 
 
-#: Keys of a plan that follow from others: they are named only where nothing else differs.
+#: Keys of a plan that are computed from others: named only where nothing else differs.
 _FOLLOWING = re.compile(
     r"accuracy\b|deadline_ms|energy_j|left_out|memory_bytes|on_time|predicted_ms|reason|single_device|why"
 )
@@ -336,7 +335,7 @@ _SPLITS = {"train": "training", "calibration": "calibration", "test": "test"}
 def differences(there: object, here: object) -> str:
     """The first five keys in which two records differ, in words; empty if they are equal.
 
-    What a user sets comes first, then parts of lists; what follows from these is left out.
+    Users' settings come first, then parts of lists; keys computed from these are left out.
     """
     old, new = _flat(msgspec.to_builtins(there)), _flat(msgspec.to_builtins(here))
     keys = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
@@ -350,7 +349,7 @@ def differences(there: object, here: object) -> str:
 
 
 def _difference(key: str, old: object, new: object) -> str:
-    """One key that differs; a hash tells nobody anything, so none is named."""
+    """One key that differs; hashes are not shown."""
     part, _, split = key.rpartition(".")
     if part in ("", "data") and split in _SPLITS:
         return f"the {_SPLITS[split]} pictures differ"

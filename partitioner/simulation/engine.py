@@ -1,8 +1,7 @@
-"""Requests in virtual time: real sessions, real health, simulated devices. No clock, no sockets.
+"""Discrete-event simulation of clients and devices: the serving sessions, in virtual time.
 
-The loop does what `mdp.client.dispatcher.Dispatcher` does with a transport and a clock, for many
-clients at once: it starts sessions, delivers what they send, feeds them what arrives, and tells
-each the time when it wants to know it.
+The event loop stands for `mdp.client.dispatcher`, a transport and a clock, for many clients at
+once: it starts sessions, delivers their messages and replies, and wakes them.
 """
 
 import gc
@@ -21,13 +20,13 @@ from mdp.requests.in_flight import InFlight
 from mdp.requests.reason import UNREACHABLE, Reason
 from mdp.requests.request import Request
 from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
-from partitioner.simulation.device import Job, Lives, Push, SimulatedDevice
+from partitioner.simulation.device import Job, Push, SimulatedDevice, UpDownTimes
 from partitioner.simulation.models import (
-    Dice,
-    Draws,
     LogNormal,
     Measured,
+    RandomStreams,
     Rotated,
+    SampleStream,
     Scenario,
     chance,
     exponential,
@@ -37,21 +36,21 @@ from partitioner.simulation.models import (
 from partitioner.simulation.port import ClientPort
 from partitioner.simulation.trace import Trace
 
-#: What was sent stands for itself: fusion is done afterwards, for all requests of a subset at once.
+#: Replies carry no logits: fusion follows the simulation, for all requests of a subset at once.
 _NOTHING = np.zeros(0, dtype=np.float32)
 _CONTRIBUTION = Contribution(_NOTHING, _NOTHING)
 
-#: Stands for every session that has finished.
+#: Replaces every finished session.
 _OVER = Session(Choice({}, {}, {}), decide_s=0.0)
 _OVER.finished = True
 
 Callback = Callable[[float, Any], None]
-#: When, which one, and what to do with what.
+#: Virtual seconds, running number, callback, argument.
 Event = tuple[float, int, Callback, Any]
 
 
 def _pusher(events: list[Event], number: Callable[[], int]) -> Push:
-    """What puts an event into `events`; three times for every request to a device."""
+    """A function that puts an event into `events`."""
 
     def push(at_s: float, callback: Callback, argument: Any) -> None:
         heappush(events, (at_s, number(), callback, argument))
@@ -73,7 +72,7 @@ class _Client:
 
 
 class _Call:
-    """One call under way."""
+    """One request in flight."""
 
     __slots__ = ("client", "number", "place", "session", "started_s", "woken_s")
 
@@ -92,33 +91,34 @@ class Simulation:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.trace = Trace()
-        # The reserve is what fusing has to do with.
+        # Fusing has to end within the reserve.
         reserved_s = reserve_s(checked_deadline_ms(scenario.deadline_ms))
         self._after_s = min(scenario.after_s, reserved_s)
-        dice = Dice(scenario.seed)
-        self._dice, self._before = dice, seconds(scenario.before, dice, "", "before")
-        self._gaps = Draws(dice, "", "arrivals", exponential)
-        self._choices = Draws(dice, "", "clients", uniform)
-        self._certainties = Draws(dice, "", "certainty", uniform)
+        streams = RandomStreams(scenario.seed)
+        self._streams, self._before = streams, seconds(scenario.before, streams, "", "before")
+        self._gaps = SampleStream(streams, "", "arrivals", exponential)
+        self._choices = SampleStream(streams, "", "clients", uniform)
+        self._certainties = SampleStream(streams, "", "certainty", uniform)
         late = scenario.late_s
-        #: By how much the client is woken late, call by call.
+        #: Delay of the client's waking, call by call.
         self._late_s = (
-            seconds(late, dice, "", "late").next
+            seconds(late, streams, "", "late").next
             if isinstance(late, LogNormal | Measured)
             else repeat(late).__next__
         )
         self._events: list[Event] = []
-        #: When devices come and go: thousands of events far ahead, which every push and pop among
-        #: the others would have to sort along.
+        #: Failures and recoveries, far ahead: a heap of their own keeps the other one small.
         self._turns: list[Event] = []
-        # The running number keeps events of one moment in order, and the rest uncompared.
+        # The running number orders events of one moment, so that callbacks are never compared.
         self._number = number = count().__next__
         self._push, self._turn = _pusher(self._events, number), _pusher(self._turns, number)
         self._devices = {
-            model.name: SimulatedDevice(model, dice, self._push, self._replied, scenario.client_bps)
+            model.name: SimulatedDevice(
+                model, streams, self._push, self._replied, scenario.client_bps
+            )
             for model in scenario.devices
         }
-        #: Devices that no client is connected to; sessions keep it, so it is never changed.
+        #: Disconnected devices; replaced and never changed, as sessions keep it.
         self._gone = dict.fromkeys(sorted(scenario.lost), UNREACHABLE)
         self._clients = self._make_clients()
         #: When calls want to be told the time. Most have ended by then, and one event stands for
@@ -139,7 +139,7 @@ class Simulation:
                         for k, names in members.items()
                     },
                     k_of,
-                    chance=chance(self._dice, number),
+                    chance=chance(self._streams, number),
                     hedge_after_s=scenario.hedge_after_s,
                     hedge_share=hedge_share,
                     first=scenario.first,
@@ -153,10 +153,10 @@ class Simulation:
         ]
 
     def run(self) -> Trace:
-        """Play until every request has had its outcome."""
+        """Simulate until every request has its outcome."""
         for model in self.scenario.devices:
             if model.name not in self.scenario.lost:
-                self._begin_lives(model.name)
+                self._start_failures(model.name)
         self._begin_load()
         events, turns = self._events, self._turns
         ended, wanted = self.trace.numbers, self.scenario.load.requests
@@ -188,7 +188,7 @@ class Simulation:
         self._push(now_s + self._gaps.next() / rate_per_s, self._arrive, rate_per_s)
 
     def _arrive(self, now_s: float, rate_per_s: float) -> None:
-        """A request of whichever client."""
+        """A request of a random client."""
         self._arrived += 1
         if self._arrived < self.scenario.load.requests:
             self._await_arrival(now_s, rate_per_s)
@@ -200,7 +200,7 @@ class Simulation:
             self._submit(now_s, (client, now_s))
 
     def _prepare(self, started_s: float, client: _Client) -> None:
-        """The call begins, and its request is on the way once the picture is cut."""
+        """Begin a call; its request is sent once the picture is cut."""
         self._push(started_s + self._before.next(), self._submit, (client, started_s))
 
     def _submit(self, now_s: float, begun: tuple[_Client, float]) -> None:
@@ -245,7 +245,7 @@ class Simulation:
 
     def _send(self, call: _Call, request: Request, now_s: float) -> None:
         if request.device in self._gone:
-            # It went after this call had begun.
+            # It failed after this request had begun.
             failed = Failed(device=request.device, reason=UNREACHABLE, now_s=now_s)
             self._act(call, call.session.handle(failed), now_s)
         else:
@@ -260,7 +260,7 @@ class Simulation:
 
     def _wake_before(self, call: _Call) -> None:
         session = call.session
-        # Once for all members that were asked at the same moment.
+        # Once for all members asked at one moment.
         if call.woken_s != session.wake_s < session.decide_s:
             call.woken_s = session.wake_s
             self._wake_at(call.woken_s, call)
@@ -272,9 +272,9 @@ class Simulation:
             self._push(at_s, self._ring, None)
 
     def _ring(self, now_s: float, _: None) -> None:
-        """Wake every call whose time has come, and forget those that have ended before it."""
+        """Wake every call that is due, and drop those that have ended."""
         if now_s != self._rings_s:
-            # Others are waited for since this was put in, and they have events of their own.
+            # Superseded by an earlier wake-up.
             return
         alarms = self._alarms
         while alarms and (alarms[0][0] <= now_s or alarms[0][2].session.finished):
@@ -289,7 +289,7 @@ class Simulation:
             return
         self._act(call, call.session.handle(TimePassed(now_s=now_s)), now_s)
         if call.client.wakes and not call.session.finished:
-            # The hedge of another member may be due later than the one of this moment.
+            # Another member's hedge may be due later.
             self._wake_before(call)
 
     def _replied(self, now_s: float, job: Job) -> None:
@@ -314,8 +314,7 @@ class Simulation:
 
     def _finish(self, call: _Call, finish: Finish, now_s: float) -> None:
         call.client.book.decided(call.number)
-        # Until its deadline there is an alarm for it; a session until then would keep thousands in
-        # memory, instead of what the processor has at hand.
+        # Its alarm keeps the call until the deadline; free the session now.
         call.session = _OVER
         trace = self.trace
         members = tuple(finish.arrived)
@@ -327,11 +326,11 @@ class Simulation:
         if self.scenario.load.rate_per_s is None:
             self._prepare(now_s + self._after_s + self.scenario.load.think_s, call.client)
 
-    # Devices that come and go.
+    # Failures of devices.
 
-    def _begin_lives(self, name: str) -> None:
+    def _start_failures(self, name: str) -> None:
         device = self._devices[name]
-        lives = Lives(device.model, self._dice)
+        lives = UpDownTimes(device.model, self._streams)
         if not lives.starts_up:
             device.up = False
             self._gone[name] = UNREACHABLE
@@ -339,15 +338,15 @@ class Simulation:
             turn = self._fall if lives.starts_up else self._rise
             self._turn(lives.length_s(lives.starts_up), turn, (device, lives))
 
-    def _fall(self, now_s: float, life: tuple[SimulatedDevice, Lives]) -> None:
+    def _fall(self, now_s: float, life: tuple[SimulatedDevice, UpDownTimes]) -> None:
         device, lives = life
         device.fall(now_s)
         self._turn(now_s + self.scenario.detect_s, self._disconnect, (device, device.epoch))
         self._turn(now_s + lives.length_s(False), self._rise, life)
 
-    def _rise(self, now_s: float, life: tuple[SimulatedDevice, Lives]) -> None:
+    def _rise(self, now_s: float, life: tuple[SimulatedDevice, UpDownTimes]) -> None:
         device, lives = life
-        # A host that is back refuses the old connections, if nobody has missed it before.
+        # A recovered host resets the old connections.
         self._disconnect(now_s, (device, device.epoch))
         device.up = True
         self._turn(now_s + self.scenario.reconnect_s, self._connect, (device, device.epoch))
@@ -373,9 +372,9 @@ class Simulation:
 
 
 def simulate(scenario: Scenario) -> Trace:
-    """Run `scenario`; the same scenario gives the same trace. Raises InputError."""
-    # Requests leave no garbage in circles (a test), and looking for it among all that is kept about
-    # ten thousand devices takes a quarter of the time.
+    """Run `scenario`, deterministically; raises InputError."""
+    # Requests leave no reference cycles (tested); collecting takes a quarter of the time with ten
+    # thousand devices.
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,8 +1,7 @@
-"""What the simulator takes devices, links, failures and callers to be like. Plain values.
+"""Models of devices, links, failures and callers, and their random numbers.
 
-Every random number is determined by the seed, the device's name, its purpose and how many of its
-kind came before: the n-th request to a device costs the same in every what-if, so that two of them
-differ by what was changed and not by luck.
+A random number depends on the seed, the device's name, its purpose and its index: the n-th request
+to a device costs the same in every what-if (common random numbers).
 """
 
 import hashlib
@@ -20,11 +19,10 @@ from numpy.typing import NDArray
 from mdp.errors import InputError
 from mdp.requests.hedging import DEFAULT_SHARE
 
-#: A lost packet is sent again by TCP after at least this long, doubled each time (Linux's
-#: TCP_RTO_MIN): over a link that loses packets, messages are late and not lost.
+#: TCP resends a lost packet after at least this long, doubled each time (Linux's TCP_RTO_MIN), so
+#: that messages are late and not lost.
 RETRANSMIT_S = 0.2
-#: Numbers are drawn in blocks, as numpy is only fast for many at once; small ones first, for with
-#: thousands of devices most of them are never used up.
+#: Sizes of the blocks that numbers are drawn in; of thousands of devices most need few.
 _FIRST_BLOCK, _LARGEST_BLOCK = 16, 4096
 
 
@@ -44,11 +42,11 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds as they were measured; each is as likely as every other."""
+    """Measured seconds, drawn uniformly."""
 
     values_s: tuple[float, ...]
-    #: What was measured together is drawn together, where it has the same name here: the n-th draw
-    #: of each is of the same moment. Empty: independent of everything else.
+    #: Distributions with the same name here are drawn jointly: the n-th draw of each has the same
+    #: index. Empty: independent.
     together: str = ""
 
     def draw(self, random: Generator, size: int) -> NDArray[np.float64]:
@@ -65,76 +63,64 @@ class Jittered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowSpells:
-    """Now and then a device takes `factor` times as long: exponential pauses and durations."""
-
-    every_s: float
-    lasts_s: float
-    factor: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceModel:
     """One agent and the link to it."""
 
     name: str
     k: int
     compute: LogNormal | Measured
-    #: The way there and back, beyond what the bytes take.
+    #: Network delay without the bytes.
     delay: Jittered | Measured
     request_bytes: float = 0.0
     reply_bytes: float = 0.0
     bandwidth_bps: float = math.inf
-    #: Coding and sending a reply keeps the agent from the next request for so long.
+    #: Time in which the agent encodes and sends a reply, and computes nothing.
     turnaround_s: float = 0.0
-    #: Mean seconds between two losses of the device, and until it is back.
+    #: Mean seconds up and down, exponential.
     mean_up_s: float = math.inf
     mean_down_s: float = 0.0
-    #: Share of the messages, each way, of which a packet is lost.
+    #: Share of the messages, each way, with a lost packet.
     loss: float = 0.0
-    slow: SlowSpells | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Who asks: clients that wait for their answer, or requests that come at a rate."""
+    """Closed loop: clients wait for their answers; or open: a Poisson process."""
 
     requests: int
     clients: int = 1
-    #: Requests a second of all clients together, as a Poisson process; None: each client asks
-    #: `think_s` after it was answered.
+    #: Requests a second of all clients together; None: closed loop, `think_s` after an answer.
     rate_per_s: float | None = None
     think_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """Everything that one run of the simulator depends on."""
+    """The whole input of one simulation."""
 
-    #: Replicas of one member are asked in this order, by each client from another one on.
+    #: Replicas of a member in order of preference, rotated from client to client.
     devices: tuple[DeviceModel, ...]
     load: Load
     deadline_ms: float
     seed: int = 0
     hedge_after_s: float | None = None
-    #: What hedging may add to the requests of a client at most.
+    #: Share that hedging may add to a client's requests.
     hedge_share: float = DEFAULT_SHARE
-    #: A cascade: the members that are asked before the others, and the share of the requests of
-    #: which these are not sure. Empty: all are asked at once.
+    #: A cascade: members of the first stage, and the share of requests that escalate. Empty: no
+    #: cascade.
     first: frozenset[int] = frozenset()
     escalated: float = 0.0
-    #: Devices that are not there at all.
+    #: Devices that are absent throughout.
     lost: frozenset[str] = frozenset()
-    #: What a client needs before it has sent, and after the decision, within the reserve.
+    #: Client time before the request is sent, and after the decision, within the reserve.
     before: LogNormal | Measured = LogNormal(median_s=0.0)
     after_s: float = 0.0
-    #: How late the client notices that it has to decide, drawn for every call: the operating system
-    #: wakes it, and beside busy agents on the same cores it waits for one. An answer that it gives
-    #: later than the reserve allows is late, as a real one is.
+    #: Delay between the moment of decision and the client's waking, drawn for every call. One above
+    #: the reserve makes the answer late.
     late_s: float | LogNormal | Measured = 0.0
-    #: What each client's own port carries: all its crops leave through it.
+    #: Bandwidth of each client's network port, through which all its crops leave.
     client_bps: float = math.inf
-    #: From a device's loss until clients know, and from its return until they are connected.
+    #: Time from a device's loss until clients know of it, and from its return until they connect.
     detect_s: float = 3.0
     reconnect_s: float = 0.5
 
@@ -153,22 +139,22 @@ class Scenario:
             )
 
     def members(self) -> dict[int, list[str]]:
-        """Index k -> the devices that serve it, in order of preference."""
+        """Member k -> its devices, in order of preference."""
         members: dict[int, list[str]] = {}
         for device in self.devices:
             members.setdefault(device.k, []).append(device.name)
         return dict(sorted(members.items()))
 
 
-#: Draws `[size]` from a generator.
+#: SampleStream `[size]` from a generator.
 Draw = Callable[[Generator, int], NDArray[np.float64]]
 
 
-class Dice:
-    """Random numbers by what they are for: the n-th block of each kind is always the same.
+class RandomStreams:
+    """Independent streams of random numbers by kind, in blocks that can be drawn in any order.
 
-    One counter-based generator (Salmon and others, Parallel random numbers: as easy as 1, 2, 3,
-    2011) serves all: setting its key and counter costs a fifth of making a generator.
+    A counter-based generator (Salmon et al., Parallel random numbers: as easy as 1, 2, 3, 2011);
+    setting its key and counter takes a fifth of the time of making one.
     """
 
     def __init__(self, seed: int) -> None:
@@ -179,62 +165,65 @@ class Dice:
         self._key, self._counter = (self._state["state"][part] for part in ("key", "counter"))
 
     def at(self, kind: int, block: int) -> Generator:
-        """The generator at the start of a block; good until the next call."""
+        """The generator at the start of a block; valid until the next call."""
         self._key[1], self._counter[3] = kind, block
         self._bits.state = self._state
         return self._generator
 
 
 def kind_of(name: str, purpose: str) -> int:
-    """The number of one device's (or of the callers') random numbers of one purpose."""
+    """The stream number of a device (or the callers) and a purpose."""
     digest = hashlib.blake2b(f"{purpose} {name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest)
 
 
-class Draws:
-    """Numbers without end of one kind, out of blocks that grow as more are asked for."""
+class SampleStream:
+    """An endless stream of samples of one kind, drawn in growing blocks."""
 
     __slots__ = ("next",)
 
     def __init__(
-        self, dice: Dice, name: str, purpose: str, draw: Draw, first: int = _FIRST_BLOCK
+        self, streams: RandomStreams, name: str, purpose: str, draw: Draw, first: int = _FIRST_BLOCK
     ) -> None:
-        #: The next of them; it costs a quarter of what a method of ours would.
-        self.next = chain.from_iterable(_blocks(dice, name, purpose, draw, first)).__next__
+        #: The next sample; an attribute, since a method would take four times as long.
+        self.next = chain.from_iterable(_blocks(streams, name, purpose, draw, first)).__next__
 
 
-def _blocks(dice: Dice, name: str, purpose: str, draw: Draw, size: int) -> Iterator["array[float]"]:
+def _blocks(
+    streams: RandomStreams, name: str, purpose: str, draw: Draw, size: int
+) -> Iterator["array[float]"]:
     kind = kind_of(name, purpose)
     for block in count():
-        # Arrays take a quarter of the memory of lists. From its end on, as ever: a seed's luck.
-        yield array("d", draw(dice.at(kind, block), size)[::-1].tobytes())
+        yield array("d", draw(streams.at(kind, block), size)[::-1].tobytes())
         size = min(2 * size, _LARGEST_BLOCK)
 
 
-def seconds(distribution: LogNormal | Measured, dice: Dice, name: str, purpose: str) -> Draws:
-    """Draws from the distribution."""
+def seconds(
+    distribution: LogNormal | Measured, streams: RandomStreams, name: str, purpose: str
+) -> SampleStream:
+    """Samples of a distribution."""
     if isinstance(distribution, Measured) and distribution.together:
         name, purpose = distribution.together, "together"
-    return Draws(dice, name, purpose, distribution.draw)
+    return SampleStream(streams, name, purpose, distribution.draw)
 
 
-def chance(dice: Dice, number: int) -> Callable[[], float]:
-    """Numbers from 0 to 1, with which one client chooses among replicas."""
-    return Draws(dice, str(number), "chance", uniform).next
+def chance(streams: RandomStreams, number: int) -> Callable[[], float]:
+    """The random numbers of one client's replica selection."""
+    return SampleStream(streams, str(number), "chance", uniform).next
 
 
 def uniform(random: Generator, size: int) -> NDArray[np.float64]:
-    """From 0 to 1."""
+    """Uniform samples in [0, 1)."""
     return random.random(size)
 
 
 def exponential(random: Generator, size: int) -> NDArray[np.float64]:
-    """Of mean 1."""
+    """Exponential samples of mean 1."""
     return random.standard_exponential(size)
 
 
 class Rotated(Sequence[str]):
-    """A client's own order of the same names: from `offset` on, and round."""
+    """`names` rotated to begin at `offset`, without a copy."""
 
     __slots__ = ("_count", "_names", "_shift")
 
@@ -255,5 +244,5 @@ class Rotated(Sequence[str]):
             return (self._names[cut:] + self._names[:cut])[index]
         if not 0 <= index < self._count:
             raise IndexError(index)
-        # Below zero a list counts from its end, which is how the order goes round.
+        # A negative index counts from the end, which completes the rotation.
         return self._names[index - self._shift]

@@ -1,4 +1,4 @@
-"""From a trace to the figures that matter: accuracy, latency, shares, and each device's part."""
+"""Accuracy, latency and shares of a simulation, and each device's figures."""
 
 from collections import Counter
 from typing import Annotated
@@ -8,35 +8,35 @@ from msgspec import Meta, field
 from numpy.typing import NDArray
 
 from mdp.files import Record
+from partitioner.simulation.answer_accuracy import AnswerAccuracy
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import Scenario
 from partitioner.simulation.trace import Trace
-from partitioner.simulation.worth import Worth
 
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class DeviceOutcome(Record, frozen=True):
-    """One device's part: how busy it was, and what became of the requests to it."""
+    """One device: its utilisation, and its requests by outcome."""
 
     k: int
-    #: Share of the time in which it computed.
+    #: Share of the time spent computing.
     utilisation: float
     asked: int
-    #: Contributions that made it into an answer.
+    #: Contributions used in an answer.
     used: int
-    #: Contributions that came for a request already answered.
+    #: Contributions that arrived after the answer.
     late: int
-    #: Refused or dropped by the device, which could not be on time.
+    #: Refused or dropped by the device as too late.
     too_late: int
-    #: Refused by the device, whose queue was full.
+    #: Refused by the device, its queue being full.
     overloaded: int
-    #: How often the device was lost and came back.
+    #: Failures.
     falls: int
 
 
 class Latency(Record, frozen=True, rename={"p999": "p99.9"}):
-    """Percentiles of the latency of what was answered, in milliseconds."""
+    """Percentiles of the latency of answers, in milliseconds."""
 
     p50: float
     p90: float
@@ -46,14 +46,14 @@ class Latency(Record, frozen=True, rename={"p999": "p99.9"}):
 
 
 class Outcome(Record, frozen=True):
-    """What callers get from a fleet; shares are of all requests."""
+    """A fleet's figures; shares are of all requests."""
 
     deadline_ms: float
-    #: Right answers; a request without an answer counts as wrong. None where it is not known.
+    #: Right answers; a request without an answer counts as wrong. None if unknown.
     accuracy: Share | None
-    #: The same where a subset's accuracy that is not known counts as nothing.
+    #: The same, unknown accuracies of subsets counting as 0.
     accuracy_at_least: Share
-    #: Right answers, of those that were given.
+    #: Share of the answers that are right.
     accuracy_of_answers: Share | None
     answered: Share
     #: With every member, and with some missing.
@@ -62,13 +62,13 @@ class Outcome(Record, frozen=True):
     latency_ms: Latency
     throughput_per_s: float
     modes: dict[str, float]
-    #: Virtual seconds that the requests took in all.
+    #: Virtual duration.
     span_s: float
     devices: dict[str, DeviceOutcome] = field(default_factory=dict)
 
 
-def outcome_of(scenario: Scenario, trace: Trace, worth: Worth) -> Outcome:
-    """Sum up one run of `scenario`."""
+def outcome_of(scenario: Scenario, trace: Trace, accuracy: AnswerAccuracy) -> Outcome:
+    """The figures of one simulation of `scenario`."""
     requests = len(trace.numbers)
     numbers = np.frombuffer(trace.numbers, dtype=np.int64)
     latencies_ms = np.frombuffer(trace.latencies_s) * 1e3
@@ -80,14 +80,14 @@ def outcome_of(scenario: Scenario, trace: Trace, worth: Worth) -> Outcome:
         if not members:
             answered[places] = False
             continue
-        modes[worth.mode(members)] += len(places)
+        modes[accuracy.mode(members)] += len(places)
         others = places[~sure[places]]
-        for answers, accuracy in (
-            (len(others), worth.accuracy(members, numbers[others]) if len(others) else 0.0),
-            (len(places) - len(others), worth.sure_accuracy()),
+        for answers, share in (
+            (len(others), accuracy.accuracy(members, numbers[others]) if len(others) else 0.0),
+            (len(places) - len(others), accuracy.sure_accuracy()),
         ):
-            unknown |= bool(answers) and accuracy is None
-            right += answers * (accuracy or 0.0)
+            unknown |= bool(answers) and share is None
+            right += answers * (share or 0.0)
     count = int(answered.sum())
     given = latencies_ms[answered] if count else np.zeros(1)
     return Outcome(
@@ -123,6 +123,6 @@ def _devices(scenario: Scenario, trace: Trace) -> dict[str, DeviceOutcome]:
     }
 
 
-def play(scenario: Scenario, worth: Worth) -> Outcome:
-    """Simulate `scenario` and sum it up."""
-    return outcome_of(scenario, simulate(scenario), worth)
+def run_scenario(scenario: Scenario, accuracy: AnswerAccuracy) -> Outcome:
+    """Simulate `scenario`."""
+    return outcome_of(scenario, simulate(scenario), accuracy)

@@ -1,4 +1,4 @@
-"""What happened in a simulation. Plain values."""
+"""The raw record of a simulation."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ from numpy.typing import NDArray
 
 @dataclass(slots=True)
 class Trace:
-    """What happened: one entry per request, in the order of their ends, and per device."""
+    """One entry per request, in the order of their ends, and figures per device."""
 
-    #: Each request's number, from 0; latency in seconds; index into `subsets`.
+    #: Of each request: number, from 0; latency in seconds; index into `subsets`.
     numbers: "array[int]" = field(default_factory=lambda: array("q"))
     latencies_s: "array[float]" = field(default_factory=lambda: array("d"))
     subset: "array[int]" = field(default_factory=lambda: array("q"))
-    #: Whether a device that was wanted is missing; whether a cascade's first stage was sure.
+    #: Whether a requested member is missing; whether a cascade's first stage was sure.
     partial: "array[int]" = field(default_factory=lambda: array("b"))
     sure: "array[int]" = field(default_factory=lambda: array("b"))
-    #: Ascending indices k of the members that answered; empty where none did.
+    #: Arrival subset, ascending k, empty without an answer -> its index.
     subsets: dict[tuple[int, ...], int] = field(default_factory=dict)
     #: Virtual seconds from the first request to the last answer.
     span_s: float = 0.0
     busy_s: dict[str, float] = field(default_factory=dict)
-    #: How often each device was lost.
+    #: Failures of each device.
     falls: dict[str, int] = field(default_factory=dict)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    #: Requests sent to devices: the member-requests that the simulator got through.
+    #: Requests sent to devices.
     asks: int = 0
 
     def by_subset(self) -> dict[tuple[int, ...], NDArray[np.int64]]:

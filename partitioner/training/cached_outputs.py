@@ -25,7 +25,7 @@ def batch(pixels: Views, index: Index, device: torch.device) -> Tensor:
 
 
 def device_of(network: nn.Module) -> torch.device:
-    """Where a network's weights are, and its pictures have to be."""
+    """The device of a network's weights."""
     return next(network.parameters()).device
 
 

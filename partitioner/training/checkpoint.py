@@ -1,4 +1,4 @@
-"""What a training needs to go on: one file, whole, after every finished epoch."""
+"""Checkpoints: one file, written atomically after every finished epoch."""
 
 import io
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ from partitioner.run.curves import Curve
 
 @dataclass(slots=True)
 class State:
-    """How far a training has come, beside the weights and the optimiser's state."""
+    """Progress of a training, beside the weights and the optimiser's state."""
 
     curve: Curve = field(default_factory=list)
-    #: The weights of the epoch with the best validation, where early stopping asks for them.
+    #: The weights of the epoch with the best validation, with early stopping.
     best: dict[str, Tensor] | None = None
 
     def keep_best(self, module: nn.Module) -> None:
-        """Copy the weights of `module`, which will change."""
+        """Copy the weights of `module`."""
         self.best = {name: value.clone() for name, value in module.state_dict().items()}
 
 
@@ -42,7 +42,7 @@ def save(module: nn.Module, optimiser: torch.optim.Optimizer, state: State, path
 
 
 def restore(module: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> State:
-    """Take up the state of the last finished epoch, if there is one; raises InputError."""
+    """Load the state of the last finished epoch, if there is one; raises InputError."""
     if not path.exists():
         return State()
     try:
@@ -54,7 +54,7 @@ def restore(module: nn.Module, optimiser: torch.optim.Optimizer, path: Path) -> 
         optimiser.load_state_dict(kept["optimiser"])
         return State(msgspec.convert(kept["curve"], Curve), kept["best"])
     except Exception as error:
-        # torch.load raises nearly anything for a damaged file; all of it means the same here.
+        # torch.load raises errors of many types for a damaged file.
         raise InputError(
             f"{path}: not a checkpoint of this run; remove it to start over"
         ) from error

@@ -1,4 +1,4 @@
-"""What every step of a run needs to know."""
+"""A run: its folder, settings, plan and pictures."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,8 @@ from partitioner.data.crops import View, load_views, view_of
 from partitioner.data.datasets import Dataset, SplitName
 from partitioner.data.memmaps import Views, load_weights
 from partitioner.data.variants import Variants
-from partitioner.networks.members import Member, build_member
+from partitioner.networks.members import build_member
+from partitioner.networks.submodel import Member
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import MemberSchedule, Schedule, Settings
@@ -18,19 +19,19 @@ from partitioner.training.loop import Stage, derived_seed
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A run: where it is kept, how it was asked for, and on which pictures."""
+    """A run, the views of its pictures, and its networks."""
 
     run: RunFolder
     settings: Settings
     plan: Plan
     data: Dataset
     progress: Progress
-    #: k of members that start from pretrained weights -> the file that has them.
+    #: k of members that start from pretrained weights -> the file.
     weights: Mapping[int, Path] = field(default_factory=dict)
 
     @property
     def variants(self) -> Variants:
-        """The train split as every network of this run gets to see it."""
+        """The variants of the train split, the same for every network of this run."""
         settings = self.settings
         ours = settings.schedule.epochs + settings.joint_schedule.epochs
         longest = max(ours, settings.teacher_schedule.epochs)
@@ -47,16 +48,16 @@ class Work:
         )
 
     def schedule_of(self, k: int) -> MemberSchedule:
-        """How sub-model `k` is trained."""
+        """The schedule of sub-model `k`."""
         return self.settings.schedule.of(k, pretrained=k in self.weights)
 
     @property
     def teacher_view(self) -> View:
-        """What the teacher sees of a picture."""
+        """The teacher's view of a picture."""
         return View(self.plan.require_teacher().shape.image_size)
 
     def canvases(self) -> Views:
-        """The train split `[N, S, S, 3]`, whole, as fine as the finest view."""
+        """The train split `[N, S, S, 3]`, whole, at the finest view's resolution."""
         view = View(self.variants.image_size)
         what = f"train split, {view.image_size} px"
         return load_views(self.data.train, [view], self.run.cache, self.progress, what)[0]
@@ -91,7 +92,7 @@ class Work:
         *,
         in_parts: bool = False,
     ) -> Stage:
-        """Training of the network `name`, called `what`, on the train split."""
+        """Training of the network `name` on the train split; `what` is its name in messages."""
         return Stage(
             name=what,
             pictures=len(self.data.train),
@@ -105,11 +106,11 @@ class Work:
 
     def new_member(self, assignment: Assignment, weights: Path | None = None) -> Member:
         """Member k before its training; a network with pretrained `weights`, if any."""
-        trunks, num_classes = self.settings.schedule.trunks, len(self.data.labels)
-        return build_member(assignment.spec, num_classes, trunks=trunks, weights=weights)
+        boosting, num_classes = self.settings.schedule.boosting, len(self.data.labels)
+        return build_member(assignment.spec, num_classes, boosting=boosting, weights=weights)
 
     def load_member(self, assignment: Assignment, *, joint: bool = True) -> Member:
-        """The trained member k; as the joint pass left it, unless `joint` is false."""
+        """The trained member k, after the joint pass if there is one, unless `joint` is false."""
         run, member = self.run, self.new_member(assignment)
         member.load_state_dict(
             load_weights(run.final(assignment.k) if joint else run.member(assignment.k))

@@ -1,7 +1,7 @@
-"""Several processes that train one network: who this one is, and how they wait for each other.
+"""Processes that train one network together: rank, barriers, broadcasts and shared errors.
 
-torchrun starts them and stops all if one dies, so nothing here supervises anything. Without
-torchrun there is one process, and every function below returns at once.
+torchrun starts them and stops all if one dies, so nothing is supervised here. Without torchrun
+there is one process, and every function below returns at once.
 """
 
 import gc
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-#: The others wait while the first one fills caches, which may take hours. torchrun ends the wait
-#: when a process dies, so that the only purpose of a limit would be to break long runs.
+#: Wait for the first process while it fills caches, which may take hours. torchrun ends the wait
+#: when a process dies.
 PATIENCE = timedelta(days=30)
 
 
 class StoppedElsewhere(MDPError):
-    """Another process of this training stopped and says why.
+    """Another process of this training failed and reports the error.
 
-    Fine for this one: torchrun ends a training with the first exit code other than 0, which has
-    to be that of the process that failed, and only once that one had the time to speak.
+    Exit code 0: torchrun ends a training with the first other exit code, which has to be the failed
+    process's, after it has printed its error.
     """
 
     exit_code = 0
@@ -43,9 +43,9 @@ def is_first() -> bool:
 
 @contextmanager
 def joined(backend: str | None = None) -> Iterator[World]:
-    """Join torchrun's other processes; one process alone joins nobody.
+    """Join torchrun's process group; without torchrun there is none.
 
-    By default messages about tensors on GPUs go through nccl and all others through gloo.
+    By default nccl carries tensors on GPUs and gloo all others.
     """
     here = world()
     if here.size == 1:
@@ -62,11 +62,11 @@ def joined(backend: str | None = None) -> Iterator[World]:
     distributed.init_process_group(backend or "gloo", timeout=PATIENCE)
     try:
         yield here
-        # Whoever leaves first would be a broken connection to those who still talk.
+        # A process that leaves early breaks the connections of the others.
         barrier()
     finally:
-        # A wrapped network that is still held by a cycle keeps threads of the group alive, which
-        # then end the process with SIGABRT.
+        # A wrapped network in a reference cycle keeps threads of the group alive, which end the
+        # process with SIGABRT.
         gc.collect()
         distributed.destroy_process_group()
 
@@ -78,7 +78,7 @@ def barrier() -> None:
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Fail everywhere if the body fails on any process, so that none is waited for in vain.
+    """Fail on every process if the body fails on any.
 
     The first process that failed raises its own error, the others StoppedElsewhere.
     """
@@ -90,7 +90,7 @@ def together() -> Iterator[None]:
         if here.size == 1:
             raise
         failed = error
-    # The lowest rank that has something to say wins, and 0 stands for none.
+    # The lowest rank with an error of its own wins; 0 stands for none.
     mine = here.size - here.rank if failed else 0
     if failed and not isinstance(failed, StoppedElsewhere):
         mine += here.size
@@ -105,7 +105,7 @@ def together() -> Iterator[None]:
 
 @contextmanager
 def first_then_others() -> Iterator[None]:
-    """Run the body on the first process, then on the others, which find what it wrote.
+    """Run the body on the first process, then on the others, which find its files.
 
     Where the first one fails the others raise StoppedElsewhere instead of running the body.
     """
@@ -116,13 +116,20 @@ def first_then_others() -> Iterator[None]:
         yield
 
 
+def on_first(action: Callable[[], object]) -> None:
+    """Run `action` on the first process alone; an MDPError of it ends all."""
+    with together():
+        if is_first():
+            action()
+
+
 def finished(*paths: Path) -> bool:
-    """Whether the first process finds all of `paths` there: one answer for every process."""
+    """Whether all of `paths` exist for the first process: one answer on every process."""
     return bool(from_first(lambda: float(all(path.exists() for path in paths))))
 
 
 def shared(error: MDPError) -> MDPError:
-    """What to raise for an error that every process meets at the same time: one of them speaks."""
+    """What to raise for an error that every process meets at once: the first reports it."""
     return error if is_first() else StoppedElsewhere(str(error))
 
 
@@ -132,7 +139,7 @@ def agreed(value: int) -> bool:
 
 
 def from_first(value_of: Callable[[], float]) -> float:
-    """A number that the first process works out while the others wait; MDPErrors reach all."""
+    """A number that the first process computes while the others wait; an MDPError ends all."""
     value = 0.0
     with together():
         if is_first():
@@ -160,10 +167,10 @@ def _highest(value: int) -> int:
 
 
 def share_of(index: NDArray[np.int64], here: World) -> tuple[NDArray[np.int64], float]:
-    """This process's pictures of a batch, and which part of the batch they are.
+    """This process's pictures of a batch, and their share of it.
 
-    Shares may be uneven. Where there are fewer pictures than processes some get one that counts
-    nothing, since every process has to take part in every averaging of gradients.
+    Shares may be uneven. With fewer pictures than processes, some get one picture with share 0, as
+    every process has to take part in averaging gradients.
     """
     share = np.array_split(index, here.size)[here.rank]
     if len(share) == 0:
@@ -186,10 +193,7 @@ def parallel(module: "nn.Module", device: "torch.device", *, in_parts: bool) -> 
 
 
 def share_statistics(module: "nn.Module") -> None:
-    """Give every process the running statistics of the first one.
-
-    Each batch starts from those; what the last one changed is each process's own until then.
-    """
+    """Broadcast the first process's running statistics of batch norms."""
     if world().size == 1:
         return
     from torch import distributed

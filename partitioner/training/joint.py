@@ -1,4 +1,4 @@
-"""The last pass: train all sub-models at once on the answers that their subsets would give."""
+"""The joint pass: train all sub-models at once on the fused answers of random arrival subsets."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,21 +10,22 @@ from torch import Tensor, nn
 from mdp.files import write_bytes
 from mdp.fusion.fuse import Contribution, FusionWeights, weights_for
 from partitioner.data.crops import view_of
-from partitioner.data.memmaps import Index, rows
+from partitioner.data.memmaps import Array, Index, Views, rows
+from partitioner.data.variants import Variants
 from partitioner.fusion.stacking import fit_fusion
+from partitioner.run.curves import Curve
 from partitioner.run.settings import JointSchedule, MemberSchedule
 from partitioner.training.cached_outputs import BATCH, batch, device_of
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
-from partitioner.training.distributed import finished, first_then_others, is_first, together
-from partitioner.training.loop import fit
-from partitioner.training.losses import taught_loss
+from partitioner.training.distributed import finished
+from partitioner.training.loop import train_stage
+from partitioner.training.losses import distillation_loss
 from partitioner.training.student import Student, StudentOutput
-from partitioner.training.teacher import Targets
 
 
 class Ensemble(nn.Module):
-    """All students side by side; runs those that are asked for."""
+    """All students side by side; a batch runs some of them."""
 
     def __init__(self, students: Sequence[Student]) -> None:
         super().__init__()
@@ -35,25 +36,40 @@ class Ensemble(nn.Module):
         return {k: self.students[k](x) for k, x in pixels.items()}
 
 
-def train_jointly(work: Work, targets: Targets) -> None:
-    """Train the finished sub-models together, if that was asked for and is not done yet."""
+def train_jointly(work: Work, teacher: Sequence[Array]) -> None:
+    """Train the finished sub-models together, if that was asked for and is not done yet.
+
+    `teacher` is the teacher's centred logits `[N, C]` per variant of the train split.
+    """
     assignments, schedule = work.plan.assignments, work.settings.joint_schedule
     if schedule.epochs == 0 or finished(*(work.run.joint(a.k) for a in assignments)):
         return
     members = [work.load_member(a, joint=False) for a in assignments]
-    ensemble = Ensemble([Student(member) for member in members]).to(training_device())
-    with first_then_others():
-        contributions = {a.k: _calibration(work, ensemble, a.k) for a in assignments}
-        fusion = fit_fusion(contributions, work.data.calibration.targets)
-        loss_of = JointLoss(work, targets, fusion)
+
+    def prepare() -> tuple[Ensemble, "JointLoss", None]:
+        ensemble = Ensemble([Student(member) for member in members]).to(training_device())
+        contributions = {
+            a.k: _contribution(ensemble.students[a.k], work.member_pixels(a, "calibration"))
+            for a in assignments
+        }
+        variants = work.variants
+        loss_of = JointLoss(
+            schedule,
+            work.settings.schedule,
+            [[variants.view(view_of(a), v) for v in range(variants.count)] for a in assignments],
+            variants,
+            teacher,
+            fit_fusion(contributions, work.data.calibration.targets),
+        )
+        return ensemble, loss_of, None
+
+    def keep(_: nn.Module, curve: Curve) -> None:
+        work.run.keep_curve("joint", curve)
+        for assignment, member in zip(assignments, members, strict=True):
+            write_bytes(work.run.joint(assignment.k), save(member.state_dict()))
+
     stage = work.stage("joint", "training all sub-models together", schedule, in_parts=True)
-    curve = fit(ensemble, stage, loss_of, work.progress)
-    with together():
-        if is_first():
-            work.run.keep_curve("joint", curve)
-            for assignment, member in zip(assignments, members, strict=True):
-                write_bytes(work.run.joint(assignment.k), save(member.state_dict()))
-            stage.checkpoint.unlink(missing_ok=True)
+    train_stage(stage, prepare, keep, work.progress)
 
 
 def arrivals(members: int, drop: float, random: np.random.Generator) -> tuple[int, ...]:
@@ -63,64 +79,64 @@ def arrivals(members: int, drop: float, random: np.random.Generator) -> tuple[in
 
 
 class JointLoss:
-    """Loss of the stacked answer of a random arrival subset, and a little of each bag head's own.
+    """Loss of the stacked answer of a random arrival subset, and of each bag head.
 
-    The stacking weights are those fitted to the sub-models as they came; they stay as they are
-    while the sub-models move, and are fitted anew when the bundle is made.
+    The fusion weights are those fitted to the sub-models before the pass; they are constant during
+    it, and fitted anew at export.
     """
 
-    def __init__(self, work: Work, targets: Targets, stacking: FusionWeights) -> None:
-        variants = work.variants
-        every = range(variants.count)
-        self.schedule: JointSchedule = work.settings.joint_schedule
-        self.taught: MemberSchedule = work.settings.schedule
-        self.teacher, self.stacking = targets.train, stacking
-        self.labels = [variants.labels(v) for v in every]
-        self.pixels = [[variants.view(view_of(a), v) for v in every] for a in work.plan.assignments]
+    def __init__(
+        self,
+        schedule: JointSchedule,
+        members: MemberSchedule,
+        pixels: Sequence[Sequence[Views]],
+        variants: Variants,
+        teacher: Sequence[Array],
+        fusion: FusionWeights,
+    ) -> None:
+        """`pixels[k]` and `teacher` have an array per variant; `members` is their own schedule."""
+        self.schedule, self.members = schedule, members
+        self.pixels, self.teacher, self.fusion = pixels, teacher, fusion
+        self.labels = [variants.labels(v) for v in range(variants.count)]
 
     def __call__(self, network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
-        # From torch's random state, which is the same for every share of a batch.
+        # Seeded by torch's random state, which is the same for every share of a batch.
         random = np.random.default_rng(int(torch.randint(2**62, ())))
-        members = arrivals(len(self.pixels), self.schedule.drop, random)
-        # It goes on with the variants where the sub-models' own epochs ended.
-        variant = (self.taught.epochs + epoch) % len(self.labels)
+        arrived = arrivals(len(self.pixels), self.schedule.drop, random)
+        # The variants continue where the sub-models' own epochs ended.
+        variant = (self.members.epochs + epoch) % len(self.labels)
         device = device_of(network)
-        outputs = network({k: batch(self.pixels[k][variant], index, device) for k in members})
-        weights = weights_for(members, "stacked", self.stacking)
-        fused = torch.stack(
-            [
-                a * outputs[k].boost + b * outputs[k].bag
-                for k, a, b in zip(members, weights.a, weights.b, strict=True)
-            ]
-        ).sum(dim=0)
+        outputs = network({k: batch(self.pixels[k][variant], index, device) for k in arrived})
         labels = self.labels[variant][index].to(device)
         teacher = rows(self.teacher[variant], index).to(device)
 
         def loss(logits: Tensor) -> Tensor:
-            return taught_loss(
+            return distillation_loss(
                 logits,
                 labels,
                 teacher,
-                distillation=self.taught.distillation,
-                temperature=self.taught.temperature,
+                distillation=self.members.distillation,
+                temperature=self.members.temperature,
                 label_smoothing=self.schedule.label_smoothing,
             )
 
-        stacked = loss(fused)
-        bag = torch.stack([loss(outputs[k].bag) for k in members]).mean()
+        weights = weights_for(arrived, "stacked", self.fusion)
+        heads = [outputs[k].boost for k in arrived if weights.a]
+        heads += [outputs[k].bag for k in arrived]
+        scaled = [a * head for a, head in zip(weights.a + weights.b, heads, strict=True)]
+        stacked = loss(torch.stack(scaled).sum(dim=0))
+        bag = torch.stack([loss(outputs[k].bag) for k in arrived]).mean()
         return {"loss": stacked + self.schedule.bag_weight * bag, "stacked": stacked, "bag": bag}
 
 
-def _calibration(work: Work, ensemble: Ensemble, k: int) -> Contribution:
-    """Member k's logits on the calibration split."""
-    pixels = work.member_pixels(work.plan.assignments[k], "calibration")
-    student = ensemble.students[k].eval()
-    device = device_of(student)
+def _contribution(student: nn.Module, pixels: Views) -> Contribution:
+    """A student's logits on the pictures `[N, S, S, 3]`."""
+    device = device_of(student.eval())
     parts = []
     for start in range(0, len(pixels), BATCH):
         index = np.arange(start, min(start + BATCH, len(pixels)))
         with torch.inference_mode():
-            output = student(batch(pixels, index, device))
-        parts.append((output.boost.cpu().numpy(), output.bag.cpu().numpy()))
-    boost, bag = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return Contribution(boost, bag)
+            output: StudentOutput = student(batch(pixels, index, device))
+        logits = (output.bag,) if output.boost is None else (output.boost, output.bag)
+        parts.append([head.cpu().numpy() for head in logits])
+    return Contribution.of([np.concatenate(head) for head in zip(*parts, strict=True)])

@@ -1,8 +1,8 @@
-"""Patient distillation: teacher and student see the same fresh view of a picture in every step.
+"""Patient distillation: teacher and student see the same new view of a picture in every step.
 
 After Beyer et al., Knowledge distillation: a good teacher is patient and consistent, CVPR 2022
 (arXiv 2106.05237): random crops that the teacher sees too, mixtures, a long schedule. Pictures,
-augmentation, teacher, predecessors and student are all on one device; no answer is kept.
+augmentation, teacher, predecessors and student are all on one device; no logits are kept.
 """
 
 import math
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from mdp.formats.plan import Assignment
 from partitioner.data.crops import View, view_of
-from partitioner.data.live_views import Draw, Drawing, Draws, Pictures, views_of, whole_boxes
-from partitioner.networks.members import Member
+from partitioner.data.live_views import Draw, Drawing, Draws, Pictures
+from partitioner.networks.submodel import Member
 from partitioner.networks.teacher import Teacher
 from partitioner.run.curves import Curve
 from partitioner.run.progress import Progress
@@ -35,24 +35,22 @@ from partitioner.training.loop import (
     retake_statistics,
 )
 from partitioner.training.losses import centred
-from partitioner.training.student import LEAST_VARIANCE, Student, Taught, member_losses
+from partitioner.training.student import BatchTargets, Student, member_losses
 
 #: Share of the steps during which the learning rate rises.
 _WARM_UP = 0.05
 #: Largest norm of a step's gradient.
 _MAX_NORM = 5.0
-#: Pictures, at most, from which the variance of the teacher's logits is taken.
-_MEASURED = 20_000
-#: Pictures per step where they are brought to the device, and where nothing is trained.
+#: Pictures per copy to the device.
 _CHUNK = 500
 
-#: What the teacher and the predecessors say to the views of a batch.
-Teach = Callable[[Draw], Taught]
+#: The targets of a batch: teacher's and predecessors' outputs for its views.
+Teach = Callable[[Draw], BatchTargets]
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a student is taught."""
+    """Schedule, views and arithmetic of a distillation."""
 
     schedule: MemberSchedule
     drawing: Drawing
@@ -127,12 +125,11 @@ def distil(
     recipe: Recipe,
     what: str,
     progress: Progress,
-    scale: float = 1.0,
 ) -> Curve:
     """Train `student` in place for the epochs of `recipe`; returns mean losses per epoch.
 
-    `what` is the training's name, `scale` the mean square of the teacher's centred logits. The
-    student is on the device of `pictures` already. Raises TrainingDiverged.
+    `what` is the training's name in messages. The student is on the device of `pictures` already.
+    Raises TrainingDiverged.
     """
     device, schedule = pictures.pixels.device, recipe.schedule
     draws = Draws(len(pictures.pixels), schedule.batch_size, recipe.drawing, recipe.seed, device)
@@ -141,10 +138,10 @@ def distil(
     names: list[str] = []
 
     def learn(draw: Draw) -> Tensor:
-        taught = teach(draw)
+        targets = teach(draw)
         with _arithmetic(device, recipe.autocast):
             output = student(draw.views(pictures.pixels, view))
-        losses = member_losses(output, taught, schedule, scale)
+        losses = member_losses(output, targets, schedule)
         optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(losses["loss"])
         torch.nn.utils.clip_grad_norm_(student.parameters(), _MAX_NORM)
@@ -156,7 +153,7 @@ def distil(
     student.train()
     take_step = Replayed(learn) if device.type == "cuda" else learn
     steps = planned = schedule.epochs * draws.per_epoch
-    step, said, curve = 0, "", Curve()
+    step, state, curve = 0, "", Curve()
     sums: Tensor | None = None
     started_s = epoch_s = time.monotonic()
     with progress.task(what, steps) as advance:
@@ -175,12 +172,12 @@ def distil(
                 now_s = time.monotonic()
                 curve.append(dict(zip(names, means, strict=True)) | {"seconds": now_s - epoch_s})
                 epoch_s, sums = now_s, None
-                said = f"epoch {len(curve)} of {schedule.epochs}, loss {means[0]:.3f}"
+                state = f"epoch {len(curve)} of {schedule.epochs}, loss {means[0]:.3f}"
                 _check(means, what, len(curve))
                 if recipe.until_s < math.inf:
                     left = int((recipe.until_s - now_s) * step / (now_s - started_s))
                     steps = max(step, min(planned, step + left))
-            advance(1, said)
+            advance(1, state)
     averaged.into_network()
     _check([float(v.abs().max()) for v in student.state_dict().values()], what, len(curve))
 
@@ -215,33 +212,20 @@ def _optimiser(
     return torch.optim.AdamW(groups, lr=rate, fused=cuda, capturable=cuda)
 
 
-@torch.no_grad()
-def answers(
-    network: Callable[[Tensor], Tensor], pictures: Tensor, image_size: int, batch: int = _CHUNK
-) -> Tensor:
-    """Logits `[N, C]`, float32, of `network` (views in, logits out) on whole pictures."""
-    found = []
-    for start in range(0, len(pictures), batch):
-        chunk = pictures[start : start + batch]
-        boxes = whole_boxes(len(chunk), pictures.device)
-        flips = torch.ones(len(chunk), device=pictures.device)
-        found.append(network(views_of(chunk, boxes, flips, image_size)))
-    return torch.cat(found)
-
-
 def placed(network: nn.Module, device: torch.device) -> None:
-    """Bring a network to the device, in the form that is quickest there."""
+    """Move a network to the device, in the memory format that is fastest there."""
     network.to(device)
-    if device.type != "cuda":
-        return
-    torch.backends.cudnn.benchmark = True
     parts: list[Any] = list(network.modules())
-    for part in parts:
-        if hasattr(part, "fused_attn"):
-            part.fused_attn = True
-    if any(isinstance(part, nn.Conv2d) and part.groups > 1 for part in parts):
-        # cudnn's depthwise convolutions: 46 ms a step of lite0 instead of 135. torch's overloads
-        # leave this keyword alone out.
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        for part in parts:
+            if hasattr(part, "fused_attn"):
+                part.fused_attn = True
+    grouped = [part for part in parts if isinstance(part, nn.Conv2d) and part.groups > 1]
+    if grouped and all(part.groups == part.out_channels for part in grouped):
+        # EfficientNet-Lite0, a step: 46 instead of 135 ms with cudnn, 1.5 to 2.5 times as fast on a
+        # processor, where FastViT, whose grouped convolutions are not depthwise, crashes torch.
+        # torch's overloads leave this keyword alone out.
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -257,7 +241,7 @@ def drawing_of(augmentation: Augmentation) -> Drawing:
 
 @dataclass(frozen=True, slots=True)
 class LiveRun:
-    """A run whose sub-models are taught on views drawn anew: its pictures and its teacher."""
+    """A run with live teaching: its pictures and teacher on the training device."""
 
     work: Work
     teacher: Teacher
@@ -265,7 +249,7 @@ class LiveRun:
 
     @classmethod
     def of(cls, work: Work, teacher: Teacher) -> "LiveRun":
-        """Bring the train split and the teacher to the training device."""
+        """Move the train split and the teacher to the training device."""
         device, canvases = training_device(), work.canvases()
         count, side = canvases.shape[:2]
         pixels = torch.empty((count, 3, side, side), dtype=torch.uint8, device=device)
@@ -277,16 +261,18 @@ class LiveRun:
         return cls(work, teacher, Pictures(pixels, targets, len(work.data.labels)))
 
     def train(self, assignment: Assignment, submodel: Member) -> Curve:
-        """Teach sub-model k, in place, what its predecessors leave over."""
+        """Train sub-model k in place."""
         work, k = self.work, assignment.k
         schedule, device = work.schedule_of(k), self.pictures.pixels.device
-        before = [work.load_member(a, joint=False) for a in work.plan.assignments[:k]]
-        for member in before:
-            placed(member.eval().requires_grad_(requires_grad=False), device)
+        first = 0 if schedule.boosting else max(0, k - schedule.stacking)
+        earlier = work.plan.assignments[first:k]
+        before = [(work.load_member(a, joint=False), view_of(a)) for a in earlier]
+        for member, _ in before:
+            placed(member.requires_grad_(requires_grad=False), device)
         stage = work.stage(
             f"member-{k}", f"training sub-model {k} for {assignment.device}", schedule
         )
-        student = Student(submodel, self._imitated(schedule, before))
+        student = Student(submodel, before[-1][0].width if before and schedule.stacking else None)
         check_batches(student, replace(stage, pictures=min(schedule.batch_size, stage.pictures)))
         placed(student, device)
         recipe = Recipe(
@@ -295,54 +281,29 @@ class LiveRun:
             autocast=work.settings.autocast,
             seed=derived_seed(stage.seed, "views"),
         )
-        scale = self._scale() if schedule.boost_target == "logits" else 1.0
         return distil(
-            student, view_of(assignment), self._teach(schedule, before), self.pictures, recipe,
-            stage.name, work.progress, scale,
+            student, view_of(assignment), self._teach(before), self.pictures, recipe, stage.name,
+            work.progress,
         )  # fmt: skip
 
-    def _imitated(self, schedule: MemberSchedule, before: Sequence[Member]) -> list[int]:
-        """Widths of the features that a sub-model imitates."""
-        if not schedule.stack_weight:
-            return []
-        if schedule.imitate == "teacher":
-            network: Any = self.teacher.network
-            return [network.num_features]
-        return [m.width for m in (before[-1:] if schedule.imitate == "predecessor" else before)]
-
-    def _teach(self, schedule: MemberSchedule, before: Sequence[Member]) -> Teach:
-        """The teacher, and the trained sub-models `before`, asked on the view that is drawn."""
+    def _teach(self, before: Sequence[tuple[Member, View]]) -> Teach:
+        """The outputs of the teacher and the trained sub-models `before` for the drawn view."""
         work, pixels = self.work, self.pictures.pixels
-        views = [view_of(a) for a in work.plan.assignments[: len(before)]]
-        network: Any = self.teacher.network
-        imitated = len(self._imitated(schedule, before))
 
         @torch.no_grad()
-        def teach(draw: Draw) -> Taught:
+        def teach(draw: Draw) -> BatchTargets:
             with _arithmetic(pixels.device, work.settings.autocast):
-                seen = self.teacher.normalise(draw.views(pixels, work.teacher_view))
-                tokens = network.forward_features(seen)
-                logits = network.forward_head(tokens)
+                logits = self.teacher(draw.views(pixels, work.teacher_view))
                 outputs = [
                     member.of_normalised(member.normalise(draw.views(pixels, view)))
-                    for member, view in zip(before, views, strict=True)
+                    for member, view in before
                 ]
-                known = [output.feature for output in outputs]
-                if schedule.imitate == "teacher" and imitated:
-                    known = [network.forward_head(tokens, pre_logits=True)]
-            boosts = [output.boost.float() for output in outputs]
-            return Taught(
+            boosts = [output.boost.float() for output in outputs if output.boost is not None]
+            return BatchTargets(
                 labels=draw.labels(self.pictures),
                 teacher=centred(logits.float()),
                 before=torch.stack(boosts).sum(dim=0) if boosts else None,
-                imitated=[feature.float() for feature in known[len(known) - imitated :]],
+                imitated=outputs[-1].feature.float() if outputs else None,
             )
 
         return teach
-
-    def _scale(self) -> float:
-        """Mean square of the teacher's centred logits on whole pictures."""
-        some = self.pictures.pixels[:: math.ceil(len(self.pictures.pixels) / _MEASURED)]
-        side = self.work.teacher_view.image_size
-        logits = answers(lambda x: centred(self.teacher(x).float()), some, side)
-        return max(float(logits.square().mean()), LEAST_VARIANCE)

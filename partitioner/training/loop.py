@@ -1,4 +1,4 @@
-"""Train one network for some epochs, with a checkpoint after each, so that it can go on later.
+"""Train one network for some epochs, with a checkpoint after each, from which it can resume.
 
 Under torchrun every process takes its share of each batch. The batches, and so the outcome, are
 those of one process: see tests/integration/commands/test_torchrun.py for how closely.
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,8 +26,9 @@ from partitioner.training.checkpoint import State, restore, save
 from partitioner.training.compute import training_device
 from partitioner.training.distributed import (
     agreed,
+    first_then_others,
     from_first,
-    is_first,
+    on_first,
     parallel,
     share_of,
     share_statistics,
@@ -41,22 +43,23 @@ MAX_GRADIENT_NORM = 1.0
 #: Pictures, at most, from which the statistics of batch norms are taken at the end.
 STATISTICS = 2048
 
+M = TypeVar("M", bound=nn.Module)
 Index = NDArray[np.int64]
 #: (network to run, indices of a batch's pictures, epoch) -> named losses, each a mean over these
 #: pictures; `loss` is minimised. Under torchrun the pictures are this process's share of a batch
 #: and the network is wrapped; torch's random state is then the same on every process.
 BatchLoss = Callable[[nn.Module, Index, int], dict[str, Tensor]]
-#: How wrong a network in evaluation mode is on pictures it is not trained on; lower is better.
+#: Loss of a network in evaluation mode on pictures that it is not trained on.
 Validate = Callable[[nn.Module], float]
 
 
 class TrainingDiverged(MDPError):
-    """A loss, a gradient or a weight is no longer a number."""
+    """A loss, a gradient or a weight is not finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One network's training: what it is called, on how many pictures, how, and from where."""
+    """One network's training: its name in messages, pictures, schedule and checkpoint."""
 
     name: str
     pictures: int
@@ -73,7 +76,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """What stays the same from step to step."""
+    """The constants of all steps."""
 
     module: nn.Module
     #: The module, wrapped where several processes train it.
@@ -90,7 +93,7 @@ class _Training:
 
 
 def derived_seed(seed: int, *what: object) -> int:
-    """A seed of its own for every purpose, 0 to 2**63 - 1."""
+    """The seed of one purpose, 0 to 2**63 - 1."""
     digest = hashlib.sha256(repr((seed, *what)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
@@ -101,6 +104,27 @@ def learning_rate(step: int, steps: int, peak: float, warmup_share: float = WARM
     if step < warmup:
         return peak * (step + 1) / warmup
     return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def train_stage(
+    stage: Stage,
+    prepare: Callable[[], tuple[M, BatchLoss, Validate | None]],
+    keep: Callable[[M, Curve], None],
+    progress: Progress,
+) -> M:
+    """Train one network on every process; with 0 epochs it stays as prepared.
+
+    `prepare` runs on the first process, which fills caches, then on the others; `keep` writes the
+    outcome, on the first.
+    """
+    with first_then_others():
+        module, loss_of, validate = prepare()
+    curve: Curve = []
+    if stage.schedule.epochs:
+        curve = fit(module, stage, loss_of, progress, validate=validate)
+    on_first(lambda: keep(module, curve))
+    on_first(lambda: stage.checkpoint.unlink(missing_ok=True))
+    return module
 
 
 def fit(
@@ -116,10 +140,10 @@ def fit(
     Every epoch's order of pictures follows from the seed and the epoch alone, so that a resumed
     training ends with the same weights as one that was never stopped. `validate` is asked after
     every epoch, by the first process. Raises TrainingDiverged, and InputError for a checkpoint
-    that cannot be gone on from.
+    that cannot be resumed.
     """
     if stage.patience and validate is None:
-        raise ValueError("patience needs something to validate with")
+        raise ValueError("patience needs `validate`")
     device = training_device()
     check_batches(module, stage)
     module.to(device)
@@ -170,18 +194,16 @@ def _train(
             if stage.patience and epoch - _best_epoch(curve) > stage.patience:
                 break
 
-            def said(loss: float, epoch: int = epoch) -> None:
+            def report(loss: float, epoch: int = epoch) -> None:
                 advance(1, f"epoch {epoch + 1} of {epochs}, loss {loss:.3f}")
 
-            curve.append(_epoch(training, epoch, said))
+            curve.append(_epoch(training, epoch, report))
             _check_weights(training, epoch)
             if validate is not None:
                 curve[-1]["validation"] = _validation(training, epoch, validate)
             if stage.patience and _best_epoch(curve) == epoch:
                 state.keep_best(training.module)
-            with together():
-                if is_first():
-                    save(training.module, training.optimiser, state, stage.checkpoint)
+            on_first(lambda: save(training.module, training.optimiser, state, stage.checkpoint))
     if len(curve) < epochs:
         progress.note(
             f"{stage.name}: stopped after epoch {len(curve)} of {epochs}, "
@@ -195,7 +217,7 @@ def _best_epoch(curve: Curve) -> int:
     return values.index(min(values)) if values else -1
 
 
-def _epoch(training: _Training, epoch: int, said: Callable[[float], None]) -> dict[str, float]:
+def _epoch(training: _Training, epoch: int, report: Callable[[float], None]) -> dict[str, float]:
     started_s = time.monotonic()
     stage, batches = training.stage, training.batches
     training.module.train()
@@ -206,21 +228,18 @@ def _epoch(training: _Training, epoch: int, said: Callable[[float], None]) -> di
     for number, index in enumerate(np.array_split(order, batches)):
         for group in training.optimiser.param_groups:
             group["lr"] = learning_rate(epoch * batches + number, steps, peak)
-        # Shares may be uneven and use up the random state unevenly: it starts anew every time.
+        # Uneven shares consume the random state unevenly: it is seeded anew for every batch.
         torch.manual_seed(derived_seed(stage.seed, stage.name, epoch, number))
         losses = _step(training, index, epoch, number)
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + loss / batches
-        said(losses["loss"])
+        report(losses["loss"])
     share_statistics(training.module)
     return {**sums, "seconds": time.monotonic() - started_s}
 
 
 def _settle_statistics(training: _Training) -> None:
-    """Take the statistics of batch norms anew, with the weights as they are now.
-
-    Every process does the same.
-    """
+    """Recompute the statistics of batch norms with the final weights, on every process alike."""
     module, stage = training.module, training.stage
     seed = derived_seed(stage.seed, stage.name, "statistics")
     rows = np.random.default_rng(seed).permutation(stage.pictures)[:STATISTICS]
@@ -235,7 +254,7 @@ def _settle_statistics(training: _Training) -> None:
 
 
 def retake_statistics(module: nn.Module, see: Callable[[], None]) -> None:
-    """Replace the statistics of batch norms by those of the batches that `see` has them run.
+    """Replace the statistics of batch norms by those of the batches that `see` runs.
 
     Moving averages lag behind weights that move, which shows in short trainings (docs/lab-log.md).
     After Wu and Johnson, Rethinking "Batch" in BatchNorm, 2021 (arXiv 2105.07576). `module` is in
@@ -283,7 +302,7 @@ def _step(training: _Training, index: Index, epoch: int, number: int) -> dict[st
 
 
 def _check_weights(training: _Training, epoch: int) -> None:
-    """Raise TrainingDiverged rather than keep a state that nobody can go on from."""
+    """Raise TrainingDiverged for weights that are not finite, before they are kept."""
     for name, value in training.module.state_dict().items():
         if value.is_floating_point() and not bool(value.isfinite().all()):
             odd = float(value[~value.isfinite()].flatten()[0])
@@ -291,7 +310,7 @@ def _check_weights(training: _Training, epoch: int) -> None:
 
 
 def _diverged(training: _Training, what: str, value: float, epoch: int, number: int) -> MDPError:
-    """An error that every process meets in the same step."""
+    """The error, which every process raises in the same step."""
     stage = training.stage
     kept = f"the state after epoch {epoch} is kept in {stage.checkpoint}" if epoch else ""
     return shared(

@@ -6,16 +6,8 @@ from torch.nn import functional as F
 
 
 def centred(logits: Tensor) -> Tensor:
-    """Logits `[..., C]` with each row's mean taken off, which no softmax notices."""
+    """Logits `[..., C]` with each row's mean taken off, which changes no softmax."""
     return logits - logits.mean(dim=-1, keepdim=True)
-
-
-def boost_loss(boost: Tensor, residual: Tensor) -> Tensor:
-    """Squared error of f_k `[B, C]` against the residual t - F_{k-1} `[B, C]`, mean over both.
-
-    Method 1, "each reducing the residual error"; the published form of this loss is not known.
-    """
-    return F.mse_loss(boost, residual)
 
 
 def stack_loss(projected: Tensor, feature: Tensor) -> Tensor:
@@ -38,7 +30,7 @@ def divergence(logits: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     return F.kl_div(softened, wanted, reduction="batchmean", log_target=True) * temperature**2
 
 
-def taught_loss(
+def distillation_loss(
     logits: Tensor,
     labels: Tensor,
     teacher: Tensor,

@@ -1,6 +1,7 @@
-"""The teacher's part of a run: get it, train it if asked, and keep its answers."""
+"""The teacher of a run: load it, train it if asked, and keep its logits."""
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,38 +19,30 @@ from partitioner.data.crops import View, load_views
 from partitioner.data.datasets import Dataset, SplitName
 from partitioner.data.memmaps import Array, Index, Views, load, load_weights
 from partitioner.networks.linear_probe import fit_classifier
-from partitioner.networks.submodel import draw_weights
+from partitioner.networks.submodel import init_weights
 from partitioner.networks.teacher import Teacher, build_teacher
 from partitioner.networks.teacher_weights import given_teacher, start_classifier
+from partitioner.run.curves import Curve
 from partitioner.run.folder import RunFolder
 from partitioner.run.progress import Progress
 from partitioner.run.settings import TeacherFacts
 from partitioner.training.cached_outputs import BATCH, batch, device_of, keep_outputs
 from partitioner.training.compute import training_device
 from partitioner.training.context import Work
-from partitioner.training.distributed import finished, first_then_others, is_first, together
-from partitioner.training.loop import derived_seed, fit
+from partitioner.training.distributed import finished
+from partitioner.training.loop import BatchLoss, derived_seed, train_stage
 from partitioner.training.losses import centred
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """What the teacher says to the train split, per variant: mean-centred logits `[N, C]`, and its
-    last feature `[N, D]` where sub-models imitate it."""
-
-    train: list[Array]
-    features: list[Array]
-
-
 class Right(Record, frozen=True):
-    """How many of how many pictures a network is right on."""
+    """Right answers of a network, and their number of pictures."""
 
     right: int
     of: int
 
     @property
     def share(self) -> float:
-        """Above 0 and below 1: half a picture right and half a picture wrong are added."""
+        """Above 0 and below 1: half a right and half a wrong picture are added."""
         return (self.right + 0.5) / (self.of + 1)
 
 
@@ -73,7 +66,7 @@ class GivenTeacher:
     def build(self) -> Teacher:
         """The teacher with a classifier for the data's classes; raises InputError.
 
-        What a linear probe has learned is kept in the run's cache.
+        A fitted linear probe is kept in the run's cache.
         """
         if self.facts.pretrained:
             self.progress.note(f"getting timm's weights of {self.spec.name}")
@@ -87,7 +80,7 @@ class GivenTeacher:
         return teacher
 
     def accuracy(self) -> float:
-        """Share of the calibration pictures that it is right on, above 0 and below 1."""
+        """Accuracy on the calibration pictures, above 0 and below 1."""
         path = self.run.cache / f"accuracy-{self._digest}.json"
         if not path.exists():
             teacher = self.build()
@@ -106,11 +99,11 @@ class GivenTeacher:
         self.progress.note(f"teacher: a linear probe fitted on {count:,} training pictures")
 
     def outputs(self, teacher: Teacher, split: SplitName, *, pre_logits: bool) -> Tensor:
-        """Logits `[N, C]`, or what the classifier reads `[N, D]`; float32."""
+        """Logits `[N, C]`, or the classifier's inputs `[N, D]`; float32."""
         pixels, network = self.pixels(split), teacher.eval().to(training_device()).network
         found: list[Tensor] = []
         head: Any = network
-        what = f"teacher's {'features' if pre_logits else 'answers'}, {split} split"
+        what = f"teacher's {'features' if pre_logits else 'logits'}, {split} split"
         with self.progress.task(what, len(pixels)) as advance, torch.inference_mode():
             for start in range(0, len(pixels), BATCH):
                 index = np.arange(start, min(start + BATCH, len(pixels)))
@@ -121,7 +114,7 @@ class GivenTeacher:
 
     @property
     def _digest(self) -> str:
-        """Names the weights, the way to the data's classes and the pictures."""
+        """Identifies the weights, the classifier and the pictures."""
         facts = msgspec.structs.replace(self.facts, file=None)
         made_of = [facts, self.data.train.digest, self.data.calibration.digest]
         return hashlib.sha256(msgspec.json.encode(made_of, order="sorted")).hexdigest()[:16]
@@ -132,24 +125,39 @@ def ensure_teacher(work: Work, checkpoint: Path | None) -> Teacher:
 
     `checkpoint` is the user's file to start from. Raises InputError where it does not fit.
     """
-    if finished(work.run.teacher):
-        return _kept(work)
-    # The first process downloads or complains, the others find the files.
-    with first_then_others():
+    run, schedule, variants = work.run, work.settings.teacher_schedule, work.variants
+    if finished(run.teacher):
+        teacher = _random(work)
+        teacher.load_state_dict(load_weights(run.teacher))
+        return teacher.eval()
+    every = range(variants.count if schedule.epochs else 0)
+
+    def prepare() -> tuple[Teacher, BatchLoss, None]:
+        # The first process downloads or refuses, the others find the files.
         teacher = _untrained(work, checkpoint)
-    if work.settings.teacher_schedule.epochs:
-        _train(work, teacher)
-    with together():
-        if is_first():
-            write_bytes(work.run.teacher, save(teacher.state_dict()))
-            work.run.checkpoint("teacher").unlink(missing_ok=True)
-    return teacher.eval()
+        pixels = [variants.view(work.teacher_view, v) for v in every]
+        labels = [variants.labels(v) for v in every]
+
+        def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
+            variant, device = epoch % len(every), device_of(network)
+            logits = network(batch(pixels[variant], index, device)).float()
+            wanted = labels[variant][index].to(device)
+            smoothing = schedule.label_smoothing
+            return {"loss": F.cross_entropy(logits, wanted, label_smoothing=smoothing)}
+
+        return teacher, loss_of, None
+
+    def keep(teacher: Teacher, curve: Curve) -> None:
+        if curve:
+            run.keep_curve("teacher", curve)
+        write_bytes(run.teacher, save(teacher.state_dict()))
+
+    stage = work.stage("teacher", "training the teacher", schedule)
+    return train_stage(stage, prepare, keep, work.progress).eval()
 
 
-def _kept(work: Work) -> Teacher:
-    teacher = build_teacher(work.plan.require_teacher(), len(work.data.labels), pretrained=False)
-    teacher.load_state_dict(load_weights(work.run.teacher))
-    return teacher.eval()
+def _random(work: Work) -> Teacher:
+    return build_teacher(work.plan.require_teacher(), len(work.data.labels), pretrained=False)
 
 
 def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
@@ -157,53 +165,30 @@ def _untrained(work: Work, checkpoint: Path | None) -> Teacher:
     torch.manual_seed(derived_seed(work.settings.seed, "teacher", "init"))
     if facts.pretrained or checkpoint is not None:
         return GivenTeacher(work.run, spec, facts, work.data, checkpoint, work.progress).build()
-    teacher = build_teacher(spec, len(work.data.labels), pretrained=False)
-    draw_weights(teacher.network)
+    teacher = _random(work)
+    init_weights(teacher.network)
     return teacher
 
 
-def _train(work: Work, teacher: Teacher) -> None:
-    """Plain supervised training on the variants, in turn."""
-    variants, smoothing = work.variants, work.settings.teacher_schedule.label_smoothing
-    with first_then_others():
-        pixels = [variants.view(work.teacher_view, v) for v in range(variants.count)]
-        labels = [variants.labels(v) for v in range(variants.count)]
+def ensure_targets(work: Work, teacher: Teacher) -> list[Array]:
+    """The teacher's centred logits `[N, C]` for each variant of the train split.
 
-    def loss_of(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
-        variant, device = epoch % variants.count, device_of(network)
-        logits = network(batch(pixels[variant], index, device)).float()
-        wanted = labels[variant][index].to(device)
-        return {"loss": F.cross_entropy(logits, wanted, label_smoothing=smoothing)}
-
-    stage = work.stage("teacher", "training the teacher", work.settings.teacher_schedule)
-    curve = fit(teacher, stage, loss_of, work.progress)
-    with together():
-        if is_first():
-            work.run.keep_curve("teacher", curve)
-
-
-def ensure_targets(work: Work, teacher: Teacher) -> Targets:
-    """The teacher's answers to every variant of the train split, and to calibration and test.
-
-    To the train split none where teaching is live.
+    None where teaching is live. Those for calibration and test are kept too.
     """
-    run, variants = work.run, work.variants
+    run, variants, count = work.run, work.variants, len(work.data.train)
     teacher.to(training_device())
-    with_features = work.settings.schedule.imitate == "teacher"
-    names = ["logits", "feature"] if with_features else ["logits"]
     kept = [
-        [run.answers(f"{variants.digest}-{v}-{name}") for name in names]
+        run.answers(f"{variants.digest}-{v}-logits")
         for v in range(variants.count if work.settings.teaching == "kept" else 0)
     ]
-    missing = [v for v, paths in enumerate(kept) if not all(path.exists() for path in paths)]
+    missing = [v for v, path in enumerate(kept) if not path.exists()]
     if missing:
-        count = len(work.data.train)
-        what, done = f"teacher's answers, {len(kept)} variants", (len(kept) - len(missing)) * count
+        what, done = f"teacher's logits, {len(kept)} variants", (len(kept) - len(missing)) * count
         with work.progress.task(what, len(kept) * count, done=done) as advance:
             for variant in missing:
                 keep_outputs(
-                    kept[variant],
-                    _Answers(teacher, variants.view(work.teacher_view, variant), with_features),
+                    [kept[variant]],
+                    _logits_of(teacher, variants.view(work.teacher_view, variant)),
                     count,
                     arithmetic=work.settings.autocast,
                     dtype=np.float16,
@@ -211,22 +196,19 @@ def ensure_targets(work: Work, teacher: Teacher) -> Targets:
                 )
     for split in ("calibration", "test"):
         _ensure_plain(work, teacher, split)
-    return Targets(
-        train=[load(paths[0]) for paths in kept],
-        features=[load(paths[1]) for paths in kept] if with_features else [],
-    )
+    return [load(path) for path in kept]
 
 
 def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
-    """The teacher's fp32 answers to an unchanged split."""
+    """Keep the teacher's fp32 logits for an unchanged split."""
     path = work.run.answers(work.data.split(split).digest[:16])
     if path.exists():
         return
     pixels = work.teacher_pixels(split)
-    with work.progress.task(f"teacher's answers, {split} split", len(pixels)) as advance:
+    with work.progress.task(f"teacher's logits, {split} split", len(pixels)) as advance:
         keep_outputs(
             [path],
-            _Answers(teacher, pixels, with_features=False),
+            _logits_of(teacher, pixels),
             len(pixels),
             arithmetic="fp32",
             dtype=np.float32,
@@ -236,23 +218,11 @@ def _ensure_plain(work: Work, teacher: Teacher, split: SplitName) -> None:
     work.progress.note(f"teacher: {right:.1%} on {len(pixels):,} {split} pictures")
 
 
-@dataclass(frozen=True, slots=True)
-class _Answers:
-    """Centred logits of the pictures `index`, and the last feature where it is wanted."""
-
-    teacher: Teacher
-    pixels: Views
-    with_features: bool
-
-    def __call__(self, index: Index) -> list[Tensor]:
-        # Centred in float32: in bf16 the difference of two large logits is hardly a number.
-        pixels = batch(self.pixels, index, device_of(self.teacher))
-        if not self.with_features:
-            return [centred(self.teacher(pixels).float())]
-        network: Any = self.teacher.network
-        tokens = network.forward_features(self.teacher.normalise(pixels))
-        feature: Tensor = network.forward_head(tokens, pre_logits=True)
-        return [centred(network.forward_head(tokens).float()), feature]
+def _logits_of(teacher: Teacher, pixels: Views) -> Callable[[Index], list[Tensor]]:
+    """A function from indices of pictures to the teacher's centred logits."""
+    # Centred in float32: in bf16 the difference of two large logits loses its digits.
+    device = device_of(teacher)
+    return lambda index: [centred(teacher(batch(pixels, index, device)).float())]
 
 
 def accuracy(logits: Array, targets: Index) -> float:

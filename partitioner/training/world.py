@@ -1,4 +1,4 @@
-"""Which of how many processes this is, as torchrun says it."""
+"""Rank and number of torchrun's processes."""
 
 import os
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from mdp.errors import InputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Which of how many processes this is, in all and on this machine."""
+    """Rank and number of processes, in all and on this machine."""
 
     rank: int = 0
     size: int = 1

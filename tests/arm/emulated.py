@@ -5,10 +5,8 @@ through keys and TCP, and their logits are compared.
 """
 
 import signal
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +16,16 @@ import pytest
 from mdp.client.sync import Client
 from mdp.files import write_json
 from mdp.formats.keys import new_keys
-from mdp.protocol.messages import Ask, Failure, Status, encode
-from mdp.testing.agents import AgentProcess
+from mdp.protocol.messages import Failure, Status, StatusRequest, encode
 from mdp.testing.processes import until
 from mdp.transport import new_pair
-from mdp.transport.absence import NOT_ACCEPTED
+from mdp.transport.outage import NOT_ACCEPTED
 from tests.arm.prepare import EMULATOR, PROCESSOR, Arm, prepare
 from tests.support.fleet import BIN, PLENTY_MS, ROOT
 from tests.support.two_agents import (
     DEVICES,
     PICTURES,
-    Pair,
+    Side,
     likeness,
     pictures,
     reference_bundle,
@@ -61,115 +58,99 @@ def figures() -> Iterator[list[dict[str, Any]]]:
 CASES = [(device, precision) for precision in TOLERANCE for device in DEVICES]
 
 
+@dataclass(frozen=True)
+class Both:
+    """The same sub-model here and emulated."""
+
+    here: Side
+    arm: Side
+    precision: str
+
+
 @pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
-def pair(
+def both(
     request: pytest.FixtureRequest, arm: Arm, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Pair, str]]:
+) -> Iterator[Both]:
     device, precision = request.param
     folder = tmp_path_factory.mktemp("arm")
     bundle = reference_bundle(folder / "bundle", precision)
-    made = Pair(bundle, device, folder, PATIENT_S)
-    commands = {
-        "here": [str(BIN / "mdp-agent")],
-        "arm": arm.command("-c", "from devices.cli.main import main; main()"),
-    }
-    with ExitStack() as stack:
-        for name, command in commands.items():
-            began_s = time.monotonic()
-            agent = AgentProcess(
-                device,
-                [*command, *made.options(name)],
-                folder / f"{name}.log",
-                patience_s=PATIENT_S,
-            )
-            stack.callback(agent.close)
-            made.agents[name] = agent.wait_for("READY")
-            made.start_s[name] = time.monotonic() - began_s
-        yield made, precision
+    with (
+        Side(folder / "here", bundle, device, PATIENT_S) as here,
+        Side(folder / "arm", bundle, device, PATIENT_S) as there,
+    ):
+        here.begin(str(BIN / "mdp-agent"))
+        there.begin(*arm.command("-c", "from devices.cli.main import main; main()"))
+        yield Both(here, there, precision)
 
 
-def test_the_other_agent_is_one_for_arm(pair: tuple[Pair, str], arm: Arm) -> None:
-    made, _ = pair
-    process = Path(f"/proc/{made.agents['arm'].process.pid}")
+def test_the_other_agent_is_one_for_arm(both: Both, arm: Arm) -> None:
+    process = Path(f"/proc/{both.arm.agent.process.pid}")
     assert (process / "exe").readlink().name == EMULATOR
     loaded = {line.split()[-1] for line in (process / "maps").read_text().splitlines()}
     (runtime,) = [name for name in loaded if "onnxruntime_pybind11_state" in name]
     for file in (Path(runtime), arm.system / "usr/bin/python3.11"):
         machine = file.read_bytes()[:20][_E_MACHINE]
         assert int.from_bytes(machine, "little") == _EM_AARCH64
-    here = Path(f"/proc/{made.agents['here'].process.pid}/exe").readlink()
+    here = Path(f"/proc/{both.here.agent.process.pid}/exe").readlink()
     assert here.name != EMULATOR
 
 
-def test_its_logits_are_those_of_this_machine(
-    pair: tuple[Pair, str], figures: list[dict[str, Any]]
+def test_its_logits_and_answers_are_those_of_this_machine(
+    both: Both, figures: list[dict[str, Any]]
 ) -> None:
-    made, precision = pair
-    here, there = made.logits("here"), made.logits("arm")
+    here, there = both.here.logits(), both.arm.logits()
     assert len(here) == PICTURES
     alike = likeness(here, there)
     row = {
-        "device": made.device,
-        "precision": precision,
+        "device": both.arm.assignment.device,
+        "precision": both.precision,
         "pictures": len(here),
         **asdict(alike),
-        "start_s": dict(made.start_s),
+        "start_s": {"here": both.here.start_s, "arm": both.arm.start_s},
     }
     figures.append(row)
-    assert alike.largest_difference <= TOLERANCE[precision]
-    if precision == "fp32":
+    assert alike.largest_difference <= TOLERANCE[both.precision]
+    if both.precision == "fp32":
         assert alike.same_label == len(here)
     # Pictures that all look alike to the model would prove nothing.
     assert alike.largest_logit > 10 * TOLERANCE["fp32"]
     assert any(not np.array_equal(here[0].bag, other.bag) for other in here[1:])
+    with both.here.client() as one, both.arm.client() as other:
+        for picture in pictures():
+            wanted, got = (c.classify(picture, deadline_ms=PLENTY_MS) for c in (one, other))
+            assert (got.used, got.mode) == ((row["device"],), "single")
+            if both.precision == "fp32":
+                assert got.label == wanted.label
+                assert got.probability == pytest.approx(wanted.probability, abs=1e-3)
+        (status,) = other.status(timeout_s=PATIENT_S)
+        assert (status.state, status.encrypted) == ("READY", True)
 
 
-def test_a_client_gets_the_same_answers(pair: tuple[Pair, str]) -> None:
-    made, precision = pair
-    answers = {}
-    for where in made.agents:
-        with Client.connect(made.fleet(where), timeout_s=PATIENT_S) as client:
-            answers[where] = [client.classify(p, deadline_ms=PLENTY_MS) for p in pictures()]
-    for here, there in zip(answers["here"], answers["arm"], strict=True):
-        assert there.used == (made.device,)
-        assert there.mode == "single"
-        if precision == "fp32":
-            assert there.label == here.label
-            assert there.probability == pytest.approx(here.probability, abs=1e-3)
+def test_it_refuses_another_key(both: Both) -> None:
+    if not (both.arm.folder / "stranger.secret").exists():
+        new_keys(both.arm.folder, "stranger", new_pair)
+    with Client(both.arm.write(), key=both.arm.folder / "stranger.secret") as client:
+        until(lambda: client.status(timeout_s=0.1)[0].state == "REFUSED", "it is refused")
+        assert client.status(timeout_s=0.1)[0].reason == NOT_ACCEPTED
 
 
-def test_it_knows_its_clients(pair: tuple[Pair, str]) -> None:
-    made, _ = pair
-    if not (made.folder / "stranger.secret").exists():
-        new_keys(made.folder, "stranger", new_pair)
-    with Client(made.fleet("arm"), key=made.folder / "stranger.secret") as client:
-        until(lambda: client.status(timeout_s=0.1)[0].state == "REFUSED", "a stranger is refused")
-        (status,) = client.status(timeout_s=0.1)
-    assert status.reason == NOT_ACCEPTED
-    with Client.connect(made.fleet("arm"), timeout_s=PATIENT_S) as client:
-        (status,) = client.status(timeout_s=PATIENT_S)
-    assert (status.state, status.encrypted) == ("READY", True)
-
-
-def test_it_drains_on_sigterm(pair: tuple[Pair, str]) -> None:
-    made, _ = pair
-    agent, crops = made.agents["arm"], made.crops()[:4]
-    with made.peer("arm") as peer:
-        for number, pixels in enumerate(crops):
-            peer.send(encode(made.infer(number), pixels.tobytes()))
-        # The agent takes messages in their order: once it tells how it is, it has taken them all.
-        peer.send(encode(Ask(request_id=len(crops))))
+def test_it_drains_on_sigterm(both: Both) -> None:
+    agent, requests = both.arm.agent, both.arm.requests()[:4]
+    with both.arm.peer() as peer:
+        # The agent takes messages in their order: with its status, it has taken them all.
+        for frames in (*requests, encode(StatusRequest(request_id=len(requests)))):
+            peer.send(frames)
         replies = [peer.receive(PATIENT_S).message]
         while not isinstance(replies[-1], Status):
             replies.append(peer.receive(PATIENT_S).message)
         agent.signal(signal.SIGTERM)
-        while len(replies) < len(crops) + 1:
+        while len(replies) < len(requests) + 1:
             replies.append(peer.receive(PATIENT_S).message)
     said = {reply.request_id: reply for reply in replies if not isinstance(reply, Status)}
-    assert sorted(said) == list(range(len(crops)))
+    assert sorted(said) == list(range(len(requests)))
+    # After five seconds, which it may need for two of them emulated, it refuses the others.
     late = [reply for reply in said.values() if isinstance(reply, Failure)]
-    # After its five seconds, which an emulated agent may need for two of them, it says so.
     assert {reply.code for reply in late} <= {"draining"}
-    assert len(late) < len(crops)
+    assert len(late) < len(requests)
     agent.wait_for("DRAINING")
     assert agent.process.wait(PATIENT_S) == 0

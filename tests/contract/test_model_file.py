@@ -122,6 +122,6 @@ def test_no_damage_hides_another_file() -> None:
 
 
 @pytest.mark.parametrize("content", [b"\x0b", b"\x08", b"\x3a\x05ab", b"\xff" * 20])
-def test_what_is_no_message_is_refused(content: bytes) -> None:
+def test_bytes_that_are_no_message_are_refused(content: bytes) -> None:
     with pytest.raises(ConfigError, match=r"^m\.onnx: expected an ONNX model: "):
         ModelFile(Path("m.onnx"), content)

@@ -127,7 +127,7 @@ def test_a_device_gets_one_picture_at_a_time_its_precision_and_no_threads(
         ),
     ],
 )
-def test_what_a_device_cannot_do_is_refused_in_a_line_unless_another_one_may_do_it(
+def test_a_device_refuses_what_it_cannot_do_unless_a_fallback_is_allowed(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
     bundle: Bundle,
@@ -148,7 +148,7 @@ def test_what_a_device_cannot_do_is_refused_in_a_line_unless_another_one_may_do_
     assert capfd.readouterr().out == ""
 
 
-def test_openvino_s_own_core_names_what_there_is(bundle: Bundle, model: ModelFile) -> None:
+def test_openvino_s_own_core_names_the_devices_found(bundle: Bundle, model: ModelFile) -> None:
     asked = planned(bundle, "GPU.99", "fp32")
     with pytest.raises(NotHereError, match=r"on GPU\.99, openvino finds .*CPU.* here$"):
         open_runtime(model, asked, num_classes=3)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 
-from devices.agent.options import Serving
+from devices.agent.options import ServeOptions
 from mdp.errors import AgentError, ConfigError
 from mdp.formats.bundle import Bundle, model_path
 from mdp.formats.model_file import ModelFile
@@ -63,8 +63,20 @@ def noise(batch: int, size: int = SIZES[K]) -> Pixels:
     return np.random.default_rng(0).integers(0, 256, (batch, size, size, 3), dtype=np.uint8)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-def test_the_logits_are_those_of_numpy(model: ModelFile, execution: Execution, batch: int) -> None:
+def with_heads(model: ModelFile, heads: int) -> ModelFile:
+    """The model, or the same without its boost head."""
+    loaded = onnx.load_from_string(model.content)
+    if heads == 1:
+        del loaded.graph.output[0]
+        loaded.graph.node.remove(next(n for n in loaded.graph.node if "boost" in n.output))
+    return ModelFile(model.path, loaded.SerializeToString())
+
+
+@pytest.mark.parametrize(("batch", "heads"), [(1, 2), (3, 2), (3, 1)])
+def test_the_logits_are_those_of_numpy(
+    model: ModelFile, execution: Execution, batch: int, heads: int
+) -> None:
+    model = with_heads(model, heads)
     runtime: Runtime = open_runtime(model, execution, num_classes=3)
     runtime.warm_up()
     pixels = noise(batch)
@@ -72,29 +84,24 @@ def test_the_logits_are_those_of_numpy(model: ModelFile, execution: Execution, b
     pixels.flags.writeable = False
     contribution = runtime.run(pixels)
     shares = pixels.astype(np.float64).mean(axis=(1, 2)) @ CHANNELS.T / 255
-    np.testing.assert_allclose(contribution.boost, shares * 2.0 / (K + 1), rtol=1e-5)
-    np.testing.assert_allclose(contribution.bag, shares * (4.0 + K), rtol=1e-5)
-    assert contribution.boost.dtype == contribution.bag.dtype == np.float32
-    assert contribution.boost.shape == (batch, 3)
+    wanted = [shares * 2.0 / (K + 1), shares * (4.0 + K)][-heads:]
+    np.testing.assert_allclose(contribution.heads, wanted, rtol=1e-5)
+    assert {(head.dtype, head.shape) for head in contribution.heads} == {
+        (np.dtype(np.float32), (batch, 3))
+    }
 
 
-def test_threads_are_as_many_as_planned(model: ModelFile, planned: Execution) -> None:
-    runtime = OrtRuntime(model, changed(planned, threads=3), num_classes=3)
-    options = runtime._session.get_session_options()
-    assert options.intra_op_num_threads == 3
-    assert options.inter_op_num_threads == 1
-
-
-def test_threads_wait_awake_only_if_planned_and_only_while_they_compute(
-    model: ModelFile, planned: Execution
+@pytest.mark.parametrize("spin", [False, True])
+def test_threads_are_as_many_as_planned_and_spin_only_if_planned(
+    model: ModelFile, planned: Execution, spin: bool
 ) -> None:
-    def entry(spin: bool, name: str) -> object:
-        runtime = OrtRuntime(model, changed(planned, threads=2, spin=spin), num_classes=3)
-        return runtime._session.get_session_options().get_session_config_entry(name)
-
-    assert entry(False, "session.intra_op.allow_spinning") == "0"
-    assert entry(True, "session.intra_op.allow_spinning") == "1"
-    assert entry(True, "session.force_spinning_stop") == "1"
+    runtime = OrtRuntime(model, changed(planned, threads=3, spin=spin), num_classes=3)
+    options = runtime._session.get_session_options()
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (3, 1)
+    entry = options.get_session_config_entry
+    assert entry("session.intra_op.allow_spinning") == str(int(spin))
+    # Between runs they do not.
+    assert not spin or entry("session.force_spinning_stop") == "1"
 
 
 # It takes no more threads than there are cores.
@@ -110,7 +117,7 @@ def test_openvino_gets_as_many_threads_one_stream_and_no_core_of_its_own(
     assert str(said("PERFORMANCE_HINT")).endswith("LATENCY")
 
 
-def test_the_planned_runtime_and_provider_run_it(
+def test_the_planned_provider_runs_it_and_another_only_if_a_fallback_is_allowed(
     model: ModelFile, execution: Execution, name: str
 ) -> None:
     for allow_fallback in (False, True):
@@ -118,24 +125,13 @@ def test_the_planned_runtime_and_provider_run_it(
         assert isinstance(runtime, OpenVinoRuntime if name == "openvino" else OrtRuntime)
         assert runtime.provider == (OPENVINO_CPU if name == "openvino" else CPU)
         assert runtime.fallback is False
-
-
-def test_a_provider_that_is_not_there_is_refused(
-    model: ModelFile, execution: Execution, name: str
-) -> None:
     here = rf"{CUDA}, this device has .*{CPU}"
     if name == "openvino":
         here = rf"openvino on {CUDA}, openvino finds .*CPU.* here"
+    elsewhere = changed(execution, provider=CUDA)
     with pytest.raises(AgentError, match=f"^the plan asks for {here}$"):
-        open_runtime(model, changed(execution, provider=CUDA), num_classes=3)
-
-
-def test_a_fallback_is_allowed_and_says_so(model: ModelFile, execution: Execution) -> None:
-    planned = changed(execution, provider=CUDA)
-    runtime = open_runtime(model, planned, num_classes=3, allow_fallback=True)
-    assert runtime.provider == CPU
-    assert runtime.fallback is True
-    runtime.warm_up()
+        open_runtime(model, elsewhere, num_classes=3)
+    assert fell_back(model, elsewhere)
 
 
 def fell_back(model: ModelFile, execution: Execution) -> bool:
@@ -212,25 +208,6 @@ def says(precision: str) -> Callable[[onnx.ModelProto], object]:
     return lambda model: onnx.helper.set_model_props(model, {"mdp_precision": precision})
 
 
-def test_a_file_in_another_precision_is_refused(tmp_path: Path, execution: Execution) -> None:
-    expected = r"model\.onnx: expected a model in fp32, as planned, got one in int8$"
-    with pytest.raises(AgentError, match=expected):
-        open_runtime(written(tmp_path, says("int8")), execution, num_classes=3)
-    open_runtime(written(tmp_path, says("fp32")), execution, num_classes=3).warm_up()
-
-
-def test_another_image_size_is_refused(model: ModelFile, execution: Execution) -> None:
-    expected = r"model\.onnx: expected one input 'images' of uint8 \[N, 16, 16, 3\], got .*12, 12"
-    with pytest.raises(AgentError, match=expected):
-        open_runtime(model, changed(execution, image_size=16), num_classes=3)
-
-
-def test_another_number_of_classes_is_refused(model: ModelFile, execution: Execution) -> None:
-    expected = r"model\.onnx: expected outputs 'boost' and 'bag' with 10 classes, got .*'bag': 3"
-    with pytest.raises(AgentError, match=expected):
-        open_runtime(model, execution, num_classes=10)
-
-
 def written(folder: Path, change: Callable[[onnx.ModelProto], object]) -> ModelFile:
     model = onnx.load_from_string(colour_model(SIZES[K], 1.0, 4.0))
     change(model)
@@ -250,20 +227,30 @@ def float_input(model: onnx.ModelProto) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "expected"),
+    ("change", "changes", "classes", "expected"),
     [
-        (rename_output, r"expected outputs 'boost' and 'bag' with 3 classes, got .*logits"),
-        (float_input, r"expected one input 'images' of uint8 .* got .*(tensor\(float\)|f32)"),
+        (says("int8"), {}, 3, r"expected a model in fp32, as planned, got one in int8$"),
+        (
+            says("fp32"),
+            {"image_size": 16},
+            3,
+            r"input 'images' of uint8 \[N, 16, 16, 3\], got .*12",
+        ),
+        (says("fp32"), {}, 10, r"outputs 'boost' and 'bag' with 10 classes, got .*'bag': 3"),
+        (rename_output, {}, 3, r"outputs 'boost' and 'bag' with 3 classes, got .*logits"),
+        (float_input, {}, 3, r"input 'images' of uint8 .* got .*(tensor\(float\)|f32)"),
     ],
 )
-def test_another_signature_is_refused(
+def test_a_model_that_is_not_as_planned_is_refused(
     tmp_path: Path,
     execution: Execution,
     change: Callable[[onnx.ModelProto], object],
+    changes: dict[str, object],
+    classes: int,
     expected: str,
 ) -> None:
-    with pytest.raises(AgentError, match=expected):
-        open_runtime(written(tmp_path, change), execution, num_classes=3)
+    with pytest.raises(AgentError, match=rf"model\.onnx: .*{expected}"):
+        open_runtime(written(tmp_path, change), changed(execution, **changes), num_classes=classes)
 
 
 @pytest.mark.parametrize("content", [b"", b"I am not a model", b"\x08\x08" + b"\xff" * 100])
@@ -296,7 +283,7 @@ def test_weights_in_another_file_are_not_loaded(tmp_path: Path, name: str) -> No
     weight.ClearField("raw_data")
     path.write_bytes(model.SerializeToString())
     listed(folder, model_path(0))
-    candidate = Serving(device=DEVICES[0]).candidate(folder)
+    candidate = ServeOptions(bundle=folder, device=DEVICES[0]).loadable()
     with pytest.raises(ConfigError, match=r"model\.onnx: the model names another file for its wei"):
         candidate.load()
 
@@ -336,72 +323,40 @@ def test_a_model_that_cannot_run_is_refused_before_ready(
         open_runtime(path, execution, num_classes=3).warm_up()
 
 
-REPORTED = """
+HEAD = """
 import sys
+from pathlib import Path
+
+import msgspec
+
+from mdp.formats.model_file import ModelFile
+from mdp.runtimes.base import Execution
+
+def model():
+    execution = msgspec.json.decode(sys.argv[2], type=Execution)
+    return ModelFile.read(Path(sys.argv[1])), execution
+
+"""
+REPORTED = """
 from mdp.runtimes.openvino import core_of, import_openvino
 
 openvino = import_openvino()
 core_of(openvino).get_property("CPU", "FULL_DEVICE_NAME")
 print(sorted(name for name in sys.modules if "telemetry" in name or name == "openvino.tools.ovc"))
 """
-
-
-def test_openvino_is_loaded_without_the_part_that_reports_its_use(tmp_path: Path) -> None:
-    """The package's plain import keeps an id in the home folder and sends it to its maker."""
-    done = subprocess.run(
-        [sys.executable, "-c", REPORTED],
-        env={**os.environ, "HOME": str(tmp_path)},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert done.stdout == "[]\n"
-    assert list(tmp_path.iterdir()) == []
-
-
 SERVED = """
-import sys
-from pathlib import Path
-
-import msgspec
-
 from mdp.runtimes.onnxruntime import OrtRuntime
-from mdp.formats.model_file import ModelFile
-from mdp.runtimes.base import Execution
 
-execution = msgspec.json.decode(sys.argv[2], type=Execution)
-OrtRuntime(ModelFile.read(Path(sys.argv[1])), execution, num_classes=3).warm_up()
+OrtRuntime(*model(), num_classes=3).warm_up()
 """
-
-
-def test_onnxruntime_keeps_nothing_of_its_use(
-    tmp_path: Path, model: ModelFile, planned: Execution
-) -> None:
-    """Of itself it keeps an id and a queue of reports in the home folder, and sends them."""
-    home = tmp_path / "home"
-    home.mkdir()
-    kept = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
-    subprocess.run(
-        [sys.executable, "-c", SERVED, str(model.path), msgspec.json.encode(planned).decode()],
-        env={**{k: v for k, v in os.environ.items() if k not in kept}, "HOME": str(home)},
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert list(home.rglob("*")) == []
-
-
 SIGNALLED = """
-import faulthandler, os, signal, sys, threading
-from pathlib import Path
-
-import msgspec
-
+import faulthandler, os, signal, threading
 from mdp.runtimes.openvino import OpenVinoRuntime
-from mdp.formats.model_file import ModelFile
-from mdp.runtimes.base import Execution
 
-# What gives the main thread a signal stack of its own, on which Python's handlers run.
+# Gives the main thread a signal stack of its own, on which Python's handlers run.
 faulthandler.enable()
 signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
-execution = msgspec.json.decode(sys.argv[2], type=Execution)
-kept = [OpenVinoRuntime(ModelFile.read(Path(sys.argv[1])), execution, num_classes=3)]
+kept = [OpenVinoRuntime(*model(), num_classes=3)]
 dropping = threading.Thread(target=kept.clear)
 dropping.start()
 dropping.join()
@@ -409,12 +364,27 @@ os.kill(os.getpid(), signal.SIGUSR1)
 """
 
 
-def test_signals_are_survived_after_another_thread_has_dropped_a_model(
-    model: ModelFile, planned: Execution
+@pytest.mark.parametrize(
+    ("program", "runtime", "printed"),
+    [
+        # The package's plain import keeps an id in the home folder and sends it to its maker.
+        (REPORTED, "openvino", "[]\n"),
+        # Of itself onnxruntime keeps an id and a queue of reports there, and sends them.
+        (SERVED, "onnxruntime", ""),
+        # A signal is survived after another thread has dropped a model.
+        (SIGNALLED, "openvino", "handled\n"),
+    ],
+    ids=["openvino", "onnxruntime", "signal"],
+)
+def test_a_runtime_reports_nothing_of_its_use_and_survives_signals(
+    tmp_path: Path, model: ModelFile, planned: Execution, program: str, runtime: str, printed: str
 ) -> None:
-    execution = msgspec.json.encode(changed(planned, runtime="openvino")).decode()
+    kept = {"ORT_DISABLE_TELEMETRY", "XDG_CACHE_HOME"}
+    execution = msgspec.json.encode(changed(planned, runtime=runtime)).decode()
     done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, str(model.path), execution],
+        [sys.executable, "-c", HEAD + program, str(model.path), execution],
+        env={**{k: v for k, v in os.environ.items() if k not in kept}, "HOME": str(tmp_path)},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "handled\n")
+    assert (done.returncode, done.stdout) == (0, printed), done.stderr
+    assert list(tmp_path.rglob("*")) == []

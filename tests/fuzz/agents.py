@@ -9,18 +9,19 @@ from typing import cast
 import msgspec
 import numpy as np
 
+from devices.agent.bundles import LoadableBundle
 from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
     Infer,
     Message,
     Result,
     Status,
+    StatusRequest,
     decode,
     encode,
 )
@@ -44,6 +45,7 @@ class Desk:
     def __init__(self) -> None:
         self._come: SimpleQueue[list[tuple[Peer, Sequence[Buffer]]]] = SimpleQueue()
         self.sent: SimpleQueue[Message] = SimpleQueue()
+        self._woken = False
 
     def hand_in(self, *messages: Sequence[Buffer]) -> None:
         """Let the agent find `messages` at its next look."""
@@ -52,9 +54,16 @@ class Desk:
     def poll(self, timeout_s: float | None) -> list[tuple[Peer, Sequence[Buffer]]]:
         """What has come, waiting at most so long."""
         try:
-            return self._come.get(timeout=timeout_s)
+            came = self._come.get(timeout=timeout_s)
         except Empty:
-            return []
+            came = []
+        self._woken |= not came
+        return came
+
+    def was_woken(self) -> bool:
+        """Whether `wake` was called since the last call."""
+        woken, self._woken = self._woken, False
+        return woken
 
     def send(self, route: bytes, frames: Sequence[Buffer]) -> bool:
         """Keep a reply, which a client has to be able to read."""
@@ -69,7 +78,7 @@ class Desk:
         """Everything."""
         return True
 
-    def turned_away(self) -> dict[str, int]:
+    def rejected(self) -> dict[str, int]:
         """Nobody."""
         return {}
 
@@ -99,7 +108,8 @@ class Served:
         # Where raw pixels are planned, no JPEG is decoded.
         planned = self.bundle.assignment(DEVICES[0])
         assignment = msgspec.structs.replace(planned, encoding="jpeg")
-        self._agent = Agent(self.bundle, assignment, Brightness, cast(Router, self.desk))
+        source = LoadableBundle(bundle=self.bundle, assignment=assignment, load=Brightness)
+        self._agent = Agent(source, cast(Router, self.desk))
         self._thread = threading.Thread(target=self._agent.serve, name="agent", daemon=True)
         self._thread.start()
         while self.ask([]).state != "READY":
@@ -107,7 +117,7 @@ class Served:
 
     def ask(self, replies: list[Message]) -> Status:
         """How the agent is; what it says before that is added to `replies`."""
-        self.desk.hand_in(encode(Ask(request_id=LAST)))
+        self.desk.hand_in(encode(StatusRequest(request_id=LAST)))
         return self.until_status(replies)
 
     def until_status(self, replies: list[Message]) -> Status:
@@ -135,7 +145,7 @@ def read_request(data: bytes) -> bool:
     """One message to an agent: it says one thing to it, and goes on."""
     agent = served()
     replies: list[Message] = []
-    agent.desk.hand_in(frames_of(data), encode(Ask(request_id=LAST)))
+    agent.desk.hand_in(frames_of(data), encode(StatusRequest(request_id=LAST)))
     status = agent.until_status(replies)
     if not replies:
         # A picture may be computed beside the socket.
@@ -155,7 +165,7 @@ def _requests() -> Mapping[str, bytes]:
     return {
         "raw": joined(encode(infer, bytes(SIDE * SIDE * 3))),
         "jpeg": joined(encode(jpeg, encoded(four_corners(SIDE, SIDE), "JPEG"))),
-        "ask": joined(encode(Ask(request_id=3))),
+        "ask": joined(encode(StatusRequest(request_id=3))),
     }
 
 

@@ -106,7 +106,7 @@ def read_fusion(data: bytes) -> bool:
             continue
         given = {k: Contribution(logits, -logits) for k in subset.members}
         for wanted in ("stacked", "boosted", "bagged"):
-            rule = rule_for(subset.members, wanted, fitted=True)
+            rule = rule_for(subset.members, wanted, weights)
             fused = fuse(given, weights_for(subset.members, rule, weights))
             assert np.isfinite(probabilities(fused)).all()
     _same(path, msgspec.json.encode(weights), lambda path: read_json(path, FusionWeights), weights)

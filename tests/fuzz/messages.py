@@ -17,14 +17,14 @@ from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import decode_jpeg
 from mdp.protocol.messages import (
     PREAMBLE_BYTES,
-    Ask,
     Buffer,
     Failure,
+    FrameReply,
+    FrameRequest,
     Infer,
-    Look,
     Result,
-    Seen,
     Status,
+    StatusRequest,
     contribution_of,
     decode,
     encode,
@@ -34,7 +34,7 @@ from mdp.protocol.messages import (
 from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import DEVICES, LABELS, SIZES, write_bundle
 from mdp.transport import zap
-from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, QUESTION, mechanism_of
+from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, PROBE, mechanism_of
 from tests.fuzz.target import Structure, Target, refused, scratch
 from tests.support.exchanges import Desk
 from tests.support.pictures import encoded, four_corners
@@ -97,7 +97,7 @@ def read_frames(data: bytes) -> bool:
         match message:
             case Infer():
                 _use_crop(message, buffers[0])
-            case Result() | Seen():
+            case Result() | FrameReply():
                 _use_logits(message, buffers[0])
             case Failure():
                 assert message.text.isprintable()
@@ -126,11 +126,11 @@ def _use_crop(infer: Infer, buffer: Buffer) -> None:
     assert pixels.dtype == np.uint8
 
 
-def _use_logits(result: Result | Seen, buffer: Buffer) -> None:
+def _use_logits(result: Result | FrameReply, buffer: Buffer) -> None:
     assert math.isfinite(result.queue_ms)
     assert math.isfinite(result.compute_ms)
-    contribution = contribution_of(buffer)
-    for logits in (contribution.boost, contribution.bag):
+    contribution = contribution_of(buffer, result.num_classes)
+    for logits in contribution.heads:
         assert logits.shape == (result.num_classes,)
         assert np.isfinite(logits).all()
     assert bytes(logits_buffer(contribution)) == bytes(buffer)
@@ -144,14 +144,16 @@ def _messages() -> dict[str, list[Buffer]]:
         provider="CPUExecutionProvider", fallback=False, reason="", queued=2,
         counts={"answered": 12, "too_late": 1},
     )  # fmt: skip
-    look = Look(request_id=7, digest=DIGEST, k=1, budget_ms=80.5, ago_ms=250.0, within_ms=100.0)
-    seen = Seen(
+    look = FrameRequest(
+        request_id=7, digest=DIGEST, k=1, budget_ms=80.5, ago_ms=250.0, within_ms=100.0
+    )
+    seen = FrameReply(
         request_id=1, num_classes=3, queue_ms=0.25, compute_ms=12.5, frame=812, age_ms=43.0
     )  # fmt: skip
     return {
         "infer": encode(infer, bytes(range(48))),
         "infer-jpeg": encode(jpeg, encoded(four_corners(8, 8), "JPEG")),
-        "ask": encode(Ask(request_id=0)),
+        "ask": encode(StatusRequest(request_id=0)),
         "result": encode(_result(3), _logits()),
         "failure": encode(Failure(request_id=1, code="bad_message", text="what?")),
         "status": encode(status),
@@ -279,7 +281,7 @@ def read_greeting(data: bytes) -> bool:
 
 def _greetings() -> Mapping[str, bytes]:
     return {
-        name.lower(): QUESTION + bytes([1]) + name.encode().ljust(20, b"\0") + bytes(32)
+        name.lower(): PROBE + bytes([1]) + name.encode().ljust(20, b"\0") + bytes(32)
         for name in ("CURVE", "NULL", "PLAIN")
     }
 
@@ -290,7 +292,7 @@ GREETING = Target(
     seeds=_greetings,
     share=0.245,
     max_bytes=96,
-    words=(QUESTION, b"CURVE", b"NULL"),
+    words=(PROBE, b"CURVE", b"NULL"),
 )
 
 _KEY = bytes(range(32))

@@ -23,7 +23,7 @@ def no_agent_stays() -> Iterator[None]:
 every_target = pytest.mark.parametrize("target", TARGETS.values(), ids=list(TARGETS))
 
 
-def test_the_shares_are_of_a_whole() -> None:
+def test_shares_add_up_to_one() -> None:
     assert sum(target.share for target in TARGETS.values()) == pytest.approx(1)
 
 
@@ -32,7 +32,7 @@ def test_every_kept_input_belongs_to_a_target() -> None:
 
 
 @every_target
-def test_what_is_meant_to_be_accepted_is(target: Target) -> None:
+def test_every_seed_is_accepted(target: Target) -> None:
     seeds = target.seeds()
     assert seeds
     assert [name for name, data in seeds.items() if not target.read(data)] == []

@@ -27,7 +27,7 @@ def sample(second: int, **changes: float) -> dict[str, float]:
     return known | changes
 
 
-def test_a_summary_holds_what_libfuzzer_and_the_child_said() -> None:
+def test_a_summary_holds_the_figures_of_libfuzzer_and_the_child() -> None:
     figures = summary(TARGETS["frames"], [sample(second) for second in range(1, 41)], SAID)
     assert figures["inputs"] == 3000
     assert figures["accepted_share"] == pytest.approx(0.1)
@@ -38,7 +38,7 @@ def test_a_summary_holds_what_libfuzzer_and_the_child_said() -> None:
     assert figures["growth_kib_per_million"] == pytest.approx(1000)
 
 
-def test_a_run_that_ended_early_counts_what_was_read() -> None:
+def test_a_run_that_ended_early_counts_the_inputs_read() -> None:
     figures = summary(TARGETS["frames"], [sample(1), sample(2)], "")
     assert (figures["inputs"], figures["growth_kib_per_million"]) == (2000, None)
 

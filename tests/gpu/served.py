@@ -10,13 +10,12 @@ import statistics
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mdp.client.status import DeviceStatus
 from mdp.client.sync import Client
 from mdp.files import write_json
 from mdp.formats.bundle import Bundle
@@ -29,7 +28,7 @@ from tests.support.fleet import BIN, PLENTY_MS, ROOT
 from tests.support.two_agents import (
     DEVICES,
     PICTURES,
-    Pair,
+    Side,
     likeness,
     pictures,
     reference_bundle,
@@ -42,7 +41,6 @@ FIGURES = ROOT / "runs" / "gpu.json"
 #: A command begun with this sees no GPU.
 NO_GPU = ["env", "CUDA_VISIBLE_DEVICES="]
 AGENT = str(BIN / "mdp-agent")
-HERE, GPU = "here", "gpu"
 
 pytestmark = pytest.mark.timeout(5 * PATIENCE_S)
 
@@ -60,23 +58,29 @@ CASES: list[tuple[str, Precision]] = [
 ]
 
 
+@dataclass(frozen=True)
+class Both:
+    """The same sub-model on the processor and on the GPU."""
+
+    cpu: Side
+    gpu: Side
+    precision: Precision
+
+
 @pytest.fixture(scope="module", params=CASES, ids=["-".join(case) for case in CASES])
-def pair(
+def both(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Pair, Precision]]:
+) -> Iterator[Both]:
     device, precision = request.param
     folder = tmp_path_factory.mktemp("gpu")
-    made = Pair(planned(folder / "bundle", precision), device, folder, PATIENCE_S)
-    commands = {
-        HERE: [*NO_GPU, AGENT, *made.options(HERE), "--allow-fallback"],
-        GPU: [AGENT, *made.options(GPU)],
-    }
-    with ExitStack() as stack:
-        for name, command in commands.items():
-            agent = AgentProcess(device, command, folder / f"{name}.log")
-            stack.callback(agent.close)
-            made.agents[name] = agent.wait_for("READY")
-        yield made, precision
+    bundle = planned(folder / "bundle", precision)
+    with (
+        Side(folder / "cpu", bundle, device, PATIENCE_S) as cpu,
+        Side(folder / "gpu", bundle, device, PATIENCE_S) as gpu,
+    ):
+        cpu.begin(*NO_GPU, AGENT, options=["--allow-fallback"])
+        gpu.begin(AGENT)
+        yield Both(cpu, gpu, precision)
 
 
 def gpu_name() -> str:
@@ -90,70 +94,57 @@ def planned(folder: Path, precision: Precision) -> Bundle:
     return reference_bundle(folder, precision, provider=CUDA)
 
 
-def status(made: Pair, where: str) -> DeviceStatus:
-    with Client.connect(made.fleet(where), timeout_s=PATIENCE_S) as client:
-        return client.status(timeout_s=PATIENCE_S)[0]
-
-
-def test_one_computes_on_the_gpu_and_the_other_says_that_it_does_not(
-    pair: tuple[Pair, Precision],
-) -> None:
-    made, _ = pair
-    there = status(made, GPU)
-    assert (there.state, there.provider, there.reason) == ("READY", CUDA, "")
-    maps = Path(f"/proc/{made.agents[GPU].process.pid}/maps").read_text()
+def test_one_computes_on_the_gpu_and_the_other_says_that_it_does_not(both: Both) -> None:
+    for side, provider, reason in (
+        (both.gpu, CUDA, ""),
+        (both.cpu, CPU, f"runs on {CPU}, not as planned"),
+    ):
+        with side.client() as client:
+            (status,) = client.status(timeout_s=PATIENCE_S)
+        assert (status.state, status.provider, status.reason) == ("READY", provider, reason)
+    maps = Path(f"/proc/{both.gpu.agent.process.pid}/maps").read_text()
     assert "libonnxruntime_providers_cuda" in maps
     assert "/dev/nvidia" in maps
-    here = status(made, HERE)
-    assert (here.state, here.provider) == ("READY", CPU)
-    assert here.reason == f"runs on {CPU}, not as planned"
 
 
-def test_its_logits_are_those_of_the_processor(
-    pair: tuple[Pair, Precision], figures: list[dict[str, Any]]
-) -> None:
-    made, precision = pair
-    here, there = made.logits(HERE), made.logits(GPU)
+def test_its_logits_are_those_of_the_processor(both: Both, figures: list[dict[str, Any]]) -> None:
+    here, there = both.cpu.logits(), both.gpu.logits()
     assert len(here) == PICTURES
     alike = likeness(here, there)
     compute_ms = {}
-    for where in (HERE, GPU):
-        with Client.connect(made.fleet(where), timeout_s=PATIENCE_S) as client:
+    for name, side in (("here", both.cpu), ("gpu", both.gpu)):
+        with side.client() as client:
             answers = [client.classify(p, deadline_ms=PLENTY_MS) for p in pictures() * 10]
-        compute_ms[where] = statistics.median(a.members[0].compute_ms for a in answers)
+        compute_ms[name] = statistics.median(a.members[0].compute_ms for a in answers)
     row = {
-        "device": made.device,
-        "precision": precision,
+        "device": both.gpu.assignment.device,
+        "precision": both.precision,
         "pictures": len(here),
         **asdict(alike),
         "compute_ms": compute_ms,
     }
     figures.append(row)
-    assert alike.largest_difference <= TOLERANCE[precision]
+    assert alike.largest_difference <= TOLERANCE[both.precision]
     assert alike.same_label == len(here)
     # Pictures that all look alike to the model would prove nothing.
-    assert alike.largest_logit > 10 * TOLERANCE[precision]
+    assert alike.largest_logit > 10 * TOLERANCE[both.precision]
     # Nor would logits of one and the same program.
     assert alike.largest_difference > 0
 
 
-def test_pictures_computed_together_come_out_the_same(pair: tuple[Pair, Precision]) -> None:
-    made, precision = pair
-    with ExitStack() as stack:
-        command = [AGENT, *made.options("batches"), "--batch", "4"]
-        agent = AgentProcess(made.device, command, made.folder / "batches.log")
-        stack.callback(agent.close)
-        made.agents["batches"] = agent.wait_for("READY")
-        alone = stack.enter_context(Client.connect(made.fleet(GPU), timeout_s=PATIENCE_S))
-        together = stack.enter_context(Client.connect(made.fleet("batches"), timeout_s=PATIENCE_S))
-        shown = pictures()
-        wanted = [alone.classify(picture, deadline_ms=PLENTY_MS) for picture in shown]
-        got = list(together.stream(shown * 4, in_flight=16, deadline_ms=PLENTY_MS))
+def test_pictures_computed_together_come_out_the_same(both: Both, tmp_path: Path) -> None:
+    device, shown = both.gpu.assignment.device, pictures()
+    bundle = Bundle.open(both.gpu.bundle)
+    with Side(tmp_path / "batches", bundle, device, PATIENCE_S) as batches:
+        batches.begin(AGENT, options=["--batch", 4])
+        with both.gpu.client() as alone, batches.client() as together:
+            wanted = [alone.classify(picture, deadline_ms=PLENTY_MS) for picture in shown]
+            got = list(together.stream(shown * 4, in_flight=16, deadline_ms=PLENTY_MS))
     for number, answer in enumerate(got):
         expected = wanted[number % len(shown)]
-        assert answer.used == (made.device,)
-        assert answer.label == expected.label
-        assert answer.probability == pytest.approx(expected.probability, abs=TOLERANCE[precision])
+        assert (answer.used, answer.label) == ((device,), expected.label)
+        difference = TOLERANCE[both.precision]
+        assert answer.probability == pytest.approx(expected.probability, abs=difference)
 
 
 def test_another_bundle_takes_over_while_the_first_is_asked(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.fusion.fuse import Contribution, Fusion
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
     FailureCode,
@@ -24,6 +23,7 @@ from mdp.protocol.messages import (
     Result,
     State,
     Status,
+    StatusRequest,
     decode,
     encode,
     logits_buffer,
@@ -160,7 +160,9 @@ class Desk:
     def asks(self) -> list[str]:
         """Devices that were asked for their status since the last call of this."""
         sent, self.transport.sent = self.transport.sent, []
-        return [device for device, frames in sent if isinstance(decode(frames).message, Ask)]
+        return [
+            device for device, frames in sent if isinstance(decode(frames).message, StatusRequest)
+        ]
 
     def receive(self, device: str, message: Message, *buffers: Buffer) -> None:
         self.frames(device, encode(message, *buffers))

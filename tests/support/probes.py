@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from msgspec.structs import replace
 
-from devices.probe.child import Failed, Here, Look, MeasureRun, Reply, Request, SustainRun
+from devices.probe.child import (
+    Capabilities,
+    Failed,
+    ListCapabilities,
+    MeasureRun,
+    Reply,
+    Request,
+    SustainRun,
+)
 from devices.probe.encoders import Encoder
 from devices.probe.measure import Load, Measured, Run
 from mdp.formats.plan import SubModelSpec
@@ -152,7 +160,7 @@ class FakeDevice:
         providers: Sequence[str] = (CPU,),
         openvino: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        self.here: Here | Failed = Here(
+        self.here: Capabilities | Failed = Capabilities(
             providers=list(providers),
             openvino=None if openvino is None else {d: list(a) for d, a in openvino.items()},
             versions={"onnxruntime": "1.0"},
@@ -171,7 +179,7 @@ class FakeDevice:
         if len(self.asked) > self.patience:
             raise KeyboardInterrupt
         match request:
-            case Look():
+            case ListCapabilities():
                 return self.here
             case SustainRun(seconds=seconds):
                 return Load(

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from devices.agent.bundles import LoadableBundle
 from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
-from mdp.protocol.messages import Ask, Buffer, Failure, Infer, Result, Status, encode
+from mdp.protocol.messages import Buffer, Failure, Infer, Result, Status, StatusRequest, encode
 from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import SIZES
 from mdp.testing.processes import PATIENCE_S, until
@@ -65,11 +66,17 @@ class Paying:
 
 @contextmanager
 def serving(
-    bundle: Bundle, runtime: Held, *, keys: AgentKeys | None = None, **options: Any
+    bundle: Bundle, runtime: Held, *, keys: AgentKeys | None = None, batch: int = 1, **options: Any
 ) -> Iterator[tuple[Agent, str]]:
     """An agent in this process, and its address."""
     with Router(ANY_PORT, keys=keys) as router:
-        agent = Agent(bundle, bundle.assignment("alpha"), lambda: runtime, router, **options)
+        source = LoadableBundle(
+            bundle=bundle,
+            assignment=bundle.assignment("alpha"),
+            load=lambda: runtime,
+            batch=batch,
+        )
+        agent = Agent(source, router, **options)
         thread = threading.Thread(target=agent.serve)
         thread.start()
         until(lambda: agent.state == "READY", "the agent is ready")
@@ -82,13 +89,13 @@ def serving(
             assert not thread.is_alive()
 
 
-def request(bundle: Bundle, number: int) -> list[Buffer]:
+def request(bundle: Bundle, number: int, budget_ms: float = PLENTY_MS) -> list[Buffer]:
     """A request whose picture is all `number`."""
     infer = Infer(
         request_id=number,
         digest=bundle.digest,
         k=0,
-        budget_ms=PLENTY_MS,
+        budget_ms=budget_ms,
         image_size=SIZES[0],
         encoding="raw",
     )
@@ -97,7 +104,7 @@ def request(bundle: Bundle, number: int) -> list[Buffer]:
 
 def told(peer: StrangePeer) -> Status:
     """How the agent is, once everything that `peer` has sent is taken in."""
-    peer.send(encode(Ask(request_id=1000)))
+    peer.send(encode(StatusRequest(request_id=1000)))
     message = peer.receive().message
     assert isinstance(message, Status)
     return message

@@ -1,9 +1,11 @@
 """The same sub-model served by the agent here and by one elsewhere, and what both make of crops."""
 
 import io
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -11,20 +13,19 @@ import onnx
 
 from mdp.files import write_json
 from mdp.formats.bundle import MANIFEST, Bundle, model_path
-from mdp.formats.fleet import new_fleet
-from mdp.formats.keys import load_pair, new_keys
+from mdp.formats.keys import load_pair
 from mdp.formats.plan import Assignment
 from mdp.formats.profile import Precision
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels, crop
-from mdp.protocol.messages import Infer, Result, contribution_of, encode
-from mdp.testing.agents import ANY_PORT, AgentProcess
+from mdp.protocol.messages import Buffer, Infer, Result, contribution_of, encode
+from mdp.testing.agents import AgentFleet, AgentProcess
 from mdp.testing.bundles import colour_picture
-from mdp.transport import new_pair, public_key_of
-from partitioner.export.quantize import quantised
+from mdp.transport import public_key_of
+from partitioner.export.quantize import quantized
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import PLENTY_MS, ROOT
-from tests.support.models.quantised import put_models
+from tests.support.models.quantized import put_models
 
 #: The manifest of a bundle of plain ViTs; its models are drawn anew.
 REFERENCE = ROOT / "tests/support/plain_vits"
@@ -32,76 +33,61 @@ DEVICES = [a.device for a in Bundle.open(REFERENCE).manifest.plan.assignments]
 PICTURES = 16
 
 
-@dataclass
-class Pair:
-    """Agents by where they run, with the sub-model of one device."""
+class Side(AgentFleet):
+    """One agent, with the sub-model of one device, and the key that its clients need."""
 
-    bundle: Bundle
-    device: str
-    folder: Path
-    #: How long an agent may take for anything.
-    patience_s: float
-    agents: dict[str, AgentProcess] = field(default_factory=dict)
-    start_s: dict[str, float] = field(default_factory=dict)
+    def __init__(self, folder: Path, bundle: Bundle, device: str, patience_s: float) -> None:
+        folder.mkdir()
+        super().__init__(folder, bundle.path, keys=True, patience_s=patience_s)
+        self.digest, self.assignment = bundle.digest, bundle.assignment(device)
+        self.start_s = 0.0
 
-    def options(self, where: str) -> list[str]:
-        """What `mdp-agent` is told about the agent that runs there; makes its keys."""
-        if not (self.folder / "client.secret").exists():
-            new_keys(self.folder, "client", new_pair)
-        new_keys(self.folder, where, new_pair)
-        return ["run", "--json", "--bundle", str(self.bundle.path), "--device", self.device,
-                "--bind", ANY_PORT, "--threads", "1", "--key", str(self.folder / f"{where}.secret"),
-                "--clients", str(self.folder / "client.public")]  # fmt: skip
+    def begin(self, *program: str, options: Sequence[object] = ()) -> Self:
+        """Start it as `program run --json ...`."""
+        began_s, command = time.monotonic(), [*program, "run", "--json"]
+        self.start(self.assignment.device, "--threads", 1, *options, program=command)
+        self.start_s = time.monotonic() - began_s
+        return self
 
-    def crops(self) -> list[Pixels]:
-        """The device's crops of some pictures."""
-        assignment = self.bundle.assignment(self.device)
-        return [
-            crop(picture, assignment.region, assignment.spec.image_size) for picture in pictures()
+    @property
+    def agent(self) -> AgentProcess:
+        """The process."""
+        return self.agents[self.assignment.device]
+
+    def requests(self) -> list[list[Buffer]]:
+        """A request for each picture, numbered from 0."""
+        size = self.assignment.spec.image_size
+        crops = [crop(picture, self.assignment.region, size) for picture in pictures()]
+        asked = [
+            Infer(
+                request_id=number,
+                digest=self.digest,
+                k=self.assignment.k,
+                budget_ms=PLENTY_MS,
+                image_size=size,
+                encoding="raw",
+            )
+            for number in range(len(crops))
         ]
+        return [encode(infer, pixels.tobytes()) for infer, pixels in zip(asked, crops, strict=True)]
 
-    def peer(self, where: str) -> StrangePeer:
-        """A connection to one of the agents, with the client's key."""
+    def peer(self) -> StrangePeer:
+        """A connection with the client's key."""
         own = load_pair(self.folder / "client.secret", public_key_of)
-        server = load_pair(self.folder / f"{where}.secret", public_key_of).public
-        return StrangePeer(self.agents[where].address, (own.public, own.secret, server))
+        server = self.public_keys[self.assignment.device]
+        return StrangePeer(self.agent.address, (own.public, own.secret, server))
 
-    def infer(self, number: int) -> Infer:
-        """A request for this sub-model."""
-        assignment = self.bundle.assignment(self.device)
-        return Infer(
-            request_id=number,
-            digest=self.bundle.digest,
-            k=assignment.k,
-            budget_ms=PLENTY_MS,
-            image_size=assignment.spec.image_size,
-            encoding="raw",
-        )
-
-    def logits(self, where: str) -> list[Contribution]:
-        """Both heads' logits of every crop."""
+    def logits(self) -> list[Contribution]:
+        """Both heads' logits of every picture's crop."""
         answers = []
-        with self.peer(where) as peer:
-            for number, pixels in enumerate(self.crops()):
-                peer.send(encode(self.infer(number), pixels.tobytes()))
+        with self.peer() as peer:
+            for number, frames in enumerate(self.requests()):
+                peer.send(frames)
                 reply = peer.receive(self.patience_s)
                 assert isinstance(reply.message, Result), reply.message
                 assert reply.message.request_id == number
-                answers.append(contribution_of(reply.buffers[0]))
+                answers.append(contribution_of(reply.buffers[0], reply.message.num_classes))
         return answers
-
-    def fleet(self, where: str) -> Path:
-        """A fleet file of one of the agents alone."""
-        path = self.folder / f"{where}.toml"
-        key = load_pair(self.folder / f"{where}.secret", public_key_of).public
-        new_fleet(
-            self.bundle,
-            [f"{self.device}={self.agents[where].address}"],
-            path,
-            public_key=lambda name: key,
-            key=self.folder / "client.secret",
-        )
-        return path
 
 
 @dataclass(frozen=True)
@@ -114,9 +100,9 @@ class Likeness:
 
 
 def likeness(here: Sequence[Contribution], there: Sequence[Contribution]) -> Likeness:
-    """Both heads of every crop beside each other."""
+    """The heads of every crop beside each other."""
     both = list(zip(here, there, strict=True))
-    heads = [(getattr(a, h), getattr(b, h)) for a, b in both for h in ("boost", "bag")]
+    heads = [pair for a, b in both for pair in zip(a.heads, b.heads, strict=True)]
     return Likeness(
         largest_logit=max(float(np.abs(a).max()) for a, _ in heads),
         largest_difference=max(float(np.abs(a - b).max()) for a, b in heads),
@@ -153,7 +139,7 @@ def reference_bundle(folder: Path, precision: Precision, **changes: object) -> B
     )
     write_json(folder / MANIFEST, manifest)
     models = {
-        a.k: onnx.load_from_string(quantised((folder / model_path(a.k)).read_bytes(), precision))
+        a.k: onnx.load_from_string(quantized((folder / model_path(a.k)).read_bytes(), precision))
         for a in assignments
     }
     return put_models(folder, models)

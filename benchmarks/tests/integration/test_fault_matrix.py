@@ -50,7 +50,7 @@ def test_what_is_promised_is_what_comes(
         scenes[kind] = Scene(tmp_path_factory.mktemp(kind), kind)
     run = run_cell(scenes[kind], fault, kind, QUICK)
     assert run.broken == [], summary(run.of("turning", "faulty"))
-    # The fault was there to be seen, and it was overcome.
+    # The fault took effect and was healed.
     faulty, whole = scenes[kind].faulty, len(scenes[kind].setting.members)
     under = run.of("turning", "faulty")
     if fault.promise.used == "never":

@@ -14,7 +14,6 @@ from mdp.errors import InputError
 from mdp.formats.plan import SubModelSpec
 from partitioner.estimates.accuracy import Predictor, shipped_law
 from partitioner.estimates.accuracy_law import (
-    WHOLE,
     AccuracyLaw,
     Member,
     capability_of,
@@ -29,6 +28,7 @@ from partitioner.estimates.accuracy_records import (
     recorded,
 )
 from partitioner.estimates.macs import macs
+from partitioner.regions import WHOLE
 
 BASE = SubModelSpec(
     image_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0

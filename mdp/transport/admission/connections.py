@@ -1,18 +1,17 @@
-"""Every open connection of an agent, and whose key it has proved. Pure.
+"""The open connections of an agent, and their keys. Pure.
 
-libzmq tells three things at three places: that a connection was accepted, with its descriptor; that
-a key asks to be let in, with its host; and with each message both key and descriptor. So a key that
-is let in is put down to the oldest connection from its host that may have sent a whole handshake,
-and the first message corrects that.
+libzmq reports an accepted connection with its descriptor, a ZAP request with key and host, and each
+message with key and descriptor. So an allowed key is assigned to the oldest connection from its
+host that may have sent a whole handshake, and the first message corrects the assignment.
 """
 
 from collections.abc import Callable, Collection
 
-from mdp.transport.admission.pending import Visitor
+from mdp.transport.admission.pending import TcpPeer
 
 #: Connections of one key at a time, as far as descriptors suffice.
 PER_KEY = 64
-#: Descriptors that are kept for keys without any connection.
+#: Descriptors that are reserved for keys without any connection.
 KEPT_DESCRIPTORS = 32
 
 
@@ -21,15 +20,15 @@ class Connections:
 
     def __init__(self) -> None:
         #: Oldest first, as are those of each key.
-        self._open: dict[int, Visitor] = {}
+        self._open: dict[int, TcpPeer] = {}
         self._key_of: dict[int, str] = {}
-        self._by_key: dict[str, dict[int, Visitor]] = {}
+        self._by_key: dict[str, dict[int, TcpPeer]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
     @property
-    def all(self) -> Collection[Visitor]:
+    def all(self) -> Collection[TcpPeer]:
         """Every open connection, oldest first."""
         return self._open.values()
 
@@ -37,62 +36,62 @@ class Connections:
         """How many connections `key` has."""
         return len(self._by_key.get(key, ()))
 
-    def of(self, key: str) -> list[Visitor]:
+    def of(self, key: str) -> list[TcpPeer]:
         """The connections of `key`, oldest first."""
         return list(self._by_key.get(key, {}).values())
 
-    def key_of(self, visitor: Visitor) -> str:
-        """The key of a connection; empty as long as it has none."""
-        return self._key_of.get(visitor.descriptor, "")
+    def key_of(self, peer: TcpPeer) -> str:
+        """The key of a connection; empty before it has one."""
+        return self._key_of.get(peer.descriptor, "")
 
     @property
     def keys(self) -> Collection[str]:
         """Keys with at least one connection."""
         return self._by_key.keys()
 
-    def opened(self, visitor: Visitor) -> None:
+    def opened(self, peer: TcpPeer) -> None:
         """A connection was accepted."""
         # A descriptor is used again only after its connection has closed.
-        self.closed(visitor.descriptor)
-        self._open[visitor.descriptor] = visitor
+        self.closed(peer.descriptor)
+        self._open[peer.descriptor] = peer
 
     def closed(self, descriptor: int) -> None:
         """A connection has ended."""
         self._open.pop(descriptor, None)
         self._release(descriptor)
 
-    def let_in(self, key: str, host: str, proved: Callable[[Visitor], bool]) -> Visitor | None:
-        """Put `key` down to one of the connections from `host`; returns it, None without any.
+    def assign(self, key: str, host: str, proved: Callable[[TcpPeer], bool]) -> TcpPeer | None:
+        """Assign `key` to one of the connections from `host`; returns it, None without any.
 
-        `proved` says whether a connection has sent as much as a handshake takes.
+        `proved` is whether a connection has sent enough for a handshake.
         """
-        for descriptor, visitor in self._open.items():
-            if descriptor not in self._key_of and visitor.host == host and proved(visitor):
-                self._assign(descriptor, key)
-                return visitor
+        for descriptor, peer in self._open.items():
+            if descriptor not in self._key_of and peer.host == host and proved(peer):
+                self._put(descriptor, key)
+                return peer
         return None
 
-    def heard(self, descriptor: int, key: str) -> None:
-        """A message with `key` came on this connection: correct what was assumed."""
+    def correct(self, descriptor: int, key: str) -> None:
+        """Correct the assignment: a message with `key` came on this connection."""
         assumed = self._key_of.get(descriptor)
         if assumed == key or descriptor not in self._open:
             return
         if assumed is not None:
-            # Its true owner gave this key's place to another connection from the same host.
+            # The assumed key is that of another connection from the same host.
             host = self._open[descriptor].host
             other = next((v.descriptor for v in self.of(key) if v.host == host), None)
             if other is not None:
-                self._assign(other, assumed)
-        self._assign(descriptor, key)
+                self._put(other, assumed)
+        self._put(descriptor, key)
 
-    def crowd(self) -> Visitor | None:
+    def oldest_of_most(self) -> TcpPeer | None:
         """The oldest connection of the key, or of the host without one, that has most."""
-        groups: dict[str, list[Visitor]] = {}
-        for descriptor, visitor in self._open.items():
-            groups.setdefault(self._key_of.get(descriptor, visitor.host), []).append(visitor)
+        groups: dict[str, list[TcpPeer]] = {}
+        for descriptor, peer in self._open.items():
+            groups.setdefault(self._key_of.get(descriptor, peer.host), []).append(peer)
         return max(groups.values(), key=len)[0] if groups else None
 
-    def _assign(self, descriptor: int, key: str) -> None:
+    def _put(self, descriptor: int, key: str) -> None:
         self._release(descriptor)
         self._key_of[descriptor] = key
         self._by_key.setdefault(key, {})[descriptor] = self._open[descriptor]

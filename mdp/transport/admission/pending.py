@@ -1,19 +1,19 @@
-"""Who stands in an agent's door: connections that cannot have proved yet who they are. No sockets.
+"""Connections whose handshake has not finished, at most so many at a time. No sockets.
 
-A handshake takes a certain number of bytes from the client. A connection that has sent fewer is a
-stranger's until it has sent them, and only so many strangers may stand in the door at a time.
+A handshake takes a certain number of bytes from the client; a connection that has sent fewer is
+pending.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: Strangers' connections at a time; one more, and the oldest of whoever holds most has to go. Well
-#: above what comes in good faith, as whoever is sent away can come again at once.
-MAX_STRANGERS = 1024
+#: Pending connections at a time; beyond, the oldest of the host with most is closed. Well above
+#: what honest clients need, and a client that is closed reconnects at once.
+MAX_PENDING = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Visitor:
+class TcpPeer:
     """An open connection: its descriptor, and the peer's address and port."""
 
     descriptor: int
@@ -26,29 +26,29 @@ class Visitor:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Door:
-    """Keeps count of connections whose handshake cannot be over."""
+class PendingConnections:
+    """Counts pending connections by host."""
 
-    def __init__(self, limit: int = MAX_STRANGERS) -> None:
+    def __init__(self, limit: int = MAX_PENDING) -> None:
         self._limit = limit
         self._hosts: dict[int, str] = {}
         #: By host, then by descriptor, oldest first.
-        self._strangers: dict[str, dict[int, Visitor]] = {}
+        self._pending: dict[str, dict[int, TcpPeer]] = {}
 
     def __len__(self) -> int:
         return len(self._hosts)
 
-    def opened(self, visitor: Visitor, proved: Callable[[Visitor], bool]) -> Visitor | None:
-        """Someone has come; returns who has to go, if the door is full of strangers.
+    def opened(self, peer: TcpPeer, proved: Callable[[TcpPeer], bool]) -> TcpPeer | None:
+        """Add a connection; returns the one to close, if there are too many.
 
-        `proved` says whether a visitor may have proved who it is, or has left.
+        `proved` is whether a connection may have finished its handshake, or is closed.
         """
         # A descriptor is used again only after its connection has closed.
-        self.closed(visitor.descriptor)
-        self._hosts[visitor.descriptor] = visitor.host
-        self._strangers.setdefault(visitor.host, {})[visitor.descriptor] = visitor
+        self.closed(peer.descriptor)
+        self._hosts[peer.descriptor] = peer.host
+        self._pending.setdefault(peer.host, {})[peer.descriptor] = peer
         while len(self._hosts) > self._limit:
-            crowd = max(self._strangers.values(), key=len)
+            crowd = max(self._pending.values(), key=len)
             oldest = next(iter(crowd.values()))
             self.closed(oldest.descriptor)
             if not proved(oldest):
@@ -56,10 +56,10 @@ class Door:
         return None
 
     def closed(self, descriptor: int) -> None:
-        """A connection has ended, or is no stranger's any more."""
+        """A connection has ended, or is no longer pending."""
         host = self._hosts.pop(descriptor, None)
         if host is not None:
-            crowd = self._strangers[host]
+            crowd = self._pending[host]
             del crowd[descriptor]
             if not crowd:
-                del self._strangers[host]
+                del self._pending[host]

@@ -1,9 +1,9 @@
-"""Keeps hosts from connecting, in the kernel: their SYNs to a listening socket are dropped.
+"""Blocks hosts in the kernel: their SYNs to a listening socket are dropped.
 
 A classic BPF program, which needs no privileges (McCanne and Jacobson, The BSD Packet Filter,
-USENIX 1993; Linux's Documentation/networking/filter.rst). Of a host that is kept out nothing
-reaches this process any more, not even what libzmq would do for a connection before it knows who
-has come; its kernel tries again after 1, 2, 4 seconds. Connections that are up go on.
+USENIX 1993; Linux's Documentation/networking/filter.rst). Nothing of a blocked
+host reaches this process or libzmq; its kernel retries after 1, 2, 4 seconds. Established
+connections go on.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ Network = IPv4Network | IPv6Network
 #: Code, how many to jump over if true and if false, and the operand.
 Instruction = tuple[int, int, int, int]
 
-#: If more than so many are to be kept out, everybody is.
+#: If more networks are blocked, all new connections are.
 MOST_NETWORKS = 64
 
 # Of linux/bpf_common.h.
@@ -32,7 +32,7 @@ _DROP: Instruction = (RETURN, 0, 0, 0)
 
 
 def program(networks: Collection[Network]) -> list[Instruction]:
-    """What drops SYNs out of `networks`: single IPv4 addresses, and IPv6 networks of 64 bits."""
+    """A filter of SYNs from `networks`: single IPv4 addresses, and IPv6 networks of 64 bits."""
     only_syns = [
         (LOAD_BYTE, 0, 0, _FLAGS_AT),
         (AND, 0, 0, _SYN_AND_ACK),
@@ -60,8 +60,8 @@ def program(networks: Collection[Network]) -> list[Instruction]:
     return [*only_syns, *version, *four, *six, _PASS]
 
 
-def keep_out(listener: socket.socket, networks: Collection[Network]) -> None:
-    """From now on nobody out of `networks` can connect to `listener`; raises OSError."""
+def block(listener: socket.socket, networks: Collection[Network]) -> None:
+    """Block new connections to `listener` from `networks` alone; raises OSError."""
     if not networks:
         listener.setsockopt(socket.SOL_SOCKET, _DETACH, 0)
         return

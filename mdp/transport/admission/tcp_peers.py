@@ -1,4 +1,4 @@
-"""Who is at the other end of a connection that libzmq holds: the operating system knows."""
+"""TCP peers of the connections that libzmq holds, as the operating system reports them."""
 
 import contextlib
 import errno
@@ -13,36 +13,36 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mdp.transport.admission.pending import Visitor
+from mdp.transport.admission.pending import TcpPeer
 
 #: Bytes that a client has sent at least when its handshake is over: the greeting and READY, or the
 #: greeting, HELLO and INITIATE.
 PLAIN_HANDSHAKE_BYTES = 64 + 2
 CURVE_HANDSHAKE_BYTES = 64 + 202 + 259
-#: How often connections that end are looked at.
-LINGER_LOOK_S = 0.005
+#: How often ending connections are checked.
+LINGER_CHECK_S = 0.005
 #: Place of tcpi_bytes_received in struct tcp_info (linux/tcp.h).
 _BYTES_RECEIVED = struct.Struct("128xQ")
 
 
-def visitor_at(number: int) -> Visitor | None:
-    """Who is at the other end of descriptor `number`, which libzmq may close at any time."""
+def peer_of(number: int) -> TcpPeer | None:
+    """The peer of descriptor `number`, which libzmq may close at any time."""
     with _duplicate(number) as peer:
         name = _peer_name(peer)
-    return Visitor(number, *name) if name else None
+    return TcpPeer(number, *name) if name else None
 
 
 @contextmanager
-def connection_of(visitor: Visitor) -> Iterator[socket.socket | None]:
-    """The visitor's connection, if its descriptor is still that one."""
-    with _duplicate(visitor.descriptor) as peer:
-        yield peer if _peer_name(peer) == (visitor.host, visitor.port) else None
+def socket_of(peer: TcpPeer) -> Iterator[socket.socket | None]:
+    """The peer's connection, if its descriptor still belongs to it."""
+    with _duplicate(peer.descriptor) as duplicate:
+        yield duplicate if _peer_name(duplicate) == (peer.host, peer.port) else None
 
 
 @contextmanager
 def _duplicate(number: int) -> Iterator[socket.socket | None]:
-    # A duplicate stays what it is, whatever becomes of the original meanwhile. With no descriptor
-    # left, the original has to do: connections have to be told apart then as well.
+    # A duplicate stays valid when the original is closed. With no descriptor left, the original is
+    # used.
     borrowed = False
     try:
         duplicate = os.dup(number)
@@ -82,22 +82,22 @@ def bytes_received(peer: socket.socket) -> int:
         info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_RECEIVED.size)
         received: int = _BYTES_RECEIVED.unpack(info)[0]
     except (OSError, struct.error):
-        # Where the kernel does not say (before Linux 4.1), nobody is taken for a stranger.
+        # Unknown before Linux 4.1: no connection counts as pending.
         return CURVE_HANDSHAKE_BYTES
     return received
 
 
-def hang_up(visitor: Visitor) -> bool:
-    """End a visitor's connection; libzmq then finds it closed by its peer."""
-    with connection_of(visitor) as peer, contextlib.suppress(OSError):
-        if peer is not None:
-            peer.shutdown(socket.SHUT_RDWR)
+def hang_up(peer: TcpPeer) -> bool:
+    """End a peer's connection; libzmq then finds it closed by the peer."""
+    with socket_of(peer) as connection, contextlib.suppress(OSError):
+        if connection is not None:
+            connection.shutdown(socket.SHUT_RDWR)
             return True
     return False
 
 
 def unacknowledged_bytes(peer: socket.socket) -> int:
-    """Bytes that were written to a TCP connection and that its other end's kernel lacks."""
+    """Bytes written to a TCP connection that the other end's kernel has not acknowledged."""
     count = bytearray(4)
     try:
         fcntl.ioctl(peer, termios.TIOCOUTQ, count)
@@ -107,23 +107,23 @@ def unacknowledged_bytes(peer: socket.socket) -> int:
     return int.from_bytes(count, sys.byteorder)
 
 
-def is_delivered(visitor: Visitor) -> bool:
+def is_delivered(peer: TcpPeer) -> bool:
     """Whether all that was written to a connection has reached the other end's kernel."""
-    with connection_of(visitor) as peer:
-        return peer is None or unacknowledged_bytes(peer) == 0
+    with socket_of(peer) as connection:
+        return connection is None or unacknowledged_bytes(connection) == 0
 
 
-def duplicate_of(visitor: Visitor) -> socket.socket | None:
-    """The visitor's connection as a socket of its own, which keeps it open; None if it ended."""
-    with connection_of(visitor) as peer, contextlib.suppress(OSError):
-        return None if peer is None else peer.dup()
+def duplicate_socket(peer: TcpPeer) -> socket.socket | None:
+    """A duplicate of the peer's connection, which keeps it open; None if it has ended."""
+    with socket_of(peer) as connection, contextlib.suppress(OSError):
+        return None if connection is None else connection.dup()
     return None
 
 
 def linger(peers: Sequence[socket.socket], until_s: float) -> None:
     """Close duplicates of connections once all that was written to them has arrived.
 
-    Unread bytes would make the kernel reset the connection and drop what it still has to send.
+    Unread bytes are read first: with them the kernel resets a closed connection and drops replies.
     """
     left = list(peers)
     while left:
@@ -138,4 +138,4 @@ def linger(peers: Sequence[socket.socket], until_s: float) -> None:
                 peer.close()
         left = unfinished
         if left:
-            time.sleep(LINGER_LOOK_S)
+            time.sleep(LINGER_CHECK_S)

@@ -2,21 +2,23 @@
 
 import re
 import signal
+import threading
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from devices.agent.options import ServeOptions
+from devices.build import build_agent
 from devices.cores import cores_in
 from mdp.formats.bundle import Bundle
-from mdp.protocol.messages import Result, contribution_of
+from mdp.protocol.messages import Failure, Result, contribution_of
 from mdp.queueing.queue import CAPACITY
+from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import AgentKeys, new_pair
-from tests.integration.agents.test_agent_process import refused, start_alone
 from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import Fleet
@@ -25,13 +27,7 @@ from tests.support.serving import Held, Paying, queued, replies, request, servin
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 
-@pytest.fixture
-def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
-        yield fleet
-
-
-def test_one_that_floods_keeps_nobody_out(fleet: Fleet) -> None:
+def test_a_client_that_floods_does_not_starve_another(fleet: Fleet) -> None:
     bundle, runtime = Bundle.open(fleet.bundle), Held()
     with (
         serving(bundle, runtime) as (_, address),
@@ -80,7 +76,7 @@ def test_a_client_is_its_key_however_many_connections_it_has(fleet: Fleet) -> No
         assert 201 in [batch[0] for batch in runtime.batches[1:3]]
 
 
-def test_what_waits_is_computed_together(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+def test_waiting_requests_are_batched(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "mdp.agent")
     bundle, runtime = Bundle.open(fleet.bundle), Held()
     with (
@@ -99,41 +95,32 @@ def test_what_waits_is_computed_together(fleet: Fleet, caplog: pytest.LogCapture
             envelope = peer.receive()
             assert isinstance(envelope.message, Result)
             assert envelope.message.request_id == number
-            assert contribution_of(envelope.buffers[0]).boost.tolist() == [number] * 3
+            assert contribution_of(envelope.buffers[0], 3).bag.tolist() == [number] * 3
         assert runtime.batches == [[1], [2, 3, 4], [5, 6]]
+        # By this clock, computing takes a second.
+        peer.send(request(bundle, 7, budget_ms=500.0))
+        failure = peer.receive().message
+        assert isinstance(failure, Failure)
+        assert (failure.request_id, failure.code) == (7, "too_late")
+        assert failure.text.endswith("500.0 ms left do not suffice")
     # Where nobody else is told what an agent in this process reports, its logger is.
     states = [r.getMessage() for r in caplog.records if r.getMessage().isupper()]
     assert states == ["WARMING", "READY", "DRAINING"]
 
 
-@pytest.mark.parametrize(
-    ("planned", "options", "sizes"),
-    [
-        (3, (), "1, 2, 3"),
-        (3, ("--batch", 2), "1, 2"),
-        (3, ("--batch", 1), None),
-    ],
-)
-def test_the_plan_says_how_many_unless_the_operator_does(
-    fleet: Fleet, planned: int, options: tuple[object, ...], sizes: str | None
+def test_an_agent_measures_the_batches_that_the_plan_or_the_operator_asks_for(
+    fleet: Fleet,
 ) -> None:
-    change_assignment(fleet.bundle, batch=planned)
-    agent = fleet.start("alpha", *options)
-    told = [event["event"] for event in agent.events]
-    expected = rf"{sizes} pictures at once take [\d., ]+ ms"
-    assert sum(bool(re.fullmatch(expected, event)) for event in told) == (sizes is not None)
-    assert len(told) == 3 + (sizes is not None)
+    change_assignment(fleet.bundle, batch=3)
+    for options, sizes in (((), "1, 2, 3"), (("--batch", 1), None)):
+        agent = fleet.start("alpha", *options)
+        told = [event["event"] for event in agent.events]
+        expected = rf"{sizes} pictures at once take [\d., ]+ ms"
+        assert sum(bool(re.fullmatch(expected, event)) for event in told) == (sizes is not None)
+        assert len(told) == 3 + (sizes is not None)
 
 
-def test_how_many_at_once_does_not_change_what_a_bundle_is(fleet: Fleet) -> None:
-    before = Bundle.open(fleet.bundle).digest
-    change_assignment(fleet.bundle, batch=8)
-    assert Bundle.open(fleet.bundle).digest == before
-
-
-def test_all_that_many_clients_were_promised_is_kept_before_the_end(
-    fleet: Fleet, tmp_path: Path
-) -> None:
+def test_accepted_requests_are_answered_before_the_end(fleet: Fleet, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     gate.mkdir()
     agent = fleet.start("alpha", "--hold", "run", "--gate", gate, odd=True)
@@ -178,12 +165,17 @@ def allowed(status: Path) -> frozenset[int]:
     return cores_in(found[1])
 
 
-@pytest.mark.parametrize(
-    ("cores", "expected"),
-    [
-        ("two", "--cpus: expected numbers of cores as in 0,2-3, got 'two'"),
-        ("9998", r"--cpus 9998: expected some of the cores \d"),
-    ],
-)
-def test_cores_that_are_not_there_are_refused(fleet: Fleet, cores: str, expected: str) -> None:
-    refused(start_alone(fleet, "--cpus", cores), expected)
+def test_an_agent_is_built_from_options_alone(tmp_path: Path) -> None:
+    options = ServeOptions(bundle=write_bundle(tmp_path / "bundle"), device="alpha", bind=ANY_PORT)
+    events: list[str] = []
+    with build_agent(options, report=events.append) as built:
+        thread = threading.Thread(target=built.serve)
+        thread.start()
+        until(lambda: built.agent.state == "READY", "the agent is ready")
+        with StrangePeer(built.address) as peer:
+            peer.send(request(Bundle.open(options.bundle), 1))
+            assert replies(peer, 1) == {1: "answered"}
+        built.agent.stop()
+        thread.join(PATIENCE_S)
+    assert (built.public_key, built.agent.left_behind) == (None, False)
+    assert events[-3:] == ["WARMING", "READY", "DRAINING"]

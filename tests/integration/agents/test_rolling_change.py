@@ -155,7 +155,7 @@ def test_a_fleet_changes_over_under_load_without_a_failed_or_a_mixed_answer(flee
             assert status.counts["wrong_bundle"] == 0
 
 
-def test_what_is_under_way_ends_with_the_bundle_that_it_began_with(fleet: Fleet) -> None:
+def test_calls_in_flight_end_with_the_bundle_they_began_with(fleet: Fleet) -> None:
     change_agents(fleet, "new")
     with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
         answers = client.stream(itertools.repeat(RED), deadline_ms=PLENTY_MS, in_flight=3)
@@ -227,36 +227,23 @@ def test_calls_of_an_event_loop_change_over_too(fleet: Fleet) -> None:
         check(mine, before, after)
 
 
-def broken_fleet(folder: Path) -> str:
-    (folder / "fleet.toml").write_text("bundle = 'held'\ndevices = 3\n")
-    return r"fleet\.toml: Expected `array`, got `int`"
-
-
-def broken_manifest(folder: Path) -> str:
-    (folder / "new" / MANIFEST).write_text("{}")
-    return r"manifest\.json: Object missing required field"
-
-
-def broken_weights(folder: Path) -> str:
-    path = folder / "new" / FUSION
-    path.write_text(path.read_text().replace("0.5", "0.4"))
-    return r"fusion\.json: expected sha256 "
-
-
-def missing_bundle(folder: Path) -> str:
-    (folder / "new").rename(folder / "away")
-    return r"held: expected a bundle folder with a manifest\.json"
-
-
 def test_a_client_that_cannot_change_goes_on_as_before(fleet: Fleet) -> None:
     with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
         before = ask(client)
-        for spoil in (broken_fleet, broken_manifest, broken_weights, missing_bundle):
+        for name, content, expected in (
+            ("fleet.toml", "bundle = 'held'\ndevices = 3\n", r"Expected `array`, got `int`"),
+            (f"new/{MANIFEST}", "{}", "Object missing required field"),
+            (f"new/{FUSION}", "{}", r"fusion\.json: expected \d+ bytes, found 2"),
+            ("new", None, r"held: expected a bundle folder with a manifest\.json"),
+        ):
             shutil.rmtree(fleet.folder / "new")
             write_new(fleet.folder / "new")
             fleet_file(fleet)
             point(fleet, "held", "new")
-            expected = spoil(fleet.folder)
+            if content is None:
+                (fleet.folder / name).rename(fleet.folder / "away")
+            else:
+                (fleet.folder / name).write_text(content)
             with pytest.raises(mdp.ConfigError, match=expected):
                 client.reload()
             after = ask(client)
@@ -264,7 +251,7 @@ def test_a_client_that_cannot_change_goes_on_as_before(fleet: Fleet) -> None:
             assert client.bundle.digest == before.bundle
 
 
-def test_a_client_that_changes_first_is_told_what_to_do(fleet: Fleet) -> None:
+def test_a_client_that_changes_before_the_agents_gets_a_remedy(fleet: Fleet) -> None:
     with Client.connect(fleet_file(fleet), timeout_s=PATIENCE_S) as client:
         point(fleet, "held", "new")
         client.reload(timeout_s=PATIENCE_S)
@@ -282,7 +269,7 @@ def test_a_client_that_changes_first_is_told_what_to_do(fleet: Fleet) -> None:
         assert ask(client).used == SERVED
 
 
-def test_a_client_that_reloads_knows_new_devices_and_forgets_old_ones(fleet: Fleet) -> None:
+def test_a_reload_adds_new_devices_and_drops_old_ones(fleet: Fleet) -> None:
     path = fleet_file(fleet, without=("beta",))
     with Client.connect(path, timeout_s=PATIENCE_S) as client:
         assert ask(client).missing == {"beta": "not in the fleet"}

@@ -5,8 +5,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import mdp
 from mdp.client import crops as views
 from mdp.pictures.crop import Picture
-from mdp.testing.bundles import LABELS, colour_picture, write_bundle
+from mdp.testing.bundles import LABELS, colour_picture
 from mdp.testing.processes import PATIENCE_S
 from mdp.testing.raw_agent import raw_agent
 from mdp.transport import dealers
@@ -25,22 +26,13 @@ pytestmark = pytest.mark.usefixtures("no_leaks")
 RED = colour_picture("red")
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    folder = tmp_path_factory.mktemp("fleet")
-    with Fleet(folder, write_bundle(folder / "bundle")) as started:
-        yield started.start_all()
-
-
 def test_a_closed_client_stays_closed(fleet: Fleet) -> None:
     with fleet.client() as client:
         pass
-    with pytest.raises(mdp.InputError, match="this client is closed"):
-        client.reload()
-    with pytest.raises(mdp.InputError, match="this client is closed"):
-        client.__enter__()
-    with pytest.raises(mdp.InputError, match="this client is closed"):
-        client.classify(RED)
+    client.close()
+    for use in (client.reload, client.__enter__, client.status, partial(client.classify, RED)):
+        with pytest.raises(mdp.InputError, match="this client is closed"):
+            use()
 
 
 def test_a_client_can_be_closed_while_other_threads_call(fleet: Fleet) -> None:
@@ -92,7 +84,7 @@ with mdp.Client.connect(sys.argv[1], timeout_s=60) as client:
 """
 
 
-def test_a_forked_process_is_told_that_the_client_is_another_ones(fleet: Fleet) -> None:
+def test_a_client_refuses_use_in_a_forked_process(fleet: Fleet) -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKS, str(fleet.write())]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
     said = "this client was made in another process: expected one that is made after the fork"

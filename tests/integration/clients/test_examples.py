@@ -85,7 +85,7 @@ def test_quickstart(tmp_path: Path, bundle: Path, red: Path) -> None:
     assert "  missing gamma: not in the fleet" in rest
 
 
-def test_usage_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     names = ("quickstart.py", "three_agents.py", "dying_device.py", "two_cameras.py")
     for name in (*names, "build_bundle.py"):

@@ -63,7 +63,7 @@ def test_a_fake_member_s_answers_delays_and_errors() -> None:
             only.fail("busy")  # type: ignore[arg-type]
 
 
-def test_a_process_that_ends_or_says_nothing_is_named(tmp_path: Path) -> None:
+def test_a_process_that_ends_or_is_silent_is_named(tmp_path: Path) -> None:
     said = "import sys; print('here', flush=True); print(input()); sys.exit('no more of this')"
     log = tmp_path / "log"
     with LineProcess("it", [sys.executable, "-c", said], log, patience_s=30.0) as process:

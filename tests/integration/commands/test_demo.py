@@ -43,7 +43,7 @@ def agents_of(bundle: Path) -> list[list[str]]:
     return [line for line in running if str(bundle) in line and "run" in line]
 
 
-def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: Path) -> None:
+def test_the_demo_verifies_its_claims(tmp_path: Path, bundle: Path, pictures: Path) -> None:
     seen = tmp_path / "seen.json"
     work = tmp_path / "work"
     done = demo("--work", work, "--bundle", bundle, "--pictures", pictures, "--report", seen)
@@ -76,7 +76,7 @@ def test_the_demo_sees_what_it_promises(tmp_path: Path, bundle: Path, pictures: 
         ("file", "bundle", None, "file: cannot be made: File exists"),
     ],
 )
-def test_what_the_demo_cannot_use(
+def test_what_the_demo_refuses(
     tmp_path: Path, work: str, bundle: str, pictures: str | None, expected: str
 ) -> None:
     if bundle != "nowhere":
@@ -96,7 +96,7 @@ def test_an_agent_that_does_not_start_ends_the_demo(tmp_path: Path, bundle: Path
     (bundle / "submodels/1/model.onnx").unlink()
     done = demo("--work", tmp_path / "work", "--bundle", bundle)
     assert done.returncode == 3
-    assert done.stderr.startswith("mdp: the agent of beta ended: mdp-agent beta: ")
+    assert done.stderr.startswith("mdp: the agent of beta ended: mdp-agent: ")
     assert "model.onnx: missing, but listed in manifest.json" in done.stderr
     assert done.stderr.count("\n") == 1
     assert agents_of(bundle) == []

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from mdp.cli.main import app
+from mdp.cli.main import main
 from mdp.client.sync import Client
 from mdp.discovery.announcements import texts_of
 from mdp.discovery.mdns import MAX_FOUND, SERVICE, Announcer, listen
-from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import read_fleet
 from mdp.formats.keys import PUBLIC, SECRET, fingerprint, load_public, new_keys
@@ -29,6 +27,7 @@ from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.testing.wires import NEAR, Namespace
 from mdp.transport import new_pair
+from tests.support.command_lines import run_here
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
 
 pytest.importorskip("zeroconf", reason="needs the discover extra")
@@ -130,10 +129,10 @@ def test_a_fleet_is_proposed_with_the_user_s_own_keys(
     ],
 )
 def test_bad_input(bundle: Bundle, options: list[str], expected: str) -> None:
-    command = ["fleet", "discover", "--bundle", str(bundle.path), *options]
-    error = CliRunner().invoke(app, command).exception
-    assert isinstance(error, InputError)
-    assert str(error).startswith(expected)
+    done = run_here(main, "mdp", "fleet", "discover", "--bundle", bundle.path, *options)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"mdp: {expected}")
+    assert done.stderr.count("\n") == 1
 
 
 def test_an_interface_that_is_not_this_machine_s(bundle: Bundle) -> None:
@@ -144,7 +143,7 @@ def test_an_interface_that_is_not_this_machine_s(bundle: Bundle) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_an_agent_announces_what_it_serves_and_says_goodbye(tmp_path: Path) -> None:
+def test_an_agent_announces_its_bundle_and_withdraws_at_its_end(tmp_path: Path) -> None:
     first, second = (
         write_bundle(tmp_path / name, bag_scale=scale) for name, scale in (("1", 4.0), ("2", 5.0))
     )

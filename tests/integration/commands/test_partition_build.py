@@ -210,26 +210,6 @@ def test_a_live_build_keeps_no_answers_and_goes_on_after_its_last_member(folder:
     assert "schedule.patience 2: expected 0" in line
 
 
-def test_building_again_only_evaluates_again(folder: Path, whole: Whole) -> None:
-    before = Bundle.open(whole.bundle)
-    done = run(*build_arguments(folder, whole.bundle, "--json"))
-    assert done.returncode == 0, done.stderr
-    assert "training" not in done.stderr
-    assert "from torch" not in done.stderr
-    assert Bundle.open(whole.bundle).manifest == before.manifest
-    assert json.loads(done.stdout)["pictures"] == 24
-
-
-def test_other_settings_are_refused(folder: Path, tmp_path: Path, whole: Whole) -> None:
-    other = tmp_path / "other.toml"
-    other.write_text(CONFIG.replace("[schedule]", "[schedule]\ntemperature = 9"))
-    done = run(*build_arguments(folder, whole.bundle, "--config", str(other)))
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "schedule.temperature was 2.0, is now 9.0" in line
-    assert "another folder with --run" in line
-
-
 @pytest.fixture(scope="module")
 def config(folder: Path) -> api.BuildConfig:
     """What the commands above were given, in one file."""
@@ -270,7 +250,7 @@ def test_python_makes_the_same_without_printing(
     assert capsys.readouterr() == ("", "")
 
 
-def test_python_is_told_what_is_wrong_by_key(config: api.BuildConfig) -> None:
+def test_errors_of_the_python_api_name_the_key(config: api.BuildConfig) -> None:
     changed = msgspec.structs.replace
     with pytest.raises(InputError, match=r"^schedule\.epochs: expected `int` >= 1, got 0$"):
         api.build(changed(config, schedule=api.MemberSchedule(epochs=0)), "b")

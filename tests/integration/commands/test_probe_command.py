@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from devices.probe.child import Failed, Here, Look, MeasureRun, SustainRun
+from devices.probe.child import Capabilities, Failed, ListCapabilities, MeasureRun, SustainRun
 from devices.probe.encoders import complete, extract, read_index
 from devices.probe.measure import Load, Measured, Run
 from devices.probe.worker import Worker
@@ -50,8 +50,10 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[DeviceProfile, Any
     return read_profile(out), json.loads(done.stdout), done.stderr
 
 
-def test_the_profile_tells_what_was_measured(probed: tuple[DeviceProfile, Any, str]) -> None:
-    profile, printed, _ = probed
+def test_the_profile_tells_what_was_measured_and_how(
+    probed: tuple[DeviceProfile, Any, str],
+) -> None:
+    profile, printed, said = probed
     assert printed["path"].endswith("here.toml")
     assert (printed["name"], len(printed["latency"])) == ("here", len(profile.latency))
     assert profile.name == "here"
@@ -74,13 +76,10 @@ def test_the_profile_tells_what_was_measured(probed: tuple[DeviceProfile, Any, s
         # A session of onnxruntime takes some 20 MB, whatever the model.
         assert point.memory_bytes is not None
         assert 1e6 < point.memory_bytes < 500e6
-
-
-def test_the_profile_tells_how_it_was_measured(probed: tuple[DeviceProfile, Any, str]) -> None:
-    profile, _, _ = probed
-    assert profile.provenance["latency"].method == "measured"
+    methods = {name: provenance.method for name, provenance in profile.provenance.items()}
+    assert (methods["latency"], methods["link"]) == ("measured", "measured")
+    assert methods["availability"] == "estimated"
     assert "mdp-agent probe with mdp-edge 0." in profile.provenance["latency"].source
-    assert profile.provenance["availability"].method == "estimated"
     assert profile.probe is not None
     assert profile.probe.complete
     assert profile.probe.planned_points == len(profile.latency)
@@ -88,11 +87,6 @@ def test_the_profile_tells_how_it_was_measured(probed: tuple[DeviceProfile, Any,
     assert profile.probe.versions["onnxruntime"].startswith("1.")
     assert profile.probe.others_cores is not None
     assert profile.probe.sustained is None
-
-
-def test_the_link_to_the_peer_is_measured(probed: tuple[DeviceProfile, Any, str]) -> None:
-    profile, _, said = probed
-    assert profile.provenance["link"].method == "measured"
     assert "tcp://127.0.0.1:" in profile.provenance["link"].source
     assert 0 < profile.link.round_trip_s < 1
     assert profile.link.bandwidth_bps > 1e7
@@ -159,7 +153,7 @@ def test_each_point_is_measured_in_a_process_that_has_not_grown(
     request = MeasureRun(run=a_run(), model=str(model), seconds=0.01)
     grown = []
     for _ in range(3):
-        reply = worker.ask(request, PATIENCE_S)
+        reply = worker.request(request, PATIENCE_S)
         assert isinstance(reply, Measured), reply
         assert reply.memory_bytes is not None
         grown.append(reply.memory_bytes)
@@ -172,58 +166,50 @@ def test_a_network_of_a_family_is_measured(worker: Worker, graphs: Path, precisi
     complete(graphs / network.file, graphs / "network.onnx")
     run = msgspec.structs.replace(a_run(), submodel=None, network=network.network)
     request = MeasureRun(run=run, model=str(graphs / "network.onnx"), seconds=0.01)
-    reply = worker.ask(request, PATIENCE_S)
+    reply = worker.request(request, PATIENCE_S)
     assert isinstance(reply, Measured), reply
     assert reply.latency_ms > 0
-
-
-def test_what_is_here_is_what_the_runtimes_say(worker: Worker) -> None:
-    here = worker.ask(Look(), PATIENCE_S)
-    assert isinstance(here, Here)
-    assert CPU in here.providers
-    assert "onnxruntime" in here.versions
 
 
 def test_a_provider_that_is_not_here_fails_and_the_next_point_does_not(
     worker: Worker, model: Path
 ) -> None:
     absent = MeasureRun(run=a_run("CUDAExecutionProvider"), model=str(model), seconds=0.01)
-    reply = worker.ask(absent, PATIENCE_S)
+    reply = worker.request(absent, PATIENCE_S)
     assert isinstance(reply, Failed)
     assert "CUDAExecutionProvider, this device has" in reply.reason
     sustain = SustainRun(run=a_run(), model=str(model), seconds=0.1)
-    assert isinstance(worker.ask(sustain, PATIENCE_S), Load)
+    assert isinstance(worker.request(sustain, PATIENCE_S), Load)
 
 
-def test_a_process_that_says_nothing_is_ended_and_started_anew(worker: Worker, model: Path) -> None:
+def test_a_silent_or_ended_process_is_replaced(worker: Worker, model: Path) -> None:
     endless = SustainRun(run=a_run(), model=str(model), seconds=1e6)
-    worker.ask(Look(), PATIENCE_S)
-    reply = worker.ask(endless, 0.05)
+    worker.request(ListCapabilities(), PATIENCE_S)
+    reply = worker.request(endless, 0.05)
     assert reply == Failed(reason="nothing was heard for 0.05 s")
-    assert isinstance(worker.ask(Look(), PATIENCE_S), Here)
-
-
-def test_a_process_that_has_ended_since_is_replaced(worker: Worker) -> None:
-    """As it does where points cannot be measured in forks: it ends after each reply."""
-    worker.ask(Look(), PATIENCE_S)
+    assert isinstance(worker.request(ListCapabilities(), PATIENCE_S), Capabilities)
+    # It also ends by itself after each reply, where points cannot be measured in forks.
     assert worker._process is not None
     worker._process.kill()
-    assert isinstance(worker.ask(Look(), PATIENCE_S), Here)
+    here = worker.request(ListCapabilities(), PATIENCE_S)
+    assert isinstance(here, Capabilities)
+    assert CPU in here.providers
+    assert "onnxruntime" in here.versions
 
 
-def test_a_process_that_cannot_even_start_is_said(
+def test_a_process_that_cannot_start_is_reported(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "msgspec.py").write_text("raise ImportError('broken installation')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert worker.ask(Look(), PATIENCE_S) == Failed(
+    assert worker.request(ListCapabilities(), PATIENCE_S) == Failed(
         reason="the measuring process ended: ImportError: broken installation"
     )
 
 
 def test_a_file_that_is_no_model_is_a_point_that_failed(worker: Worker, tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"no model")
-    reply = worker.ask(
+    reply = worker.request(
         MeasureRun(run=a_run(), model=str(tmp_path / "model.onnx"), seconds=0.01), PATIENCE_S
     )
     assert isinstance(reply, Failed)

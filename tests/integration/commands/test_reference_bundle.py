@@ -78,7 +78,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.torch
-def test_it_is_as_accurate_as_it_says(tree: Path, tmp_path: Path) -> None:
+def test_its_accuracy_is_as_stated(tree: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     from partitioner.data.datasets import open_dataset
     from partitioner.export.evaluate import evaluate

@@ -22,7 +22,7 @@ from mdp.files import write_toml  # noqa: E402
 from partitioner.pipeline import train_step  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Advance, Progress  # noqa: E402
-from partitioner.run_setup import open_asked  # noqa: E402
+from partitioner.run_setup import open_pictures  # noqa: E402
 from tests.support.models.fitted import Net, cases, stage, stopped_at, trained  # noqa: E402
 from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
@@ -143,7 +143,7 @@ def test_a_broken_checkpoint_is_named_once(folder: Path) -> None:
     assert (report(two, 1)["kind"], report(two, 1)["code"]) == ("StoppedElsewhere", 0)
 
 
-def test_the_first_prepares_and_whoever_fails_speaks(folder: Path) -> None:
+def test_the_first_process_prepares_and_the_failing_one_reports(folder: Path) -> None:
     first, other = (json.loads((folder / f"said-{rank}.json").read_bytes()) for rank in (0, 1))
     assert first == [
         "wrote",
@@ -209,7 +209,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         joint_schedule=msgspec.structs.replace(wanted.joint_schedule, epochs=2),
     )
     one, two = RunFolder(folder / "one"), RunFolder(folder / "two")
-    data = open_asked(wanted)
+    data = open_pictures(wanted)
     train_step(one, tiny_plan(), data, wanted, QUIET)
     with pytest.raises(KeyboardInterrupt):
         train_step(two, tiny_plan(), data, wanted, StoppedAt(two.checkpoint("member-0")))

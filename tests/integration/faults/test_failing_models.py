@@ -5,15 +5,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from devices.agent import executor as computing
 from devices.agent import server as agent_module
-from devices.agent.bundles import Candidate
-from devices.agent.jobs import Job
-from devices.agent.reload import Renewal
+from devices.agent.bundles import LoadableBundle
+from devices.agent.jobs import PictureJob
+from devices.agent.reload import Reloader
 from devices.agent.server import Agent
 from mdp.formats.bundle import Bundle
 from mdp.pictures.crop import Pixels
@@ -42,14 +40,14 @@ class Shop:
     def runtime(self, bundle: Bundle) -> Held:
         return self.runtimes[bundle.digest]
 
-    def read(self) -> Candidate:
+    def read(self) -> LoadableBundle:
         self.looked += 1
         there = self.there
         assignment = there.assignment("alpha")
-        return Candidate(bundle=there, assignment=assignment, load=lambda: self.runtime(there))
+        return LoadableBundle(bundle=there, assignment=assignment, load=lambda: self.runtime(there))
 
-    def renewal(self) -> Renewal:
-        return Renewal(self.read, clock=lambda: 0.0, available_bytes=lambda: None)
+    def reloader(self) -> Reloader:
+        return Reloader(self.read, clock=lambda: 0.0, available_bytes=lambda: None)
 
 
 @pytest.fixture
@@ -60,7 +58,7 @@ def shop(tmp_path: Path) -> Shop:
 @pytest.fixture
 def open_shop(shop: Shop) -> Iterator[tuple[Agent, StrangePeer]]:
     with (
-        serving(shop.old, shop.runtime(shop.old), renewal=shop.renewal()) as (agent, address),
+        serving(shop.old, shop.runtime(shop.old), reloader=shop.reloader()) as (agent, address),
         StrangePeer(address) as peer,
     ):
         yield agent, peer
@@ -80,12 +78,12 @@ def answered(peer: StrangePeer, bundle: Bundle, number: int) -> None:
     assert replies(peer, 1) == {number: "answered"}
 
 
-def test_a_new_model_that_fails_makes_way_for_the_old_one(
+def test_the_old_bundle_is_served_again_when_the_new_model_fails(
     shop: Shop, open_shop: tuple[Agent, StrangePeer]
 ) -> None:
     agent, peer = open_shop
     shop.there = shop.new
-    agent.renew()
+    agent.reload()
     until(lambda: told(peer).digest == shop.new.digest, "it has changed over")
     answered(peer, shop.new, 1)
     shop.runtime(shop.new).error = RuntimeError("on fire")
@@ -100,22 +98,22 @@ def test_a_new_model_that_fails_makes_way_for_the_old_one(
     assert (status.counts["renewed"], status.counts["not_renewed"]) == (1, 1)
 
 
-def test_what_is_being_decoded_keeps_its_bundle_served(
+def test_a_bundle_is_kept_while_a_request_for_it_is_decoded(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change with no grace comes after a request was taken and before its model is looked up."""
     begun, may_go, said = threading.Event(), threading.Event(), list[str]()
-    pixels_for = computing.pixels_for
+    pixels = PictureJob.pixels
 
-    def slowly(job: Job) -> Pixels:
+    def slowly(job: PictureJob) -> Pixels:
         begun.set()
         assert may_go.wait(PATIENCE_S)
-        return pixels_for(job)
+        return pixels(job)
 
-    monkeypatch.setattr(computing, "pixels_for", slowly)
+    monkeypatch.setattr(PictureJob, "pixels", slowly)
     old, gone = shop.runtime(shop.old), f"serves old {shop.old.digest[:12]} no more"
     with (
-        serving(shop.old, old, renewal=shop.renewal(), grace_s=0.0, report=said.append) as (
+        serving(shop.old, old, reloader=shop.reloader(), grace_s=0.0, report=said.append) as (
             agent,
             address,
         ),
@@ -124,7 +122,7 @@ def test_what_is_being_decoded_keeps_its_bundle_served(
         peer.send(request(shop.old, 1))
         until(begun.is_set, "the request is taken")
         shop.there = shop.new
-        agent.renew()
+        agent.reload()
         until(lambda: f"serves new {shop.new.digest[:12]}" in said, "it has changed over")
         # Whoever answers this has looked before whether the old one can go.
         assert told(peer).digest == shop.new.digest
@@ -134,56 +132,39 @@ def test_what_is_being_decoded_keeps_its_bundle_served(
         until(lambda: gone in said, "the old one goes afterwards")
 
 
-def out_of_memory(shop: Shop, agent: Agent, peer: StrangePeer) -> None:
-    shop.runtime(shop.old).error = MemoryError()
-    for number in (1, 2, 3):
-        assert failed(peer, shop.old, number) == "failed: MemoryError:"
-    until(lambda: agent.state == "FAILED", "it gives up")
-    assert failed(peer, shop.old, 4) == "failed: MemoryError:"
-
-
-def test_a_failed_agent_serves_again_once_its_bundle_works(
-    shop: Shop, open_shop: tuple[Agent, StrangePeer]
+@pytest.mark.parametrize("how", ["told to reload", "by itself"])
+def test_an_agent_fails_after_three_errors_and_serves_once_its_bundle_works(
+    shop: Shop,
+    open_shop: tuple[Agent, StrangePeer],
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
     agent, peer = open_shop
-    out_of_memory(shop, agent, peer)
-    assert shop.looked == 0, "not yet"
-    shop.runtime(shop.old).error = None
-    agent.renew()
+    runtime = shop.runtime(shop.old)
+    if how == "by itself":
+        monkeypatch.setattr(agent_module, "RETRY_S", 0.01)
+    for errors in (2, 3):
+        runtime.error = MemoryError() if errors == 3 else RuntimeError("on\nfire")
+        said = "failed: MemoryError:" if errors == 3 else "failed: RuntimeError: on fire"
+        for number in range(errors):
+            assert failed(peer, shop.old, number) == said
+        if errors == 2:
+            assert told(peer).reason == "RuntimeError: on fire"
+            runtime.error = None
+            answered(peer, shop.old, 3)
+            assert (told(peer).state, told(peer).reason) == ("READY", "")
+    until(lambda: agent.state == "FAILED", "it gives up")
+    assert failed(peer, shop.old, 4) == "failed: MemoryError:"
+    runtime.error = None
+    if how == "told to reload":
+        assert shop.looked == 0
+        agent.reload()
     until(lambda: agent.state == "READY", "it serves again")
     answered(peer, shop.old, 5)
     assert told(peer).reason == ""
 
 
-def test_a_failed_agent_looks_by_itself(
-    shop: Shop, open_shop: tuple[Agent, StrangePeer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent, peer = open_shop
-    monkeypatch.setattr(agent_module, "RETRY_S", 0.01)
-    out_of_memory(shop, agent, peer)
-    shop.runtime(shop.old).error = None
-    until(lambda: agent.state == "READY", "it serves again")
-    answered(peer, shop.old, 5)
-
-
-def test_a_request_for_which_there_is_no_memory_is_lost_alone(
-    shop: Shop, open_shop: tuple[Agent, StrangePeer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    agent, peer = open_shop
-    decode: Any = vars(agent_module)["decode"]
-
-    def scarce(frames: Any) -> Any:
-        monkeypatch.setattr(agent_module, "decode", decode)
-        raise MemoryError
-
-    monkeypatch.setattr(agent_module, "decode", scarce)
-    peer.send(request(shop.old, 1))
-    answered(peer, shop.old, 2)
-    assert told(peer).counts["failed"] == 1
-    assert agent.state == "READY"
-
-
-def test_what_cannot_be_written_to_a_full_disk_stops_nothing(tmp_path: Path) -> None:
+def test_an_agent_serves_on_while_its_log_s_disk_is_full(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     (tmp_path / "alpha.log").symlink_to("/dev/full")
     with Fleet(tmp_path, bundle) as fleet:
@@ -192,20 +173,17 @@ def test_what_cannot_be_written_to_a_full_disk_stops_nothing(tmp_path: Path) -> 
         with StrangePeer(f"tcp://127.0.0.1:{port}") as peer:
             answered(peer, Bundle.open(bundle), 1)
         assert agent.process.poll() is None
-        agent.process.terminate()
-        assert agent.process.wait(60) == 0
+        assert agent.terminate() == 0
 
 
-#: `mdp-agent`, but loading takes for ever, and is done by onnxruntime all the time. `{hold}` says
-#: which load does: the first, or that of another bundle.
+#: `mdp-agent`, but the second model that it loads takes for ever, inside onnxruntime.
 FOREVER = """
-import sys
 from devices.agent import options
 from devices.cli.main import main
 loads, whole = [], options.open_runtime
 def open_runtime(*args, **how):
     loads.append(args)
-    while len(loads) == {hold}:
+    while len(loads) == 2:
         whole(*args, **how)
     return whole(*args, **how)
 options.open_runtime = open_runtime
@@ -213,23 +191,15 @@ main()
 """
 
 
-@pytest.mark.parametrize("hold", [1, 2], ids=["first bundle", "another bundle"])
-def test_an_agent_that_is_stopped_while_a_model_loads_ends_in_order(
-    tmp_path: Path, hold: int
-) -> None:
+def test_an_agent_stopped_while_it_loads_another_model_ends_in_order(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle")
     where = ["--bundle", str(bundle), "--device", "alpha", "--bind", ANY_PORT, "--json"]
-    program = [sys.executable, "-c", FOREVER.format(hold=hold), "run", *where]
-    agent = AgentProcess("alpha", program, tmp_path / "alpha.log")
-    try:
-        agent.wait_for("LISTENING" if hold == 1 else "READY")
-        if hold == 2:
-            change_assignment(bundle, why="for another reason")
-            agent.signal(signal.SIGHUP)
-            # It takes in signals in their order; the loading is under way by then or begins.
-            with StrangePeer(agent.address) as peer:
-                assert told(peer).state == "READY"
+    program = [sys.executable, "-c", FOREVER, "run", *where]
+    with AgentProcess("alpha", program, tmp_path / "alpha.log").wait_for("READY") as agent:
+        change_assignment(bundle, why="for another reason")
+        agent.signal(signal.SIGHUP)
+        # Signals are handled in their order: the loading is under way by then, or begins.
+        with StrangePeer(agent.address) as peer:
+            assert told(peer).state == "READY"
         assert agent.terminate() == 0
         assert agent.stderr == ""
-    finally:
-        agent.close()

@@ -1,4 +1,4 @@
-"""Keys, and whoever comes without: real agents, real connections, on loopback."""
+"""Keys, and connections without them: real agents on loopback."""
 
 import datetime
 import json
@@ -16,33 +16,35 @@ import psutil
 import pytest
 import zmq
 
-from devices.cli.main import main as agent_command
+from devices.cli.main import main as agent_main
 from devices.probe.link import measure_link, peer_keys
 from mdp.client.sync import Client
 from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import new_fleet
 from mdp.formats.keys import fingerprint
-from mdp.protocol.messages import Ask, Infer, Status, encode, request_frame_bytes
-from mdp.testing.agents import ANY_PORT, AgentProcess
+from mdp.protocol.messages import Infer, StatusRequest, encode, request_frame_bytes
+from mdp.testing.agents import AgentProcess, agent_command
 from mdp.testing.bundles import SIZES, colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
-from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, new_pair, public_key_of, sockets
-from mdp.transport.absence import (
+from mdp.transport import AgentKeys, ClientKeys, Dealers, Router, new_pair, sockets
+from mdp.transport.admission import connection_rate as arrivals
+from mdp.transport.admission import pending as door
+from mdp.transport.admission.access import TOO_MANY, UNKNOWN_KEY
+from mdp.transport.greeting import PROBE
+from mdp.transport.outage import (
     AGENT_IS_PLAIN,
     ANOTHER_KEY,
     CLIENT_IS_PLAIN,
     NO_MORE,
     NOT_ACCEPTED,
 )
-from mdp.transport.admission import connection_rate as arrivals
-from mdp.transport.admission import pending as door
-from mdp.transport.greeting import QUESTION
-from tests.integration.commands.test_command_line import here
+from tests.integration.commands.test_command_line import here, refused
 from tests.support.command_lines import run_here
 from tests.support.fakes import StrangePeer, other_program
 from tests.support.faults.strangers import Keys, Relay, crowd, host_and_port, hung_up
-from tests.support.fleet import BIN, PLENTY_MS, Fleet
+from tests.support.fleet import PLENTY_MS, Fleet
+from tests.support.serving import told
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -116,13 +118,6 @@ def peer_of(alpha: AgentProcess, keys: Keys, name: str = "office") -> StrangePee
     return StrangePeer(alpha.address, (own.public, own.secret, keys.pair("alpha").public))
 
 
-def is_well(peer: StrangePeer) -> Status:
-    peer.send(encode(Ask(request_id=1)))
-    status = peer.receive().message
-    assert isinstance(status, Status)
-    return status
-
-
 def test_the_right_keys_give_answers(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
     with office(fleet, keys, tmp_path) as client:
         answer = client.classify(RED, deadline_ms=PLENTY_MS)
@@ -130,10 +125,12 @@ def test_the_right_keys_give_answers(fleet: Fleet, keys: Keys, tmp_path: Path) -
         statuses = {status.device: status for status in client.status()}
     assert [statuses[name].encrypted for name in ("alpha", "beta")] == [True, False]
     assert statuses["alpha"].state == statuses["beta"].state == "READY"
-    # What the fleet file names can be named by hand as well.
+    # A key may be given beside the fleet file too; one that is not there is refused at once.
     path = write(fleet, tmp_path, {"alpha": keys.pair("alpha").public})
     with Client.connect(path, key=keys.secret("office"), timeout_s=PATIENCE_S) as client:
         assert "alpha" in client.classify(RED, deadline_ms=PLENTY_MS).used
+    with pytest.raises(ConfigError, match=r"gone\.secret: cannot be read: No such file"):
+        Client(path, key=tmp_path / "gone.secret")
 
 
 def test_nothing_can_be_read_on_the_way(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
@@ -157,21 +154,20 @@ REFUSALS = {
 }
 
 
-@pytest.fixture(params=REFUSALS.values(), ids=list(REFUSALS))
-def refusal(
-    request: pytest.FixtureRequest, fleet: Fleet, keys: Keys, tmp_path: Path
-) -> tuple[Path, str, str]:
-    """A fleet file, the device that will not be there, and why."""
-    agents, own, device, reason = request.param
+def refused_fleet(fleet: Fleet, keys: Keys, folder: Path, how: str) -> tuple[Path, str, str]:
+    """A fleet file, the device that is refused, and why."""
+    agents, own, device, reason = REFUSALS[how]
     if own is not None:
         keys.pair(own)
     known = {name: keys.pair(whose).public for name, whose in agents.items()}
-    path = write(fleet, tmp_path, known, None if own is None else keys.secret(own))
-    return path, device, reason
+    return write(fleet, folder, known, None if own is None else keys.secret(own)), device, reason
 
 
-def test_a_refused_device_is_missing_with_its_reason(refusal: tuple[Path, str, str]) -> None:
-    path, device, reason = refusal
+@pytest.mark.parametrize("how", REFUSALS)
+def test_a_refused_device_is_missing_with_its_reason(
+    fleet: Fleet, keys: Keys, tmp_path: Path, how: str
+) -> None:
+    path, device, reason = refused_fleet(fleet, keys, tmp_path, how)
     with Client.connect(path, timeout_s=PATIENCE_S) as client:
         answer = client.classify(RED, deadline_ms=PLENTY_MS)
         assert answer.missing[device] == f"refused: {reason}"
@@ -181,8 +177,8 @@ def test_a_refused_device_is_missing_with_its_reason(refusal: tuple[Path, str, s
         assert (status.state, status.reason, status.usable) == ("REFUSED", reason, False)
 
 
-def test_the_commands_name_the_reason(refusal: tuple[Path, str, str]) -> None:
-    path, device, reason = refusal
+def test_the_commands_name_the_reason(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
+    path, device, reason = refused_fleet(fleet, keys, tmp_path, "another client")
 
     def seen() -> dict[str, str]:
         code, out, err = here("status", "--fleet", path, "--json")
@@ -196,80 +192,54 @@ def test_the_commands_name_the_reason(refusal: tuple[Path, str, str]) -> None:
     assert f"PROBLEM {device}: tcp://" in out
 
 
-def test_a_key_that_is_not_there_is_refused_before_anything_is_sent(
-    fleet: Fleet, keys: Keys, tmp_path: Path
-) -> None:
-    path = write(fleet, tmp_path, {"alpha": keys.pair("alpha").public})
-    with pytest.raises(ConfigError, match=r"gone\.secret: cannot be read: No such file"):
-        Client(path, key=tmp_path / "gone.secret")
-
-
-def test_a_device_that_changes_its_key_is_refused_and_used_again(
-    own: Fleet, keys: Keys, tmp_path: Path
-) -> None:
-    right, wrong = (guarded(own, keys, "office", key=name) for name in ("alpha", "impostor"))
-    own.start("alpha", *right)
-    with office(own, keys, tmp_path) as client:
-        for options, expected in ((wrong, f"refused: {ANOTHER_KEY}"), (right, None)):
-            own.agents["alpha"].kill()
-            own.restart("alpha", *options)
-
-            def says(wanted: str | None) -> bool:
-                (status,) = client.status(timeout_s=0.05)
-                reason = None if status.state == "READY" else f"refused: {status.reason}"
-                return reason == wanted
-
-            until(partial(says, expected), f"it is {expected}")
-        assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
-
-
-def test_a_device_changes_its_key_without_being_missed(
+def test_a_device_with_another_key_is_refused_while_it_is_there_unless_the_fleet_has_both(
     own: Fleet, keys: Keys, tmp_path: Path
 ) -> None:
     old, new = (guarded(own, keys, "office", key=name) for name in ("alpha", "alpha-2"))
     own.start("alpha", *old)
-    path = write(own, tmp_path, {"alpha": keys.pair("alpha").public}, keys.secret("office"))
-    both = f'["{keys.pair("alpha").public}", "{keys.pair("alpha-2").public}"]'
-    path.write_text(path.read_text().replace(f'"{keys.pair("alpha").public}"', both))
-    with Client.connect(path, timeout_s=PATIENCE_S) as client:
-        assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
-        for options in (new, old):
-            own.agents["alpha"].terminate()
-            own.restart("alpha", *options)
-            until(lambda: client.status(timeout_s=0.1)[0].state == "READY", "its key is good")
+    first, second = (keys.pair(name).public for name in ("alpha", "alpha-2"))
+    (tmp_path / "both").mkdir()
+    both = write(own, tmp_path / "both", {"alpha": first}, keys.secret("office"))
+    both.write_text(both.read_text().replace(f'"{first}"', f'["{first}", "{second}"]'))
+
+    def state(client: Client, expected: str) -> bool:
+        return client.status(timeout_s=0.05)[0].state == expected
+
+    with (
+        office(own, keys, tmp_path) as strict,
+        Client.connect(both, timeout_s=PATIENCE_S) as lenient,
+    ):
+        assert lenient.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+        own.agents["alpha"].kill()
+        own.restart("alpha", *new)
+        until(lambda: state(strict, "REFUSED"), "its key is another")
+        assert strict.status()[0].reason == ANOTHER_KEY
+        until(lambda: state(lenient, "READY"), "its new key is known")
+        assert lenient.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
+        own.agents["alpha"].kill()
+        until(lambda: state(strict, "UNREACHABLE"), "the reason is dropped with the device")
+        own.restart("alpha", *old)
+        for client in (strict, lenient):
+            until(partial(state, client, "READY"), "its old key is known")
             assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
 
 
-def test_a_reason_is_dropped_when_the_device_goes(own: Fleet, keys: Keys, tmp_path: Path) -> None:
-    own.start("alpha", *guarded(own, keys, "office"))
-    keys.pair("stranger")
-    known = {"alpha": keys.pair("alpha").public}
-    path = write(own, tmp_path, known, keys.secret("stranger"))
-    with Client.connect(path, timeout_s=PATIENCE_S) as client:
-        assert client.status()[0].state == "REFUSED"
-        own.agents["alpha"].kill()
-        until(
-            lambda: client.status(timeout_s=0.05)[0].state == "UNREACHABLE",
-            "nobody is there any more",
-        )
-
-
-@pytest.mark.parametrize("words", [b"", QUESTION, QUESTION + bytes(30)], ids=["0", "11", "41"])
-def test_a_crowd_that_says_nothing_keeps_nobody_out(
+@pytest.mark.parametrize("words", [b"", PROBE, PROBE + bytes(30)], ids=["0", "11", "41"])
+def test_silent_connections_do_not_keep_clients_out(
     fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path, words: bytes
 ) -> None:
     with peer_of(alpha, keys) as before, crowd(alpha.address, 200, words) as visitors:
-        assert is_well(before).state == "READY"
+        assert told(before).state == "READY"
         with office(fleet, keys, tmp_path) as client:
             for _ in range(5):
                 assert client.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha", "beta")
-        assert is_well(before).state == "READY"
+        assert told(before).state == "READY"
         assert not any(map(hung_up, visitors[-50:]))
 
 
 def plain_handshake() -> bytes:
     """All that a client without keys says before its first message."""
-    greeting = QUESTION + b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    greeting = PROBE + b"\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
     ready = b"\x05READY\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
     return greeting + b"\x04" + bytes([len(ready)]) + ready
 
@@ -283,29 +253,20 @@ def thinned(router: Router, visitors: list[socket.socket], left: int) -> None:
 
     until(polled, "the oldest have to go")
     assert not any(map(hung_up, visitors[-left:]))
-    assert router.turned_away()["handshakes crowded out"] == len(visitors) - left
+    assert router.rejected()["handshakes crowded out"] == len(visitors) - left
 
 
-def test_of_too_many_strangers_the_oldest_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_STRANGERS", 20)
-    with (
-        Router("tcp://127.0.0.1:0") as router,
-        crowd(router.address, 5, plain_handshake(), host="127.0.0.99") as known,
-        crowd(router.address, 50, host="127.0.0.99") as visitors,
-    ):
-        thinned(router, visitors, left=20)
-        assert not any(map(hung_up, known))
-
-
-def test_whoever_has_shown_its_key_does_not_have_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MAX_STRANGERS", 20)
+def test_an_authenticated_connection_is_not_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(door, "MAX_PENDING", 20)
     (agent, agent_secret), (client, client_secret) = new_pair(), new_pair()
     keys = AgentKeys(secret=agent_secret, allowed=frozenset([client]))
     with (
         Router("tcp://127.0.0.1:0", keys=keys) as router,
         StrangePeer(router.address, (client, client_secret, agent)) as peer,
     ):
-        peer.send(encode(Ask(request_id=1)))
+        peer.send(encode(StatusRequest(request_id=1)))
         until(lambda: any(router.poll(0.005)), "the key is good")
         # Their handshakes could not be over: they are shorter than any with keys.
         with crowd(router.address, 50, plain_handshake()[:64] + bytes(400)) as visitors:
@@ -317,14 +278,14 @@ def test_whoever_has_shown_its_key_does_not_have_to_go(monkeypatch: pytest.Monke
         half = plain_handshake()[:60]
         with crowd(router.address, 50, half, host="127.0.0.1") as visitors:
             thinned(router, visitors, left=20)
-        peer.send(encode(Ask(request_id=2)))
+        peer.send(encode(StatusRequest(request_id=2)))
         until(lambda: any(router.poll(0.005)), "it is still heard")
 
 
 def come(router: Router, host: str) -> list[socket.socket]:
     """Connections from `host`, begun and polled for until one does not come about."""
     visitors: list[socket.socket] = []
-    while router.turned_away().get("host connecting too often", 0) == 0:
+    while router.rejected().get("host connecting too often", 0) == 0:
         visitors.append(visit(router, host))
         assert len(visitors) <= arrivals.AT_ONCE
         until(lambda: made(visitors[-1]), "it is connected")
@@ -350,11 +311,11 @@ def made(visitor: socket.socket) -> bool:
     return True
 
 
-def test_a_host_that_connects_too_often_has_to_wait_and_nobody_else() -> None:
+def test_a_host_that_connects_too_often_has_to_wait_and_no_other_host() -> None:
     with ExitStack() as stack:
         router = stack.enter_context(Router("tcp://127.0.0.1:0"))
         peer = stack.enter_context(StrangePeer(router.address, None))
-        peer.send(encode(Ask(request_id=1)))
+        peer.send(encode(StatusRequest(request_id=1)))
         until(lambda: any(router.poll(0.005)), "somebody is there already")
         greedy, other = "127.0.0.99", "127.0.0.98"
         visitors = come(router, greedy)
@@ -365,7 +326,7 @@ def test_a_host_that_connects_too_often_has_to_wait_and_nobody_else() -> None:
         # What comes after it is there before it.
         until(lambda: made(neighbour), "others are let in")
         assert not made(visitors[-1])
-        peer.send(encode(Ask(request_id=2)))
+        peer.send(encode(StatusRequest(request_id=2)))
         until(lambda: any(router.poll(0.005)), "whoever is connected is heard")
 
         def let_in() -> bool:
@@ -376,42 +337,22 @@ def test_a_host_that_connects_too_often_has_to_wait_and_nobody_else() -> None:
         until(let_in, "it does not have to wait for good")
 
 
-def test_whoever_knocks_with_a_wrong_key_is_counted_before_it_has_gone() -> None:
-    (agent, agent_secret), (_, allowed) = new_pair(), new_pair()
-    keys = AgentKeys(secret=agent_secret, allowed=frozenset([public_key_of(allowed)]))
-    with Router("tcp://127.0.0.1:0", keys=keys) as router:
-        knocks = 0
-
-        def is_kept_out() -> bool:
-            with StrangePeer(router.address, (*new_pair(), agent)):
-                nonlocal knocks
-                knocks += 1
-                until(
-                    lambda: (list(router.poll(0.01)), router.turned_away())[1] != {},
-                    "it is turned away",
-                )
-                return bool(router._access.arrivals.kept_out)
-
-        until(is_kept_out, "it is kept out")
-        assert knocks <= arrivals.AT_ONCE + arrivals.PER_S * PATIENCE_S
-
-
-def test_a_crowd_does_not_keep_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_are_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sockets, "HANDSHAKE_MS", 300)
     with Router("tcp://127.0.0.1:0") as router, crowd(router.address, 20) as visitors:
         until(lambda: all(map(hung_up, visitors)), "the silent are cut off")
 
 
-def test_descriptors_of_a_crowd_are_given_back(alpha: AgentProcess, keys: Keys) -> None:
+def test_descriptors_of_closed_connections_are_freed(alpha: AgentProcess, keys: Keys) -> None:
     process = psutil.Process(alpha.process.pid)
     with peer_of(alpha, keys) as peer:
-        is_well(peer)
+        told(peer)
         before = process.num_fds()
         for _ in range(3):
             with crowd(alpha.address, 200):
-                is_well(peer)
+                told(peer)
         until(lambda: process.num_fds() <= before, "descriptors are given back")
-        is_well(peer)
+        told(peer)
 
 
 def test_a_frame_larger_than_any_crop_ends_its_connection_only(
@@ -427,19 +368,19 @@ def test_a_frame_larger_than_any_crop_ends_its_connection_only(
         encoding="raw",
     )
     with peer_of(alpha, keys) as other, peer_of(alpha, keys) as peer:
-        is_well(other)
+        told(other)
         # As large as is taken: refused in words, in a connection that goes on.
         peer.send(encode(infer, bytes(largest)))
         assert peer.receive().message.text.startswith("expected a crop of 16 pixels")  # type: ignore[union-attr]
         peer.send([encode(infer, b"")[0], bytes(largest + 64)])
-        is_well(other)
+        told(other)
         with pytest.raises(AssertionError, match="no reply"):
             peer.receive(timeout_s=0.3)
 
 
 def null_greeting_and_message() -> bytes:
-    """What a client without keys would send: greeting, READY, and an Ask."""
-    (head,) = encode(Ask(request_id=1))
+    """What a client without keys would send: greeting, READY, and a StatusRequest."""
+    (head,) = encode(StatusRequest(request_id=1))
     return plain_handshake() + b"\x00" + bytes([len(head)]) + bytes(head)
 
 
@@ -447,25 +388,25 @@ OLD = [b"\x01\x00", b"\xff" + (1).to_bytes(8, "big") + b"\x7f\x01"]
 
 
 @pytest.mark.parametrize("start", [null_greeting_and_message(), *OLD], ids=["null", "1.0", "2.0"])
-def test_no_peer_talks_an_agent_out_of_its_keys(
+def test_an_agent_with_keys_accepts_no_weaker_protocol(
     alpha: AgentProcess, keys: Keys, start: bytes
 ) -> None:
-    (head,) = encode(Ask(request_id=1))
+    (head,) = encode(StatusRequest(request_id=1))
     with crowd(alpha.address, 1, start + b"\x00" + bytes([len(head)]) + bytes(head)) as (peer,):
         peer.settimeout(PATIENCE_S)
-        told = b""
+        heard = b""
         try:
             while data := peer.recv(4096):
-                told += data
+                heard += data
         except OSError:
             pass
-        assert b"request_id" not in told
+        assert b"request_id" not in heard
     with peer_of(alpha, keys) as known:
-        is_well(known)
+        told(known)
 
 
 @pytest.mark.parametrize("greeting", [b"\x01\x00" * 20, b"SSH-2.0-x\r\n", OLD[1]])
-def test_no_peer_talks_a_client_out_of_its_keys(keys: Keys, greeting: bytes) -> None:
+def test_a_client_with_keys_accepts_no_weaker_protocol(keys: Keys, greeting: bytes) -> None:
     own = keys.pair("office")
     known = ClientKeys(
         public=own.public, secret=own.secret, agents={"alpha": keys.pair("alpha").public}
@@ -479,18 +420,16 @@ def test_no_peer_talks_a_client_out_of_its_keys(keys: Keys, greeting: bytes) -> 
             dealers.close()
 
 
-def test_what_was_said_once_cannot_be_said_again(
-    fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path
-) -> None:
+def test_a_replay_is_ignored(fleet: Fleet, alpha: AgentProcess, keys: Keys, tmp_path: Path) -> None:
     with Relay(alpha.address) as relay, office(fleet, keys, tmp_path, alpha=relay.front) as client:
         assert "alpha" in client.classify(RED, deadline_ms=PLENTY_MS).used
         recorded = bytes(relay.sent)
     with peer_of(alpha, keys) as peer:
-        before = is_well(peer).counts
+        before = told(peer).counts
         for part in (recorded, recorded[:64] + recorded[300:], recorded[-500:]):
             with crowd(alpha.address, 1, part) as (replayed,):
                 until(partial(hung_up, replayed), "it is not listened to")
-        assert is_well(peer).counts == before
+        assert told(peer).counts == before
 
 
 def test_a_byte_that_is_changed_on_the_way_ends_the_connection(
@@ -510,41 +449,18 @@ def test_a_byte_that_is_changed_on_the_way_ends_the_connection(
         assert relay.connections == 2
 
 
-def test_who_is_allowed_can_change_while_an_agent_serves(own: Fleet, keys: Keys) -> None:
-    agent, clients = own.start("alpha", *guarded(own, keys, "office")), own.folder / "clients"
-
-    def reread(*names: str, expected: str) -> None:
-        keys.allow(clients, *names)
-        agent.signal(signal.SIGHUP)
-        agent.wait_for(expected)
-
-    with peer_of(agent, keys) as peer:
-        is_well(peer)
-        reread("phone", "tablet", expected="2 clients allowed")
-        with peer_of(agent, keys, "phone") as phone:
-            is_well(phone)
-            # The office's connection was up, and is heard no longer.
-            peer.send(encode(Ask(request_id=2)))
-            is_well(phone)
-            with pytest.raises(AssertionError, match="no reply"):
-                peer.receive(timeout_s=0.3)
-            # Nobody is left: the folder is empty.
-            reread(expected="0 clients allowed")
-            phone.send(encode(Ask(request_id=2)))
-            with pytest.raises(AssertionError, match="no reply"):
-                phone.receive(timeout_s=0.3)
-    reread("phone", expected="1 clients allowed")
-    with peer_of(agent, keys, "phone") as phone:
-        is_well(phone)
-    assert agent.terminate() == 0
-
-
 def audited(path: Path) -> list[dict[str, Any]]:
     """The whole lines of an audit log."""
     return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if "\n" in line]
 
 
-def test_whoever_is_let_out_is_out_whatever_else_is_wrong(
+def reasons(path: Path) -> list[tuple[str, str, str]]:
+    """Event, key and reason of each line of an audit log; none before its first line."""
+    lines = audited(path) if path.exists() else []
+    return [(line["event"], line["key"], line.get("reason", "")) for line in lines]
+
+
+def test_a_removed_client_is_disconnected_even_if_another_key_file_is_wrong(
     fleet: Fleet, keys: Keys, tmp_path: Path
 ) -> None:
     audit = tmp_path / "audit"
@@ -555,12 +471,12 @@ def test_whoever_is_let_out_is_out_whatever_else_is_wrong(
             "alpha", "--key", keys.secret("alpha"), "--clients", clients, "--audit", audit
         )
         with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
-            assert is_well(office).reason == is_well(phone).reason == ""
+            assert told(office).reason == told(phone).reason == ""
             keys.allow(clients, "phone", "newcomer")
             (clients / "broken.public").write_text("?")
             agent.signal(signal.SIGHUP)
-            until(lambda: "clients: " in is_well(phone).reason, "the status names what is wrong")
-            assert is_well(phone).reason.startswith(f"clients: {clients}/broken.public: ")
+            until(lambda: "clients: " in told(phone).reason, "the status names what is wrong")
+            assert told(phone).reason.startswith(f"clients: {clients}/broken.public: ")
             # Its connection was ended.
             revoked = fingerprint(keys.pair("office").public)
 
@@ -571,78 +487,83 @@ def test_whoever_is_let_out_is_out_whatever_else_is_wrong(
             until(ended, "the office's connection is ended")
             # Where something is wrong, nobody new is let in.
             with peer_of(agent, keys, "newcomer") as newcomer:
-                newcomer.send(encode(Ask(request_id=1)))
+                newcomer.send(encode(StatusRequest(request_id=1)))
                 unknown = fingerprint(keys.pair("newcomer").public)
                 until(
                     lambda: (unknown, "refuse") in [(a["key"], a["event"]) for a in audited(audit)],
                     "a newcomer is refused",
                 )
-                assert is_well(phone).state == "READY"
+                assert told(phone).state == "READY"
+                # Once nothing is wrong any more, its next connection is accepted.
+                (clients / "broken.public").unlink()
+                agent.signal(signal.SIGHUP)
+                agent.wait_for("2 clients allowed")
+            with peer_of(agent, keys, "newcomer") as newcomer:
+                assert told(newcomer).state == "READY"
         connected = [line for line in audited(audit) if line["event"] == "connect"]
-        assert {line["client"] for line in connected} == {"office", "phone"}
+        assert {line["client"] for line in connected} == {"office", "phone", "newcomer"}
         assert all(line["address"].startswith("127.0.0.1:") for line in connected)
 
 
-def test_a_key_that_has_expired_is_let_out(own: Fleet, keys: Keys) -> None:
+def test_a_client_is_disconnected_when_its_key_expires(own: Fleet, keys: Keys) -> None:
     options = guarded(own, keys, "office", "phone")
     soon = datetime.datetime.now(tz=datetime.UTC) + datetime.timedelta(seconds=2)
     (own.folder / "clients" / "phone.limits").write_text(f"expires = {soon.isoformat()}")
-    agent = own.start("alpha", *options)
-    # Its connection is ended when the time has come, and it is not let in again.
+    audit = own.folder / "audit"
+    agent = own.start("alpha", *options, "--audit", audit)
     with peer_of(agent, keys) as office, peer_of(agent, keys, "phone") as phone:
-        phone.send(encode(Ask(request_id=1)))
-        agent.wait_for(re.compile("not answered: .*unknown key.*"))
-        assert is_well(office).state == "READY"
+        phone.send(encode(StatusRequest(request_id=1)))
+        expired = fingerprint(keys.pair("phone").public)
+        # Disconnected, it tries to connect again.
+        refused = ("refuse", expired, UNKNOWN_KEY)
+        until(lambda: refused in reasons(audit), "the phone is refused")
+        assert told(office).state == "READY"
 
 
 def test_one_key_cannot_take_all_descriptors(fleet: Fleet, keys: Keys, tmp_path: Path) -> None:
     clients = keys.allow(tmp_path / "clients", "greedy", "office")
-    options = ["--json", "--bundle", fleet.bundle, "--device", "alpha", "--bind", ANY_PORT,
-               "--key", keys.secret("alpha"), "--clients", clients]  # fmt: skip
-    program = [str(BIN / "mdp-agent"), "run", *map(str, options)]
+    audit, greedy = tmp_path / "audit", fingerprint(keys.pair("greedy").public)
+    options = ["--key", keys.secret("alpha"), "--clients", clients, "--audit", audit]
     # Half of them are the process's own.
-    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh", *program]
-    agent = AgentProcess("alpha", command, tmp_path / "alpha.log").wait_for("READY")
-    host, port = host_and_port(agent.address)
-    own, context = keys.pair("greedy"), zmq.Context()
-    dealers = []
-    try:
-        for number in range(60):
-            dealer = context.socket(zmq.DEALER)
-            dealers.append(dealer)
-            dealer.linger = 0
-            dealer.curve_publickey, dealer.curve_secretkey = (
-                own.public.encode(),
-                own.secret.encode(),
-            )
-            dealer.curve_serverkey = keys.pair("alpha").public.encode()
-            # From several addresses, as one may only connect so often.
-            dealer.connect(f"tcp://127.0.7.{number // 15 + 1}:0;{host}:{port}")
-        agent.wait_for(re.compile("not answered: .*connections beyond a key's number.*"))
-        with peer_of(agent, keys) as office:
-            assert is_well(office).state == "READY"
-    finally:
-        for dealer in dealers:
-            dealer.close()
-        context.term()
-        agent.close()
+    command = ["sh", "-c", 'ulimit -n 64; exec "$@"', "sh"]
+    command += agent_command(fleet.bundle, "alpha", *options)
+    pair, server, context = keys.pair("greedy"), keys.pair("alpha").public, zmq.Context()
+    with AgentProcess("alpha", command, tmp_path / "alpha.log").wait_for("READY") as agent:
+        host, port = host_and_port(agent.address)
+        dealers = [context.socket(zmq.DEALER) for _ in range(60)]
+        try:
+            for number, dealer in enumerate(dealers):
+                dealer.curve_publickey, dealer.curve_secretkey = (
+                    pair.public.encode(),
+                    pair.secret.encode(),
+                )
+                dealer.curve_serverkey = server.encode()
+                # From several addresses, as one may only connect so often.
+                dealer.connect(f"tcp://127.0.7.{number // 15 + 1}:0;{host}:{port}")
+            until(lambda: ("refuse", greedy, TOO_MANY) in reasons(audit), "some are refused")
+            with peer_of(agent, keys) as office:
+                assert told(office).state == "READY"
+        finally:
+            context.destroy(linger=0)
 
 
-def test_a_key_without_room_for_one_more_connection_is_told_so(
+def test_a_client_is_told_that_its_key_has_too_many_connections(
     own: Fleet, keys: Keys, tmp_path: Path
 ) -> None:
     options = guarded(own, keys, "office")
     (own.folder / "clients" / "office.limits").write_text("connections = 1")
-    own.start("alpha", *options)
+    agent = own.start("alpha", *options)
     with office(own, keys, tmp_path) as first, office(own, keys, tmp_path) as second:
         assert first.classify(RED, deadline_ms=PLENTY_MS).used == ("alpha",)
         (status,) = second.status()
         assert (status.state, status.reason) == ("REFUSED", NO_MORE)
+        # The agent's first refusal is reported at once, others every ten seconds.
+        agent.wait_for(re.compile(f"not answered: .*{TOO_MANY}.*"))
         first.close()
         until(lambda: second.status(timeout_s=0.05)[0].state == "READY", "the place is free again")
 
 
-def test_a_router_that_nobody_polls_can_be_closed() -> None:
+def test_an_unpolled_router_can_be_closed() -> None:
     router = Router("tcp://127.0.0.1:0")
     host, port = host_and_port(router.address)
     for _ in range(4):
@@ -651,7 +572,7 @@ def test_a_router_that_nobody_polls_can_be_closed() -> None:
     router.close()
 
 
-def test_without_anybody_polling_a_refused_client_keeps_still() -> None:
+def test_a_refused_client_does_not_reconnect_unless_polled() -> None:
     public, secret = new_pair()
     known = ClientKeys(public=public, secret=secret, agents={"alpha": new_pair()[0]})
     agent = AgentKeys(secret=new_pair()[1], allowed=frozenset())
@@ -683,7 +604,7 @@ def test_without_anybody_polling_a_refused_client_keeps_still() -> None:
         (["--key", "alpha.secret", "--clients", "office.secret"], "office.secret: expected a pub"),
     ],
 )
-def test_what_an_agent_does_not_start_with(
+def test_options_that_an_agent_refuses(
     fleet: Fleet, keys: Keys, options: list[str], expected: str
 ) -> None:
     keys.pair("office")
@@ -692,14 +613,14 @@ def test_what_an_agent_does_not_start_with(
         for option in options
     ]
     where = ["--bundle", fleet.bundle, "--device", "alpha"]
-    done = run_here(agent_command, "mdp-agent", "run", *where, *paths)
+    done = run_here(agent_main, "mdp-agent", "run", *where, *paths)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("mdp-agent: ")
     assert expected in done.stderr
     assert done.stderr.count("\n") == 1
 
 
-def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
+def test_plain_text_off_loopback_needs_insecure_and_warns_on_both_sides(
     fleet: Fleet, tmp_path: Path
 ) -> None:
     with Fleet(tmp_path, fleet.bundle) as own:
@@ -714,12 +635,12 @@ def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
         assert code == 0
         assert json.loads(out)["devices"][0]["reason"] == "plain text over the network"
         assert err == (
-            f"mdp: WARNING: device 'alpha' at {agent.address} is plain text: whoever is on the way "
-            "can read and forge what is sent\n"
+            f"mdp: WARNING: device 'alpha' at {agent.address} is plain text: anyone on the network "
+            "path can read and forge messages\n"
         )
         code, out, err = here("doctor", "--fleet", path, "--insecure")
         assert code == 3
-        assert f"PROBLEM alpha: {agent.address} is plain text: whoever" in out
+        assert f"PROBLEM alpha: {agent.address} is plain text: anyone" in out
         with (
             pytest.warns(
                 UserWarning, match=r"device 'alpha' at tcp://0\.0\.0\.0:\d+ is plain text"
@@ -730,34 +651,25 @@ def test_plain_text_off_loopback_is_asked_for_and_said_on_both_sides(
 
 
 def test_the_commands_from_keys_to_a_fleet(fleet: Fleet, tmp_path: Path) -> None:
-    folder = tmp_path / "keys"
+    folder, out = tmp_path / "keys", tmp_path / "sub" / "fleet.toml"
     for name in ("alpha", "gamma-attic", "client"):
-        code, out, err = here("keys", "new", "--out", folder, "--name", name, "--json")
+        code, said, err = here("keys", "new", "--out", folder, "--name", name, "--json")
         assert (code, err) == (0, "")
-        assert len(json.loads(out)["public"]) == 40
-    code, out, err = here("keys", "new", "--out", folder, "--name", "alpha")
-    assert (code, out) == (2, "")
-    assert "alpha.secret: exists already" in err
-    devices = ["--device", "alpha=tcp://10.0.0.7:7500", "--device", "gamma/attic=tcp://h:1"]
-    where = ["--bundle", fleet.bundle, "--out", tmp_path / "sub" / "fleet.toml"]
-    secret = folder / "client.secret"
-    code, out, err = here(
-        "fleet", "new", *devices, *where, "--keys", folder, "--key", secret, "--json"
-    )
+        assert len(json.loads(said)["public"]) == 40
+    refused(here("keys", "new", "--out", folder, "--name", "alpha"), "secret: exists already")
+    new = ["fleet", "new", "--bundle", fleet.bundle, "--out", out, "--keys", folder]
+    new += ["--device", "alpha=tcp://10.0.0.7:7500", "--device", "gamma/attic=tcp://h:1"]
+    refused(here(*new), "--keys and --key: expected both")
+    new += ["--key", folder / "client.secret"]
+    code, said, err = here(*new, "--json")
     assert (code, err) == (0, "")
-    content = (tmp_path / "sub" / "fleet.toml").read_text()
+    content = out.read_text()
     assert 'key = "../keys/client.secret"' in content
-    entries = {entry["device"]: entry["key"] for entry in json.loads(out)["devices"]}
-    assert all(key in content for key in entries.values())
-    with Client(tmp_path / "sub" / "fleet.toml") as client:
+    assert all(entry["key"] in content for entry in json.loads(said)["devices"])
+    with Client(out) as client:
         assert client.fleet.key == "../keys/client.secret"
-    code, out, err = here("fleet", "new", *devices, *where, "--keys", folder)
-    assert (code, out) == (2, "")
-    assert "--keys and --key: expected both" in err
     (folder / "alpha.public").unlink()
-    code, out, err = here("fleet", "new", *devices, *where, "--keys", folder, "--key", secret)
-    assert (code, out) == (2, "")
-    assert "alpha.public: cannot be read: No such file" in err
+    refused(here(*new), r"alpha\.public: cannot be read: No such file")
 
 
 def test_a_link_to_an_agent_with_keys_is_measured(alpha: AgentProcess, keys: Keys) -> None:
@@ -765,11 +677,11 @@ def test_a_link_to_an_agent_with_keys_is_measured(alpha: AgentProcess, keys: Key
         keys.pair(name)
     known = peer_keys(keys.secret("office"), keys.folder / "alpha.public")
     assert measure_link(alpha.address, known).request_bytes == 256 * 256 * 3
-    for refused, expected in (
+    for wrong, expected in (
         (peer_keys(keys.secret("stranger"), keys.folder / "alpha.public"), NOT_ACCEPTED),
         (peer_keys(keys.secret("office"), keys.folder / "beta.public"), "the agent's key is anoth"),
         (None, "the agent has a key: expected --peer-key, its public key file, and --key"),
     ):
         with pytest.raises(InputError, match=rf"^--peer {alpha.address}: {expected}") as raised:
-            measure_link(alpha.address, refused)
+            measure_link(alpha.address, wrong)
         assert "fleet file" not in str(raised.value)

@@ -49,7 +49,7 @@ def closed_in_time(made: Dealers) -> bool:
     return not closing.is_alive()
 
 
-def test_a_send_in_vain_knows_that_the_connection_has_gone() -> None:
+def test_a_failed_send_notices_the_lost_connection() -> None:
     agent = Router(ANY_PORT)
     with dealing(alpha=agent.address) as made:
         events_until(made, Connected("alpha"))
@@ -84,7 +84,7 @@ def test_replies_that_were_not_read_yet_outlive_their_connection() -> None:
         go_on.set()
 
 
-def test_a_device_that_comes_and_goes_while_nobody_polls_stops_nothing(
+def test_an_unpolled_flapping_device_blocks_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rounds, enough = 0, threading.Event()
@@ -111,12 +111,12 @@ def test_a_connection_that_ends_at_once_is_not_made_again_at_once() -> None:
         for _ in range(2):
             events_until(made, Disconnected("alpha"))
         # The third attempt is due a second after the second loss.
-        (absence,) = made._absences.values()
+        (absence,) = made._outages.values()
         assert made._dealers == {}
         assert absence.redial_s < float("inf")
 
 
-def test_a_name_server_that_does_not_answer_keeps_nobody_waiting(
+def test_a_silent_name_server_delays_no_other_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answered, asked = threading.Event(), []
@@ -155,7 +155,7 @@ def test_a_client_that_is_dropped_in_a_cycle_is_closed() -> None:
     assert not collecting.is_alive()
 
 
-def test_too_few_descriptors_are_said_and_end_nothing() -> None:
+def test_too_few_descriptors_are_an_error_and_leak_nothing() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with dealing(alpha=NOBODY) as before:
         held = len(list(Path("/proc/self/fd").iterdir()))
@@ -176,4 +176,4 @@ def test_an_agent_that_sends_without_being_asked_is_cut_off() -> None:
     with raw_agent(flood) as address, dealing(alpha=address) as made:
         events = events_until(made, Disconnected("alpha"))
         assert sum(isinstance(event, Received) for event in events) < 1_000
-        assert made.refused == {"alpha": "the agent sends messages that nobody asks for"}
+        assert made.refused == {"alpha": "the agent sends messages without requests"}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from mdp.protocol.messages import Ask, Buffer, Failure, decode, encode
+from mdp.protocol.messages import Buffer, Failure, StatusRequest, decode, encode
 from mdp.testing.agents import ANY_PORT
 from mdp.testing.processes import PATIENCE_S
 from mdp.transport import Peer, Router
@@ -22,7 +22,7 @@ def answer(router: Router, peer: Peer, request_id: int) -> None:
 def asked(frames: Sequence[Buffer]) -> int:
     """Which request this is."""
     message = decode(frames).message
-    assert isinstance(message, Ask)
+    assert isinstance(message, StatusRequest)
     return message.request_id
 
 
@@ -33,12 +33,12 @@ def coming(router: Router) -> list[tuple[Peer, Sequence[Buffer]]]:
     return came
 
 
-def test_nothing_that_comes_while_others_are_answered_is_left_lying() -> None:
+def test_messages_that_arrive_while_others_are_answered_are_read() -> None:
     """Sending takes in what ZeroMQ has to tell, of which the descriptor then tells nobody."""
     with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
         count = 300
         for request_id in range(count):
-            peer.send(encode(Ask(request_id=request_id)))
+            peer.send(encode(StatusRequest(request_id=request_id)))
         came: list[int] = []
         while len(came) < count:
             for sender, frames in router.poll(PATIENCE_S):
@@ -54,39 +54,40 @@ def test_nothing_that_comes_while_others_are_answered_is_left_lying() -> None:
             assert message.request_id == request_id
 
 
-def test_a_wake_up_comes_alone_and_messages_next() -> None:
+def test_a_wake_up_is_no_message_and_delays_none() -> None:
     with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
-        peer.send(encode(Ask(request_id=1)))
+        peer.send(encode(StatusRequest(request_id=1)))
         ((sender, frames),) = coming(router)
         assert asked(frames) == 1
         router.wake()
-        peer.send(encode(Ask(request_id=2)))
+        peer.send(encode(StatusRequest(request_id=2)))
         answer(router, sender, 1)
-        assert list(router.poll(PATIENCE_S)) == []
         assert [asked(frames) for _, frames in coming(router)] == [2]
+        assert (router.was_woken(), router.was_woken()) == (True, False)
         assert list(router.poll(0.0)) == []
+        router.wake()
+        assert list(router.poll(PATIENCE_S)) == []
+        assert router.was_woken()
 
 
 def test_a_wake_up_is_heard_however_much_comes() -> None:
     with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
         woken = False
-        peer.send(encode(Ask(request_id=0)))
+        peer.send(encode(StatusRequest(request_id=0)))
         for turn in range(10):
-            came = False
             for sender, frames in router.poll(None):
-                came = True
                 # The next one is on its way before this one is answered.
-                peer.send(encode(Ask(request_id=asked(frames) + 1)))
+                peer.send(encode(StatusRequest(request_id=asked(frames) + 1)))
                 answer(router, sender, asked(frames))
-            woken |= turn > 1 and not came
+            woken |= router.was_woken() and turn > 1
             if turn == 1:
                 router.wake()
         assert woken
 
 
-def test_a_reply_from_another_thread_wakes_whoever_waits_if_something_has_come() -> None:
+def test_a_reply_from_another_thread_loses_no_message() -> None:
     with Router(ANY_PORT) as router, StrangePeer(router.address) as peer:
-        peer.send(encode(Ask(request_id=0)))
+        peer.send(encode(StatusRequest(request_id=0)))
         ((sender, _),) = coming(router)
         over = threading.Event()
 
@@ -98,21 +99,21 @@ def test_a_reply_from_another_thread_wakes_whoever_waits_if_something_has_come()
         replying.start()
         try:
             for wanted in range(1, 51):
-                peer.send(encode(Ask(request_id=wanted)))
+                peer.send(encode(StatusRequest(request_id=wanted)))
                 assert [asked(frames) for _, frames in coming(router)] == [wanted]
         finally:
             over.set()
             replying.join()
 
 
-def test_what_was_sent_before_the_end_reaches_a_client_that_is_slow_to_read(
+def test_replies_sent_before_the_end_reach_a_slow_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("mdp.transport.router.LINGER_S", PATIENCE_S)
     router = Router(ANY_PORT)
     closing = threading.Thread(target=router.close)
     with StrangePeer(router.address) as peer:
-        peer.send(encode(Ask(request_id=0)))
+        peer.send(encode(StatusRequest(request_id=0)))
         ((sender, _),) = coming(router)
         # More than the kernel keeps for a connection whose other end does not read.
         replies, frame = 200, bytes(100_000)

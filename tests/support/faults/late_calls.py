@@ -1,19 +1,14 @@
-"""Calls in virtual time to three devices, of which one is late at times: how many wait for it.
-
-python -m tests.support.faults.late_calls      # prints the table
-"""
+"""Calls in virtual time to three devices, of which one is late at times: how many wait for it."""
 
 import random
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count, cycle
 from pathlib import Path
 
-from mdp.protocol.messages import Ask, Infer, decode
+from mdp.protocol.messages import Infer, StatusRequest, decode
 from mdp.requests.prediction import Prediction
-from mdp.testing.bundles import write_bundle
 from tests.support.exchanges import Desk
 
 #: Round trips of the others, of the late one when it is in time, and of words how a device is.
@@ -50,8 +45,8 @@ def play(
         sent, desk.transport.sent = desk.transport.sent, []
         for device, frames in sent:
             message, now_s = decode(frames).message, desk.clock.now_s
-            assert isinstance(message, Infer | Ask)
-            asks = isinstance(message, Ask)
+            assert isinstance(message, Infer | StatusRequest)
+            asks = isinstance(message, StatusRequest)
             trip_s = TOLD_S if asks else takes_s(now_s) if device == "gamma" else USUAL_S
             answer = (now_s + trip_s, next(order), device, message.request_id, asks)
             heappush(under_way, answer)
@@ -90,38 +85,3 @@ def late_in(share: float, late_s: float, seed: int = 1) -> Callable[[float], flo
     """Late by chance."""
     draw = random.Random(seed).random
     return lambda now_s: late_s if draw() < share else USUAL_S
-
-
-def main() -> None:
-    """Print the share of calls that wait, and of complete answers."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = write_bundle(Path(name) / "bundle")
-        for late_s in (0.15, 0.25):
-            for every_s in (0.0, 0.033):
-                for share in (1.0, 0.5, 0.1, 0.02, 0.0):
-                    seen = play(folder, late_in(share, late_s), calls=4000, every_s=every_s)
-                    waited = sum(call.waited for call in seen) / len(seen)
-                    whole = sum(call.whole for call in seen) / len(seen)
-                    print(
-                        f"late by {late_s * 1e3 - 98:.0f} ms in {share:4.0%}, a call every "
-                        f"{every_s * 1e3:3.0f} ms: {waited:6.1%} waited, {whole:6.1%} complete"
-                    )
-        mixtures: list[tuple[float, ...]] = [
-            (20.0, 200.0),
-            (20.0,) * 9 + (200.0,),
-            (20.0,) + (200.0,) * 9,
-        ]
-        for mixture in mixtures:
-            seen = play(folder, lambda now_s: 0.06, calls=4000, deadlines_ms=mixture, every_s=0.033)
-            for deadline_ms in (20.0, 200.0):
-                own = [call for call in seen if call.deadline_ms == deadline_ms]
-                waited = sum(call.waited for call in own) / len(own)
-                whole = sum(call.whole for call in own) / len(own)
-                print(
-                    f"60 ms, {mixture.count(20.0)}:{mixture.count(200.0)} calls of 20 and 200 ms, "
-                    f"{deadline_ms:.0f} ms: {waited:6.1%} waited, {whole:6.1%} complete"
-                )
-
-
-if __name__ == "__main__":
-    main()

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from devices.agent import server as agent
+from devices.agent.bundles import LoadableBundle
 from mdp.formats.bundle import Bundle
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
@@ -51,12 +52,7 @@ class OddRuntime:
         if self.options.gate is not None:
             (self.options.gate / f"run-{self.runs}").touch()
         self.wait("run")
-        time.sleep(self.options.run_s)
-        if self.runs <= self.options.raise_first:
-            raise RuntimeError("the model\nis on fire [really]")
         logits = (pixels.mean(axis=(1, 2))[:, ::-1] / 32).astype(np.float32)
-        if self.options.nan:
-            logits[:, 1] = np.nan
         return Contribution(logits[:, : self.num_classes], logits[:, : self.num_classes])
 
 
@@ -68,9 +64,6 @@ def main() -> None:
     parser.add_argument("--bind", required=True)
     parser.add_argument("--gate", type=Path)
     parser.add_argument("--hold", nargs="*", default=[])
-    parser.add_argument("--run-s", type=float, default=0.0)
-    parser.add_argument("--raise-first", type=int, default=0)
-    parser.add_argument("--nan", action="store_true")
     parser.add_argument("--drain-s", type=float, default=agent.DRAIN_S)
     options = parser.parse_args()
     agent.DRAIN_S = options.drain_s
@@ -81,13 +74,12 @@ def main() -> None:
             said = {"event": event, "device": options.device, "address": router.address}
             print(json.dumps(said), flush=True)
 
-        odd = agent.Agent(
-            bundle,
-            bundle.assignment(options.device),
-            lambda: OddRuntime(options, len(bundle.manifest.labels)),
-            router,
-            report=report,
+        source = LoadableBundle(
+            bundle=bundle,
+            assignment=bundle.assignment(options.device),
+            load=lambda: OddRuntime(options, len(bundle.manifest.labels)),
         )
+        odd = agent.Agent(source, router, report=report)
         signal.signal(signal.SIGTERM, lambda *_: odd.stop())
         report("LISTENING")
         odd.serve()

@@ -70,6 +70,10 @@ def tiny_plan() -> Plan:
     )
 
 
+#: Boosting and stacking distillation, which are off by default.
+CHAINED = {"boost_weight": 1.0, "stack_weight": 0.5}
+
+
 def asked(
     data: str | Path,
     *,
@@ -83,9 +87,7 @@ def asked(
     return Asked(
         options=RunOptions(data=str(data), seed=seed, autocast="fp32", **options),
         teacher_schedule=TeacherSchedule(epochs=epochs, batch_size=16),
-        schedule=MemberSchedule(
-            epochs=epochs, batch_size=16, **{"stack_weight": 0.5, **(schedule or {})}
-        ),
+        schedule=MemberSchedule(epochs=epochs, batch_size=16, **(schedule or {})),
         joint_schedule=JointSchedule(epochs=joint_epochs, batch_size=16),
         augmentation=Augmentation(variants=2),
     )

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from devices.cores import cores_in, stay_on
+from devices.cores import cores_in, pin_to_cores
 from mdp.errors import InputError
 
 
@@ -32,26 +32,26 @@ def test_a_core_that_is_not_there_is_refused() -> None:
     own = ", ".join(map(str, sorted(os.sched_getaffinity(0))))
     expected = f"--cpus 0,9999: expected some of the cores {own}"
     with pytest.raises(InputError, match=f"^{re.escape(expected)}$"):
-        stay_on("0,9999")
+        pin_to_cores("0,9999")
 
 
 def test_a_system_that_cannot_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity")
-    expected = "^--cpus: this system cannot tie a process to cores$"
+    expected = "^--cpus: this system cannot pin a process to cores$"
     with pytest.raises(InputError, match=expected):
-        stay_on("0")
+        pin_to_cores("0")
 
 
 def test_threads_there_are_and_threads_to_come_stay() -> None:
     core = max(os.sched_getaffinity(0))
     program = (
         "import os, threading\n"
-        "from devices.cores import stay_on\n"
+        "from devices.cores import pin_to_cores\n"
         "gate, told = threading.Event(), []\n"
         "def early(): gate.wait(); told.append(os.sched_getaffinity(0))\n"
         "def late(): told.append(os.sched_getaffinity(0))\n"
         "first = threading.Thread(target=early); first.start()\n"
-        f"assert stay_on('{core}') == 1\n"
+        f"assert pin_to_cores('{core}') == 1\n"
         "second = threading.Thread(target=late); second.start()\n"
         "gate.set(); first.join(); second.join()\n"
         "print(*told, os.sched_getaffinity(0))\n"

@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import threading
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 import typer
@@ -188,3 +188,18 @@ def test_list_options_in_a_command(capsys: pytest.CaptureFixture[str]) -> None:
         app(["--profiles", "a", "b", "--out", "there", "--profiles", "c"])
     assert end.value.code == 0
     assert json.loads(capsys.readouterr().out) == [["a", "b", "c"], "there"]
+
+
+@pytest.mark.parametrize("cls", [None, console.list_options("--profiles")])
+def test_a_second_config_is_refused(cls: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    app = console.new_app("An app.", "app")
+
+    @app.command(cls=cls)
+    def work(config: str, rest: list[str] | None = None) -> None:
+        print(config)
+
+    words = ["work", "--config", "a.toml", "--config=b.toml"]
+    with pytest.raises(SystemExit) as ended:
+        console.run(lambda: app(words), "app")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "app: --config: expected one file, got 2\n"

@@ -41,6 +41,7 @@ def test_neither_command_line_nor_agent_load_torch_or_onnxruntime() -> None:
     )
     loaded = loaded_by(f"import {modules}")
     assert not loaded & (HEAVY | {"onnxruntime", "openvino", "partitioner"})
+    assert not loaded & {"starlette", "uvicorn", "prometheus_client"}
 
 
 def test_all_is_what_the_package_shows() -> None:

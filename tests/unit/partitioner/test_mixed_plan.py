@@ -18,14 +18,15 @@ from partitioner import pipeline as steps  # noqa: E402
 from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.data.memmaps import load, load_weights  # noqa: E402
+from partitioner.export.evaluate import evaluate  # noqa: E402
 from partitioner.export.sessions import contribution, open_member  # noqa: E402
 from partitioner.networks.families import Backbone, create  # noqa: E402
-from partitioner.networks.weight_init import Predecessor, inherit  # noqa: E402
+from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
-from tests.support.models.runs import QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -47,8 +48,9 @@ def mixed_plan(name: str = NAME) -> Plan:
 
 def trained(tree: Path, run: Path, plan: Plan | None = None, **options: Any) -> Work:
     return steps.train_step(
-        RunFolder(run), plan or mixed_plan(), open_dataset(str(tree)), asked(tree, **options), QUIET
-    )
+        RunFolder(run), plan or mixed_plan(), open_dataset(str(tree)),
+        asked(tree, schedule=CHAINED, **options), QUIET,
+    )  # fmt: skip
 
 
 @dataclass
@@ -89,9 +91,9 @@ def test_a_network_starts_from_its_weights_and_a_vit_from_an_earlier_vit(built: 
     later = msgspec.structs.replace(vit, k=2, device="gamma", submodel=spec(8, 8))
     plan = msgspec.structs.replace(work.plan, assignments=[network, vit, later])
     longer = replace(work, plan=plan)
-    expected = longer.new_member(later).trunks()[0]
-    inherit(expected, Predecessor(work.load_member(vit, joint=False).trunks()[0]))
-    found = untrained(longer, later, teacher).trunks()[0].state_dict()
+    expected = longer.new_member(later).trunk
+    init_from(expected, TrainedMember(work.load_member(vit, joint=False).trunk))
+    found = untrained(longer, later, teacher).trunk.state_dict()
     assert all(torch.equal(value, found[key]) for key, value in expected.state_dict().items())
 
 
@@ -112,6 +114,7 @@ def test_heads_start_as_rows_of_the_classifier_where_names_match(
     found = untrained(work, network, ensure_teacher(work, None))
     pretrained = torch.load(built.weights / f"{NAME}.in1k.pth", weights_only=True)
     for head in (found.boost, found.bag):
+        assert head is not None
         assert torch.equal(head.weight, pretrained["classifier.weight"][[3, 5, 1]])
         assert torch.equal(head.bias, pretrained["classifier.bias"][[3, 5, 1]])
 
@@ -133,6 +136,7 @@ def test_heads_start_as_a_linear_probe_where_names_do_not_match(
     settings = msgspec.structs.replace(built.work.settings, class_rows={})
     work, network = replace(built.work, settings=settings), built.work.plan.assignments[0]
     found = untrained(work, network, ensure_teacher(work, None)).eval()
+    assert found.boost is not None
     assert torch.equal(found.boost.weight, found.bag.weight)
     seen = torch.from_numpy(np.array(work.member_pixels(network, "train"))).permute(0, 3, 1, 2)
     with torch.inference_mode():
@@ -141,15 +145,16 @@ def test_heads_start_as_a_linear_probe_where_names_do_not_match(
     assert right.mean() > 0.6
 
 
-def test_what_a_network_leaves_behind_is_what_it_answers_once_trained(built: Built) -> None:
+def test_a_trained_networks_outputs_are_kept_for_its_successor(built: Built) -> None:
     work, index = built.work, np.arange(9)
     network = work.plan.assignments[0]
     member = work.load_member(network, joint=False)
     seen = torch.from_numpy(np.array(work.member_pixels(network, "train")[index]))
     with torch.inference_mode():
         output = member.of_normalised(member.normalise(seen.permute(0, 3, 1, 2).float()))
-    left = load(work.run.left_behind / "sum-0-0.npy")[index]
-    assert np.allclose(left, output.boost, atol=2e-2)
+    kept = load(work.run.predecessors / "sum-0-0.npy")[index]
+    assert output.boost is not None
+    assert np.allclose(kept, output.boost, atol=2e-2)
 
 
 def test_every_member_is_exported_as_it_was_trained(built: Built) -> None:
@@ -165,7 +170,7 @@ def test_every_member_is_exported_as_it_was_trained(built: Built) -> None:
     with torch.inference_mode():
         x = member.normalise(torch.from_numpy(np.array(pixels)).permute(0, 3, 1, 2).float())
         assert np.allclose(served.bag, member.of_normalised(x).bag, atol=1e-3)
-    report = steps.evaluate_step(bundle, built.work.data, built.work.run, QUIET)
+    report = evaluate(bundle, built.work.data, built.work.run, built.work.run.cache, QUIET)
     assert report.evaluation.subsets[-1].members == (0, 1)
 
 
@@ -203,11 +208,6 @@ def test_a_stopped_training_ends_with_the_same_statistics(
         ("nobodys_net", {}, "nobodys_net: timm .* has no such model"),
         (NAME, {"weights": "."}, f"expected weights of {NAME} in {NAME}.safetensors"),
         (NAME, {"weights": "absent"}, "--weights: expected a folder of weights, got 'absent'"),
-        (
-            NAME,
-            {"schedule": {"trunks": 2}},
-            f"schedule.trunks: expected 1 for {NAME}",
-        ),
     ],
 )
 def test_a_network_that_cannot_be_trained_is_refused_before_anything_is(
@@ -219,15 +219,8 @@ def test_a_network_that_cannot_be_trained_is_refused_before_anything_is(
     said: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    plan = mixed_plan(name)
-    if "schedule" in options:
-        deeper = [
-            a if a.submodel is None else msgspec.structs.replace(a, submodel=spec(8, 8, depth=2))
-            for a in plan.assignments
-        ]
-        plan = msgspec.structs.replace(plan, assignments=deeper)
     with pytest.raises(InputError, match=said):
-        trained(built.tree, tmp_path / "run", plan, **options)
+        trained(built.tree, tmp_path / "run", mixed_plan(name), **options)
     assert not (tmp_path / "run").exists()
 
 

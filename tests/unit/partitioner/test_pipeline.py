@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -18,21 +19,26 @@ torch = pytest.importorskip("torch")
 from mdp.errors import ConfigError, InputError, PlanRefused  # noqa: E402
 from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.formats.plan import TeacherSpec  # noqa: E402
-from mdp.fusion.fuse import arrival_subsets, fuse, weights_for  # noqa: E402
+from mdp.fusion.fuse import fuse, listed_subsets, weights_for  # noqa: E402
 from mdp.runtimes.onnxruntime import open_session  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
 from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load  # noqa: E402
 from partitioner.export import write as export  # noqa: E402
-from partitioner.export.evaluate import subset_accuracies  # noqa: E402
+from partitioner.export.evaluate import (  # noqa: E402
+    Report,
+    evaluate,
+    subset_accuracies,
+    write_report,
+)
 from partitioner.export.sessions import member_contribution, open_member, run_session  # noqa: E402
-from partitioner.networks.weight_init import Predecessor, inherit  # noqa: E402
+from partitioner.networks.weight_init import TrainedMember, init_from  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.members import untrained  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
-from tests.support.models.runs import QUIET, asked, spec, tiny_plan  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, asked, spec, tiny_plan  # noqa: E402
 from tests.support.models.trees import CLASSES, write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -66,7 +72,7 @@ def kept_test_answers(work: Work) -> np.ndarray:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     folder = tmp_path_factory.mktemp("built")
     tree = write_tree(folder / "tree", each=40)
-    work = trained(tree, folder / "b.run", epochs=12)
+    work = trained(tree, folder / "b.run", epochs=12, schedule=CHAINED)
     errors = steps.export_step(work, folder / "b", "patterns")
     assert errors is not None
     return Built(work, tree, folder / "b", errors)
@@ -75,7 +81,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
 @pytest.fixture(scope="module")
 def short(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one epoch, for tests to copy and change."""
-    return trained(built.tree, tmp_path_factory.mktemp("short") / "run", epochs=1).run.path
+    run = tmp_path_factory.mktemp("short") / "run"
+    return trained(built.tree, run, epochs=1, schedule=CHAINED).run.path
 
 
 @pytest.fixture
@@ -102,8 +109,8 @@ def test_a_finished_run_has_weights_curves_and_no_checkpoints(built: Built) -> N
     assert curves["member-0"][-1]["boost"] < curves["member-0"][0]["boost"]
 
 
-def test_what_members_leave_behind_is_the_sum_and_the_feature(built: Built) -> None:
-    work, kept = built.work, built.work.run.left_behind
+def test_the_sum_and_the_feature_are_kept_for_the_successor(built: Built) -> None:
+    work, kept = built.work, built.work.run.predecessors
     first = work.plan.assignments[0]
     seen, index = work.member_pixels(first, "train"), np.arange(7)
     pixels = torch.from_numpy(np.array(seen[index])).permute(0, 3, 1, 2) / 127.5 - 1
@@ -117,23 +124,24 @@ def test_a_finished_run_asks_nobody_again_unless_something_is_missing(
     built: Built, short: Path, tmp_path: Path
 ) -> None:
     run = RunFolder(shutil.copytree(short, tmp_path / "run"))
-    shutil.rmtree(run.left_behind)
-    trained(built.tree, run.path, epochs=1)
-    assert not run.left_behind.exists()
+    shutil.rmtree(run.predecessors)
+    trained(built.tree, run.path, epochs=1, schedule=CHAINED)
+    assert not run.predecessors.exists()
     wanted = run.member(1).read_bytes()
     run.member(1).unlink()
-    trained(built.tree, run.path, epochs=1)
+    trained(built.tree, run.path, epochs=1, schedule=CHAINED)
     assert run.member(1).read_bytes() == wanted
 
 
 def test_later_members_may_be_trained_for_fewer_epochs(built: Built, tmp_path: Path) -> None:
-    work = trained(built.tree, tmp_path / "run", epochs=2, schedule={"later_share": 0.5})
+    schedule = CHAINED | {"later_share": 0.5}
+    work = trained(built.tree, tmp_path / "run", epochs=2, schedule=schedule)
     curves = msgspec.json.decode(work.run.curves.read_bytes())
     assert {name: len(curve) for name, curve in curves.items()} == {
         "teacher": 2, "member-0": 2, "member-1": 1,
     }  # fmt: skip
     # One epoch sees one variant, so nobody asks member 0 about the other one.
-    assert {path.name for path in work.run.left_behind.iterdir()} == {
+    assert {path.name for path in work.run.predecessors.iterdir()} == {
         "sum-0-0.npy", "feature-0-0.npy",
     }  # fmt: skip
 
@@ -149,7 +157,7 @@ def test_later_members_start_from_an_earlier_one_unless_told_otherwise(
     earlier = work.load_member(work.plan.assignments[0])
     later = work.plan.assignments[1]
     expected = work.new_member(later)
-    inherit(expected.trunk, Predecessor(earlier.trunk) if start == "auto" else teacher)
+    init_from(expected.trunk, TrainedMember(earlier.trunk) if start == "auto" else teacher)
     found = untrained(work, later, teacher).trunk.state_dict()
     for name, value in expected.trunk.state_dict().items():
         assert torch.equal(found[name], value), name
@@ -168,7 +176,7 @@ def test_a_member_larger_than_those_before_starts_from_the_teacher(built: Built)
     work = dataclasses.replace(built.work, run=run, plan=plan)
     teacher = ensure_teacher(work, None)
     expected = work.new_member(turned[1])
-    inherit(expected.trunk, teacher)
+    init_from(expected.trunk, teacher)
     found = untrained(work, turned[1], teacher).trunk.state_dict()
     for name, value in expected.trunk.state_dict().items():
         assert torch.equal(found[name], value), name
@@ -196,8 +204,8 @@ def test_another_teacher_would_be_asked_anew(built: Built, tmp_path: Path) -> No
 def test_the_same_seed_gives_the_same_weights_and_another_one_others(
     built: Built, short: Path, tmp_path: Path
 ) -> None:
-    second = trained(built.tree, tmp_path / "two", epochs=1)
-    third = trained(built.tree, tmp_path / "three", epochs=1, seed=1)
+    second = trained(built.tree, tmp_path / "two", epochs=1, schedule=CHAINED)
+    third = trained(built.tree, tmp_path / "three", epochs=1, seed=1, schedule=CHAINED)
     runs = (RunFolder(short), second.run, third.run)
     weights = [run.member(1).read_bytes() for run in runs]
     assert weights[0] == weights[1]
@@ -213,7 +221,7 @@ def test_the_bundle_is_whole_and_says_where_it_comes_from(built: Built) -> None:
         bundle.verified(name)
     assert "re-implemented from the abstract" in manifest.provenance["method"]
     assert manifest.provenance["torch"] == metadata.version("torch")
-    assert [s.members for s in bundle.fusion_weights().subsets] == arrival_subsets([0, 1])
+    assert [s.members for s in bundle.fusion_weights().subsets] == listed_subsets([0, 1])
     assert manifest.evaluation is None
 
 
@@ -293,9 +301,15 @@ def test_parity_was_measured_and_a_wrong_model_is_an_error(built: Built, tmp_pat
         )  # fmt: skip
 
 
+def measured(bundle: Bundle, data: Dataset, run: RunFolder | None) -> Report:
+    with TemporaryDirectory() as cache:
+        return evaluate(bundle, data, run, Path(cache), QUIET)
+
+
 def test_evaluation_is_what_fusion_of_the_files_gives(built: Built) -> None:
     bundle = Bundle.open(built.bundle)
-    report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET, write=True)
+    report = measured(bundle, built.data, built.work.run)
+    write_report(bundle, report)
     evaluation = Bundle.open(built.bundle).manifest.evaluation
     assert evaluation == report.evaluation
     assert evaluation.pictures == 24
@@ -319,7 +333,7 @@ def test_evaluation_is_what_fusion_of_the_files_gives(built: Built) -> None:
 
 def test_the_printed_json_has_the_promised_keys(built: Built) -> None:
     bundle = Bundle.open(built.bundle)
-    value = steps.evaluate_step(bundle, built.data, built.work.run, QUIET).as_json(bundle)
+    value = measured(bundle, built.data, built.work.run).as_json(bundle)
     assert value["pictures"] == 24
     assert 0 <= value["teacher"]["accuracy"] <= 1
     assert [(m["k"], m["device"]) for m in value["members"]] == [(0, "alpha"), (1, "beta")]
@@ -334,8 +348,8 @@ def never_evaluated(path: Path) -> Bundle:
 
 def test_without_the_run_the_teacher_is_left_out(built: Built) -> None:
     bundle = never_evaluated(built.bundle)
-    with_run = steps.evaluate_step(bundle, built.data, built.work.run, QUIET).evaluation
-    without = steps.evaluate_step(bundle, built.data, None, QUIET).evaluation
+    with_run = measured(bundle, built.data, built.work.run).evaluation
+    without = measured(bundle, built.data, None).evaluation
     assert without.teacher is None
     assert without.subsets == with_run.subsets
 
@@ -343,7 +357,7 @@ def test_without_the_run_the_teacher_is_left_out(built: Built) -> None:
 def test_other_pictures_ask_the_teacher_anew(built: Built, tmp_path: Path) -> None:
     other = open_dataset(str(write_tree(tmp_path / "other", each=10, seed=9)))
     bundle = Bundle.open(built.bundle)
-    report = steps.evaluate_step(bundle, other, built.work.run, QUIET)
+    report = measured(bundle, other, built.work.run)
     assert report.evaluation.pictures == 6
     assert report.evaluation.teacher is not None
 
@@ -358,7 +372,7 @@ def test_the_exported_teacher_answers_as_the_trained_one(built: Built) -> None:
 def test_other_classes_are_refused(built: Built, tmp_path: Path) -> None:
     other = open_dataset(str(write_tree(tmp_path, each=5, classes=("cross", "ring"))))
     with pytest.raises(InputError, match=r"expected the 3 classes of .*, but only one .* stripes"):
-        steps.evaluate_step(Bundle.open(built.bundle), other, None, QUIET)
+        measured(Bundle.open(built.bundle), other, None)
 
 
 def test_a_bundle_of_this_very_run_is_not_exported_again(built: Built) -> None:
@@ -407,19 +421,20 @@ def test_a_run_is_reopened_only_with_the_same_pictures(built: Built) -> None:
 
 def test_nothing_is_measured_on_pictures_that_may_have_been_trained_on(built: Built) -> None:
     bundle, run = Bundle.open(built.bundle), built.work.run
-    steps.data_for(bundle, run, None, None)
+    with steps.inputs_of(bundle, run.path, None) as inputs:
+        assert inputs.data.train.digest == built.data.train.digest
     expected = r"train split changed since .*b\.run was made"
     with one_picture_more(built.tree), pytest.raises(InputError, match=expected):
-        steps.data_for(bundle, run, None, None)
+        steps.inputs_of(bundle, run.path, None).__enter__()
 
 
 def test_another_runs_teacher_is_left_out(built: Built, short: Path, tmp_path: Path) -> None:
     run = RunFolder(shutil.copytree(short, tmp_path / "other.run"))
     shutil.copy(built.work.run.teacher_onnx, run.teacher_onnx)
     bundle = never_evaluated(built.bundle)
-    report = steps.evaluate_step(bundle, built.data, run, QUIET)
+    report = measured(bundle, built.data, run)
     assert report.evaluation.teacher is None
-    report = steps.evaluate_step(bundle, built.data, built.work.run, QUIET)
+    report = measured(bundle, built.data, built.work.run)
     assert report.evaluation.teacher is not None
 
 
@@ -476,10 +491,13 @@ def test_photographs_are_mirrored_and_digits_are_not(built: Built) -> None:
     assert run_setup.settings_for(wanted, open_dataset("digits"), spec_).augmentation.flip is True
 
 
-def test_shrinkage_needs_a_residual(built: Built) -> None:
-    wanted = asked(built.tree, schedule={"shrinkage": 0.5})
-    with pytest.raises(InputError, match=r"schedule\.shrinkage: expected 1 unless boost_target"):
-        run_setup.settings_for(wanted, built.data, tiny_plan().require_teacher())
+def test_a_run_of_settings_that_are_gone_is_refused_by_key(short: Path, tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(short, tmp_path / "run"))
+    settings = msgspec.json.decode(run.settings_file.read_bytes())
+    settings["schedule"]["boost_target"] = "probabilities"
+    run.settings_file.write_bytes(msgspec.json.encode(settings))
+    with pytest.raises(ConfigError, match=r"settings\.json.*boost_target"):
+        steps.reopen(run, QUIET)
 
 
 def test_a_class_without_a_calibration_picture_is_named(tmp_path: Path) -> None:
@@ -504,8 +522,6 @@ def test_plans_that_cannot_be_trained(tmp_path: Path) -> None:
     teacher = TeacherSpec(
         name="vit_tiny_patch16_224", args=tiny_plan().require_teacher().args, shape=spec(16, 24)
     )
-    with pytest.raises(InputError, match=r"schedule\.trunks: expected 1, or sub-models of even"):
-        steps.train_step(run, tiny_plan(), data, asked("digits", schedule={"trunks": 2}), QUIET)
     wrong = msgspec.structs.replace(tiny_plan(), teacher=teacher)
     with pytest.raises(ConfigError, match=r"teacher.*shape\.image_size was 16, is now 12"):
         steps.train_step(run, wrong, data, asked("digits"), QUIET)

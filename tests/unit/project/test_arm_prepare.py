@@ -1,6 +1,5 @@
 """What the emulated agents need, and the one line in which it is said to be missing."""
 
-import json
 import platform
 import shutil
 import subprocess
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.arm import prepare as preparing
-from tests.arm.prepare import ONNXRUNTIME, MissingError, main, prepare
+from tests.arm.prepare import MissingError, main, prepare
 
 
 @pytest.fixture(autouse=True)
@@ -18,25 +17,21 @@ def x86(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
 
 
-def test_another_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
-    with pytest.raises(MissingError, match=r"an x86-64 machine .*, this is riscv64$"):
-        prepare(tmp_path / "arm")
-    assert not (tmp_path / "arm").exists()
-
-
-def test_a_system_without_apt_is_told_in_one_line(
+def test_what_is_missing_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda tool: None)
     monkeypatch.setattr(preparing, "prepare", lambda: prepare(tmp_path / "arm"))
-    assert main() == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("make test-arm: apt-get is not here: this needs Debian 12")
+    said = ["apt-get is not here: this needs Debian 12 or a system derived of it"]
+    for _ in range(2):
+        assert main() == 2
+        assert capsys.readouterr() == ("", f"make test-arm: {said[-1]}\n")
+        monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+        said.append("an x86-64 machine is needed to emulate on, this is riscv64")
+    assert not (tmp_path / "arm").exists()
 
 
-def test_a_release_without_this_python_is_told_as_apt_says_it(
+def test_a_release_without_this_python_is_reported_in_apt_s_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[list[str]] = []
@@ -57,23 +52,3 @@ def test_a_release_without_this_python_is_told_as_apt_says_it(
     settings = (tmp_path / "arm/apt/apt.conf").read_text()
     for key in ("Dir::State", "Dir::State::status", "Dir::Cache"):
         assert f'{key} "{tmp_path}/arm/apt' in settings
-
-
-def test_what_is_there_is_not_fetched_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(command: list[str], **options: Any) -> None:
-        raise AssertionError(command)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    wanted = {
-        "packages": preparing.PACKAGES,
-        "wheels": preparing._requirements(),
-        "python": preparing.PYTHON,
-    }
-    (tmp_path / "prepared.json").write_text(json.dumps(wanted))
-    arm = prepare(tmp_path)
-    command = arm.command("-c", "pass")
-    assert command[0] == str(tmp_path / "emulator/usr/bin/qemu-aarch64-static")
-    assert command[-3:] == [str(tmp_path / "system/usr/bin/python3.11"), "-c", "pass"]
-    assert ONNXRUNTIME in wanted["wheels"]

@@ -44,7 +44,7 @@ def test_main_answers_for_its_latest_commits(repository: Path) -> None:
     assert subjects.main([]) == 0
 
 
-def test_a_shallow_clone_says_that_it_cannot_tell(
+def test_a_shallow_clone_is_not_checked(
     repository: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

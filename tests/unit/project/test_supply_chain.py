@@ -45,7 +45,7 @@ def test_nothing_is_installed_that_is_not_pinned() -> None:
     assert {name for name in here - known if not name.startswith(OF_TORCH)} == set()
 
 
-def test_what_builds_the_project_is_pinned_as_the_gate_has_it() -> None:
+def test_build_requirements_are_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     for text in project["build-system"]["requires"]:
         requirement = Requirement(text)

@@ -42,5 +42,5 @@ def test_computing_time_is_bounded_in_the_long_run() -> None:
 
 def test_lines_are_bounded_and_those_left_out_counted() -> None:
     rate = Rate(per_s=2.0, at_once=3)
-    assert [rate.lets(0.0) for _ in range(5)] == [True, True, True, False, False]
-    assert (rate.left_out, rate.lets(0.5), rate.lets(0.5)) == (2, True, False)
+    assert [rate.allows(0.0) for _ in range(5)] == [True, True, True, False, False]
+    assert (rate.left_out, rate.allows(0.5), rate.allows(0.5)) == (2, True, False)

@@ -21,7 +21,6 @@ from devices.probe.encoders import (
     extract,
     folder,
     read_index,
-    tensors_file,
 )
 from mdp.errors import AgentError
 
@@ -105,7 +104,7 @@ def test_a_completed_graph_is_a_whole_model(graphs: Path, tmp_path: Path, precis
     onnx.checker.check_model(model, full_check=True)
     values = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
     tensors = msgspec.msgpack.decode(
-        tensors_file(graphs / encoder.file).read_bytes(), type=list[Tensor]
+        (graphs / encoder.file).with_suffix(".tensors").read_bytes(), type=list[Tensor]
     )
     assert len(tensors) > 10
     for tensor in tensors:
@@ -145,5 +144,5 @@ def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_index_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AgentError, match=r"index\.json: the encoders that come with mdp-agent: "):
+    with pytest.raises(AgentError, match=r"index\.json: the encoders of mdp-agent: "):
         read_index(tmp_path)

@@ -15,7 +15,7 @@ from devices.probe.link import (
     peer_keys,
 )
 from mdp.errors import InputError
-from mdp.protocol.messages import MIN_FRAME_BYTES, Ask, Infer, Message
+from mdp.protocol.messages import MIN_FRAME_BYTES, Infer, Message, StatusRequest
 
 
 def line(bits_per_second: float, round_trip_s: float, sent: list[int]) -> Callable[..., float]:
@@ -55,7 +55,7 @@ def test_one_slow_round_trip_of_many_shows_in_the_spread_only() -> None:
 
     def exchange(message: Message, *buffers: bytes) -> float:
         nonlocal asked
-        asked += isinstance(message, Ask)
+        asked += isinstance(message, StatusRequest)
         return 0.05 if buffers else (1.0 if asked % 8 == 0 else 0.002)
 
     link = link_of("peer", exchange)

@@ -15,9 +15,9 @@ from devices.probe.schedule import (
     is_busy,
     point_of,
     quieter,
+    representative,
     tasks,
     thread_counts,
-    typical,
 )
 from tests.support.probes import CPU, CUDA, ENCODERS, a_run, encoder, measured
 
@@ -149,12 +149,12 @@ def test_some_encoders_are_measured_in_batches_too_but_not_in_openvino() -> None
     assert {task.run.threads for task in batched} == {2}
 
 
-def test_threads_wait_awake_in_every_run_or_in_none() -> None:
+def test_threads_spin_in_every_run_or_in_none() -> None:
     ways = [ORT_FP32, BF16]
-    asleep, awake = (tasks(ENCODERS, ways, [1, 2], 10, spin=spin) for spin in (False, True))
-    assert {task.run.spin for task in asleep} == {False}
-    assert {task.run.spin for task in awake} == {True}
-    assert len(asleep) == len(awake)
+    sleeping, spinning = (tasks(ENCODERS, ways, [1, 2], 10, spin=spin) for spin in (False, True))
+    assert {task.run.spin for task in sleeping} == {False}
+    assert {task.run.spin for task in spinning} == {True}
+    assert len(sleeping) == len(spinning)
 
 
 def test_a_point_is_busy_when_others_were() -> None:
@@ -171,13 +171,13 @@ def test_of_two_measurements_the_quieter_is_kept() -> None:
 
 def test_of_several_looks_the_middle_one_counts_and_disturbed_ones_do_not() -> None:
     looks = [measured(ms, others_cores=0.0) for ms in (9.0, 12.0, 8.0, 10.0)]
-    assert typical(looks[:1]) is looks[0]
-    assert typical(looks[:2]) is looks[0]
-    assert typical(looks[:3]) is looks[0]
-    assert typical(looks) is looks[0]
+    assert representative(looks[:1]) is looks[0]
+    assert representative(looks[:2]) is looks[0]
+    assert representative(looks[:3]) is looks[0]
+    assert representative(looks) is looks[0]
     loud = [measured(ms, others_cores=1.0) for ms in (5.0, 6.0, 7.0)]
-    assert typical([*loud, *looks]) is looks[0]
-    assert typical(loud) is loud[1]
+    assert representative([*loud, *looks]) is looks[0]
+    assert representative(loud) is loud[1]
 
 
 def test_of_points_that_exclude_each_other_the_disturbed_one_goes() -> None:

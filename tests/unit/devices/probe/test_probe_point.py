@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from devices.probe.measure import (
     MIN_RUNS,
-    Surroundings,
+    Instruments,
     execution_of,
     measure,
     sustain,
@@ -28,8 +28,8 @@ def loading(clock: Clock, runtime: FakeRuntime, system: FakeSystem, seconds: flo
     return load
 
 
-def around(clock: Clock, system: FakeSystem) -> Surroundings:
-    return Surroundings(system=system, clock=clock, own_cpu_s=lambda: 0.0)
+def around(clock: Clock, system: FakeSystem) -> Instruments:
+    return Instruments(system=system, clock=clock, own_cpu_s=lambda: 0.0)
 
 
 def test_start_up_first_run_warm_up_and_steady_state_are_told_apart() -> None:
@@ -77,7 +77,7 @@ def test_what_others_compute_is_noticed_and_own_work_is_not() -> None:
     clock = Clock()
     system = FakeSystem(clock, others_cores=1.5)
     runtime = FakeRuntime(clock, lambda n, now: 0.01)
-    surroundings = Surroundings(system=system, clock=clock, own_cpu_s=lambda: clock() * 1.0)
+    surroundings = Instruments(system=system, clock=clock, own_cpu_s=lambda: clock() * 1.0)
     found = measure(a_run(), loading(clock, runtime, system), 1.0, surroundings)
     assert found.others_cores == 0.5
 

@@ -10,7 +10,9 @@ from mdp.errors import DeadlineExceeded, MDPError
 from mdp.requests.prediction import MemberTiming, Prediction
 
 
-def prediction(latency_ms: float, *compute_ms: float, mode: Any = "stacked") -> Prediction:
+def prediction(
+    latency_ms: float, *compute_ms: float, mode: Any = "stacked", stage: Any = "all"
+) -> Prediction:
     return Prediction(
         label="red",
         probability=1.0,
@@ -21,6 +23,7 @@ def prediction(latency_ms: float, *compute_ms: float, mode: Any = "stacked") -> 
         expected_accuracy=None,
         latency_ms=latency_ms,
         deadline_ms=100.0,
+        stage=stage,
         members=tuple(
             MemberTiming(device=f"d{k}", k=k, queue_ms=0.0, compute_ms=each, network_ms=0.0)
             for k, each in enumerate(compute_ms)
@@ -82,17 +85,20 @@ def test_a_run_is_summed_up() -> None:
             DeadlineExceeded("late", {"d0": "late"}),
             prediction(20.0, 5.0, mode="single"),
             prediction(30.0, 10.0, 2.0),
+            # A cascade's first stage was sure: no member failed to answer.
+            prediction(20.0, 5.0, stage="first"),
         ]
     )
-    outcome = run(client, requests=4)
+    outcome = run(client, requests=5)
     assert client.warmed_up == WARM_UP_REQUESTS
     assert client.in_flight == 1
     assert outcome["scenario"] == "single-stream"
-    assert (outcome["requests"], outcome["answered"], outcome["partial"]) == (4, 3, 1)
+    assert (outcome["requests"], outcome["answered"], outcome["partial"]) == (5, 4, 1)
     assert outcome["latency_ms"]["p50"] == 20.0
     assert outcome["latency_ms"]["max"] == 30.0
     assert outcome["overhead_ms"]["p50"] == 15.0
-    assert outcome["modes"] == {"stacked": 2, "single": 1}
+    assert outcome["modes"] == {"stacked": 3, "single": 1}
+    assert outcome["stages"] == {"all": 3, "first": 1}
     assert outcome["throughput_per_s"] > 0
 
 

@@ -13,11 +13,11 @@ from mdp.errors import DeadlineExceeded, InputError, QuorumNotMet
 from mdp.formats.plan import Region
 from mdp.fusion.fuse import Contribution
 from mdp.protocol.messages import (
-    Ask,
     Failure,
     FailureCode,
     Result,
     Status,
+    StatusRequest,
     answered_by,
     encode,
     logits_buffer,
@@ -227,14 +227,24 @@ def test_another_number_of_classes_is_a_bad_output(desk: Desk) -> None:
     assert desk.prediction().missing == {"gamma": reason}
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 3e38])
-def test_logits_that_are_not_finite_are_a_bad_output(desk: Desk, bad: float) -> None:
+@pytest.mark.parametrize(
+    ("buffer", "reason"),
+    [
+        *((logits(0.0, x, 0.0), "not finite") for x in (math.nan, math.inf, -math.inf, 3e38)),
+        (logits(0.0, 1.0, 0.0)[:12], "expected logits of 2 heads, got those of 1"),
+    ],
+)
+def test_logits_that_cannot_be_fused_are_a_bad_output(
+    desk: Desk, buffer: bytes, reason: str
+) -> None:
     desk.submit()
     desk.reply("alpha")
     desk.reply("beta")
-    desk.receive("gamma", result(), logits(0.0, bad, 0.0))
+    desk.receive("gamma", result(), buffer)
     answer = desk.prediction()
-    assert answer.missing == {"gamma": "bad_output: logits that are not finite"}
+    assert list(answer.missing) == ["gamma"]
+    assert answer.missing["gamma"].startswith("bad_output: ")
+    assert reason in answer.missing["gamma"]
     assert answer.used == ("alpha", "beta")
     assert math.isfinite(answer.probability)
 
@@ -246,7 +256,10 @@ def test_logits_that_are_not_finite_are_a_bad_output(desk: Desk, bad: float) -> 
         ([], "expected at least 1 frame, got 0"),
         ([b"MDP\x02\x03"], "expected protocol version 1, got 2"),
         (encode(result(), logits(1, 2, 3))[:1], r"Result: expected 1 buffer(s), got 0"),
-        ([encode(result(), logits(1, 2, 3))[0], b"xyz"], "expected 24 bytes of logits, got 3"),
+        (
+            [encode(result(), logits(1, 2, 3))[0], b"xyz"],
+            "expected 12 bytes of logits, or twice, got 3",
+        ),
     ],
 )
 def test_garbage_is_counted_and_the_device_named(
@@ -267,7 +280,7 @@ def test_garbage_from_somebody_not_waited_for_only_counts(desk: Desk) -> None:
     desk.submit()
     desk.reply("alpha")
     desk.frames("alpha", [b"garbage"])
-    desk.frames("alpha", encode(Ask(request_id=1)))
+    desk.frames("alpha", encode(StatusRequest(request_id=1)))
     assert not desk.answers
     desk.reply("beta")
     desk.reply("gamma")

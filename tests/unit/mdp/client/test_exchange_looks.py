@@ -7,7 +7,7 @@ import pytest
 
 from mdp.client.questions import CameraQuestion
 from mdp.fusion.fuse import Contribution
-from mdp.protocol.messages import Failure, Look, Seen, decode, logits_buffer
+from mdp.protocol.messages import Failure, FrameReply, FrameRequest, decode, logits_buffer
 from mdp.requests.capture import FrameQuery, frame_query
 from mdp.testing.bundles import LABELS, write_bundle
 from tests.support.exchanges import Desk
@@ -23,16 +23,18 @@ def look(desk: Desk, query: FrameQuery | None = None, deadline_ms: float = 100.0
     desk.ask(CameraQuestion(query or FrameQuery()), deadline_ms)
 
 
-def looks(desk: Desk) -> dict[str, Look]:
+def looks(desk: Desk) -> dict[str, FrameRequest]:
     """What each device has been asked since the last call of this."""
     sent, desk.transport.sent = desk.transport.sent, []
     decoded = {device: decode(frames).message for device, frames in sent}
-    return {device: message for device, message in decoded.items() if isinstance(message, Look)}
+    return {
+        device: message for device, message in decoded.items() if isinstance(message, FrameRequest)
+    }
 
 
 def see(desk: Desk, device: str, frame: int = 1, age_ms: float = 10.0, request_id: int = 1) -> None:
     logits = np.eye(len(LABELS), dtype=np.float32)[2] * 4
-    seen = Seen(
+    seen = FrameReply(
         request_id=request_id,
         num_classes=len(LABELS),
         queue_ms=1.0,
@@ -43,7 +45,7 @@ def see(desk: Desk, device: str, frame: int = 1, age_ms: float = 10.0, request_i
     desk.receive(device, seen, logits_buffer(Contribution(logits, logits)))
 
 
-def gamma(asked: dict[str, Look]) -> str:
+def gamma(asked: dict[str, FrameRequest]) -> str:
     """Which of the replicas was asked."""
     return "gamma" if "gamma" in asked else "gamma/attic"
 
@@ -136,12 +138,12 @@ def test_a_result_is_no_answer_to_a_look_nor_the_other_way_round(desk: Desk) -> 
     desk.reply("alpha")
     see(desk, "beta")
     see(desk, third)
-    assert desk.prediction().missing == {"alpha": "bad_output: expected a Seen, got a Result"}
+    assert desk.prediction().missing == {"alpha": "bad_output: expected a FrameReply, got a Result"}
     desk.submit()
     logits = logits_buffer(Contribution(*np.zeros((2, len(LABELS)), dtype=np.float32)))
-    seen = Seen(request_id=2, num_classes=3, queue_ms=0, compute_ms=1, frame=1, age_ms=0)
+    seen = FrameReply(request_id=2, num_classes=3, queue_ms=0, compute_ms=1, frame=1, age_ms=0)
     desk.receive("alpha", seen, logits)
     for device, _ in desk.asked():
         if device != "alpha":
             desk.reply(device, 2)
-    assert desk.prediction().missing == {"alpha": "bad_output: expected a Result, got a Seen"}
+    assert desk.prediction().missing == {"alpha": "bad_output: expected a Result, got a FrameReply"}

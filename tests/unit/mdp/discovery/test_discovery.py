@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from mdp.discovery.announcements import (
-    Candidate,
+    SHOWN_CHARACTERS,
+    Announcement,
     Found,
     LeftOut,
     Proposal,
@@ -82,7 +83,7 @@ def test_plain_text_is_proposed_on_loopback_only(bundle: Bundle) -> None:
 
 def test_plain_text_is_not_proposed_for_a_device_whose_key_is_known(bundle: Bundle) -> None:
     here = found(bundle, "alpha", 0, address="127.0.0.1")
-    why = "announces no key, --keys has alpha.public: encrypted or not at all"
+    why = "announces no key, --keys has alpha.public: expected an encrypted agent"
     proposal = propose(bundle, [here], keys=KEYS, on_loopback=True)
     assert reasons(proposal) == [("alpha", "tcp://127.0.0.1:7500", why)]
 
@@ -111,7 +112,7 @@ def test_two_agents_that_claim_one_device_are_both_left_out(bundle: Bundle) -> N
     announced = [
         found(bundle, "alpha", 0, key=KEYS["alpha"], address=f"10.0.0.{host}") for host in (7, 8)
     ]
-    why = "2 agents claim to be alpha with the same key: all but one are lying"
+    why = "2 agents claim to be alpha with the same key: at most one is genuine"
     assert reasons(proposed(bundle, *announced)) == [
         ("alpha", "tcp://10.0.0.7:7500", why),
         ("alpha", "tcp://10.0.0.8:7500", why),
@@ -124,7 +125,19 @@ def test_two_agents_that_claim_one_device_are_both_left_out(bundle: Bundle) -> N
 
 def test_the_same_announcement_twice_is_one(bundle: Bundle) -> None:
     announced = found(bundle, "alpha", 0, key=KEYS["alpha"])
-    assert len(proposed(bundle, announced, announced).entries) == 1
+    proposal = proposed(bundle, announced, announced)
+    assert len(proposal.entries) == 1
+    assert proposal.absent == ("beta", "gamma")
+
+
+def test_a_key_that_differs_from_the_device_s_file_is_named(bundle: Bundle) -> None:
+    announced = found(bundle, "alpha", 0, key="e" * 40)
+    changed, unknown = (
+        propose(bundle, [announced], keys=keys, on_loopback=False).left_out[0].reason
+        for keys in (KEYS, {"beta": KEYS["beta"]})
+    )
+    assert changed.endswith("another device, or its key was changed")
+    assert unknown.endswith("which no file in --keys has")
 
 
 def test_two_devices_at_one_address_are_both_left_out(bundle: Bundle) -> None:
@@ -200,12 +213,14 @@ def test_addresses_that_nobody_can_dial(addresses: tuple[str, ...], port: int, r
 def test_unknown_texts_are_passed_over() -> None:
     more = {**TEXTS, b"colour": b"red"}
     read = read_announcement(Found(name="x", addresses=("10.0.0.7",), port=7500, texts=more))
-    assert read == Candidate(
+    assert read == Announcement(
         device="alpha", address="tcp://10.0.0.7:7500", bundle="ab" * 8, k=0, key=""
     )
 
 
-def test_what_is_shown_of_a_stranger_s_words_is_short_and_harmless() -> None:
+def test_untrusted_texts_are_shown_short_and_printable() -> None:
+    assert left_out(addresses=()).address == "nowhere"
+    assert left_out(name="n" * SHOWN_CHARACTERS, port=0).device == "n" * SHOWN_CHARACTERS
     hostile = "\x1b[2J\r\n[[devices]]\n" + "x" * 10_000
     texts = {b"device": hostile.encode()}
     read = left_out(name=hostile, addresses=(hostile,) * 1000, port=1, texts=texts)

@@ -158,7 +158,7 @@ def test_the_two_files_are_not_confused(pair: Path) -> None:
         ),
         (
             f'name = "box"\npublic = "{PUBLIC}"\nsecret = "{SECRET}"' + "\n" * 5000,
-            "expected a key f",
+            "expected at most 4,096 bytes, found more",
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     for name, expected in (
         ("gone", "cannot be read: No such file or directory"),
         (".", "cannot be read: Is a directory"),
-        ("pipe", "expected a key file as `mdp keys new` writes it"),
+        ("pipe", "expected a regular file, found a pipe or a device"),
     ):
         with pytest.raises(ConfigError, match=expected):
             load_pair(tmp_path / name, public_key_of)

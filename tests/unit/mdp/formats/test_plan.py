@@ -137,7 +137,7 @@ def test_a_replica_runs_what_another_device_is_assigned(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"k": 7}, "`replicas` name sub-model 7, which nobody is assigned"),
+        ({"k": 7}, "`replicas` name sub-model 7, which no device is assigned"),
         ({"device": "beta"}, "`replicas` name a device twice, or one that has an assignment"),
     ],
 )

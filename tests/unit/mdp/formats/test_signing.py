@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from devices.agent.options import Serving
+from devices.agent.options import ServeOptions
 from mdp.errors import ConfigError, InputError
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, model_path
 from mdp.formats.signing import (
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, keys: Path) -> Path:
 
 
 def test_a_bundle_as_it_was_signed_is_loaded(folder: Path, trusted: BundleKey) -> None:
-    candidate = Serving(device="alpha", bundle_key=trusted).candidate(folder)
+    candidate = ServeOptions(bundle=folder, device="alpha", bundle_key=trusted).loadable()
     candidate.load().warm_up()
 
 
@@ -113,13 +113,13 @@ def test_any_other_bundle_is_refused(
     folder: Path, trusted: BundleKey, change: Callable[[Path], None], expected: str
 ) -> None:
     change(folder)
-    Serving(device="alpha").candidate(folder)
+    ServeOptions(bundle=folder, device="alpha").loadable()
     with pytest.raises(ConfigError, match=expected):
-        Serving(device="alpha", bundle_key=trusted).candidate(folder)
+        ServeOptions(bundle=folder, device="alpha", bundle_key=trusted).loadable()
 
 
 def test_a_model_that_was_changed_later_is_refused(folder: Path, trusted: BundleKey) -> None:
-    candidate = Serving(device="alpha", bundle_key=trusted).candidate(folder)
+    candidate = ServeOptions(bundle=folder, device="alpha", bundle_key=trusted).loadable()
     path = folder / model_path(0)
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ConfigError, match=r"0/model\.onnx: expected sha256"):

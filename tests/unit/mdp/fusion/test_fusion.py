@@ -1,5 +1,6 @@
 """One formula for every arrival subset, and when which rule applies."""
 
+from itertools import chain
 from math import comb
 from typing import Any
 
@@ -16,7 +17,6 @@ from mdp.fusion.fuse import (
     SizeWeights,
     SubsetWeights,
     Temperatures,
-    arrival_subsets,
     fuse,
     is_boosting_prefix,
     listed_subsets,
@@ -38,15 +38,14 @@ def cases(draw: st.DrawFn) -> tuple[dict[int, Contribution], SubsetWeights]:
     members = tuple(sorted(draw(st.sets(st.sampled_from(sorted(arrived)), min_size=1))))
     row = st.lists(FINITE, min_size=classes, max_size=classes)
     scalars = st.lists(st.floats(-4, 4, width=32), min_size=len(members), max_size=len(members))
+    two_heads = draw(st.booleans())
     contributions = {
-        k: Contribution(
-            np.array(draw(row), dtype=np.float32), np.array(draw(row), dtype=np.float32)
-        )
+        k: Contribution.of([np.array(draw(row), np.float32) for _ in range(1 + two_heads)])
         for k in arrived
     }
     weights = SubsetWeights(
         members=members,
-        a=tuple(draw(scalars)),
+        a=tuple(draw(scalars)) if two_heads else (),
         b=tuple(draw(scalars)),
         bias=tuple(draw(st.one_of(st.just([]), row))),
     )
@@ -57,9 +56,9 @@ def cases(draw: st.DrawFn) -> tuple[dict[int, Contribution], SubsetWeights]:
 def test_fuse_is_the_formula(case: tuple[dict[int, Contribution], SubsetWeights]) -> None:
     contributions, weights = case
     terms = [np.array(weights.bias or [0.0], dtype=np.float64)]
-    for k, a, b in zip(weights.members, weights.a, weights.b, strict=True):
-        terms += [a * contributions[k].boost.astype(np.float64)]
-        terms += [b * contributions[k].bag.astype(np.float64)]
+    heads = zip(*(contributions[k].heads for k in weights.members), strict=True)
+    for scalar, head in zip(weights.a + weights.b, chain(*heads), strict=True):
+        terms += [scalar * head.astype(np.float64)]
     fused = fuse(contributions, weights)
     assert fused.dtype == np.float32
     # Terms may cancel out: what may be lost is a part of their sizes, not of their sum.
@@ -84,13 +83,12 @@ def test_probabilities_do_not_change_with_an_offset(logits: list[float], offset:
 
 
 def test_arrival_subsets_are_all_of_them_smaller_ones_first() -> None:
-    assert arrival_subsets([2, 0, 1]) == [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
-    assert len(arrival_subsets(range(8))) == 255
+    assert listed_subsets([2, 0, 1]) == [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)]
 
 
 def test_up_to_eight_members_every_subset_is_listed() -> None:
     for count in range(1, 9):
-        assert listed_subsets(range(count)) == arrival_subsets(range(count))
+        assert len(listed_subsets(range(count))) == 2**count - 1
         assert unlisted_sizes(count) == []
 
 
@@ -134,8 +132,20 @@ def test_boosting_prefix(members: tuple[int, ...], expected: bool) -> None:
 def test_rule_and_mode(
     members: tuple[int, ...], wanted: Fusion, fitted: bool, rule: Fusion, mode: str
 ) -> None:
-    assert rule_for(members, wanted, fitted=fitted) == rule
+    ones, other = (1.0,) * len(members), SubsetWeights(members=(7,), a=(1.0,), b=(1.0,))
+    own = [SubsetWeights(members=members, a=ones, b=ones)] if fitted else []
+    assert rule_for(members, wanted, FusionWeights(num_classes=3, subsets=[other, *own])) == rule
     assert mode_of(members, rule) == mode
+
+
+def test_without_boost_heads_a_boosted_answer_is_a_bagged_one() -> None:
+    own = SubsetWeights(members=(0, 1), a=(), b=(0.25, 0.5))
+    fusion = FusionWeights(num_classes=3, subsets=[own])
+    assert fusion.rules == ("stacked", "bagged")
+    assert rule_for((0, 1), "boosted", fusion) == "bagged"
+    two_heads = SubsetWeights(members=(0,), a=(1.0,), b=(1.0,))
+    with pytest.raises(ValueError, match="`a` has to be empty everywhere or nowhere"):
+        FusionWeights(num_classes=3, subsets=[own, two_heads])
 
 
 def test_weights_of_every_rule() -> None:
@@ -144,7 +154,7 @@ def test_weights_of_every_rule() -> None:
     assert weights_for((0, 2), "stacked", fusion) is fitted
     boosted = SubsetWeights(members=(0, 1), a=(1.0, 1.0), b=(0.0, 0.0))
     assert weights_for((0, 1), "boosted", fusion) == boosted
-    bagged = SubsetWeights(members=(0, 2), a=(0.0, 0.0), b=(0.5, 0.5))
+    bagged = SubsetWeights(members=(0, 2), a=(), b=(0.5, 0.5))
     assert weights_for((0, 2), "bagged", fusion) == bagged
     with pytest.raises(KeyError, match=r"\(0, 1\)"):
         weights_for((0, 1), "stacked", fusion)
@@ -188,11 +198,13 @@ def test_temperatures_leave_every_label_as_it_is(
     fusion = FusionWeights(num_classes=1, subsets=[warm])
     plain = FusionWeights(num_classes=1, subsets=[])
     values: dict[Fusion, float] = {"boosted": boosted, "bagged": bagged}
-    for rule, value in values.items():
+    for rule in set(values) & set(fusion.rules):
         cold = fuse(contributions, weights_for(fitted.members, rule, plain))
         divided = fuse(contributions, weights_for(fitted.members, rule, fusion))
-        size = np.abs([[c.boost, c.bag] for c in contributions.values()]).max()
-        np.testing.assert_allclose(divided * value, cold, rtol=1e-4, atol=1e-5 * size + 1e-30)
+        size = np.abs([c.heads for c in contributions.values()]).max()
+        np.testing.assert_allclose(
+            divided * values[rule], cold, rtol=1e-4, atol=1e-5 * size + 1e-30
+        )
 
 
 GOOD = {"members": [0, 1], "a": [0.5, 0.5], "b": [0.5, 0.5]}
@@ -223,8 +235,7 @@ def test_the_same_subset_twice_is_refused() -> None:
     with pytest.raises(ValidationError, match="`subsets` list the same members twice"):
         convert({"num_classes": 3, "subsets": [GOOD, GOOD]}, FusionWeights)
     weights = convert({"num_classes": 3, "subsets": [GOOD]}, FusionWeights)
-    assert list(weights.by_members()) == [(0, 1)]
-    assert weights.by_members()[0, 1].temperatures == Temperatures(boosted=1.0, bagged=1.0)
+    assert weights.subsets[0].temperatures == Temperatures(boosted=1.0, bagged=1.0)
     assert weights.by_size == ()
 
 
@@ -261,11 +272,10 @@ def test_one_picture_is_fused_as_one_of_many_which_stay_as_they_are() -> None:
     weights = SubsetWeights(
         members=(0, 2, 5), a=(0.5, 0.0, 1.5), b=(1.0, -2.0, 0.0), bias=(0.1, 0.2, 0.3, 0.4)
     )
-    before = {k: (each.boost.copy(), each.bag.copy()) for k, each in many.items()}
+    before = {k: [head.copy() for head in each.heads] for k, each in many.items()}
     fused = fuse(many, weights)
-    for k, (boost, bag) in before.items():
-        np.testing.assert_array_equal(many[k].boost, boost)
-        np.testing.assert_array_equal(many[k].bag, bag)
+    for k, heads in before.items():
+        np.testing.assert_array_equal(many[k].heads, heads)
     for picture in range(7):
-        one = {k: Contribution(each.boost[picture], each.bag[picture]) for k, each in many.items()}
+        one = {k: Contribution.of([head[picture] for head in h.heads]) for k, h in many.items()}
         assert fuse(one, weights) == pytest.approx(fused[picture], abs=1e-5)

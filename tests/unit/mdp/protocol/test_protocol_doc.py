@@ -8,17 +8,17 @@ import pytest
 
 from mdp.protocol import messages as wire
 from mdp.transport import sockets, zap
-from mdp.transport.admission import pending as door
+from mdp.transport.admission import pending as pending
 
 PAGE = (Path(__file__).parents[4] / "docs" / "reference" / "protocol.md").read_text()
 KINDS = (
     wire.Infer,
-    wire.Ask,
+    wire.StatusRequest,
     wire.Result,
     wire.Failure,
     wire.Status,
-    wire.Look,
-    wire.Seen,
+    wire.FrameRequest,
+    wire.FrameReply,
 )
 
 
@@ -34,7 +34,7 @@ def test_limits() -> None:
     assert f"1 to {wire.MAX_CLASSES:,}" in PAGE
     assert f"{wire.request_frame_bytes(4):,} bytes at least" in PAGE
     assert f"{wire.reply_frame_bytes(2):,} bytes at least" in PAGE
-    assert f"more than\n{door.MAX_STRANGERS:,} that" in PAGE
+    assert f"more than\n{pending.MAX_PENDING:,} that" in PAGE
     assert f"after {sockets.HANDSHAKE_MS // 1000} s" in PAGE
     assert f"domain is `{zap.DOMAIN.decode()}`" in PAGE
 

@@ -14,14 +14,14 @@ from mdp.fusion.fuse import Contribution
 from mdp.protocol import messages as wire
 from mdp.protocol.messages import (
     MAX_HEADER_BYTES,
-    Ask,
     Buffer,
     Failure,
+    FrameReply,
+    FrameRequest,
     Infer,
-    Look,
     Result,
-    Seen,
     Status,
+    StatusRequest,
     contribution_of,
     decode,
     encode,
@@ -48,12 +48,16 @@ STATUS = Status(
     counts={"answered": 12, "too_late": 1},
 )
 FAILURE = Failure(request_id=0, code="bad_message", text="what?")
-LOOK = Look(request_id=11, digest=DIGEST, k=2, budget_ms=80.5, ago_ms=250.0, within_ms=100.0)
-SEEN = Seen(request_id=11, num_classes=3, queue_ms=0.25, compute_ms=12.5, frame=812, age_ms=43.0)
+LOOK = FrameRequest(
+    request_id=11, digest=DIGEST, k=2, budget_ms=80.5, ago_ms=250.0, within_ms=100.0
+)
+SEEN = FrameReply(
+    request_id=11, num_classes=3, queue_ms=0.25, compute_ms=12.5, frame=812, age_ms=43.0
+)
 VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (INFER, [PIXELS]),
     (msgspec.structs.replace(INFER, encoding="jpeg"), [b"\xff\xd8\xff"]),
-    (Ask(request_id=0), []),
+    (StatusRequest(request_id=0), []),
     (RESULT, [LOGITS]),
     (FAILURE, []),
     (STATUS, []),
@@ -109,8 +113,8 @@ def test_buffers_are_passed_on_without_a_copy() -> None:
 def test_encode_takes_the_kind_s_number_of_buffers() -> None:
     with pytest.raises(ValueError, match="Infer takes 1 buffers"):
         encode(INFER)
-    with pytest.raises(ValueError, match="Ask takes 0 buffers"):
-        encode(Ask(request_id=1), b"x")
+    with pytest.raises(ValueError, match="StatusRequest takes 0 buffers"):
+        encode(StatusRequest(request_id=1), b"x")
 
 
 def head(number: int, content: dict[str, Any], version: int = wire.VERSION) -> bytes:
@@ -136,17 +140,23 @@ def of(message: wire.Message, *, without: str = "", **changes: Any) -> bytes:
         ([head(0, {})], "expected a message kind from 1 to 7, got 0"),
         ([head(8, {})], "expected a message kind from 1 to 7, got 8"),
         ([head(2, {"x": "y" * MAX_HEADER_BYTES})], "expected a header up to 16384 bytes, got 1"),
-        ([b"MDP\x01\x02"], "Ask header: "),
-        ([b"MDP\x01\x02\xc1\xc1"], "Ask header: "),
-        ([head(2, {"request_id": 1}) + b"\x00"], "Ask header: .*trailing"),
-        ([head(2, {})], "Ask header: .*missing required field `request_id`"),
-        ([head(2, {"request_id": -1})], r"Ask header: Expected `int` >= 0 - at `\$\.request_id`"),
-        ([head(2, {"request_id": 2**63})], r"Ask header: Expected `int`"),
-        ([head(2, {"request_id": 1.0})], "Ask header: Expected `int`, got `float`"),
-        ([head(2, {"request_id": 1, "more": 1})], "Ask header: .*unknown field `more`"),
-        ([b"MDP\x01\x02\x81\xaarequest_i\xff\x01"], "Ask header: "),
-        ([b"MDP\x01\x02" + b"\x91" * 16_000], "Ask header: Expected `object`, got `array`"),
-        ([head(2, {"request_id": 1}), b"x"], r"Ask: expected 0 buffer\(s\), got 1"),
+        ([b"MDP\x01\x02"], "StatusRequest header: "),
+        ([b"MDP\x01\x02\xc1\xc1"], "StatusRequest header: "),
+        ([head(2, {"request_id": 1}) + b"\x00"], "StatusRequest header: .*trailing"),
+        ([head(2, {})], "StatusRequest header: .*missing required field `request_id`"),
+        (
+            [head(2, {"request_id": -1})],
+            r"StatusRequest header: Expected `int` >= 0 - at `\$\.request_id`",
+        ),
+        ([head(2, {"request_id": 2**63})], r"StatusRequest header: Expected `int`"),
+        ([head(2, {"request_id": 1.0})], "StatusRequest header: Expected `int`, got `float`"),
+        ([head(2, {"request_id": 1, "more": 1})], "StatusRequest header: .*unknown field `more`"),
+        ([b"MDP\x01\x02\x81\xaarequest_i\xff\x01"], "StatusRequest header: "),
+        (
+            [b"MDP\x01\x02" + b"\x91" * 16_000],
+            "StatusRequest header: Expected `object`, got `array`",
+        ),
+        ([head(2, {"request_id": 1}), b"x"], r"StatusRequest: expected 0 buffer\(s\), got 1"),
         ([of(INFER)], r"Infer: expected 1 buffer\(s\), got 0"),
         ([of(INFER), PIXELS, b""], r"Infer: expected 1 buffer\(s\), got 2"),
         ([of(INFER, digest="ab"), PIXELS], r"Infer header: .*regex.* - at `\$\.digest`"),
@@ -162,8 +172,8 @@ def of(message: wire.Message, *, without: str = "", **changes: Any) -> bytes:
         ([of(INFER, encoding="png"), PIXELS], "Invalid enum value 'png'"),
         ([of(INFER, encoding="jpeg"), b""], "expected 1 to 4096 bytes of JPEG, got 0"),
         ([of(INFER, encoding="jpeg"), b"x" * 4097], "expected 1 to 4096 bytes of JPEG, got"),
-        ([encode(RESULT, LOGITS)[0], LOGITS[:-1]], "expected 24 bytes of logits, got 23"),
-        ([encode(RESULT, LOGITS)[0], b""], "expected 24 bytes of logits, got 0"),
+        ([encode(RESULT, LOGITS)[0], LOGITS[:-1]], "expected 12 bytes of logits, or twice, got 23"),
+        ([encode(RESULT, LOGITS)[0], b""], "expected 12 bytes of logits, or twice, got 0"),
         (
             [of(RESULT, num_classes=10**9), LOGITS],
             r"Result header: Expected `int` <= 100000 - at `\$\.num_classes`",
@@ -189,12 +199,12 @@ def of(message: wire.Message, *, without: str = "", **changes: Any) -> bytes:
         ([of(STATUS, reason="x" * 1025)], r"length <= 1024 - at `\$\.reason`"),
         ([of(STATUS, without="counts")], "Status header: .*missing required field `counts`"),
         ([of(STATUS, state="BORED")], "Invalid enum value 'BORED'"),
-        ([encode(LOOK)[0], b"x"], r"Look: expected 0 buffer\(s\), got 1"),
-        ([of(LOOK, without="ago_ms")], "Look header: .*missing required field `ago_ms`"),
+        ([encode(LOOK)[0], b"x"], r"FrameRequest: expected 0 buffer\(s\), got 1"),
+        ([of(LOOK, without="ago_ms")], "FrameRequest header: .*missing required field `ago_ms`"),
         ([of(LOOK, ago_ms=-1.0)], r"at `\$\.ago_ms`"),
         ([of(LOOK, within_ms=float("inf"))], "within_ms"),
-        ([encode(SEEN, LOGITS)[0], LOGITS[:-1]], "expected 24 bytes of logits, got 23"),
-        ([of(SEEN, frame=0), LOGITS], r"Seen header: Expected `int` >= 1 - at `\$\.frame`"),
+        ([encode(SEEN, LOGITS)[0], LOGITS[:-1]], "expected 12 bytes of logits, or twice, got 23"),
+        ([of(SEEN, frame=0), LOGITS], r"FrameReply header: Expected `int` >= 1 - at `\$\.frame`"),
     ],
 )
 def test_what_is_no_message(frames: list[Buffer], expected: str, received_as: As) -> None:
@@ -206,9 +216,9 @@ def test_what_is_no_message(frames: list[Buffer], expected: str, received_as: As
 def test_logits_there_and_back(values: list[float]) -> None:
     half = len(values) // 2
     boost, bag = np.array(values[:half], "f4"), np.array(values[half : 2 * half], "f4")
-    back = contribution_of(logits_buffer(Contribution(boost, bag)))
-    np.testing.assert_array_equal(back.boost, boost)
-    np.testing.assert_array_equal(back.bag, bag)
+    for heads in ([boost, bag], [bag]):
+        back = contribution_of(logits_buffer(Contribution.of(heads)), half)
+        np.testing.assert_array_equal(back.heads, heads)
 
 
 def test_logits_are_little_endian_boost_first() -> None:
@@ -227,7 +237,7 @@ def test_logits_that_cannot_be_used(bad: float, place: int) -> None:
     values = np.zeros(6, dtype="<f4")
     values[place] = bad
     with pytest.raises(WireError, match="logits that are not finite"):
-        contribution_of(values.tobytes())
+        contribution_of(values.tobytes(), 3)
 
 
 @given(st.text())

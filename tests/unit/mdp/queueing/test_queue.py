@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Struct
 
-from mdp.queueing.clients import REMEMBERED
+from mdp.queueing.accounts import REMEMBERED
 from mdp.queueing.queue import CAPACITY, AgentQueue
 
 FORMER, NEWER = "0" * 64, "1" * 64
@@ -390,7 +390,7 @@ def test_newcomers_without_end_keep_nobody_waiting_and_are_not_remembered() -> N
         take(queue)
         queue.done(took_s=0.1)
         assert number < 20 or "one" not in {each.client for each, _ in queue._in_order()}
-    assert len(queue._clients) <= REMEMBERED
+    assert len(queue._accounts) <= REMEMBERED
 
 
 def test_decoding_is_its_client_s_own_and_no_part_of_the_estimate() -> None:
@@ -566,3 +566,27 @@ def test_whatever_is_taken_together_is_predicted_to_be_on_time(
     assert all(queue._busy_until_s <= each.deadline_s for each in jobs)
     assert len(jobs) <= 4
     assert bool(jobs) == (len(dropped) < waiting)
+
+
+def test_a_newcomer_starts_from_an_equal_share_of_what_was_computed() -> None:
+    queue = Queue()
+    jobs = filled(queue, a=2, b=1)
+    for client, took_s in (("a", 1.0), ("b", 0.4)):
+        assert take(queue) == (jobs[client][0], [])
+        queue.done(took_s=took_s)
+    # Two competed each time: c starts from 0.5 + 0.2 s, and a has used 1 s.
+    jobs |= filled(queue, c=2)
+    assert take(queue) == (jobs["c"][0], [])
+    queue.done(took_s=0.4)
+    assert take(queue) == (jobs["a"][1], [])
+
+
+def test_decoding_counts_for_what_is_computed_together() -> None:
+    queue = batching(2, one=0.1, two=0.12)
+    queue.offer(job(), 0.0)
+    queue.take(0.0)
+    # From here on, decoding is expected to take 0.2 s for each picture.
+    queue.done(0.1, decoding_s=[1.0])
+    hasty, patient = job(0.45), job()
+    assert queue.offer(hasty, 0.0) == queue.offer(patient, 0.0) == []
+    assert queue.take(0.0) == ([hasty], [])

@@ -25,7 +25,6 @@ from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.fusion.fuse import Contribution, FusionWeights, fuse, probabilities
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
     FailureCode,
@@ -33,6 +32,7 @@ from mdp.protocol.messages import (
     Result,
     State,
     Status,
+    StatusRequest,
     decode,
     encode,
     logits_buffer,
@@ -178,7 +178,7 @@ class World:
         if device not in self.connected or device in self.full:
             return False
         message = decode(frames).message
-        if isinstance(message, Ask):
+        if isinstance(message, StatusRequest):
             self.asked.append((device, message.request_id))
             # Its silence, if that is what it meets, counts too.
             self.troubles[device] += TROUBLE
@@ -318,7 +318,7 @@ class World:
     def result(self, request: Request, bad: bool = False) -> list[Buffer]:
         said = logits_of(request.request_id, request.k)
         if bad:
-            said = Contribution(said.boost * np.float32(np.nan), said.bag)
+            said = Contribution(said.bag * np.float32(np.nan), said.bag)
         message = Result(
             request_id=request.request_id, num_classes=len(LABELS), queue_ms=0.1, compute_ms=0.2
         )

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from zmq.utils import z85
 
 from mdp.transport import zap
-from mdp.transport.admission.pending import Door, Visitor
-from mdp.transport.admission.tcp_peers import visitor_at
-from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, QUESTION, mechanism_of
+from mdp.transport.admission.pending import PendingConnections, TcpPeer
+from mdp.transport.admission.tcp_peers import peer_of
+from mdp.transport.greeting import GREETING_BYTES, NOT_ZMTP, PROBE, mechanism_of
 
 KEY = bytes(range(32))
 TEXT = z85.encode(KEY).decode()
@@ -60,63 +60,63 @@ def test_everybody_else_stays_out(request_: Sequence[bytes], allowed: frozenset[
     assert reply[4] == b""
 
 
-def nobody(visitor: Visitor) -> bool:
+def nobody(peer: TcpPeer) -> bool:
     return False
 
 
 def test_a_door_with_room() -> None:
-    door = Door(limit=3)
-    assert [door.opened(Visitor(n, "a", n), nobody) for n in range(3)] == [None] * 3
+    door = PendingConnections(limit=3)
+    assert [door.opened(TcpPeer(n, "a", n), nobody) for n in range(3)] == [None] * 3
     door.closed(1)
-    assert door.opened(Visitor(7, "a", 7), nobody) is None
+    assert door.opened(TcpPeer(7, "a", 7), nobody) is None
     assert len(door) == 3
 
 
 def test_the_oldest_of_the_largest_crowd_goes_first() -> None:
-    door = Door(limit=4)
+    door = PendingConnections(limit=4)
     for number, host in enumerate(["a", "b", "b", "b"]):
-        assert door.opened(Visitor(number, host, number), nobody) is None
-    assert door.opened(Visitor(4, "c", 4), nobody) == Visitor(1, "b", 1)
-    assert door.opened(Visitor(5, "c", 5), nobody) == Visitor(2, "b", 2)
+        assert door.opened(TcpPeer(number, host, number), nobody) is None
+    assert door.opened(TcpPeer(4, "c", 4), nobody) == TcpPeer(1, "b", 1)
+    assert door.opened(TcpPeer(5, "c", 5), nobody) == TcpPeer(2, "b", 2)
     assert len(door) == 4
 
 
-def older_than(newest: int) -> Callable[[Visitor], bool]:
-    return lambda visitor: visitor.descriptor < newest
+def older_than(newest: int) -> Callable[[TcpPeer], bool]:
+    return lambda peer: peer.descriptor < newest
 
 
-def always(proves: bool) -> Callable[[Visitor], bool]:
-    return lambda visitor: proves
+def always(proves: bool) -> Callable[[TcpPeer], bool]:
+    return lambda peer: proves
 
 
 def test_whoever_has_proved_who_it_is_stays() -> None:
-    door = Door(limit=2)
+    door = PendingConnections(limit=2)
     for number in range(10):
         # Everybody but the newest has.
-        gone = door.opened(Visitor(number, "a", number), older_than(number))
+        gone = door.opened(TcpPeer(number, "a", number), older_than(number))
         assert gone is None
     assert len(door) == 2
 
 
 def test_who_has_proved_who_it_is_is_asked_no_more() -> None:
-    door, asked = Door(limit=2), []
+    door, asked = PendingConnections(limit=2), []
 
-    def proved(visitor: Visitor) -> bool:
-        asked.append(visitor.descriptor)
-        return visitor.descriptor != 2
+    def proved(peer: TcpPeer) -> bool:
+        asked.append(peer.descriptor)
+        return peer.descriptor != 2
 
     for number in range(5):
-        gone = door.opened(Visitor(number, "a", number), proved)
+        gone = door.opened(TcpPeer(number, "a", number), proved)
         assert (gone is None) == (number != 4)
     assert asked == [0, 1, 2]
 
 
 def test_a_descriptor_that_is_used_again_is_a_new_visitor() -> None:
-    door = Door(limit=2)
-    door.opened(Visitor(1, "a", 1), nobody)
-    door.opened(Visitor(2, "b", 1), nobody)
-    door.opened(Visitor(1, "b", 2), nobody)
-    assert door.opened(Visitor(3, "c", 1), nobody) == Visitor(2, "b", 1)
+    door = PendingConnections(limit=2)
+    door.opened(TcpPeer(1, "a", 1), nobody)
+    door.opened(TcpPeer(2, "b", 1), nobody)
+    door.opened(TcpPeer(1, "b", 2), nobody)
+    assert door.opened(TcpPeer(3, "c", 1), nobody) == TcpPeer(2, "b", 1)
 
 
 EVENTS = st.lists(
@@ -128,7 +128,7 @@ EVENTS = st.lists(
 def test_no_history_fills_the_door_beyond_its_limit(
     events: list[tuple[bool, int, str, bool]], limit: int
 ) -> None:
-    door = Door(limit)
+    door = PendingConnections(limit)
     there: set[int] = set()
     for opens, number, host, proves in events:
         if not opens:
@@ -136,14 +136,14 @@ def test_no_history_fills_the_door_beyond_its_limit(
             there.discard(number)
             continue
         there.add(number)
-        gone = door.opened(Visitor(number, host, 0), always(proves))
+        gone = door.opened(TcpPeer(number, host, 0), always(proves))
         assert gone is None or gone.descriptor in there
         assert gone is None or not proves
         assert len(door) <= limit
 
 
 def greeting(mechanism: bytes) -> bytes:
-    return QUESTION + b"\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+    return PROBE + b"\x01" + mechanism.ljust(20, b"\0") + bytes(32)
 
 
 @pytest.mark.parametrize("mechanism", ["NULL", "CURVE", "PLAIN"])
@@ -167,9 +167,9 @@ def test_a_descriptor_that_is_no_connection_is_nobody() -> None:
     before = psutil.Process().num_fds()
     read, write = os.pipe()
     try:
-        assert visitor_at(read) is None
+        assert peer_of(read) is None
     finally:
         os.close(read)
         os.close(write)
-    assert visitor_at(read) is None
+    assert peer_of(read) is None
     assert psutil.Process().num_fds() == before

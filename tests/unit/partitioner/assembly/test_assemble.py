@@ -1,5 +1,6 @@
 """Models that exist as one bundle: what is taken, what is refused, and what comes out."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,16 @@ from onnx import TensorProto, helper, numpy_helper
 from mdp.errors import ConfigError, MDPError
 from mdp.formats.bundle import Bundle
 from mdp.formats.plan import Region
+from mdp.fusion.fuse import fuse
 from mdp.pictures.crop import crop, load_picture
-from partitioner.assembly.members import CENTRES, read_map, read_names, rows_of
-from partitioner.assembly.write import thinned
+from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.cli.assemble import assemble
 from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import PictureSet, open_dataset
+from partitioner.data.datasets import PictureSet, open_dataset, thinned
 from partitioner.data.memmaps import Views
+from partitioner.fusion.stacking import fit_subset
 from partitioner.networks.families import Backbone, FamilyMember, create
+from partitioner.regions import REGIONS
 from tests.support.models.trees import CLASSES, write_tree
 
 pytestmark = pytest.mark.torch
@@ -65,7 +68,8 @@ def put_conv(folder: Path, classes: int = len(NAMES)) -> None:
 
 def put_vit(folder: Path) -> None:
     torch.manual_seed(1)
-    torch.save(FamilyMember(Backbone(VIT, SIDE, 2), len(NAMES)).state_dict(), folder / "vit.pt")
+    member = FamilyMember(Backbone(VIT, SIDE, 2), len(NAMES), boosting=True)
+    torch.save(member.state_dict(), folder / "vit.pt")
 
 
 def put_onnx(
@@ -121,19 +125,18 @@ def run(parts: Path, folder: Path, tree: Path, *models: dict[str, Any]) -> Bundl
     return Bundle.open(out)
 
 
-def best_centre(bundle: Bundle, tree: Path) -> Region:
-    """On which part of the calibration pictures the second model is right most often."""
+def together(bundle: Bundle, tree: Path, regions: Sequence[Region]) -> float:
+    """On how many calibration pictures the members are right, stacked, where they see these."""
     from partitioner.export.sessions import contribution, open_member
 
-    runtime = open_member(bundle.model(1), bundle.manifest.plan.assignments[1], len(CLASSES))
     pictures = thinned(open_dataset(str(tree)).calibration, 33)
-    shares = {}
-    for region in CENTRES:
-        views = [crop(load_picture(source), region, SIDE) for source in pictures.sources]
-        logits = contribution(runtime, np.stack(views)).bag
-        shares[region.left] = float((logits.argmax(axis=1) == pictures.targets).mean()), region
-    assert len({share for share, _ in shares.values()}) > 1
-    return max(shares.values(), key=lambda each: each[0])[1]
+    parts = {}
+    for k, region in enumerate(regions):
+        views = np.stack([crop(load_picture(one), region, SIDE) for one in pictures.sources])
+        member = open_member(bundle.model(k), bundle.manifest.plan.assignments[k], len(CLASSES))
+        parts[k] = contribution(member, views)
+    fused = fuse(parts, fit_subset(parts, tuple(parts), pictures.targets))
+    return float((fused.argmax(axis=1) == pictures.targets).sum())
 
 
 def test_a_network_and_an_onnx_file_become_a_bundle(
@@ -151,8 +154,11 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
     bundle = run(parts, tmp_path, tree, network, ONNX_MODEL)
     manifest = bundle.manifest
     seen = [a.region for a in manifest.plan.assignments]
-    # What is said, and else the best of the centred parts.
-    assert seen == [left, best_centre(bundle, tree)]
+    # What is said, and else what is best beside it.
+    right = [together(bundle, tree, [left, region]) for region in REGIONS]
+    assert len(set(right)) > 1
+    assert seen[0] == left
+    assert right[REGIONS.index(seen[1])] == max(right)
     assert fitted_on[-1] == View(SIDE, seen[1])
     assert manifest.labels == sorted(CLASSES)
     assert manifest.plan.teacher is None
@@ -175,7 +181,9 @@ def test_a_network_and_an_onnx_file_become_a_bundle(
         _ = manifest.plan.require_teacher()
 
 
-def test_own_heads_are_kept_apart_and_quantised(parts: Path, tmp_path: Path, tree: Path) -> None:
+def test_a_trained_member_loses_its_boost_head_and_is_quantised(
+    parts: Path, tmp_path: Path, tree: Path
+) -> None:
     from partitioner.export.sessions import contribution, open_member
 
     bundle = run(parts, tmp_path, tree, VIT_MODEL | {"precision": "int8-static"})
@@ -184,8 +192,8 @@ def test_own_heads_are_kept_apart_and_quantised(parts: Path, tmp_path: Path, tre
     found = contribution(
         open_member(bundle.model(0), bundle.manifest.plan.assignments[0], len(CLASSES)), noise
     )
-    assert found.boost.shape == found.bag.shape == (2, len(CLASSES))
-    assert not np.allclose(found.boost, found.bag)
+    assert [head.shape for head in found.heads] == [(2, len(CLASSES))]
+    assert bundle.fusion_weights().rules == ("stacked", "bagged")
     kinds = {
         t.data_type
         for t in onnx.load_from_string(bundle.content("submodels/0/model.onnx")).graph.initializer

@@ -14,12 +14,12 @@ import typer
 import mdp.cli.main
 from mdp.files import write_toml
 from mdp.formats.bundle import Bundle, model_path
-from mdp.formats.plan import Assignment, read_plan
+from mdp.formats.plan import Assignment
 from mdp.formats.profile import read_profile
 from mdp.testing.bundles import write_bundle
 from partitioner.cli import main as cli
 from partitioner.data.datasets import open_dataset
-from tests.support.models.quantised import profile_of, write_colours
+from tests.support.models.quantized import profile_of, write_colours
 from tests.support.models.runs import SHARED_ARGS, SHARED_MS, tiny_plan, write_profiles
 from tests.support.models.trees import write_tree
 
@@ -171,28 +171,6 @@ def test_what_is_no_picture_is_left_out_and_broken_pictures_are_named_together(
 
 
 @pytest.mark.torch
-def test_plan_as_json_is_the_plan_and_nothing_else(
-    run: Run, profiles: Path, tmp_path: Path
-) -> None:
-    code, out, _ = run(
-        "plan", *SHARED, "--profiles", *write_profiles(profiles),
-        "--latency-ms", SHARED_MS, "--data", "digits", "--out", "p.toml", "--json",
-    )  # fmt: skip
-    assert code == 0
-    value = json.loads(out)
-    assert {"target_ms", "refused", "assignments", "single_device"} <= value.keys()
-    assert value["target_ms"] == SHARED_MS
-    assert value["refused"] is False
-    first = value["assignments"][0]
-    assert {"k", "device", "submodel", "predicted_ms", "memory_bytes"} <= first.keys()
-    assert set(first["predicted_ms"]) == {"compute", "network", "total"}
-    assert set(first["submodel"]) == {
-        "image_size", "patch_size", "embed_dim", "depth", "num_heads", "mlp_ratio", "precision",
-    }  # fmt: skip
-    assert read_plan(tmp_path / "p.toml").assignments[0].device == first["device"]
-
-
-@pytest.mark.torch
 def test_a_refused_plan_is_shown_and_ends_with_4(run: Run, profiles: Path, tmp_path: Path) -> None:
     args = ["plan", *SHARED, "--profiles", *write_profiles(profiles), "--latency-ms", 1000]
     code, out, err = run(*args)
@@ -252,11 +230,8 @@ BUILD = ["build", *TEACHER, "--profiles", "n100", "--out", "b", "--data", "digit
     ("args", "message"),
     [
         ([*BUILD, "--latency-ms", 0], "--latency-ms: expected a number above 0, got 0"),
-        ([*BUILD, "--latency-ms", "nan"], "--latency-ms: expected a number above 0, got nan"),
         ([*BUILD, "--latency-ms", 5, "--epochs", -1], "--epochs: expected `int` >= 1, got -1"),
-        ([*BUILD, "--latency-ms", 5, "--teacher-epochs", -1], "--teacher-epochs: expected `int`"),
         ([*BUILD, "--latency-ms", 5, "--config", "no.toml"], "no.toml: cannot be read: No such"),
-        ([*BUILD, "--latency-ms", 5, "--seed", -1], "--seed: expected `int` >= 0, got -1"),
         ([*BUILD, "--latency-ms", 5, "--name", "a b"], "--name: expected letters, digits"),
         (["data", "--data", "nowhere"], "nowhere: expected a folder of pictures"),
         (["data", "--data", "digits", "--split", "dev"], "--split: expected one of train, calib"),
@@ -297,17 +272,9 @@ def test_bad_teachers_are_one_line_and_exit_code_2(
     run: Run, profiles: Path, args: list[str], message: str
 ) -> None:
     code, _, err = run(
-        "build",
-        "--data",
-        "digits",
-        "--profiles",
-        *write_profiles(profiles),
-        "--latency-ms",
-        SHARED_MS,
-        "--out",
-        "b",
-        *args,
-    )
+        "build", "--data", "digits", "--profiles", *write_profiles(profiles),
+        "--latency-ms", SHARED_MS, "--out", "b", *args,
+    )  # fmt: skip
     assert code == 2
     assert err.startswith(f"mdp-partition: {message}")
     assert err.count("\n") == 1
@@ -438,7 +405,7 @@ def test_untrained_classes_may_be_numbers(
         (["export", "--out", "b"], "expected --run, or --untrained with --plan; got neither"),
         (
             ["export", "--run", "r", "--labels", 3, "--out", "b"],
-            "--labels: goes with --untrained; a run has its own",
+            "--labels: expected only with --untrained; a run has its own",
         ),
         ([*PLANNED, "--run", "r"], "--untrained: expected --plan instead of --run"),
         (
@@ -480,7 +447,7 @@ def test_an_export_of_nothing_in_particular_is_refused(
         ),
     ],
 )
-def test_what_cannot_be_quantised_is_one_line(
+def test_what_cannot_be_quantized_is_one_line(
     run: Run, tmp_path: Path, arguments: list[object], expected: str
 ) -> None:
     write_bundle(tmp_path / "bundle")

@@ -1,6 +1,5 @@
 """`mdp-partition plan`: what it is asked for, what it says, and what it draws."""
 
-import dataclasses
 import json
 import math
 import re
@@ -22,16 +21,15 @@ from partitioner.cli.plan_plot import draw_plan
 from partitioner.cli.plan_tables import print_planned
 from partitioner.cli.tables import short
 from partitioner.estimates.accuracy import shipped_law
-from partitioner.estimates.accuracy_law import WHOLE
-from partitioner.estimates.latency import Way, fit_latency, relative_errors
+from partitioner.estimates.latency import Way, fit_latency
 from partitioner.planner import make_plan
 from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
-from partitioner.planner.design_space import PARTS, where
 from partitioner.planner.explain import cautions, explain, seats_of
 from partitioner.planner.make_plan import Planned, PlanOptions, make_planned, precisions_of
 from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
+from partitioner.regions import REGIONS, WHOLE, where
 
 NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
 BASE = TeacherSpec(
@@ -64,16 +62,9 @@ def with_points(name: str, **changes: object) -> DeviceProfile:
     return msgspec.structs.replace(profile, latency=[*profile.latency, *more])
 
 
-@pytest.mark.parametrize(
-    ("name", "shown"),
-    [
-        ("tf_efficientnet_lite0", "effnet-lite0@160"),
-        ("mobilenetv4_conv_small", "mnetv4-conv-small@160"),
-        ("repvit_m1", "repvit-m1@160"),
-    ],
-)
-def test_tables_show_a_network_by_a_short_name(name: str, shown: str) -> None:
-    assert short(NetworkSpec(name=name, image_size=160, parameters=1, macs=1)) == shown
+def test_tables_show_a_network_by_a_short_name() -> None:
+    lite = NetworkSpec(name="tf_efficientnet_lite0", image_size=160, parameters=1, macs=1)
+    assert short(lite) == "effnet-lite0@160"
 
 
 def test_the_pareto_list_rises_and_ends_at_the_plan(
@@ -196,35 +187,15 @@ def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
     assert not any(s.startswith("Sees ") for told in whole.explanations for s in told.sentences)
 
 
-def test_what_a_cascade_would_take_is_said_where_energy_is_known(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    boards = ["n100", "raspberry-pi-5"]
-    planned = make_planned(BASE, boards, PlanOptions(latency_ms=100.0), 1000)
-    plan = msgspec.structs.replace(planned.plan, refused=False, reason="")
-    assert {a.device for a in plan.assignments} == set(boards)
-    print_planned(dataclasses.replace(planned, plan=plan))
-    least, most = sorted(a.energy_j or 0.0 for a in plan.assignments)
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"an answer of all at once takes {least + most:.3g} J and " in said
-    first = next(a.device for a in plan.assignments if a.energy_j == least)
-    assert f"a cascade with {first} first takes {least:.3g} J and " in said
-    unknown = msgspec.structs.replace(
-        plan, assignments=[msgspec.structs.replace(a, energy_j=None) for a in plan.assignments]
-    )
-    print_planned(dataclasses.replace(planned, plan=unknown))
-    assert "cascade" not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("region", "words"),
     [
         (WHOLE, "the whole square"),
-        (PARTS[0], "75% x 75% at the middle"),
-        (PARTS[1], "75% x 75% at the top left"),
-        (PARTS[2], "75% x 75% at the bottom right"),
-        (PARTS[3], "75% x 75% at the top right"),
-        (PARTS[4], "75% x 75% at the bottom left"),
+        (REGIONS[2], "75% x 75% at the middle"),
+        (REGIONS[3], "75% x 75% at the top left"),
+        (REGIONS[4], "75% x 75% at the bottom right"),
+        (REGIONS[5], "75% x 75% at the top right"),
+        (REGIONS[6], "75% x 75% at the bottom left"),
         (Region(bottom=0.5), "100% x 50% at the top"),
         (Region(left=0.1, right=0.6), "50% x 100% at the middle"),
     ],
@@ -233,22 +204,37 @@ def test_a_region_in_words(region: Region, words: str) -> None:
     assert where(region) == words
 
 
+def test_regions_chosen_on_the_data_are_predicted_anew() -> None:
+    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000)
+    regions = [REGIONS[-1]] * len(planned.plan.assignments)
+    changed = make_plan.with_regions(planned, regions).plan
+    assert [a.region for a in changed.assignments] == regions
+    for before, after in zip(planned.plan.assignments, changed.assignments, strict=True):
+        assert after.spec == before.spec
+        assert after.accuracy is not None
+        assert before.accuracy is not None
+        assert after.accuracy < before.accuracy
+        assert after.why.endswith(
+            "sees 75% x 75% at the bottom left, chosen on calibration pictures"
+        )
+    assert changed.accuracy is not None
+    assert planned.plan.accuracy is not None
+    assert changed.accuracy.all_in < planned.plan.accuracy.all_in
+
+
+def probed(last_minute_ms: float, complete: bool = True, busy_points: int = 0) -> ProbeRecord:
+    load = Sustained(shape="one", minutes=10, first_minute_ms=10.0, last_minute_ms=last_minute_ms)
+    return ProbeRecord(
+        complete=complete, date="2026-11-20", processor="Test", cores=4, system="Linux",
+        versions={}, planned_points=90, busy_points=busy_points, sustained=load,
+    )  # fmt: skip
+
+
 def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     plain = read_profile("n100")
-    load = Sustained(shape="one", minutes=10, first_minute_ms=10.0, last_minute_ms=13.0)
-    record = ProbeRecord(
-        complete=False,
-        date="2026-11-20",
-        processor="Test",
-        cores=4,
-        system="Linux",
-        versions={},
-        planned_points=90,
-        busy_points=2,
-        sustained=load,
-    )
+    record = probed(13.0, complete=False, busy_points=2)
     path = tmp_path / "n100.toml"
     write_toml(path, msgspec.structs.replace(plain, probe=record))
     options = PlanOptions(latency_ms=20.0, whole_picture=True)
@@ -274,21 +260,7 @@ def test_a_device_that_slows_down_under_load_is_planned_as_slow_as_it_gets() -> 
     plain = read_profile("n100")
 
     def under_load(last_minute_ms: float) -> DeviceProfile:
-        load = Sustained(
-            shape="one", minutes=10, first_minute_ms=10.0, last_minute_ms=last_minute_ms
-        )
-        record = ProbeRecord(
-            complete=True,
-            date="2026-11-20",
-            processor="Test",
-            cores=4,
-            system="Linux",
-            versions={},
-            planned_points=90,
-            busy_points=0,
-            sustained=load,
-        )
-        return msgspec.structs.replace(plain, probe=record)
+        return msgspec.structs.replace(plain, probe=probed(last_minute_ms))
 
     shape = BASE.shape
     cold = fit_latency(plain)
@@ -296,9 +268,6 @@ def test_a_device_that_slows_down_under_load_is_planned_as_slow_as_it_gets() -> 
     assert hot.predict_ms(shape, 10) == pytest.approx(1.3 * cold.predict_ms(shape, 10))
     assert hot.estimate(shape, 10).high_ms == pytest.approx(1.3 * cold.estimate(shape, 10).high_ms)
     assert noisy.predict_ms(shape, 10) == cold.predict_ms(shape, 10)
-    # What was measured is still met.
-    points = plain.latency
-    assert relative_errors(hot, points) == pytest.approx(relative_errors(cold, points))
     others = [read_profile(name) for name in ("raspberry-pi-5", "laptop-cpu")]
     plan = plan_within(make_problem(BASE, [under_load(13.0), *others], regions=[WHOLE]), 40.0)
     part = plan.assignment_of("n100")
@@ -327,18 +296,6 @@ def test_the_deadline_leaves_room_for_slow_answers_the_client_and_its_reserve() 
     kept_ms = 1e3 * reserve_s(plan.deadline_ms)
     assert plan.deadline_ms - kept_ms == pytest.approx(max(needed), abs=0.1)
     assert plan.deadline_ms > max(a.predicted_ms.total for a in plan.assignments) + 2
-
-
-def test_a_device_s_name_is_never_cut_short(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 10)
-    print_planned(planned)
-    out = capsys.readouterr().out
-    rows = [line.split("│")[2].strip() for line in out.splitlines() if line.startswith("│")]
-    assert "raspberry-pi-5" in "".join(rows)
-    assert "…" not in out
 
 
 def test_what_is_left_out_and_what_replicates_is_explained_too() -> None:
@@ -485,7 +442,7 @@ def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
     assert (code, err) == (0, "")
 
     code, out, err = run(*refused, "--anyway")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "p.toml: replaced\n")
     plan = read_plan(tmp_path / "p.toml")
     assert (plan.refused, len(plan.assignments)) == (False, 2)
     assert plan.reason.startswith("made against advice: jetson-orin-nano runs the teacher itself")
@@ -501,7 +458,7 @@ def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_pa
     assert [a.device for a in read_plan(tmp_path / "p.toml").assignments] == ["n100"]
 
     code, _, err = run(*teacher, 60, "--profiles", "n100*2", "laptop-cpu", "--anyway")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "p.toml: replaced\n")
     plan = read_plan(tmp_path / "p.toml")
     served = {a.device for a in plan.assignments} | {r.device for r in plan.replicas}
     served |= set(plan.left_out)
@@ -540,7 +497,6 @@ def test_json_has_what_was_asked_for(run: Run) -> None:
     ("args", "message"),
     [
         (["--latency-ms", 5, "--plot", "p.pdf"], "--plot: expected FILE.svg or FILE.png, got 'p."),
-        ([], "expected --latency-ms, --min-accuracy or both, got neither"),
         (["--latency-ms", 5, "--precision", "int4"], "--precision: expected some of fp32"),
         (["--latency-ms", 5, "--runs", "none.json"], "none.json: cannot be read"),
     ],
@@ -551,11 +507,3 @@ def test_bad_input_is_one_line(run: Run, tmp_path: Path, args: list[object], mes
     assert err.startswith(f"mdp-partition: {message}")
     assert err.count("\n") == 1
     assert not list(tmp_path.iterdir())
-
-
-def test_a_profile_file_is_as_good_as_a_shipped_one(tmp_path: Path) -> None:
-    write_toml(tmp_path / "mine.toml", msgspec.structs.replace(read_profile("n100"), name="mine"))
-    planned = make_planned(
-        BASE, [str(tmp_path / "mine.toml"), "n100"], PlanOptions(latency_ms=40), 10
-    )
-    assert {a.device for a in planned.plan.assignments} == {"mine", "n100"}

@@ -11,7 +11,6 @@ import pytest
 from PIL import Image
 
 from mdp.files import write_toml
-from mdp.formats.profile import shipped_profiles
 from mdp.testing.bundles import LABELS, colour_picture, colour_plan, subset_accuracy, write_bundle
 from partitioner.cli import main as cli
 from partitioner.data.datasets import open_dataset
@@ -139,16 +138,13 @@ def test_tables_for_people(run: Run) -> None:
     assert "simulating" in err
 
 
-@pytest.mark.parametrize("kind", ["svg", "png"])
-def test_a_picture_that_is_the_same_every_time(run: Run, tmp_path: Path, kind: str) -> None:
-    pictures = []
-    for number in range(2):
-        path = tmp_path / f"{number}.{kind}"
-        code, _, err = run("--bundle", "bundle", "--deadline-ms", "3", "9", "--plot", path)
+def test_a_picture_that_is_the_same_every_time(run: Run, tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg", "c.png"):
+        code, _, err = run("--bundle", "bundle", "--deadline-ms", "3", "9", "--plot", name)
         assert code == 0, err
-        pictures.append(path.read_bytes())
-    assert pictures[0] == pictures[1]
-    assert pictures[0].startswith(b"\x89PNG" if kind == "png" else b"<?xml")
+    a, b, c = ((tmp_path / name).read_bytes() for name in ("a.svg", "b.svg", "c.png"))
+    assert a == b
+    assert (a[:5], c[:4]) == (b"<?xml", b"\x89PNG")
 
 
 def test_many_devices_are_not_lost_one_by_one(run: Run) -> None:
@@ -173,34 +169,17 @@ SOURCE = ("--bundle", "bundle")
             "expected either --bundle or --plan",
         ),
         ((*SOURCE, "--deadline-ms", 0), "--deadline-ms: expected a number above 0, got 0"),
-        ((*SOURCE, "--deadline-ms", 9, "-5"), None),
         ((*SOURCE, "--deadline-ms", "nan"), "--deadline-ms: expected a number above 0, got nan"),
         (
             (*SOURCE, "--deadline-ms", 1e9),
             "deadline_ms: expected more than 0 and at most 3.6e+06, got 1e+09",
         ),
-        (
-            (*SOURCE, "--deadline-ms", 9, "--requests", 0),
-            "--requests: expected at least 1, got 0",
-        ),
         ((*SOURCE, "--deadline-ms", 9, "--clients", 0), "--clients: expected at least 1, got 0"),
-        (
-            (*SOURCE, "--deadline-ms", 9, "--client-mbit", 0),
-            "--client-mbit: expected a number above 0, got 0",
-        ),
         (
             (*SOURCE, "--deadline-ms", 9, "--client-mbit", "nan"),
             "--client-mbit: expected a number above 0, got nan",
         ),
         ((*SOURCE, "--deadline-ms", 9, "--rate", 0), "--rate: expected a number above 0, got 0"),
-        (
-            (*SOURCE, "--deadline-ms", 9, "--think-ms", "-1"),
-            "--think-ms: expected 0 or more, got -1",
-        ),
-        (
-            (*SOURCE, "--deadline-ms", 9, "--replicas", 0),
-            "--replicas: expected at least 1, got 0",
-        ),
         (
             (*SOURCE, "--deadline-ms", 9, "--lose", "toaster"),
             "--lose: expected one of n100, raspberry-pi-5, laptop-cpu, got 'toaster'",
@@ -220,44 +199,17 @@ SOURCE = ("--bundle", "bundle")
         ),
         (
             (*SOURCE, "--deadline-ms", 9, "--plot", "x.pdf"),
-            "--plot: expected a name that ends in .svg or .png, got x.pdf",
+            "--plot: expected FILE.svg or FILE.png, got 'x.pdf'",
         ),
         (
             ("--plan", "plan.toml", "--deadline-ms", 9, "--data", "digits"),
             "--data: expected with --bundle, as a plan has no outputs to fuse",
         ),
         (
-            (*SOURCE, "--deadline-ms", 9, "--loss", 0.9),
-            "--loss: expected `float` <= 0.5, got 0.9",
-        ),
-        (
-            ("--plan", "absent.toml", "--deadline-ms", 9),
-            "absent.toml: cannot be read: No such file or directory",
+            (*SOURCE, "--deadline-ms", 9, "--sigma", "nan"),
+            "--sigma: expected a number from 0 to 3, got nan",
         ),
     ],
 )
-def test_bad_input_is_one_line(run: Run, options: tuple[object, ...], line: str | None) -> None:
-    code, out, err = run(*options)
-    assert (code, out) == (2, "")
-    if line is not None:
-        assert err == f"mdp-partition: {line}\n"
-
-
-def test_a_plan_of_devices_without_profiles(run: Run, tmp_path: Path) -> None:
-    write_bundle(tmp_path / "other")
-    code, _, err = run("--bundle", "other", "--deadline-ms", 9)
-    assert code == 2
-    assert err == (
-        "mdp-partition: --profiles: expected one of each device of the plan, found none of "
-        "alpha, beta, gamma\n"
-    )
-
-
-def test_a_profile_that_contradicts_itself(run: Run, tmp_path: Path) -> None:
-    text = shipped_profiles()["n100"].read_text()
-    odd = text.replace("latency_ms = ", "p10_ms = 1e6, latency_ms = ", 1)
-    (tmp_path / "n100.toml").write_text(odd)
-    code, out, err = run(*SOURCE, "--deadline-ms", 9, "--profiles", "n100.toml")
-    assert (code, out) == (2, "")
-    assert err.startswith("mdp-partition: n100.toml: contradicts itself: `p10_ms` 1e+06, `latency_")
-    assert err.count("\n") == 1
+def test_bad_input_is_one_line(run: Run, options: tuple[object, ...], line: str) -> None:
+    assert run(*options) == (2, "", f"mdp-partition: {line}\n")

@@ -92,4 +92,4 @@ def test_the_settings_file_that_is_shown_is_read(tmp_path: Path) -> None:
     assert shown is not None
     (tmp_path / "run.toml").write_text(shown[1])
     config = read_config(tmp_path / "run.toml")
-    assert (config.schedule.stack_weight, config.augmentation.variants) == (0.5, 12)
+    assert (config.schedule.epochs, config.augmentation.variants) == (10, 12)

@@ -58,7 +58,7 @@ def exported() -> Callable[[tuple[Any, ...]], bytes]:
 
     @functools.cache
     def export(shape: tuple[Any, ...]) -> bytes:
-        module = ServedMember(SubModel(spec_from(*shape), 7))
+        module = ServedMember(SubModel(spec_from(*shape), 7, boosting=True))
         with torch.no_grad():
             for parameter in module.parameters():  # equal ones would be stored once
                 torch.nn.init.normal_(parameter)
@@ -93,15 +93,15 @@ def test_the_exported_graph_is_counted_exactly(
 @pytest.mark.torch
 @pytest.mark.parametrize("shape", WIDEST)
 @pytest.mark.parametrize("precision", ["int8", "int8-static"])
-def test_the_quantised_graph_is_counted_exactly(
+def test_the_quantized_graph_is_counted_exactly(
     exported: Callable[[tuple[Any, ...]], bytes], shape: tuple[Any, ...], precision: Precision
 ) -> None:
-    from partitioner.export.quantize import quantised
+    from partitioner.export.quantize import quantized
     from tests.support.models import graphs
 
     pixels = np.random.default_rng(0).integers(0, 256, (32, shape[0], shape[0], 3), dtype=np.uint8)
     spec = msgspec.structs.replace(spec_from(*shape), precision=precision)
-    model = graphs.inferred(quantised(exported(shape), precision, pixels))
+    model = graphs.inferred(quantized(exported(shape), precision, pixels))
     assert graphs.matrix_macs(model) == cost.macs(spec, 7)
     assert graphs.stored_bytes(model) == cost.weight_bytes(spec, 7)
     if precision == "int8":

@@ -14,7 +14,6 @@ from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
 from mdp.testing.bundles import write_bundle
 from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import (
-    WHOLE,
     AccuracyLaw,
     Member,
     Start,
@@ -31,6 +30,7 @@ from partitioner.estimates.accuracy_records import (
     recorded,
 )
 from partitioner.estimates.catalogue import catalogue
+from partitioner.regions import CENTRES, WHOLE
 
 #: The manifest of a bundle that was evaluated.
 PLAIN_VITS = Path(__file__).parents[3] / "support" / "plain_vits"
@@ -232,3 +232,22 @@ def test_an_evaluated_bundle_is_read_as_a_run() -> None:
 def test_capability_and_accuracy_are_each_other_s_inverse() -> None:
     for accuracy in (0.1, 0.5, 0.99):
         assert 1 - np.exp(-capability_of(accuracy)) == pytest.approx(accuracy)
+
+
+def test_a_part_shows_a_pretrained_network_more_only_where_the_picture_has_more() -> None:
+    small, own = (network("tf_efficientnet_lite0", size) for size in (128, 224))
+    centre = CENTRES[-1]
+
+    def gain(spec: Spec, picture_px: float | None, start: Start = "pretrained") -> float:
+        training = Training(pictures=100_000, epochs=10, start=start)
+        known = predictor_for(
+            shipped_law(), BASE, num_classes=10, training=training, picture_px=picture_px
+        )
+        whole, part = (known.accuracy(c) for c in known.of_specs([spec] * 2, [WHOLE, centre]))
+        return part - whole
+
+    assert gain(small, 375) > 0.005
+    # Not known, no more pixels than the network takes, as many as it was published with, random.
+    assert max(gain(small, None), gain(small, 64), gain(own, 375)) < 0
+    assert gain(small, 375, "scratch") < 0
+    assert gain(small, 150) < gain(small, 375)

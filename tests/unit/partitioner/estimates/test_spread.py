@@ -145,14 +145,13 @@ def promised(percentile: float, sigma: float, target_ms: float = 40.0) -> Plan:
 
 def simulated_share(plan: Plan, profiles: Sequence[DeviceProfile]) -> float:
     """Share of answers with every member within the plan's target, one request at a time."""
-    assumed = Assumptions(turnaround_ms=0.0)
     trace = simulate(
         Scenario(
-            devices=device_models(plan, by_name(profiles), 1000, assumed),
+            devices=device_models(plan, by_name(profiles), 1000, Assumptions()),
             load=Load(requests=8000, think_s=1.0),
             deadline_ms=1000.0,
-            before=LogNormal(median_s=assumed.before_ms * len(plan.assignments) / 1e3),
-            after_s=assumed.after_ms / 1e3,
+            before=LogNormal(median_s=CLIENT_SEND_MS * len(plan.assignments) / 1e3),
+            after_s=CLIENT_FUSE_MS / 1e3,
             client_bps=plan.client_bps or math.inf,
         )
     )

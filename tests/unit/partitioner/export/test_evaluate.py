@@ -27,7 +27,7 @@ from partitioner.export.evaluate import (
     size_accuracies,
     subset_accuracies,
 )
-from partitioner.fusion.stacking import sampled_subsets
+from partitioner.fusion.stacking import fit_fusion, sampled_subsets
 from tests.support.bundles import A_QUARTER, CASCADE_ACCURACY
 
 
@@ -112,8 +112,8 @@ def test_every_rule_is_measured_with_its_temperature() -> None:
     both = [given_[k] for k in (0, 1)]
     assert measured.ece is not None
     logits = {
-        "boosted": sum(part.boost for part in both) / 5,
-        "stacked": sum(0.5 * (part.boost + part.bag) for part in both),
+        "boosted": sum(part.heads[0] for part in both) / 5,
+        "stacked": sum(0.5 * (part.heads[0] + part.bag) for part in both),
         "bagged": sum(part.bag for part in both) / 2 / 0.2,
     }
     for rule, values in logits.items():
@@ -122,6 +122,20 @@ def test_every_rule_is_measured_with_its_temperature() -> None:
         expected = expected_calibration_error(scores, targets)
         assert getattr(measured.ece, rule) == pytest.approx(expected, abs=1e-5)
     assert len({measured.ece.boosted, measured.ece.stacked, measured.ece.bagged}) == 3
+
+
+def test_without_boost_heads_no_boosted_accuracy_is_measured() -> None:
+    one_head, targets = contributions(10)
+    one_head = {k: Contribution(None, part.bag) for k, part in one_head.items()}
+    fusion = fit_fusion(one_head, targets)
+    measured, sizes = (
+        measure_subset(one_head, (0, 1), fusion, targets),
+        size_accuracies(one_head, fusion, targets),
+    )
+    for found in (measured, measured.ece, *(entry.mean for entry in sizes)):
+        assert found is not None
+        assert found.boosted is None
+        assert found.under("boosted") == found.bagged
 
 
 def test_many_members_are_measured_by_size_where_not_by_subset() -> None:
@@ -136,10 +150,10 @@ def test_many_members_are_measured_by_size_where_not_by_subset() -> None:
     assert sizes[0].sampled == len(sample)
     assert sizes[0].mean.bagged == pytest.approx(np.mean([one.bagged for one in alone]))
     assert sizes[0].lowest.stacked == min(one.stacked for one in alone)
-    errors = [one.ece.boosted for one in alone if one.ece is not None]
+    errors = [one.ece.bagged for one in alone if one.ece is not None]
     assert len(errors) == len(alone)
     assert sizes[0].ece is not None
-    assert sizes[0].ece.boosted == pytest.approx(np.mean(errors))
+    assert sizes[0].ece.bagged == pytest.approx(np.mean(errors))
 
 
 def report(count: int) -> Report:
@@ -170,10 +184,14 @@ def test_a_member_that_does_as_well_alone_is_pointed_out(
     print_report(report(2), plan)
     assert "alone" not in capsys.readouterr().out
     plain = report(2)
-    better = msgspec.structs.replace(plain.evaluation.members[1], device="beta", accuracy=0.9)
-    evaluation = msgspec.structs.replace(
-        plain.evaluation, members=[plain.evaluation.members[0], better]
-    )
+    # Stacked alone as well, as all together are; the bag head alone may be better than either.
+    subsets = [
+        msgspec.structs.replace(s, stacked=0.9) if s.members == (1,) else s
+        for s in plain.evaluation.subsets
+    ]
+    bag = msgspec.structs.replace(plain.evaluation.members[0], accuracy=0.99)
+    members = [bag, msgspec.structs.replace(plain.evaluation.members[1], device="beta")]
+    evaluation = msgspec.structs.replace(plain.evaluation, members=members, subsets=subsets)
     print_report(dataclasses.replace(plain, evaluation=evaluation), plan)
     said = " ".join(capsys.readouterr().out.split())
     assert (

@@ -24,7 +24,7 @@ from partitioner.export.probe_encoders import (
     untrained_model,
     without_tensors,
 )
-from partitioner.export.quantize import quantised
+from partitioner.export.quantize import quantized
 
 pytestmark = pytest.mark.torch
 
@@ -54,7 +54,7 @@ def test_a_shipped_graph_runs_as_a_directly_exported_model(
     spec = msgspec.structs.replace(SPEC, precision=precision)
     exported = tmp_path / "exported.onnx"
     pictures = calibration(spec.image_size) if precision == "int8-static" else None
-    exported.write_bytes(quantised(model, spec.precision, pictures))
+    exported.write_bytes(quantized(model, spec.precision, pictures))
     extract(tmp_path)
     completed = tmp_path / "completed.onnx"
     complete(tmp_path / f"{name_of(spec)}.onnx", completed)

@@ -1,4 +1,4 @@
-"""A whole bundle through the gate: what is kept, what is refused and why, what is written."""
+"""A whole bundle quantized: what is kept, what is refused and why, what is written."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -6,27 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 
 from mdp.errors import InputError
 from mdp.files import write_json
-from mdp.formats.bundle import MANIFEST, Bundle, Quantisation, TriedPrecision
+from mdp.formats.bundle import MANIFEST, Bundle, Quantization, TriedPrecision
 from mdp.formats.model_file import ModelFile
 from mdp.formats.plan import PredictedMs, Replica
 from mdp.runtimes.base import Execution, Runtime
 from mdp.runtimes.select import open_runtime
 from mdp.testing.bundles import DEVICES, SIZES, write_bundle
 from partitioner.data.datasets import Dataset, open_dataset
-from partitioner.export import quantize_trials
+from partitioner.export import try_precision
 from partitioner.export.evaluate import Report
-from partitioner.export.precision_choice import Way, too_slow
-from partitioner.export.quantize import QuantisationError, quantised
-from partitioner.export.quantize_bundle import quantise
-from partitioner.export.quantize_trials import Asked
-from tests.support.models.quantised import (
+from partitioner.export.quantize import QuantizationError, Way, quantized
+from partitioner.export.quantize_bundle import quantize_bundle
+from partitioner.export.try_precision import QuantizeRequest
+from tests.support.models.quantized import (
     fragile_model,
     profile_of,
     put_models,
@@ -40,7 +38,7 @@ INT8: Way = ("int8", "onnxruntime")
 FP16: Way = ("fp16", "onnxruntime")
 STATIC: Way = ("int8-static", "openvino")
 OPENVINO: Way = ("fp32", "openvino")
-Quantise = Callable[..., Report | None]
+Quantize = Callable[..., Report | None]
 
 
 @pytest.fixture(scope="module")
@@ -61,17 +59,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(data: Dataset, cache: Path, tmp_path: Path) -> Quantise:
-    """Quantise into `out`."""
+def run(data: Dataset, cache: Path, tmp_path: Path) -> Quantize:
+    """Quantize into `out`."""
 
     def call(bundle: Bundle, *profiles: object, out: str = "out", **changes: Any) -> Report | None:
-        asked = Asked(**{"max_loss": 0.05, "profiles": profiles, **changes})
-        return quantise(bundle, data, None, asked, tmp_path / out, cache, QUIET)
+        request = QuantizeRequest(**{"max_loss": 0.05, "profiles": profiles, **changes})
+        return quantize_bundle(bundle, data, None, request, tmp_path / out, cache, QUIET)
 
     return call
 
 
-def record_of(path: Path) -> Quantisation:
+def record_of(path: Path) -> Quantization:
     record = Bundle.open(path).manifest.quantisation
     assert record is not None
     return record
@@ -83,7 +81,7 @@ def tried(path: Path, k: int, way: tuple[str, str]) -> TriedPrecision:
 
 
 def test_every_member_gets_what_its_own_device_is_fast_at(
-    bundle: Bundle, run: Quantise, tmp_path: Path
+    bundle: Bundle, run: Quantize, tmp_path: Path
 ) -> None:
     before = {name: (bundle.path / name).read_bytes() for name in bundle.manifest.files}
     report = run(
@@ -112,7 +110,7 @@ def test_every_member_gets_what_its_own_device_is_fast_at(
 
 
 def test_the_record_says_what_was_tried_and_why_it_was_not_taken(
-    bundle: Bundle, run: Quantise, tmp_path: Path
+    bundle: Bundle, run: Quantize, tmp_path: Path
 ) -> None:
     run(
         bundle,
@@ -132,7 +130,7 @@ def test_the_record_says_what_was_tried_and_why_it_was_not_taken(
     assert tried(out, 0, ("bf16", "openvino")).reason == (
         "profile alpha has no bf16 in openvino beside fp32 of the same shapes with 1 threads"
     )
-    estimated = "the latency of profile beta is estimated, which proves nothing"
+    estimated = "the latencies of profile beta are estimated, not measured"
     assert {one.reason for one in record.members[1].tried} == {estimated}
     unknown = "nothing was measured on gamma: give its profile, or --here"
     assert {one.reason for one in record.members[2].tried} == {unknown}
@@ -146,7 +144,7 @@ def test_the_record_says_what_was_tried_and_why_it_was_not_taken(
     assert record.calibration.fp32 - record.calibration.now <= record.max_loss
 
 
-def test_nothing_is_lost_by_all_together(bundle: Bundle, run: Quantise, tmp_path: Path) -> None:
+def test_nothing_is_lost_by_all_together(bundle: Bundle, run: Quantize, tmp_path: Path) -> None:
     """Each fragile member alone is made up for by the others, and all of them are not."""
     fragile = put_models(bundle.path, {k: fragile_model(s, 4.0) for k, s in enumerate(SIZES)})
     run(fragile, *(profile_of(device, {INT8: 0.5}) for device in DEVICES))
@@ -162,27 +160,27 @@ def test_nothing_is_lost_by_all_together(bundle: Bundle, run: Quantise, tmp_path
 
 @pytest.mark.parametrize("value", [float("nan"), 3e38])
 def test_an_int8_model_that_overflows_or_gives_nan_is_refused(
-    bundle: Bundle, run: Quantise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
+    bundle: Bundle, run: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: float
 ) -> None:
     monkeypatch.setattr(
-        quantize_trials, "quantised", lambda *args: with_numbers(quantised(*args), value)
+        try_precision, "quantized", lambda *args: with_numbers(quantized(*args), value)
     )
     assert run(bundle, profile_of("alpha", {INT8: 0.5}), ways=[INT8]) is None
     found = tried(tmp_path / "out", 0, INT8)
-    assert found.reason == "gives logits that are not finite on 36 of 36 calibration pictures"
+    assert found.reason == "logits are not finite on 36 of 36 calibration pictures"
     assert not found.kept
     assert found.loss is None
 
 
-def test_a_model_that_the_tools_cannot_quantise_is_left_as_it_is(
-    bundle: Bundle, run: Quantise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_model_that_the_tools_cannot_quantize_is_left_as_it_is(
+    bundle: Bundle, run: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*args: object) -> bytes:
-        raise QuantisationError("cannot be had in int8: no kernel for Wavelet")
+        raise QuantizationError("cannot be converted: no kernel for Wavelet")
 
-    monkeypatch.setattr(quantize_trials, "quantised", failing)
+    monkeypatch.setattr(try_precision, "quantized", failing)
     assert run(bundle, profile_of("alpha", {INT8: 0.5}), ways=[INT8]) is None
-    assert tried(tmp_path / "out", 0, INT8).reason == "cannot be had in int8: no kernel for Wavelet"
+    assert tried(tmp_path / "out", 0, INT8).reason == "cannot be converted: no kernel for Wavelet"
 
 
 def with_first(bundle: Bundle, **changes: object) -> Bundle:
@@ -194,7 +192,7 @@ def with_first(bundle: Bundle, **changes: object) -> Bundle:
 
 
 def test_a_provider_that_is_not_here_cannot_be_judged(
-    bundle: Bundle, run: Quantise, tmp_path: Path
+    bundle: Bundle, run: Quantize, tmp_path: Path
 ) -> None:
     """In fp16 a GPU overflows where this processor, computing in fp32, does not."""
     cuda = "CUDAExecutionProvider"
@@ -206,7 +204,7 @@ def test_a_provider_that_is_not_here_cannot_be_judged(
 
 
 def test_a_runtime_that_is_not_here_is_a_reason(
-    bundle: Bundle, run: Quantise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, run: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "openvino", None)
     assert run(bundle, profile_of("alpha", {OPENVINO: 0.5}), ways=[OPENVINO]) is None
@@ -217,7 +215,7 @@ def test_a_runtime_that_is_not_here_is_a_reason(
 
 
 def test_where_nothing_is_kept_only_the_record_is_new(
-    bundle: Bundle, run: Quantise, tmp_path: Path
+    bundle: Bundle, run: Quantize, tmp_path: Path
 ) -> None:
     assert run(bundle, ways=[INT8]) is None
     made = Bundle.open(tmp_path / "out")
@@ -227,7 +225,7 @@ def test_where_nothing_is_kept_only_the_record_is_new(
 
 
 def test_here_is_measured_with_the_planned_threads(
-    bundle: Bundle, run: Quantise, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, run: Quantize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[tuple[object, ...]] = []
 
@@ -236,53 +234,22 @@ def test_here_is_measured_with_the_planned_threads(
                        execution.provider, execution.spin))  # fmt: skip
         return open_runtime(model, execution, num_classes=num_classes)
 
-    def in_turns(runs: Sequence[object], pixels: object) -> list[list[float]]:
+    def best_ms(runs: Sequence[object], pixels: object) -> list[float]:
         assert len(runs) == 2
-        return [[0.5] * 9, [0.25] * 9]
+        return [0.5, 0.25]
 
-    monkeypatch.setattr(quantize_trials, "open_runtime", opening)
-    monkeypatch.setattr(quantize_trials, "in_turns", in_turns)
+    monkeypatch.setattr(try_precision, "open_runtime", opening)
+    monkeypatch.setattr(try_precision, "best_ms", best_ms)
     run(with_first(bundle, threads=3, spin=True), here=["alpha"], ways=[INT8])
     cpu = "CPUExecutionProvider"
     assert (*INT8, 3, cpu, True) in opened
     assert ("fp32", "onnxruntime", 3, cpu, True) in opened
     found = tried(tmp_path / "out", 0, INT8)
     assert (found.kept, found.compute_ms, found.fp32_ms) == (True, 0.25, 0.5)
-    assert record_of(tmp_path / "out").members[0].measured == "here, on the machine that quantised"
+    assert record_of(tmp_path / "out").members[0].measured == "here, on the machine that quantized"
 
 
-def test_runtimes_take_turns_block_by_block() -> None:
-    turns: list[str] = []
-
-    def running(name: str, seconds: float) -> Callable[[object], None]:
-        def run(pixels: object) -> None:
-            if turns[-1:] != [name]:
-                turns.append(name)
-            now[0] += seconds
-
-        return run
-
-    now = [0.0]
-    runs = [running("slow", 0.03), running("fast", 0.01)]
-    pixels = np.zeros((1, 8, 8, 3), dtype=np.uint8)
-    found = quantize_trials.in_turns(runs, pixels, lambda: now[0])
-    assert found == [pytest.approx([30.0] * 9), pytest.approx([10.0] * 9)]
-    assert turns == ["slow", "fast"] * quantize_trials.ROUNDS
-
-
-def test_one_round_may_be_disturbed_and_not_two() -> None:
-    plain = [1.0, 1.0, 1.0, 2.0, 1.0]
-    sure = quantize_trials.compared([0.5, 0.5, 9.0, 1.0, 0.6], plain)
-    assert (sure.ratio, sure.fp32_ms, sure.surely) == (0.5, 1.0, 0.6)
-    assert too_slow(sure, "here") == ""
-    unsure = quantize_trials.compared([0.5, 0.5, 9.0, 1.0, 1.2], plain)
-    assert too_slow(unsure, "here") == (
-        "not faster in every round: takes 0.5 ms on here and fp32 1 ms "
-        "(measure while nothing else runs)"
-    )
-
-
-def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantise, tmp_path: Path) -> None:
+def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantize, tmp_path: Path) -> None:
     replica = Replica(
         k=0, device="delta", predicted_ms=PredictedMs(compute=1, network=1, total=2),
         memory_bytes=1, provider="CPUExecutionProvider", threads=1, why="",
@@ -304,7 +271,7 @@ def test_a_replica_has_to_be_faster_too(bundle: Bundle, run: Quantise, tmp_path:
     assert serving.memory_bytes == alpha_s.memory_bytes
 
 
-def test_a_bundle_may_be_replaced_by_itself(bundle: Bundle, run: Quantise) -> None:
+def test_a_bundle_may_be_replaced_by_itself(bundle: Bundle, run: Quantize) -> None:
     run(bundle, profile_of("alpha", {INT8: 0.5}), out="bundle", ways=[INT8])
     assert Bundle.open(bundle.path).assignment("alpha").vit.precision == "int8"
     again = Bundle.open(bundle.path)
@@ -320,7 +287,7 @@ def rewritten(bundle: Bundle, **changes: object) -> Bundle:
 
 
 def test_what_is_planned_in_another_runtime_is_compared_with_that(
-    bundle: Bundle, run: Quantise, tmp_path: Path
+    bundle: Bundle, run: Quantize, tmp_path: Path
 ) -> None:
     plan = with_first(bundle, runtime="openvino").manifest.plan
     # Half of the time of fp32 in onnxruntime, but no gain on what is planned.
@@ -364,8 +331,8 @@ def test_what_is_planned_in_another_runtime_is_compared_with_that(
         ({"labels": ["blue", "green", "rot"]}, {}, r"expected the 3 classes of .*bundle"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_quantised_is_refused_before_anything(
-    bundle: Bundle, run: Quantise, tmp_path: Path, manifest: dict[str, Any],
+def test_what_cannot_be_quantized_is_refused_before_anything(
+    bundle: Bundle, run: Quantize, tmp_path: Path, manifest: dict[str, Any],
     asked: dict[str, Any], expected: str,
 ) -> None:  # fmt: skip
     with pytest.raises(InputError, match=expected):

@@ -66,7 +66,7 @@ def test_no_more_right_answers_are_lost_than_may_be(fusion: Fusion) -> None:
     assert cascade is not None
     assert cascade.pictures == 2000
     measured = measure_cascade(contributions, targets, weights, cascade)
-    rule = rule_for((0, 1, 2), fusion, fitted=True)
+    rule = rule_for((0, 1, 2), fusion, weights)
     whole = fuse(contributions, weights_for((0, 1, 2), rule, weights)).argmax(axis=1)
     together = float((whole == targets).mean())
     assert getattr(measured.accuracy, fusion) >= together - MAX_LOSS

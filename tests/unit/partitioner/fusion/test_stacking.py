@@ -17,7 +17,6 @@ from mdp.fusion.fuse import (
     FusionWeights,
     SizeWeights,
     SubsetWeights,
-    arrival_subsets,
     fuse,
     listed_subsets,
     unlisted_sizes,
@@ -80,9 +79,7 @@ def _at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_derivatives_match_finite_differences(rows: list[list[int]]) -> None:
     contributions, targets = logits(0, 40, 5, 2)
-    parts = np.stack(
-        [contributions[k].boost for k in (0, 1)] + [c.bag for c in contributions.values()]
-    )
+    parts = np.concatenate([c.heads for c in contributions.values()])
     task = Task(turned(parts), targets, [Term(np.array(r), np.array(r)) for r in rows])
     theta, step = np.array([0.3, 0.7, -0.2, 0.1]), 1e-3
     gradients, hessian = stacking._derivatives(task, theta)
@@ -100,7 +97,7 @@ def test_derivatives_match_finite_differences(rows: list[list[int]]) -> None:
 
 def test_the_leave_one_out_loss_is_that_of_fits_without_the_picture() -> None:
     contributions, targets = logits(5, 150, 3, 2, noise=1.5)
-    heads = [head for part in contributions.values() for head in (part.boost, part.bag)]
+    heads = [head for part in contributions.values() for head in part.heads]
     task = one_term(np.stack(heads) / np.stack(heads).std(axis=(1, 2), keepdims=True), targets)
     start = np.full(4, 0.5)
     pull = stacking._pull(np.diag(stacking._derivatives(task, start)[1]), 1e-2)
@@ -118,16 +115,20 @@ def test_the_leave_one_out_loss_is_that_of_fits_without_the_picture() -> None:
 
 
 @settings(max_examples=30)
-@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 6), st.floats(0, 3))
+@given(st.integers(0, 2**32), st.integers(1, 3), st.integers(2, 6), st.floats(0, 3), st.booleans())
 def test_never_worse_than_the_better_plain_rule(
-    seed: int, members: int, classes: int, noise: float
+    seed: int, members: int, classes: int, noise: float, two_heads: bool
 ) -> None:
     contributions, targets = logits(seed, 60, classes, members, noise)
-    for subset in arrival_subsets(contributions):
+    contributions = {
+        k: Contribution.of(c.heads[-1 - two_heads :]) for k, c in contributions.items()
+    }
+    for subset in listed_subsets(contributions):
         fitted = fit_subset(contributions, subset, targets)
         for kept in ([fitted], []):
             stacking_weights = FusionWeights(num_classes=classes, subsets=kept)
-            plain = [weights_for(subset, rule, stacking_weights) for rule in ("boosted", "bagged")]
+            rules: list[Fusion] = ["boosted", "bagged"] if two_heads else ["bagged"]
+            plain = [weights_for(subset, rule, stacking_weights) for rule in rules]
             best = min(loss_of(contributions, weights, targets) for weights in plain)
             # What leaves a picture out may prefer the other one by a little.
             assert loss_of(contributions, fitted, targets) <= best + 2e-2
@@ -139,9 +140,8 @@ def test_a_useless_member_gets_little_weight() -> None:
     blind = random.normal(size=(400, 4)).astype(np.float32)
     contributions[1] = Contribution(boost=blind, bag=blind[::-1].copy())
     fitted = fit_subset(contributions, (0, 1), targets)
-    useful = abs(fitted.a[0]) * contributions[0].boost.std() + (
-        abs(fitted.b[0]) * contributions[0].bag.std()
-    )
+    boost, bag = contributions[0].heads
+    useful = abs(fitted.a[0]) * boost.std() + abs(fitted.b[0]) * bag.std()
     assert abs(fitted.a[1]) + abs(fitted.b[1]) < 0.1 * useful
 
 
@@ -203,7 +203,7 @@ def test_logits_that_are_not_finite_are_refused(value: float) -> None:
 def test_every_subset_is_fitted_and_the_same_again() -> None:
     contributions, targets = logits(4, 80, 4, 3)
     fusion = fit_fusion(contributions, targets)
-    assert [s.members for s in fusion.subsets] == arrival_subsets(range(3))
+    assert [s.members for s in fusion.subsets] == listed_subsets(range(3))
     assert fusion.by_size == ()
     assert fusion == fit_fusion(contributions, targets)
     assert fusion.num_classes == 4
@@ -260,13 +260,15 @@ def test_shared_weights_are_the_least_of_the_mean_loss_of_their_sample(
     assert alike < np.log(3)
 
 
+@pytest.mark.parametrize("heads", [1, 2])
 def test_many_members_are_listed_where_few_and_shared_elsewhere(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, heads: int
 ) -> None:
     # Five members stand for more than eight: of these the sizes 2 and 3 are not listed.
     monkeypatch.setattr(fusion_module, "MAX_LISTED", 5)
     monkeypatch.setattr(stacking, "SAMPLED", 5)
     contributions, targets = logits(12, 60, 3, 5, noise=2.0)
+    contributions = {k: Contribution.of(c.heads[-heads:]) for k, c in contributions.items()}
     fusion = fit_fusion(contributions, targets)
     sizes = [1] * 5 + [2, 3] + [4] * 5 + [5]
     assert [len(subset.members) for subset in fusion.subsets] == sizes
@@ -276,6 +278,7 @@ def test_many_members_are_listed_where_few_and_shared_elsewhere(
     odd = (1, 3, 4)
     weights = weights_for(odd, "stacked", fusion)
     assert weights == fusion.by_size[1].of(odd)
+    assert len(weights.a) == 3 * (heads - 1)
     assert (fuse(contributions, weights).argmax(axis=1) == targets).mean() > 0.5
 
 

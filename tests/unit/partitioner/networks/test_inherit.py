@@ -8,9 +8,9 @@ torch = pytest.importorskip("torch")
 
 from mdp.errors import InputError  # noqa: E402
 from mdp.formats.plan import SubModelSpec  # noqa: E402
-from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel, draw_weights  # noqa: E402
+from partitioner.networks.submodel import MEAN, STD, Normalise, SubModel, init_weights  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher, teacher_spec  # noqa: E402
-from partitioner.networks.weight_init import Predecessor, check_heritage, evenly, inherit  # noqa: E402
+from partitioner.networks.weight_init import TrainedMember, check_source, init_from, select_evenly  # noqa: E402
 
 pytestmark = pytest.mark.torch
 NAME = "vit_tiny_patch16_224"
@@ -30,7 +30,7 @@ def teacher(name: str = NAME, **more: Any) -> Teacher:
     torch.manual_seed(1)
     spec = teacher_spec(name, ARGS | more)
     network = build_teacher(spec, 3, pretrained=False).network
-    draw_weights(network)
+    init_weights(network)
     with torch.no_grad():
         for weights in network.parameters():
             if weights.ndim == 1:
@@ -85,7 +85,7 @@ def stream(network: Any, x: Any) -> Any:
 def test_of_equal_shape_it_computes_the_teacher_s_feature(name: str, more: dict[str, Any]) -> None:
     source, trunk = teacher(name, **more), sub_model()
     before, wanted = feature(trunk), wanted_feature(source)
-    inherit(trunk, source)
+    init_from(trunk, source)
     assert (before - wanted).abs().max() > 0.1
     torch.testing.assert_close(feature(trunk), wanted, atol=1e-4, rtol=0)
 
@@ -94,7 +94,7 @@ def test_of_equal_shape_it_computes_what_an_earlier_sub_model_does() -> None:
     earlier, trunk = sub_model(), sub_model()
     with torch.no_grad():
         earlier.norm.bias.normal_()
-    inherit(trunk, Predecessor(earlier))
+    init_from(trunk, TrainedMember(earlier))
     torch.testing.assert_close(feature(trunk), feature(earlier), atol=1e-5, rtol=0)
 
 
@@ -117,7 +117,7 @@ def test_a_smaller_one_fits_and_neither_dies_nor_explodes(changes: dict[str, Any
     source, trunk = teacher(), sub_model(**changes)
     shapes = {key: value.shape for key, value in trunk.state_dict().items()}
     size = changes.get("image_size", 24)
-    inherit(trunk, source)
+    init_from(trunk, source)
     assert {key: value.shape for key, value in trunk.state_dict().items()} == shapes
     assert feature(trunk, size).isfinite().all()
     own = stream(trunk, Normalise(MEAN, STD)(pixels(size)))
@@ -130,7 +130,7 @@ def test_a_smaller_one_fits_and_neither_dies_nor_explodes(changes: dict[str, Any
 def test_it_is_close_to_the_teacher_where_little_is_left_out() -> None:
     source, inherited = teacher(), sub_model(mlp_ratio=3.5)
     drawn, wanted = feature(inherited), wanted_feature(source)
-    inherit(inherited, source)
+    init_from(inherited, source)
 
     def similarity(found: Any) -> float:
         return float(torch.nn.functional.cosine_similarity(found, wanted).mean())
@@ -152,7 +152,7 @@ def test_what_the_teacher_does_not_use_is_left_out_first() -> None:
             block.mlp.fc2.weight[gone] = 0
         network.patch_embed.proj.weight[gone] = 0
         network.norm.weight.copy_(torch.arange(48.0))
-    inherit(trunk, source)
+    init_from(trunk, source)
     assert torch.equal(trunk.norm.weight, keep.float())
     inherited: Any = trunk.blocks[0]
     old: Any = network.blocks[0]
@@ -165,7 +165,7 @@ def test_what_the_teacher_does_not_use_is_left_out_first() -> None:
 
 def test_a_split_head_uses_every_unit_once() -> None:
     source, trunk = teacher(), sub_model(num_heads=6)
-    inherit(trunk, source)
+    init_from(trunk, source)
     found: Any = trunk.blocks[0].attn.proj.weight
     network: Any = source.network
     old: Any = network.blocks[0].attn.proj.weight
@@ -187,7 +187,7 @@ def test_a_split_head_uses_every_unit_once() -> None:
 )
 def test_other_kinds_give_what_corresponds(name: str, more: dict[str, Any]) -> None:
     source, trunk = teacher(name, **more), sub_model()
-    inherit(trunk, source)
+    init_from(trunk, source)
     network: Any = source.network
     qkv = network.blocks[2].attn.qkv
     torch.testing.assert_close(trunk.blocks[2].attn.qkv.weight, qkv.weight)
@@ -200,9 +200,9 @@ def test_other_kinds_give_what_corresponds(name: str, more: dict[str, Any]) -> N
 def test_it_is_deterministic() -> None:
     source = teacher()
     first, second = (sub_model(embed_dim=24, depth=2) for _ in range(2))
-    draw_weights(second)
-    inherit(first, source)
-    inherit(second, source)
+    init_weights(second)
+    init_from(first, source)
+    init_from(second, source)
     for key, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[key]), key
 
@@ -211,7 +211,7 @@ def test_the_teacher_stays_as_it_was() -> None:
     source = teacher()
     before = {key: value.clone() for key, value in source.state_dict().items()}
     trunk = sub_model()
-    inherit(trunk, source)
+    init_from(trunk, source)
     with torch.no_grad():
         for weights in trunk.parameters():
             weights += 1
@@ -220,10 +220,10 @@ def test_the_teacher_stays_as_it_was() -> None:
 
 
 def test_layers_are_evenly_spaced() -> None:
-    assert evenly(12, 12) == list(range(12))
-    assert [evenly(12, new) for new in (2, 3)] == [[0, 11], [0, 6, 11]]
-    assert evenly(12, 6) == [0, 2, 4, 7, 9, 11]
-    assert evenly(6, 1) == evenly(1, 1) == [0]
+    assert select_evenly(12, 12) == list(range(12))
+    assert [select_evenly(12, new) for new in (2, 3)] == [[0, 11], [0, 6, 11]]
+    assert select_evenly(12, 6) == [0, 2, 4, 7, 9, 11]
+    assert select_evenly(6, 1) == select_evenly(1, 1) == [0]
 
 
 @pytest.mark.parametrize(
@@ -238,13 +238,13 @@ def test_layers_are_evenly_spaced() -> None:
 )
 def test_what_is_larger_than_the_teacher_is_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        inherit(sub_model(**changes), teacher())
+        init_from(sub_model(**changes), teacher())
     spec = SubModelSpec(
         **({name: getattr(SAME, name) for name in SAME.__struct_fields__} | changes)
     )
     with pytest.raises(InputError, match=message):
-        check_heritage(teacher_spec(NAME, ARGS), [SAME, spec])
-    check_heritage(teacher_spec(NAME, ARGS), [SAME])
+        check_source(teacher_spec(NAME, ARGS), [SAME, spec])
+    check_source(teacher_spec(NAME, ARGS), [SAME])
 
 
 @pytest.mark.parametrize(
@@ -263,6 +263,6 @@ def test_blocks_without_counterpart_are_refused(
     name: str, more: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(InputError, match=f"cannot start from the teacher's weights: .*{message}"):
-        inherit(sub_model(), teacher(name, **more))
+        init_from(sub_model(), teacher(name, **more))
     with pytest.raises(InputError, match=message):
-        check_heritage(teacher_spec(name, ARGS | more), [])
+        check_source(teacher_spec(name, ARGS | more), [])

@@ -1,4 +1,4 @@
-"""A sub-model has the planned shape and two heads on one trunk."""
+"""A sub-model has the planned shape, and its heads read one feature."""
 
 import pytest
 
@@ -11,13 +11,15 @@ pytestmark = pytest.mark.torch
 SPEC = SubModelSpec(image_size=12, patch_size=4, embed_dim=16, depth=2, num_heads=2, mlp_ratio=2.0)
 
 
-def test_two_heads_and_the_feature_they_share() -> None:
-    model = SubModel(SPEC, 5).eval()
+@pytest.mark.parametrize("boosting", [False, True])
+def test_the_heads_read_the_same_feature(boosting: bool) -> None:
+    model = SubModel(SPEC, 5, boosting=boosting).eval()
     output = model(torch.zeros(3, 3, 12, 12))
-    assert output.boost.shape == output.bag.shape == (3, 5)
     assert output.feature.shape == (3, 16)
-    assert torch.equal(output.bag, model.bag(output.feature))
-    assert torch.equal(output.boost, model.boost(output.feature))
+    heads = [model.get_submodule(name) for name in model.heads]
+    assert [tuple(logits.shape) for logits in output.logits] == [(3, 5)] * (1 + boosting)
+    for logits, head in zip(output.logits, heads, strict=True):
+        assert torch.equal(logits, head(output.feature))
 
 
 def test_pixels_become_minus_one_to_one() -> None:

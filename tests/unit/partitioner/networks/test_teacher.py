@@ -16,7 +16,7 @@ from safetensors.torch import save_file  # noqa: E402
 from mdp.errors import InputError  # noqa: E402
 from partitioner.config import parse_arguments  # noqa: E402
 from partitioner.export.write import ServedTeacher, check_parity, to_onnx  # noqa: E402
-from partitioner.networks.submodel import draw_weights  # noqa: E402
+from partitioner.networks.submodel import init_weights  # noqa: E402
 from partitioner.networks.teacher import (  # noqa: E402
     FAMILIES,
     Teacher,
@@ -53,7 +53,7 @@ def test_weights_that_cannot_be_fetched_say_what_else_there_is(
     with pytest.raises(InputError) as raised:
         build_teacher(spec, 3, pretrained=True)
     assert str(raised.value) == (
-        f"--pretrained: timm's weights of {NAME!r} cannot be had: no route to host; "
+        f"--pretrained: timm's weights of {NAME!r} cannot be fetched: no route to host; "
         "where there is no network, give them as a file: --teacher-checkpoint FILE"
     )
 
@@ -196,7 +196,7 @@ def test_other_architectures_are_refused_with_what_works(name: str, module: str)
 def test_every_kind_learns(name: str, args: dict[str, Any]) -> None:
     torch.manual_seed(0)
     network = build_teacher(teacher_spec(name, ARGS | args), 3, pretrained=False)
-    draw_weights(network.network)
+    init_weights(network.network)
     pixels, targets = 255 * torch.rand(4, 3, 12, 12), torch.tensor([0, 1, 2, 0])
     optimizer = torch.optim.AdamW(network.parameters(), 1e-3)
     first = torch.nn.functional.cross_entropy(network.train()(pixels), targets)
@@ -211,7 +211,7 @@ def test_a_teacher_with_registers_is_exported(tmp_path: Path) -> None:
     torch.manual_seed(0)
     spec = teacher_spec("vit_base_patch14_reg4_dinov2", ARGS)
     network = build_teacher(spec, 3, pretrained=False)
-    draw_weights(network.network)
+    init_weights(network.network)
     with torch.no_grad():
         # As timm draws it, LayerScale lets next to nothing of a block through.
         blocks: Any = network.network.blocks

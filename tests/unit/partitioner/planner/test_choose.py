@@ -12,12 +12,14 @@ import pytest
 
 from mdp.formats.plan import PLANNED_MEMBERS, Region
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import WHOLE, AccuracyLaw, capability_of
+from partitioner.estimates.accuracy_law import AccuracyLaw, capability_of
+from partitioner.estimates.network import waits_ms
 from partitioner.planner.availability import Objective, exact_arrivals
 from partitioner.planner.candidates import Candidate, Device, evaluate_device, fitted_ways
-from partitioner.planner.design_space import REGIONS, make_choices, sub_model_grid
+from partitioner.planner.design_space import make_choices, sub_model_grid
 from partitioner.planner.local_search import choose
 from partitioner.planner.placement import Limits, Seat, Seats, energy_of
+from partitioner.regions import REGIONS, WHOLE, place_of
 from tests.unit.partitioner.planner.test_search import TINY, device
 
 PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)
@@ -47,9 +49,7 @@ def some_devices(
     return [evaluate_device(p, fitted_ways(p, ["fp32"]), choices) for p in profiles]
 
 
-def exhaustive(
-    devices: Sequence[Device], target_ms: float, max_energy_j: float = math.inf
-) -> float:
+def exhaustive(devices: Sequence[Device], limits: Limits) -> float:
     """The best expected accuracy of all plans without replicas, over every shape everywhere."""
     there = exact_arrivals([d.profile.availability for d in devices])
     objective = Objective(PREDICTOR.law, capability_of(PREDICTOR.teacher_accuracy), there)
@@ -57,14 +57,18 @@ def exhaustive(
     for d in devices:
         runs = [d.running(row) for row in range(len(d.choices))]
         options.append(
-            [None, *(c for c in runs if c is not None and c.predicted_ms.total <= target_ms)]
+            [None, *(c for c in runs if c is not None and c.predicted_ms.total <= limits.target_ms)]
         )
     best = 0.0
     for combination in itertools.product(*options):
         taken = [(i, c) for i, c in enumerate(combination) if c is not None]
         if len({c.identity for _, c in taken}) < len(taken):
             continue
-        if sum(c.energy_j or 0.0 for _, c in taken) > max_energy_j:
+        if sum(c.energy_j or 0.0 for _, c in taken) > (limits.max_energy_j or math.inf):
+            continue
+        waits = waits_ms([c.request_bytes for _, c in taken], limits.client_bps)
+        ends_ms = [c.predicted_ms.total + w for (_, c), w in zip(taken, waits, strict=True)]
+        if max(ends_ms, default=0.0) > limits.target_ms:
             continue
         best = max(best, objective.value(objective.sums([(c, [i]) for i, c in taken])))
     return best
@@ -75,8 +79,9 @@ def test_two_or_three_devices_get_the_best_plan_there_is(seed: int) -> None:
     count, shapes = (2, 24) if seed % 2 else (3, 10)
     devices = some_devices(seed, count, shapes)
     target_ms = float(np.random.default_rng(seed).uniform(2, 20))
-    seats, found = choose(devices, PREDICTOR, Limits(target_ms=target_ms))
-    best = exhaustive(devices, target_ms)
+    limits = Limits(target_ms=target_ms)
+    seats, found = choose(devices, PREDICTOR, limits)
+    best = exhaustive(devices, limits)
     # Devices that add next to nothing are left out; replicas may even be better.
     assert found >= best - len(devices) * 1e-4
     assert all(seat.candidate.predicted_ms.total <= target_ms for seat in seats)
@@ -101,16 +106,17 @@ def test_regions_are_chosen_as_trying_them_all_would(
     count, shapes, regions = (2, 8, REGIONS) if seed % 2 else (3, 4, REGIONS[:3])
     devices = some_devices(seed, count, shapes, regions=regions)
     target_ms = float(np.random.default_rng(seed).uniform(2, 20))
-    _, found = choose(devices, predictor, Limits(target_ms=target_ms))
-    assert found >= exhaustive(devices, target_ms) - len(devices) * 1e-4
+    limits = Limits(target_ms=target_ms)
+    _, found = choose(devices, predictor, limits)
+    assert found >= exhaustive(devices, limits) - len(devices) * 1e-4
 
 
 def test_members_look_elsewhere_where_that_pays() -> None:
     predictor = replace(PREDICTOR, law=PARTS_PAY)
     devices = some_devices(2, 6, 60, availability=(1.0,), regions=REGIONS)
     seats, _ = choose(devices, predictor, Limits(target_ms=20.0))
-    seen = [seat.candidate.part for seat in seats]
-    assert len(set(seen)) == len(seats) == 6
+    places = {seat.candidate.place for seat in seats}
+    assert len(places) == len({place_of(region) for region in REGIONS}) == 5
     # Where a part costs what it has of the picture, nobody sees one.
     alone = msgspec.structs.replace(PARTS_PAY.alone, area=1.0)
     dear = msgspec.structs.replace(PARTS_PAY, alone=alone)
@@ -129,7 +135,7 @@ def test_an_energy_limit_is_kept_and_nearly_used_up(seed: int) -> None:
     limits = Limits(target_ms=20.0, max_energy_j=limit_j)
     seats, found = choose(devices, PREDICTOR, limits)
     assert energy_of(seats) <= limit_j * (1 + 1e-9)
-    assert found >= 0.98 * exhaustive(devices, 20.0, limit_j)
+    assert found >= 0.98 * exhaustive(devices, limits)
 
 
 def test_more_time_is_never_worse() -> None:

@@ -3,7 +3,6 @@
 import itertools
 import math
 import re
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -13,10 +12,8 @@ from mdp.errors import InputError, PlanRefused
 from mdp.files import write_toml
 from mdp.formats.plan import read_plan
 from mdp.formats.profile import DeviceProfile, Link
-from partitioner.estimates.accuracy_law import capability_of
 from partitioner.estimates.network import Port, through_port, waits_ms
-from partitioner.planner.availability import Objective, exact_arrivals
-from partitioner.planner.candidates import Candidate, Device, evaluate_device
+from partitioner.planner.candidates import evaluate_device
 from partitioner.planner.deadline import deadline_ms
 from partitioner.planner.explain import explain
 from partitioner.planner.local_search import choose
@@ -25,7 +22,7 @@ from partitioner.planner.pareto import pareto, plan_with_accuracy
 from partitioner.planner.placement import Limits, settled
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import make_plan, plan_within
-from tests.unit.partitioner.planner.test_choose import PREDICTOR, some_devices
+from tests.unit.partitioner.planner.test_choose import PREDICTOR, exhaustive, some_devices
 from tests.unit.partitioner.planner.test_search import TINY, check, device
 
 MBIT = 1e6
@@ -58,26 +55,6 @@ def test_no_link_is_faster_than_the_port() -> None:
     assert through_port(link, 1000 * MBIT) == link
 
 
-def best_there_is(devices: Sequence[Device], limits: Limits) -> float:
-    """The best expected accuracy of all plans without replicas."""
-    there = exact_arrivals([d.profile.availability for d in devices])
-    objective = Objective(PREDICTOR.law, capability_of(PREDICTOR.teacher_accuracy), there)
-    options: list[list[Candidate | None]] = [
-        [None, *(c for row in range(len(d.choices)) if (c := d.running(row)) is not None)]
-        for d in devices
-    ]
-    best = 0.0
-    for combination in itertools.product(*options):
-        taken = [(c, [i]) for i, c in enumerate(combination) if c is not None]
-        waits = waits_ms([c.request_bytes for c, _ in taken], limits.client_bps)
-        last_ms = max(
-            (c.predicted_ms.total + w for (c, _), w in zip(taken, waits, strict=True)), default=0.0
-        )
-        if last_ms <= limits.target_ms and len({c.identity for c, _ in taken}) == len(taken):
-            best = max(best, objective.value(objective.sums(taken)))
-    return best
-
-
 @pytest.mark.parametrize("seed", range(16))
 def test_a_shared_port_costs_at_most_two_percent_of_the_best_plan(seed: int) -> None:
     draw = np.random.default_rng(seed)
@@ -92,7 +69,7 @@ def test_a_shared_port_costs_at_most_two_percent_of_the_best_plan(seed: int) -> 
     ]
     limits = Limits(target_ms=float(draw.uniform(4, 25)), client_bps=client_bps)
     seats, found = choose(devices, PREDICTOR, limits)
-    assert found >= 0.98 * best_there_is(devices, limits)
+    assert found >= 0.98 * exhaustive(devices, limits)
     together = settled(seats, client_bps)
     assert all(run.predicted_ms.total <= limits.target_ms for s in together for run in s.runs)
 

@@ -11,7 +11,6 @@ from mdp.files import write_toml
 from mdp.formats.plan import NetworkSpec, SubModelSpec, read_plan
 from mdp.formats.profile import DeviceProfile, read_profile
 from partitioner.estimates.accuracy import predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import WHOLE
 from partitioner.estimates.catalogue import catalogue
 from partitioner.planner.candidates import evaluate_device, fitted_ways
 from partitioner.planner.deadline import deadline_ms
@@ -20,6 +19,7 @@ from partitioner.planner.explain import explain
 from partitioner.planner.families import Families, families_of
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import plan_within
+from partitioner.regions import WHOLE
 from partitioner.run.weights import weights_in, weights_of
 from tests.unit.partitioner.planner.test_search import BASE
 

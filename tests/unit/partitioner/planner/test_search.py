@@ -14,13 +14,13 @@ from mdp.formats.plan import Assignment, Plan, Replica, SingleDevice, SubModelSp
 from mdp.formats.profile import DeviceProfile, Link, read_profile
 from partitioner.estimates import macs as cost
 from partitioner.estimates.accuracy import predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import WHOLE
 from partitioner.estimates.latency import Way, fit_latency, predict, ways
 from partitioner.estimates.network import request_bytes
-from partitioner.planner.design_space import REGIONS, sub_model_grid
+from partitioner.planner.design_space import sub_model_grid
 from partitioner.planner.pareto import plan_with_accuracy
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import make_plan
+from partitioner.regions import REGIONS, WHOLE
 from tests.support.models.latencies import Formula
 
 DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
@@ -400,10 +400,10 @@ def test_the_grid_keeps_the_teacher_s_proportions() -> None:
 @pytest.mark.torch
 def test_every_shape_of_the_grid_can_be_cut_from_the_teacher() -> None:
     from partitioner.networks.teacher import teacher_spec
-    from partitioner.networks.weight_init import check_heritage
+    from partitioner.networks.weight_init import check_source
 
     built = teacher_spec("vit_tiny_patch16_224", {"img_size": 32, "patch_size": 8, "depth": 6})
-    check_heritage(built, sub_model_grid(built.shape))
+    check_source(built, sub_model_grid(built.shape))
 
 
 def test_a_gpu_is_not_planned_with_widths_that_it_pads() -> None:

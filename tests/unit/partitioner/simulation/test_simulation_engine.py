@@ -19,14 +19,13 @@ from partitioner.simulation.engine import Simulation, simulate
 from partitioner.simulation.models import (
     RETRANSMIT_S,
     DeviceModel,
-    Dice,
     Jittered,
     Load,
     LogNormal,
     Measured,
+    RandomStreams,
     Rotated,
     Scenario,
-    SlowSpells,
 )
 from partitioner.simulation.trace import Trace
 
@@ -59,7 +58,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     devices = []
     for k in range(draw(st.integers(1, 3))):
         for number in range(draw(st.integers(1, 2))):
-            spells = SlowSpells(every_s=0.5, lasts_s=0.2, factor=8.0)
             devices.append(
                 DeviceModel(
                     name=f"d{k}/{number}",
@@ -75,7 +73,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
                     mean_up_s=draw(st.sampled_from([math.inf, 0.3])),
                     mean_down_s=0.2,
                     loss=draw(st.sampled_from([0.0, 0.2])),
-                    slow=draw(st.sampled_from([None, spells])),
                 )
             )
     rate_per_s = draw(st.sampled_from([None, 20.0, 300.0]))
@@ -351,15 +348,6 @@ def test_until_its_loss_is_noticed_a_device_costs_the_whole_deadline() -> None:
     assert waited == pytest.approx(trace.falls["alpha"] * unnoticed_s * 5.0, rel=0.15)
 
 
-def test_slow_spells_slow_down() -> None:
-    spells = SlowSpells(every_s=0.5, lasts_s=0.5, factor=5.0)
-    trace = simulate(scenario(device("alpha", slow=spells), requests=6000))
-    slow = np.isclose(trace.latencies_s, 0.050)
-    assert slow.sum() + np.isclose(trace.latencies_s, 0.010).sum() == 6000
-    # As much time is spent in either, but five times as few requests in the slow one.
-    assert slow.mean() == pytest.approx(1 / 6, abs=0.04)
-
-
 def test_thousands_of_devices() -> None:
     many = [device(f"d{k}/{n}", k=k, mean_up_s=50.0, mean_down_s=1.0) for k in range(4)
             for n in range(300)]  # fmt: skip
@@ -449,7 +437,7 @@ def test_a_device_that_is_back_has_forgotten_what_it_was_asked() -> None:
     replied: list[Job] = []
     one = SimulatedDevice(
         device("alpha", compute_s=0.5, delay=Jittered(round_trip_s=0.0)),
-        Dice(0),
+        RandomStreams(0),
         lambda at_s, callback, argument: pushed.append((at_s, callback, argument)),
         lambda now_s, job: replied.append(job),
     )

@@ -20,12 +20,12 @@ from mdp.formats.fleet import Fleet, FleetEntry
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Picture
 from mdp.protocol.messages import (
-    Ask,
     Buffer,
     Failure,
     Infer,
     Result,
     Status,
+    StatusRequest,
     decode,
     encode,
     logits_buffer,
@@ -38,12 +38,11 @@ from partitioner.simulation.device import Job, SimulatedDevice
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import (
     DeviceModel,
-    Dice,
     Jittered,
     Load,
     LogNormal,
+    RandomStreams,
     Scenario,
-    SlowSpells,
     chance,
 )
 
@@ -63,9 +62,9 @@ class RealClient:
         self._digest, self._ks = bundle.digest, {d.name: d.k for d in scenario.devices}
         self._events: list[tuple[float, int, Any, Any]] = []
         self._count = 0
-        dice = Dice(scenario.seed)
+        streams = RandomStreams(scenario.seed)
         self._devices = {
-            model.name: SimulatedDevice(model, dice, self._push, self._reply)
+            model.name: SimulatedDevice(model, streams, self._push, self._reply)
             for model in scenario.devices
         }
         entries = [
@@ -80,7 +79,7 @@ class RealClient:
             fusion="stacked",
             hedge_after_s=scenario.hedge_after_s,
             hedge_share=0.0 if scenario.hedge_after_s is None else scenario.hedge_share,
-            chance=chance(dice, 0),
+            chance=chance(streams, 0),
         )
         self._question = PictureQuestion(Cutter(self._dispatcher.assignments).views(RED))
 
@@ -100,7 +99,7 @@ class RealClient:
         if device not in self.connected:
             return False
         infer = decode(frames).message
-        if isinstance(infer, Ask):
+        if isinstance(infer, StatusRequest):
             self._devices[device].ask(self.now_s, self._told, infer.request_id)
             return True
         assert isinstance(infer, Infer)
@@ -169,7 +168,6 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             delay=Jittered(round_trip_s=0.002, jitter_s=0.001),
             turnaround_s=draw(st.sampled_from([0.0, 0.002])),
             loss=draw(st.sampled_from([0.0, 0.1])),
-            slow=draw(st.sampled_from([None, SlowSpells(every_s=0.5, lasts_s=0.3, factor=10.0)])),
         )
         for name, k in names
     )

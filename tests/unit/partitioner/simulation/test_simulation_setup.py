@@ -19,10 +19,10 @@ from partitioner.estimates.accuracy_law import AccuracyLaw, Member, capability_o
 from partitioner.estimates.latency import Way, fit_latency, own_way, predict
 from partitioner.estimates.latency_quantiles import ASSUMED_SIGMA
 from partitioner.estimates.network import network_ms
+from partitioner.simulation.answer_accuracy import FusedOutputs, MeasuredSubsets, PredictedSubsets
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import DeviceModel, Jittered, Load, LogNormal, Scenario
 from partitioner.simulation.outcome import outcome_of
-from partitioner.simulation.questions import added, answer, each_lost, hedged, without
 from partitioner.simulation.setup import (
     Assumptions,
     added_model,
@@ -32,7 +32,7 @@ from partitioner.simulation.setup import (
     sigma,
 )
 from partitioner.simulation.trace import Trace
-from partitioner.simulation.worth import FusedOutputs, MeasuredSubsets, PredictedSubsets
+from partitioner.simulation.what_ifs import added, compare, each_lost, hedged, without
 from tests.support.bundles import CASCADE_ACCURACY, with_cascade
 
 NAMES = ("n100", "raspberry-pi-5", "laptop-cpu")
@@ -53,13 +53,12 @@ def plan() -> Plan:
 
 
 def test_a_model_says_what_plan_and_profile_say(profiles: dict[str, DeviceProfile]) -> None:
-    assumed = Assumptions(jitter_ms=0.0, sigma=0.3, loss=0.01, slow_every_s=60.0)
+    assumed = Assumptions(jitter_ms=0.0, sigma=0.3, loss=0.01)
     models = device_models(plan(), profiles, 3, assumed)
     assert [(m.name, m.k) for m in models] == list(zip(NAMES, range(3), strict=True))
     pi, profile = models[1], profiles["raspberry-pi-5"]
     assert pi.compute == LogNormal(median_s=0.001, sigma=0.3)
     assert pi.loss == 0.01
-    assert pi.slow is not None
     assert pi.mean_up_s / (pi.mean_up_s + pi.mean_down_s) == pytest.approx(profile.availability)
     # Alone, a request takes what the cost model predicts for the network.
     still = replace(pi, k=0, compute=LogNormal(median_s=1e-9), loss=0.0, mean_up_s=math.inf)
@@ -177,11 +176,7 @@ EVERY = np.arange(100)
 def test_a_bundle_knows_what_was_measured(bundle: Bundle, tmp_path: Path) -> None:
     worth = MeasuredSubsets(bundle)
     assert worth.accuracy((0, 1), EVERY) == subset_accuracy((0, 1)).stacked
-    assert MeasuredSubsets(bundle, "bagged").accuracy((0, 1), EVERY) == (
-        subset_accuracy((0, 1)).bagged
-    )
     assert [worth.mode(m) for m in [(1,), (0, 2)]] == ["single", "stacked"]
-    assert MeasuredSubsets(bundle, "boosted").mode((0, 1)) == "boosted"
     assert worth.source == "as measured on 100 pictures of colours"
     raw = Bundle.open(write_bundle(tmp_path / "raw", evaluated=False))
     assert MeasuredSubsets(raw).accuracy((0, 1), EVERY) is None
@@ -201,7 +196,9 @@ def test_real_outputs_are_fused_for_each_request(bundle: Bundle) -> None:
             right = 0
             for number in numbers:
                 at = number % pictures
-                one = {k: Contribution(c.boost[at], c.bag[at]) for k, c in contributions.items()}
+                one = {
+                    k: Contribution.of([h[at] for h in c.heads]) for k, c in contributions.items()
+                }
                 weights = weights_for(members, "stacked", bundle.fusion_weights())
                 right += fuse(one, weights).argmax() == targets[at]
             assert worth.accuracy(members, numbers) == pytest.approx(right / len(numbers))
@@ -297,7 +294,7 @@ def test_what_ifs(bundle: Bundle) -> None:
     )
     asked = [*each_lost(scenario), without("a", "b"), added(spare), hedged(2.0)]
     done: list[str] = []
-    (first, second) = answer(scenario, [50.0, 100.0], asked, MeasuredSubsets(bundle), done.append)
+    (first, second) = compare(scenario, [50.0, 100.0], asked, MeasuredSubsets(bundle), done.append)
     assert (first.deadline_ms, second.deadline_ms) == (50.0, 100.0)
     assert list(first.what_if) == [
         "without a",
@@ -315,4 +312,4 @@ def test_what_ifs(bundle: Bundle) -> None:
     assert len(done) == 2 * (1 + len(asked))
     assert each_lost(Scenario(devices=devices("a"), load=Load(requests=1), deadline_ms=9.0)) == []
     with pytest.raises(InputError, match=r"^the same change is asked for twice: "):
-        answer(scenario, [50.0], [without("a"), without("a")], MeasuredSubsets(bundle))
+        compare(scenario, [50.0], [without("a"), without("a")], MeasuredSubsets(bundle))

@@ -15,12 +15,13 @@ from safetensors.torch import save_file  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
-from partitioner import run_setup  # noqa: E402
+from partitioner import region_trial, run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load_weights  # noqa: E402
 from partitioner.export.write import teacher_provenance  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
-from partitioner.networks.weight_init import inherit  # noqa: E402
+from partitioner.networks.weight_init import init_from  # noqa: E402
+from partitioner.regions import REGIONS  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import Asked, TeacherFacts  # noqa: E402
 from partitioner.training import teacher as teacher_module  # noqa: E402
@@ -61,7 +62,8 @@ class Given:
     def accuracy(self, run: RunFolder) -> float:
         """Of the teacher with a linear probe."""
         wanted, spec = self.asked(), PLAN.require_teacher()
-        return run_setup.teacher_accuracy(run, spec, self.facts(wanted), self.data, wanted, QUIET)
+        given = run_setup.given_teacher(run, spec, self.facts(wanted), self.data, wanted, QUIET)
+        return run_setup.teacher_accuracy(given, wanted, QUIET)
 
     def facts(self, wanted: Asked) -> TeacherFacts:
         return run_setup.teacher_facts(wanted, self.data, PLAN.require_teacher())
@@ -104,7 +106,7 @@ def test_rows_cut_by_name_teach_and_are_told(given: Given, tmp_path: Path) -> No
     with torch.inference_mode():
         assert torch.allclose(teacher(pixels), given.source(pixels)[:, ROWS], atol=1e-5)
     start = work.new_member(work.plan.assignments[0])
-    inherit(start.trunk, given.source)
+    init_from(start.trunk, given.source)
     found = untrained(work, work.plan.assignments[0], teacher).trunk.state_dict()
     for name, value in start.trunk.state_dict().items():
         assert torch.equal(found[name], value), name
@@ -179,3 +181,16 @@ def test_labels_that_do_not_fit(
     with pytest.raises(InputError, match=re.escape(message)) as told:
         given.facts(asked_for)
     assert "\n" not in str(told.value)
+
+
+def test_regions_are_tried_on_the_data_once(
+    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, spec = RunFolder(tmp_path / "run"), PLAN.require_teacher()
+    wanted = given.asked()
+    judge = run_setup.given_teacher(run, spec, given.facts(wanted), given.data, wanted, QUIET)
+    regions = region_trial.tried_regions(PLAN, judge, {}, {})
+    assert len(regions) == len(PLAN.assignments)
+    assert set(regions) <= set(REGIONS)
+    monkeypatch.delattr(region_trial, "chosen_regions")
+    assert region_trial.tried_regions(PLAN, judge, {}, {}) == regions

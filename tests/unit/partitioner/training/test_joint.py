@@ -12,15 +12,16 @@ torch = pytest.importorskip("torch")
 from mdp.formats.bundle import Bundle  # noqa: E402
 from mdp.fusion.fuse import FusionWeights, SubsetWeights  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
+from partitioner.data.crops import view_of  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.export import write as export  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.joint import Ensemble, JointLoss, arrivals  # noqa: E402
-from partitioner.training.losses import taught_loss  # noqa: E402
+from partitioner.training.losses import distillation_loss  # noqa: E402
 from partitioner.training.student import Student  # noqa: E402
 from partitioner.training.teacher import ensure_targets, ensure_teacher  # noqa: E402
-from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, asked, tiny_plan  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -42,7 +43,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Work, Path]:
     tree = write_tree(folder / "tree", each=20)
     work = steps.train_step(
         RunFolder(folder / "run"), tiny_plan(), open_dataset(str(tree)),
-        asked(tree, epochs=2, joint_epochs=2), QUIET,
+        asked(tree, epochs=2, joint_epochs=2, schedule=CHAINED), QUIET,
     )  # fmt: skip
     return work, tree
 
@@ -79,7 +80,8 @@ def test_it_is_done_only_once(joined: tuple[Work, Path]) -> None:
     work, tree = joined
     before = [work.run.joint(k).stat().st_mtime_ns for k in (0, 1)]
     steps.train_step(
-        work.run, work.plan, work.data, asked(tree, epochs=2, joint_epochs=2), QUIET
+        work.run, work.plan, work.data,
+        asked(tree, epochs=2, joint_epochs=2, schedule=CHAINED), QUIET,
     )  # fmt: skip
     assert [work.run.joint(k).stat().st_mtime_ns for k in (0, 1)] == before
 
@@ -99,7 +101,13 @@ def test_the_loss_is_that_of_the_subset_that_was_drawn(joined: tuple[Work, Path]
     network = Ensemble([Student(work.load_member(a)) for a in work.plan.assignments]).eval()
     seen = []
     network.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    loss_of, index = JointLoss(work, targets, stacking), np.arange(8)
+    variants = work.variants
+    pixels = [[variants.view(view_of(a), v) for v in range(2)] for a in work.plan.assignments]
+    settings = work.settings
+    loss_of = JointLoss(
+        settings.joint_schedule, settings.schedule, pixels, variants, targets, stacking
+    )
+    index = np.arange(8)
     drawn = set()
     for epoch in range(8):
         with torch.no_grad():
@@ -109,9 +117,9 @@ def test_the_loss_is_that_of_the_subset_that_was_drawn(joined: tuple[Work, Path]
         with torch.no_grad():
             outputs = network(seen[-1])
         fused = sum((0.5 + k) * outputs[k].boost + 2 * outputs[k].bag for k in members)
-        wanted = taught_loss(
+        wanted = distillation_loss(
             fused, work.variants.labels(0)[index],
-            torch.from_numpy(np.asarray(targets.train[(2 + epoch) % 2][index], dtype=np.float32)),
+            torch.from_numpy(np.asarray(targets[(2 + epoch) % 2][index], dtype=np.float32)),
             distillation=0.5, temperature=2.0, label_smoothing=0.0,
         )  # fmt: skip
         assert float(losses["stacked"]) == pytest.approx(float(wanted), rel=1e-4)

@@ -21,8 +21,8 @@ from partitioner.data.live_views import (
 )
 from partitioner.networks.families import Backbone, FamilyMember, create
 from partitioner.run.settings import MemberSchedule
-from partitioner.training.live import Recipe, answers, distil
-from partitioner.training.student import Student, Taught
+from partitioner.training.live import Recipe, distil
+from partitioner.training.student import BatchTargets, Student
 from tests.support.models.runs import QUIET
 
 pytestmark = pytest.mark.torch
@@ -99,11 +99,12 @@ def test_a_student_comes_to_agree_with_its_teacher() -> None:
     recipe = Recipe(schedule, Drawing(min_area=1.0, mixed=0.0), "fp32", 0, average=0.5)
     wanted = torch.eye(3)[data.targets] * 4
 
-    def teach(draw: Draw) -> Taught:
-        return Taught(draw.labels(data), wanted[draw.rows], None, [])
+    def teach(draw: Draw) -> BatchTargets:
+        return BatchTargets(draw.labels(data), wanted[draw.rows])
 
+    @torch.no_grad()
     def loss() -> float:
-        logits = answers(lambda x: member(x).bag, data.pixels, 32)
+        logits = member(data.pixels.float()).bag
         return torch.nn.functional.mse_loss(logits.softmax(1), wanted.softmax(1)).item()
 
     member.eval()

@@ -3,7 +3,7 @@
 import io
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ from partitioner.training import compute, live  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.loop import TrainingDiverged  # noqa: E402
 from partitioner.training.losses import centred  # noqa: E402
-from partitioner.training.student import Taught  # noqa: E402
+from partitioner.training.student import BatchTargets  # noqa: E402
 from partitioner.training.teacher import ensure_teacher  # noqa: E402
 from partitioner.training.world import World  # noqa: E402
-from tests.support.models.runs import QUIET, asked, tiny_plan  # noqa: E402
+from tests.support.models.runs import CHAINED, QUIET, asked, tiny_plan  # noqa: E402
 from tests.support.models.trees import write_tree  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -50,7 +50,8 @@ class Trained:
     tree: Path
 
     def asked(self, **options: Any) -> Asked:
-        return asked(self.tree, epochs=2, teaching="live", **options)
+        known: dict[str, Any] = {"epochs": 2, "teaching": "live", "schedule": CHAINED}
+        return asked(self.tree, **known | options)
 
     def train(self, run: Path, **options: Any) -> Work:
         data = open_dataset(str(self.tree))
@@ -61,7 +62,7 @@ class Trained:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("live")
     tree = write_tree(folder / "tree", each=20)
-    options = asked(tree, epochs=2, teaching="live")
+    options = asked(tree, epochs=2, teaching="live", schedule=CHAINED)
     work = steps.train_step(
         RunFolder(folder / "run"), plan(), open_dataset(str(tree)), options, QUIET
     )
@@ -72,7 +73,7 @@ def test_no_answer_of_the_train_split_is_kept(trained: Trained) -> None:
     run = trained.work.run
     assert run.settings().teaching == "live"
     assert not list(run.cache.glob("*-logits.npy"))
-    assert not run.left_behind.exists()
+    assert not run.predecessors.exists()
     assert len(list(run.cache.glob("teacher-*.npy"))) == 2  # calibration and test
     curves = msgspec.json.decode(run.curves.read_bytes())
     assert {name: len(curve) for name, curve in curves.items()} == {
@@ -104,10 +105,10 @@ def test_teacher_and_predecessor_are_asked_on_the_same_view(
     trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work, teacher = trained.work, ensure_teacher(trained.work, None)
-    taught: list[Callable[[Draw], Taught]] = []
+    asked_for: list[Callable[[Draw], BatchTargets]] = []
 
     def kept(*args: Any) -> list[dict[str, float]]:
-        taught.append(args[2])
+        asked_for.append(args[2])
         return []
 
     monkeypatch.setattr(live, "distil", kept)
@@ -115,35 +116,25 @@ def test_teacher_and_predecessor_are_asked_on_the_same_view(
     first, last = work.plan.assignments
     runner.train(last, work.new_member(last))
     rows = torch.arange(5)
-    found = taught[0](Draw(rows, whole_boxes(5, rows.device), torch.ones(5), torch.ones(5)))
+    found = asked_for[0](Draw(rows, whole_boxes(5, rows.device), torch.ones(5), torch.ones(5)))
     seen = torch.from_numpy(np.array(work.member_pixels(first, "train")[:5])).permute(0, 3, 1, 2)
     member = work.load_member(first, joint=False)
     with torch.inference_mode():
         output = member.of_normalised(member.normalise(seen.float()))
     assert found.before is not None
+    assert found.imitated is not None
     torch.testing.assert_close(found.before, output.boost, atol=1e-2, rtol=0)
-    torch.testing.assert_close(found.imitated[0], output.feature, atol=1e-2, rtol=0)
+    torch.testing.assert_close(found.imitated, output.feature, atol=1e-2, rtol=0)
     assert found.teacher.shape == (5, 3)
     torch.testing.assert_close(found.teacher, centred(found.teacher))
     assert found.labels.argmax(dim=1).tolist() == work.data.train.targets[:5].tolist()
 
 
-@pytest.mark.parametrize(
-    ("imitate", "target"), [("teacher", "logits"), ("predecessors", "probabilities")]
-)
-def test_what_is_imitated_and_boosted_is_as_asked(
-    trained: Trained, imitate: str, target: str
-) -> None:
-    schedule = msgspec.structs.replace(
-        trained.work.settings.schedule, imitate=imitate, boost_target=target, epochs=1
-    )
-    settings = msgspec.structs.replace(trained.work.settings, schedule=schedule)
-    work = replace(trained.work, settings=settings)
-    runner = live.LiveRun.of(work, ensure_teacher(work, None))
-    last = work.plan.assignments[1]
-    (epoch,) = runner.train(last, work.new_member(last))
-    assert epoch["stack"] > 0
-    assert epoch["loss"] == pytest.approx(epoch["boost"] + epoch["bag"] + 0.5 * epoch["stack"])
+def test_without_boosting_no_predecessor_is_asked(trained: Trained, tmp_path: Path) -> None:
+    work = trained.train(tmp_path / "run", schedule={})
+    curves = msgspec.json.decode(work.run.curves.read_bytes())
+    assert set(curves["member-1"][0]) == {"loss", "bag", "seconds"}
+    assert [work.load_member(a).heads for a in work.plan.assignments] == [["bag"], ["bag"]]
 
 
 def test_a_training_that_diverges_says_so_and_keeps_nothing(

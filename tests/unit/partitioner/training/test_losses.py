@@ -1,4 +1,4 @@
-"""The losses are what their sentences say."""
+"""The losses are what their docstrings state."""
 
 import pytest
 
@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 
 from torch import Tensor  # noqa: E402
 
-from partitioner.training.losses import boost_loss, centred, stack_loss, taught_loss  # noqa: E402
+from partitioner.training.losses import centred, distillation_loss, stack_loss  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -16,23 +16,18 @@ def random(*shape: int) -> Tensor:
     return drawn
 
 
-def test_boost_loss_is_the_mean_square() -> None:
-    boost, residual = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 4.0]])
-    assert boost_loss(boost, residual) == pytest.approx(2.5)
-
-
 def test_stack_loss_is_blind_to_scale_and_zero_for_the_same_direction() -> None:
     feature = random(8, 5)
     assert stack_loss(3 * feature, feature) == pytest.approx(0, abs=1e-6)
     assert stack_loss(-feature, feature) == pytest.approx(2, abs=1e-6)
 
 
-def test_taught_loss_is_a_mixture_of_labels_and_teacher() -> None:
+def test_distillation_loss_is_a_mixture_of_labels_and_teacher() -> None:
     bag, teacher, target = random(6, 4), random(6, 4) * 2, torch.arange(6) % 4
     labels_ = torch.nn.functional.one_hot(target, 4).float()
 
     def loss(distillation: float, temperature: float = 1.0) -> float:
-        value = taught_loss(
+        value = distillation_loss(
             bag, labels_, teacher,
             distillation=distillation, temperature=temperature, label_smoothing=0.0,
         )  # fmt: skip
@@ -47,9 +42,9 @@ def test_taught_loss_is_a_mixture_of_labels_and_teacher() -> None:
     assert loss(1.0, temperature=1e3) > 0.5 * float((centred(teacher) - centred(bag)).var()) / 4
 
 
-def test_taught_loss_vanishes_for_a_copy_of_the_teacher() -> None:
+def test_distillation_loss_vanishes_for_a_copy_of_the_teacher() -> None:
     teacher = random(6, 4)
-    value = taught_loss(
+    value = distillation_loss(
         teacher + 3, torch.full((6, 4), 0.25), teacher,
         distillation=1.0, temperature=2.0, label_smoothing=0.0,
     )  # fmt: skip

@@ -1,0 +1,116 @@
+"""Assembles an agent from its options: keys, router, audit log, reloads, camera, announcement."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from devices.access.announce import announced
+from devices.access.audit import AuditLog
+from devices.access.watch import ClientWatch, agent_keys, raise_descriptor_limit
+from devices.agent.lifecycle import Report
+from devices.agent.options import ServeOptions
+from devices.agent.reload import Reloader
+from devices.agent.server import Agent
+from devices.camera.capture import open_frame_buffer
+from devices.camera.frames import FrameBuffer
+from devices.events import LOG
+from mdp.protocol.messages import request_frame_bytes
+from mdp.transport import Router, public_key_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltAgent:
+    """An agent whose socket is bound."""
+
+    agent: Agent
+    #: Where it listens, with the port that the system has chosen.
+    address: str
+    #: None for plain text.
+    public_key: str | None
+    _options: ServeOptions
+    _report: Report
+    _watch: ClientWatch | None
+    _frames: FrameBuffer | None
+
+    def reload(self) -> None:
+        """Read the clients' files and the bundle again."""
+        if self._watch is not None:
+            self._watch.reload()
+        self.agent.reload()
+
+    def serve(self, periodic: Callable[[], None] = lambda: None) -> None:
+        """As `Agent.serve`, with the camera open and the agent announced."""
+
+        def tasks() -> None:
+            periodic()
+            if self._watch is not None:
+                self._watch.expire()
+
+        with ExitStack() as stack:
+            if self._frames is not None:
+                self._frames.report_to(self._report)
+                stack.enter_context(self._frames)
+            if self._options.announce:
+                current = self.agent.lifecycle
+                stack.enter_context(
+                    announced(
+                        self.address, self.public_key, lambda: current.sources[0], self._report
+                    )
+                )
+            self.agent.serve(tasks)
+
+
+@contextmanager
+def build_agent(
+    options: ServeOptions,
+    *,
+    report: Report = LOG.info,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[BuiltAgent]:
+    """The agent that `options` describe; its socket and audit log close with the block.
+
+    Raises InputError, ConfigError or AgentError.
+    """
+    access = agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
+    keys, clients = access or (None, None)
+    source = options.loadable()
+    frames = None
+    if options.source is not None:
+        frames = open_frame_buffer(options.source, options.source_fps)
+    raise_descriptor_limit()
+    max_frame_bytes = request_frame_bytes(source.assignment.spec.image_size)
+    with ExitStack() as stack:
+        audit = None
+        if options.audit is not None:
+            name_of = clients.name if clients else lambda key: ""
+            audit = stack.enter_context(AuditLog(options.audit, name_of)).record
+        router = stack.enter_context(
+            Router(
+                options.bind,
+                keys=keys,
+                max_frame_bytes=max_frame_bytes,
+                audit=audit or (lambda *_: None),
+            )
+        )
+        agent = Agent(
+            source,
+            router,
+            reloader=Reloader(lambda: options.loadable(max_frame_bytes), clock=clock),
+            frames=frames,
+            grace_s=options.grace_s,
+            report=report,
+            clock=clock,
+        )
+        watch = None
+        if keys is not None and clients is not None:
+            watch = ClientWatch(clients, keys.allowed, router, agent, report)
+        yield BuiltAgent(
+            agent=agent,
+            address=router.address,
+            public_key=None if keys is None else public_key_of(keys.secret),
+            _options=options,
+            _report=report,
+            _watch=watch,
+            _frames=frames,
+        )

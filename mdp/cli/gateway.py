@@ -1,0 +1,122 @@
+"""`mdp gateway`: fleets over HTTP, with a page and metrics."""
+
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mdp import console
+from mdp.client.base import DEFAULT_DEADLINE_MS
+from mdp.errors import ConfigError, InputError, InsecureWarning
+from mdp.extras import GATEWAY, install, missing
+from mdp.formats.fleet import PLAIN_TEXT, exposed, read_fleet
+from mdp.fusion.fuse import Fusion
+from mdp.requests.deadline import checked_deadline_ms
+
+#: What a model is called in addresses; a bundle's name is one.
+_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def gateway(
+    fleet: Annotated[
+        list[str],
+        typer.Option(help="fleet.toml, or NAME=fleet.toml; by default named as its bundle."),
+    ],
+    bind: Annotated[str, typer.Option(help="HOST:PORT to listen on.")] = "127.0.0.1:8080",
+    tokens: Annotated[
+        Path | None, typer.Option(help="File of bearer tokens that are let in, one a line.")
+    ] = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate and its chain, for HTTPS.")
+    ] = None,
+    private_key: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate's private key.")
+    ] = None,
+    deadline_ms: Annotated[
+        float, typer.Option(help="Milliseconds for a picture whose request names none.")
+    ] = DEFAULT_DEADLINE_MS,
+    fusion: Annotated[Fusion, typer.Option(help="How to combine what arrived.")] = "stacked",
+    cascade: Annotated[
+        bool,
+        typer.Option(
+            "--cascade", help="Ask few members first, the others only where these are unsure."
+        ),
+    ] = False,
+    key: Annotated[
+        Path | None,
+        typer.Option(help="This gateway's secret key file, instead of fleet.toml's `key`."),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option(
+            "--insecure", help="Speak plain text to agents without a key, over a network."
+        ),
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")
+    ] = False,
+) -> None:
+    """Serve fleets over HTTP: the Open Inference Protocol, uploads, metrics and a page.
+
+    Only this machine can connect, unless --tokens, --certificate and --private-key are given.
+
+    Example: mdp gateway --fleet fleet.toml
+
+    Exit codes: 0 told to end, 2 bad input, 130 interrupted, 1 unforeseen.
+    """
+    if module := missing(GATEWAY):
+        raise InputError(f"{module} is not installed; the gateway needs it: {install('gateway')}")
+    # Loading starlette and uvicorn takes a third of a second, which no other command needs.
+    from mdp.gateway.access import Tokens, check_exposure, read_tokens
+    from mdp.gateway.fleets import ServedFleet
+    from mdp.gateway.server import Listening, serve
+
+    checked_deadline_ms(deadline_ms)
+    if (certificate is None) != (private_key is None):
+        raise InputError("--certificate and --private-key: expected both, or neither for HTTP")
+    check_exposure(bind, tokens=tokens is not None, encrypted=certificate is not None)
+    allowed = Tokens([]) if tokens is None else read_tokens(tokens)
+    listening = Listening(bind, allowed, certificate, private_key)
+    served: dict[str, ServedFleet] = {}
+    with warnings.catch_warnings():
+        # Said below, in one line each.
+        warnings.simplefilter("ignore", InsecureWarning)
+        for name, path in named_fleets(fleet).items():
+            served[name] = ServedFleet(
+                name, path, fusion=fusion, key=key, insecure=insecure, cascade=cascade
+            )
+            for entry in exposed(read_fleet(path)[0]):
+                text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
+                print(f"mdp: WARNING: {text}", file=sys.stderr)
+
+        def started(url: str) -> None:
+            if json:
+                console.print_json({"event": "listening", "url": url, "models": list(served)})
+            else:
+                print(f"{url} serves {', '.join(served)}; Ctrl-C ends it", flush=True)
+
+        serve(served, listening, deadline_ms=deadline_ms, started=started)
+
+
+def named_fleets(words: list[str]) -> dict[str, Path]:
+    """Model -> fleet file, from `FILE` or `NAME=FILE` each; raises InputError or ConfigError."""
+    found: dict[str, Path] = {}
+    for word in words:
+        name, separator, file = word.partition("=")
+        path = Path(file if separator else word)
+        if not separator:
+            name = read_fleet(path)[1].manifest.name
+        elif not _MODEL.fullmatch(name):
+            raise InputError(
+                f"--fleet {word}: expected NAME=FILE, NAME being 1 to 64 letters, digits, `.`, `_` "
+                "or `-`"
+            )
+        if name in found:
+            raise ConfigError(
+                f"{path}: another fleet is called {name!r} already: expected --fleet NAME=FILE"
+            )
+        found[name] = path
+    return found

@@ -1,0 +1,117 @@
+"""Where a gateway may listen, and whom it lets in. Pure but for reading the file of tokens."""
+
+import hashlib
+import hmac
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from mdp.errors import ConfigError, InputError
+from mdp.files import read_regular
+from mdp.formats.keys import is_loopback
+from mdp.gateway.refusals import Refusal
+
+MIN_TOKEN = 16
+_MAX_TOKENS_BYTES = 2**20
+#: Answered without a token: probes and the page itself, which asks for one.
+OPEN = frozenset(("/", "/page.css", "/page.js", "/icon.svg", "/v2/health/live", "/v2/health/ready"))
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+def host_and_port(bind: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[IPV6]:PORT` in two; raises InputError."""
+    host, separator, port = bind.rpartition(":")
+    numeric = port.isascii() and port.isdigit() and int(port) < 65536
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not separator or not host or not numeric or (":" in host and not bracketed):
+        raise InputError(f"--bind {bind}: expected HOST:PORT or [IPV6]:PORT")
+    return host.strip("[]"), int(port)
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can connect to `host`."""
+    return is_loopback(f"tcp://[{host}]:1" if ":" in host else f"tcp://{host}:1")
+
+
+def check_exposure(bind: str, *, tokens: bool, encrypted: bool) -> None:
+    """Raise InputError for an address beyond this machine without tokens or TLS."""
+    if is_local(host_and_port(bind)[0]) or (tokens and encrypted):
+        return
+    lacking = [
+        option
+        for option, given in (
+            ("--tokens", tokens),
+            ("--certificate and --private-key", encrypted),
+        )
+        if not given
+    ]
+    raise InputError(f"--bind {bind} is not on this machine alone: expected {', '.join(lacking)}")
+
+
+class Tokens:
+    """The bearer tokens that are let in; none: whoever can connect."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self._digests = [_digest(token) for token in tokens]
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def allow(self, authorization: str) -> bool:
+        """Whether a request with this `Authorization` header is let in."""
+        scheme, _, token = authorization.partition(" ")
+        found = _digest(token.strip())
+        # Each is compared in constant time, and all of them are.
+        hits = [hmac.compare_digest(found, known) for known in self._digests]
+        return scheme.lower() == "bearer" and any(hits)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode(errors="replace")).digest()
+
+
+def read_tokens(path: Path) -> Tokens:
+    """The tokens in `path`, one a line, `#` beginning a comment; raises ConfigError."""
+    content, found = read_regular(path, _MAX_TOKENS_BYTES)
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(f"{path}: expected a file that only its owner can read (chmod 600)")
+    tokens = []
+    for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
+        token = line.strip()
+        if not token or token.startswith("#"):
+            continue
+        if len(token) < MIN_TOKEN or not all("!" <= character <= "~" for character in token):
+            raise ConfigError(
+                f"{path}: line {number}: expected a token of {MIN_TOKEN} or more ASCII characters "
+                "without spaces"
+            )
+        tokens.append(token)
+    if not tokens:
+        raise ConfigError(f"{path}: expected a token on a line of its own, found none")
+    return Tokens(tokens)
+
+
+def check_request(method: str, path: str, headers: Mapping[str, str], tokens: Tokens) -> None:
+    """Raise Refusal for a request that may not be answered.
+
+    Without tokens, whoever can connect to loopback is let in; that is also a browser, on behalf of
+    any page that it shows. So the name that it asked has to be this machine's, which a page cannot
+    bring about by DNS, and what changes or computes anything may not come from another page.
+    """
+    if tokens:
+        if path not in OPEN and not tokens.allow(headers.get("authorization", "")):
+            raise Refusal(
+                401, "expected Authorization: Bearer TOKEN", {"www-authenticate": "Bearer"}
+            )
+    elif not is_local(_host_of(headers.get("host", ""))):
+        raise Refusal(403, "expected the Host localhost, 127.0.0.1 or [::1]")
+    origin = headers.get("origin")
+    if method not in _SAFE and origin and origin.partition("://")[2] != headers.get("host"):
+        raise Refusal(403, "expected a request of this gateway's own page")
+
+
+def _host_of(header: str) -> str:
+    if header.startswith("["):
+        return header[1:].partition("]")[0]
+    return header.partition(":")[0]

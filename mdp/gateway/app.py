@@ -1,0 +1,396 @@
+"""The gateway's routes: HTTP in, calls to fleets, HTTP out."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from importlib.resources import files
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from mdp import __version__
+from mdp.errors import MDPError
+from mdp.gateway import infer
+from mdp.gateway.access import Tokens, check_request
+from mdp.gateway.bodies import Bodies, uploaded
+from mdp.gateway.fleets import IN_FLIGHT, MAX_REQUEST_MS, ServedFleet
+from mdp.gateway.metrics import Metrics
+from mdp.gateway.refusals import Refusal, busy, refusal_of
+from mdp.pictures.crop import Picture
+from mdp.requests.capture import DEFAULT_EVERY_MS, checked_every_ms
+from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.prediction import Prediction
+
+#: What of the room's data is sent, and as what.
+PAGE = {
+    "/": ("index.html", "text/html; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
+    "/openapi.json": ("openapi.json", "application/json"),
+}
+#: The page loads nothing from, and sends nothing to, any other host.
+HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; "
+        "connect-src 'self'; media-src 'self' blob:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "permissions-policy": "camera=(self), microphone=(), geolocation=()",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+MAX_WATCHERS = 32
+#: Between two events at least, and between two signs of life at most.
+EVENT_S, QUIET_S = 0.25, 10.0
+#: Between two looks of one reader at least.
+LEAST_EVERY_MS = 50.0
+
+
+class Guard:
+    """Lets in what may be answered, and adds the headers that every answer has."""
+
+    def __init__(self, app: ASGIApp, tokens: Tokens) -> None:
+        self.inside = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI."""
+        if scope["type"] != "http":
+            await self.inside(scope, receive, send)
+            return
+
+        async def with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                known = {name for name, _ in message["headers"]}
+                more = [(k.encode(), v.encode()) for k, v in HEADERS.items()]
+                message["headers"] += [(k, v) for k, v in more if k not in known]
+            await send(message)
+
+        headers = Headers(scope=scope)
+        try:
+            check_request(scope["method"], scope["path"], headers, self._tokens)
+        except Refusal as refusal:
+            await _refused(refusal)(scope, receive, with_headers)
+        else:
+            await self.inside(scope, receive, with_headers)
+
+
+def _json(content: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    body = msgspec.json.encode(content)
+    return Response(body, status, headers=headers, media_type="application/json")
+
+
+def _refused(refusal: Refusal) -> Response:
+    return _json({"error": str(refusal)}, refusal.status, refusal.headers)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, MDPError)
+    return _refused(refusal_of(error))
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _on_unforeseen(request: Request, error: Exception) -> Response:
+    # What it was goes to the log.
+    return _json({"error": "unforeseen error: the gateway's log says more"}, 500)
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    content = files("mdp.gateway").joinpath("page", name).read_bytes()
+
+    async def send(request: Request) -> Response:
+        return Response(content, headers={"content-type": kind})
+
+    return send
+
+
+@contextmanager
+def _counted(metrics: Metrics, model: str) -> Iterator[None]:
+    """Count a request for `model`; a failed one by its reason."""
+    metrics.began(model)
+    try:
+        yield
+    except MDPError as error:
+        metrics.failed(model, error)
+        raise
+    finally:
+        metrics.ended(model)
+
+
+class Gateway:
+    """Everything that the routes share."""
+
+    def __init__(self, fleets: Mapping[str, ServedFleet], deadline_ms: float) -> None:
+        """Serve `fleets`, by their models' names, with `deadline_ms` for a picture."""
+        self._fleets = fleets
+        self._deadline_ms = deadline_ms
+        self._bodies = Bodies()
+        self._metrics = Metrics(fleets)
+        #: Set, and replaced, whenever something changes that the page shows.
+        self._changed = asyncio.Event()
+        self._watchers = 0
+        #: Whether the server is ending, which streams of events would hold up.
+        self.ending: Callable[[], bool] = lambda: False
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Watch the fleets as long as the server runs."""
+        for fleet in self._fleets.values():
+            fleet.changed = self._wake
+        watches = [asyncio.create_task(fleet.watch()) for fleet in self._fleets.values()]
+        try:
+            yield
+        finally:
+            for watch in watches:
+                watch.cancel()
+            await asyncio.gather(*watches, return_exceptions=True)
+            for fleet in self._fleets.values():
+                fleet.close()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def app(self, tokens: Tokens) -> Guard:
+        """The ASGI application."""
+        model = "/v2/models/{model}"
+        routes = [
+            Route("/v2", self.server),
+            Route("/v2/health/live", self.live),
+            Route("/v2/health/ready", self.ready),
+            Route(model, self.model),
+            Route(f"{model}/ready", self.model_ready),
+            Route(f"{model}/infer", self.infer, methods=["POST"]),
+            Route(f"{model}/classify", self.classify, methods=["POST"]),
+            Route(f"{model}/devices/{{device:path}}", self.switch, methods=["PUT"]),
+            Route(f"{model}/look", self.look),
+            Route(f"{model}/watch", self.watch),
+            Route("/fleets", self.shown),
+            Route("/events", self.events),
+            Route("/metrics", self.metrics),
+            *(Route(path, _file(name, kind)) for path, (name, kind) in PAGE.items()),
+        ]
+        handlers: Any = {
+            MDPError: _on_error,
+            HTTPException: _on_http_error,
+            Exception: _on_unforeseen,
+        }
+        app = Starlette(routes=routes, exception_handlers=handlers, lifespan=self.lifespan)
+        app.router.redirect_slashes = False
+        return Guard(app, tokens)
+
+    def _fleet(self, request: Request) -> ServedFleet:
+        name = request.path_params["model"]
+        fleet = self._fleets.get(name)
+        if fleet is None:
+            known = ", ".join(self._fleets)
+            raise Refusal(404, f"unknown model {name[:60]!r}: expected one of {known}")
+        return fleet
+
+    # The Open Inference Protocol.
+
+    async def server(self, request: Request) -> Response:
+        """Name, version and extensions."""
+        return _json({"name": "mdp", "version": __version__, "extensions": ["binary_tensor_data"]})
+
+    async def live(self, request: Request) -> Response:
+        """Whether the gateway runs."""
+        return _json({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Whether a device of every fleet can answer."""
+        ready = all(fleet.ready for fleet in self._fleets.values())
+        return _json({"ready": ready}, 200 if ready else 503)
+
+    async def model(self, request: Request) -> Response:
+        """A model's inputs and outputs."""
+        fleet = self._fleet(request)
+        return _json(infer.metadata(fleet.name, len(fleet.bundle.manifest.labels)))
+
+    async def model_ready(self, request: Request) -> Response:
+        """Whether a device of this fleet can answer."""
+        fleet = self._fleet(request)
+        return _json({"name": fleet.name, "ready": fleet.ready}, 200 if fleet.ready else 503)
+
+    async def infer(self, request: Request) -> Response:
+        """Pictures as a tensor in, probabilities and labels out."""
+        fleet = self._fleet(request)
+        with _counted(self._metrics, fleet.name):
+            async with self._bodies.held(request) as body:
+                length = request.headers.get(infer.JSON_LENGTH)
+                if infer.is_quick(body, length):
+                    asked = infer.read_request(body, length)
+                else:
+                    asked = await asyncio.to_thread(infer.read_request, body, length)
+                deadline_ms = self._checked(asked.deadline_ms, len(asked.pictures))
+                answers = await self._answers(fleet, list(asked.pictures), deadline_ms)
+        content, json_length = infer.respond(fleet.name, asked, answers)
+        if json_length is None:
+            return Response(content, media_type="application/json")
+        headers = {infer.JSON_LENGTH: str(json_length)}
+        return Response(content, headers=headers, media_type="application/octet-stream")
+
+    # What the protocol does not have.
+
+    async def classify(self, request: Request) -> Response:
+        """One picture as a file in; the answer, its parts and its worth out.
+
+        With `?members=true`, each device that can answer is asked once more, alone.
+        """
+        fleet = self._fleet(request)
+        with _counted(self._metrics, fleet.name):
+            deadline_ms = self._checked(request.query_params.get("deadline_ms"))
+            alone = request.query_params.get("members", "false")
+            if alone not in ("true", "false"):
+                raise Refusal(400, f"members: expected true or false, got {alone[:20]!r}")
+            async with self._bodies.held(request) as body:
+                picture = await uploaded(request.headers.get("content-type", ""), body)
+                (answer,) = await self._answers(fleet, [picture], deadline_ms)
+                told = {
+                    "model": fleet.name,
+                    "degraded": infer.is_degraded(answer),
+                    **answer.to_dict(),
+                }
+                if alone == "true":
+                    opinions = await fleet.opinions(picture, deadline_ms)
+                    told["opinions"] = [
+                        {
+                            "device": device,
+                            "label": each.label,
+                            "probability": each.probability,
+                            "expected_accuracy": each.expected_accuracy,
+                        }
+                        for device, each in opinions.items()
+                    ]
+        return _json(told)
+
+    async def _answers(
+        self, fleet: ServedFleet, pictures: Sequence[Picture], deadline_ms: float
+    ) -> list[Prediction]:
+        answers = await fleet.classify(pictures, deadline_ms)
+        self._metrics.answered(fleet.name, answers)
+        return answers
+
+    def _checked(self, deadline_ms: Any, pictures: int = 1) -> float:
+        """A request's deadline, or this gateway's, for each of `pictures`; raises Refusal."""
+        try:
+            wanted = float(self._deadline_ms if deadline_ms is None else deadline_ms)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Refusal(
+                400, f"deadline_ms: expected a number, got {str(deadline_ms)[:20]!r}"
+            ) from error
+        checked_deadline_ms(wanted)
+        most = MAX_REQUEST_MS / math.ceil(pictures / IN_FLIGHT)
+        if wanted > most:
+            raise Refusal(400, f"deadline_ms: expected at most {most:g}, got {wanted:g}")
+        return wanted
+
+    async def look(self, request: Request) -> Response:
+        """What the devices' own cameras see."""
+        fleet = self._fleet(request)
+        deadline_ms = self._checked(request.query_params.get("deadline_ms"))
+        return _json(await self._looked(fleet, deadline_ms))
+
+    async def _looked(self, fleet: ServedFleet, deadline_ms: float) -> dict[str, Any]:
+        with _counted(self._metrics, fleet.name):
+            answer = await fleet.look(deadline_ms)
+            self._metrics.answered(fleet.name, [answer])
+        return {"model": fleet.name, "degraded": infer.is_degraded(answer), **answer.to_dict()}
+
+    async def watch(self, request: Request) -> Response:
+        """The same as server-sent events, one every `every_ms`, until the client leaves."""
+        fleet = self._fleet(request)
+        deadline_ms = self._checked(request.query_params.get("deadline_ms"))
+        every = request.query_params.get("every_ms", str(DEFAULT_EVERY_MS))
+        try:
+            every_s = max(checked_every_ms(float(every)), LEAST_EVERY_MS) / 1e3
+        except ValueError as error:
+            raise Refusal(400, f"every_ms: expected a number, got {every[:20]!r}") from error
+
+        async def answers() -> AsyncIterator[bytes]:
+            loop = asyncio.get_running_loop()
+            while not self.ending():
+                started_s = loop.time()
+                try:
+                    kind, told = b"answer", await self._looked(fleet, deadline_ms)
+                except MDPError as error:
+                    kind, told = b"error", {"error": str(error)}
+                yield b"event: " + kind + b"\ndata: " + msgspec.json.encode(told) + b"\n\n"
+                await asyncio.sleep(max(0.0, started_s + every_s - loop.time()))
+
+        return self._streamed(answers())
+
+    def _streamed(self, events: AsyncIterator[bytes]) -> Response:
+        if self._watchers >= MAX_WATCHERS:
+            raise busy(f"expected at most {MAX_WATCHERS} readers of events at a time")
+
+        async def counted() -> AsyncIterator[bytes]:
+            self._watchers += 1
+            try:
+                async for event in events:
+                    yield event
+            finally:
+                self._watchers -= 1
+
+        return StreamingResponse(counted(), media_type="text/event-stream")
+
+    async def switch(self, request: Request) -> Response:
+        """Take a device out of this gateway's calls, or put it back: `{"in_use": false}`."""
+        fleet = self._fleet(request)
+        async with self._bodies.held(request) as body:
+            try:
+                wanted = msgspec.json.decode(body, type=dict[str, bool])
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise Refusal(400, f'expected {{"in_use": true}} or false: {error}') from error
+        if wanted.keys() != {"in_use"}:
+            raise Refusal(400, 'expected {"in_use": true} or false')
+        await fleet.switch(request.path_params["device"], wanted["in_use"])
+        return _json(fleet.shown())
+
+    async def shown(self, request: Request) -> Response:
+        """Every fleet's devices and faults: one event of `/events`."""
+        return _json(self._shown())
+
+    def _shown(self) -> list[dict[str, Any]]:
+        return [fleet.shown() for fleet in self._fleets.values()]
+
+    async def events(self, request: Request) -> Response:
+        """Server-sent events: `/fleets` again whenever something in it changes."""
+        return self._streamed(self._changes())
+
+    async def _changes(self) -> AsyncIterator[bytes]:
+        loop = asyncio.get_running_loop()
+        last, sent_s = b"", loop.time()
+        while not self.ending():
+            changed = self._changed
+            content = msgspec.json.encode(self._shown())
+            if content != last:
+                yield b"event: fleets\ndata: " + content + b"\n\n"
+                last, sent_s = content, loop.time()
+            elif loop.time() - sent_s > QUIET_S:
+                yield b":\n\n"
+                sent_s = loop.time()
+            await asyncio.sleep(EVENT_S)
+            # Looks around now and then whether the server is ending.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await changed.wait()
+
+    async def metrics(self, request: Request) -> Response:
+        """Prometheus' text format."""
+        content, content_type = self._metrics.exposition(request.headers.get("accept", ""))
+        return Response(content, headers={"content-type": content_type})

@@ -1,0 +1,169 @@
+"""What the page and the metrics know of each device: its state, its latest times, its faults. Pure.
+
+Times are handed in: seconds since 1970.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from msgspec import Struct, field
+from msgspec.structs import asdict, replace
+
+from mdp.client.status import DeviceStatus
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet
+from mdp.fusion.fuse import Fusion, rule_for
+from mdp.requests.prediction import Prediction
+from mdp.requests.reason import NOT_NEEDED
+
+#: Latencies of a device's sparkline, and faults of a fleet that are kept.
+KEPT_LATENCIES, KEPT_FAULTS = 60, 100
+#: The reason of a device that somebody took out of this gateway's calls.
+SWITCHED_OFF = "switched off at this gateway"
+#: How reasons begin that are no fault: a cascade was sure, or somebody wanted it so.
+_NO_FAULT = (str(NOT_NEEDED), "not in the fleet", SWITCHED_OFF)
+
+
+def kind_of(reason: str) -> str:
+    """A reason without what is of one device or moment, for counting: `late`, `slow`, `failed`."""
+    return reason.partition(":")[0][:40]
+
+
+class Fault(Struct, frozen=True):
+    """Something that happened to a device, or its end."""
+
+    at_s: float
+    device: str
+    what: str
+    #: Whether it is the end of a fault.
+    over: bool = False
+
+
+class Device(Struct):
+    """One entry of a fleet file, as the gateway has seen it."""
+
+    name: str
+    k: int
+    submodel: str
+    #: Fractions of the centred square: left, top, right, bottom.
+    region: tuple[float, float, float, float]
+    #: Accuracy of its answers alone; None for a bundle never evaluated.
+    accuracy: float | None = None
+    in_use: bool = True
+    state: str = "UNKNOWN"
+    usable: bool = False
+    reason: str = ""
+    provider: str | None = None
+    source: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+    #: Requests that wait there; None if it has not said.
+    queued: int | None = None
+    #: Milliseconds from sending to the answer, the newest last.
+    latencies_ms: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LATENCIES))
+    fault: str = ""
+
+
+class Roll:
+    """All devices of one fleet, and the history of their faults."""
+
+    def __init__(self, fleet: Fleet, bundle: Bundle, fusion: Fusion) -> None:
+        """Devices of which nothing is known yet; their answers are fused by `fusion`."""
+        self.devices: dict[str, Device] = {}
+        for entry in fleet.devices:
+            assignment = bundle.manifest.plan.assignments[entry.k]
+            region = assignment.region
+            self.devices[entry.device] = Device(
+                name=entry.device,
+                k=entry.k,
+                submodel=assignment.spec.words,
+                region=(region.left, region.top, region.right, region.bottom),
+            )
+        self.faults: deque[Fault] = deque(maxlen=KEPT_FAULTS)
+        self._bundle = bundle
+        self._weights = bundle.fusion_weights()
+        self._fusion: Fusion = fusion
+        for device in self.devices.values():
+            device.accuracy = self._accuracy({device.k})
+
+    def told(self, statuses: Iterable[DeviceStatus], now_s: float) -> None:
+        """Take in what the devices say of themselves."""
+        for status in statuses:
+            device = self.devices.get(status.device)
+            if device is None:
+                continue
+            device.state, device.usable, device.reason = status.state, status.usable, status.reason
+            device.source, device.counts = status.source, status.counts
+            device.queued = status.queued
+            device.provider = status.provider or device.provider
+            fault = "" if status.usable else f"{status.state}: {status.reason}".rstrip(": ")
+            self._fault(device, fault, now_s)
+
+    def named(self, answer: Prediction) -> Prediction:
+        """`answer` with the reason of devices that are switched off, which its client lacks.
+
+        A device whose replica has answered is not missing.
+        """
+        answered = {member.k for member in answer.members}
+        off = {
+            device.name: SWITCHED_OFF
+            for device in self.devices.values()
+            if not device.in_use and device.k not in answered
+        }
+        return replace(answer, missing=answer.missing | off) if off else answer
+
+    def answered(self, prediction: Prediction, now_s: float) -> None:
+        """Take in what one answer was made of, and what it lacks."""
+        for member in prediction.members:
+            device = self.devices.get(member.device)
+            if device is not None:
+                spent_ms = member.queue_ms + member.compute_ms + member.network_ms
+                device.latencies_ms.append(round(spent_ms, 2))
+                if device.fault and device.usable:
+                    self._fault(device, "", now_s)
+        self.missed(prediction.missing, now_s)
+
+    def missed(self, missing: Mapping[str, str], now_s: float) -> None:
+        """Take in why devices were missing in an answer."""
+        for name, reason in missing.items():
+            device = self.devices.get(name)
+            # Of a device that is down, the status says more.
+            if device is not None and device.usable and not reason.startswith(_NO_FAULT):
+                self._fault(device, reason, now_s)
+
+    def _fault(self, device: Device, fault: str, now_s: float) -> None:
+        if kind_of(fault) == kind_of(device.fault):
+            return
+        over = not fault
+        # The first status of a healthy device ends nothing.
+        if fault or device.fault:
+            what = f"back after {device.fault}" if over else fault
+            self.faults.append(Fault(at_s=now_s, device=device.name, what=what, over=over))
+        device.fault = fault
+
+    def switched(self, name: str, in_use: bool, now_s: float) -> None:
+        """Note that somebody took a device out of this gateway's calls, or put it back."""
+        self.devices[name].in_use = in_use
+        what = "switched on at this gateway" if in_use else SWITCHED_OFF
+        self.faults.append(Fault(at_s=now_s, device=name, what=what, over=in_use))
+
+    def expected_accuracy(self) -> float | None:
+        """What an answer of the devices that can be used now is worth; None if unknown."""
+        return self._accuracy({d.k for d in self.devices.values() if d.in_use and d.usable})
+
+    def _accuracy(self, members: set[int]) -> float | None:
+        ordered = tuple(sorted(members))
+        rule = rule_for(ordered, self._fusion, self._weights) if members else self._fusion
+        return self._bundle.expected_accuracy(ordered, rule)
+
+    def shown(self) -> dict[str, Any]:
+        """Devices and faults for the page, for msgspec to encode."""
+        return {
+            "expected_accuracy": self.expected_accuracy(),
+            "expected_accuracy_all": self._accuracy({d.k for d in self.devices.values()}),
+            "devices": [
+                asdict(device) | {"latencies_ms": list(device.latencies_ms)}
+                for device in self.devices.values()
+            ],
+            "faults": list(reversed(self.faults)),
+        }

@@ -1,0 +1,237 @@
+"""Open Inference Protocol v2: requests and responses as bytes, with the binary tensor extension.
+
+Pure. The protocol: https://github.com/kserve/open-inference-protocol; the extension: Triton's
+"binary tensor data". A model has one input and two outputs:
+
+    images          UINT8 [n, height, width, 3], RGB, 1 to `MAX_PICTURES` pictures
+    probabilities   FP32 [n, top], the largest ones of the fused answer, best first
+    labels          BYTES [n, top], their classes
+
+`top` is five, or the number of classes where there are fewer.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct, field
+
+from mdp.gateway.refusals import Refusal
+from mdp.pictures.crop import Pixels
+from mdp.requests.prediction import TOP_K, Prediction
+from mdp.requests.reason import NOT_NEEDED
+
+INPUT = "images"
+OUTPUTS = {"probabilities": "FP32", "labels": "BYTES"}
+MAX_PICTURES = 64
+#: JSON that is decoded in a tenth of a millisecond.
+QUICK_BYTES = 16 * 1024
+#: Says where the JSON ends and the binary tensors begin.
+JSON_LENGTH = "inference-header-content-length"
+
+
+class Tensor(Struct):
+    """One input as a request names it."""
+
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    data: Any = None
+
+
+class WantedOutput(Struct):
+    """One output that a request names."""
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+class _Request(Struct):
+    inputs: list[Tensor]
+    outputs: list[WantedOutput] = field(default_factory=list)
+    id: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """What a request asks for."""
+
+    id: str
+    #: uint8 `[n, height, width, 3]`.
+    pictures: Pixels
+    #: Output -> whether its data follows the JSON in binary, in the order wanted.
+    outputs: dict[str, bool]
+    #: The request's own deadline, in milliseconds per picture; None without one. Unchecked.
+    deadline_ms: Any
+
+
+def metadata(model: str, num_classes: int) -> dict[str, Any]:
+    """A model's inputs and outputs, as `/v2/models/{model}` gives them."""
+    top = min(TOP_K, num_classes)
+    return {
+        "name": model,
+        "platform": "mdp_fleet",
+        "inputs": [{"name": INPUT, "datatype": "UINT8", "shape": [-1, -1, -1, 3]}],
+        "outputs": [
+            {"name": name, "datatype": datatype, "shape": [-1, top]}
+            for name, datatype in OUTPUTS.items()
+        ],
+    }
+
+
+def is_quick(body: bytes, json_length: str | None) -> bool:
+    """Whether reading a request takes no longer than handing it to a thread."""
+    known = json_length is not None and json_length.isascii() and json_length.isdigit()
+    return (int(json_length or 0) if known else len(body)) <= QUICK_BYTES
+
+
+def read_request(body: bytes, json_length: str | None) -> InferRequest:
+    """The request in `body`, whose JSON part has `json_length` bytes, or all; raises Refusal."""
+    head, rest = body, b""
+    if json_length is not None:
+        if not json_length.isascii() or not json_length.isdigit() or int(json_length) > len(body):
+            raise Refusal(
+                400, f"{JSON_LENGTH}: expected 0 to {len(body)}, got {json_length[:20]!r}"
+            )
+        head, rest = body[: int(json_length)], body[int(json_length) :]
+    try:
+        request = msgspec.json.decode(head, type=_Request)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(400, f"inference request: {error}") from error
+    if len(request.inputs) != 1 or request.inputs[0].name != INPUT:
+        names = ", ".join(repr(tensor.name) for tensor in request.inputs[:4]) or "none"
+        raise Refusal(400, f"inputs: expected one named {INPUT!r}, got {names}")
+    return InferRequest(
+        id=request.id,
+        pictures=_pictures(request.inputs[0], rest),
+        outputs=_wanted(request),
+        deadline_ms=request.parameters.get("deadline_ms"),
+    )
+
+
+def _pictures(tensor: Tensor, rest: bytes) -> Pixels:
+    if tensor.datatype != "UINT8":
+        raise Refusal(400, f"input {INPUT!r}: expected datatype UINT8, got {tensor.datatype[:20]}")
+    shape = tensor.shape
+    if len(shape) != 4 or shape[3] != 3 or min(shape) < 1 or shape[0] > MAX_PICTURES:
+        raise Refusal(
+            400,
+            f"input {INPUT!r}: expected shape [n, height, width, 3] of 1 to {MAX_PICTURES} "
+            f"pictures, got {shape[:8]}",
+        )
+    size, given = math.prod(shape), tensor.parameters.get("binary_data_size")
+    if given is None:
+        if rest:
+            raise Refusal(400, f"expected no bytes after the JSON, got {len(rest)}")
+        return _from_json(tensor.data, shape)
+    if tensor.data is not None:
+        raise Refusal(400, f"input {INPUT!r}: expected `data` or `binary_data_size`, got both")
+    if given != size or len(rest) != size:
+        raise Refusal(
+            400,
+            f"input {INPUT!r}: expected {size} bytes for shape {shape}, got binary_data_size "
+            f"{str(given)[:20]} and {len(rest)} bytes",
+        )
+    return np.frombuffer(rest, np.uint8).reshape(shape)
+
+
+def _from_json(data: Any, shape: list[int]) -> Pixels:
+    expected = f"input {INPUT!r}: expected `data` of whole numbers from 0 to 255 for shape {shape}"
+    if not isinstance(data, list):
+        raise Refusal(400, f"{expected}, got none")
+    try:
+        values = np.asarray(data)
+    except (ValueError, OverflowError) as error:  # ragged, or numbers beyond 64 bits
+        raise Refusal(400, f"{expected}, got lists of different lengths") from error
+    if values.dtype.kind not in "iu" or values.min(initial=0) < 0 or values.max(initial=0) > 255:
+        raise Refusal(400, f"{expected}, got others")
+    if values.size != math.prod(shape) or (values.ndim > 1 and list(values.shape) != shape):
+        raise Refusal(400, f"{expected}, got shape {list(values.shape)}")
+    return values.astype(np.uint8).reshape(shape)
+
+
+def _wanted(request: _Request) -> dict[str, bool]:
+    everywhere = request.parameters.get("binary_data_output", False)
+    wanted = request.outputs or [WantedOutput(name) for name in OUTPUTS]
+    outputs: dict[str, bool] = {}
+    for output in wanted:
+        if output.name not in OUTPUTS or output.name in outputs:
+            names = " and ".join(OUTPUTS)
+            raise Refusal(
+                400, f"outputs: expected {names}, each at most once, got {output.name[:40]!r}"
+            )
+        if "classification" in output.parameters:
+            raise Refusal(400, "outputs: classification is not offered: ask for labels")
+        outputs[output.name] = output.parameters.get("binary_data", everywhere) is True
+    return outputs
+
+
+def respond(
+    model: str, request: InferRequest, predictions: Sequence[Prediction]
+) -> tuple[bytes, int | None]:
+    """The response's body, and where its JSON ends if binary tensors follow it."""
+    top = min(len(prediction.top) for prediction in predictions)
+    shape = [len(predictions), top]
+    outputs: list[dict[str, Any]] = []
+    tail = b""
+    for name, binary in request.outputs.items():
+        column = 1 if name == "probabilities" else 0
+        values = [entry[column] for each in predictions for entry in each.top[:top]]
+        output: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": shape}
+        if binary:
+            data = _binary(values)
+            tail += data
+            output["parameters"] = {"binary_data_size": len(data)}
+        else:
+            output["data"] = values
+        outputs.append(output)
+    answer: dict[str, Any] = {
+        "model_name": model,
+        "parameters": parameters_of(predictions),
+        "outputs": outputs,
+    }
+    if request.id:
+        answer["id"] = request.id
+    head = msgspec.json.encode(answer)
+    return head + tail, len(head) if any(request.outputs.values()) else None
+
+
+def _binary(values: Sequence[Any]) -> bytes:
+    if values and isinstance(values[0], str):
+        texts = [value.encode() for value in values]
+        return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+    return np.asarray(values, "<f4").tobytes()
+
+
+def is_degraded(prediction: Prediction) -> bool:
+    """Whether an answer lacks a device that was needed; a cascade's first stage may be enough."""
+    return any(reason != str(NOT_NEEDED) for reason in prediction.missing.values())
+
+
+def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """What the answers are made of, in the protocol's strings, numbers and booleans.
+
+    `degraded` if any lacks a device; `used` by all, `missing` from any, the lowest expected
+    accuracy, the longest latency.
+    """
+    missing: Mapping[str, str] = {
+        device: reason for each in predictions for device, reason in each.missing.items()
+    }
+    used = [name for name in predictions[0].used if all(name in each.used for each in predictions)]
+    accuracies = [each.expected_accuracy for each in predictions]
+    parameters: dict[str, Any] = {
+        "degraded": any(map(is_degraded, predictions)),
+        "mode": ", ".join(sorted({each.mode for each in predictions})),
+        "used": ", ".join(used),
+        "missing": "; ".join(f"{device}: {reason}" for device, reason in missing.items()),
+        "latency_ms": max(each.latency_ms for each in predictions),
+    }
+    measured = [value for value in accuracies if value is not None]
+    if len(measured) == len(accuracies):
+        parameters["expected_accuracy"] = min(measured)
+    return parameters

@@ -1,0 +1,162 @@
+"""`/metrics` in Prometheus' text format; times in seconds."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from mdp.errors import DeadlineExceeded, MDPError
+from mdp.gateway.devices import kind_of
+from mdp.gateway.fleets import ServedFleet
+from mdp.gateway.infer import is_degraded
+from mdp.gateway.refusals import refusal_of
+from mdp.requests.prediction import Prediction
+
+#: From a picture of a quick board to the longest deadline.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+#: Reasons of a missing device that say that it was not in time.
+LATE = ("late", "slow", "silent", "too_late", "not asked")
+
+
+class Metrics:
+    """Counts what the gateway answers; what the devices say is read at each scrape."""
+
+    def __init__(self, fleets: Mapping[str, ServedFleet]) -> None:
+        """Metrics of `fleets`, by their models' names."""
+        self._registry = registry = CollectorRegistry()
+        self._requests = Counter(
+            "mdp_requests",
+            "Requests by outcome: answered, degraded (answered without a device), deadline "
+            "(nothing had arrived), unavailable, refused.",
+            ["model", "outcome"],
+            registry=registry,
+        )
+        self._answer = Histogram(
+            "mdp_answer_seconds",
+            "From a picture in the gateway to its answer.",
+            ["model"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._member = Histogram(
+            "mdp_member_seconds",
+            "Of one device in one answer: waiting in its queue, computing, on the network.",
+            ["model", "device", "part"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self._missing = Counter(
+            "mdp_member_missing",
+            "Answers that lack a device, by reason (docs/reference/reasons.md).",
+            ["model", "device", "reason"],
+            registry=registry,
+        )
+        self._late = Counter(
+            "mdp_member_late",
+            "Answers that lack a device because it was not in time.",
+            ["model", "device"],
+            registry=registry,
+        )
+        self._under_way = Gauge(
+            "mdp_requests_under_way", "Requests being answered.", ["model"], registry=registry
+        )
+        registry.register(_Devices(fleets))
+        for name, fleet in fleets.items():
+            for outcome in ("answered", "degraded", "deadline", "unavailable", "refused"):
+                self._requests.labels(name, outcome)
+            for device in fleet.roll.devices:
+                self._late.labels(name, device)
+            self._answer.labels(name)
+            self._under_way.labels(name)
+
+    def began(self, model: str) -> None:
+        """A request for `model` is being answered."""
+        self._under_way.labels(model).inc()
+
+    def ended(self, model: str) -> None:
+        """It no longer is."""
+        self._under_way.labels(model).dec()
+
+    def answered(self, model: str, predictions: Sequence[Prediction]) -> None:
+        """Count answers and what they are made of."""
+        for each in predictions:
+            self._requests.labels(model, "degraded" if is_degraded(each) else "answered").inc()
+            self._answer.labels(model).observe(each.latency_ms / 1e3)
+            for member in each.members:
+                parts = {
+                    "queue": member.queue_ms,
+                    "compute": member.compute_ms,
+                    "network": member.network_ms,
+                }
+                for part, spent_ms in parts.items():
+                    self._member.labels(model, member.device, part).observe(spent_ms / 1e3)
+            self._count_missing(model, each.missing)
+
+    def failed(self, model: str, error: MDPError) -> None:
+        """Count a request without an answer."""
+        outcome = "unavailable" if refusal_of(error).status == 503 else "refused"
+        if isinstance(error, DeadlineExceeded):
+            outcome = "deadline"
+        self._requests.labels(model, outcome).inc()
+        self._count_missing(model, getattr(error, "outcomes", {}))
+
+    def _count_missing(self, model: str, missing: Mapping[str, str]) -> None:
+        for device, reason in missing.items():
+            kind = kind_of(reason)
+            self._missing.labels(model, device, kind).inc()
+            if kind in LATE:
+                self._late.labels(model, device).inc()
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The page, and its content type, in a format that `accept` names."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class _Devices(Collector):
+    """What the devices said last."""
+
+    def __init__(self, fleets: Mapping[str, ServedFleet]) -> None:
+        self._fleets = fleets
+
+    def collect(self) -> Iterator[Metric]:
+        """Every device's state, as it was a second ago at most."""
+        label = ["model", "device"]
+        up = GaugeMetricFamily("mdp_device_up", "Whether a device can answer.", labels=label)
+        used = GaugeMetricFamily(
+            "mdp_device_in_use", "Whether this gateway asks a device.", labels=label
+        )
+        info = GaugeMetricFamily(
+            "mdp_device",
+            "1, with a device's state, provider and sub-model.",
+            labels=[*label, "state", "provider", "submodel"],
+        )
+        queue = GaugeMetricFamily(
+            "mdp_device_queue_depth", "Requests that wait at a device.", labels=label
+        )
+        done = CounterMetricFamily(
+            "mdp_device_requests",
+            "Requests of all clients that ended so since a device's agent started.",
+            labels=[*label, "outcome"],
+        )
+        worth = GaugeMetricFamily(
+            "mdp_expected_accuracy",
+            "Measured accuracy of the devices that can answer now, a fraction.",
+            labels=["model"],
+        )
+        for model, fleet in self._fleets.items():
+            for name, device in fleet.roll.devices.items():
+                up.add_metric([model, name], float(device.usable))
+                used.add_metric([model, name], float(device.in_use))
+                told = [device.state, device.provider or "", device.submodel]
+                info.add_metric([model, name, *told], 1)
+                if device.queued is not None and device.usable:
+                    queue.add_metric([model, name], device.queued)
+                for outcome, count in device.counts.items():
+                    done.add_metric([model, name, outcome], count)
+            expected = fleet.roll.expected_accuracy()
+            if expected is not None:
+                worth.add_metric([model], expected)
+        yield from (up, used, info, queue, done, worth)

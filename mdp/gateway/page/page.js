@@ -1,0 +1,462 @@
+// The fleet live, and answers to pictures. Asks its own gateway and nobody else.
+
+const $ = (id) => document.getElementById(id);
+const percent = (value, digits = 1) => (value == null ? "–" : `${(value * 100).toFixed(digits)} %`);
+const width = (share) => `${((share || 0) * 100).toFixed(2)}%`;
+const MODES = {
+  stacked: "Stacked: weights that were fitted for exactly these devices.",
+  boosted: "Boosted: the devices' parts of one sum.",
+  bagged: "Bagged: the mean of the devices' classifiers.",
+  single: "Single: one device answers alone.",
+};
+const STATES = {
+  READY: "Ready", UNREACHABLE: "Not reachable", SILENT: "Does not answer", REFUSED: "Refused",
+  STARTING: "Starting", WARMING: "Warming up", DRAINING: "Ending", FAILED: "Failed", UNKNOWN: "Unknown",
+};
+const CAMERA_MS = 400;
+const MAX_SIDE = 640;
+
+const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null };
+
+function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+function text(id, value) {
+  if ($(id).textContent !== value) $(id).textContent = value;
+}
+
+// Requests.
+
+function askToken() {
+  return new Promise((resolve) => {
+    const dialog = $("ask-token");
+    $("wrong-token").hidden = !sessionStorage.getItem("token");
+    $("token").value = "";
+    dialog.onclose = () => {
+      sessionStorage.setItem("token", $("token").value.trim());
+      resolve();
+    };
+    if (!dialog.open) dialog.showModal();
+  });
+}
+
+async function request(path, options = {}) {
+  for (;;) {
+    const token = sessionStorage.getItem("token");
+    const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
+    const response = await fetch(path, { ...options, headers });
+    if (response.status !== 401) return response;
+    await askToken();
+  }
+}
+
+async function told(response) {
+  const content = await response.json().catch(() => ({ error: `${response.status} ${response.statusText}` }));
+  if (!response.ok) throw new Error(content.error);
+  return content;
+}
+
+function alertOf(message) {
+  $("alert").hidden = !message;
+  text("alert", message || "");
+}
+
+// Server-sent events; EventSource sends no token.
+async function eachEvent(path, heard, signal) {
+  const response = await request(path, { signal });
+  if (!response.ok) await told(response);
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const [, kind, data] = /^event: (.*)\ndata: (.*)$/s.exec(part) || [];
+      if (kind) heard(kind, JSON.parse(data));
+    }
+  }
+}
+
+// The fleet, as it changes.
+
+async function follow() {
+  for (;;) {
+    try {
+      await eachEvent("events", (kind, fleets) => show(fleets));
+    } catch (error) {
+      console.info(error);
+    }
+    live("bad", "No gateway: trying again");
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+  }
+}
+
+function live(kind, words) {
+  $("live").className = `live ${kind}`;
+  text("live-text", words);
+}
+
+function show(fleets) {
+  state.fleets = fleets;
+  if (!fleets.some((fleet) => fleet.name === state.chosen)) state.chosen = fleets[0].name;
+  $("pick").hidden = fleets.length < 2;
+  const names = fleets.map((fleet) => fleet.name);
+  if ([...$("fleet").options].map((option) => option.value).join() !== names.join()) {
+    $("fleet").replaceChildren(...names.map((name) => el("option", { value: name }, name)));
+  }
+  $("fleet").value = state.chosen;
+  showFleet();
+}
+
+const current = () => state.fleets.find((fleet) => fleet.name === state.chosen);
+
+function showFleet() {
+  const fleet = current();
+  const able = fleet.devices.filter((device) => device.usable && device.in_use);
+  document.title = `${fleet.name} – MDP fleet`;
+  text("bundle", fleet.name);
+  text("count", `${able.length} of ${fleet.devices.length}`);
+  text("accuracy", percent(fleet.expected_accuracy));
+  const all = fleet.expected_accuracy_all;
+  const lost = all == null || fleet.expected_accuracy == null ? 0 : (all - fleet.expected_accuracy) * 100;
+  text("change", Math.abs(lost) < 0.05 ? "" : `${lost > 0 ? "−" : "+"}${Math.abs(lost).toFixed(1)} points`);
+  const pictures = fleet.expected_accuracy_pictures;
+  text("accuracy-note", `expected accuracy of these devices, ${pictures == null ? "never measured" : `measured on ${pictures.toLocaleString()} pictures`}`);
+  $("count").className = able.length < fleet.devices.length ? "fewer" : "";
+  $("meter").style.width = width(fleet.expected_accuracy);
+  $("meter-all").style.left = width(all);
+  $("meter-all").hidden = all == null;
+  text("version", `bundle ${fleet.bundle} ${fleet.digest}, ${fleet.classes} classes`);
+  if (!able.length) live("bad", "No device can answer");
+  else if (able.length < fleet.devices.length) live("warn", "Live, degraded");
+  else live("good", "Live");
+  $("cameras").hidden = !fleet.devices.some((device) => device.source);
+  showDevices(fleet);
+  showFaults(fleet);
+  // What a device less makes of the same picture shows at once.
+  const team = able.map((device) => device.name).join();
+  if (team !== state.team && state.team !== null && state.blob && !state.camera && able.length) ask();
+  if (!able.length && state.team !== null && state.blob) showNoAnswer("No device can answer", "The fleet answers again as soon as one is back.");
+  state.team = team;
+}
+
+function showDevices(fleet) {
+  const list = $("devices");
+  if ([...list.children].map((card) => card.dataset.name).join() !== fleet.devices.map((device) => device.name).join()) {
+    list.replaceChildren(...fleet.devices.map(newCard));
+  }
+  fleet.devices.forEach((device, index) => update(list.children[index], device, fleet));
+}
+
+function newCard(device, index) {
+  const card = $("device").content.firstElementChild.cloneNode(true);
+  card.dataset.name = device.name;
+  card.classList.add(`d${index % 6}`);
+  card.querySelector("h3").textContent = device.name;
+  const box = card.querySelector("input");
+  box.setAttribute("aria-label", `${device.name} takes part in answers`);
+  box.addEventListener("change", async () => {
+    try {
+      const path = device.name.split("/").map(encodeURIComponent).join("/");
+      const content = await told(await request(`v2/models/${state.chosen}/devices/${path}`, {
+        method: "PUT", body: JSON.stringify({ in_use: box.checked }),
+      }));
+      alertOf("");
+      show(state.fleets.map((fleet) => (fleet.name === content.name ? content : fleet)));
+    } catch (error) {
+      box.checked = !box.checked;
+      alertOf(error.message);
+    }
+  });
+  return card;
+}
+
+function update(card, device, fleet) {
+  const put = (selector, value) => {
+    const node = card.querySelector(selector);
+    if (node.textContent !== value) node.textContent = value;
+  };
+  card.classList.toggle("off", !device.in_use || !device.usable);
+  const box = card.querySelector("input");
+  if (document.activeElement !== box || box.checked !== device.in_use) box.checked = device.in_use;
+  let [kind, said] = device.usable ? ["good", "Ready"] : ["bad", STATES[device.state] || device.state];
+  if (device.usable && device.fault) [kind, said] = ["warn", `Ready, but ${device.fault}`];
+  else if (device.usable && device.reason) [kind, said] = ["warn", `Ready: ${device.reason}`];
+  else if (device.state === "READY" && !device.usable) said = device.reason;
+  if (!device.in_use) [kind, said] = ["warn", "Switched off here"];
+  card.querySelector(".state").className = `state ${kind}`;
+  put(".state-text", said);
+  put(".submodel", device.submodel);
+  put(".provider", (device.provider || "–").replace("ExecutionProvider", ""));
+  put(".alone", device.accuracy == null ? "never measured" : `${percent(device.accuracy)} accurate`);
+  const fault = fleet.faults.find((each) => each.device === device.name && !each.over);
+  put(".fault", fault ? `${words(fault.what)}, ${clock(fault.at_s)}` : "none");
+  spark(card, device.latencies_ms);
+}
+
+function spark(card, values) {
+  const svg = card.querySelector(".spark svg");
+  const sorted = [...values].sort((a, b) => a - b);
+  // One slow answer leaves the others readable.
+  const most = Math.max(1, 2 * (sorted[Math.floor(sorted.length * 0.9)] || 0));
+  const x = (index) => (160 * (index + 60 - values.length)) / 59;
+  const points = values.map((value, index) => `${x(index).toFixed(1)} ${(35 - (34 * Math.min(value, most)) / most).toFixed(1)}`);
+  const line = points.length > 1 ? `M${points.join("L")}` : "";
+  card.querySelector(".line").setAttribute("d", line);
+  card.querySelector(".area").setAttribute("d", line && `${line}L160 36L${x(0).toFixed(1)} 36Z`);
+  const last = values.length ? `${values.at(-1).toFixed(1)} ms` : "–";
+  card.querySelector(".ms").textContent = last;
+  const middle = values.length ? `, median ${sorted[sorted.length >> 1].toFixed(1)} ms` : "";
+  svg.setAttribute("aria-label", values.length ? `Latency of the last ${values.length} answers: ${last}${middle}` : "No answer yet");
+}
+
+const words = (fault) => fault.replace(/\b[A-Z]{5,}\b/, (known) => STATES[known]?.toLowerCase() ?? known).replace(/: no connection$/, "");
+
+const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+function showFaults(fleet) {
+  $("no-faults").hidden = fleet.faults.length > 0;
+  const key = fleet.faults.map((fault) => fault.at_s + fault.device).join();
+  if ($("faults").dataset.key === fleet.name + key) return;
+  $("faults").dataset.key = fleet.name + key;
+  $("faults").replaceChildren(...fleet.faults.map((fault) => el("li", {},
+    el("time", { datetime: new Date(fault.at_s * 1000).toISOString() }, clock(fault.at_s)),
+    el("span", {}, fault.device),
+    el("span", { class: `what ${fault.over ? "good" : "bad"}` }, words(fault.what)),
+  )));
+}
+
+// A picture, and its answer.
+
+async function ask() {
+  if (state.asking) {
+    state.again = true;
+    return;
+  }
+  state.asking = true;
+  const blob = state.blob;
+  try {
+    const answer = await told(await request(`v2/models/${state.chosen}/classify?members=true`, {
+      method: "POST", body: blob, headers: { "Content-Type": blob.type || "application/octet-stream" },
+    }));
+    if (state.blob === blob) showAnswer(answer);
+  } catch (error) {
+    if (state.blob === blob) showNoAnswer("No answer", error.message);
+  } finally {
+    state.asking = false;
+  }
+  if (state.again) {
+    state.again = false;
+    if (state.blob) await ask();
+  }
+}
+
+function showNoAnswer(label, why) {
+  text("label", label);
+  text("note", why);
+  $("made").hidden = $("mode").hidden = true;
+  $("top").replaceChildren();
+}
+
+function showAnswer(answer) {
+  const fleet = current();
+  const missing = Object.entries(answer.missing);
+  text("label", answer.label);
+  const parts = `${percent(answer.probability)} probable, from ${answer.used.join(", ")}`;
+  text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
+  text("latency", `${answer.latency_ms.toFixed(0)} ms`);
+  $("mode").hidden = false;
+  text("mode", answer.mode + (answer.degraded ? ", degraded" : ""));
+  $("mode").classList.toggle("degraded", answer.degraded);
+  $("top").replaceChildren(...answer.top.map(([label, share]) => {
+    const bar = el("i");
+    bar.style.width = width(share);
+    return el("li", {}, el("span", { title: label }, label), el("div", { "aria-hidden": "true" }, bar), el("span", { class: "number" }, percent(share)));
+  }));
+  $("made").hidden = !answer.opinions;
+  const opinions = new Map((answer.opinions || []).map((each) => [each.device, each]));
+  $("opinions").replaceChildren(...fleet.devices.map((device, index) => {
+    const own = opinions.get(device.name);
+    const name = el("th", { scope: "row" }, el("span", { class: "swatch", "aria-hidden": "true" }), device.name);
+    if (!own) return el("tr", { class: `out d${index % 6}` }, name, el("td", { colspan: "3" }, answer.missing[device.name] || "no answer alone"));
+    const other = own.label !== answer.label;
+    return el("tr", { class: `d${index % 6}` }, name,
+      el("td", other ? { class: "other" } : {}, own.label),
+      el("td", { class: "number" }, percent(own.probability)),
+      el("td", { class: "number" }, percent(own.expected_accuracy)));
+  }));
+  text("fused-label", answer.label);
+  text("fused-probability", percent(answer.probability));
+  text("fused-accuracy", percent(answer.expected_accuracy));
+  text("mode-note", MODES[answer.mode] || "");
+  if (answer.opinions) showCrops(fleet, answer);
+}
+
+function showCrops(fleet, answer) {
+  const shown = state.camera ? $("video") : $("picture");
+  const [width, height] = [shown.videoWidth || shown.naturalWidth, shown.videoHeight || shown.naturalHeight];
+  if (!width) return;
+  const side = Math.min(width, height);
+  const unit = side / Math.max(1, Math.min(shown.clientWidth, shown.clientHeight));
+  const used = fleet.devices.filter((device) => answer.used.includes(device.name));
+  const svg = $("crops");
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  svg.setAttribute("aria-label", used.map((device) => `${device.name} sees ${area(device.region)}`).join("; "));
+  const shapes = used.flatMap((device, place) => {
+    const [left, top, right, bottom] = device.region;
+    // Boxes that are the same lie inside each other.
+    const inset = (3 + 6 * place) * unit;
+    const box = {
+      x: (width - side) / 2 + left * side + inset, y: (height - side) / 2 + top * side + inset,
+      width: (right - left) * side - 2 * inset, height: (bottom - top) * side - 2 * inset, rx: 3 * unit,
+    };
+    return ["edge", "own"].map((kind) => {
+      const rect = document.createElementNS("http://www.w3.org/2000/svg", "rect");
+      for (const [name, value] of Object.entries(box)) rect.setAttribute(name, Math.max(0, value));
+      rect.setAttribute("class", kind);
+      if (kind === "own") rect.style.stroke = `var(--d${fleet.devices.indexOf(device) % 6})`;
+      return rect;
+    });
+  });
+  svg.replaceChildren(...shapes);
+  $("legend").replaceChildren(...used.map((device) => el("li", { class: `d${fleet.devices.indexOf(device) % 6}` },
+    el("span", { class: "swatch", "aria-hidden": "true" }), `${device.name}: ${area(device.region)}`)));
+}
+
+function area([left, top, right, bottom]) {
+  const share = (right - left) * (bottom - top);
+  return share > 0.999 ? "the whole square" : `${(share * 100).toFixed(0)} % of the square`;
+}
+
+async function open(blob) {
+  stop();
+  alertOf("");
+  const url = URL.createObjectURL(blob);
+  const picture = $("picture");
+  const former = picture.src;
+  picture.hidden = false;
+  picture.src = url;
+  if (former) URL.revokeObjectURL(former);
+  $("empty").hidden = true;
+  $("shot").hidden = false;
+  $("stage").classList.add("full");
+  $("crops").replaceChildren();
+  $("legend").replaceChildren();
+  state.blob = blob;
+  text("label", "Asking …");
+  // A browser may not show what the gateway can read.
+  await picture.decode().catch(() => {});
+  await ask();
+}
+
+// The webcam.
+
+async function openCamera() {
+  stop();
+  try {
+    if (!navigator.mediaDevices) throw new Error("browsers open cameras for localhost and HTTPS only");
+    state.camera = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: MAX_SIDE } } });
+  } catch (error) {
+    alertOf(`No webcam: ${error.message || error.name}`);
+    return;
+  }
+  alertOf("");
+  const video = $("video");
+  video.srcObject = state.camera;
+  await video.play();
+  $("picture").hidden = $("empty").hidden = true;
+  $("shot").hidden = video.hidden = false;
+  $("stage").classList.add("full");
+  $("webcam").setAttribute("aria-pressed", "true");
+  text("webcam", "Stop the webcam");
+  const canvas = document.createElement("canvas");
+  while (state.camera) {
+    const scale = Math.min(1, MAX_SIDE / Math.max(video.videoWidth, video.videoHeight));
+    canvas.width = video.videoWidth * scale;
+    canvas.height = video.videoHeight * scale;
+    canvas.getContext("2d").drawImage(video, 0, 0, canvas.width, canvas.height);
+    const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", 0.9));
+    if (!state.camera) break;
+    state.blob = blob;
+    await ask();
+    await new Promise((resolve) => setTimeout(resolve, CAMERA_MS));
+  }
+}
+
+function closeCamera() {
+  if (!state.camera) return;
+  for (const track of state.camera.getTracks()) track.stop();
+  state.camera = null;
+  $("video").hidden = true;
+  $("webcam").setAttribute("aria-pressed", "false");
+  text("webcam", "Webcam");
+}
+
+// The devices' own cameras.
+
+async function look() {
+  stop();
+  const looking = (state.looking = new AbortController());
+  $("cameras").setAttribute("aria-pressed", "true");
+  $("empty-text").hidden = true;
+  $("looking").hidden = false;
+  try {
+    await eachEvent(`v2/models/${state.chosen}/watch`, (kind, content) => {
+      if (kind === "answer") showAnswer(content);
+      else showNoAnswer("No answer", content.error);
+    }, looking.signal);
+  } catch (error) {
+    if (!looking.signal.aborted) alertOf(error.message);
+  }
+  if (state.looking === looking) stop();
+}
+
+// Back to an empty stage.
+function stop() {
+  closeCamera();
+  state.looking?.abort();
+  state.looking = null;
+  $("cameras").setAttribute("aria-pressed", "false");
+  $("empty-text").hidden = false;
+  $("looking").hidden = true;
+  state.blob = null;
+  $("shot").hidden = true;
+  $("empty").hidden = false;
+  $("stage").classList.remove("full");
+  $("legend").replaceChildren();
+}
+
+$("webcam").addEventListener("click", () => (state.camera ? stop() : openCamera()));
+$("cameras").addEventListener("click", () => (state.looking ? stop() : look()));
+$("file").addEventListener("change", () => {
+  if ($("file").files.length) open($("file").files[0]);
+  $("file").value = "";
+});
+$("fleet").addEventListener("change", () => {
+  state.chosen = $("fleet").value;
+  state.team = null;
+  if (state.looking) stop();
+  showFleet();
+  if (state.blob && !state.camera) ask();
+});
+for (const kind of ["dragover", "dragleave", "drop"]) {
+  // Anywhere: a picture that is dropped beside the stage would open in its place.
+  document.addEventListener(kind, (event) => {
+    event.preventDefault();
+    $("stage").classList.toggle("over", kind === "dragover");
+    const file = kind === "drop" && [...event.dataTransfer.files][0];
+    if (file) open(file);
+  });
+}
+document.addEventListener("paste", (event) => {
+  const file = [...event.clipboardData.files][0];
+  if (file) open(file);
+});
+
+follow();

@@ -1,0 +1,180 @@
+"""The gateway's page in headless Chromium, before real agents."""
+
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mdp.formats.bundle import MANIFEST
+from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
+from tests.support.browser import Browser, browser, why_no_browser
+from tests.support.fleet import PLENTY_MS, Fleet
+from tests.support.gateway import Gateway, gateway
+
+pytestmark = pytest.mark.skipif(why_no_browser() != "", reason=why_no_browser())
+
+SPACE = "\ue00d"
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Agents of which alpha and beta see the left half, and gamma the right one."""
+    folder = tmp_path_factory.mktemp("page")
+    path = write_bundle(folder / "bundle") / MANIFEST
+    manifest = json.loads(path.read_text())
+    halves = ({"right": 0.5}, {"right": 0.5}, {"left": 0.5})
+    for assignment, half in zip(manifest["plan"]["assignments"], halves, strict=True):
+        assignment["region"] = half
+    path.write_text(json.dumps(manifest))
+    (folder / "seen").mkdir()
+    Image.fromarray(colour_picture("green")).save(folder / "seen" / "green.png")
+    with Fleet(folder, folder / "bundle") as fleet:
+        for device in DEVICES:
+            fleet.start(device, "--source", f"folder:{folder / 'seen'}", wait_for=None)
+        for device in DEVICES:
+            fleet.agents[device].wait_for("READY")
+        fleet.write()
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def served(fleet: Fleet) -> Iterator[Gateway]:
+    options = ("--deadline-ms", PLENTY_MS)
+    with gateway("--fleet", fleet.folder / "fleet.toml", *options) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def page(served: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("chromium")) as window:
+        window.emulate()
+        window.open(served.url)
+        window.wait_for("#count", "3 of 3")
+        yield window
+
+
+@pytest.fixture(scope="module")
+def two_colours(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Blue on the left, red on the right."""
+    pixels = np.hstack([colour_picture("blue", 80, 40), colour_picture("red", 80, 40)])
+    path = tmp_path_factory.mktemp("picture") / "two.png"
+    Image.fromarray(pixels).save(path)
+    return path
+
+
+def test_a_device_dies_and_comes_back_before_the_eyes(
+    fleet: Fleet, page: Browser, two_colours: Path
+) -> None:
+    page.type("#file", str(two_colours))
+    page.wait_for("#label", "^blue$")
+    # What gamma says is another thing than what all say.
+    assert page.text("#opinions td.other") == "red"
+    assert page.run("return document.querySelectorAll('#crops rect.own').length") == 3
+    assert "gamma: 50 % of the square" in page.text("#legend")
+    accuracy = f"{subset_accuracy((0, 1, 2)).stacked:.1%}".replace("%", " %")
+    assert page.text("#accuracy") == accuracy
+    fleet.agents["alpha"].kill()
+    page.wait_for("#label", "^red$")
+    page.wait_for("#mode", "degraded")
+    page.wait_for("#count", "2 of 3")
+    page.wait_for("#faults", "alpha\nnot reachable")
+    assert page.text("#accuracy") != accuracy
+    fleet.restart("alpha")
+    page.wait_for("#label", "^blue$")
+    page.wait_for("#faults", "alpha\nback after not reachable")
+    page.wait_for("#mode", "^stacked$")
+
+
+def test_a_device_is_switched_off_with_the_keyboard(page: Browser, two_colours: Path) -> None:
+    page.type("#file", str(two_colours))
+    page.wait_for("#label", "^blue$")
+    page.press("[data-name=alpha] input", SPACE)
+    page.wait_for("#label", "^red$")
+    page.wait_for("[data-name=alpha] .state", "Switched off here")
+    assert "switched off at this gateway" in page.text("#opinions")
+    page.press("[data-name=alpha] input", SPACE)
+    page.wait_for("#label", "^blue$")
+
+
+def test_what_the_devices_own_cameras_see(page: Browser) -> None:
+    page.press("#cameras", SPACE)
+    page.wait_for("#label", "^green$")
+    page.wait_for("#empty", "The devices look for themselves")
+    page.press("#cameras", SPACE)
+    page.wait_for("#empty", "Drop a picture here")
+
+
+def test_a_gateway_with_tokens_asks_for_one_and_shows_either_fleet(
+    fleet: Fleet, page: Browser, served: Gateway
+) -> None:
+    tokens = fleet.folder / "tokens"
+    tokens.touch(0o600)
+    tokens.write_text("0123456789abcdef\n")
+    file = fleet.folder / "fleet.toml"
+    names = ("--fleet", f"cats={file}", "--fleet", f"dogs={file}")
+    with gateway(*names, "--tokens", tokens) as guarded:
+        page.open(guarded.url)
+        page.wait_for("dialog[open]", "needs a token")
+        page.type("#token", "wrong\n")
+        page.wait_for("dialog[open]", "does not know that token")
+        page.type("#token", "0123456789abcdef\n")
+        page.wait_for("#count", "3 of 3")
+        assert page.text("#bundle") == "cats"
+        page.type("#fleet", "dogs")
+        page.wait_for("#bundle", "dogs")
+    page.wait_for("#live", "No gateway")
+    page.log()
+    page.open(served.url)
+    page.wait_for("#count", "3 of 3")
+
+
+def test_what_a_screen_reader_is_told(page: Browser) -> None:
+    tree = page.tree()
+    switches = {node["name"] for node in tree if node["role"] == "switch"}
+    assert switches == {f"{device} takes part in answers" for device in DEVICES}
+    controls = [node for node in tree if node["role"] in ("button", "switch", "combobox", "link")]
+    assert all(node["name"] for node in controls)
+    assert {"banner", "main", "status"} <= {node["role"] for node in tree}
+
+
+def test_a_picture_that_is_none_and_a_camera_that_is_not_there(
+    page: Browser, tmp_path: Path
+) -> None:
+    (tmp_path / "none.png").write_text("no picture")
+    page.type("#file", str(tmp_path / "none.png"))
+    page.wait_for("#note", "expected a picture, found no format that is read")
+    page.run("document.getElementById('webcam').click()")
+    page.wait_for("#alert", "No webcam: ")
+
+
+def test_it_asks_no_other_host_and_nothing_was_blocked(page: Browser, served: Gateway) -> None:
+    script = "return performance.getEntriesByType('resource').map((each) => each.name)"
+    assert {url.rsplit("/", 1)[0].startswith(served.url) for url in page.run(script)} == {True}
+    blocked = [line for line in page.log() if "favicon" not in line and " 400 " not in line]
+    assert blocked == []
+    parts = [file for file in files("mdp.gateway").joinpath("page").iterdir() if file.is_file()]
+    assert sum(len(file.read_bytes()) for file in parts) < 200_000
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_shows_all_of_it(page: Browser, dark: bool) -> None:
+    page.emulate(width=360, height=740, dark=dark)
+    assert page.run("return document.documentElement.scrollWidth") <= 360
+    ground = page.run("return getComputedStyle(document.body).backgroundColor")
+    assert ground == ("rgb(14, 18, 24)" if dark else "rgb(244, 245, 248)")
+    page.emulate()
+
+
+def test_without_agents_the_page_says_so(fleet: Fleet, page: Browser, two_colours: Path) -> None:
+    page.type("#file", str(two_colours))
+    page.wait_for("#label", "^blue$")
+    for device in DEVICES:
+        fleet.agents[device].kill()
+    page.wait_for("#live", "No device can answer")
+    page.wait_for("#label", "No (device can )?answer")
+    fleet.restart("gamma")
+    page.wait_for("#label", "^red$")

@@ -1,0 +1,23 @@
+"""What integration tests share: a fleet of the test's own, and a gate for odd agents."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mdp.testing.bundles import write_bundle
+from tests.support.fleet import Fleet
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Fleet]:
+    """A bundle and no agents yet."""
+    with Fleet(tmp_path, write_bundle(tmp_path / "bundle")) as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """An empty folder, in which files let odd agents go on."""
+    (tmp_path / "gate").mkdir()
+    return tmp_path / "gate"

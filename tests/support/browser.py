@@ -1,0 +1,140 @@
+"""A headless Chromium, driven by the W3C WebDriver protocol of its chromedriver."""
+
+import base64
+import json
+import os
+import re
+import shutil
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mdp.testing.processes import PATIENCE_S, LineProcess, until
+
+#: How an element is named in the protocol.
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
+_FLAGS = (
+    "--headless=new",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--no-first-run",
+    "--use-fake-ui-for-media-stream",
+)
+
+
+def why_no_browser() -> str:
+    """What is not installed, or nothing."""
+    lacking = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
+    return f"{' and '.join(lacking)}: not installed (chromium, chromium-driver)" if lacking else ""
+
+
+class Browser:
+    """One window."""
+
+    def __init__(self, driver: str, session: str) -> None:
+        self._url = f"{driver}/session/{session}"
+
+    def _do(self, what: str, content: object = None, method: str = "POST") -> Any:
+        return _call(f"{self._url}/{what}", {} if content is None else content, method)
+
+    def open(self, url: str) -> None:
+        """Load a page."""
+        self._do("url", {"url": url})
+
+    def run(self, script: str) -> Any:
+        """What `script`, the body of a function, returns."""
+        return self._do("execute/sync", {"script": script, "args": []})
+
+    def text(self, selector: str) -> str:
+        """The text of the first such element; empty without one."""
+        found = f"document.querySelector({json.dumps(selector)})"
+        return str(self.run(f"return {found}?.innerText ?? ''"))
+
+    def wait_for(self, selector: str, wanted: str) -> None:
+        """Wait until that element's text contains a match of the pattern `wanted`."""
+        until(
+            lambda: re.search(wanted, self.text(selector)) is not None,
+            f"{selector} shows {wanted!r}",
+        )
+
+    def type(self, selector: str, text: str) -> None:
+        """Type into an element; for a file input, the path of the file."""
+        self._do(f"element/{self._element(selector)}/value", {"text": text})
+
+    def press(self, selector: str, key: str) -> None:
+        """Press a key with an element in focus, as who has no mouse does."""
+        self.run(f"document.querySelector({json.dumps(selector)}).focus()")
+        keys = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
+        self._do("actions", {"actions": [{"type": "key", "id": "keyboard", "actions": keys}]})
+
+    def _element(self, selector: str) -> str:
+        found = self._do("element", {"using": "css selector", "value": selector})
+        return str(found[_ELEMENT])
+
+    def emulate(
+        self, *, width: int = 1280, height: int = 900, dark: bool = False, scale: float = 1.0
+    ) -> None:
+        """Have a screen of this size, and its owner prefer dark colours or not."""
+        screen = {"width": width, "height": height, "deviceScaleFactor": scale}
+        self._devtools("Emulation.setDeviceMetricsOverride", {**screen, "mobile": width < 600})
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
+
+    def _devtools(self, command: str, parameters: object) -> Any:
+        return self._do("goog/cdp/execute", {"cmd": command, "params": parameters})
+
+    def tree(self) -> list[dict[str, Any]]:
+        """What a screen reader is told: every node's `role` and `name`."""
+        nodes = self._devtools("Accessibility.getFullAXTree", {})["nodes"]
+        return [
+            {key: node.get(key, {}).get("value") for key in ("role", "name")}
+            for node in nodes
+            if not node["ignored"]
+        ]
+
+    def log(self) -> list[str]:
+        """What the page has complained about since the last time."""
+        return [entry["message"] for entry in self._do("se/log", {"type": "browser"})]
+
+    def picture(self) -> bytes:
+        """The whole page as PNG."""
+        shot = self._devtools(
+            "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True}
+        )
+        return base64.b64decode(shot["data"])
+
+    def close(self) -> None:
+        """Close the window."""
+        _call(self._url, None, "DELETE")
+
+
+def _call(url: str, content: object, method: str) -> Any:
+    data = None if content is None else json.dumps(content).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as response:
+        return json.load(response)["value"]
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """A window of a Chromium that keeps what it has to in `folder`."""
+    with LineProcess("chromedriver", ["chromedriver", "--port=0"], own_session=True) as process:
+        port = process.line_with("successfully on port").rstrip(".").rpartition(" ")[2]
+        driver = f"http://127.0.0.1:{port}"
+        flags = [*_FLAGS, f"--user-data-dir={folder}"]
+        # Chromium's sandbox refuses root, as which containers run.
+        flags += ["--no-sandbox"] if os.geteuid() == 0 else []
+        wanted = {
+            "browserName": "chrome",
+            "goog:chromeOptions": {"binary": shutil.which("chromium"), "args": flags},
+            "goog:loggingPrefs": {"browser": "WARNING"},
+        }
+        made = _call(f"{driver}/session", {"capabilities": {"alwaysMatch": wanted}}, "POST")
+        window = Browser(driver, made["sessionId"])
+        try:
+            yield window
+        finally:
+            window.close()

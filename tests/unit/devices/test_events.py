@@ -1,0 +1,137 @@
+"""Events reach whoever listens, and nobody who listens badly can hold an agent up."""
+
+import json
+import logging
+import os
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+
+from devices.events import MOST_WAITING, BackgroundWriter, Events, for_events_alone, quiet_libraries
+
+
+def test_a_line_for_people_or_for_programs(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    with path.open("w") as stream:
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).emit("READY")
+    people, program = path.read_text().splitlines()
+    assert people == "mdp-agent n100: READY"
+    assert json.loads(program) == {
+        "event": "READY",
+        "device": "n100",
+        "address": "tcp://127.0.0.1:1",
+    }
+
+
+def test_a_reader_that_does_not_read_costs_lines_only() -> None:
+    reader, writer = os.pipe()
+    with os.fdopen(reader, "rb") as read, os.fdopen(writer, "w") as stream:
+        events = Events(stream, "n100", "tcp://127.0.0.1:1", json=True)
+        # A pipe holds 64 KiB; a write that waits would never return.
+        for number in range(10_000):
+            events.emit(f"event {number}")
+        os.set_blocking(reader, False)
+        lines = read.read().splitlines()
+        assert 0 < len(lines) < 10_000
+        assert [json.loads(line)["event"] for line in lines] == [
+            f"event {number}" for number in range(len(lines))
+        ]
+        events.emit("heard again")
+        assert json.loads(read.read())["event"] == "heard again"
+
+
+def test_a_reader_that_has_gone_costs_nothing() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stream:
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=True).emit("READY")
+
+
+def test_a_full_disk_costs_nothing() -> None:
+    with Path("/dev/full").open("w") as stream:
+        Events(stream, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
+
+
+def test_a_stream_that_was_closed_before_is_nobody() -> None:
+    Events(None, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
+
+
+def test_a_line_too_long_to_be_written_at_once_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "events"
+    with path.open("w") as stream:
+        events = Events(stream, "n100", "tcp://127.0.0.1:1", json=False)
+        events.emit("x" * 100_000)
+        events.emit("short")
+    assert path.read_text() == "mdp-agent n100: short\n"
+
+
+def fill(pipe: int) -> None:
+    while True:
+        os.write(pipe, b"x" * 4096)
+
+
+def test_native_log_lines_do_not_wait_for_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    reader, writer = os.pipe()
+    other = os.dup(writer)
+    try:
+        quiet_libraries(writer)
+        with pytest.raises(BlockingIOError):
+            fill(writer)
+        assert os.get_blocking(other), "other processes' writes wait as before"
+        assert os.read(reader, 1) == b"x"
+    finally:
+        for descriptor in (reader, writer, other):
+            os.close(descriptor)
+
+
+def test_a_stderr_that_is_no_pipe_stays_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "lastResort", logging.lastResort)
+    log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        quiet_libraries(log)
+        assert os.get_blocking(log)
+        warnings.warn("of a picture", UserWarning, stacklevel=1)
+    finally:
+        os.close(log)
+    quiet_libraries(log)
+
+
+def test_a_reader_that_holds_up_whoever_writes_does_not_hold_up_whoever_tells() -> None:
+    said: list[str] = []
+    may_write = threading.Event()
+
+    def say(line: str) -> None:
+        assert may_write.wait(60)
+        said.append(line)
+
+    with BackgroundWriter(say, "test") as reporter:
+        for number in range(2 * MOST_WAITING):
+            reporter.put(f"{number}")
+        may_write.set()
+    assert said[:3] == ["0", "1", "2"]
+    assert MOST_WAITING <= len(said) <= MOST_WAITING + 1
+
+
+def test_what_drivers_print_does_not_stand_between_the_events(tmp_path: Path) -> None:
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        events = for_events_alone(out, err.fileno())
+        assert events is not None
+        with events:
+            os.write(out.fileno(), b"compiling kernels\n")
+            Events(events, "n100", "tcp://127.0.0.1:1", json=False).emit("READY")
+    assert (tmp_path / "out").read_text() == "mdp-agent n100: READY\n"
+    assert (tmp_path / "err").read_text() == "compiling kernels\n"
+
+
+def test_where_an_output_is_closed_the_other_stays_as_it_is(tmp_path: Path) -> None:
+    assert for_events_alone(None) is None
+    with (tmp_path / "out").open("w") as out:
+        closed = os.dup(out.fileno())
+        os.close(closed)
+        assert for_events_alone(out, closed) is out

@@ -1,0 +1,71 @@
+"""`mdp gateway`: what it refuses before it listens."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from mdp.cli import gateway, main
+from mdp.testing.bundles import DEVICES, write_bundle
+from tests.support.command_lines import run_here
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Path:
+    write_bundle(tmp_path / "bundle")
+    entries = "".join(
+        f'[[devices]]\ndevice = "{name}"\naddress = "tcp://127.0.0.1:{9000 + k}"\nk = {k}\n'
+        for k, name in enumerate(DEVICES)
+    )
+    path = tmp_path / "fleet.toml"
+    path.write_text(f'bundle = "bundle"\n{entries}')
+    return path
+
+
+def refused(*words: object) -> str:
+    done = run_here(main.main, "mdp", "gateway", *words)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    return done.stderr
+
+
+def test_the_extra_that_it_needs(fleet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway, "missing", lambda modules: "starlette")
+    assert refused("--fleet", fleet) == (
+        "mdp: starlette is not installed; the gateway needs it: "
+        "pip install '.[gateway]' in a checkout of MDP\n"
+    )
+
+
+def test_other_machines_only_with_tokens_and_tls(fleet: Path, tmp_path: Path) -> None:
+    beyond = ("--fleet", fleet, "--bind", "0.0.0.0:8080")
+    assert "expected --tokens, --certificate and --private-key" in refused(*beyond)
+    pem = tmp_path / "cert.pem"
+    pem.write_text("no certificate")
+    assert "expected both" in refused(*beyond, "--certificate", pem)
+    wanted = ("--certificate", pem, "--private-key", pem)
+    assert "tokens: cannot be read" in refused(*beyond, *wanted, "--tokens", tmp_path / "tokens")
+    assert "both PEM" in refused("--fleet", fleet, *wanted)
+    assert "expected a PEM file, found none" in refused(
+        "--fleet", fleet, "--certificate", tmp_path / "x", "--private-key", pem
+    )
+
+
+def test_addresses_and_deadlines_that_are_none(fleet: Path) -> None:
+    assert "expected HOST:PORT" in refused("--fleet", fleet, "--bind", "8080")
+    assert "deadline_ms: expected more than 0" in refused("--fleet", fleet, "--deadline-ms", 0)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert refused("--fleet", fleet, "--bind", place) == (
+            f"mdp: --bind {place}: Address already in use\n"
+        )
+
+
+def test_names_of_fleets(fleet: Path, tmp_path: Path) -> None:
+    twice = refused("--fleet", fleet, "--fleet", fleet)
+    assert "another fleet is called 'colours' already: expected --fleet NAME=FILE" in twice
+    assert "expected NAME=FILE, NAME being" in refused("--fleet", f"a/b={fleet}")
+    assert "absent.toml: cannot be read" in refused("--fleet", tmp_path / "absent.toml")
+    assert gateway.named_fleets([f"porch={fleet}", str(fleet)]) == {
+        "porch": fleet,
+        "colours": fleet,
+    }

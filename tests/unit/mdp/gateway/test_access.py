@@ -1,0 +1,100 @@
+"""Who may use a gateway, and where it may listen."""
+
+from pathlib import Path
+
+import pytest
+
+from mdp.errors import ConfigError, InputError
+from mdp.gateway.access import (
+    Tokens,
+    check_exposure,
+    check_request,
+    host_and_port,
+    is_local,
+    read_tokens,
+)
+from mdp.gateway.refusals import Refusal
+
+TOKEN = "0123456789abcdef"
+ANYONE = Tokens([])
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1:8080", "[::1]:0", "localhost:80", "127.9.9.9:1"])
+def test_loopback_needs_nothing(bind: str) -> None:
+    check_exposure(bind, tokens=False, encrypted=False)
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0:8080", "[::]:8080", "10.0.0.1:80", "gateway.lan:443"])
+def test_other_addresses_need_tokens_and_tls(bind: str) -> None:
+    for tokens, encrypted, said in (
+        (False, False, "--tokens, --certificate and --private-key"),
+        (True, False, "expected --certificate"),
+        (False, True, "expected --tokens"),
+    ):
+        with pytest.raises(InputError, match=said):
+            check_exposure(bind, tokens=tokens, encrypted=encrypted)
+    check_exposure(bind, tokens=True, encrypted=True)
+
+
+@pytest.mark.parametrize("bind", ["8080", ":8080", "::1:8080", "host:99999", "host:", "host:x"])
+def test_addresses_that_are_none(bind: str) -> None:
+    with pytest.raises(InputError, match="expected HOST:PORT"):
+        host_and_port(bind)
+
+
+def test_only_who_has_a_token_is_let_in() -> None:
+    tokens = Tokens([TOKEN, "another-token-of-16"])
+    for allowed in (f"Bearer {TOKEN}", "bearer another-token-of-16"):
+        check_request("POST", "/v2/models/m/infer", {"authorization": allowed}, tokens)
+    for wrong in ("", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer", "Bearer \udcff"):
+        with pytest.raises(Refusal, match="Bearer") as refused:
+            check_request("GET", "/metrics", {"authorization": wrong}, tokens)
+        assert refused.value.status == 401
+    for path in ("/", "/page.js", "/v2/health/live"):
+        check_request("GET", path, {}, tokens)
+
+
+@pytest.mark.parametrize("host", ["localhost:8080", "127.0.0.1", "[::1]:8080"])
+def test_without_tokens_this_machine_is_let_in(host: str) -> None:
+    check_request("GET", "/fleets", {"host": host}, ANYONE)
+    check_request("POST", "/x", {"host": host, "origin": f"http://{host}"}, ANYONE)
+
+
+def test_another_page_in_the_same_browser_is_not_let_in() -> None:
+    for host in ("evil.example:8080", "", "127.0.0.1.evil.example"):
+        with pytest.raises(Refusal, match="Host"):
+            check_request("GET", "/fleets", {"host": host}, ANYONE)
+    for origin in ("http://evil.example", "null", "http://127.0.0.1:8081"):
+        with pytest.raises(Refusal, match="own page"):
+            check_request("POST", "/x", {"host": "127.0.0.1:8080", "origin": origin}, ANYONE)
+    assert not is_local("127.0.0.1.evil.example")
+
+
+def test_a_file_of_tokens(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.touch(0o600)
+    path.write_text(f"# the doorbell\n{TOKEN}\n\n")
+    tokens = read_tokens(path)
+    assert tokens.allow(f"Bearer {TOKEN}")
+    assert not tokens.allow("Bearer # the doorbell")
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [
+        ("# none\n", 0o600, "expected a token on a line of its own"),
+        ("short\n", 0o600, "line 1: expected a token of 16 or more"),
+        ("0123456789 abcdef\n", 0o600, "line 1: expected a token of 16 or more"),
+        (TOKEN, 0o644, "only its owner can read"),
+        (None, 0, "cannot be read: No such file"),
+    ],
+)
+def test_files_of_tokens_that_are_refused(
+    tmp_path: Path, content: str | None, mode: int, said: str
+) -> None:
+    path = tmp_path / "tokens"
+    if content is not None:
+        path.touch(mode)
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=said):
+        read_tokens(path)

@@ -1,0 +1,226 @@
+"""The gateway's routes without sockets: requests as ASGI gives them, answers as told."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from mdp.client.status import DeviceStatus
+from mdp.errors import DeadlineExceeded
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, FleetEntry
+from mdp.gateway import app as routes
+from mdp.gateway import bodies
+from mdp.gateway.access import Tokens
+from mdp.gateway.app import Gateway
+from mdp.gateway.devices import Roll
+from mdp.gateway.fleets import ServedFleet
+from mdp.pictures.crop import Picture
+from mdp.requests.prediction import MemberTiming, Prediction
+from mdp.testing.bundles import DEVICES, write_bundle
+
+ANSWER = Prediction(
+    label="red",
+    probability=1.0,
+    top=(("red", 1.0), ("blue", 0.0)),
+    mode="stacked",
+    used=DEVICES[:2],
+    missing={"gamma": "late"},
+    expected_accuracy=0.5,
+    latency_ms=30.0,
+    deadline_ms=100.0,
+    members=(MemberTiming(device="alpha", k=0, queue_ms=1.0, compute_ms=20.0, network_ms=4.0),),
+)
+
+
+class Told:
+    """A fleet that answers, or raises, what it was told."""
+
+    name = "colours"
+    ready = True
+
+    def __init__(self, folder: Path) -> None:
+        self.bundle = Bundle.open(write_bundle(folder / "bundle"))
+        entries = [
+            FleetEntry(device=name, address=f"tcp://127.0.0.1:{9000 + k}", k=k)
+            for k, name in enumerate(DEVICES)
+        ]
+        self.roll = Roll(Fleet(bundle="bundle", devices=entries), self.bundle, "stacked")
+        self.roll.told([DeviceStatus(device="alpha", address="", state="READY", queued=3)], 1.0)
+        self.error: Exception | None = None
+        self.deadlines_ms: list[float] = []
+
+    async def classify(self, pictures: Sequence[Picture], deadline_ms: float) -> list[Prediction]:
+        self.deadlines_ms.append(deadline_ms)
+        if self.error is not None:
+            raise self.error
+        return [ANSWER] * len(pictures)
+
+    async def look(self, deadline_ms: float) -> Prediction:
+        (answer,) = await self.classify([b""], deadline_ms)
+        return answer
+
+    async def opinions(self, picture: Picture, deadline_ms: float) -> dict[str, Prediction]:
+        return {"alpha": ANSWER}
+
+    def shown(self) -> dict[str, Any]:
+        return {"name": self.name, **self.roll.shown()}
+
+
+class Web:
+    """Requests to a gateway of one fleet."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fleet = Told(folder)
+        fleets = {"colours": cast(ServedFleet, self.fleet)}
+        self.gateway = Gateway(fleets, 250.0)
+        self.app = self.gateway.app(Tokens([]))
+
+    def ask(
+        self,
+        path: str,
+        *parts: bytes,
+        method: str = "",
+        until: Callable[[bytes], bool] = lambda body: False,
+        **headers: str,
+    ) -> tuple[int, dict[str, str], bytes]:
+        """Status, headers and body; `parts` of a body arrive one by one.
+
+        The client leaves once `until` is true of the body.
+        """
+        return asyncio.run(self._ask(path, list(parts), method, until, headers))
+
+    async def _ask(
+        self,
+        path: str,
+        parts: list[bytes],
+        method: str,
+        until: Callable[[bytes], bool],
+        headers: dict[str, str],
+    ) -> tuple[int, dict[str, str], bytes]:
+        path, _, query = path.partition("?")
+        known = {"host": "localhost"} | {k.replace("_", "-"): v for k, v in headers.items()}
+        scope = {
+            "type": "http",
+            "method": method or ("POST" if parts else "GET"),
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": query.encode(),
+            "headers": [(k.encode(), v.encode()) for k, v in known.items()],
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+        }
+        waiting, left, sent = list(parts), asyncio.Event(), [b""]
+        head: dict[str, Any] = {}
+
+        async def receive() -> dict[str, Any]:
+            if waiting:
+                part = waiting.pop(0)
+                return {"type": "http.request", "body": part, "more_body": bool(waiting)}
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            head.update(message if message["type"] == "http.response.start" else {})
+            sent[0] += message.get("body", b"")
+            if until(sent[0]):
+                left.set()
+
+        await self.app(scope, receive, send)
+        return head["status"], {k.decode(): v.decode() for k, v in head["headers"]}, sent[0]
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Web:
+    return Web(tmp_path)
+
+
+CLASSIFY = "/v2/models/colours/classify"
+
+
+def test_an_answer_that_lacks_a_device_is_degraded_and_counted(web: Web) -> None:
+    status, headers, body = web.ask(f"{CLASSIFY}?members=true", b"some", b"thing")
+    assert (status, headers["content-type"]) == (200, "application/json")
+    told = json.loads(body)
+    assert (told["degraded"], told["missing"]) == (True, {"gamma": "late"})
+    assert told["opinions"][0]["device"] == "alpha"
+    assert web.fleet.deadlines_ms == [250.0]
+    web.fleet.error = DeadlineExceeded("no answer within 250 ms", {"alpha": "slow: 3 of its 4"})
+    status, headers, body = web.ask(CLASSIFY, b"picture")
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert json.loads(body) == {"error": "no answer within 250 ms"}
+    late = dict.fromkeys(DEVICES, 0.0)
+    for family in text_string_to_metric_families(web.ask("/metrics")[2].decode()):
+        for sample in family.samples:
+            if sample.name == "mdp_member_late_total":
+                late[sample.labels["device"]] = sample.value
+            if sample.name == "mdp_requests_total":
+                counted = sample.labels["outcome"] in ("degraded", "deadline")
+                assert sample.value == counted, sample
+            if sample.name == "mdp_answer_seconds_bucket":
+                assert sample.value == (float(sample.labels["le"]) >= 0.03)
+    assert late == {"alpha": 1.0, "beta": 0.0, "gamma": 1.0}
+
+
+def test_what_nobody_foresaw_is_not_told(web: Web) -> None:
+    web.fleet.error = ZeroDivisionError("secret")
+    said: list[bytes] = []
+
+    def hear(body: bytes) -> bool:
+        said.append(body)
+        return False
+
+    with pytest.raises(ZeroDivisionError):  # for the server's log
+        web.ask(CLASSIFY, b"picture", until=hear)
+    assert json.loads(said[-1]) == {"error": "unforeseen error: the gateway's log says more"}
+
+
+def test_large_bodies_are_held_together(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 8)
+    assert web.ask(CLASSIFY, b"12345", b"6789")[0] == 413
+    assert web.ask(CLASSIFY, b"1", content_length="9")[0] == 413
+    assert web.ask(CLASSIFY, b"12345678")[0] == 200
+    monkeypatch.setattr(bodies, "MAX_HELD_BYTES", 7)
+    assert web.ask(CLASSIFY, b"12345678")[0] == 503
+    # What was refused is let go.
+    assert web.ask(CLASSIFY, b"1234567")[0] == 200
+    assert web.ask(CLASSIFY, b"x", content_encoding="gzip")[0] == 415
+
+
+def test_a_body_that_does_not_come(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_S", 0.0)
+    assert web.ask(CLASSIFY, method="POST")[0] == 408
+
+
+def test_events_and_looks_end_when_their_reader_leaves(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = web.ask("/events", until=lambda body: body.endswith(b"\n\n"))
+    assert shown[2].startswith(b'event: fleets\ndata: [{"name":"colours"')
+    watch = "/v2/models/colours/watch?every_ms=0"
+    seen = web.ask(watch, until=lambda body: body.count(b"event: answer") > 1)
+    assert seen[1]["content-type"].startswith("text/event-stream")
+    web.fleet.error = DeadlineExceeded("no frame", {})
+    seen = web.ask(watch, until=lambda body: body.endswith(b"\n\n"))
+    assert seen[2] == b'event: error\ndata: {"error":"no frame"}\n\n'
+    assert web.ask("/v2/models/colours/look")[0] == 503
+    monkeypatch.setattr(routes, "MAX_WATCHERS", 0)
+    assert web.ask("/events")[0] == 503
+
+
+def test_nothing_streams_once_the_server_ends(web: Web) -> None:
+    web.gateway.ending = lambda: True
+    assert web.ask("/events")[2] == b""
+
+
+def test_other_pages_and_hosts_are_kept_out(web: Web) -> None:
+    for host in ("evil.example", "[", ""):
+        assert web.ask("/fleets", host=host)[0] == 403
+    assert web.ask(CLASSIFY, b"x", origin="http://evil.example")[0] == 403
+    status, headers, body = web.ask("/page.js")
+    assert (status, headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+    assert headers["x-content-type-options"] == "nosniff"
+    assert body

@@ -1,0 +1,106 @@
+"""What a gateway remembers of its devices."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from mdp.client.status import DeviceStatus
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, FleetEntry
+from mdp.gateway.devices import KEPT_LATENCIES, SWITCHED_OFF, Roll, kind_of
+from mdp.requests.prediction import MemberTiming, Prediction
+from mdp.testing.bundles import DEVICES, subset_accuracy, write_bundle
+
+
+@pytest.fixture
+def roll(tmp_path: Path) -> Roll:
+    bundle = Bundle.open(write_bundle(tmp_path / "bundle"))
+    entries = [
+        FleetEntry(device=name, address=f"tcp://127.0.0.1:{9000 + k}", k=k)
+        for k, name in enumerate(DEVICES)
+    ]
+    return Roll(Fleet(bundle="bundle", devices=entries), bundle, "stacked")
+
+
+def status(device: str, state: str = "READY", reason: str = "") -> DeviceStatus:
+    return DeviceStatus(device=device, address="", state=state, reason=reason, queued=2)
+
+
+def answer(*used: str, **missing: str) -> Prediction:
+    return Prediction(
+        label="red",
+        probability=1.0,
+        top=(("red", 1.0),),
+        mode="stacked",
+        used=used,
+        missing=missing,
+        expected_accuracy=None,
+        latency_ms=1.0,
+        deadline_ms=10.0,
+        members=tuple(
+            MemberTiming(device=name, k=k, queue_ms=1.0, compute_ms=2.0, network_ms=0.5)
+            for k, name in enumerate(used)
+        ),
+    )
+
+
+def test_a_fault_begins_and_ends_once(roll: Roll) -> None:
+    roll.told([status(name) for name in DEVICES], 1.0)
+    assert not roll.faults
+    for now_s in (2.0, 3.0):
+        roll.told([status("beta", "UNREACHABLE", "no connection")], now_s)
+    # The status says more than the answer that lacks it.
+    roll.answered(answer("alpha", beta="unreachable"), 3.5)
+    roll.told([status("beta")], 4.0)
+    assert [(f.at_s, f.device, f.what, f.over) for f in roll.faults] == [
+        (2.0, "beta", "UNREACHABLE: no connection", False),
+        (4.0, "beta", "back after UNREACHABLE: no connection", True),
+    ]
+
+
+def test_a_late_device_is_a_fault_until_it_is_in_an_answer(roll: Roll) -> None:
+    roll.told([status(name) for name in DEVICES], 1.0)
+    for now_s in (2.0, 3.0):
+        roll.answered(answer("alpha", "beta", gamma="late"), now_s)
+    roll.answered(answer(*DEVICES), 4.0)
+    assert [(f.at_s, f.what) for f in roll.faults] == [(2.0, "late"), (4.0, "back after late")]
+
+
+def test_latencies_are_kept_and_shown(roll: Roll) -> None:
+    for _ in range(KEPT_LATENCIES + 5):
+        roll.answered(answer(*DEVICES), 1.0)
+    shown = msgspec.json.decode(msgspec.json.encode(roll.shown()))
+    assert shown["devices"][0]["latencies_ms"] == [3.5] * KEPT_LATENCIES
+    assert shown["devices"][1]["submodel"] == "12 px, patch 4, 8 x 1"
+    assert shown["devices"][1]["region"] == [0, 0, 1, 1]
+    assert shown["devices"][1]["accuracy"] == subset_accuracy((1,)).stacked
+    assert shown["expected_accuracy"] is None
+    assert shown["expected_accuracy_all"] == subset_accuracy((0, 1, 2)).stacked
+
+
+def test_accuracy_is_that_of_the_devices_that_can_answer_and_are_in_use(roll: Roll) -> None:
+    assert roll.expected_accuracy() is None
+    roll.told([status(name) for name in DEVICES], 1.0)
+    assert roll.expected_accuracy() == subset_accuracy((0, 1, 2)).stacked
+    roll.switched("beta", False, 2.0)
+    assert roll.expected_accuracy() == subset_accuracy((0, 2)).stacked
+    roll.told([status("alpha", "UNREACHABLE")], 3.0)
+    assert roll.expected_accuracy() == subset_accuracy((2,)).stacked
+    # What somebody asked for is no fault of the device.
+    roll.answered(answer("gamma", beta=SWITCHED_OFF), 4.0)
+    assert [fault.device for fault in roll.faults] == ["beta", "alpha"]
+
+
+def test_reasons_are_counted_by_their_kind() -> None:
+    assert kind_of("slow: 3 of its last 4 answers took longer") == "slow"
+    assert kind_of("late") == "late"
+
+
+def test_a_device_that_is_switched_off_is_missing_unless_its_replica_answers(roll: Roll) -> None:
+    roll.switched("gamma", False, 1.0)
+    lacking = roll.named(answer("alpha", "beta", gamma="not in the fleet"))
+    assert lacking.missing == {"gamma": SWITCHED_OFF}
+    # `answer` numbers members in their order: the third is of gamma's sub-model.
+    whole = answer("alpha", "beta", "replica")
+    assert roll.named(whole) == whole

@@ -1,0 +1,30 @@
+"""What a bundle's calibration logits decide: weights, cascade and hashes."""
+
+from pathlib import Path
+
+import numpy as np
+
+from mdp.files import read_json
+from mdp.formats.bundle import Bundle, file_entry
+from mdp.fusion.fuse import Contribution, FusionWeights
+from mdp.testing.bundles import write_bundle
+from partitioner.fusion.bundle_fit import fit_bundle
+from partitioner.fusion.cascade_fit import fit_cascade
+from partitioner.fusion.stacking import fit_fusion
+
+
+def test_weights_are_written_and_every_file_is_hashed(tmp_path: Path) -> None:
+    folder, random = write_bundle(tmp_path / "bundle"), np.random.default_rng(0)
+    manifest = Bundle.open(folder).manifest
+    targets = random.integers(0, 3, 600)
+    contributions = {
+        k: Contribution(*(4 * np.eye(3)[targets] + random.normal(size=(2, 600, 3))))
+        for k in range(3)
+    }
+    files, cascade = fit_bundle(folder, manifest.plan, contributions, targets)
+    fusion = read_json(folder / "fusion.json", FusionWeights)
+    assert fusion == fit_fusion(contributions, targets)
+    assert cascade == fit_cascade(manifest.plan, contributions, targets, fusion)
+    assert cascade is not None
+    assert files == {name: file_entry(folder / name) for name in manifest.files}
+    assert files["fusion.json"] != manifest.files["fusion.json"]
