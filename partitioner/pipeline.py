@@ -100,6 +100,8 @@ def build_bundle(
             weights=asked.weights_folder,
             picture_px=shorter_px(pictures.calibration),
         )
+        if not planned.plan.refused:
+            check_ways(planned.plan, pictures)
     if not (planned.plan.refused or settings.whole_picture):
         with owned(folder):
             planned = seen_on_data(planned, pictures, config, given)
@@ -107,7 +109,6 @@ def build_bundle(
         if is_first():
             on_plan(planned)
         planned.check()
-        check_ways(planned.plan, pictures)
     with owned(folder):
         work = train_step(folder, planned.plan, pictures, config, progress)
         if not is_first():

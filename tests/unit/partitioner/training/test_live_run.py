@@ -22,7 +22,7 @@ from partitioner.data.live_views import Draw, whole_boxes  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.progress import Progress  # noqa: E402
 from partitioner.run.settings import Asked  # noqa: E402
-from partitioner.training import compute, live  # noqa: E402
+from partitioner.training import live  # noqa: E402
 from partitioner.training.context import Work  # noqa: E402
 from partitioner.training.loop import TrainingDiverged  # noqa: E402
 from partitioner.training.losses import centred  # noqa: E402
@@ -184,7 +184,7 @@ def test_several_processes_and_pictures_that_do_not_fit_are_refused(
         patch.setattr(run_setup, "world", lambda: World(rank=0, size=2, local_rank=0, local_size=2))
         with pytest.raises(InputError, match="expected one process, torchrun started 2"):
             run_setup.teaching_of(options, plan(), data, QUIET)
-    monkeypatch.setattr(compute, "memory_bytes", lambda device: 100_000)
+    monkeypatch.setattr(run_setup, "memory_bytes", lambda device: 100_000)
     # The finest view has 32 px.
     needed = f"{3 * 32 * 32 * len(data.train):,} bytes, expected at most 50,000"
     with pytest.raises(InputError, match=f"pictures of 32 px take {needed}"):
@@ -202,8 +202,8 @@ def test_auto_is_live_on_an_accelerator_that_can(
         return found, said.getvalue()
 
     assert decided(trained.asked()) == ("kept", "")
-    monkeypatch.setattr(compute, "training_device", lambda: torch.device("cuda", 0))
-    monkeypatch.setattr(compute, "memory_bytes", lambda device: 80_000_000_000)
+    monkeypatch.setattr(run_setup, "training_device", lambda: torch.device("cuda", 0))
+    monkeypatch.setattr(run_setup, "memory_bytes", lambda device: 80_000_000_000)
     assert decided(trained.asked()) == ("live", "")
     found, said = decided(trained.asked(schedule={"patience": 3}))
     assert found == "kept"
