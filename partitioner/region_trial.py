@@ -41,16 +41,15 @@ class _Chosen(Record, frozen=True):
 
 
 class _Enlarged(nn.Module):
-    """A teacher that is shown pictures of another size: uint8 `[N, S, S, 3]` -> logits, twice."""
+    """A teacher that is shown pictures of another size: uint8 `[N, S, S, 3]` -> logits."""
 
     def __init__(self, given: GivenTeacher) -> None:
         super().__init__()
         self.teacher, self.size = given.build(), given.spec.shape.image_size
 
-    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, images: Tensor) -> tuple[Tensor]:
         pixels = images.permute(0, 3, 1, 2).float()
-        logits = self.teacher(F.interpolate(pixels, size=self.size, mode="bilinear"))
-        return logits, logits
+        return (self.teacher(F.interpolate(pixels, size=self.size, mode="bilinear")),)
 
 
 def seen_on_data(
@@ -134,6 +133,6 @@ def _logits(judge: nn.Module, pixels: Views) -> Contribution:
     with torch.inference_mode():
         for start in range(0, len(pixels), BATCH):
             part = np.array(pixels[start : start + BATCH])
-            found.append(judge(torch.from_numpy(part).to(device))[1].float().cpu())
-    logits = torch.cat(found).numpy()
-    return Contribution(logits, logits)
+            (logits,) = judge(torch.from_numpy(part).to(device))
+            found.append(logits.float().cpu())
+    return Contribution(None, torch.cat(found).numpy())

@@ -24,7 +24,8 @@ starts from published weights, shown pictures of P pixels along the side at r, g
 
     detail * (b(r) - b(min(r/f, P)))        with b(r) = max(0, (s/r)**2 - 1)
 
-where P is known and above r: the part shows it finer. Members that arrive together have
+where P is known and above r: the part shows it finer. Below 96 px nothing was measured, and nothing
+is gained; the largest difference that was, 3.2, is the most. Members that arrive together have
 
     c(S) = (sum over k in S of s_k * c_k ** p) ** (1 / p)
 
@@ -61,6 +62,9 @@ _DETAIL = 0.015
 PUBLISHED_CLASSES, _PIXELS = 1000, 224
 #: Pictures times epochs that the law's starts are about.
 SEEN = 100_000
+#: The least pixels along the side and the largest gain of detail among the records of parts
+#: (benchmarks/results/part-subsets.json).
+_LEAST_PX, _MOST_FINER = 96, 3.2
 #: No model is taken to be right on more than 1 - exp(-1 / this).
 _LEAST_LACK = 0.1
 #: The family of members that are cut from the teacher.
@@ -254,13 +258,13 @@ def part_lack(
 
 
 def finer(spec: Spec, region: Region, picture_px: float | None) -> float:
-    """How much less `blurred` a public network sees a region than the whole."""
+    """How much less `blurred` a public network sees a region than the whole, as far as measured."""
     network = network_of(spec) if isinstance(spec, NetworkSpec) else None
-    if network is None or picture_px is None:
-        return 0.0
     size = spec.image_size
+    if network is None or picture_px is None or size < _LEAST_PX:
+        return 0.0
     seen = max(size, min(size / area_of(region) ** 0.5, picture_px))
-    return blurred(network.image_size, size) - blurred(network.image_size, seen)
+    return min(blurred(network.image_size, size) - blurred(network.image_size, seen), _MOST_FINER)
 
 
 def area_of(region: Region) -> float:
