@@ -225,7 +225,9 @@ def test_garbage_and_second_replies_are_counted_and_end_no_call(fleet: Fleet) ->
     with FakeAgent(odd) as fake, fleet.client(gamma=fake.address) as client:
         answer = client.classify(RED, deadline_ms=PLENTY_MS)
         assert (answer.label, answer.used) == ("red", ("alpha", "beta"))
-        assert answer.missing["gamma"] == "bad_message: expected 12 bytes of logits, or twice, got 20"
+        assert (
+            answer.missing["gamma"] == "bad_message: expected 12 bytes of logits, or twice, got 20"
+        )
         assert client.counters["malformed"] == 1
         for number in range(1, 4):
             assert client.classify(RED, deadline_ms=PLENTY_MS).missing == {}
