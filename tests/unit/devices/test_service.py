@@ -85,9 +85,15 @@ def test_ports_that_only_root_may_take() -> None:
         check_port("tcp://0.0.0.0:443")
 
 
-def test_what_another_user_could_not_read(tmp_path: Path) -> None:
+def test_what_another_user_could_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     check_readable([Path("/usr/bin/env")])
     with pytest.raises(InputError, match="a /tmp of its own"):
         check_readable([Path("/tmp/bundle")])
     with pytest.raises(InputError, match=r"/usr/none: cannot be read"):
         check_readable([Path("/usr/none")])
+    monkeypatch.setattr("devices.service._PRIVATE", ())
+    tmp_path.chmod(0o700)
+    with pytest.raises(InputError, match="expected rights for others to read it, got mode 0700"):
+        check_readable([tmp_path])
