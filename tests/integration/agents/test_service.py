@@ -10,14 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from devices.agent.server import HUNG_S
 from devices.cli.main import main
 from devices.service import MARK
+from mdp.formats.bundle import Bundle
 from mdp.formats.keys import new_keys
 from mdp.testing.agents import AgentProcess, agent_command
 from mdp.testing.bundles import write_bundle
-from mdp.testing.processes import PATIENCE_S
+from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import new_pair
 from tests.support.command_lines import run_here
+from tests.support.fakes import StrangePeer
+from tests.support.serving import Held, replies, request, serving
+from tests.support.serving import told as told_by
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -67,8 +72,10 @@ def test_systemd_accepts_and_confines_each_unit(tmp_path: Path) -> None:
         said = [line for line in verified.stderr.splitlines() if UNIT.name in line]
         assert (verified.returncode, said) == (0, [])
         if "--offline" in help_text:
-            words = ["security", "--offline=yes", f"--threshold={MOST_EXPOSED}", "--no-pager"]
-            rated = subprocess.run(["systemd-analyze", *words, UNIT], capture_output=True, text=True)
+            rate = ["systemd-analyze", "security", "--offline=yes", "--no-pager"]
+            rated = subprocess.run(
+                [*rate, f"--threshold={MOST_EXPOSED}", UNIT], capture_output=True, text=True
+            )
             assert rated.returncode == 0, rated.stdout[-300:] + rated.stderr
 
 
@@ -144,7 +151,7 @@ def told(tmp_path: Path) -> Iterator[socket.socket]:
 def test_a_real_agent_tells_systemd_what_it_does(
     bundle: Path, told: socket.socket, tmp_path: Path
 ) -> None:
-    def until(message: str, count: int = 1) -> list[str]:
+    def hear(message: str, count: int = 1) -> list[str]:
         """Messages up to the one that is `message`, or begins with it, for the `count`th time."""
         seen: list[str] = []
         while sum(each.startswith(message) for each in seen) < count:
@@ -155,12 +162,32 @@ def test_a_real_agent_tells_systemd_what_it_does(
     command = agent_command(bundle, "alpha")
     with AgentProcess("alpha", command, tmp_path / "log", environment=environment) as agent:
         agent.wait_for("LISTENING")
-        assert "STOPPING=1" not in until("READY=1")
+        assert "STOPPING=1" not in hear("READY=1")
         agent.wait_for("READY")
-        until("WATCHDOG=1", count=2)
+        hear("WATCHDOG=1", count=2)
         agent.signal(signal.SIGHUP)
-        until("RELOADING=1\nMONOTONIC_USEC=")
-        until("READY=1")
+        hear("RELOADING=1\nMONOTONIC_USEC=")
+        hear("READY=1")
         assert agent.terminate() == 0
-        until("STOPPING=1")
+        hear("STOPPING=1")
     assert agent.stderr == ""
+
+
+def test_a_computation_that_hangs_keeps_the_watchdog_waiting(bundle: Path) -> None:
+    opened, runtime, now_s = Bundle.open(bundle), Held(), [0.0]
+    with (
+        serving(opened, runtime, clock=lambda: now_s[0]) as (agent, address),
+        StrangePeer(address) as peer,
+    ):
+        runtime.hold()
+        peer.send(request(opened, 1))
+        assert runtime.waiting.wait(PATIENCE_S)
+        until(agent.is_alive, "a long computation is no failure")
+        now_s[0] += HUNG_S
+        for _ in range(2):
+            assert not agent.is_alive()
+            # The socket is attended to all the same.
+            assert told_by(peer).state == "READY"
+        runtime.free.set()
+        assert replies(peer, 1) == {1: "answered"}
+        until(agent.is_alive, "it has ended")
