@@ -1,4 +1,4 @@
-"""Tells systemd what an agent does, as sd_notify(3) does; silent where no service manager asks."""
+"""Reports an agent's state to systemd, as sd_notify(3) does, where $NOTIFY_SOCKET is set."""
 
 import os
 import socket
@@ -53,14 +53,14 @@ class Notifier:
 
     @classmethod
     def of(cls, environment: Mapping[str, str] = os.environ) -> Self | None:
-        """The notifier that the variables ask for; None without an address that can be used."""
+        """A notifier to `NOTIFY_SOCKET`; None if it is no path and no abstract socket."""
         address = environment.get("NOTIFY_SOCKET", "")
         if not address.startswith(("/", "@")):
             return None
         for_me = environment.get("WATCHDOG_PID") in (None, str(os.getpid()))
         return cls(address, watchdog=for_me and "WATCHDOG_USEC" in environment)
 
-    def tell(self, state: str, *, reloading: bool, alive: bool, now_us: int) -> None:
+    def send_due(self, state: str, *, reloading: bool, alive: bool, now_us: int) -> None:
         """Send what is due; never waits and never raises."""
         due = self.notices.due(state, reloading=reloading, alive=alive, now_us=now_us)
         self._unsent = [message for message in self._unsent if message != WATCHDOG] + due

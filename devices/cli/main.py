@@ -153,7 +153,7 @@ def run_agent(
 
         def notify() -> None:
             if notifier is not None:
-                notifier.tell(
+                notifier.send_due(
                     agent.state,
                     reloading=agent.is_reloading,
                     alive=agent.is_alive(),

@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,6 +28,11 @@ from tests.support.serving import told as told_by
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
 UNIT = Path("etc/systemd/system/mdp-agent-alpha.service")
+#: As MemoryDenyWriteExecute does (PR_SET_MDWE); kernels before 6.3 refuse, and run the rest alone.
+NO_WRITTEN_CODE = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(65, 1, 0, 0, 0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
 #: Of `systemd-analyze security`, from 0 to 100; an ordinary service has 96.
 MOST_EXPOSED = 20
 
@@ -43,8 +49,8 @@ def install(*options: object, device: str = "alpha") -> subprocess.CompletedProc
     return run_here(main, "mdp-agent", "install", *words)
 
 
-def uninstall() -> subprocess.CompletedProcess[str]:
-    return run_here(main, "mdp-agent", "uninstall", "--device", "alpha", "--root", ".")
+def uninstall(root: str = ".") -> subprocess.CompletedProcess[str]:
+    return run_here(main, "mdp-agent", "uninstall", "--device", "alpha", "--root", root)
 
 
 def refused(done: subprocess.CompletedProcess[str], expected: str) -> None:
@@ -139,6 +145,33 @@ def test_a_password_in_the_environment_is_not_copied(monkeypatch: pytest.MonkeyP
     assert "s3cret" not in UNIT.read_text() + done.stderr
 
 
+def test_systemctl_starts_and_stops_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, log = tmp_path / "bin/systemctl", tmp_path / "log"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=":")
+    # A machine that runs systemd, and whose units are here.
+    monkeypatch.setattr("devices.cli.install._BOOTED", tmp_path)
+    monkeypatch.setattr("devices.service.UNITS", tmp_path / UNIT.parent)
+    monkeypatch.setattr("devices.service.check_readable", lambda paths: None)
+    assert install("--root", "/").returncode == 0
+    name = UNIT.stem
+    done = ["daemon-reload", f"enable {name}", f"restart {name}"]
+    assert log.read_text().splitlines() == done
+    program.write_text("#!/bin/sh\necho Access denied >&2; exit 4\n")
+    refused(uninstall("/"), f"systemctl disable --now {name}: Access denied")
+    assert UNIT.exists()
+    program.unlink()
+    monkeypatch.setenv("PATH", str(program.parent))
+    ended = uninstall("/")
+    assert ended.returncode == 0
+    assert f"run: systemctl disable --now {name}\n" in ended.stderr
+    assert not UNIT.exists()
+
+
 @pytest.fixture
 def told(tmp_path: Path) -> Iterator[socket.socket]:
     """The service manager's socket."""
@@ -159,7 +192,7 @@ def test_a_real_agent_tells_systemd_what_it_does(
         return seen
 
     environment = {"NOTIFY_SOCKET": f"{tmp_path}/notify", "WATCHDOG_USEC": "60000000"}
-    command = agent_command(bundle, "alpha")
+    command = [sys.executable, "-c", NO_WRITTEN_CODE, *agent_command(bundle, "alpha")]
     with AgentProcess("alpha", command, tmp_path / "log", environment=environment) as agent:
         agent.wait_for("LISTENING")
         assert "STOPPING=1" not in hear("READY=1")

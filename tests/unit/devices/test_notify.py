@@ -1,4 +1,4 @@
-"""What an agent tells systemd, and where."""
+"""The messages to systemd, and the sockets they are sent to."""
 
 import os
 import socket
@@ -42,18 +42,18 @@ def test_what_no_one_took_is_sent_later(tmp_path: Path, abstract: bool) -> None:
         address, bound = f"@{name}", f"\0{name}"
     notifier = Notifier.of({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"})
     assert notifier is not None
-    notifier.tell("READY", reloading=False, alive=True, now_us=0)
+    notifier.send_due("READY", reloading=False, alive=True, now_us=0)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind(bound)
         receiver.setblocking(False)
-        notifier.tell("READY", reloading=False, alive=True, now_us=0)
+        notifier.send_due("READY", reloading=False, alive=True, now_us=0)
         told = [receiver.recv(100).decode() for _ in range(3)]
         assert told == ["READY=1", "STATUS=READY", "WATCHDOG=1"]
         with pytest.raises(BlockingIOError):
             receiver.recv(100)
 
 
-def test_silence_unless_asked() -> None:
+def test_nothing_is_sent_unless_asked() -> None:
     assert Notifier.of({}) is None
     assert Notifier.of({"NOTIFY_SOCKET": "vsock:2:1"}) is None
     for more in ({}, {"WATCHDOG_USEC": "1", "WATCHDOG_PID": "1"}):
