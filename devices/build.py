@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from devices.access.announce import announced
 from devices.access.audit import AuditLog
 from devices.access.watch import ClientWatch, agent_keys, raise_descriptor_limit
+from devices.agent.bundles import LoadableBundle
 from devices.agent.lifecycle import Report
 from devices.agent.options import ServeOptions
 from devices.agent.reload import Reloader
@@ -59,6 +60,18 @@ class BuiltAgent:
                     )
                 )
             self.agent.serve(tasks)
+
+
+def check(options: ServeOptions) -> LoadableBundle:
+    """The bundle that an agent with `options` loads.
+
+    Nothing is bound, opened or written. Raises InputError, ConfigError or AgentError, as
+    `build_agent` does, but for an address in use and an audit log that cannot be written.
+    """
+    agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
+    if options.source is not None:
+        open_frame_buffer(options.source, options.source_fps)
+    return options.loadable()
 
 
 @contextmanager

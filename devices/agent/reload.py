@@ -89,14 +89,19 @@ class Reloader:
         """Read the bundle again soon. Safe from any thread and in a signal handler."""
         self._requested = True
 
+    @property
+    def busy(self) -> bool:
+        """Whether a reload is requested or runs."""
+        return self._requested or self._thread is not None
+
     def start(self, served: ServedBundles, *, done: Callable[[], None]) -> None:
         """Start a requested reload unless one is running; `done` is called from its thread."""
         if not self._requested or self._thread is not None:
             return
-        self._requested = False
         self._thread = threading.Thread(
             target=self._prepare, args=(served, done), name="reload", daemon=True
         )
+        self._requested = False
         self._thread.start()
 
     def _prepare(self, served: ServedBundles, done: Callable[[], None]) -> None:

@@ -36,6 +36,8 @@ LEAVE_S = 1.0
 #: A computation this short runs without handing over the socket: waking the other thread would take
 #: longer than the socket is left alone.
 UNATTENDED_S = 0.001
+#: A computation this long hangs: the slowest planned device needs a few seconds.
+HUNG_S = 30.0
 
 
 class Agent:
@@ -77,6 +79,10 @@ class Agent:
         self._lock = threading.Lock()
         self._queue: AgentQueue[Job] = AgentQueue(batch=source.batch)
         self._computing = ""
+        #: When the computation that runs has started.
+        self._started_s = float("inf")
+        #: Whether a thread at the socket has run its tasks since `is_alive` was last asked.
+        self._attended = True
         self._fatal: BaseException | None = None
         self._stopping = False
         self._over = False
@@ -93,6 +99,17 @@ class Agent:
     def state(self) -> State:
         """Where in its life the agent is."""
         return self.lifecycle.state
+
+    @property
+    def is_reloading(self) -> bool:
+        """Whether a reload is requested or runs."""
+        return self._reloader is not None and self._reloader.busy
+
+    def is_alive(self) -> bool:
+        """Whether a thread has been at the socket since the last call, and no computation hangs."""
+        attended, self._attended = self._attended, False
+        self._router.wake()
+        return attended and self._clock() - self._started_s < HUNG_S
 
     def stop(self) -> None:
         """Compute what was accepted, refuse the rest, and let `serve` return. Any thread."""
@@ -182,6 +199,7 @@ class Agent:
                 self._counters.count("failed")
 
     def _run_periodic_tasks(self) -> None:
+        self._attended = True
         current, state = self.lifecycle.served.current, self.state
         if state == "WARMING" and current is not None:
             current.runtime.warm_up()
@@ -337,9 +355,11 @@ class Agent:
 
     def _run(self, jobs: list[Job]) -> None:
         batch, started_s = Batch(), self._clock()
+        self._started_s = started_s
         try:
             batch = self._executor.run(jobs)
         finally:
+            self._started_s = float("inf")
             with self._lock:
                 self._queue.done(**batch._asdict())
                 self._computing = ""

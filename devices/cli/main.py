@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -13,9 +14,10 @@ from devices.agent.options import ServeOptions
 from devices.agent.server import Agent
 from devices.build import build_agent
 from devices.camera.capture import DEFAULT_FPS
-from devices.cli.probe import add_to
+from devices.cli import install, probe
 from devices.cores import pin_to_cores
 from devices.events import BackgroundWriter, Events, for_events_alone, quiet_libraries
+from devices.notify import Notifier
 from mdp import console
 from mdp.formats.fleet import PLAIN_TEXT
 from mdp.formats.keys import is_loopback
@@ -23,7 +25,7 @@ from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import load_bundle_key
 
 app = console.new_app("Run one device's part of a bundle, or measure the device.", "mdp-agent")
-add_to(app)
+probe.add_to(app)
 
 
 @app.command("run")
@@ -147,16 +149,33 @@ def run_agent(
             text = f"WARNING: {built.address} is {PLAIN_TEXT}"
             Events(sys.stderr, device, built.address).emit(text)
 
+        notifier, agent = Notifier.of(), built.agent
+
+        def notify() -> None:
+            if notifier is not None:
+                notifier.send_due(
+                    agent.state,
+                    reloading=agent.is_reloading,
+                    alive=agent.is_alive(),
+                    now_us=time.monotonic_ns() // 1000,
+                )
+
         def periodic() -> None:
             if reload_requests:
                 reload_requests.clear()
                 built.reload()
+            notify()
 
         built.serve(periodic)
+        # A short draining ends between two periodic calls.
+        notify()
     if built.agent.left_behind:
         # Ended without Python's clean-up, which would stop the thread inside onnxruntime, whose
         # library then aborts.
         os._exit(0)
+
+
+install.add_to(app, run_agent)
 
 
 def _handle_signals(agent: Agent) -> list[bool]:

@@ -147,13 +147,17 @@ def new_keys(folder: Path, name: str, make_pair: Callable[[], tuple[str, str]]) 
 def load_pair(path: Path, public_of: Callable[[str], str]) -> KeyPair:
     """The keys in a secret file; raises ConfigError, also if others may read it.
 
+    systemd's credentials may have mode 0440: an access list, which the group's bits show, names
+    the service's user.
+
     `public_of` computes a secret key's public one, and raises ValueError for an invalid key.
     """
     content, found = _read(path, KeyFile)
     if content.secret is None:
         raise ConfigError(f"{path}: expected a secret key file, this is a public one")
     mode = stat.S_IMODE(found.st_mode)
-    if mode & 0o077:
+    is_credential = path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/")
+    if mode & (0o037 if is_credential else 0o077):
         raise ConfigError(
             f"{path}: expected mode 0600, got {mode:04o}: others may read this secret key"
         )

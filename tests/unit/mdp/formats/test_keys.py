@@ -119,6 +119,18 @@ def test_a_secret_that_others_may_read_is_refused(pair: Path, mode: int) -> None
         load_pair(pair / "box.secret", public_key_of)
 
 
+def test_a_credential_of_systemd_may_have_an_access_list(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = pair / "box.secret"
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(pair))
+    secret.chmod(0o440)
+    assert load_pair(secret, public_key_of).secret
+    secret.chmod(0o444)
+    with pytest.raises(ConfigError, match="expected mode 0600, got 0444"):
+        load_pair(secret, public_key_of)
+
+
 def test_the_two_files_are_not_confused(pair: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"box\.public: expected a secret key file, this is a pub"

@@ -1,0 +1,260 @@
+"""`mdp-agent install` and `uninstall`: an agent that systemd starts with the machine."""
+
+import grp
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from devices import service
+from devices.agent.bundles import LoadableBundle
+from devices.agent.options import ServeOptions
+from devices.build import check
+from devices.camera.frames import Source, parse_source
+from devices.cores import pin_to_cores
+from devices.service import Service
+from mdp import console
+from mdp.errors import AgentError, ConfigError, InputError
+from mdp.files import read_regular, write_bytes
+from mdp.formats.signing import load_bundle_key
+from mdp.runtimes.base import CPU
+
+#: A unit has about 2 kB.
+MAX_UNIT_BYTES = 2**16
+#: There while systemd runs (sd_booted(3)).
+_BOOTED = Path("/run/systemd/system")
+#: Groups that may open accelerators, where they exist.
+_ACCELERATOR_GROUPS = ("video", "render")
+Root = Annotated[
+    Path, typer.Option(help="Write to the system below this folder, and start nothing.")
+]
+ROOT = Path("/")
+
+
+def add_to(app: typer.Typer, run: Callable[..., None]) -> None:
+    """Add the commands to `app`; the options of `run` are options of `install` too."""
+
+    def with_options(**given: Any) -> None:
+        install(**{own: given.pop(own) for own in ("ctx", *added)}, given=given)
+
+    options = inspect.signature(run).parameters
+    own = inspect.signature(install).parameters
+    added = [name for name in own if name not in ("ctx", "given")]
+    parameters = [own["ctx"], *options.values(), *(own[name] for name in added)]
+    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {each.name: each.annotation for each in parameters}
+    with_options.__doc__ = install.__doc__
+    app.command("install")(with_options)
+    app.command("uninstall")(uninstall)
+
+
+def install(
+    ctx: typer.Context,
+    *,
+    given: Mapping[str, Any],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the unit, and write nothing.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Replace another unit of this name.")
+    ] = False,
+    root: Root = ROOT,
+) -> None:
+    """Let systemd run an agent, now and whenever the machine starts.
+
+    The options are those of `mdp-agent run`, and are checked as it does. The service has a user of
+    its own: bundle, clients' keys and this program have to be readable by all; --key is not.
+    `systemctl reload` is SIGHUP. An --audit log is in /var/log/mdp-agent-DEVICE/.
+
+    Example: mdp-agent install --bundle /srv/bundle --device n100 --bind tcp://0.0.0.0:7500
+    --key /etc/mdp/n100.secret --clients /etc/mdp/clients/
+
+    Exit codes: 0 fine, 2 bad input, or another unit exists,
+    or systemctl fails, 1 unforeseen.
+    """
+    options = serve_options(given)
+    source = None if options.source is None else parse_source(options.source)
+    loadable = check(options)
+    described = _service(ctx, given, options, source, loadable)
+    text = service.unit_text(described)
+    if root == ROOT:
+        service.check_readable(described.reads)
+    # The runtime is there and has the planned provider.
+    loadable.load()
+    if dry_run:
+        print(text, end="")
+        return
+    name = service.name_of(options.device)
+    path = root / service.UNITS / f"{name}.service"
+    there = _content(path)
+    if there not in (None, text) and not replace:
+        raise InputError(f"{path}: another unit exists: expected --replace to write over it")
+    if there != text:
+        write_bytes(path, text.encode())
+    print(f"mdp-agent: {path}: {'as before' if there == text else 'written'}", file=sys.stderr)
+    if _from(ctx, "source") == "ENVIRONMENT":
+        print(f"mdp-agent: MDP_SOURCE: copy it to /etc/default/{name}", file=sys.stderr)
+    _systemctl(root, [["daemon-reload"], ["enable", name], ["restart", name]])
+
+
+def uninstall(
+    device: Annotated[str, typer.Option(help="The device's name, as for `install`.")],
+    root: Root = ROOT,
+) -> None:
+    """Stop the agent that `mdp-agent install` has installed, and remove its unit.
+
+    Example: mdp-agent uninstall --device n100
+
+    Exit codes: 0 fine, 2 no such unit, or one that `install` did not write,
+    or systemctl fails, 1 unforeseen.
+    """
+    name = service.name_of(device)
+    path = root / service.UNITS / f"{name}.service"
+    there = _content(path)
+    if there is None:
+        raise InputError(f"{path}: expected a unit that `mdp-agent install` wrote, there is none")
+    if not there.startswith(f"{service.MARK}\n"):
+        raise InputError(f"{path}: `mdp-agent install` did not write it: it stays")
+    _systemctl(root, [["disable", "--now", name]])
+    try:
+        path.unlink()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be removed: {error.strerror}") from error
+    print(f"mdp-agent: {path}: removed", file=sys.stderr)
+    _systemctl(root, [["daemon-reload"]])
+
+
+def serve_options(given: Mapping[str, Any]) -> ServeOptions:
+    """The options of `mdp-agent run`; raises InputError or ConfigError."""
+    values = {name: given[name] for name in ServeOptions.__slots__ if name in given}
+    key, cpus = given["bundle_key"], given["cpus"]
+    values["bundle_key"] = None if key is None else load_bundle_key(key)
+    values["cores"] = None if cpus is None else pin_to_cores(cpus)
+    return ServeOptions(**values)
+
+
+def _service(
+    ctx: typer.Context,
+    given: Mapping[str, Any],
+    options: ServeOptions,
+    source: Source | None,
+    loadable: LoadableBundle,
+) -> Service:
+    """What the unit depends on; raises InputError for what a service cannot do."""
+    name = service.name_of(options.device)
+    service.check_port(options.bind)
+    if options.audit is not None and options.audit.absolute().parent != Path(f"/var/log/{name}"):
+        raise InputError(f"--audit {options.audit}: expected a file in /var/log/{name}/")
+    plain_cpu = (loadable.assignment.runtime, loadable.assignment.provider) == ("onnxruntime", CPU)
+    camera = source is not None and source.kind == "camera"
+    groups = {"video"} if camera else set()
+    if not plain_cpu:
+        groups |= {group.gr_name for group in grp.getgrall()} & set(_ACCELERATOR_GROUPS)
+    program = _program()
+    # The program itself, its interpreter and its packages are read, too.
+    used = [program, Path(sys.executable), Path(console.__file__)]
+    used += filter(None, (options.bundle, options.clients, given["bundle_key"]))
+    if source is not None and source.kind in ("folder", "video"):
+        used.append(Path(source.place))
+    reads = [path.absolute() for path in used]
+    return Service(
+        device=options.device,
+        program=program,
+        words=tuple(_words(ctx, given, source)),
+        key=None if options.key is None else _absolute(options.key),
+        reads=tuple(dict.fromkeys((*reads, *(path.resolve() for path in reads)))),
+        plain_cpu=plain_cpu,
+        camera=camera,
+        opencv=source is not None and source.kind != "folder",
+        announced=options.announce,
+        audited=options.audit is not None,
+        groups=tuple(sorted(groups)),
+    )
+
+
+def _words(ctx: typer.Context, given: Mapping[str, Any], source: Source | None) -> list[str]:
+    """The options of `mdp-agent run` as they were given, with absolute paths."""
+    words: list[str] = []
+    for parameter in ctx.command.params:
+        name = parameter.name or ""
+        if name not in given or _from(ctx, name) != "COMMANDLINE":
+            continue
+        value = given[name]
+        if isinstance(value, bool):
+            words.append((parameter.opts if value else parameter.secondary_opts)[0])
+            continue
+        if name == "key":
+            value = service.KEY_WORD
+        elif name == "source" and source is not None:
+            value = _shown(source)
+        elif isinstance(value, Path):
+            value = _absolute(value)
+        words += [parameter.opts[0], str(value)]
+    return words
+
+
+def _shown(source: Source) -> str:
+    """`source` for a file that everybody reads; raises InputError for a password."""
+    if source.kind in ("folder", "video"):
+        return f"{source.kind}:{_absolute(Path(source.place))}"
+    if source.kind == "rtsp" and str(source) != source.place:
+        raise InputError(
+            f"--source {source}: everybody can read a unit: expected a password only in the "
+            "variable MDP_SOURCE"
+        )
+    return str(source)
+
+
+def _from(ctx: typer.Context, name: str) -> str:
+    """Where a parameter's value comes from: COMMANDLINE, ENVIRONMENT, DEFAULT."""
+    found = ctx.get_parameter_source(name)
+    return "" if found is None else found.name
+
+
+def _absolute(path: Path) -> Path:
+    """`path` from the root; links stay, as a reload follows them again."""
+    return Path(os.path.abspath(path))  # noqa: PTH100 - without `..`, and links are not followed
+
+
+def _program() -> Path:
+    """This program; raises AgentError."""
+    beside = Path(sys.executable).parent / "mdp-agent"
+    found = str(beside) if beside.exists() else shutil.which("mdp-agent")
+    if found is None:
+        raise AgentError("mdp-agent: not found beside Python nor in PATH")
+    return _absolute(Path(found))
+
+
+def _content(path: Path) -> str | None:
+    """The unit at `path`; None if there is none. Raises ConfigError."""
+    if not path.is_symlink() and not path.exists():
+        return None
+    content, _ = read_regular(path, MAX_UNIT_BYTES)
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: expected UTF-8") from error
+
+
+def _systemctl(root: Path, commands: list[list[str]]) -> None:
+    """Run systemctl, or print what to run; raises AgentError if it fails."""
+    program = shutil.which("systemctl")
+    if root != ROOT or program is None or not _BOOTED.is_dir():
+        where = "" if root == ROOT else f" --root={root}"
+        offline = [one for one in commands if root == ROOT or one[0] in ("enable", "disable")]
+        for command in offline:
+            words = [word for word in command if root == ROOT or word != "--now"]
+            print(f"mdp-agent: run: systemctl{where} {' '.join(words)}", file=sys.stderr)
+        return
+    for command in commands:
+        done = subprocess.run([program, *command], capture_output=True, text=True)
+        if done.returncode:
+            raise AgentError(
+                f"systemctl {' '.join(command)}: {console.one_line(Exception(done.stderr))}"
+            )

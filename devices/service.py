@@ -1,0 +1,181 @@
+"""An agent as a systemd service: the text of its unit, and what its own user could not read.
+
+Options as in systemd.exec(5) and systemd.service(5). The service has a user that exists only while
+it runs (DynamicUser), so that nothing but its files' rights for others lets it read them.
+"""
+
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mdp.errors import InputError
+
+UNITS = Path("etc/systemd/system")
+#: The first line of every unit that `mdp-agent install` writes.
+MARK = "# Written by `mdp-agent install`; `mdp-agent uninstall` removes it."
+#: Seconds without a ping after which systemd restarts the agent, until which it has to have loaded
+#: its model (building engines of TensorRT takes minutes), and to have ended (draining takes 8).
+WATCHDOG_S, START_S, STOP_S = 60, 900, 15
+KEY = "agent.secret"
+#: The service sees the agent's secret key there, and no other file of its folder.
+KEY_WORD = "${CREDENTIALS_DIRECTORY}/" + KEY
+_HOMES = (Path("/home"), Path("/root"), Path("/run/user"))
+_PRIVATE = (Path("/tmp"), Path("/var/tmp"))
+#: Ports below need a privilege.
+_FIRST_PORT = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What the unit of one agent depends on; paths are absolute."""
+
+    device: str
+    program: Path
+    #: Options of `mdp-agent run`; one that is `KEY_WORD` is written as it is.
+    words: tuple[str, ...]
+    #: The agent's secret key file, which systemd reads.
+    key: Path | None
+    #: What the service's user reads, by its own name and by that which links lead to.
+    reads: tuple[Path, ...]
+    #: Whether models are run by onnxruntime on the CPU; all else needs devices or writes code.
+    plain_cpu: bool
+    #: Whether frames come from a camera of this machine, and whether OpenCV reads them.
+    camera: bool
+    opencv: bool
+    #: Whether it is announced on the local network, which lists the network's interfaces.
+    announced: bool
+    audited: bool
+    #: Groups of which the service's user is a member.
+    groups: tuple[str, ...] = ()
+
+
+def name_of(device: str) -> str:
+    """The service's name, without `.service`."""
+    return f"mdp-agent-{device}"
+
+
+def unit_text(service: Service) -> str:
+    """The unit; raises InputError for a word that has no form in it."""
+    name = name_of(service.device)
+    words = [word if word == KEY_WORD else quoted(word) for word in service.words]
+    # Not for the program: variables are not expanded in it.
+    command = " ".join([quoted(str(service.program)).replace("$$", "$"), "run", *words])
+    in_home = any(path.is_relative_to(home) for path in service.reads for home in _HOMES)
+    families = "AF_INET AF_INET6 AF_UNIX" + (" AF_NETLINK" if service.announced else "")
+    lines = [
+        MARK,
+        "[Unit]",
+        f"Description=MDP agent {service.device}",
+        "Wants=network-online.target",
+        "After=network-online.target",
+        "",
+        "[Service]",
+        "Type=notify",
+        f"ExecStart={command}",
+        "ExecReload=/bin/kill -HUP $MAINPID",
+        "# For MDP_SOURCE=rtsp://USER:PASSWORD@HOST/PATH, readable by root only.",
+        f"EnvironmentFile=-/etc/default/{name}",
+        "Restart=on-failure",
+        "RestartSec=5",
+        f"TimeoutStartSec={START_S}",
+        f"TimeoutStopSec={STOP_S}",
+        f"WatchdogSec={WATCHDOG_S}",
+        "DynamicUser=yes",
+        *([f"LoadCredential={KEY}:{_plain(service.key)}"] if service.key else []),
+        *([f"LogsDirectory={name}"] if service.audited else []),
+        *([f"SupplementaryGroups={' '.join(service.groups)}"] if service.groups else []),
+        *_devices(service, name),
+        "UMask=0077",
+        "NoNewPrivileges=yes",
+        "CapabilityBoundingSet=",
+        "AmbientCapabilities=",
+        "ProtectSystem=strict",
+        f"ProtectHome={'read-only' if in_home else 'yes'}",
+        "PrivateTmp=yes",
+        "ProtectClock=yes",
+        "ProtectControlGroups=yes",
+        "ProtectHostname=yes",
+        "ProtectKernelLogs=yes",
+        "ProtectKernelModules=yes",
+        "ProtectKernelTunables=yes",
+        "ProtectProc=invisible",
+        "LockPersonality=yes",
+        "RestrictNamespaces=yes",
+        "RestrictRealtime=yes",
+        "RestrictSUIDSGID=yes",
+        f"RestrictAddressFamilies={families}",
+        "SystemCallArchitectures=native",
+        "SystemCallFilter=@system-service",
+        "SystemCallFilter=~@privileged",
+        "SystemCallErrorNumber=EPERM",
+        "",
+        "[Install]",
+        "WantedBy=multi-user.target",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _devices(service: Service, name: str) -> list[str]:
+    """Which devices it may open, and whether it may write code into its memory."""
+    if not service.plain_cpu:
+        # The device files of accelerators have no common class.
+        return [
+            "PrivateDevices=no",
+            f"CacheDirectory={name}",
+            f"Environment=XDG_CACHE_HOME=/var/cache/{name}",
+        ]
+    lines = ["PrivateDevices=yes", "PrivateUsers=yes"]
+    if service.camera:
+        # By class: a camera may be plugged in later.
+        lines = ["DevicePolicy=closed", "DeviceAllow=char-video4linux rw"]
+    # OpenVINO compiles networks to code, and libswscale its filters.
+    return lines if service.opencv else [*lines, "MemoryDenyWriteExecute=yes"]
+
+
+def quoted(word: str) -> str:
+    """`word` as it stands in ExecStart; raises InputError for control characters."""
+    if not word.isprintable():
+        raise InputError(f"{word!r}: expected printable text in a unit")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return escaped if re.fullmatch(r"[\w%$+,./:@=-]+", escaped) else f'"{escaped}"'
+
+
+def _plain(path: Path) -> str:
+    """`path` for a setting that takes no quotes; raises InputError."""
+    if re.search(r"""[\s:"'\\]""", str(path)) or not str(path).isprintable():
+        raise InputError(f"{path}: expected a path without spaces, colons, quotes and backslashes")
+    return str(path).replace("%", "%%")
+
+
+def check_port(bind: str) -> None:
+    """Raises InputError for a port that only root may listen on."""
+    port = int(bind.rpartition(":")[2])
+    if 0 < port < _FIRST_PORT:
+        raise InputError(f"--bind {bind}: expected a port from {_FIRST_PORT}: the user is not root")
+
+
+def check_readable(paths: Iterable[Path]) -> None:
+    """Raises InputError for what the service's user cannot read; a folder, with all within."""
+    for path in paths:
+        if any(path.is_relative_to(folder) for folder in _PRIVATE):
+            raise InputError(f"{path}: expected another place: a service has a /tmp of its own")
+        inside = path.rglob("*") if path.is_dir() else ()
+        for part in (*reversed(path.parents), path, *inside):
+            _check_rights(part, entered=part in path.parents)
+
+
+def _check_rights(path: Path, *, entered: bool) -> None:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    needed = stat.S_IXOTH if entered else stat.S_IROTH
+    if stat.S_ISDIR(mode):
+        needed |= stat.S_IXOTH
+    if mode & needed != needed:
+        raise InputError(
+            f"{path}: expected rights for others to read it, got mode {stat.S_IMODE(mode):04o}: "
+            "the service has a user of its own (/opt and /srv are common places)"
+        )
