@@ -139,6 +139,7 @@ class Gateway:
         self._fleets = fleets
         self._deadline_ms = deadline_ms
         self._bodies = Bodies()
+        self._reading = asyncio.Lock()
         self._metrics = Metrics(fleets)
         #: Set, and replaced, whenever something changes that the page shows.
         self._changed = asyncio.Event()
@@ -235,7 +236,9 @@ class Gateway:
                 if infer.is_quick(body, length):
                     asked = infer.read_request(body, length)
                 else:
-                    asked = await asyncio.to_thread(infer.read_request, body, length)
+                    # Numbers take many times their text: one such request at a time.
+                    async with self._reading:
+                        asked = await asyncio.to_thread(infer.read_request, body, length)
                 deadline_ms = self._checked(asked.deadline_ms, len(asked.pictures))
                 answers = await self._answers(fleet, list(asked.pictures), deadline_ms)
         content, json_length = infer.respond(fleet.name, asked, answers)
@@ -330,7 +333,9 @@ class Gateway:
                 except MDPError as error:
                     kind, told = b"error", {"error": str(error)}
                 yield b"event: " + kind + b"\ndata: " + msgspec.json.encode(told) + b"\n\n"
-                await asyncio.sleep(max(0.0, started_s + every_s - loop.time()))
+                # Looks around now and then whether the server is ending.
+                while not self.ending() and (left_s := started_s + every_s - loop.time()) > 0:
+                    await asyncio.sleep(min(left_s, 1.0))
 
         return self._streamed(answers())
 
