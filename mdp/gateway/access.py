@@ -107,7 +107,10 @@ def check_request(method: str, path: str, headers: Mapping[str, str], tokens: To
     elif not is_local(_host_of(headers.get("host", ""))):
         raise Refusal(403, "expected the Host localhost, 127.0.0.1 or [::1]")
     origin = headers.get("origin")
-    if method not in _SAFE and origin and origin.partition("://")[2] != headers.get("host"):
+    other = method not in _SAFE and origin and origin.partition("://")[2] != headers.get("host")
+    # A GET without CORS has no Origin, and may have the devices look.
+    site = headers.get("sec-fetch-site", "none")
+    if other or (path not in OPEN and site not in ("none", "same-origin")):
         raise Refusal(403, "expected a request of this gateway's own page")
 
 

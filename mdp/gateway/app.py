@@ -80,7 +80,7 @@ class Guard:
         try:
             check_request(scope["method"], scope["path"], headers, self._tokens)
         except Refusal as refusal:
-            await _refused(refusal)(scope, receive, with_headers)
+            await refused(refusal)(scope, receive, with_headers)
         else:
             await self.inside(scope, receive, with_headers)
 
@@ -90,13 +90,14 @@ def _json(content: object, status: int = 200, headers: Mapping[str, str] | None 
     return Response(body, status, headers=headers, media_type="application/json")
 
 
-def _refused(refusal: Refusal) -> Response:
+def refused(refusal: Refusal) -> Response:
+    """The protocol's shape of an error."""
     return _json({"error": str(refusal)}, refusal.status, refusal.headers)
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, MDPError)
-    return _refused(refusal_of(error))
+    return refused(refusal_of(error))
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
@@ -116,6 +117,21 @@ def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
         return Response(content, headers={"content-type": kind})
 
     return send
+
+
+class _Events(StreamingResponse):
+    """Server-sent events; one of `readers` from the start, as requests that arrive together are."""
+
+    def __init__(self, events: AsyncIterator[bytes], readers: set[Response]) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._readers = readers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._readers.add(self)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._readers.remove(self)
 
 
 @contextmanager
@@ -139,10 +155,11 @@ class Gateway:
         self._fleets = fleets
         self._deadline_ms = deadline_ms
         self._bodies = Bodies()
+        self._reading = asyncio.Lock()
         self._metrics = Metrics(fleets)
         #: Set, and replaced, whenever something changes that the page shows.
         self._changed = asyncio.Event()
-        self._watchers = 0
+        self._watchers: set[Response] = set()
         #: Whether the server is ending, which streams of events would hold up.
         self.ending: Callable[[], bool] = lambda: False
 
@@ -235,7 +252,9 @@ class Gateway:
                 if infer.is_quick(body, length):
                     asked = infer.read_request(body, length)
                 else:
-                    asked = await asyncio.to_thread(infer.read_request, body, length)
+                    # Numbers take many times their text: one such request at a time.
+                    async with self._reading:
+                        asked = await asyncio.to_thread(infer.read_request, body, length)
                 deadline_ms = self._checked(asked.deadline_ms, len(asked.pictures))
                 answers = await self._answers(fleet, list(asked.pictures), deadline_ms)
         content, json_length = infer.respond(fleet.name, asked, answers)
@@ -330,23 +349,18 @@ class Gateway:
                 except MDPError as error:
                     kind, told = b"error", {"error": str(error)}
                 yield b"event: " + kind + b"\ndata: " + msgspec.json.encode(told) + b"\n\n"
-                await asyncio.sleep(max(0.0, started_s + every_s - loop.time()))
+                # Looks around now and then whether the server is ending.
+                while not self.ending() and (left_s := started_s + every_s - loop.time()) > 0:
+                    await asyncio.sleep(min(left_s, 1.0))
 
-        return self._streamed(answers())
+        return self._streamed(request, answers())
 
-    def _streamed(self, events: AsyncIterator[bytes]) -> Response:
-        if self._watchers >= MAX_WATCHERS:
+    def _streamed(self, request: Request, events: AsyncIterator[bytes]) -> Response:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
+        if len(self._watchers) >= MAX_WATCHERS:
             raise busy(f"expected at most {MAX_WATCHERS} readers of events at a time")
-
-        async def counted() -> AsyncIterator[bytes]:
-            self._watchers += 1
-            try:
-                async for event in events:
-                    yield event
-            finally:
-                self._watchers -= 1
-
-        return StreamingResponse(counted(), media_type="text/event-stream")
+        return _Events(events, self._watchers)
 
     async def switch(self, request: Request) -> Response:
         """Take a device out of this gateway's calls, or put it back: `{"in_use": false}`."""
@@ -370,7 +384,7 @@ class Gateway:
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: `/fleets` again whenever something in it changes."""
-        return self._streamed(self._changes())
+        return self._streamed(request, self._changes())
 
     async def _changes(self) -> AsyncIterator[bytes]:
         loop = asyncio.get_running_loop()

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -46,7 +47,9 @@ class ServedFleet:
         self._calls = self._whole
         #: Clients of one device each, for what it says alone.
         self._alone: dict[str, AsyncClient] = {}
-        self._retired: list[AsyncClient] = []
+        #: Those that get no new calls, and how many calls each client has under way.
+        self._retired: set[AsyncClient] = set()
+        self._under_way: Counter[AsyncClient] = Counter()
         self._switching = asyncio.Lock()
         #: Called when something has changed that the page shows.
         self.changed: Callable[[], None] = lambda: None
@@ -61,15 +64,19 @@ class ServedFleet:
 
     async def classify(self, pictures: Sequence[Picture], deadline_ms: float) -> list[Prediction]:
         """The fleet's answers; raises what a client raises for the first picture without one."""
-        client = self._calls
-        if len(pictures) > 1:
-            answering = client.classify_many(pictures, deadline_ms=deadline_ms, in_flight=IN_FLIGHT)
+        with self._using(self._calls) as client:
+            if len(pictures) == 1:
+                answering = _listed(client.classify(pictures[0], deadline_ms=deadline_ms))
+            else:
+                answering = client.classify_many(
+                    pictures, deadline_ms=deadline_ms, in_flight=IN_FLIGHT
+                )
             return await self._noted(answering)
-        return await self._noted(_listed(client.classify(pictures[0], deadline_ms=deadline_ms)))
 
     async def look(self, deadline_ms: float) -> Prediction:
         """What the devices' own cameras see; raises what a client raises."""
-        (answer,) = await self._noted(_listed(self._calls.look(deadline_ms=deadline_ms)))
+        with self._using(self._calls) as client:
+            (answer,) = await self._noted(_listed(client.look(deadline_ms=deadline_ms)))
         return answer
 
     async def _noted(self, answering: Awaitable[list[Prediction]]) -> list[Prediction]:
@@ -90,8 +97,8 @@ class ServedFleet:
 
         async def ask(name: str) -> Prediction | None:
             try:
-                client = await self._only(name)
-                return await client.classify(picture, deadline_ms=deadline_ms)
+                with self._using(await self._only(name)) as client:
+                    return await client.classify(picture, deadline_ms=deadline_ms)
             except InferenceError:
                 return None
 
@@ -141,10 +148,26 @@ class ServedFleet:
         if former is not self._whole:
             self._retire(former)
 
+    @contextmanager
+    def _using(self, client: AsyncClient) -> Iterator[AsyncClient]:
+        """Keep `client` open until the block ends."""
+        self._under_way[client] += 1
+        try:
+            yield client
+        finally:
+            self._under_way[client] -= 1
+            self._close_unused()
+
     def _retire(self, client: AsyncClient) -> None:
         """Close a client once the requests that are under way on it have ended."""
-        self._retired.append(client)
-        asyncio.get_running_loop().call_later(MAX_REQUEST_MS / 1e3 + 1, client.close)
+        self._retired.add(client)
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        for client in [each for each in self._retired if not self._under_way[each]]:
+            client.close()
+            self._retired.remove(client)
+            del self._under_way[client]
 
     def _stamp(self) -> list[tuple[int, int]]:
         """Changes whenever the fleet file or its bundle does."""

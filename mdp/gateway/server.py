@@ -15,8 +15,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mdp.errors import ConfigError, InputError
 from mdp.gateway.access import Tokens, host_and_port
-from mdp.gateway.app import Gateway
+from mdp.gateway.app import Gateway, refused
 from mdp.gateway.fleets import ServedFleet
+from mdp.gateway.refusals import Refusal, busy
 
 #: Seconds for a request's headers, from the connection or the request before.
 HEADERS_S = 10
@@ -49,6 +50,11 @@ class _Protocol(H11Protocol):
         # of a listening one are not: head and body of an answer came 40 ms apart.
         place = transport.get_extra_info("socket")
         place.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if len(self.connections) > MAX_CONNECTIONS:
+            # uvicorn's own limit answers neither in JSON nor with a time.
+            self.app = refused(
+                Refusal(503, "too many connections", busy("").headers | {"connection": "close"})
+            )
         self._watch()
 
     def data_received(self, data: bytes) -> None:
@@ -135,7 +141,6 @@ def serve(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=HEADERS_S,
         timeout_graceful_shutdown=ENDING_S,
         ssl_certfile=certificate,

@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from mdp.testing.processes import PATIENCE_S, LineProcess
 
-#: As `mdp gateway`, with the limits on slow clients of a moment.
+#: As `mdp gateway`, with the limits on slow clients of a moment, and few connections.
 IMPATIENT = (
     "import mdp.gateway.server as server, mdp.gateway.bodies as bodies, mdp.cli.main as cli;"
-    "server.HEADERS_S, bodies.BODY_S = 1, 0.5; cli.main()"
+    "server.HEADERS_S, bodies.BODY_S, server.MAX_CONNECTIONS = 1, 0.5, 3; cli.main()"
 )
 
 

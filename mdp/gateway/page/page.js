@@ -36,10 +36,11 @@ function askToken() {
     const dialog = $("ask-token");
     $("wrong-token").hidden = !sessionStorage.getItem("token");
     $("token").value = "";
-    dialog.onclose = () => {
+    // Several requests may wait for the same token.
+    dialog.addEventListener("close", () => {
       sessionStorage.setItem("token", $("token").value.trim());
       resolve();
-    };
+    }, { once: true });
     if (!dialog.open) dialog.showModal();
   });
 }

@@ -169,14 +169,20 @@ def test_a_body_that_is_too_large_is_not_waited_for(served: Gateway) -> None:
             assert client.recv(64).startswith(b"HTTP/1.1 413 ")
 
 
-def test_slow_clients_are_not_waited_for(fleet: Fleet) -> None:
+def test_slow_and_too_many_clients_are_not_waited_for(fleet: Fleet) -> None:
     with gateway("--fleet", fleet.folder / "fleet.toml", impatient=True) as served:
         head = f"POST {CLASSIFY} HTTP/1.1\r\nHost: {served.host}\r\nContent-Length: 9\r\n\r\n"
         with (
             served.connect() as silent,
             served.connect() as slow,
             served.connect() as stuck,
+            served.connect() as fourth,
         ):
+            fourth.sendall(f"GET /v2 HTTP/1.1\r\nHost: {served.host}\r\n\r\n".encode())
+            full = fourth.makefile("rb").read()
+            assert full.startswith(b"HTTP/1.1 503 ")
+            assert b"retry-after: 1\r\n" in full
+            assert full.endswith(b'{"error":"too many connections"}')
             stuck.sendall(head.encode() + b"1234")
             slow.sendall(head.encode()[:20])
             assert stuck.recv(64).startswith(b"HTTP/1.1 408 ")

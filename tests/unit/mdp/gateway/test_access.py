@@ -1,5 +1,6 @@
 """Who may use a gateway, and where it may listen."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,11 @@ def test_another_page_in_the_same_browser_is_not_let_in() -> None:
     for origin in ("http://evil.example", "null", "http://127.0.0.1:8081"):
         with pytest.raises(Refusal, match="own page"):
             check_request("POST", "/x", {"host": "127.0.0.1:8080", "origin": origin}, ANYONE)
+    for site in ("cross-site", "same-site", "same-origin", "none"):
+        headers = {"host": "127.0.0.1:8080", "sec-fetch-site": site}
+        check_request("GET", "/", headers, ANYONE)
+        with nullcontext() if site in ("same-origin", "none") else pytest.raises(Refusal):
+            check_request("GET", "/v2/models/x/look", headers, ANYONE)
     assert not is_local("127.0.0.1.evil.example")
 
 

@@ -207,13 +207,26 @@ def test_events_and_looks_end_when_their_reader_leaves(
     seen = web.ask(watch, until=lambda body: body.endswith(b"\n\n"))
     assert seen[2] == b'event: error\ndata: {"error":"no frame"}\n\n'
     assert web.ask("/v2/models/colours/look")[0] == 503
-    monkeypatch.setattr(routes, "MAX_WATCHERS", 0)
-    assert web.ask("/events")[0] == 503
+    assert web.ask("/events", method="HEAD")[2] == b""
+    monkeypatch.setattr(routes, "MAX_WATCHERS", 1)
+
+    def has_come(body: bytes) -> bool:
+        return body.endswith(b"\n\n")
+
+    async def together() -> list[int]:
+        asked = (web._ask("/events", [], "", has_come, {}) for _ in range(2))
+        return [reply[0] for reply in await asyncio.gather(*asked)]
+
+    assert asyncio.run(together()) == [200, 503]
 
 
 def test_nothing_streams_once_the_server_ends(web: Web) -> None:
     web.gateway.ending = lambda: True
     assert web.ask("/events")[2] == b""
+    seen = iter((False, True))
+    web.gateway.ending = lambda: next(seen, True)
+    watch = web.ask("/v2/models/colours/watch?every_ms=1e9")
+    assert watch[2].count(b"event: answer") == 1
 
 
 def test_other_pages_and_hosts_are_kept_out(web: Web) -> None:

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.gateway.infer import MAX_PICTURES, is_degraded, read_request, respond
+from mdp.gateway.infer import MAX_PICTURES, is_degraded, is_quick, read_request, respond
 from mdp.gateway.refusals import Refusal
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import NOT_NEEDED
@@ -92,6 +92,10 @@ BINARY = {"binary_data_size": 12}
         (body(images(data=[256] * 12)), VALUES),
         (body(images(data=[2**70] * 12)), VALUES),
         (body(images(data=["0"] * 12)), VALUES),
+        # An array of these would take 15 GiB.
+        (body(images(data=["0" * 2_000_000] + ["1"] * 2_000)), VALUES),
+        (body(images(data=[[]] * 12)), VALUES),
+        (body(images(data=[{}] * 12)), VALUES),
         (body(images(data=None)), "got none"),
         (body(images(parameters=BINARY)), "got both"),
         (body(images(data=None, parameters=BINARY)), "expected 12 bytes .* and 0 bytes"),
@@ -105,8 +109,9 @@ def test_what_is_refused(given: bytes, said: str) -> None:
     assert refused.value.status == 400
 
 
-@pytest.mark.parametrize("length", ["-1", "9999", "x", "\u00b2"])
+@pytest.mark.parametrize("length", ["-1", "9999", "x", "\u00b2", "9" * 5000])
 def test_a_length_of_the_json_that_cannot_be(length: str) -> None:
+    assert is_quick(body(images()), length)
     with pytest.raises(Refusal, match="inference-header-content-length: expected 0 to"):
         read_request(body(images()), length)
 
