@@ -102,7 +102,7 @@ def build_bundle(
         )
         if not planned.plan.refused:
             check_ways(planned.plan, pictures)
-    if not (planned.plan.refused or settings.whole_picture):
+    if settings.parts and not planned.plan.refused:
         with owned(folder):
             planned = seen_on_data(planned, pictures, config, given)
     with together():

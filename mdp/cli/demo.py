@@ -43,7 +43,7 @@ ONE_THREAD = ("--threads", 1)
 BUILD = (
     "--data digits --teacher vit_tiny_patch16_224"
     " --teacher-arg img_size=24 patch_size=4 embed_dim=96 depth=6 num_heads=3"
-    " --teacher-epochs 12 --epochs 10 --latency-ms 1.4 --whole-picture"
+    " --teacher-epochs 12 --epochs 10 --latency-ms 1.4"
     " --profiles laptop-cpu n100 raspberry-pi-5 --name digits"
 )
 

@@ -61,8 +61,9 @@ class PlanOptions(Record, frozen=True):
             "--runs of this teacher, else 0.8"
         ),
     ] = None
-    whole_picture: Annotated[
-        bool, Meta(description="Let every member see the whole square of a picture, none a part")
+    parts: Annotated[
+        bool,
+        Meta(description="Let members see parts of the picture, which `build` chooses on data"),
     ] = False
     client_mbit: Annotated[
         float | None,
@@ -207,7 +208,7 @@ def make_planned(
         precisions=precisions,
         max_energy_j=options.max_energy_j,
         percentile=options.percentile,
-        regions=[WHOLE] if options.whole_picture else REGIONS,
+        regions=REGIONS if options.parts else [WHOLE],
         client_bps=None if options.client_mbit is None else 1e6 * options.client_mbit,
         families=allowed,
     )

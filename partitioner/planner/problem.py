@@ -145,12 +145,13 @@ def make_problem(
         (profile, fitted_ways(profile, precisions, networks=with_networks)) for profile in ordered
     ]
     pace = pace_for(percentile, min(PLANNED_MEMBERS, len(ordered)))
+    centres = [region for region in CENTRES if region in regions]
     return Problem(
         teacher=teacher,
         predictor=predictor,
         devices=tuple(evaluate_device(*device, choices, pace) for device in fitted),
         with_teacher=tuple(evaluate_device(*device, whole, pace) for device in fitted),
-        rivals=tuple(_rivals(*device, predictor) for device in fitted),
+        rivals=tuple(_rivals(*device, predictor, centres) for device in fitted),
         max_energy_j=max_energy_j,
         percentile=percentile,
         client_bps=client_bps,
@@ -158,7 +159,10 @@ def make_problem(
 
 
 def _rivals(
-    profile: DeviceProfile, models: Sequence[MemberLatency], predictor: Predictor
+    profile: DeviceProfile,
+    models: Sequence[MemberLatency],
+    predictor: Predictor,
+    centres: Sequence[Region],
 ) -> tuple[Rival, ...]:
     """Every public network at every picture size that nothing quicker on the device outdoes."""
     if not predictor.has_networks:
@@ -175,7 +179,7 @@ def _rivals(
             for size in network.costs
         ]
         compute = model.networks.predict_many_ms(specs).tolist()
-        every = np.array([predictor.of_specs(specs, [r] * len(specs)) for r in CENTRES])
+        every = np.array([predictor.of_specs(specs, [r] * len(specs)) for r in centres])
         best, values = every.argmax(axis=0).tolist(), quantised(every.max(axis=0), precision)
         for spec, compute_ms, capability, centre in zip(
             specs, compute, values.tolist(), best, strict=True
@@ -187,7 +191,7 @@ def _rivals(
             found.append(
                 Rival(
                     spec=spec,
-                    region=CENTRES[centre],
+                    region=centres[centre],
                     predicted_ms=PredictedMs(
                         compute=round(compute_ms, 3),
                         network=round(sent_ms, 3),

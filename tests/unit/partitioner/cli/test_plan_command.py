@@ -167,7 +167,9 @@ def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
     monkeypatch.setattr(
         make_plan, "shipped_law", lambda: msgspec.structs.replace(fitted, law=parts_pay)
     )
-    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000, explained=True)
+    planned = make_planned(
+        BASE, NAMES, PlanOptions(latency_ms=20.0, parts=True), 1000, explained=True
+    )
     seen = {a.device: a.region for a in planned.plan.assignments}
     assert WHOLE in seen.values()
     assert len(set(seen.values())) > 1
@@ -180,9 +182,7 @@ def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
         assert ("though alone" in sentence) == (region != WHOLE)
     print_planned(planned)
     assert "sees 75% x 75%" in " ".join(capsys.readouterr().out.replace("│", " ").split())
-    whole = make_planned(
-        BASE, NAMES, PlanOptions(latency_ms=20.0, whole_picture=True), 1000, explained=True
-    )
+    whole = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000, explained=True)
     assert {a.region for a in whole.plan.assignments} == {WHOLE}
     assert not any(s.startswith("Sees ") for told in whole.explanations for s in told.sentences)
 
@@ -205,7 +205,7 @@ def test_a_region_in_words(region: Region, words: str) -> None:
 
 
 def test_regions_chosen_on_the_data_are_predicted_anew() -> None:
-    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000)
+    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0, parts=True), 1000)
     regions = [REGIONS[-1]] * len(planned.plan.assignments)
     changed = make_plan.with_regions(planned, regions).plan
     assert [a.region for a in changed.assignments] == regions
@@ -237,7 +237,7 @@ def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(
     record = probed(13.0, complete=False, busy_points=2)
     path = tmp_path / "n100.toml"
     write_toml(path, msgspec.structs.replace(plain, probe=record))
-    options = PlanOptions(latency_ms=20.0, whole_picture=True)
+    options = PlanOptions(latency_ms=20.0)
     planned = make_planned(BASE, [str(path), "raspberry-pi-5"], options, 10, explained=True)
     points = len(plain.latency)
     expected = [
@@ -343,7 +343,7 @@ def test_own_runs_change_the_prediction() -> None:
         image_size=32, patch_size=8, embed_dim=192, depth=6, num_heads=3, mlp_ratio=4.0
     )
     teacher = TeacherSpec(name="vit_tiny_patch16_224", shape=shape)
-    options = PlanOptions(latency_ms=1.0, whole_picture=True)
+    options = PlanOptions(latency_ms=1.0)
     without = make_planned(teacher, NAMES, options, 10)
     known = make_planned(teacher, NAMES, options, 10, runs=[bundle])
     assert (without.problem.predictor.assumed, known.problem.predictor.assumed) == (True, False)
@@ -431,7 +431,7 @@ def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
 ) -> None:
     # No public network is known for pictures of 80 px, which would be the better choice anyway.
     refused = ["--teacher", "vit_base_patch16_224", "--latency-ms", 60, "--out", "p.toml",
-               "--teacher-arg", "img_size=80", "--whole-picture",
+               "--teacher-arg", "img_size=80",
                "--profiles", "jetson-orin-nano", "n100"]  # fmt: skip
     code, out, err = run(*refused)
     assert code == 4
@@ -451,7 +451,7 @@ def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
 
 @pytest.mark.torch
 def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_path: Path) -> None:
-    teacher = ["--teacher", "vit_base_patch16_224", "--whole-picture", "--out", "p.toml",
+    teacher = ["--teacher", "vit_base_patch16_224", "--out", "p.toml",
                "--latency-ms"]  # fmt: skip
     code, _, err = run(*teacher, 100, "--profiles", "n100")
     assert (code, err) == (0, "")
@@ -481,7 +481,6 @@ def test_json_has_what_was_asked_for(run: Run) -> None:
         "--pareto",
         "--explain",
         "--json",
-        "--whole-picture",
         "--anyway",
     )
     assert (code, err) == (0, "")
