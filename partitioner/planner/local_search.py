@@ -85,7 +85,9 @@ def _through_port(
         _tightened(devices, predictor, limits, most_bytes, seats, able)
         for most_bytes, seats in begin
     ]
-    return max(improved, key=lambda one: one[1], default=((), 0.0))
+    # One member waits for no other crop, whatever total was tried.
+    improved.append(_Search(devices, predictor, limits).best_alone())
+    return max(improved, key=lambda one: one[1])
 
 
 def _tightened(
@@ -213,6 +215,11 @@ class _Search:
                 continue
             seats, now = placed
         return seats
+
+    def best_alone(self) -> _Valued:
+        """The best plan of one member; no seats if no device has an option."""
+        found = [self._as_member((), self._sums(()), index) for index in range(len(self.devices))]
+        return max((f for f in found if f is not None), key=lambda f: f[1], default=((), 0.0))
 
     def improve(self, seats: Seats) -> Seats:
         """Exchange until no exchange helps."""

@@ -140,8 +140,10 @@ def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> No
     assert 0 < plan.accuracy.expected <= plan.accuracy.all_in + 1e-9 < 1
     best = alone(plan)
     if best.submodel is not None and not best.is_teacher:
+        # The search maximises the expected accuracy: with all in, such a fleet may be less right.
         assert best.accuracy is not None
-        assert best.accuracy <= plan.accuracy.all_in + 1e-9
+        there = by_name[best.device].availability
+        assert there * best.accuracy <= plan.accuracy.expected + 1e-9
 
 
 devices = st.builds(
