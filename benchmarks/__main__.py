@@ -24,6 +24,7 @@ PAGES = {
     "planning": "planning.plans",
     "platforms": "keep.__main__:arm",
     "reliability": "faults.page",
+    "scenes": "scenes.__main__",
     "serving": "serving.__main__",
     "simulation": "simulator.page",
     "soak": "soak.page",

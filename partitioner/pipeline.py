@@ -326,7 +326,8 @@ def inputs_of(
     known = folder if run is not None or folder.settings_file.is_file() else None
     facts = None if known is None else known.settings().data
     if source is not None:
-        data = open_dataset(source, limit_train=limit_train, limit_test=limit_test)
+        cameras = bundle.manifest.plan.cameras
+        data = open_dataset(source, limit_train=limit_train, limit_test=limit_test, cameras=cameras)
     elif facts is not None:
         limit_test = facts.limit_test if limit_test is None else limit_test
         data = open_dataset(facts.source, limit_train=facts.limit_train, limit_test=limit_test)

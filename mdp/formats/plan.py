@@ -30,6 +30,7 @@ MIN_REGION = 0.01
 ImageSize = Annotated[int, Meta(ge=4, le=1024)]
 PatchSize = Annotated[int, Meta(ge=1, le=64)]
 Encoding = Literal["raw", "jpeg"]
+CameraName = DeviceName
 BatchSize = Annotated[int, Meta(ge=1, le=64)]
 TeacherArgument = bool | int | float | str
 Percentile = Annotated[float, Meta(ge=50, le=99.9)]
@@ -150,6 +151,8 @@ class Assignment(Record, frozen=True):
     batch: BatchSize = 1
     #: Whether the threads of one run spin while they wait for each other.
     spin: bool = False
+    #: Whose pictures of a scene the sub-model is made for; None: pictures that all devices see.
+    camera: CameraName | None = None
 
     def __post_init__(self) -> None:
         one_spec(self.submodel, self.network)
@@ -285,6 +288,11 @@ class Plan(Record, frozen=True):
         devices += [replica.device for replica in self.replicas]
         if len(set(devices)) != len(devices):
             raise ValueError("`replicas` name a device twice, or one that has an assignment")
+
+    @property
+    def cameras(self) -> list[str]:
+        """Cameras of the sub-models, each once; empty where all see one picture."""
+        return list(dict.fromkeys(a.camera for a in self.assignments if a.camera is not None))
 
     def require_teacher(self) -> TeacherSpec:
         """The teacher; raises ConfigError for an assembled plan, which has none."""

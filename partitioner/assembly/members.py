@@ -11,6 +11,7 @@ from mdp.files import MAX_TOML_BYTES, Record, read_regular, read_toml
 from mdp.formats.plan import (
     MAX_MEMBERS,
     Assignment,
+    CameraName,
     ImageSize,
     NetworkSpec,
     Plan,
@@ -52,6 +53,8 @@ class Model(Record, frozen=True):
     std: Channels | None = None
     #: What its device sees of the picture's centred square; None: chosen on the data.
     region: Region | None = None
+    #: Whose pictures of a scene it sees, where `--data` holds scenes.
+    camera: CameraName | None = None
     precision: Precision = "fp32"
     runtime: RuntimeName = "onnxruntime"
     #: Of the weights, in words; goes into the bundle's provenance.
@@ -89,6 +92,13 @@ class Models(Record, frozen=True):
         devices = [model.device for model in self.models]
         if len(set(devices)) != len(devices):
             raise ValueError("`models` name a device twice")
+        if len({model.camera is None for model in self.models}) > 1:
+            raise ValueError("expected a `camera` for every model or for none")
+
+    @property
+    def cameras(self) -> list[str]:
+        """Names of all cameras, each once."""
+        return list(dict.fromkeys(m.camera for m in self.models if m.camera is not None))
 
 
 def read_models(path: Path) -> Models:
@@ -234,6 +244,7 @@ def assigned(
         encoding=encoding,
         runtime=model.runtime,
         spin=profile.spin,
+        camera=model.camera,
     )
 
 

@@ -133,7 +133,7 @@ class Assembly:
             content = to_onnx(module, size, HEADS, {})
         parameters, macs = counted(content)
         write_bytes(path, content)
-        some = self._views(thinned(pictures, _COMPARED), size, [WHOLE])[0]
+        some = self._views(thinned(pictures, _COMPARED), size, [WHOLE], model.camera)[0]
         if model.onnx is None:
             error = check_parity(path, module, some, HEADS)
         else:
@@ -160,7 +160,8 @@ class Assembly:
 
         @cache
         def seen(k: int, region: Region) -> Contribution:
-            views = self._views(some, networks[k].image_size, allowed[k])
+            size, camera = networks[k].image_size, models[k].camera
+            views = self._views(some, size, allowed[k], camera)
             pixels = views[allowed[k].index(region)]
             return Contribution.of(run_session(open_session(paths[k]), pixels, HEADS))
 
@@ -177,7 +178,7 @@ class Assembly:
         pictures: PictureSet,
     ) -> tuple[Assignment, Contribution]:
         """Quantize and time one model; returns its part of the plan, and its calibration logits."""
-        pixels = self._views(pictures, network.image_size, [region])[0]
+        pixels = self._views(pictures, network.image_size, [region], model.camera)[0]
         write_bytes(path, quantized(path.read_bytes(), model.precision, pixels, whole=True))
         runtime = open_runtime(
             ModelFile.read(path), _here(model, network.image_size),
@@ -185,16 +186,19 @@ class Assembly:
         )  # fmt: skip
         here_ms = quickest_ms(runtime.run, pixels)
         compute_ms, how = self._scaled(here_ms, network, profile, model.runtime)
+        of = f" of camera {model.camera}" if model.camera else ""
         part = assigned(k, model, region, network, profile, compute_ms, how, len(self.data.labels))
         self.progress.note(
-            f"sub-model {k} for {model.device}: {network.words}, sees {where(region)}, "
+            f"sub-model {k} for {model.device}: {network.words}, sees {where(region)}{of}, "
             f"{path.stat().st_size / 1e6:.2f} MB; {how}"
         )
         return part, member_contribution(runtime, pixels, part)
 
-    def _views(self, pictures: PictureSet, size: int, regions: Sequence[Region]) -> list[Views]:
+    def _views(
+        self, pictures: PictureSet, size: int, regions: Sequence[Region], camera: str | None
+    ) -> list[Views]:
         """Pictures `[N, S, S, 3]` as devices see them, for each region."""
-        views = [View(size, region) for region in regions]
+        views = [View(size, region, camera=camera) for region in regions]
         what = f"calibration split at {size} px"
         return load_views(pictures, views, self.cache, self.progress, what)
 

@@ -52,7 +52,8 @@ def assemble(
     Example: mdp-partition assemble --models models.toml --data photos/ --profiles n100
     raspberry-pi-5 --out bundle/
     """
-    asked = read_models(models).models
+    listed = read_models(models)
+    asked = listed.models
     known = {profile.name: profile for profile in read_profiles(profiles)}
     for model in asked:
         if model.device not in known:
@@ -62,7 +63,7 @@ def assemble(
             )
     named = bundle_name(name, out)
     with interruptible(f"{out} is as it was"):
-        pictures = open_dataset(data, limit_test=limit_test)
+        pictures = open_dataset(data, limit_test=limit_test, cameras=listed.cameras)
         rows = _rows(asked, models.parent, pictures)
         prepare(1)
         from partitioner.assembly.write import Assembly

@@ -1,7 +1,7 @@
 """Pictures -> arrays of one device's crops, cut by the code that serves and kept on disk."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from mdp.errors import InputError, PictureError
 from mdp.files import replacing_folder
 from mdp.formats.plan import Assignment, Encoding, Region
 from mdp.pictures.crop import Pixels, crop, decode_jpeg, encode_jpeg, load_picture, side_for
-from partitioner.data.datasets import PictureSet, thinned
+from partitioner.data.datasets import PictureSet, Source, thinned
 from partitioner.data.memmaps import new_array
 from partitioner.regions import WHOLE
 from partitioner.run.progress import Progress
@@ -46,18 +46,37 @@ class View:
     image_size: int
     region: Region = WHOLE
     encoding: Encoding = "raw"
+    #: Whose picture of a scene; None for pictures without scenes.
+    camera: str | None = None
 
     @property
     def name(self) -> str:
         """The view in a file's name."""
         box = self.region
         region = "-".join(f"{edge:g}" for edge in (box.left, box.top, box.right, box.bottom))
-        return f"{self.image_size}px-{region}-{self.encoding}"
+        camera = f"-{self.camera}" if self.camera else ""
+        return f"{self.image_size}px-{region}-{self.encoding}{camera}"
 
 
 def view_of(assignment: Assignment) -> View:
     """The view that a plan gives to one device."""
-    return View(assignment.spec.image_size, assignment.region, assignment.encoding)
+    return View(
+        assignment.spec.image_size, assignment.region, assignment.encoding, assignment.camera
+    )
+
+
+def picture_of(source: Source, camera: str | None) -> Path | Pixels:
+    """The picture that `camera` took of a scene; without scenes the picture itself.
+
+    Raises InputError where one is given without the other.
+    """
+    if not isinstance(source, Mapping):
+        if camera is None:
+            return source
+        raise InputError(f"expected scenes with pictures of camera {camera!r}, got single pictures")
+    if camera is None:
+        raise InputError("expected the name of a camera for each sub-model: the data has scenes")
+    return source[camera]
 
 
 def cut(picture: Image.Image | Pixels, view: View) -> Pixels:
@@ -102,14 +121,21 @@ def _cut_all(
         pool = stack.enter_context(ThreadPoolExecutor(max_workers=os.cpu_count()))
         advance = stack.enter_context(progress.task(f"cutting {count:,} pictures, {what}", count))
 
+        by_camera = {
+            camera: {view: array for view, array in arrays.items() if view.camera == camera}
+            for camera in {view.camera for view in arrays}
+        }
+
         def work(index: int) -> None:
-            try:
-                picture = load_picture(pictures.sources[index], smallest_side=smallest_side)
-            except PictureError as error:
-                broken[index] = str(error)
-                return
-            for view, array in arrays.items():
-                array[index] = cut(picture, view)
+            for camera, some in by_camera.items():
+                source = picture_of(pictures.sources[index], camera)
+                try:
+                    picture = load_picture(source, smallest_side=smallest_side)
+                except PictureError as error:
+                    broken[index] = str(error)
+                    return
+                for view, array in some.items():
+                    array[index] = cut(picture, view)
 
         for chunk in _chunks(count):
             for _ in pool.map(work, chunk):
@@ -129,7 +155,7 @@ def shorter_px(pictures: PictureSet) -> float | None:
     sides = []
     for source in thinned(pictures, _LOOKED_AT).sources:
         with suppress(PictureError):
-            picture = load_picture(source)
+            picture = load_picture(picture_of(source, None))
             sides.append(
                 min(picture.size if isinstance(picture, Image.Image) else picture.shape[:2])
             )
@@ -152,8 +178,9 @@ def write_tree(
         for name, source in zip(pictures.names, pictures.sources, strict=True):
             target = temporary / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            if isinstance(source, Path):
-                target.write_bytes(source.read_bytes())
+            picture = picture_of(source, None)
+            if isinstance(picture, Path):
+                target.write_bytes(picture.read_bytes())
             else:
-                Image.fromarray(source).save(target, format="PNG")
+                Image.fromarray(picture).save(target, format="PNG")
             advance(1, "")

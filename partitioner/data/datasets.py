@@ -1,5 +1,8 @@
 """Labelled pictures: the digits that scikit-learn carries, or a class-per-folder tree.
 
+With `cameras`, a class has a folder for each scene, with one picture per camera:
+`<class>/<scene>/<camera>.jpg`. A scene counts as one picture and falls into one split whole.
+
 Which picture falls into which split depends on its path alone, not on a seed: runs that differ in
 their seed are trained and measured on the same pictures.
 """
@@ -37,6 +40,9 @@ ENDINGS = frozenset({
 })  # fmt: skip
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"II*\0", b"MM\0*")
 
+#: The pictures of one scene by the names of their cameras.
+Scene = Mapping[str, Path]
+Source = Path | Pixels | Scene
 SplitName = Literal["train", "calibration", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "calibration", "test")
 
@@ -45,8 +51,8 @@ SPLITS: tuple[SplitName, ...] = ("train", "calibration", "test")
 class PictureSet:
     """Labelled pictures in a fixed order; `targets[N]` index the data set's labels."""
 
-    #: What `mdp.pictures.crop.load_picture` takes: a path, or the pixels themselves.
-    sources: Sequence[Path | Pixels]
+    #: What `mdp.pictures.crop.load_picture` takes, a path or the pixels themselves, or a scene.
+    sources: Sequence[Source]
     #: Path below the data folder, in POSIX notation.
     names: tuple[str, ...]
     targets: NDArray[np.int64]
@@ -71,10 +77,18 @@ class Dataset:
     test: PictureSet
     #: Files that lie among the pictures and are none: ending, or stray folder -> how many.
     left_out: Mapping[str, int] = field(default_factory=dict)
+    #: Scenes without a picture of one of the cameras asked for: camera -> how many.
+    incomplete: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def remark(self) -> str:
-        """One line about the files that were left out; empty where there are none."""
+        """One line about what was left out; empty where that is nothing."""
+        lacking = ", ".join(f"{n:,} without {camera!r}" for camera, n in self.incomplete.items())
+        scenes = f"{self.source}: left out scenes: {lacking}" if lacking else ""
+        return "; ".join(filter(None, (self._strays, scenes)))
+
+    @property
+    def _strays(self) -> str:
         if not self.left_out:
             return ""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.left_out.items()))
@@ -103,25 +117,41 @@ def thinned(pictures: PictureSet, limit: int) -> PictureSet:
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
-    source: Path | Pixels
+    source: Source
     name: str
     target: int
 
 
+@dataclass(slots=True)
+class _Reading:
+    """What is looked for in a folder, and what of it is left out."""
+
+    cameras: Sequence[str]
+    left_out: Counter[str] = field(default_factory=Counter)
+    incomplete: Counter[str] = field(default_factory=Counter)
+
+
 def open_dataset(
-    source: str, *, limit_train: int | None = None, limit_test: int | None = None
+    source: str,
+    *,
+    limit_train: int | None = None,
+    limit_test: int | None = None,
+    cameras: Sequence[str] = (),
 ) -> Dataset:
     """Find and split the pictures of `source`, `digits` or a folder; none is decoded yet.
 
+    With `cameras` the folder holds scenes, of which those are kept that have a picture of each.
     `limit_train` bounds train and calibration together, `limit_test` the test split; both take
     the same share of every class. Raises InputError naming what was found and what was expected.
     """
-    left_out: Counter[str] = Counter()
+    reading = _Reading(tuple(dict.fromkeys(cameras)))
     if source == DIGITS:
+        if cameras:
+            raise InputError(f"{DIGITS}: expected a folder of scenes with cameras, has none")
         labels, pool = _digits()
         kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=source)
     else:
-        labels, kept, test = _read_folder(Path(source), left_out)
+        labels, kept, test = _read_folder(Path(source), reading)
     kept = _limited(labels, kept, limit_train, "--limit-train", least=2)
     test = _limited(labels, test, limit_test, "--limit-test", least=1)
     train, calibration = _hold_out(labels, kept, CALIBRATION_SHARE, least=2, where=source)
@@ -131,7 +161,8 @@ def open_dataset(
         train=_picture_set(train),
         calibration=_picture_set(calibration),
         test=_picture_set(test),
-        left_out=dict(left_out),
+        left_out=dict(reading.left_out),
+        incomplete=dict(reading.incomplete),
     )
 
 
@@ -149,18 +180,13 @@ def _digits() -> tuple[list[str], list[_Sample]]:
     return [str(digit) for digit in range(10)], samples
 
 
-def _read_folder(
-    root: Path, left_out: Counter[str]
-) -> tuple[list[str], list[_Sample], list[_Sample]]:
-    """Labels, and the samples to train on and to test with, of a class-per-folder tree.
-
-    Files that are no pictures are counted in `left_out`.
-    """
-    inside = _folders(root, "a folder of pictures, one sub-folder per class", left_out)
+def _read_folder(root: Path, reading: _Reading) -> tuple[list[str], list[_Sample], list[_Sample]]:
+    """Labels, and the samples to train on and to test with, of a class-per-folder tree."""
+    inside = _folders(root, "a folder of pictures, one sub-folder per class", reading.left_out)
     tests = [name for name in TEST_FOLDERS if name in inside]
     if "train" in inside and tests:
-        labels, kept = _read_tree(root, "train", left_out)
-        test_labels, test = _read_tree(root, tests[0], left_out)
+        labels, kept = _read_tree(root, "train", reading)
+        test_labels, test = _read_tree(root, tests[0], reading)
         if labels != test_labels:
             odd = sorted(set(labels) ^ set(test_labels))
             raise InputError(
@@ -172,7 +198,7 @@ def _read_folder(
         return labels, kept, test
     if inside == ["train"]:
         raise InputError(f"{root}: expected val/ or test/ beside train/, found neither")
-    labels, pool = _read_tree(root, "", left_out)
+    labels, pool = _read_tree(root, "", reading)
     kept, test = _hold_out(labels, pool, TEST_SHARE, least=3, where=str(root))
     return labels, kept, test
 
@@ -193,10 +219,11 @@ def _count_strays(folder: Path, names: list[str], left_out: Counter[str]) -> Non
         left_out[name] += sum(len(files) for _, _, files in os.walk(folder / name))
 
 
-def _read_tree(root: Path, below: str, left_out: Counter[str]) -> tuple[list[str], list[_Sample]]:
+def _read_tree(root: Path, below: str, reading: _Reading) -> tuple[list[str], list[_Sample]]:
     """Labels and samples of the tree `root/below`, named by their path below it."""
     # Strays at the root were counted as it was read.
-    labels = _folders(root / below, "one folder per class", left_out if below else Counter())
+    strays = reading.left_out if below else Counter[str]()
+    labels = _folders(root / below, "one folder per class", strays)
     if len(labels) < 2:
         found = f"only {labels[0]!r}" if labels else "none"
         raise InputError(f"{root / below}: expected at least 2 class folders, found {found}")
@@ -209,12 +236,41 @@ def _read_tree(root: Path, below: str, left_out: Counter[str]) -> tuple[list[str
         if not files:
             found = f"only {sum(others.values())} other files" if others else "no file"
             raise InputError(f"{folder}: expected pictures of class {label!r}, found {found}")
-        left_out.update(others)
+        reading.left_out.update(others)
+        sources = (
+            _scenes(folder, files, reading) if reading.cameras else ((file, file) for file in files)
+        )
         samples += [
-            _Sample(file, f"{label}/{file.relative_to(folder).as_posix()}", target)
-            for file in files
+            _Sample(source, f"{label}/{path.relative_to(folder).as_posix()}", target)
+            for path, source in sources
         ]
     return labels, samples
+
+
+def _scenes(folder: Path, files: Sequence[Path], reading: _Reading) -> list[tuple[Path, Scene]]:
+    """The complete scenes of one class, in the order of their folders."""
+    scenes: dict[Path, dict[str, Path]] = {}
+    for file in files:
+        if file.parent == folder:
+            raise InputError(f"{file}: expected a folder for each scene, found a picture")
+        scene = scenes.setdefault(file.parent, {})
+        if (other := scene.setdefault(file.stem, file)) != file:
+            raise InputError(
+                f"{file}: camera {file.stem!r} has another picture there: {other.name}"
+            )
+    complete: list[tuple[Path, Scene]] = []
+    for place, scene in scenes.items():
+        lacking = [camera for camera in reading.cameras if camera not in scene]
+        reading.incomplete.update(lacking)
+        if not lacking:
+            complete.append((place, {camera: scene[camera] for camera in reading.cameras}))
+    if not complete:
+        there = ", ".join(sorted({camera for scene in scenes.values() for camera in scene})[:9])
+        raise InputError(
+            f"{folder}: expected scenes with a picture each of {', '.join(reading.cameras)}, "
+            f"found none among {len(scenes):,} (cameras there: {there})"
+        )
+    return complete
 
 
 def _files(folder: Path) -> tuple[list[Path], Counter[str]]:
@@ -327,6 +383,8 @@ def _picture_set(samples: list[_Sample]) -> PictureSet:
     for sample in samples:
         if isinstance(sample.source, Path):
             content = str(_size_bytes(sample.source))
+        elif isinstance(sample.source, Mapping):
+            content = ",".join(f"{c} {_size_bytes(path)}" for c, path in sample.source.items())
         else:
             content = hashlib.sha256(sample.source.tobytes()).hexdigest()
         digest.update(f"{sample.name}\0{content}\0{sample.target}\n".encode())

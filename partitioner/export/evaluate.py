@@ -232,7 +232,7 @@ def fused_parts(
     bundle: Bundle, source: str, limit_test: int | None, progress: Progress
 ) -> tuple[dict[int, Contribution], Targets]:
     """Every member's logits `[N, C]` for the test split of `source`, and the labels."""
-    data = open_dataset(source, limit_test=limit_test)
+    data = open_dataset(source, limit_test=limit_test, cameras=bundle.manifest.plan.cameras)
     with TemporaryDirectory(prefix="mdp-views-") as cache:
         contributions, _ = run_members(bundle, data, Path(cache), progress)
     return contributions, data.test.targets

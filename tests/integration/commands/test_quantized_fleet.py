@@ -19,6 +19,7 @@ from tests.support.fleet import PLENTY_MS, Fleet
 
 pytest.importorskip("torch")
 
+from partitioner.data.crops import picture_of
 from partitioner.data.datasets import open_dataset
 from tests.support.models.quantized import profile_of, write_colours
 
@@ -110,7 +111,10 @@ def test_agents_serve_a_quantized_bundle_as_accurately_as_stated(tmp_path: Path)
         fleet.start_all()
         with fleet.client() as client:
             status = {s.device: s for s in client.status(timeout_s=PATIENCE_S)}
-            answers = [client.classify(path, deadline_ms=PLENTY_MS) for path in test.sources]
+            answers = [
+                client.classify(picture_of(source, None), deadline_ms=PLENTY_MS)
+                for source in test.sources
+            ]
     assert [status[device].provider for device in DEVICES] == [
         "CPUExecutionProvider", "openvino:CPU", "openvino:CPU",
     ]  # fmt: skip

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 
 from mdp.errors import ConfigError, MDPError
 from mdp.formats.bundle import Bundle
@@ -21,7 +22,7 @@ from mdp.fusion.fuse import fuse
 from mdp.pictures.crop import crop, load_picture
 from partitioner.assembly.members import read_map, read_names, rows_of
 from partitioner.cli.assemble import assemble
-from partitioner.data.crops import View, load_views
+from partitioner.data.crops import View, load_views, picture_of
 from partitioner.data.datasets import PictureSet, open_dataset, thinned
 from partitioner.data.memmaps import Views
 from partitioner.fusion.stacking import fit_subset
@@ -132,7 +133,9 @@ def together(bundle: Bundle, tree: Path, regions: Sequence[Region]) -> float:
     pictures = thinned(open_dataset(str(tree)).calibration, 33)
     parts = {}
     for k, region in enumerate(regions):
-        views = np.stack([crop(load_picture(one), region, SIDE) for one in pictures.sources])
+        views = np.stack(
+            [crop(load_picture(picture_of(one, None)), region, SIDE) for one in pictures.sources]
+        )
         member = open_member(bundle.model(k), bundle.manifest.plan.assignments[k], len(CLASSES))
         parts[k] = contribution(member, views)
     fused = fuse(parts, fit_subset(parts, tuple(parts), pictures.targets))
@@ -267,3 +270,32 @@ def test_a_labels_file_names_a_class_on_each_line(tmp_path: Path, text: str) -> 
     (tmp_path / "labels.txt").write_text(text)
     with pytest.raises(ConfigError, match="the name of a class on each line"):
         read_names(tmp_path / "labels.txt")
+
+
+def test_each_member_sees_its_own_camera(parts: Path, tmp_path: Path) -> None:
+    """Another device's camera, which shows nothing, adds nothing; the front one's class shows."""
+    random = np.random.default_rng(0)
+    # What the colours' classifier takes for these classes.
+    colours = {"cross": (0, 1, 1), "ring": (1, 1, 0), "stripes": (1, 0, 0)}
+    for label, seen in colours.items():
+        for n in range(60):
+            scene = tmp_path / "scenes" / label / f"{n:02d}"
+            scene.mkdir(parents=True)
+            pixels = np.array(seen) * 200 + random.uniform(0, 20, (SIDE, SIDE, 3))
+            Image.fromarray(pixels.astype(np.uint8)).save(scene / "front.png")
+            Image.new("RGB", (SIDE, SIDE)).save(scene / "side.png")
+    models: list[dict[str, Any]] = [
+        ONNX_MODEL | {"camera": camera, "region": {}} for camera in ("front", "side")
+    ]
+    bundle = run(parts, tmp_path, tmp_path / "scenes", *models)
+    assert bundle.manifest.plan.cameras == ["front", "side"]
+    evaluation = bundle.manifest.evaluation
+    assert evaluation is not None
+    shares = {subset.members: subset.stacked for subset in evaluation.subsets}
+    assert shares[1,] == pytest.approx(1 / 3)
+    assert shares[0,] == shares[0, 1] > 0.9
+
+
+def test_a_camera_is_named_for_every_model_or_for_none(parts: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a `camera` for every model or for none"):
+        run(parts, tmp_path, tmp_path, ONNX_MODEL | {"camera": "front"}, ONNX_MODEL)

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from mdp.errors import InputError  # noqa: E402
 from mdp.formats.plan import Region  # noqa: E402
 from mdp.pictures.crop import crop  # noqa: E402
-from partitioner.data.crops import View  # noqa: E402
+from partitioner.data.crops import View, picture_of  # noqa: E402
 from partitioner.data.datasets import open_dataset  # noqa: E402
 from partitioner.data.memmaps import load, new_array  # noqa: E402
 from partitioner.data.variants import Variants  # noqa: E402
@@ -47,7 +47,8 @@ def test_variant_0_is_what_is_served(variants: Variants) -> None:
     from mdp.pictures.crop import load_picture
 
     source = variants.pictures.sources[3]
-    assert np.array_equal(variants.view(WHOLE, 0)[3], crop(load_picture(source), Region(), 24))
+    picture = load_picture(picture_of(source, None))
+    assert np.array_equal(variants.view(WHOLE, 0)[3], crop(picture, Region(), 24))
 
 
 def test_every_view_is_cut_from_the_same_canvas(variants: Variants) -> None:

@@ -9,7 +9,7 @@ import pytest
 from mdp.errors import InputError, PictureError
 from mdp.formats.plan import Region
 from mdp.pictures.crop import crop, load_picture
-from partitioner.data.crops import View, load_views, write_tree
+from partitioner.data.crops import View, load_views, picture_of, write_tree
 from partitioner.data.datasets import open_dataset
 from partitioner.run.progress import Progress
 from tests.support.models import trees
@@ -25,7 +25,7 @@ def test_views_are_the_crops_that_are_served(tmp_path: Path) -> None:
     (lossy,) = load_views(data.train, [View(8, encoding="jpeg")], tmp_path / "cache", QUIET, "")
     assert 0 < np.abs(arrays[0].astype(int) - lossy).mean() < 20
     for index, source in enumerate(data.train.sources):
-        picture = load_picture(source, smallest_side=24)
+        picture = load_picture(picture_of(source, None), smallest_side=24)
         for view, array in zip(views, arrays, strict=True):
             assert np.array_equal(array[index], crop(picture, view.region, view.image_size))
 
