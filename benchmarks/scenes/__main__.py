@@ -124,7 +124,7 @@ def figures() -> str:
         line("the best camera with Lite0, Lite1 and Lite2", lambda row: row["networks_on_best"]),
         *(
             line(
-                f"{size} cameras, mean of all {size}",
+                f"{size} cameras, mean of all such subsets",
                 lambda row, n=size: row["mean_of_size"][str(n)],
             )
             for size in range(2, CAMERAS)

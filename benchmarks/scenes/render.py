@@ -68,7 +68,9 @@ def view(
     for _ in range(random.integers(0, 3)):
         wide, high = (int(SIDE_PX * random.uniform(0.15, 0.5)) for _ in range(2))
         patch = (
-            others[int(random.integers(len(others)))].resize(size).crop((40, 40, 40 + wide, 40 + high))
+            others[int(random.integers(len(others)))]
+            .resize(size)
+            .crop((40, 40, 40 + wide, 40 + high))
         )
         x, y = (int(SIDE_PX * random.uniform(-0.2, 0.9)) for _ in range(2))
         wall.paste(patch, (x, y))
