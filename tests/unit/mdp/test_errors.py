@@ -27,6 +27,7 @@ CLASSES = [
         (errors.InferenceError, errors.MDPError, 3),
         (errors.DeadlineExceeded, errors.InferenceError, 3),
         (errors.QuorumNotMet, errors.InferenceError, 3),
+        (errors.TransferError, errors.MDPError, 3),
         (errors.PlanRefused, errors.MDPError, 4),
         (DemoFailed, errors.MDPError, 3),
         (Interrupted, errors.MDPError, 130),
