@@ -19,6 +19,12 @@ KINDS = (
     wire.Status,
     wire.FrameRequest,
     wire.FrameReply,
+    wire.BundleRequest,
+    wire.BundlePiece,
+    wire.BundleRead,
+    wire.BundleState,
+    wire.BundleContent,
+    wire.BundleRefusal,
 )
 
 
@@ -32,6 +38,7 @@ def test_limits() -> None:
     assert f"{wire.MAX_HEADER_BYTES:,}" in PAGE
     assert f"{wire.MAX_BUFFER_BYTES:,}" in PAGE
     assert f"1 to {wire.MAX_CLASSES:,}" in PAGE
+    assert f"{wire.PIECE_BYTES:,} bytes" in PAGE
     assert f"{wire.request_frame_bytes(4):,} bytes at least" in PAGE
     assert f"{wire.reply_frame_bytes(2):,} bytes at least" in PAGE
     assert f"more than\n{pending.MAX_PENDING:,} that" in PAGE
@@ -40,7 +47,7 @@ def test_limits() -> None:
 
 
 def test_every_kind_is_listed_with_its_buffers() -> None:
-    rows = re.findall(r"^\| (\d) \| (\w+) \| \w+, \w+ \| (\d)", PAGE, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| \w+, \w+ \| (\d)", PAGE, flags=re.MULTILINE)
     assert rows == [(str(kind.kind), kind.__name__, str(kind.buffers)) for kind in KINDS]
 
 
