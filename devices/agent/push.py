@@ -68,19 +68,20 @@ class BundlePush:
         self._error = ""
         #: Whether a version before the previous one may be left.
         self._replaced = False
-        self._worker: BackgroundWriter[tuple[Peer, BundleMessage, Sequence[Buffer]]]
-        self._worker = BackgroundWriter(self._handle, "bundles", MOST_WAITING)
+        #: Closed with its `with` block, if anybody waits for it.
+        self.worker: BackgroundWriter[tuple[Peer, BundleMessage, Sequence[Buffer]]]
+        self.worker = BackgroundWriter(self._handle, "bundles", MOST_WAITING)
 
     def receive(self, peer: Peer, message: BundleMessage, buffers: Sequence[Buffer]) -> None:
         """Answer soon, or refuse now. For the thread at the socket; never waits."""
         if not self._access.may_push(peer.client):
             self._refuse(peer, message, FORBIDDEN)
-        elif self._worker.is_full:
+        elif self.worker.is_full:
             self._replies.fail(
                 peer.route, message.request_id, "overloaded", "messages about bundles wait already"
             )
         else:
-            self._worker.put((peer, message, buffers))
+            self.worker.put((peer, message, buffers))
 
     def _refuse(self, peer: Peer, message: BundleMessage, text: str) -> None:
         self._access.audit("refuse", peer.client, "", f"bundle: {text}")

@@ -60,7 +60,8 @@ class Agent:
         """`source` is loaded while the socket is answered; what loading raises ends `serve`.
 
         `reloader` prepares other bundles; the previous one is served for `grace_s` after its last
-        request. Frame requests are answered from `frames`; clients may push bundles as `push` says.
+        request. Frame requests are answered from `frames`; clients may push bundles as `push` says,
+        which needs `reloader`.
         """
         self._first = source
         self._router = router
@@ -74,7 +75,7 @@ class Agent:
             source, self._counters, grace_s=grace_s, report=report, clock=clock
         )
         self._push = None
-        if push is not None:
+        if push is not None and reloader is not None:
             self._push = BundlePush(push, self.lifecycle, self._replies, self._switch)
         self._executor = Executor(self.lifecycle, self._replies, self._counters, clock)
         self.quotas = Quotas()
