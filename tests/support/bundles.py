@@ -6,14 +6,7 @@ from pathlib import Path
 import msgspec
 
 from mdp.files import read_json, write_json
-from mdp.formats.bundle import (
-    MANIFEST,
-    CascadeAccuracy,
-    Manifest,
-    PerRule,
-    file_entry,
-    model_path,
-)
+from mdp.formats.bundle import MANIFEST, CascadeAccuracy, Manifest, PerRule, file_entry
 from mdp.fusion.cascade import Cascade
 
 #: What a bundle of `with_cascade` says that its cascade was measured to do.
@@ -56,19 +49,4 @@ def with_cascade(folder: Path, threshold: float, first: tuple[int, ...] = (0,)) 
         folder / MANIFEST,
         msgspec.structs.replace(manifest, cascade=cascade, evaluation=evaluation),
     )
-    return folder
-
-
-def enlarged(folder: Path, more_bytes: int) -> Path:
-    """Let each model of the bundle in `folder` be so much larger, and compute the same."""
-    for assignment in read_json(folder / MANIFEST, Manifest).plan.assignments:
-        name = model_path(assignment.k)
-        length, size = bytearray(), more_bytes
-        while size > 0x7F:
-            length.append(size & 0x7F | 0x80)
-            size >>= 7
-        # ModelProto.doc_string of https://github.com/onnx/onnx/blob/main/onnx/onnx.proto3.
-        text = b"\x32" + bytes(length) + bytes([size]) + b"x" * more_bytes
-        (folder / name).write_bytes((folder / name).read_bytes() + text)
-        listed(folder, name)
     return folder

@@ -26,7 +26,7 @@ from mdp.testing.agents import AgentProcess
 from mdp.testing.bundles import colour_picture, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from mdp.transport import Dealers
-from tests.support.bundles import enlarged, listed
+from tests.support.bundles import listed
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
@@ -57,7 +57,7 @@ DeviceBundles(fleet, fleet.devices[0], Options(fleet=path)).push(Bundle.open(sys
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
     """Agents with keys serve `old`; the client's key may push `new`, which is larger."""
     write_bundle(tmp_path / "old", name="old")
-    enlarged(write_bundle(tmp_path / "new", name="new", bag_scale=9.0), MORE_BYTES)
+    write_bundle(tmp_path / "new", name="new", bag_scale=9.0, comment_bytes=MORE_BYTES)
     with Fleet(tmp_path, tmp_path / "old", keys=True) as fleet:
         (tmp_path / "client.limits").write_text("push = true\n")
         yield fleet

@@ -26,7 +26,6 @@ from mdp.formats.bundle import FUSION, MANIFEST, Bundle, model_path
 from mdp.formats.device_part import MODEL, PartFile, entry_of, part_of, version_of
 from mdp.formats.signing import SIGNATURE
 from mdp.testing.bundles import write_bundle
-from tests.support.bundles import enlarged
 
 MAX_BYTES = 10**6
 
@@ -238,7 +237,7 @@ def test_an_offer_that_differs_from_its_manifest_is_refused(tmp_path: Path, push
 
 
 def test_what_is_refused_before_a_byte_is_sent(tmp_path: Path, push: Push) -> None:
-    large = Push(enlarged(write_bundle(tmp_path / "large"), MAX_BYTES))
+    large = Push(write_bundle(tmp_path / "large", comment_bytes=MAX_BYTES))
     with pytest.raises(AgentError, match=r"1.0 MB are offered, this agent takes 1.0 MB"):
         opened(tmp_path).offer(large.manifest, large.files)
     total = sum(map(len, push.part.values()))
