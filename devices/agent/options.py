@@ -15,7 +15,7 @@ from mdp.protocol.messages import request_frame_bytes
 from mdp.runtimes.base import Execution, NotHereError, Runtime
 from mdp.runtimes.select import open_runtime
 
-MAX_PUSH_MB = 1000.0
+MAX_PUSH_MB = 500.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

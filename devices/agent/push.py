@@ -135,7 +135,7 @@ class BundlePush:
     def _start_switch(self, peer: Peer, manifest: str) -> None:
         if self._lifecycle.state == "DRAINING":
             raise AgentError("this agent is about to stop")
-        folder = self._store.complete(manifest)
+        self._store.check_there(manifest)
         before = [version.manifest for version in self._store.versions[1:]]
         event = "rollback" if manifest in before else "push"
         self._error, self._switching = "", manifest
@@ -150,7 +150,11 @@ class BundlePush:
             self._replaced = not error
             self._switching = ""
 
-        self._switch(Reload(lambda: self._access.loadable(folder), commit, settled))
+        def read() -> LoadableBundle:
+            # Takes as long as the disk does.
+            return self._access.loadable(self._store.complete(manifest))
+
+        self._switch(Reload(read, commit, settled))
 
     def _audit(self, peer: Peer, event: str, text: str) -> None:
         self._access.audit(event, peer.client, "", as_line(text))
@@ -185,8 +189,9 @@ class BundlePush:
         path = bundle.path / path_in_bundle(message.file, source.assignment.k)
         if message.file == SIGNATURE and not path.exists():
             return 0, b""
-        if not path.is_file():
-            raise AgentError(f"{message.file}: expected a regular file")
+        inside = path.resolve().is_relative_to(bundle.path.resolve())
+        if not inside or not path.is_file():
+            raise AgentError(f"{message.file}: expected a regular file inside the bundle")
         with path.open("rb") as file:
             file.seek(message.offset)
             return os.fstat(file.fileno()).st_size, file.read(PIECE_BYTES)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from mdp.errors import AgentError, ConfigError, InputError
-from mdp.files import MAX_JSON_BYTES, Record, read_json, sync, write_json
+from mdp.files import Record, read_json, sync, write_json
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, FileEntry, Sha256
 from mdp.formats.device_part import (
     MODEL,
@@ -35,10 +35,14 @@ from mdp.protocol.messages import Buffer
 VERSIONS = "versions.json"
 #: Of the disk, for everything else.
 KEPT_FREE_BYTES = 64 * 2**20
+#: MDP's largest have 130 kB and 600 kB; parsed, they take a multiple.
+MAX_PUSHED_JSON_BYTES = 2**23
 _OWN = re.compile(r"[0-9a-f]{64}(\.partial)?")
 _MOST_BYTES: Mapping[PartFile, int] = {
-    MANIFEST: MAX_JSON_BYTES, SIGNATURE: MAX_FILE_BYTES, FUSION: MAX_JSON_BYTES,
-}  # fmt: skip
+    MANIFEST: MAX_PUSHED_JSON_BYTES,
+    SIGNATURE: MAX_FILE_BYTES,
+    FUSION: MAX_PUSHED_JSON_BYTES,
+}
 
 
 class Versions(Record, frozen=True):
@@ -173,13 +177,24 @@ class BundleStore:
         received[file] += len(data)
         return received
 
+    def check_there(self, manifest: Sha256) -> None:
+        """Raise AgentError unless all files of a version are there, right or wrong. Quick."""
+        if manifest == self._manifest:
+            received = self.received()
+            for file, entry in self._offered.items():
+                _check_length(file, received[file], entry)
+        elif manifest not in [version.manifest for version in self.versions]:
+            raise AgentError(f"{manifest[:12]} was not offered")
+
     def complete(self, manifest: Sha256) -> Path:
-        """The folder of a version whose files are all there; verified, durable and final."""
+        """The folder of a version that is there; verified, durable and final.
+
+        Not quick. Any thread, while no other method but `received` is called.
+        """
+        self.check_there(manifest)
         if (self.folder / manifest).is_dir():
             return self.folder / manifest
         if manifest != self._manifest:
-            if manifest not in [version.manifest for version in self.versions]:
-                raise AgentError(f"{manifest[:12]} was not offered")
             return self._original
         k = self._verify_manifest()
         for file in self._offered:
@@ -250,9 +265,7 @@ class BundleStore:
 
     def _check_file(self, path: Path, entry: FileEntry) -> None:
         """Raise AgentError unless a file is whole and as offered; removes a wrong one."""
-        length = _length(path)
-        if length != entry.size_bytes:
-            raise AgentError(f"{path.name}: expected {entry.size_bytes:,} bytes, got {length:,}")
+        _check_length(path.name, _length(path), entry)
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as content:
             found = hashlib.file_digest(content, "sha256").hexdigest()
         if found != entry.sha256:
@@ -262,6 +275,11 @@ class BundleStore:
     def _drop(self) -> None:
         if self._manifest:
             shutil.rmtree(self._staging, ignore_errors=True)
+
+
+def _check_length(file: str, length: int, entry: FileEntry) -> None:
+    if length != entry.size_bytes:
+        raise AgentError(f"{file}: expected {entry.size_bytes:,} bytes, got {length:,}")
 
 
 def _append(path: Path, data: Buffer) -> None:

@@ -48,6 +48,8 @@ SWITCH_S, SWITCH_CHECK_S = 900.0, 0.1
 #: Before a message that the agent had no room for is sent again.
 BUSY_S = 0.1
 MOST_RESTARTS = 3
+#: Of one file; protobuf's limit.
+MAX_PULLED_BYTES = 2**31
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
@@ -109,7 +111,11 @@ class DeviceBundles:
         `progress` is called with the bytes that are there, and all. Raises TransferError, and
         ConfigError if `bundle` has no part for the agent.
         """
-        part = part_of(bundle, bundle.assignment(self.state().device).k)
+        # Not as the agent says: it would get another device's model.
+        name = self.device.partition("/")[0]
+        part = part_of(bundle, bundle.assignment(name).k)
+        if (told := self.state().device) != name:
+            raise TransferError(f"{self.device}: the agent there is that of {told}")
         self._sent_bytes = 0
         files = {file: entry_of(content) for file, content in part.items()}
         wanted = files[MANIFEST].sha256
@@ -207,7 +213,7 @@ class DeviceBundles:
         if signature := self._file(served, SIGNATURE, MAX_FILE_BYTES):
             content[SIGNATURE] = signature
         for file, entry in listed(bundle, k).items():
-            data = self._file(served, file, entry.size_bytes)
+            data = self._file(served, file, min(entry.size_bytes, MAX_PULLED_BYTES))
             if entry_of(data) != entry:
                 raise TransferError(f"{self.device}: {file}: not as {MANIFEST} lists it")
             content[path_in_bundle(file, k)] = data

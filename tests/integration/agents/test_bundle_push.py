@@ -237,7 +237,7 @@ def test_what_was_changed_on_the_way_is_refused_and_sent_again(
     with device(fleet) as connected:
         with monkeypatch.context() as patch:
             patch.setattr(Dealers, "send", altered)
-            with pytest.raises(TransferError, match=r"alpha: model.onnx: expected sha256"):
+            with pytest.raises(TransferError, match=r"before: model.onnx: expected sha256"):
                 connected.push(new(fleet))
         assert connected.state().serves.name == "old"
         pushed = connected.push(new(fleet))

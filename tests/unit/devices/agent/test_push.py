@@ -13,7 +13,7 @@ from devices.agent.push import FORBIDDEN, MOST_WAITING, BundleMessage, BundlePus
 from devices.agent.reload import Reload
 from devices.agent.replies import Replies
 from devices.agent.store import BundleStore
-from mdp.formats.bundle import MANIFEST, Bundle
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle
 from mdp.formats.device_part import MODEL, PartFile, entry_of, part_of, version_of
 from mdp.protocol.messages import Buffer, Failure, Message, decode
 from mdp.protocol.transfer import (
@@ -166,7 +166,7 @@ def test_a_switch_that_failed_says_why_until_the_next(desk: Desk) -> None:
     assert (told.switching, told.error) == (True, "")
 
 
-def test_what_is_served_is_given_in_pieces(desk: Desk) -> None:
+def test_what_is_served_is_given_in_pieces(desk: Desk, tmp_path: Path) -> None:
     manifest = version_of(desk.served).manifest
     whole = (desk.served.path / "submodels/0/model.onnx").read_bytes()
     assert len(whole) < PIECE_BYTES
@@ -175,6 +175,14 @@ def test_what_is_served_is_given_in_pieces(desk: Desk) -> None:
     assert bytes(desk.sent[-1][1][0]) == whole[100:]
     absent = BundleRead(request_id=9, manifest=manifest, file="signature.json", offset=0)
     assert desk.ask(absent) == BundleContent(request_id=9, size_bytes=0)
+    outside = tmp_path / "secret"
+    outside.write_text("secret")
+    fusion = desk.served.path / FUSION
+    fusion.unlink()
+    fusion.symlink_to(outside)
+    assert desk.ask(BundleRead(request_id=9, manifest=manifest, file=FUSION, offset=0)) == (
+        BundleRefusal(request_id=9, text="fusion.json: expected a regular file inside the bundle")
+    )
     later = BundleRead(request_id=9, manifest="0" * 64, file=MODEL, offset=0)
     assert desk.ask(later) == BundleRefusal(request_id=9, text="another version is served by now")
 
