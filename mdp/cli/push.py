@@ -13,11 +13,14 @@ from rich.table import Table
 from mdp import console
 from mdp.cli.answers import FleetFile, Json, KeyFile
 from mdp.client.base import Options
-from mdp.client.bundles import DeviceBundles, Pushed
+from mdp.client.bundles import PATIENCE_S, DeviceBundles, Pushed
 from mdp.errors import InputError, MDPError, TransferError
 from mdp.formats.bundle import Bundle
 from mdp.formats.device_part import Version
 from mdp.formats.fleet import Fleet, FleetEntry, read_fleet
+
+#: How long a device may take to tell its status.
+STATUS_S = 3.0
 
 SomeDevices = Annotated[list[str] | None, typer.Argument(metavar="DEVICE", help="By default all.")]
 
@@ -35,8 +38,8 @@ class _Devices:
                 raise InputError(f"{name}: expected one of {', '.join(known)}")
         self.entries = [known[name] for name in dict.fromkeys(names or known)]
 
-    def connect(self, entry: FleetEntry) -> DeviceBundles:
-        return DeviceBundles(self._fleet, entry, self._options)
+    def connect(self, entry: FleetEntry, patience_s: float = PATIENCE_S) -> DeviceBundles:
+        return DeviceBundles(self._fleet, entry, self._options, patience_s=patience_s)
 
 
 def push(
@@ -132,7 +135,7 @@ def status(
         row: dict[str, object] = {"device": entry.device, "serves": None, "previous": None}
         rows.append(row)
         try:
-            with chosen.connect(entry) as device:
+            with chosen.connect(entry, STATUS_S) as device:
                 told = device.state()
         except TransferError as error:
             row["error"] = console.one_line(error)

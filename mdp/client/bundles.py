@@ -41,7 +41,7 @@ from mdp.protocol.transfer import (
 from mdp.transport import Dealers, Disconnected, Received
 
 #: How long one reply may take; without any for `PATIENCE_S`, the device is given up.
-REPLY_S, PATIENCE_S = 10.0, 60.0
+REPLY_S, PATIENCE_S = 10.0, 30.0
 #: How long an agent may load a bundle (building engines of TensorRT takes minutes), and how often
 #: it is asked whether it has.
 SWITCH_S, SWITCH_CHECK_S = 900.0, 0.1
@@ -170,8 +170,8 @@ class DeviceBundles:
                 while (offset := received.get(file, 0)) < len(content):
                     progress(sum(received.values()), total)
                     piece = memoryview(content)[offset:][:PIECE_BYTES]
-                    reply = self._ask(BundlePiece, piece, manifest=wanted, file=file, offset=offset)
                     self._sent_bytes += len(piece)
+                    reply = self._ask(BundlePiece, piece, manifest=wanted, file=file, offset=offset)
                     received = self._told(reply).received
                     if received.get(file, 0) <= offset:
                         raise TransferError(f"{self.device}: {file}: a piece was not kept")
@@ -192,7 +192,7 @@ class DeviceBundles:
             self._restarts += 1
             if self._restarts > MOST_RESTARTS:
                 raise TransferError(f"{self.device}: was restarted whenever it had to switch")
-            raise _BrokenError("the agent was restarted")
+            raise _BrokenError("no switch")
         return state.current
 
     def _fetch(self) -> tuple[Version, dict[str, bytes]]:
@@ -245,7 +245,7 @@ class DeviceBundles:
             except _BrokenError as error:
                 if self._is_over():
                     raise TransferError(
-                        f"{self.device}: {error}: what has arrived is kept, run the command again"
+                        f"{self.device}: {error} for {self._patience_s:g} s"
                     ) from error
 
     def _ask(self, kind: Callable[..., Message], *buffers: Buffer, **header: Any) -> Envelope:
@@ -255,7 +255,7 @@ class DeviceBundles:
             self._connect()
             frames = encode(kind(request_id=self._request_id, **header), *buffers)
             if not self._dealers.send(self.device, frames):
-                raise _BrokenError("the connection was lost")
+                raise _BrokenError("no connection")
             reply = self._reply(self._request_id)
             match reply.message:
                 case Failure(code="overloaded") if not self._is_over():
@@ -286,7 +286,7 @@ class DeviceBundles:
         while self._clock() < until_s:
             for event in self._dealers.poll(max(0.0, until_s - self._clock())):
                 if isinstance(event, Disconnected):
-                    raise _BrokenError("the connection was lost")
+                    raise _BrokenError("no connection")
                 if not isinstance(event, Received):
                     continue
                 try:
@@ -301,7 +301,7 @@ class DeviceBundles:
                     )
                 if message.request_id == request_id:
                     return envelope
-        raise _BrokenError("it does not answer")
+        raise _BrokenError("no answer")
 
     def _told(self, envelope: Envelope) -> BundleState:
         if not isinstance(envelope.message, BundleState):
