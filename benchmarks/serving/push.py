@@ -142,7 +142,4 @@ COLUMNS = (
     ("calls", "{calls}"),
     ("p50 ms", "{call_ms[p50]:.2f}"),
     ("p99", "{call_ms[p99]:.2f}"),
-    ("most", "{most_ms:.1f}"),
-    ("p50 to alone's, 95 %", "{ratio_95[0]:.2f}-{ratio_95[1]:.2f}"),
-    ("MB a second", "{mb_per_s:.0f}"),
 )
