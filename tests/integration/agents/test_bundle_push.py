@@ -21,6 +21,7 @@ from mdp.errors import ConfigError, TransferError
 from mdp.formats.bundle import FUSION, MANIFEST, Bundle, model_path
 from mdp.formats.device_part import part_of, version_of
 from mdp.formats.fleet import new_fleet, read_fleet
+from mdp.formats.signing import load_signing_key, new_bundle_key, sign
 from mdp.requests.prediction import Prediction
 from mdp.testing.agents import AgentProcess
 from mdp.testing.bundles import colour_picture, write_bundle
@@ -254,6 +255,23 @@ def test_a_bundle_that_is_too_large_is_refused_before_a_byte_is_sent(fleet: Flee
         connected.push(new(fleet), lambda there, total: seen.append(there))
     assert not seen
     assert list((fleet.folder / "kept-alpha").iterdir()) == []
+
+
+def test_of_an_unsigned_bundle_no_model_is_taken(fleet: Fleet) -> None:
+    public = fleet.folder / "release.public"
+    new_bundle_key(fleet.folder, "release")
+    key = load_signing_key(public.with_suffix(".secret"))
+    sign(fleet.bundle / MANIFEST, Bundle.open(fleet.bundle).manifest_content, key)
+    start(fleet, "--bundle-key", public)
+    seen: list[int] = []
+    with device(fleet) as connected:
+        with pytest.raises(TransferError, match="not signed"):
+            connected.push(new(fleet), lambda there, total: seen.append(there))
+        assert max(seen) <= len(new(fleet).manifest_content)
+        assert list((fleet.folder / "kept-alpha").iterdir()) == []
+        sign(fleet.folder / "new" / MANIFEST, new(fleet).manifest_content, key)
+        connected.push(new(fleet))
+        assert connected.state().serves == version_of(new(fleet))
 
 
 def test_two_versions_are_kept_and_what_was_pulled_is_as_it_was_pushed(fleet: Fleet) -> None:
