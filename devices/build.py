@@ -4,20 +4,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from devices.access.allowed import AllowedClients
 from devices.access.announce import announced
 from devices.access.audit import AuditLog
 from devices.access.watch import ClientWatch, agent_keys, raise_descriptor_limit
 from devices.agent.bundles import LoadableBundle
 from devices.agent.lifecycle import Report
 from devices.agent.options import ServeOptions
+from devices.agent.push import PushAccess
 from devices.agent.reload import Reloader
 from devices.agent.server import Agent
+from devices.agent.store import BundleStore
 from devices.camera.capture import open_frame_buffer
 from devices.camera.frames import FrameBuffer
 from devices.events import LOG
+from mdp.errors import InputError
+from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import request_frame_bytes
-from mdp.transport import Router, public_key_of
+from mdp.transport import Audit, Router, public_key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +75,7 @@ def check(options: ServeOptions) -> LoadableBundle:
     `build_agent` does, but for an address in use and an audit log that cannot be written.
     """
     agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
+    _check_push(options)
     if options.source is not None:
         open_frame_buffer(options.source, options.source_fps)
     return options.loadable()
@@ -87,6 +94,7 @@ def build_agent(
     """
     access = agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
     keys, clients = access or (None, None)
+    _check_push(options)
     source = options.loadable()
     frames = None
     if options.source is not None:
@@ -94,7 +102,7 @@ def build_agent(
     raise_descriptor_limit()
     max_frame_bytes = request_frame_bytes(source.assignment.spec.image_size)
     with ExitStack() as stack:
-        audit = None
+        audit: Audit | None = None
         if options.audit is not None:
             name_of = clients.name if clients else lambda key: ""
             audit = stack.enter_context(AuditLog(options.audit, name_of)).record
@@ -103,14 +111,20 @@ def build_agent(
                 options.bind,
                 keys=keys,
                 max_frame_bytes=max_frame_bytes,
-                audit=audit or (lambda *_: None),
+                audit=audit or _no_audit,
             )
         )
+        push = None
+        if options.allow_push is not None and clients is not None:
+            push = _push_access(
+                options, options.allow_push, clients, max_frame_bytes, audit or _no_audit
+            )
         agent = Agent(
             source,
             router,
             reloader=Reloader(lambda: options.loadable(max_frame_bytes), clock=clock),
             frames=frames,
+            push=push,
             grace_s=options.grace_s,
             report=report,
             clock=clock,
@@ -127,3 +141,35 @@ def build_agent(
             _watch=watch,
             _frames=frames,
         )
+
+
+def _no_audit(event: str, key: str, address: str, reason: str) -> None:
+    """Without `--audit`."""
+
+
+def _check_push(options: ServeOptions) -> None:
+    if options.allow_push is not None and options.key is None:
+        raise InputError(
+            "--allow-push: expected --key and --clients: `push = true` in a client's .limits file "
+            "says who may push"
+        )
+
+
+def _push_access(
+    options: ServeOptions,
+    folder: Path,
+    clients: AllowedClients,
+    max_frame_bytes: int,
+    audit: Audit,
+) -> PushAccess:
+    """Pushes into `folder`; raises InputError or ConfigError if it cannot be used."""
+
+    def loadable(bundle: Path) -> LoadableBundle:
+        return options.loadable(max_frame_bytes, bundle)
+
+    def read(bundle: Path) -> tuple[Bundle, int]:
+        part = loadable(bundle)
+        return part.bundle, part.assignment.k
+
+    store = BundleStore(folder, options.bundle, max_bytes=int(options.max_push_mb * 1e6), read=read)
+    return PushAccess(store=store, may_push=clients.may_push, loadable=loadable, audit=audit)

@@ -47,6 +47,8 @@ class Service:
     #: Whether it is announced on the local network, which lists the network's interfaces.
     announced: bool
     audited: bool
+    #: Whether it keeps pushed bundles.
+    pushed: bool = False
     #: Groups of which the service's user is a member.
     groups: tuple[str, ...] = ()
 
@@ -85,6 +87,7 @@ def unit_text(service: Service) -> str:
         "DynamicUser=yes",
         *([f"LoadCredential={KEY}:{_plain(service.key)}"] if service.key else []),
         *([f"LogsDirectory={name}"] if service.audited else []),
+        *([f"StateDirectory={name}"] if service.pushed else []),
         *([f"SupplementaryGroups={' '.join(service.groups)}"] if service.groups else []),
         *_devices(service, name),
         "UMask=0077",

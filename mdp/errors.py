@@ -9,6 +9,7 @@
     ├── InferenceError        an answer cannot be given; carries every device's outcome
     │   ├── DeadlineExceeded  the deadline passed without an answer
     │   └── QuorumNotMet      no member answered, and none can any more
+    ├── TransferError         a device does not take a bundle, or does not give its own
     └── PlanRefused           a plan that would not beat the best single device
 
 A failed device is data (`Prediction.missing`); only a missing answer raises. Each class has the
@@ -71,6 +72,12 @@ class DeadlineExceeded(InferenceError):
 
 class QuorumNotMet(InferenceError):
     """No member answered, and none can any more."""
+
+
+class TransferError(MDPError):
+    """A device takes or gives no bundle: it refuses, cannot load it, or does not answer."""
+
+    exit_code = 3
 
 
 class InsecureWarning(UserWarning):

@@ -167,9 +167,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -198,7 +198,7 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
             os.fsync(handle)
         # Unlike a rename, a link does not replace a file created meanwhile.
         os.link(temporary, path)
-        _sync(path.parent)
+        sync(path.parent)
     except FileExistsError as error:
         raise InputError(
             f"{path}: exists already: expected another name, or remove it first"
@@ -247,11 +247,11 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         for file in temporary.rglob("*"):
-            _sync(file)
+            sync(file)
         if path.exists():
             path.replace(aside)
         temporary.replace(path)
-        _sync(path.parent)
+        sync(path.parent)
     except OSError as error:
         # Other errors may be about reading.
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -264,7 +264,7 @@ def replacing_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Make `path`, a file or a folder, durable."""
     handle = os.open(path, os.O_RDONLY)
     try:

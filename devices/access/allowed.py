@@ -48,6 +48,11 @@ class AllowedClients:
         """Limits by key."""
         return {key: client.limits for key, client in self._clients.items()}
 
+    def may_push(self, key: str) -> bool:
+        """Whether a client may push bundles. Any thread."""
+        client = self._clients.get(key)
+        return client is not None and client.limits.push
+
     def connections(self) -> dict[str, int]:
         """Connection limits by key, where a key has one of its own."""
         limits = self.limits().items()

@@ -1,4 +1,4 @@
-"""The audit log: connections, refusals and revoked keys, one JSON object a line, rate-limited.
+"""The audit log: connections, refusals, revoked keys, pushes; one JSON object a line, rate-limited.
 
 {"time": "2027-01-31T12:00:00.000Z", "event": "refuse", "client": "", "key": "3f...",
  "address": "10.0.0.9", "reason": "unknown key"}
@@ -6,6 +6,7 @@
 
 import datetime
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,7 @@ class AuditLog(BackgroundWriter[bytes]):
         self._path = path
         self._name_of = name_of
         self._rate = Rate()
+        self._lock = threading.Lock()
         try:
             self._append(b"")
         except OSError as error:
@@ -56,12 +58,14 @@ class AuditLog(BackgroundWriter[bytes]):
         super().__init__(self._append_if_possible, "audit", AT_ONCE)
 
     def record(self, event: str, key: str, address: str, reason: str) -> None:
-        """Write one line soon. One thread at a time; never waits."""
-        if self.is_full:
-            self._rate.left_out += 1
-            return
-        if not self._rate.allows(time.monotonic()):
-            return
+        """Write one line soon; never waits. Any thread."""
+        with self._lock:
+            if self.is_full:
+                self._rate.left_out += 1
+                return
+            if not self._rate.allows(time.monotonic()):
+                return
+            left_out, self._rate.left_out = self._rate.left_out, 0
         now = datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="milliseconds")
         line: dict[str, str | int] = {
             "time": now.replace("+00:00", "Z"),
@@ -71,9 +75,8 @@ class AuditLog(BackgroundWriter[bytes]):
             "address": address,
             "reason": reason,
         }
-        if self._rate.left_out:
-            line["left_out"] = self._rate.left_out
-            self._rate.left_out = 0
+        if left_out:
+            line["left_out"] = left_out
         self.put(msgspec.json.encode(line) + b"\n")
 
     def _append_if_possible(self, line: bytes) -> None:

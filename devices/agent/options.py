@@ -6,6 +6,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from devices.agent.bundles import GRACE_S, LoadableBundle
+from devices.agent.store import current_folder
 from devices.camera.capture import DEFAULT_FPS
 from mdp.errors import AgentError
 from mdp.formats.bundle import Bundle
@@ -13,6 +14,8 @@ from mdp.formats.signing import BundleKey
 from mdp.protocol.messages import request_frame_bytes
 from mdp.runtimes.base import Execution, NotHereError, Runtime
 from mdp.runtimes.select import open_runtime
+
+MAX_PUSH_MB = 500.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,14 +50,21 @@ class ServeOptions:
     audit: Path | None = None
     #: Whether the agent is announced on the local network.
     announce: bool = False
+    #: Where bundles that clients push are kept; None: they may not.
+    allow_push: Path | None = None
+    #: Of one pushed bundle.
+    max_push_mb: float = MAX_PUSH_MB
 
-    def loadable(self, max_frame_bytes: int | None = None) -> LoadableBundle:
-        """Read the bundle.
+    def loadable(
+        self, max_frame_bytes: int | None = None, folder: Path | None = None
+    ) -> LoadableBundle:
+        """Read the bundle in `folder`, by default the one to serve: pushed last, or `bundle`.
 
         Raises ConfigError, or AgentError if its crops are larger than `max_frame_bytes`.
         """
         # Resolved once: what is loaded later is the folder that was read.
-        bundle = Bundle.open(self.bundle.resolve(), signed_by=self.bundle_key)
+        folder = folder or current_folder(self.allow_push, self.bundle)
+        bundle = Bundle.open(folder.resolve(), signed_by=self.bundle_key)
         assignment = bundle.assignment(self.device)
         needed = request_frame_bytes(assignment.spec.image_size)
         if max_frame_bytes is not None and needed > max_frame_bytes:

@@ -4,6 +4,8 @@ requested ──> read ──> Unchanged                   it is the current bun
                  ├──> NewBundle                    it is the previous bundle, which is loaded
                  └──> memory? load, warm up ──> NewBundle
 any error ──> Rejected: the served bundle stays
+
+A pushed bundle is noted on disk (`commit`) once it is loaded, and before it is installed.
 """
 
 import threading
@@ -13,6 +15,15 @@ from dataclasses import dataclass
 from devices.agent.bundles import LoadableBundle, ServedBundle, ServedBundles, warmed
 from devices.machine import Machine
 from mdp.errors import AgentError
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """What to read, what to do once it is loaded, and who is told why not (empty: it is served)."""
+
+    read: Callable[[], LoadableBundle]
+    commit: Callable[[LoadableBundle], None] = lambda source: None
+    settled: Callable[[str], None] = lambda error: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +89,12 @@ class Reloader:
 
         `available_bytes` measures free memory, by default the machine's.
         """
-        self._read = read
+        self._default = Reload(read)
         self._clock = clock
         self._available_bytes = available_bytes or Machine().available_bytes
         self._requested = False
+        self._switch: Reload | None = None
+        self._running = self._default
         self._thread: threading.Thread | None = None
         self._outcome: Outcome | None = None
 
@@ -89,26 +102,38 @@ class Reloader:
         """Read the bundle again soon. Safe from any thread and in a signal handler."""
         self._requested = True
 
+    def switch(self, reload: Reload) -> None:
+        """Do `reload` soon. Any thread, one at a time until it is settled."""
+        self._switch = reload
+
     @property
     def busy(self) -> bool:
         """Whether a reload is requested or runs."""
-        return self._requested or self._thread is not None
+        return self._requested or self._switch is not None or self._thread is not None
 
     def start(self, served: ServedBundles, *, done: Callable[[], None]) -> None:
         """Start a requested reload unless one is running; `done` is called from its thread."""
-        if not self._requested or self._thread is not None:
+        if self._thread is not None:
+            return
+        if self._switch is not None:
+            self._running, self._switch = self._switch, None
+        elif self._requested:
+            self._running, self._requested = self._default, False
+        else:
             return
         self._thread = threading.Thread(
-            target=self._prepare, args=(served, done), name="reload", daemon=True
+            target=self._prepare, args=(self._running, served, done), name="reload", daemon=True
         )
-        self._requested = False
         self._thread.start()
 
-    def _prepare(self, served: ServedBundles, done: Callable[[], None]) -> None:
+    def _prepare(self, reload: Reload, served: ServedBundles, done: Callable[[], None]) -> None:
         try:
-            self._outcome = prepared(
-                self._read(), served, available_bytes=self._available_bytes, clock=self._clock
+            source = reload.read()
+            outcome = prepared(
+                source, served, available_bytes=self._available_bytes, clock=self._clock
             )
+            reload.commit(source)
+            self._outcome = outcome
         except Exception as error:  # runtimes raise types of their own, without a common base
             self._outcome = Rejected(error)
         done()
@@ -120,6 +145,10 @@ class Reloader:
             self._thread.join()
             self._outcome = self._thread = None
         return outcome
+
+    def settled(self, error: str = "") -> None:
+        """Tell who requested the reload of the last `outcome` that it is in effect, or why not."""
+        self._running.settled(error)
 
     def join(self, timeout_s: float) -> bool:
         """Wait for a running reload; False if it is still running."""

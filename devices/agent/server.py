@@ -16,13 +16,15 @@ from devices.agent.executor import Batch, Executor
 from devices.agent.jobs import FrameJob, Job, PictureJob
 from devices.agent.lifecycle import Lifecycle, Report
 from devices.agent.main_loop import MainLoop
+from devices.agent.push import NOT_HERE, BundleMessage, BundlePush, PushAccess
 from devices.agent.quotas import Quotas
-from devices.agent.reload import NewBundle, Rejected, Reloader
+from devices.agent.reload import NewBundle, Rejected, Reload, Reloader, Unchanged
 from devices.agent.replies import Replies
 from devices.camera.frames import FrameBuffer, NoFrameError, view_of
 from devices.events import LOG
 from mdp.errors import WireError
 from mdp.protocol.messages import Buffer, FrameRequest, Infer, State, StatusRequest, decode
+from mdp.protocol.transfer import BundlePiece, BundleRead, BundleRefusal, BundleRequest
 from mdp.queueing.queue import AgentQueue
 from mdp.transport import Peer, Router
 
@@ -50,6 +52,7 @@ class Agent:
         *,
         reloader: Reloader | None = None,
         frames: FrameBuffer | None = None,
+        push: PushAccess | None = None,
         grace_s: float = GRACE_S,
         report: Report = LOG.info,
         clock: Callable[[], float] = time.monotonic,
@@ -57,7 +60,8 @@ class Agent:
         """`source` is loaded while the socket is answered; what loading raises ends `serve`.
 
         `reloader` prepares other bundles; the previous one is served for `grace_s` after its last
-        request. Frame requests are answered from `frames`.
+        request. Frame requests are answered from `frames`; clients may push bundles as `push` says,
+        which needs `reloader`.
         """
         self._first = source
         self._router = router
@@ -70,6 +74,9 @@ class Agent:
         self.lifecycle = Lifecycle(
             source, self._counters, grace_s=grace_s, report=report, clock=clock
         )
+        self._push = None
+        if push is not None and reloader is not None:
+            self._push = BundlePush(push, self.lifecycle, self._replies, self._switch)
         self._executor = Executor(self.lifecycle, self._replies, self._counters, clock)
         self.quotas = Quotas()
         self.main_loop = MainLoop()
@@ -120,6 +127,11 @@ class Agent:
         """Read the bundle again, and serve it if it is another one. Any thread."""
         if self._reloader is not None:
             self._reloader.request()
+            self._router.wake()
+
+    def _switch(self, reload: Reload) -> None:
+        if self._reloader is not None:
+            self._reloader.switch(reload)
             self._router.wake()
 
     def serve(self, periodic: Callable[[], None] = lambda: None) -> None:
@@ -245,9 +257,14 @@ class Agent:
                 if failed:
                     self._retry_s = float("inf")
                     self.lifecycle.enter("READY")
+                reloader.settled()
+            case Unchanged():
+                reloader.settled()
             case Rejected(error):
-                self.lifecycle.reject_reload(f"{error}" or type(error).__name__)
-            case _:
+                why = f"{error}" or type(error).__name__
+                self.lifecycle.reject_reload(why)
+                reloader.settled(why)
+            case None:
                 pass
         # After the outcome: a reload may have been requested while one was running.
         reloader.start(self.lifecycle.served, done=self._router.wake)
@@ -281,9 +298,22 @@ class Agent:
                     request_id, queued=self._queue.waiting, camera=camera
                 )
                 self._replies.send(peer.route, status)
+            case BundleRequest() | BundlePiece() | BundleRead() as message:
+                self._receive_bundle(peer, message, envelope.buffers)
             case message:
                 text = f"{type(message).__name__} is for clients"
                 self._replies.fail(peer.route, 0, "bad_message", text)
+
+    def _receive_bundle(
+        self, peer: Peer, message: BundleMessage, buffers: Sequence[Buffer]
+    ) -> None:
+        if self._push is None:
+            refusal = BundleRefusal(request_id=message.request_id, text=NOT_HERE)
+            self._replies.send(peer.route, refusal)
+        elif used_up := self.quotas.refusal(peer.client, sum(map(len, buffers)), self._clock()):
+            self._replies.fail(peer.route, message.request_id, "overloaded", used_up)
+        else:
+            self._push.receive(peer, message, buffers)
 
     def _admit(self, peer: Peer, request: Infer | FrameRequest, buffer: Buffer) -> None:
         """Run the request at once, queue it, or refuse it."""

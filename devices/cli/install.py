@@ -70,7 +70,8 @@ def install(
 
     The options are those of `mdp-agent run`, and are checked as it does. The service has a user of
     its own: bundle, clients' keys and this program have to be readable by all; --key is not.
-    `systemctl reload` is SIGHUP. An --audit log is in /var/log/mdp-agent-DEVICE/.
+    `systemctl reload` is SIGHUP. An --audit log is in /var/log/mdp-agent-DEVICE/,
+    and --allow-push is /var/lib/mdp-agent-DEVICE.
 
     Example: mdp-agent install --bundle /srv/bundle --device n100 --bind tcp://0.0.0.0:7500
     --key /etc/mdp/n100.secret --clients /etc/mdp/clients/
@@ -151,6 +152,9 @@ def _service(
     service.check_port(options.bind)
     if options.audit is not None and options.audit.absolute().parent != Path(f"/var/log/{name}"):
         raise InputError(f"--audit {options.audit}: expected a file in /var/log/{name}/")
+    pushed, state = options.allow_push, Path(f"/var/lib/{name}")
+    if pushed is not None and not pushed.absolute().is_relative_to(state):
+        raise InputError(f"--allow-push {pushed}: expected {state} or a folder in it")
     plain_cpu = (loadable.assignment.runtime, loadable.assignment.provider) == ("onnxruntime", CPU)
     camera = source is not None and source.kind == "camera"
     groups = {"video"} if camera else set()
@@ -174,6 +178,7 @@ def _service(
         opencv=source is not None and source.kind != "folder",
         announced=options.announce,
         audited=options.audit is not None,
+        pushed=pushed is not None,
         groups=tuple(sorted(groups)),
     )
 

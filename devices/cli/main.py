@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from devices.agent.bundles import GRACE_S
-from devices.agent.options import ServeOptions
+from devices.agent.options import MAX_PUSH_MB, ServeOptions
 from devices.agent.server import Agent
 from devices.build import build_agent
 from devices.camera.capture import DEFAULT_FPS
@@ -92,12 +92,22 @@ def run_agent(
     ] = DEFAULT_FPS,
     audit: Annotated[
         Path | None,
-        typer.Option(help="Append connections, refusals and revoked keys: JSON lines."),
+        typer.Option(help="Append connections, refusals, revoked keys, pushes: JSON lines."),
     ] = None,
     announce: Annotated[
         bool,
         typer.Option("--announce", help="Announce it on the local network (`mdp fleet discover`)."),
     ] = False,
+    allow_push: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for bundles that clients push (`mdp bundle push`), whose keys may: "
+            "`push = true` in NAME.limits. The last one is served instead of --bundle."
+        ),
+    ] = None,
+    max_push_mb: Annotated[
+        float, typer.Option(min=0.001, max=1e6, help="Largest pushed bundle, in MB.")
+    ] = MAX_PUSH_MB,
     json: Annotated[
         bool, typer.Option("--json", help="One JSON object per event on stdout.")
     ] = False,
@@ -135,6 +145,8 @@ def run_agent(
         source_fps=source_fps,
         audit=audit,
         announce=announce,
+        allow_push=allow_push,
+        max_push_mb=max_push_mb,
     )
     events = Events(stream, device, json=json)
     with (

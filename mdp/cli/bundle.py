@@ -1,4 +1,4 @@
-"""`mdp bundle`: sign bundles and verify signatures."""
+"""`mdp bundle`: sign bundles, verify signatures, and change the bundles of agents."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mdp import console
+from mdp.cli import push
 from mdp.cli.answers import Json, show_pair
 from mdp.formats.bundle import MANIFEST, Bundle, model_path
 from mdp.formats.signing import (
@@ -16,14 +17,14 @@ from mdp.formats.signing import (
     sign,
 )
 
-bundle_app = console.new_app("Sign bundles, and verify signed ones.")
+bundle_app = console.new_app("Sign and verify bundles, and change those of agents.")
 
 BundleFolder = Annotated[Path, typer.Option("--bundle", help="Bundle folder.")]
 
 
 @bundle_app.callback()
 def _group() -> None:
-    """Sign bundles, and verify signed ones."""
+    """Sign and verify bundles, and change those of agents."""
 
 
 @bundle_app.command("key")
@@ -108,4 +109,5 @@ def _check_file(bundle: Bundle, name: str) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """Add the commands to `app`."""
+    push.add_to(bundle_app)
     app.add_typer(bundle_app, name="bundle")

@@ -17,7 +17,16 @@ from mdp.cli import bundle as bundle_command
 from mdp.cli import discover as discover_command
 from mdp.cli import gateway as gateway_command
 from mdp.cli import keys as keys_command
-from mdp.cli.answers import Json, describe, failure, named, picture_files, shown
+from mdp.cli.answers import (
+    FleetFile,
+    Json,
+    KeyFile,
+    describe,
+    failure,
+    named,
+    picture_files,
+    shown,
+)
 from mdp.cli.bench import noise_picture, run_bench
 from mdp.cli.demo import run_demo
 from mdp.cli.doctor import examine
@@ -43,14 +52,6 @@ fleet_app = console.new_app("Make fleet files.")
 app.add_typer(fleet_app, name="fleet")
 discover_command.add_to(fleet_app)
 
-FleetFile = Annotated[
-    Path,
-    typer.Option("--fleet", envvar="MDP_FLEET", help="fleet.toml, as `mdp fleet new` makes it."),
-]
-KeyFile = Annotated[
-    Path | None,
-    typer.Option("--key", help="This client's secret key file, instead of fleet.toml's `key`."),
-]
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Plain text over a network, to agents without a key."),

@@ -83,7 +83,7 @@ class Link:
             )
         self.transport = Dealers(
             {entry.device: entry.address for entry in self.fleet.devices},
-            keys=_client_keys(self.fleet, options),
+            keys=client_keys(self.fleet, options),
             max_frame_bytes=reply_frame_bytes(len(self.bundle.manifest.labels)),
         )
         after_ms = options.hedge_after_ms
@@ -310,7 +310,7 @@ class BaseClient:
         ]
 
 
-def _client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:
+def client_keys(fleet: Fleet, options: Options) -> ClientKeys | None:
     """The keys to connect with; the options' stands above the one that the fleet file names."""
     path = None if options.key is None else Path(options.key)
     if path is None and fleet.key is not None:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,10 +17,11 @@ from mdp.formats.signing import BundleKey, check_signature
 from mdp.fusion.cascade import Cascade
 from mdp.fusion.fuse import Fusion, FusionWeights, listed_subsets, unlisted_sizes
 
-MANIFEST = "manifest.json"
-FUSION = "fusion.json"
+MANIFEST: Final = "manifest.json"
+FUSION: Final = "fusion.json"
 
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+BundleName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
 
 
 class FileEntry(Record, frozen=True):
@@ -159,7 +160,7 @@ class Quantization(Record, frozen=True):
 class Manifest(Record, frozen=True):
     """The content of `manifest.json`."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")]
+    name: BundleName
     labels: Annotated[list[str], Meta(min_length=2, max_length=100_000)]
     plan: Plan
     #: Relative POSIX path -> entry, for every file beside the manifest.

@@ -57,7 +57,7 @@ class KeyFile(Record, frozen=True):
 
 
 class Limits(Record, frozen=True):
-    """The content of NAME.limits: a client's limits at one agent; None for no limit."""
+    """The content of NAME.limits: a client's limits and rights at one agent; None: no limit."""
 
     #: When the key expires.
     expires: Annotated[datetime.datetime, Meta(tz=True)] | None = None
@@ -66,6 +66,8 @@ class Limits(Record, frozen=True):
     #: Bytes of requests, and the share of the agent's computing time, in the long run.
     bytes_per_s: Annotated[float, Meta(ge=1, le=1e12)] | None = None
     computing_share: Annotated[float, Meta(gt=0, le=1)] | None = None
+    #: Whether it may push bundles, and fetch them.
+    push: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import hashlib
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,11 +17,11 @@ from msgspec import Meta
 from mdp.errors import ConfigError, InputError
 from mdp.files import Record, decoded, read_regular, write_json, write_pair
 
-SIGNATURE = "signature.json"
+SIGNATURE: Final = "signature.json"
 SECRET, PUBLIC = ".secret", ".public"
 #: Domain separation from other signatures of the same key.
 _PURPOSE = b"mdp bundle manifest, signature version 1\0"
-_MAX_BYTES = 4096
+MAX_FILE_BYTES = 4096
 
 HexKey = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 HexSignature = Annotated[str, Meta(pattern=r"^[0-9a-f]{128}\Z")]
@@ -109,7 +109,7 @@ def new_bundle_key(folder: Path, name: str) -> BundleKeyFile:
 
 
 def _read_key(path: Path) -> tuple[BundleKeyFile, int]:
-    content, found = read_regular(path, _MAX_BYTES)
+    content, found = read_regular(path, MAX_FILE_BYTES)
     try:
         key = decoded(path, content, BundleKeyFile, msgspec.toml.decode)
     except ConfigError as error:
@@ -165,7 +165,7 @@ def check_signature(manifest: Path, content: bytes, key: BundleKey) -> None:
             f"{manifest.parent}: not signed: expected {SIGNATURE} beside {manifest.name}, signed "
             f"with key {key} (`mdp bundle sign`)"
         )
-    found, _ = read_regular(path, _MAX_BYTES)
+    found, _ = read_regular(path, MAX_FILE_BYTES)
     given = decoded(path, found, SignatureFile, msgspec.json.decode)
     if given.public != key.public:
         raise ConfigError(

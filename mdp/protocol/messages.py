@@ -11,7 +11,7 @@ Nothing is ever unpickled; sizes, shapes and counts are checked before an array 
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -22,6 +22,16 @@ from mdp.files import Record
 from mdp.formats.plan import MAX_MEMBERS, Encoding
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
+from mdp.protocol.fields import Digest, Milliseconds, RequestId, Text, check_printable
+from mdp.protocol.transfer import (
+    PIECE_BYTES,
+    BundleContent,
+    BundlePiece,
+    BundleRead,
+    BundleRefusal,
+    BundleRequest,
+    BundleState,
+)
 
 VERSION = 1
 MAGIC = b"MDP"
@@ -38,10 +48,6 @@ MAX_CLASSES = 100_000
 _FLOAT32 = np.dtype("<f4")
 
 Buffer = bytes | bytearray | memoryview
-RequestId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
-Milliseconds = Annotated[float, Meta(ge=0, le=1e9)]
-Text = Annotated[str, Meta(max_length=1024)]
 State = Literal["STARTING", "WARMING", "READY", "DRAINING", "FAILED"]
 #: Why an agent did not answer, for programs; a Failure's `text` is for people.
 FailureCode = Literal[
@@ -107,7 +113,7 @@ class Failure(Record, frozen=True):
     text: Text
 
     def __post_init__(self) -> None:
-        _check_printable(self, "text")
+        check_printable(self, "text")
 
 
 class Status(Record, frozen=True, omit_defaults=True):
@@ -133,7 +139,7 @@ class Status(Record, frozen=True, omit_defaults=True):
     source: Text = ""
 
     def __post_init__(self) -> None:
-        _check_printable(self, "device", "bundle", "provider", "reason", "source")
+        check_printable(self, "device", "bundle", "provider", "reason", "source")
         if not all(outcome.isprintable() for outcome in self.counts):
             raise ValueError("`counts`: expected printable characters only")
 
@@ -175,24 +181,17 @@ class FrameReply(Record, frozen=True):
     age_ms: Milliseconds
 
 
-def _check_printable(record: Record, *keys: str) -> None:
-    # Terminals execute control characters.
-    for key in keys:
-        if not getattr(record, key).isprintable():
-            raise ValueError(f"`{key}`: expected printable characters only")
-
-
 def as_line(text: str) -> str:
     """`text` as one line of at most 1,024 printable characters."""
     line = " ".join(text.split())[:1024]
     return "".join(character if character.isprintable() else "?" for character in line)
 
 
-Message = Infer | StatusRequest | Result | Failure | Status | FrameRequest | FrameReply
-_KINDS: dict[int, type[Message]] = {
-    kind.kind: kind
-    for kind in (Infer, StatusRequest, Result, Failure, Status, FrameRequest, FrameReply)
-}
+Message = (
+    Infer | StatusRequest | Result | Failure | Status | FrameRequest | FrameReply
+    | BundleRequest | BundlePiece | BundleRead | BundleState | BundleContent | BundleRefusal
+)  # fmt: skip
+_KINDS: dict[int, type[Message]] = {kind.kind: kind for kind in get_args(Message)}
 _DECODERS = {number: msgspec.msgpack.Decoder(kind) for number, kind in _KINDS.items()}
 _ENCODER = msgspec.msgpack.Encoder()
 _PREAMBLES = {number: MAGIC + bytes((VERSION, number)) for number in _KINDS}
@@ -277,6 +276,9 @@ def _check_sizes(message: Message, buffers: Sequence[Buffer]) -> None:
                 raise WireError(f"expected {expected} bytes of raw pixels, got {got}")
             if message.encoding == "jpeg" and not 0 < got <= max(expected, 4096):
                 raise WireError(f"expected 1 to {max(expected, 4096)} bytes of JPEG, got {got}")
+        case BundlePiece() | BundleContent():
+            if len(buffers[0]) > PIECE_BYTES:
+                raise WireError(f"expected up to {PIECE_BYTES} bytes, got {len(buffers[0])}")
 
 
 def pixels_of(infer: Infer, buffer: Buffer) -> Pixels:

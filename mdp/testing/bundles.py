@@ -39,7 +39,11 @@ SIZES = (16, 12, 8)
 
 
 def colour_model(
-    image_size: int, boost_scale: float, bag_scale: float, num_classes: int = len(LABELS)
+    image_size: int,
+    boost_scale: float,
+    bag_scale: float,
+    num_classes: int = len(LABELS),
+    comment_bytes: int = 0,
 ) -> bytes:
     """An ONNX file: uint8 `[N, S, S, 3]` -> two heads whose logits grow with each colour's mean.
 
@@ -65,6 +69,7 @@ def colour_model(
         [Value("images", UINT8, ["N", image_size, image_size, 3])],
         [Value(head, FLOAT, ["N", num_classes]) for head in ("boost", "bag")],
         weights | {name: np.array(values, np.int64) for name, values in slicing.items()},
+        "x" * comment_bytes,
     )
 
 
@@ -131,19 +136,21 @@ def write_bundle(
     bag_scale: float = 4.0,
     labels: Sequence[str] = LABELS,
     evaluated: bool = True,
+    comment_bytes: int = 0,
 ) -> Path:
     """Write a whole bundle into `folder`, which it returns; another `bag_scale`, another digest.
 
     One sub-model for each of `devices`, of the picture size of `sizes`. With the default labels it
     is right about every `colour_picture`. The accuracies that it lists are made up, and differ for
-    every subset of members; without `evaluated` it lists none.
+    every subset of members; without `evaluated` it lists none. Each model is larger by a comment.
     """
     plan = colour_plan(devices, sizes)
     files: dict[str, FileEntry] = {}
     for k, size in enumerate(sizes):
         path = folder / model_path(k)
         path.parent.mkdir(parents=True)
-        path.write_bytes(colour_model(size, 2.0 / (k + 1), bag_scale + k, len(labels)))
+        scales = (2.0 / (k + 1), bag_scale + k)
+        path.write_bytes(colour_model(size, *scales, len(labels), comment_bytes))
         files[model_path(k)] = file_entry(path)
     count = len(sizes)
     subsets = listed_subsets(range(count))

@@ -43,6 +43,7 @@ def onnx_model(
     inputs: Sequence[Value],
     outputs: Sequence[Value],
     constants: Mapping[str, NDArray[np.generic]],
+    comment: str = "",
 ) -> bytes:
     """The content of an ONNX file; constants may be float32, uint8 or int64."""
     graph = b"".join(_bytes(1, _node(node)) for node in nodes) + _text(2, "graph")
@@ -50,7 +51,7 @@ def onnx_model(
     graph += b"".join(_bytes(11, _value(value)) for value in inputs)
     graph += b"".join(_bytes(12, _value(value)) for value in outputs)
     opset = _text(1, "") + _number(2, OPSET)
-    return _number(1, IR_VERSION) + _bytes(7, graph) + _bytes(8, opset)
+    return _number(1, IR_VERSION) + _bytes(7, graph) + _bytes(8, opset) + _text(6, comment)
 
 
 def _node(node: Node) -> bytes:

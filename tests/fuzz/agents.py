@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import cast
@@ -10,8 +11,12 @@ import msgspec
 import numpy as np
 
 from devices.agent.bundles import LoadableBundle
+from devices.agent.push import PushAccess
+from devices.agent.reload import Reloader
 from devices.agent.server import Agent
+from devices.agent.store import BundleStore
 from mdp.formats.bundle import Bundle
+from mdp.formats.device_part import entry_of, part_of
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import (
@@ -24,6 +29,13 @@ from mdp.protocol.messages import (
     StatusRequest,
     decode,
     encode,
+)
+from mdp.protocol.transfer import (
+    BundleContent,
+    BundlePiece,
+    BundleRead,
+    BundleRequest,
+    BundleState,
 )
 from mdp.testing.bundles import DEVICES, LABELS, SIZES, write_bundle
 from mdp.transport import Peer, Router
@@ -109,7 +121,23 @@ class Served:
         planned = self.bundle.assignment(DEVICES[0])
         assignment = msgspec.structs.replace(planned, encoding="jpeg")
         source = LoadableBundle(bundle=self.bundle, assignment=assignment, load=Brightness)
-        self._agent = Agent(source, cast(Router, self.desk))
+        part = part_of(self.bundle, 0)
+        self.offer = {file: entry_of(content) for file, content in part.items()}
+        store = BundleStore(
+            scratch("agent") / "kept",
+            folder,
+            max_bytes=2**20,
+            read=lambda where: (Bundle.open(where), 0),
+        )
+        access = PushAccess(
+            store=store, may_push=lambda client: True, loadable=lambda where: source
+        )
+        self._agent = Agent(
+            source,
+            cast(Router, self.desk),
+            reloader=Reloader(lambda: source, clock=time.monotonic),
+            push=access,
+        )
         self._thread = threading.Thread(target=self._agent.serve, name="agent", daemon=True)
         self._thread.start()
         while self.ask([]).state != "READY":
@@ -153,7 +181,7 @@ def read_request(data: bytes) -> bool:
     (reply,) = replies
     assert status.state == "READY"
     assert not isinstance(reply, Failure) or reply.code != "failed", reply.text
-    return isinstance(reply, Result | Status)
+    return isinstance(reply, Result | Status | BundleState | BundleContent)
 
 
 def _requests() -> Mapping[str, bytes]:
@@ -162,10 +190,18 @@ def _requests() -> Mapping[str, bytes]:
         encoding="raw",
     )  # fmt: skip
     jpeg = msgspec.structs.replace(infer, encoding="jpeg")
+    manifest = served().offer["manifest.json"].sha256
+    offer = BundleRequest(request_id=5, action="offer", manifest=manifest, files=served().offer)
+    piece = BundlePiece(request_id=6, manifest=manifest, file="manifest.json", offset=0)
+    read = BundleRead(request_id=8, manifest=manifest, file="model.onnx", offset=100)
     return {
         "raw": joined(encode(infer, bytes(SIDE * SIDE * 3))),
         "jpeg": joined(encode(jpeg, encoded(four_corners(SIDE, SIDE), "JPEG"))),
         "ask": joined(encode(StatusRequest(request_id=3))),
+        "bundle-state": joined(encode(BundleRequest(request_id=4, action="state"))),
+        "bundle-offer": joined(encode(offer)),
+        "bundle-piece": joined(encode(piece, b"{")),
+        "bundle-read": joined(encode(read)),
     }
 
 

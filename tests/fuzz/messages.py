@@ -12,6 +12,8 @@ from zmq.utils import z85
 
 from mdp.client.status import device_status
 from mdp.errors import InferenceError, PictureError, WireError
+from mdp.formats.bundle import FileEntry
+from mdp.formats.device_part import Version
 from mdp.formats.fleet import FleetEntry
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import decode_jpeg
@@ -31,6 +33,7 @@ from mdp.protocol.messages import (
     logits_buffer,
     pixels_of,
 )
+from mdp.protocol.transfer import BundlePiece, BundleRequest, BundleState
 from mdp.requests.prediction import Prediction
 from mdp.testing.bundles import DEVICES, LABELS, SIZES, write_bundle
 from mdp.transport import zap
@@ -110,6 +113,8 @@ def read_frames(data: bytes) -> bool:
                     message.source,
                 )
                 assert all(text.isprintable() for text in (*shown, *message.counts))
+            case BundleState():
+                assert (message.device + message.current.name + message.error).isprintable()
     except (PictureError, WireError):
         return False
     return True
@@ -150,6 +155,16 @@ def _messages() -> dict[str, list[Buffer]]:
     seen = FrameReply(
         request_id=1, num_classes=3, queue_ms=0.25, compute_ms=12.5, frame=812, age_ms=43.0
     )  # fmt: skip
+    offer = BundleRequest(
+        request_id=3, action="offer", manifest=DIGEST,
+        files={"manifest.json": FileEntry(sha256=DIGEST, size_bytes=2)},
+    )  # fmt: skip
+    piece = BundlePiece(request_id=4, manifest=DIGEST, file="manifest.json", offset=0)
+    version = Version(name="colours", digest=DIGEST, manifest=DIGEST)
+    told = BundleState(
+        request_id=4, device="beta", current=version, previous=version, serves=version,
+        received={"manifest.json": 2}, switching=False, error="",
+    )  # fmt: skip
     return {
         "infer": encode(infer, bytes(range(48))),
         "infer-jpeg": encode(jpeg, encoded(four_corners(8, 8), "JPEG")),
@@ -160,6 +175,9 @@ def _messages() -> dict[str, list[Buffer]]:
         "status-source": encode(msgspec.structs.replace(status, source="camera:0: no frame yet")),
         "look": encode(look),
         "seen": encode(seen, _logits()),
+        "bundle-offer": encode(offer),
+        "bundle-piece": encode(piece, b"{}"),
+        "bundle-state": encode(told),
     }
 
 

@@ -69,7 +69,8 @@ def test_systemd_accepts_and_confines_each_unit(tmp_path: Path) -> None:
     new_keys(tmp_path, "client", new_pair)
     keys = ["--key", "alpha.secret", "--clients", "client.public"]
     audit = ["--audit", "/var/log/mdp-agent-alpha/audit.jsonl"]
-    for options in ([], ["--source", "camera:0", "--spin"], [*keys, *audit, "--announce"]):
+    push = ["--allow-push", "/var/lib/mdp-agent-alpha"]
+    for options in ([], ["--source", "camera:0", "--spin"], [*keys, *audit, *push, "--announce"]):
         done = install("--replace", *options)
         assert done.returncode == 0, done.stderr
         verified = subprocess.run(
@@ -128,6 +129,7 @@ def test_another_unit_stays_unless_replaced() -> None:
         (["--key", "alpha.secret"], "--key and --clients: expected both"),
         (["--source", "folder:none"], "none"),
         (["--source", "rtsp://me:s3cret@cam/1"], "--source rtsp://cam/1: everybody can read"),
+        (["--allow-push", "kept"], "--allow-push: expected --key and --clients: "),
         (["--audit", "audit.jsonl"], "--audit audit.jsonl: expected a file in /var/log/mdp-agent-"),
     ],
 )

@@ -47,6 +47,7 @@ def test_what_an_option_needs_is_allowed() -> None:
     assert "MemoryDenyWriteExecute" not in unit
     assert "AF_NETLINK" in settings(replace(PLAIN, announced=True))["RestrictAddressFamilies"]
     assert settings(replace(PLAIN, audited=True))["LogsDirectory"] == "mdp-agent-n100"
+    assert settings(replace(PLAIN, pushed=True))["StateDirectory"] == "mdp-agent-n100"
     homes = replace(PLAIN, reads=(Path("/home/pi/bundle"),))
     assert settings(homes)["ProtectHome"] == "read-only"
 

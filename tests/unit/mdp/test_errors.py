@@ -27,6 +27,7 @@ CLASSES = [
         (errors.InferenceError, errors.MDPError, 3),
         (errors.DeadlineExceeded, errors.InferenceError, 3),
         (errors.QuorumNotMet, errors.InferenceError, 3),
+        (errors.TransferError, errors.MDPError, 3),
         (errors.PlanRefused, errors.MDPError, 4),
         (DemoFailed, errors.MDPError, 3),
         (Interrupted, errors.MDPError, 130),
@@ -38,7 +39,7 @@ def test_place_in_the_tree(kind: type[errors.MDPError], parent: type, exit_code:
 
 
 def test_the_docstring_draws_every_class() -> None:
-    assert len(CLASSES) == 10
+    assert len(CLASSES) == 11
     for kind in CLASSES:
         assert kind.__name__ in (errors.__doc__ or "")
 

@@ -151,7 +151,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
     path = tmp_path / "file"
     path.write_text("old")
-    monkeypatch.setattr(files, "_sync", full)
+    monkeypatch.setattr(files, "sync", full)
     with pytest.raises(InputError, match="file: cannot be written: No space left on device"):
         write_bytes(path, b"new")
     assert path.read_text() == "old"

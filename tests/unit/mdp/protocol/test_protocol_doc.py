@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 
 from mdp.protocol import messages as wire
+from mdp.protocol import transfer
 from mdp.transport import sockets, zap
 from mdp.transport.admission import pending as pending
 
@@ -19,6 +20,12 @@ KINDS = (
     wire.Status,
     wire.FrameRequest,
     wire.FrameReply,
+    transfer.BundleRequest,
+    transfer.BundlePiece,
+    transfer.BundleRead,
+    transfer.BundleState,
+    transfer.BundleContent,
+    transfer.BundleRefusal,
 )
 
 
@@ -32,6 +39,7 @@ def test_limits() -> None:
     assert f"{wire.MAX_HEADER_BYTES:,}" in PAGE
     assert f"{wire.MAX_BUFFER_BYTES:,}" in PAGE
     assert f"1 to {wire.MAX_CLASSES:,}" in PAGE
+    assert f"{transfer.PIECE_BYTES:,} bytes" in PAGE
     assert f"{wire.request_frame_bytes(4):,} bytes at least" in PAGE
     assert f"{wire.reply_frame_bytes(2):,} bytes at least" in PAGE
     assert f"more than\n{pending.MAX_PENDING:,} that" in PAGE
@@ -40,7 +48,7 @@ def test_limits() -> None:
 
 
 def test_every_kind_is_listed_with_its_buffers() -> None:
-    rows = re.findall(r"^\| (\d) \| (\w+) \| \w+, \w+ \| (\d)", PAGE, flags=re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| (\w+) \| \w+, \w+ \| (\d)", PAGE, flags=re.MULTILINE)
     assert rows == [(str(kind.kind), kind.__name__, str(kind.buffers)) for kind in KINDS]
 
 

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mdp.errors import WireError
+from mdp.formats.bundle import FileEntry
+from mdp.formats.device_part import Version
 from mdp.fusion.fuse import Contribution
 from mdp.protocol import messages as wire
 from mdp.protocol.messages import (
@@ -27,6 +29,15 @@ from mdp.protocol.messages import (
     encode,
     logits_buffer,
     pixels_of,
+)
+from mdp.protocol.transfer import (
+    PIECE_BYTES,
+    BundleContent,
+    BundlePiece,
+    BundleRead,
+    BundleRefusal,
+    BundleRequest,
+    BundleState,
 )
 
 DIGEST = "ab" * 32
@@ -54,6 +65,25 @@ LOOK = FrameRequest(
 SEEN = FrameReply(
     request_id=11, num_classes=3, queue_ms=0.25, compute_ms=12.5, frame=812, age_ms=43.0
 )
+SHA256 = "cd" * 32
+VERSION = Version(name="colours", digest=DIGEST, manifest=SHA256)
+OFFER = BundleRequest(
+    request_id=12,
+    action="offer",
+    manifest=SHA256,
+    files={"manifest.json": FileEntry(sha256=SHA256, size_bytes=3)},
+)
+PIECE = BundlePiece(request_id=13, manifest=SHA256, file="model.onnx", offset=65536)
+STATE = BundleState(
+    request_id=13,
+    device="beta",
+    current=VERSION,
+    previous=None,
+    serves=VERSION,
+    received={"manifest.json": 3},
+    switching=True,
+    error="",
+)
 VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (INFER, [PIXELS]),
     (msgspec.structs.replace(INFER, encoding="jpeg"), [b"\xff\xd8\xff"]),
@@ -64,6 +94,13 @@ VALID: list[tuple[wire.Message, list[Buffer]]] = [
     (msgspec.structs.replace(STATUS, source="folder:door: no frame yet"), []),
     (LOOK, []),
     (SEEN, [LOGITS]),
+    (OFFER, []),
+    (BundleRequest(request_id=1, action="state"), []),
+    (PIECE, [bytes(PIECE_BYTES)]),
+    (BundleRead(request_id=14, manifest=SHA256, file="signature.json", offset=0), []),
+    (STATE, []),
+    (BundleContent(request_id=14, size_bytes=0), [b""]),
+    (BundleRefusal(request_id=15, text="no room"), []),
 ]
 KINDS = [type(message).__name__ for message, _ in VALID]
 As = Callable[[Sequence[Buffer]], Sequence[Buffer]]
@@ -137,8 +174,8 @@ def of(message: wire.Message, *, without: str = "", **changes: Any) -> bytes:
         ([b"GET / HTTP/1.1"], "begins with 'MDP', version and kind"),
         ([head(2, {"request_id": 1}, version=0)], "expected protocol version 1, got 0"),
         ([head(2, {"request_id": 1}, version=2)], "expected protocol version 1, got 2"),
-        ([head(0, {})], "expected a message kind from 1 to 7, got 0"),
-        ([head(8, {})], "expected a message kind from 1 to 7, got 8"),
+        ([head(0, {})], "expected a message kind from 1 to 13, got 0"),
+        ([head(14, {})], "expected a message kind from 1 to 13, got 14"),
         ([head(2, {"x": "y" * MAX_HEADER_BYTES})], "expected a header up to 16384 bytes, got 1"),
         ([b"MDP\x01\x02"], "StatusRequest header: "),
         ([b"MDP\x01\x02\xc1\xc1"], "StatusRequest header: "),
@@ -204,6 +241,15 @@ def of(message: wire.Message, *, without: str = "", **changes: Any) -> bytes:
         ([of(LOOK, ago_ms=-1.0)], r"at `\$\.ago_ms`"),
         ([of(LOOK, within_ms=float("inf"))], "within_ms"),
         ([encode(SEEN, LOGITS)[0], LOGITS[:-1]], "expected 12 bytes of logits, or twice, got 23"),
+        ([of(PIECE), bytes(PIECE_BYTES + 1)], "expected up to 65536 bytes, got 65537"),
+        ([of(PIECE, file="../model.onnx"), b""], r"Invalid enum value .* - at `\$\.file`"),
+        ([of(PIECE, file="Model.onnx"), b""], "Invalid enum value 'Model.onnx'"),
+        ([of(PIECE, offset=-1), b""], r"Expected `int` >= 0 - at `\$\.offset`"),
+        ([of(OFFER, files={"submodels/0/model.onnx": {}})], "Invalid enum value"),
+        ([of(OFFER, files={"model.onnx": {"sha256": SHA256, "size_bytes": -1}})], "size_bytes"),
+        ([of(OFFER, manifest="../" + "a" * 61)], r"matching regex .* - at `\$\.manifest`"),
+        ([of(OFFER, action="delete")], "Invalid enum value 'delete'"),
+        ([of(STATE, error="\x1b[2J")], "`error`: expected printable characters only"),
         ([of(SEEN, frame=0), LOGITS], r"FrameReply header: Expected `int` >= 1 - at `\$\.frame`"),
     ],
 )

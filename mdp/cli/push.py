@@ -1,0 +1,204 @@
+"""`mdp bundle push|pull|rollback|status`: the bundles of a fleet's agents."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.table import Table
+
+from mdp import console
+from mdp.cli.answers import FleetFile, Json, KeyFile
+from mdp.client.base import Options
+from mdp.client.bundles import PATIENCE_S, DeviceBundles, Pushed
+from mdp.errors import InputError, MDPError, TransferError
+from mdp.formats.bundle import Bundle
+from mdp.formats.device_part import Version
+from mdp.formats.fleet import Fleet, FleetEntry, read_fleet
+
+#: How long a device may take to tell its status.
+STATUS_S = 3.0
+
+SomeDevices = Annotated[list[str] | None, typer.Argument(metavar="DEVICE", help="By default all.")]
+
+
+class _Devices:
+    """The chosen devices of a fleet file; raises InputError or ConfigError."""
+
+    def __init__(self, fleet: Path, names: Sequence[str], key: Path | None) -> None:
+        self._options = Options(fleet=fleet, key=key)
+        self._fleet: Fleet
+        self._fleet, _ = read_fleet(fleet)
+        known = {entry.device: entry for entry in self._fleet.devices}
+        for name in names:
+            if name not in known:
+                raise InputError(f"{name}: expected one of {', '.join(known)}")
+        self.entries = [known[name] for name in dict.fromkeys(names or known)]
+
+    def connect(self, entry: FleetEntry, patience_s: float = PATIENCE_S) -> DeviceBundles:
+        return DeviceBundles(self._fleet, entry, self._options, patience_s=patience_s)
+
+
+def push(
+    bundle: Annotated[Path, typer.Argument(help="Bundle folder.")],
+    fleet: FleetFile,
+    devices: SomeDevices = None,
+    key: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Have agents serve a bundle: one after another, while they serve the one before.
+
+    Each gets its own part, verifies and loads it, and then switches. After a break, the same
+    command goes on where it was. Ends at the first device that fails.
+
+    Example: mdp bundle push bundle-2/ --fleet fleet.toml
+
+    Exit codes: 0 all serve it, 2 bad input, 3 a device does not, 1 unforeseen.
+    """
+    opened, chosen = Bundle.open(bundle), _Devices(fleet, devices or [], key)
+    done: list[Pushed] = []
+    try:
+        for entry in chosen.entries:
+            with chosen.connect(entry) as device, _bar(entry.device) as bar:
+                done.append(device.push(opened, bar))
+            if not json:
+                print(_pushed(done[-1]), flush=True)
+    except MDPError as error:
+        left = [entry.device for entry in chosen.entries[len(done) :]]
+        if json:
+            console.print_json({"devices": done, "left": left, "error": console.one_line(error)})
+        if isinstance(error, TransferError) and len(left) > 1:
+            raise TransferError(f"{error}; not tried: {', '.join(left[1:])}") from error
+        raise
+    if json:
+        console.print_json({"devices": done, "left": []})
+
+
+def pull(
+    device: Annotated[str, typer.Argument(help="A device of the fleet file.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    fleet: FleetFile,
+    key: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Write what a device serves now: its part of a bundle, with fusion weights.
+
+    Example: mdp bundle pull n100 --out from-n100/ --fleet fleet.toml
+
+    Exit codes: 0 fine, 2 bad input, 3 the device does not give it, 1 unforeseen.
+    """
+    chosen = _Devices(fleet, [device], key)
+    with chosen.connect(chosen.entries[0]) as connected:
+        version = connected.pull(out)
+    if json:
+        console.print_json({"path": str(out), "version": version})
+        return
+    print(f"{out}: {_named(version)}, as {device} serves it")
+
+
+def rollback(
+    device: Annotated[str, typer.Argument(help="A device of the fleet file.")],
+    fleet: FleetFile,
+    key: KeyFile = None,
+    json: Json = False,
+) -> None:
+    """Have a device serve its previous version; once more, the later one again.
+
+    Example: mdp bundle rollback n100 --fleet fleet.toml
+
+    Exit codes: 0 fine, 2 bad input, 3 the device does not serve it, 1 unforeseen.
+    """
+    chosen = _Devices(fleet, [device], key)
+    with chosen.connect(chosen.entries[0]) as connected:
+        version = connected.rollback()
+    if json:
+        console.print_json({"device": device, "version": version})
+        return
+    print(f"{device}: serves {_named(version)}")
+
+
+def status(
+    fleet: FleetFile, devices: SomeDevices = None, key: KeyFile = None, json: Json = False
+) -> None:
+    """Show the version that each device serves, and the one that it would go back to.
+
+    Example: mdp bundle status --fleet fleet.toml
+
+    Exit codes: 0 fine, 2 bad input, 3 a device does not tell, 1 unforeseen.
+    """
+    chosen = _Devices(fleet, devices or [], key)
+    rows: list[dict[str, object]] = []
+    for entry in chosen.entries:
+        row: dict[str, object] = {"device": entry.device, "serves": None, "previous": None}
+        rows.append(row)
+        try:
+            with chosen.connect(entry, STATUS_S) as device:
+                told = device.state()
+        except TransferError as error:
+            row["error"] = console.one_line(error)
+            continue
+        row.update(serves=told.serves, previous=told.previous, error=told.error)
+        row["received_bytes"] = sum(told.received.values())
+    if json:
+        console.print_json({"devices": rows})
+    else:
+        Console(markup=False).print(_table(rows))
+    failed = any(row["serves"] is None for row in rows)
+    raise typer.Exit(TransferError.exit_code if failed else 0)
+
+
+def _table(rows: Sequence[dict[str, object]]) -> Table:
+    table = Table("device", "serves", "previous", "reason")
+    for row in rows:
+        versions = [
+            _named(version) if isinstance(version, Version) else ""
+            for version in (row["serves"], row["previous"])
+        ]
+        table.add_row(str(row["device"]), *versions, str(row["error"]))
+    return table
+
+
+def _named(version: Version) -> str:
+    return f"{version.name} {version.digest[:12]}"
+
+
+def _pushed(pushed: Pushed) -> str:
+    return (
+        f"{pushed.device}: serves {_named(pushed.version)}, "
+        f"{pushed.sent_bytes:,} of {pushed.total_bytes:,} bytes sent"
+    )
+
+
+class _Bar:
+    """Shows the bytes that are there of all; on a terminal only."""
+
+    def __init__(self, progress: Progress, device: str) -> None:
+        self._progress = progress
+        self._task = progress.add_task(device, total=None)
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        self._progress.update(self._task, completed=done_bytes, total=total_bytes)
+
+
+@contextmanager
+def _bar(device: str) -> Iterator[_Bar]:
+    shown = Console(stderr=True)
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        console=shown,
+        transient=True,
+        disable=not shown.is_terminal,
+    ) as progress:
+        yield _Bar(progress, device)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to `mdp bundle`."""
+    for command in (push, pull, rollback, status):
+        app.command(command.__name__)(command)
