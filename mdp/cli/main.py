@@ -16,6 +16,7 @@ from mdp.cli import classify as classify_command
 from mdp.cli import discover as discover_command
 from mdp.cli import gateway as gateway_command
 from mdp.cli import keys as keys_command
+from mdp.cli import mqtt as mqtt_command
 from mdp.cli import watch as watch_command
 from mdp.cli.answers import (
     Cascade,
@@ -287,6 +288,7 @@ def fleet_new(
 
 
 app.command()(gateway_command.gateway)
+app.command()(mqtt_command.mqtt)
 
 
 @app.command()

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 #: Changes of the label that the table keeps.
 KEPT_CHANGES = 6
+#: Hours, minutes and seconds in a time of `utc_now`.
+_CLOCK = slice(11, 19)
 COLUMNS = (
     "time",
     "label",
@@ -206,9 +208,11 @@ class Table:
             table.add_column(column, overflow="fold")
         for row in rows(self.devices, seen):
             table.add_row(*(Text(cell) for cell in row))
-        latest = [Text(f"  {at[11:19]}  {what}", style="dim") for at, what in reversed(self.changes)]
+        latest = [
+            Text(f"  {at[11:19]}  {what}", style="dim") for at, what in reversed(self.changes)
+        ]
         return Group(
-            Text(f"{now[11:19]} UTC  {line}", style="bold"),
+            Text(f"{now[_CLOCK]} UTC  {line}", style="bold"),
             table,
             Text(f"{self.looks} looks, {self.unanswered} without an answer; changes:"),
             *latest,
