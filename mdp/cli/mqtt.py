@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from mdp import console
 from mdp.arguments import seconds
 from mdp.cli.answers import (
     Cascade,
@@ -17,6 +18,7 @@ from mdp.cli.answers import (
     FleetFile,
     FusionChoice,
     Insecure,
+    Json,
     KeyFile,
     connected,
     utc_now,
@@ -62,6 +64,7 @@ def mqtt(
     cascade: Cascade = False,
     key: KeyFile = None,
     insecure: Insecure = False,
+    json: Json = False,
 ) -> None:
     """Publish what the devices' own cameras see, and every device's health, to an MQTT broker.
 
@@ -91,6 +94,7 @@ def mqtt(
         topics = Topics(name or client.bundle.manifest.name, ())
         if ca is None and not is_local(host):
             print(f"mdp: WARNING: broker {place} is {PLAIN_TEXT}", file=sys.stderr)
+        root = f"mdp/{topics.name}"
         fresh = threading.Event()
         kept = Broker(
             place,
@@ -107,7 +111,11 @@ def mqtt(
                 kept.check()
                 if fresh.is_set():
                     fresh.clear()
-                    print(f"publishing to {place} as mdp/{topics.name}; Ctrl-C ends it", flush=True)
+                    if json:
+                        event = {"event": "publishing", "broker": str(place), "topics": root}
+                        console.print_json(event)
+                    else:
+                        print(f"publishing to {place} as {root}; Ctrl-C ends it", flush=True)
                     bridge.again()
                 bridge.step(deadline_ms=deadline_ms, now=utc_now)
         kept.check()

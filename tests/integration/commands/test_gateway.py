@@ -17,9 +17,8 @@ from mdp.gateway.bodies import MAX_BODY_BYTES
 from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
-from tests.support.certificates import self_signed
 from tests.support.fleet import PLENTY_MS, Fleet
-from tests.support.gateway import Gateway, gateway
+from tests.support.gateway import Gateway, gateway, self_signed
 
 FORM = "multipart/form-data; boundary=cut"
 CLASSIFY = f"/v2/models/colours/classify?deadline_ms={PLENTY_MS:g}"

@@ -14,11 +14,11 @@ from PIL import Image
 from mdp.cli.main import main
 from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
 from mdp.testing.processes import LineProcess, until
-from tests.support.certificates import self_signed
 from tests.support.command_lines import run_here
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
-from tests.support.home_assistant import check_discovery, states
-from tests.support.mosquitto import Mosquitto, free_port, needed
+from tests.support.gateway import self_signed
+from tests.support.mqtt.home_assistant import check_discovery, states
+from tests.support.mqtt.mosquitto import Mosquitto, free_port, needed
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -130,8 +130,9 @@ def test_a_wrong_password_or_certificate_is_one_line(fleet: Fleet, tmp_path: Pat
         assert "its certificate is not trusted" in process.stderr
         assert process.stderr.count("\n") == 1
         encrypted.login.with_name("mqtt.log").unlink()
-        with publishing(fleet, encrypted, "--ca", certificate) as process:
-            assert process.line().startswith("publishing to ")
+        with publishing(fleet, encrypted, "--ca", certificate, "--json") as process:
+            told = {"event": "publishing", "broker": encrypted.address, "topics": "mdp/colours"}
+            assert json.loads(process.line()) == told
             process.signal(signal.SIGINT)
             assert process.process.wait(process.patience_s) == 130
         assert process.stderr == ""

@@ -20,7 +20,7 @@ from mdp.testing.bundles import DEVICES, colour_picture, write_bundle
 from mdp.testing.processes import LineProcess, Lines
 from tests.support.command_lines import run_here
 from tests.support.fleet import BIN, PLENTY_MS, Fleet
-from tests.support.mosquitto import free_port
+from tests.support.mqtt.mosquitto import free_port
 from tests.support.pictures import encoded
 from tests.support.rtsp import PASSWORD, NetworkCamera
 

@@ -16,7 +16,7 @@ from mdp.mqtt.bridge import Bridge
 from mdp.mqtt.messages import Topics, answer_payload, discovery, health_payload
 from mdp.requests.prediction import MemberTiming, Prediction
 from mdp.testing.bundles import write_bundle
-from tests.support.home_assistant import check_discovery, states
+from tests.support.mqtt.home_assistant import check_discovery, states
 
 NAMES = ("alpha", "alpha/attic", "alpha_attic", "beta.2")
 ENTRIES = [
