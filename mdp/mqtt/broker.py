@@ -149,7 +149,7 @@ class Broker:
                     pass
             except ssl.SSLCertVerificationError as error:
                 self._refused(f"its certificate is not trusted: {error.verify_message}")
-            except (OSError, ValueError) as error:
+            except Exception as error:  # of something that is no broker, any type
                 self._problem = getattr(error, "strerror", None) or str(error) or "no answer"
             if self._over.is_set():
                 break
