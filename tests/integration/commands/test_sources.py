@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -127,11 +128,8 @@ def test_watch_goes_on_while_the_fleet_is_away(fleet: Fleet, tmp_path: Path) -> 
     assert header.startswith("time,label,")
     assert lines[0].split(",")[1] == "red"
     assert any(",,,,," in line for line in lines), "looks without an answer are kept too"
-    words = [str(word) for word in words]
-    done = subprocess.run(
-        f"{' '.join(map(str, words))} | head -n 1",
-        shell=True, capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    shell = f"{shlex.join(map(str, words))} | head -n 1"
+    done = subprocess.run(shell, shell=True, capture_output=True, text=True, check=True)
     assert (": red (" in done.stdout, done.stderr) == (True, "")
 
 
