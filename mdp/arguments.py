@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -44,6 +45,18 @@ def check_timeout_s(timeout_s: object) -> None:
     """Raise InputError unless `timeout_s` is a time to wait."""
     expected = f"0 to {MAX_TIMEOUT_S:g}"
     check_number("timeout_s", timeout_s, expected, lambda value: 0 <= value <= MAX_TIMEOUT_S)
+
+
+_SECONDS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ms|s|)", re.ASCII)
+
+
+def seconds(name: str, text: str) -> float:
+    """The seconds that `0.5s`, `500ms` or `0.5` says; raises InputError."""
+    found = _SECONDS.fullmatch(text)
+    value_s = float(found[1]) / (1e3 if found[2] == "ms" else 1) if found else math.inf
+    if value_s > MAX_TIMEOUT_S:
+        raise InputError(f"{name}: expected a time such as 0.5s or 200ms, got {text!r}")
+    return value_s
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:

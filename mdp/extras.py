@@ -12,6 +12,9 @@ PARTITION = (
 #: What `gateway` brings.
 GATEWAY = ("prometheus_client", "python_multipart", "starlette", "uvicorn")
 
+#: What `mqtt` brings.
+MQTT = ("paho",)
+
 
 def install(extra: str) -> str:
     """The command that installs one extra, or several joined by commas."""

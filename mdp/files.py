@@ -88,6 +88,14 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int) -> tuple[bytes, 
     return content, found
 
 
+def read_secret(path: Path, most_bytes: int) -> bytes:
+    """The content of a regular file that only its owner can read; raises ConfigError."""
+    content, found = read_regular(path, most_bytes)
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(f"{path}: expected a file that only its owner can read (chmod 600)")
+    return content
+
+
 def decoded(
     path: str | os.PathLike[str], content: bytes, kind: type[T], decode: Callable[..., T]
 ) -> T:

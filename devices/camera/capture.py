@@ -1,25 +1,18 @@
-"""Opens folders, video files and cameras. The only module that imports OpenCV.
-
-A folder is read with Pillow alone. OpenCV is the optional extra `camera`.
-"""
+"""Opens what `--source` names; a folder is read with Pillow alone."""
 
 import math
-import os
 from collections import deque
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
-from devices.camera.frames import Camera, FrameBuffer, Source, SourceError, parse_source
-from mdp.errors import AgentError, InputError, PictureError
-from mdp.extras import install
-from mdp.pictures.crop import MAX_PIXELS, Pixels, load_picture
+from devices.camera.frames import FrameBuffer
+from mdp.cameras import Camera, OpenCvCamera, Source, SourceError, opencv, parse_source
+from mdp.errors import InputError
+from mdp.pictures.crop import Pixels, load_picture
 
 #: Frames taken a second, unless --source-fps changes it.
 DEFAULT_FPS = 10.0
-#: How long a stream may take to open, and to give its next picture.
-STREAM_TIMEOUT_MS = 5000
 
 
 def open_frame_buffer(text: str, fps: float) -> FrameBuffer:
@@ -32,7 +25,7 @@ def open_frame_buffer(text: str, fps: float) -> FrameBuffer:
     if not 0 < fps < math.inf:
         raise InputError(f"--source-fps: expected more than 0, got {fps:g}")
     if source.kind != "folder":
-        _opencv()
+        opencv()
     return FrameBuffer(source, lambda: open_camera(source), fps=fps)
 
 
@@ -80,85 +73,3 @@ class FolderCamera:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-class OpenCvCamera:
-    """A video file, in a loop, a local camera, or a stream."""
-
-    def __init__(self, source: Source) -> None:
-        """Open `source`; raises SourceError, or AgentError if OpenCV is not installed."""
-        self._cv2 = _opencv()
-        self._source = source
-        self._given = 0
-        self._capture = self._opened()
-
-    def _opened(self) -> Any:
-        cv2, source = self._cv2, self._source
-        if source.kind == "camera":
-            capture = cv2.VideoCapture(int(source.place), cv2.CAP_V4L2)
-            # No buffer in the driver, where pictures would grow old.
-            capture.set(cv2.CAP_PROP_BUFFERSIZE, 1)
-        else:
-            # An absolute path cannot be taken for a URL.
-            place = source.place if source.is_live else str(Path(source.place).resolve())
-            capture = cv2.VideoCapture(
-                place,
-                cv2.CAP_FFMPEG,
-                [
-                    cv2.CAP_PROP_OPEN_TIMEOUT_MSEC,
-                    STREAM_TIMEOUT_MS,
-                    cv2.CAP_PROP_READ_TIMEOUT_MSEC,
-                    STREAM_TIMEOUT_MS,
-                ],
-            )
-        if not capture.isOpened():
-            capture.release()
-            raise SourceError(f"{source}: cannot be opened")
-        width = capture.get(cv2.CAP_PROP_FRAME_WIDTH)
-        height = capture.get(cv2.CAP_PROP_FRAME_HEIGHT)
-        if width * height > MAX_PIXELS:
-            capture.release()
-            raise SourceError(
-                f"{source}: expected at most {MAX_PIXELS:,} pixels, got {width:.0f}x{height:.0f}"
-            )
-        return capture
-
-    def grab(self) -> None:
-        """Grab the next picture; raises SourceError if none comes."""
-        if not self._capture.grab():
-            if self._source.is_live or self._given == 0:
-                raise SourceError(f"{self._source}: gives no picture")
-            # The file's end.
-            self._capture.release()
-            self._given = 0
-            self._capture = self._opened()
-            if not self._capture.grab():
-                raise SourceError(f"{self._source}: gives no picture")
-        self._given += 1
-
-    def picture(self, *, smallest_side: int) -> Image.Image | Pixels:
-        """The last grabbed picture; raises PictureError."""
-        whole, pixels = self._capture.retrieve()
-        if not whole:
-            raise PictureError(f"{self._source}: a picture that cannot be decoded")
-        rgb: Pixels = self._cv2.cvtColor(pixels, self._cv2.COLOR_BGR2RGB)
-        return rgb
-
-    def close(self) -> None:
-        """Close the device, file or connection."""
-        self._capture.release()
-
-
-def _opencv() -> Any:
-    # FFmpeg's messages about a stream that it cannot open contain the URL with its password.
-    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
-    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
-    try:
-        import cv2
-    except ImportError as error:
-        raise AgentError(
-            "OpenCV is not installed; every --source but a folder needs it: " + install("camera")
-        ) from error
-    # Leaves the cores to the sub-model.
-    cv2.setNumThreads(1)
-    return cv2

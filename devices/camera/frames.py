@@ -1,4 +1,4 @@
-"""The device's own camera: what `--source` names, and a buffer of its last frames.
+"""The device's own camera: a buffer of its last frames.
 
 A thread grabs frames, cuts each to this device's crop and buffers the last few. Requests are
 answered from the buffer, so that a camera that hangs or is gone delays none. Pictures stay here:
@@ -10,14 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
-from typing import Literal, Protocol, Self
-from urllib.parse import urlsplit
+from typing import Self
 
-from PIL import Image
-
-from mdp.errors import AgentError, InputError, PictureError
+from mdp.cameras import LEAVE_S, Camera, Source
+from mdp.errors import AgentError, PictureError
 from mdp.formats.plan import Assignment, Region
 from mdp.pictures.crop import Pixels, crop, load_picture, side_for
 from mdp.protocol.messages import as_line
@@ -28,92 +25,13 @@ RING_BYTES = 16 * 1024 * 1024
 #: Wait before a source that failed is reopened; doubles with each failure up to the longest.
 FIRST_RETRY_S = 0.5
 LONGEST_RETRY_S = 8.0
-#: How long `close` waits for the thread; one that hangs in a driver is left behind.
-LEAVE_S = 1.0
-MAX_CAMERA = 63
 
-SourceKind = Literal["folder", "video", "camera", "rtsp"]
 #: One device's view: what is cut from a picture, and to how many pixels.
 ViewKey = tuple[Region, int]
 
 
-class SourceError(AgentError):
-    """A source gives no picture; it is reopened later."""
-
-
 class NoFrameError(AgentError):
     """No frame is near enough to the requested moment."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """What `--source` names."""
-
-    kind: SourceKind
-    #: A path, a number, or a whole URL, which may hold a password.
-    place: str
-
-    @property
-    def is_live(self) -> bool:
-        """Whether it sets the pace of its pictures itself."""
-        return self.kind in ("camera", "rtsp")
-
-    def __str__(self) -> str:
-        """The source without a URL's user, password and query."""
-        if self.kind != "rtsp":
-            return as_line(f"{self.kind}:{self.place}")
-        parts = urlsplit(self.place)
-        return as_line(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")
-
-
-def parse_source(text: str) -> Source:
-    """The source that `--source` names; raises InputError.
-
-    Folders and files have to exist; a camera may be plugged in later.
-    """
-    kind, separator, place = text.partition(":")
-    if kind in ("rtsp", "rtsps") and place.startswith("//"):
-        _check_url(text)
-        return Source(kind="rtsp", place=text)
-    if kind == "folder" and place:
-        if not Path(place).is_dir():
-            raise InputError(f"--source {as_line(text)}: expected a folder")
-        return Source(kind="folder", place=place)
-    if kind == "video" and place:
-        if not Path(place).is_file():
-            raise InputError(f"--source {as_line(text)}: expected a file")
-        return Source(kind="video", place=place)
-    if kind == "camera" and place.isascii() and place.isdigit() and int(place) <= MAX_CAMERA:
-        return Source(kind="camera", place=str(int(place)))
-    # Only the first word is shown: a mistyped URL may contain a password.
-    shown = as_line(kind + separator)[:32]
-    raise InputError(
-        "--source: expected folder:PATH, video:FILE, camera:NUMBER "
-        f"(0 to {MAX_CAMERA}) or rtsp://HOST/PATH, got {shown!r}"
-    )
-
-
-def _check_url(text: str) -> None:
-    try:
-        parts = urlsplit(text)
-        named = bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        named = False
-    if not named or not text.isprintable():
-        raise InputError("--source: expected rtsp://HOST/PATH or rtsp://USER:PASSWORD@HOST/PATH")
-
-
-class Camera(Protocol):
-    """An open source."""
-
-    def grab(self) -> None:
-        """Grab the next picture, waiting for it if it is live; raises SourceError."""
-
-    def picture(self, *, smallest_side: int) -> Image.Image | Pixels:
-        """The picture grabbed last, as `load_picture` gives it; raises PictureError."""
-
-    def close(self) -> None:
-        """Close the device or file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ from devices import service
 from devices.agent.bundles import LoadableBundle
 from devices.agent.options import ServeOptions
 from devices.build import check
-from devices.camera.frames import Source, parse_source
 from devices.cores import pin_to_cores
 from devices.service import Service
 from mdp import console
+from mdp.cameras import Source, parse_source
 from mdp.errors import AgentError, ConfigError, InputError
 from mdp.files import read_regular, write_bytes
 from mdp.formats.signing import load_bundle_key

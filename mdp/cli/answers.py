@@ -1,15 +1,22 @@
-"""Inputs and outputs that commands share: picture files, lines and JSON."""
+"""What commands share: options, a client, picture files, lines and JSON."""
 
 import os
+import sys
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mdp import console
-from mdp.errors import InferenceError, InputError, MDPError
+from mdp.client.sync import Client
+from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError
+from mdp.formats.fleet import PLAIN_TEXT, exposed
 from mdp.formats.keys import PUBLIC, SECRET
+from mdp.fusion.fuse import Fusion
 from mdp.requests.prediction import Prediction
 
 FleetFile = Annotated[
@@ -21,6 +28,36 @@ KeyFile = Annotated[
     typer.Option("--key", help="This client's secret key file, instead of fleet.toml's `key`."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Plain text over a network, to agents without a key."),
+]
+DeadlineMs = Annotated[float, typer.Option(help="Milliseconds for each answer.")]
+FusionChoice = Annotated[Fusion, typer.Option(help="Fusion rule.")]
+Cascade = Annotated[
+    bool,
+    typer.Option("--cascade", help="Ask few members first, and the others where these are unsure."),
+]
+
+
+@contextmanager
+def connected(
+    fleet: Path,
+    key: Path | None,
+    insecure: bool,
+    fusion: Fusion = "stacked",
+    cascade: bool = False,
+) -> Iterator[Client]:
+    """A client of `fleet`; warns on stderr of plain text over a network."""
+    with warnings.catch_warnings():
+        # Printed below, in one line each.
+        warnings.simplefilter("ignore", InsecureWarning)
+        client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure, cascade=cascade)
+    with client:
+        for entry in exposed(client.fleet):
+            text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
+            print(f"mdp: WARNING: {text}", file=sys.stderr)
+        yield client
 
 
 def picture_files(paths: Sequence[Path]) -> Iterator[tuple[Path, InputError | None]]:
@@ -57,6 +94,11 @@ def named(path: Path) -> dict[str, object]:
     return {"path": text} if text == str(path) else {"path": text, "path_bytes": os.fsencode(path)}
 
 
+def utc_now() -> str:
+    """The time to a millisecond, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
 def failure(error: MDPError) -> dict[str, object]:
     """The keys that take the place of an answer in JSON."""
     told: dict[str, object] = {"error": console.one_line(error)}
@@ -71,17 +113,22 @@ def failure(error: MDPError) -> dict[str, object]:
 STAGES = {"all": "", "first": " (first stage, sure)", "escalated": " (escalated)"}
 
 
-def describe(name: str, prediction: Prediction) -> str:
-    """One picture's answer for people."""
+def summary(prediction: Prediction) -> str:
+    """An answer for people, in one line."""
     expected, pictures = prediction.expected_accuracy, prediction.expected_accuracy_pictures
     worth = "accuracy never measured"
     if expected is not None:
         worth = f"{expected:.1%} accurate on {pictures} test pictures"
-    lines = [
-        f"{console.printable(name)}: {prediction.label} ({prediction.probability:.0%}), "
-        f"{prediction.mode} from {' + '.join(prediction.used)}{STAGES[prediction.stage]}, {worth}, "
+    return (
+        f"{prediction.label} ({prediction.probability:.0%}), {prediction.mode} from "
+        f"{' + '.join(prediction.used)}{STAGES[prediction.stage]}, {worth}, "
         f"{prediction.latency_ms:.1f} ms"
-    ]
+    )
+
+
+def describe(name: str, prediction: Prediction) -> str:
+    """One picture's answer for people, and what it lacks."""
+    lines = [f"{console.printable(name)}: {summary(prediction)}"]
     if prediction.frame_spread_ms is not None:
         seen = ", ".join(
             f"{m.device} {m.frame} ({m.frame_age_ms:.0f} ms old)" for m in prediction.members

@@ -1,6 +1,5 @@
 """`mdp gateway`: fleets over HTTP, with a page and metrics."""
 
-import re
 import sys
 import warnings
 from pathlib import Path
@@ -12,12 +11,9 @@ from mdp import console
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.errors import ConfigError, InputError, InsecureWarning
 from mdp.extras import GATEWAY, install, missing
-from mdp.formats.fleet import PLAIN_TEXT, exposed, read_fleet
+from mdp.formats.fleet import FLEET_NAME_FORM, PLAIN_TEXT, exposed, is_fleet_name, read_fleet
 from mdp.fusion.fuse import Fusion
 from mdp.requests.deadline import checked_deadline_ms
-
-#: What a model is called in addresses; a bundle's name is one.
-_MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def gateway(
@@ -109,11 +105,8 @@ def named_fleets(words: list[str]) -> dict[str, Path]:
         path = Path(file if separator else word)
         if not separator:
             name = read_fleet(path)[1].manifest.name
-        elif not _MODEL.fullmatch(name):
-            raise InputError(
-                f"--fleet {word}: expected NAME=FILE, NAME being 1 to 64 letters, digits, `.`, `_` "
-                "or `-`"
-            )
+        elif not is_fleet_name(name):
+            raise InputError(f"--fleet {word}: expected NAME=FILE, NAME being {FLEET_NAME_FORM}")
         if name in found:
             raise ConfigError(
                 f"{path}: another fleet is called {name!r} already: expected --fleet NAME=FILE"

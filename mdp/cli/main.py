@@ -2,9 +2,7 @@
 
 import sys
 import time
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,30 +12,34 @@ from rich.table import Table
 
 from mdp import console
 from mdp.cli import bundle as bundle_command
+from mdp.cli import classify as classify_command
 from mdp.cli import discover as discover_command
 from mdp.cli import gateway as gateway_command
 from mdp.cli import keys as keys_command
+from mdp.cli import mqtt as mqtt_command
+from mdp.cli import watch as watch_command
 from mdp.cli.answers import (
+    Cascade,
+    DeadlineMs,
     FleetFile,
+    FusionChoice,
+    Insecure,
     Json,
     KeyFile,
+    connected,
     describe,
     failure,
-    named,
     picture_files,
-    shown,
 )
 from mdp.cli.bench import noise_picture, run_bench
 from mdp.cli.demo import run_demo
 from mdp.cli.doctor import examine
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.client.status import DeviceStatus
-from mdp.client.sync import Client
-from mdp.errors import InferenceError, InputError, InsecureWarning, MDPError
+from mdp.errors import InferenceError, InputError
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import PLAIN_TEXT, absent_devices, exposed, new_fleet
+from mdp.formats.fleet import absent_devices, exposed, new_fleet
 from mdp.formats.keys import PUBLIC, load_pair, load_public
-from mdp.fusion.fuse import Fusion
 from mdp.pictures.crop import Picture
 from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
@@ -52,80 +54,7 @@ fleet_app = console.new_app("Make fleet files.")
 app.add_typer(fleet_app, name="fleet")
 discover_command.add_to(fleet_app)
 
-Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Plain text over a network, to agents without a key."),
-]
-DeadlineMs = Annotated[float, typer.Option(help="Milliseconds for each answer.")]
-FusionChoice = Annotated[Fusion, typer.Option(help="Fusion rule.")]
-Cascade = Annotated[
-    bool,
-    typer.Option("--cascade", help="Ask few members first, and the others where these are unsure."),
-]
-
-
-@contextmanager
-def connected(
-    fleet: Path,
-    key: Path | None,
-    insecure: bool,
-    fusion: Fusion = "stacked",
-    cascade: bool = False,
-) -> Iterator[Client]:
-    """A client of `fleet`; warns on stderr of plain text over a network."""
-    with warnings.catch_warnings():
-        # Printed below, in one line each.
-        warnings.simplefilter("ignore", InsecureWarning)
-        client = Client.connect(fleet, fusion=fusion, key=key, insecure=insecure, cascade=cascade)
-    with client:
-        for entry in exposed(client.fleet):
-            text = f"device {entry.device!r} at {entry.address} is {PLAIN_TEXT}"
-            print(f"mdp: WARNING: {text}", file=sys.stderr)
-        yield client
-
-
-@app.command()
-def classify(
-    # `readable` would end the command at the first unreadable file.
-    pictures: Annotated[
-        list[Path], typer.Argument(readable=False, help="Picture files, or folders of them.")
-    ],
-    fleet: FleetFile,
-    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
-    fusion: FusionChoice = "stacked",
-    cascade: Cascade = False,
-    key: KeyFile = None,
-    insecure: Insecure = False,
-    json: Json = False,
-) -> None:
-    """Classify pictures; an unreadable one is an error, and the others follow.
-
-    With --json a picture that failed has a line too, with `error` instead of `label`.
-
-    Example: mdp classify --fleet fleet.toml cat.jpg --deadline-ms 80
-
-    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 1 unforeseen.
-    """
-    checked_deadline_ms(deadline_ms)
-    exit_code = 0
-    with connected(fleet, key, insecure, fusion, cascade) as client, console.until_reader_leaves():
-        for path, unusable in picture_files(pictures):
-            try:
-                if unusable is not None:
-                    raise unusable
-                prediction = client.classify(path, deadline_ms=deadline_ms)
-            except MDPError as error:
-                text = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
-                print(f"mdp: {console.one_line(MDPError(text))}", file=sys.stderr)
-                if json:
-                    console.print_json({**named(path), **failure(error)})
-                exit_code = exit_code or error.exit_code
-                continue
-            if json:
-                console.print_json({**named(path), **prediction.to_dict()})
-            else:
-                print(describe(shown(path), prediction), flush=True)
-    raise typer.Exit(exit_code)
+app.command()(classify_command.classify)
 
 
 @app.command()
@@ -176,6 +105,9 @@ def look(
             if number + 1 < count:
                 time.sleep(max(0.0, started_s + every_ms / 1e3 - time.monotonic()))
     raise typer.Exit(exit_code)
+
+
+app.command()(watch_command.watch)
 
 
 @app.command()
@@ -356,6 +288,7 @@ def fleet_new(
 
 
 app.command()(gateway_command.gateway)
+app.command()(mqtt_command.mqtt)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """fleet.toml: the served bundle, and each device's address and public key."""
 
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
 from mdp.files import NAME_FORM, Record, explained, pattern, read_toml, write_toml
-from mdp.formats.bundle import Bundle
+from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.keys import check_key, is_loopback
 from mdp.formats.plan import MAX_MEMBERS
 
@@ -30,6 +31,10 @@ Address = Annotated[
         "tcp://HOST:PORT, HOST being a name, an IPv4 address or an [IPv6] address",
     ),
 ]
+
+#: What a fleet is called in addresses and topics; a bundle's name is one.
+_FLEET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+FLEET_NAME_FORM = "1 to 64 letters, digits, `.`, `_` or `-`"
 
 R = TypeVar("R", bound=Record)
 
@@ -105,6 +110,17 @@ def read_fleet(path: str | os.PathLike[str]) -> tuple[Fleet, Bundle]:
                 f"{', '.join(map(str, planned))}, got {entry.k}"
             )
     return fleet, bundle
+
+
+def is_fleet_name(name: str) -> bool:
+    """Whether a fleet may be called `name` (`FLEET_NAME_FORM`)."""
+    return _FLEET_NAME.fullmatch(name) is not None
+
+
+def files_stamp(path: Path, fleet: Fleet) -> list[tuple[int, int]]:
+    """Changes whenever the fleet file, which held `fleet`, or its bundle does; raises OSError."""
+    found = [file.stat() for file in (path, path.parent / fleet.bundle / MANIFEST)]
+    return [(stat.st_mtime_ns, stat.st_size) for stat in found]
 
 
 def agent_keys(fleet: Fleet, *, has_key: bool, insecure: bool) -> dict[str, str]:

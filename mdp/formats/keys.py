@@ -120,6 +120,21 @@ def is_loopback(address: str) -> bool:
         return host == "localhost"
 
 
+def host_and_port(bind: str) -> tuple[str, int]:
+    """`HOST:PORT` or `[IPV6]:PORT` in two; raises InputError."""
+    host, separator, port = bind.rpartition(":")
+    numeric = port.isascii() and port.isdigit() and int(port) < 65536
+    bracketed = host.startswith("[") and host.endswith("]")
+    if not separator or not host or not numeric or (":" in host and not bracketed):
+        raise InputError(f"--bind {bind}: expected HOST:PORT or [IPV6]:PORT")
+    return host.strip("[]"), int(port)
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can connect to `host`."""
+    return is_loopback(f"tcp://[{host}]:1" if ":" in host else f"tcp://{host}:1")
+
+
 def check_bind_address(address: str) -> None:
     """Raises InputError unless `address` is tcp://HOST:PORT with a port that exists, or 0."""
     match = _ADDRESS.fullmatch(address)

@@ -2,14 +2,12 @@
 
 import hashlib
 import hmac
-import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import read_regular
-from mdp.formats.keys import is_loopback
+from mdp.files import read_secret
+from mdp.formats.keys import host_and_port, is_local
 from mdp.gateway.refusals import Refusal
 
 MIN_TOKEN = 16
@@ -17,21 +15,6 @@ _MAX_TOKENS_BYTES = 2**20
 #: Answered without a token: probes and the page itself, which asks for one.
 OPEN = frozenset(("/", "/page.css", "/page.js", "/icon.svg", "/v2/health/live", "/v2/health/ready"))
 _SAFE = ("GET", "HEAD", "OPTIONS")
-
-
-def host_and_port(bind: str) -> tuple[str, int]:
-    """`HOST:PORT` or `[IPV6]:PORT` in two; raises InputError."""
-    host, separator, port = bind.rpartition(":")
-    numeric = port.isascii() and port.isdigit() and int(port) < 65536
-    bracketed = host.startswith("[") and host.endswith("]")
-    if not separator or not host or not numeric or (":" in host and not bracketed):
-        raise InputError(f"--bind {bind}: expected HOST:PORT or [IPV6]:PORT")
-    return host.strip("[]"), int(port)
-
-
-def is_local(host: str) -> bool:
-    """Whether only this machine can connect to `host`."""
-    return is_loopback(f"tcp://[{host}]:1" if ":" in host else f"tcp://{host}:1")
 
 
 def check_exposure(bind: str, *, tokens: bool, encrypted: bool) -> None:
@@ -73,9 +56,7 @@ def _digest(token: str) -> bytes:
 
 def read_tokens(path: Path) -> Tokens:
     """The tokens in `path`, one a line, `#` beginning a comment; raises ConfigError."""
-    content, found = read_regular(path, _MAX_TOKENS_BYTES)
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid not in (0, os.geteuid()):
-        raise ConfigError(f"{path}: expected a file that only its owner can read (chmod 600)")
+    content = read_secret(path, _MAX_TOKENS_BYTES)
     tokens = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
         token = line.strip()

@@ -281,7 +281,7 @@ class Gateway:
                 (answer,) = await self._answers(fleet, [picture], deadline_ms)
                 told = {
                     "model": fleet.name,
-                    "degraded": infer.is_degraded(answer),
+                    "degraded": answer.degraded,
                     **answer.to_dict(),
                 }
                 if alone == "true":
@@ -328,7 +328,7 @@ class Gateway:
         with _counted(self._metrics, fleet.name):
             answer = await fleet.look(deadline_ms)
             self._metrics.answered(fleet.name, [answer])
-        return {"model": fleet.name, "degraded": infer.is_degraded(answer), **answer.to_dict()}
+        return {"model": fleet.name, "degraded": answer.degraded, **answer.to_dict()}
 
     async def watch(self, request: Request) -> Response:
         """The same as server-sent events, one every `every_ms`, until the client leaves."""

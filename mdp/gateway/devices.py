@@ -117,8 +117,7 @@ class Roll:
         for member in prediction.members:
             device = self.devices.get(member.device)
             if device is not None:
-                spent_ms = member.queue_ms + member.compute_ms + member.network_ms
-                device.latencies_ms.append(round(spent_ms, 2))
+                device.latencies_ms.append(round(member.spent_ms, 2))
                 if device.fault and device.usable:
                     self._fault(device, "", now_s)
         self.missed(prediction.missing, now_s)

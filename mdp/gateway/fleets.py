@@ -13,8 +13,7 @@ from mdp.client.aio import AsyncClient
 from mdp.client.base import Connecting
 from mdp.errors import InferenceError, MDPError
 from mdp.files import write_toml
-from mdp.formats.bundle import MANIFEST
-from mdp.formats.fleet import Fleet
+from mdp.formats.fleet import Fleet, files_stamp
 from mdp.gateway.devices import Roll
 from mdp.gateway.refusals import Refusal
 from mdp.pictures.crop import Picture
@@ -170,10 +169,7 @@ class ServedFleet:
             del self._under_way[client]
 
     def _stamp(self) -> list[tuple[int, int]]:
-        """Changes whenever the fleet file or its bundle does."""
-        manifest = self._path.parent / self._whole.fleet.bundle / MANIFEST
-        found = [path.stat() for path in (self._path, manifest)]
-        return [(stat.st_mtime_ns, stat.st_size) for stat in found]
+        return files_stamp(self._path, self._whole.fleet)
 
     async def _renew(self) -> None:
         """Read a changed fleet file or bundle again; all its devices are then in use."""

@@ -22,7 +22,6 @@ from msgspec import Struct, field
 from mdp.gateway.refusals import Refusal
 from mdp.pictures.crop import Pixels
 from mdp.requests.prediction import TOP_K, Prediction
-from mdp.requests.reason import NOT_NEEDED
 
 INPUT = "images"
 OUTPUTS = {"probabilities": "FP32", "labels": "BYTES"}
@@ -219,11 +218,6 @@ def _binary(values: Sequence[Any]) -> bytes:
     return np.asarray(values, "<f4").tobytes()
 
 
-def is_degraded(prediction: Prediction) -> bool:
-    """Whether an answer lacks a device that was needed; a cascade's first stage may be enough."""
-    return any(reason != str(NOT_NEEDED) for reason in prediction.missing.values())
-
-
 def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
     """What the answers are made of, in the protocol's strings, numbers and booleans.
 
@@ -236,7 +230,7 @@ def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:
     used = [name for name in predictions[0].used if all(name in each.used for each in predictions)]
     accuracies = [each.expected_accuracy for each in predictions]
     parameters: dict[str, Any] = {
-        "degraded": any(map(is_degraded, predictions)),
+        "degraded": any(each.degraded for each in predictions),
         "mode": ", ".join(sorted({each.mode for each in predictions})),
         "used": ", ".join(used),
         "missing": "; ".join(f"{device}: {reason}" for device, reason in missing.items()),

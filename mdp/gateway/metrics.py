@@ -10,7 +10,6 @@ from prometheus_client.registry import Collector
 from mdp.errors import DeadlineExceeded, MDPError
 from mdp.gateway.devices import kind_of
 from mdp.gateway.fleets import ServedFleet
-from mdp.gateway.infer import is_degraded
 from mdp.gateway.refusals import refusal_of
 from mdp.requests.prediction import Prediction
 
@@ -82,7 +81,7 @@ class Metrics:
     def answered(self, model: str, predictions: Sequence[Prediction]) -> None:
         """Count answers and what they are made of."""
         for each in predictions:
-            self._requests.labels(model, "degraded" if is_degraded(each) else "answered").inc()
+            self._requests.labels(model, "degraded" if each.degraded else "answered").inc()
             self._answer.labels(model).observe(each.latency_ms / 1e3)
             for member in each.members:
                 parts = {

@@ -14,7 +14,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mdp.errors import ConfigError, InputError
-from mdp.gateway.access import Tokens, host_and_port
+from mdp.formats.keys import host_and_port
+from mdp.gateway.access import Tokens
 from mdp.gateway.app import Gateway, refused
 from mdp.gateway.fleets import ServedFleet
 from mdp.gateway.refusals import Refusal, busy

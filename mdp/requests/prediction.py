@@ -23,7 +23,7 @@ from mdp.fusion.fuse import (
     weights_for,
 )
 from mdp.requests.capture import FramesSeen
-from mdp.requests.reason import Code, Reason
+from mdp.requests.reason import NOT_NEEDED, Code, Reason
 from mdp.requests.session import Arrival, Finish, Stage
 
 TOP_K = 5
@@ -43,6 +43,11 @@ class MemberTiming(Struct, frozen=True, kw_only=True):
     #: the answer was given. Known to half of `network_ms`.
     frame: int | None = None
     frame_age_ms: float | None = None
+
+    @property
+    def spent_ms(self) -> float:
+        """Milliseconds from sending the request to the reply."""
+        return self.queue_ms + self.compute_ms + self.network_ms
 
 
 class Prediction(Struct, frozen=True, kw_only=True):
@@ -80,6 +85,11 @@ class Prediction(Struct, frozen=True, kw_only=True):
     def partial(self) -> bool:
         """Whether any member is missing."""
         return bool(self.missing)
+
+    @property
+    def degraded(self) -> bool:
+        """Whether a member is missing that was needed; a cascade's first stage may be enough."""
+        return any(reason != str(NOT_NEEDED) for reason in self.missing.values())
 
     def to_dict(self) -> dict[str, Any]:
         """Every field under its name, in dicts, lists, texts, numbers, booleans and None.

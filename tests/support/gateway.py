@@ -1,6 +1,8 @@
-"""A gateway process, and what a test asks it over HTTP."""
+"""A gateway process, what a test asks it over HTTP, and a server's certificate."""
 
+import datetime
 import http.client
+import ipaddress
 import json
 import socket
 import sys
@@ -10,6 +12,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from mdp.testing.processes import PATIENCE_S, LineProcess
 
@@ -74,3 +81,30 @@ def gateway(*options: object, impatient: bool = False) -> Iterator[Gateway]:
     command = [*program, "gateway", "--bind", "127.0.0.1:0", "--json", *options]
     with LineProcess("gateway", command) as process:
         yield Gateway(json.loads(process.line("an event"))["url"])
+
+
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1 and its key, as PEM files in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
+    now = datetime.datetime.now(datetime.UTC)
+    day = datetime.timedelta(days=1)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - day)
+        .not_valid_after(now + day)
+        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    paths = folder / "certificate.pem", folder / "key.pem"
+    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    paths[1].write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return paths

@@ -1,8 +1,6 @@
 """`mdp gateway` before real agents, asked over HTTP by clients that are not ours."""
 
-import datetime
 import io
-import ipaddress
 import json
 import shutil
 import ssl
@@ -12,10 +10,6 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -24,7 +18,7 @@ from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
 from mdp.testing.processes import PATIENCE_S, until
 from tests.support.fleet import PLENTY_MS, Fleet
-from tests.support.gateway import Gateway, gateway
+from tests.support.gateway import Gateway, gateway, self_signed
 
 FORM = "multipart/form-data; boundary=cut"
 CLASSIFY = f"/v2/models/colours/classify?deadline_ms={PLENTY_MS:g}"
@@ -325,29 +319,3 @@ def test_tls(fleet: Fleet, tmp_path: Path) -> None:
         with urlopen(f"{found.url}/v2", timeout=PATIENCE_S, context=trusted) as response:
             assert json.load(response)["name"] == "mdp"
         assert found.url.startswith("https://")
-
-
-def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate of 127.0.0.1 and its key, as PEM files."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gateway")])
-    now = datetime.datetime.now(datetime.UTC)
-    day = datetime.timedelta(days=1)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    certificate = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - day)
-        .not_valid_after(now + day)
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    paths = folder / "certificate.pem", folder / "key.pem"
-    paths[0].write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    paths[1].write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return paths

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from devices.camera.capture import FolderCamera, open_camera, open_frame_buffer
-from devices.camera.frames import Source, SourceError
+from mdp.cameras import Source, SourceError
 from mdp.errors import AgentError, InputError, PictureError
 from mdp.testing.bundles import colour_picture
 
@@ -79,7 +79,7 @@ def test_without_opencv_folders_work_and_cameras_say_what_to_install(
     with pytest.raises(AgentError) as raised:
         open_frame_buffer("camera:0", 1.0)
     assert str(raised.value) == (
-        "OpenCV is not installed; every --source but a folder needs it: "
+        "OpenCV is not installed; cameras, streams and video files need it: "
         "pip install '.[camera]' in a checkout of MDP"
     )
 

@@ -17,13 +17,11 @@ from devices.camera.frames import (
     Frame,
     FrameBuffer,
     NoFrameError,
-    Source,
-    SourceError,
     capacity_for,
     nearest,
-    parse_source,
     view_of,
 )
+from mdp.cameras import Source, SourceError, parse_source
 from mdp.errors import InputError, PictureError
 from mdp.formats.plan import Region
 from mdp.pictures.crop import Pixels

@@ -76,7 +76,7 @@ def test_a_file_without_permission_is_left_to_its_own_error(
 
     (tmp_path / "picture.png").touch()
     monkeypatch.setattr("os.access", lambda *_, **__: False)
-    monkeypatch.setattr("mdp.cli.main.Client.connect", connect)
+    monkeypatch.setattr("mdp.client.sync.Client.connect", connect)
     result = CliRunner().invoke(app, ["classify", str(tmp_path / "picture.png"), "--fleet", "f"])
     assert result.exception is reached, result.output
 
@@ -133,7 +133,7 @@ def test_every_command_has_an_example_and_its_exit_codes(command_line: typer.Typ
     if command_line is app:
         commands += [["fleet", "new"], ["fleet", "discover"], ["keys", "new"]]
         commands += [["bundle", name] for name in ("key", "sign", "verify")]
-        assert len(commands) == 13
+        assert len(commands) == 15
     for command in commands:
         result = runner.invoke(command_line, [*command, "--help"])
         assert result.exit_code == 0
@@ -153,7 +153,7 @@ def test_a_cascade_reaches_the_client(
         seen.append(options["cascade"])
         raise InputError("seen enough")
 
-    monkeypatch.setattr("mdp.cli.main.Client.connect", connect)
+    monkeypatch.setattr("mdp.client.sync.Client.connect", connect)
     picture = tmp_path / "picture.png"
     picture.touch()
     arguments = [part.format(picture=picture) for part in command]
@@ -171,7 +171,7 @@ def test_the_environment_may_name_the_fleet(monkeypatch: pytest.MonkeyPatch, com
         seen.append(fleet)
         raise InputError("seen enough")
 
-    monkeypatch.setattr("mdp.cli.main.Client.connect", connect)
+    monkeypatch.setattr("mdp.client.sync.Client.connect", connect)
     arguments = [command, *(["picture.png"] if command == "classify" else [])]
     for options in ([], ["--fleet", "other.toml"]):
         CliRunner().invoke(app, [*arguments, *options], env={"MDP_FLEET": "home.toml"})

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from mdp.errors import ConfigError, InputError
+from mdp.formats.keys import host_and_port, is_local
 from mdp.gateway.access import (
     Tokens,
     check_exposure,
     check_request,
-    host_and_port,
-    is_local,
     read_tokens,
 )
 from mdp.gateway.refusals import Refusal

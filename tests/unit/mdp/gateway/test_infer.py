@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from mdp.gateway.infer import MAX_PICTURES, is_degraded, is_quick, read_request, respond
+from mdp.gateway.infer import MAX_PICTURES, is_quick, read_request, respond
 from mdp.gateway.refusals import Refusal
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import NOT_NEEDED
@@ -161,5 +161,5 @@ def test_a_response_in_binary() -> None:
 
 
 def test_a_cascade_that_was_sure_is_not_degraded() -> None:
-    assert not is_degraded(answer(missing={"beta": str(NOT_NEEDED)}))
-    assert is_degraded(answer(missing={"beta": str(NOT_NEEDED), "gamma": "late"}))
+    assert not answer(missing={"beta": str(NOT_NEEDED)}).degraded
+    assert answer(missing={"beta": str(NOT_NEEDED), "gamma": "late"}).degraded

@@ -1,0 +1,228 @@
+"""`mdp classify`: pictures from files, folders, patterns, standard input, videos and cameras."""
+
+import glob
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from mdp import console
+from mdp.arguments import seconds
+from mdp.cameras import LiveReader, Source, parse_source, video_pictures
+from mdp.cli.answers import (
+    Cascade,
+    DeadlineMs,
+    FleetFile,
+    FusionChoice,
+    Insecure,
+    Json,
+    KeyFile,
+    connected,
+    describe,
+    failure,
+    named,
+    picture_files,
+    shown,
+    utc_now,
+)
+from mdp.client.base import DEFAULT_DEADLINE_MS
+from mdp.errors import InputError, MDPError, PictureError
+from mdp.pictures.crop import Picture
+from mdp.pictures.sources import MAX_PIPE_BYTES
+from mdp.requests.deadline import checked_deadline_ms
+
+#: The picture that standard input has the bytes of.
+STDIN = "-"
+#: Files with these endings are videos; others are named video:FILE.
+VIDEOS = frozenset(
+    (".avi", ".m4v", ".mjpeg", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv")
+)
+_CAMERA = re.compile(r"(?:/dev/video|webcam:|camera:)(\d{1,9})")
+_STREAM = re.compile(r"(?:video:|rtsps?://)")
+
+#: A file, a path that is none and why, the bytes on standard input, or a video, camera or stream.
+Given = Path | tuple[Path, InputError] | str | Source
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One picture, or the error in its place, and how it is named to people and in JSON."""
+
+    name: str
+    keys: dict[str, object]
+    picture: Picture | MDPError
+
+
+def classify(
+    pictures: Annotated[
+        list[str],
+        typer.Argument(
+            help="Picture files, folders, patterns (quoted: '*.jpg'), - for the bytes of a picture "
+            "on standard input, video files, camera:0 or /dev/video0, rtsp://HOST/PATH."
+        ),
+    ],
+    fleet: FleetFile,
+    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    every: Annotated[
+        str, typer.Option(help="Of videos, cameras and streams: a picture so often, 0.5s or 200ms.")
+    ] = "1s",
+    fusion: FusionChoice = "stacked",
+    cascade: Cascade = False,
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
+) -> None:
+    """Classify pictures; an unreadable one is an error, and the others follow.
+
+    With --json a picture that failed has a line too, with `error` instead of `label`.
+
+    Example: mdp classify --fleet fleet.toml cat.jpg --deadline-ms 80
+
+    Exit codes: 0 fine, 2 bad input, 3 the fleet could not answer, 130 interrupted, 1 unforeseen.
+    """
+    checked_deadline_ms(deadline_ms)
+    every_s = seconds("every", every)
+    exit_code = 0
+    with connected(fleet, key, insecure, fusion, cascade) as client, console.until_reader_leaves():
+        given = given_pictures(pictures)
+        with progress(given) as advance:
+            for asked in pictures_of(given, every_s):
+                try:
+                    if isinstance(asked.picture, MDPError):
+                        raise asked.picture
+                    prediction = client.classify(asked.picture, deadline_ms=deadline_ms)
+                except MDPError as error:
+                    text = str(error)
+                    text = text if text.startswith(asked.name) else f"{asked.name}: {text}"
+                    print(f"mdp: {console.one_line(MDPError(text))}", file=sys.stderr)
+                    if json:
+                        console.print_json({**asked.keys, **failure(error)})
+                    exit_code = exit_code or error.exit_code
+                else:
+                    if json:
+                        console.print_json({**asked.keys, **prediction.to_dict()})
+                    else:
+                        print(describe(asked.name, prediction), flush=True)
+                advance()
+    raise typer.Exit(exit_code)
+
+
+def given_pictures(words: Sequence[str]) -> list[Given]:
+    """What the words of a command line name; folders and patterns become their files.
+
+    Raises InputError for a word that names nothing by its form, and for a source without an end
+    beside anything else.
+    """
+    found: list[Given] = []
+    for word in words:
+        if camera := _CAMERA.fullmatch(word):
+            found.append(parse_source(f"camera:{camera[1]}", "pictures"))
+        elif _STREAM.match(word):
+            found.append(parse_source(word, "pictures"))
+        elif word == STDIN:
+            found.append(STDIN)
+        else:
+            for path, unusable in picture_files(_matching(word)):
+                if unusable is not None:
+                    found.append((path, unusable))
+                elif path.suffix.lower() in VIDEOS:
+                    found.append(Source(kind="video", place=str(path)))
+                else:
+                    found.append(path)
+    for source in found:
+        if isinstance(source, Source) and source.is_live and len(found) > 1:
+            raise InputError(f"{source} has no end: expected no other pictures beside it")
+    if found.count(STDIN) > 1:
+        raise InputError("-: expected once, as standard input has one picture")
+    return found
+
+
+def _matching(word: str) -> list[Path]:
+    """The files that a pattern matches; any other word is the path itself."""
+    if not glob.has_magic(word) or os.path.lexists(word):
+        return [Path(word)]
+    # Path.glob takes no pattern that begins at the root.
+    return [Path(name) for name in sorted(glob.glob(word, recursive=True))] or [  # noqa: PTH207
+        Path(word)
+    ]
+
+
+def pictures_of(given: Sequence[Given], every_s: float) -> Iterator[Asked]:
+    """Each picture, as it is read; of videos and cameras, one every `every_s` seconds."""
+    for each in given:
+        if isinstance(each, Source):
+            yield from _camera(each, every_s) if each.is_live else _video(each, every_s)
+        elif isinstance(each, str):
+            yield Asked(name=each, keys={"path": each}, picture=_stdin())
+        else:
+            path, picture = each if isinstance(each, tuple) else (each, each)
+            yield Asked(name=str(path), keys=named(path), picture=picture)
+
+
+def _stdin() -> bytes | InputError:
+    if sys.stdin.isatty():
+        return InputError("-: expected the bytes of a picture on standard input, got a terminal")
+    content = sys.stdin.buffer.read(MAX_PIPE_BYTES + 1)
+    if not content:
+        return InputError("-: expected the bytes of a picture on standard input, got none")
+    if len(content) > MAX_PIPE_BYTES:
+        return PictureError(f"-: expected at most {MAX_PIPE_BYTES:,} bytes on standard input")
+    return content
+
+
+def _video(source: Source, every_s: float) -> Iterator[Asked]:
+    keys = named(Path(source.place))
+    try:
+        for at_s, picture in video_pictures(source, every_s):
+            name = f"{shown(Path(source.place))} at {at_s:.2f} s"
+            yield Asked(name=name, keys={**keys, "at_s": at_s}, picture=picture)
+    except MDPError as error:
+        yield Asked(name=str(source), keys=keys, picture=error)
+
+
+def _camera(source: Source, every_s: float) -> Iterator[Asked]:
+    keys: dict[str, object] = {"path": str(source)}
+    reader = LiveReader(source)
+    due_s = time.monotonic()
+    try:
+        while True:
+            time.sleep(max(0.0, due_s - time.monotonic()))
+            # Those that were missed are not caught up.
+            due_s = max(due_s + every_s, time.monotonic())
+            picture: Picture | MDPError
+            try:
+                picture = reader.next()
+            except PictureError as error:
+                picture = error
+            yield Asked(name=str(source), keys={**keys, "time": utc_now()}, picture=picture)
+    except MDPError as error:
+        yield Asked(name=str(source), keys=keys, picture=error)
+    finally:
+        reader.close()
+
+
+@contextmanager
+def progress(given: Sequence[Given]) -> Iterator[Callable[[], Any]]:
+    """Show on a terminal how many pictures are done; yields what is called after each."""
+    endless = any(isinstance(each, Source) for each in given)
+    if not sys.stderr.isatty() or (len(given) < 2 and not endless):
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    # Lines that go elsewhere than to the terminal go there as they are.
+    to_terminal = sys.stdout.isatty()
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=to_terminal
+    ) as bar:
+        task = bar.add_task("", total=None if endless else len(given))
+        yield lambda: bar.advance(task)

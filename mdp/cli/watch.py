@@ -1,0 +1,237 @@
+"""`mdp watch`: what the fleet's own cameras see, as a live table, lines or a file."""
+
+import csv
+import io
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from mdp import console
+from mdp.arguments import seconds
+from mdp.cli.answers import (
+    Cascade,
+    DeadlineMs,
+    FleetFile,
+    FusionChoice,
+    Insecure,
+    Json,
+    KeyFile,
+    connected,
+    describe,
+    failure,
+    summary,
+    utc_now,
+)
+from mdp.client.base import DEFAULT_DEADLINE_MS
+from mdp.errors import InferenceError, InputError
+from mdp.requests.deadline import checked_deadline_ms
+from mdp.requests.prediction import Prediction
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+#: Changes of the label that the table keeps.
+KEPT_CHANGES = 6
+#: Hours, minutes and seconds in a time of `utc_now`.
+_CLOCK = slice(11, 19)
+COLUMNS = (
+    "time",
+    "label",
+    "probability",
+    "mode",
+    "used",
+    "missing",
+    "expected_accuracy",
+    "latency_ms",
+    "frame_spread_ms",
+    "error",
+)
+
+Seen = Prediction | InferenceError
+
+
+def watch(
+    fleet: FleetFile,
+    every: Annotated[str, typer.Option(help="From one look to the next: 1s, 200ms.")] = "1s",
+    out: Annotated[
+        Path | None, typer.Option(help="Also append every answer to this .csv or .jsonl file.")
+    ] = None,
+    deadline_ms: DeadlineMs = DEFAULT_DEADLINE_MS,
+    fusion: FusionChoice = "stacked",
+    cascade: Cascade = False,
+    key: KeyFile = None,
+    insecure: Insecure = False,
+    json: Json = False,
+) -> None:
+    """Show what the devices' own cameras see, until Ctrl-C: a table, or lines to a pipe or file.
+
+    A fleet that cannot answer is shown, and watched on.
+
+    Example: mdp watch --fleet fleet.toml --out seen.csv
+
+    Exit codes: 0 the reader of the lines has left, 2 bad input, 130 interrupted, 1 unforeseen.
+    """
+    checked_deadline_ms(deadline_ms)
+    every_s = seconds("every", every)
+    with (
+        connected(fleet, key, insecure, fusion, cascade) as client,
+        written(out) as write,
+        console.until_reader_leaves(),
+        _shown(json, [entry.device for entry in client.fleet.devices]) as show,
+    ):
+        for seen in client.watch(every_ms=every_s * 1e3, deadline_ms=deadline_ms, errors="yield"):
+            now = utc_now()
+            write(now, seen)
+            show(now, seen)
+
+
+def facts(now: str, seen: Seen) -> dict[str, Any]:
+    """One look for machines: an answer under its names, or `error`, and the `time`."""
+    told = failure(seen) if isinstance(seen, InferenceError) else seen.to_dict()
+    return {"time": now, **told}
+
+
+def cells(now: str, seen: Seen) -> list[object]:
+    """The same as `COLUMNS`; several devices in a cell are separated by spaces."""
+    told = facts(now, seen)
+    told["missing"] = told.get("missing", told.get("outcomes", {}))
+    lists = {name: " ".join(told.get(name, ())) for name in ("used", "missing")}
+    return [{**told, **lists}.get(name) for name in COLUMNS]
+
+
+@contextmanager
+def written(path: Path | None) -> Iterator[Callable[[str, Seen], None]]:
+    """What appends a look to `path`; raises InputError for a file that is of another kind."""
+    if path is None:
+        yield lambda now, seen: None
+        return
+    if path.suffix not in (".csv", ".jsonl"):
+        raise InputError(f"--out {path}: expected a file that ends in .csv or .jsonl")
+    header = _row(COLUMNS).encode()
+    try:
+        # Without a buffer, a full disk is met where a line is written, and only there.
+        file = path.open("a+b", buffering=0)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    with file:
+        file.seek(0)
+        first = file.read(len(header)) or b""
+        if path.suffix == ".csv" and first not in (b"", header):
+            raise InputError(f"{path}: expected an empty file, or columns {','.join(COLUMNS)}")
+
+        def write(now: str, seen: Seen) -> None:
+            _append(file, path, _line(path.suffix, now, seen).encode())
+
+        if path.suffix == ".csv" and not first:
+            _append(file, path, header)
+        yield write
+
+
+def _append(file: io.FileIO, path: Path, content: bytes) -> None:
+    try:
+        file.write(content)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> InputError:
+    return InputError(f"{path}: cannot be written: {error.strerror or error}")
+
+
+def _line(suffix: str, now: str, seen: Seen) -> str:
+    if suffix == ".csv":
+        return _row(cells(now, seen))
+    return msgspec.json.encode(facts(now, seen)).decode() + "\n"
+
+
+def _row(values: Any) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(values)
+    return text.getvalue()
+
+
+@contextmanager
+def _shown(json: bool, devices: list[str]) -> Iterator[Callable[[str, Seen], None]]:
+    """What shows a look: on a terminal in place of the one before."""
+    if json:
+        yield lambda now, seen: console.print_json(facts(now, seen))
+    elif sys.stdout.isatty():
+        from rich.live import Live
+
+        table = Table(devices)
+        with Live(auto_refresh=False, transient=False) as live:
+            yield lambda now, seen: live.update(table.after(now, seen), refresh=True)
+    else:
+        yield _print
+
+
+def _print(now: str, seen: Seen) -> None:
+    if isinstance(seen, InferenceError):
+        print(f"{now}: {console.one_line(seen)}", flush=True)
+    else:
+        print(describe(now, seen), flush=True)
+
+
+@dataclass(slots=True)
+class Table:
+    """The latest look, every device's part in it, and the latest changes of the label."""
+
+    devices: list[str]
+    looks: int = 0
+    unanswered: int = 0
+    changes: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=KEPT_CHANGES))
+
+    def after(self, now: str, seen: Seen) -> "RenderableType":
+        """The table with one look more."""
+        from rich.console import Group
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        self.looks += 1
+        if isinstance(seen, InferenceError):
+            self.unanswered += 1
+            label = line = "no answer"
+        else:
+            label, line = seen.label, summary(seen)
+        if not self.changes or self.changes[-1][1] != label:
+            self.changes.append((now, label))
+        table = RichTable()
+        for column in ("device", "in the answer", "frame", "age ms", "took ms", "reason"):
+            # Texts are no markup, as a reason may contain square brackets.
+            table.add_column(column, overflow="fold")
+        for row in rows(self.devices, seen):
+            table.add_row(*(Text(cell) for cell in row))
+        latest = [
+            Text(f"  {at[11:19]}  {what}", style="dim") for at, what in reversed(self.changes)
+        ]
+        return Group(
+            Text(f"{now[_CLOCK]} UTC  {line}", style="bold"),
+            table,
+            Text(f"{self.looks} looks, {self.unanswered} without an answer; changes:"),
+            *latest,
+        )
+
+
+def rows(devices: list[str], seen: Seen) -> list[list[str]]:
+    """Each device's part in a look: name, whether it is in the answer, frame, times, reason."""
+    if isinstance(seen, InferenceError):
+        return [[device, "no", "", "", "", seen.outcomes.get(device, "")] for device in devices]
+    members = {member.device: member for member in seen.members}
+    found = []
+    for device in devices:
+        member = members.get(device)
+        if member is not None:
+            age = "" if member.frame_age_ms is None else f"{member.frame_age_ms:.0f}"
+            found.append([device, "yes", str(member.frame), age, f"{member.spent_ms:.1f}", ""])
+        else:
+            # A replica beside the device that has answered is neither used nor missing.
+            reason = seen.missing.get(device, "")
+            found.append([device, "no" if reason else "", "", "", "", reason])
+    return found

@@ -1,0 +1,1 @@
+"""What a fleet sees and how its devices are, published over MQTT for Home Assistant and others."""

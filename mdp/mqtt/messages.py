@@ -1,0 +1,278 @@
+"""Topics and payloads: what is published, and Home Assistant's discovery of it. Pure.
+
+Discovery is that of whole devices: https://www.home-assistant.io/integrations/mqtt/, "MQTT
+discovery", Home Assistant 2024.11 and later.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
+
+from mdp import __version__
+from mdp.client.status import DeviceStatus
+from mdp.errors import InferenceError
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet
+from mdp.fusion.fuse import Mode
+from mdp.protocol.messages import State, as_line
+from mdp.requests.prediction import Prediction
+
+#: Where Home Assistant looks unless it is told otherwise.
+DISCOVERY_PREFIX = "homeassistant"
+ONLINE, OFFLINE = "online", "offline"
+#: Those that an agent says, and those that a client sees (`DeviceStatus.state`).
+STATES = (*get_args(State), "UNREACHABLE", "REFUSED", "SILENT")
+#: The longest state that Home Assistant keeps.
+_MAX_STATE = 255
+_MEASURED: Mapping[str, str] = {"state_class": "measurement"}
+_DIAGNOSTIC: Mapping[str, str] = {"entity_category": "diagnostic"}
+_PERCENT: Mapping[str, Any] = {
+    **_MEASURED,
+    "unit_of_measurement": "%",
+    "suggested_display_precision": 1,
+}
+_MILLISECONDS: Mapping[str, Any] = {
+    **_MEASURED,
+    **_DIAGNOSTIC,
+    "device_class": "duration",
+    "unit_of_measurement": "ms",
+    "suggested_display_precision": 1,
+}
+
+
+def slug(text: str) -> str:
+    """`text` in the characters that Home Assistant allows in the topics of its discovery."""
+    return re.sub(r"[^A-Za-z0-9_-]", "_", text)
+
+
+class Topics:
+    """The topics of one fleet under `mdp/NAME`, and those of its devices."""
+
+    def __init__(self, name: str, devices: Iterable[str]) -> None:
+        """`name` as it stands in topics; `devices` are the entries of a fleet file."""
+        self.name = name
+        self.availability = f"mdp/{name}/availability"
+        self.answer = f"mdp/{name}/answer"
+        self.node = f"mdp_{slug(name)}"
+        #: Device -> what stands for it in topics and identifiers, no two of them the same.
+        self.slugs: dict[str, str] = {}
+        for device in devices:
+            short = wanted = slug(device)
+            number = 2
+            while short in self.slugs.values():
+                short, number = f"{wanted}_{number}", number + 1
+            self.slugs[device] = short
+
+    @property
+    def announced(self) -> str:
+        """The filter that matches the discovery of this fleet's devices, also of former ones."""
+        return f"{DISCOVERY_PREFIX}/device/{self.node}/+/config"
+
+    def health(self, device: str) -> str:
+        """Where a device's health is published."""
+        return f"mdp/{self.name}/devices/{self.slugs[device]}"
+
+
+def answer_payload(now: str, seen: Prediction | InferenceError) -> dict[str, Any]:
+    """One look at what the cameras see, at the time `now`; without an answer, `error` says why."""
+    if isinstance(seen, InferenceError):
+        blank = ("label", "probability", "mode", "expected_accuracy", "latency_ms")
+        return {
+            "time": now,
+            **dict.fromkeys(blank),
+            "used": [],
+            "missing": seen.outcomes,
+            "degraded": True,
+            "error": as_line(str(seen)),
+        }
+    return {
+        "time": now,
+        "label": seen.label,
+        "probability": seen.probability,
+        "mode": seen.mode,
+        "expected_accuracy": seen.expected_accuracy,
+        "latency_ms": round(seen.latency_ms, 2),
+        "used": seen.used,
+        "missing": seen.missing,
+        "degraded": seen.degraded,
+        "error": None,
+    }
+
+
+def health_payload(status: DeviceStatus, latency_ms: float | None) -> dict[str, Any]:
+    """How a device is; `latency_ms` is the time of its latest answer, from request to reply."""
+    return {
+        "state": status.state,
+        "usable": status.usable,
+        "reason": status.reason,
+        "provider": status.provider,
+        "latency_ms": None if latency_ms is None or not status.usable else round(latency_ms, 2),
+    }
+
+
+def discovery(topics: Topics, fleet: Fleet, bundle: Bundle) -> dict[str, dict[str, Any]]:
+    """Topic -> payload of Home Assistant's discovery: one device for the fleet, one per entry."""
+    node = topics.node
+    found = {
+        _config(topics, "fleet", ""): {
+            **_common(topics, topics.answer),
+            "device": {
+                "identifiers": [node],
+                "name": topics.name,
+                "manufacturer": "MDP",
+                "model": f"Fleet of {len(fleet.devices)}",
+                "sw_version": bundle.digest[:12],
+            },
+            "components": _components(node, _fleet_entities(topics)),
+        }
+    }
+    assignments = bundle.manifest.plan.assignments
+    for entry in fleet.devices:
+        short = topics.slugs[entry.device]
+        found[_config(topics, "device", short)] = {
+            **_common(topics, topics.health(entry.device)),
+            "device": {
+                "identifiers": [f"{node}_{short}"],
+                "name": f"{topics.name} {entry.device}",
+                "manufacturer": "MDP",
+                "model": assignments[entry.k].spec.words,
+                "sw_version": bundle.digest[:12],
+                "via_device": node,
+            },
+            "components": _components(f"{node}_{short}", _device_entities(topics, entry.device)),
+        }
+    return found
+
+
+def _config(topics: Topics, kind: str, short: str) -> str:
+    # The fleet's own has a name that no device can have.
+    place = f"{kind}-{short}" if short else kind
+    return f"{DISCOVERY_PREFIX}/device/{topics.node}/{place}/config"
+
+
+def _common(topics: Topics, state_topic: str) -> dict[str, Any]:
+    return {
+        "origin": {"name": "mdp", "sw_version": __version__},
+        "availability_topic": topics.availability,
+        "state_topic": state_topic,
+    }
+
+
+def _components(owner: str, entities: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        f"{owner}_{key}": {"unique_id": f"{owner}_{key}", **entity}
+        for key, entity in entities.items()
+    }
+
+
+def _number(expression: str) -> str:
+    """A template for a number that may be null, which Home Assistant shows as unknown."""
+    value = f"value_json.{expression.split(' ')[0]}"
+    return f"{{{{ value_json.{expression} if {value} is number else none }}}}"
+
+
+def _text(key: str) -> str:
+    return f"{{{{ (value_json.{key} | string)[:{_MAX_STATE}] }}}}"
+
+
+def _attributes(topic: str, *keys: str) -> dict[str, str]:
+    # Chosen ones: numbers that change with every answer would fill a database.
+    listed = ", ".join(f"'{key}': value_json.{key}" for key in keys)
+    template = f"{{{{ {{{listed}}} | tojson }}}}"
+    return {"json_attributes_topic": topic, "json_attributes_template": template}
+
+
+def _fleet_entities(topics: Topics) -> dict[str, dict[str, Any]]:
+    return {
+        "label": {
+            "platform": "sensor",
+            "name": "Label",
+            "icon": "mdi:eye",
+            "value_template": _text("label"),
+            **_attributes(topics.answer, "used", "missing", "error"),
+        },
+        "probability": {
+            "platform": "sensor",
+            "name": "Probability",
+            "icon": "mdi:percent",
+            "value_template": _number("probability * 100"),
+            **_PERCENT,
+        },
+        "expected_accuracy": {
+            "platform": "sensor",
+            "name": "Expected accuracy",
+            "icon": "mdi:bullseye-arrow",
+            "value_template": _number("expected_accuracy * 100"),
+            **_PERCENT,
+            **_DIAGNOSTIC,
+        },
+        "mode": {
+            "platform": "sensor",
+            "name": "Mode",
+            "device_class": "enum",
+            "options": list(get_args(Mode)),
+            "value_template": _text("mode"),
+            **_DIAGNOSTIC,
+        },
+        "used": {
+            "platform": "sensor",
+            "name": "Devices in the answer",
+            "icon": "mdi:check-network",
+            "value_template": "{{ value_json.used | count }}",
+            **_MEASURED,
+            **_DIAGNOSTIC,
+        },
+        "missing": {
+            "platform": "sensor",
+            "name": "Devices missing",
+            "icon": "mdi:close-network",
+            "value_template": "{{ value_json.missing | count }}",
+            **_MEASURED,
+            **_DIAGNOSTIC,
+        },
+        "latency": {
+            "platform": "sensor",
+            "name": "Latency",
+            "value_template": _number("latency_ms"),
+            **_MILLISECONDS,
+        },
+        "problem": {
+            "platform": "binary_sensor",
+            "name": "Problem",
+            "device_class": "problem",
+            "value_template": "{{ 'ON' if value_json.degraded else 'OFF' }}",
+        },
+    }
+
+
+def _device_entities(topics: Topics, device: str) -> dict[str, dict[str, Any]]:
+    return {
+        "state": {
+            "platform": "sensor",
+            "name": "State",
+            "device_class": "enum",
+            "options": list(STATES),
+            "value_template": _text("state"),
+            **_DIAGNOSTIC,
+            **_attributes(topics.health(device), "reason"),
+        },
+        "provider": {
+            "platform": "sensor",
+            "name": "Provider",
+            "icon": "mdi:chip",
+            "value_template": _text("provider"),
+            **_DIAGNOSTIC,
+        },
+        "latency": {
+            "platform": "sensor",
+            "name": "Latency",
+            "value_template": _number("latency_ms"),
+            **_MILLISECONDS,
+        },
+        "problem": {
+            "platform": "binary_sensor",
+            "name": "Problem",
+            "device_class": "problem",
+            "value_template": "{{ 'OFF' if value_json.usable else 'ON' }}",
+        },
+    }

@@ -1,0 +1,97 @@
+"""What `mdp watch` shows and writes of a look."""
+
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mdp.cli.watch import COLUMNS, Seen, Table, rows, written
+from mdp.errors import InputError, QuorumNotMet
+from mdp.requests.prediction import MemberTiming, Prediction
+
+NOW = "2026-01-02T03:04:05.678+00:00"
+DEVICES = ["alpha", "beta", "beta/attic"]
+SEEN = Prediction(
+    label="red",
+    probability=0.93,
+    top=(("red", 0.93),),
+    mode="single",
+    used=("alpha",),
+    missing={"beta": "no_frame: [odd]"},
+    expected_accuracy=0.5,
+    expected_accuracy_pictures=10,
+    latency_ms=12.5,
+    deadline_ms=80.0,
+    members=(
+        MemberTiming(
+            device="alpha", k=0, queue_ms=1.0, compute_ms=2.0, network_ms=3.0, frame=7,
+            frame_age_ms=41.6,
+        ),
+    ),
+    frame_spread_ms=0.0,
+)  # fmt: skip
+NOBODY = QuorumNotMet("no device can answer", dict.fromkeys(DEVICES, "unreachable"))
+
+
+def test_every_device_has_a_row() -> None:
+    assert rows(DEVICES, SEEN) == [
+        ["alpha", "yes", "7", "42", "6.0", ""],
+        ["beta", "no", "", "", "", "no_frame: [odd]"],
+        ["beta/attic", "", "", "", "", ""],
+    ]
+    assert [row[1] + row[-1] for row in rows(DEVICES, NOBODY)] == ["nounreachable"] * 3
+
+
+def shown(table: Table, seen: Seen) -> str:
+    out = Console(width=120)
+    with out.capture() as captured:
+        out.print(table.after(NOW, seen))
+    return captured.get()
+
+
+def test_the_table_goes_on_without_an_answer() -> None:
+    table = Table(DEVICES)
+    text = shown(table, SEEN)
+    assert "03:04:05 UTC  red (93%), single from alpha, 50.0% accurate" in text
+    assert "no_frame: [odd]" in text
+    shown(table, SEEN)
+    text = shown(table, NOBODY)
+    assert "3 looks, 1 without an answer" in text
+    assert text.splitlines()[-2:] == ["  03:04:05  no answer", "  03:04:05  red"]
+
+
+def test_a_csv_file_is_appended_to(tmp_path: Path) -> None:
+    file = tmp_path / "seen.csv"
+    for seen in (SEEN, NOBODY):
+        with written(file) as write:
+            write(NOW, seen)
+    assert file.read_text().splitlines() == [
+        ",".join(COLUMNS),
+        f"{NOW},red,0.93,single,alpha,beta,0.5,12.5,0.0,",
+        f"{NOW},,,,,alpha beta beta/attic,,,,no device can answer",
+    ]
+
+
+def test_json_lines_hold_whole_answers(tmp_path: Path) -> None:
+    file = tmp_path / "seen.jsonl"
+    with written(file) as write:
+        write(NOW, SEEN)
+        write(NOW, NOBODY)
+    answer, failed = map(json.loads, file.read_text().splitlines())
+    assert answer == {"time": NOW, **SEEN.to_dict()}
+    assert (failed["error"], failed["outcomes"]["beta"]) == ("no device can answer", "unreachable")
+
+
+def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n")
+    (tmp_path / "full.csv").symlink_to("/dev/full")
+    for path, expected in (
+        (tmp_path / "seen.txt", "expected a file that ends in .csv or .jsonl"),
+        (other, "expected an empty file, or columns time,label,"),
+        (tmp_path / "none" / "seen.csv", "cannot be written: No such file or directory"),
+    ):
+        with pytest.raises(InputError, match=expected), written(path):
+            raise AssertionError("it was taken")
+    assert other.read_text() == "a,b\n"

@@ -1,0 +1,176 @@
+"""What is published of answers and devices, and what Home Assistant makes of it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import msgspec
+import pytest
+
+from mdp.client.status import DeviceStatus
+from mdp.errors import QuorumNotMet
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, FleetEntry
+from mdp.mqtt.bridge import Bridge
+from mdp.mqtt.messages import Topics, answer_payload, discovery, health_payload
+from mdp.requests.prediction import MemberTiming, Prediction
+from mdp.testing.bundles import write_bundle
+from tests.support.mqtt.home_assistant import check_discovery, states
+
+NAMES = ("alpha", "alpha/attic", "alpha_attic", "beta.2")
+ENTRIES = [
+    FleetEntry(device=name, address=f"tcp://127.0.0.1:{7000 + n}", k=0)
+    for n, name in enumerate(NAMES)
+]
+ANSWER = Prediction(
+    label="red",
+    probability=0.925,
+    top=(("red", 0.925),),
+    mode="single",
+    used=("alpha",),
+    missing={"beta.2": "late"},
+    expected_accuracy=None,
+    latency_ms=12.3456,
+    deadline_ms=80.0,
+    members=(MemberTiming(device="alpha", k=0, queue_ms=1.0, compute_ms=2.0, network_ms=3.0),),
+)
+READY = DeviceStatus(device="alpha", address="tcp://127.0.0.1:7000", state="READY", provider="CPU")
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return Bundle.open(write_bundle(tmp_path_factory.mktemp("mqtt") / "bundle"))
+
+
+def configs(bundle: Bundle) -> dict[str, dict[str, Any]]:
+    fleet = Fleet(bundle="bundle", devices=ENTRIES)
+    return discovery(Topics("colours", NAMES), fleet, bundle)
+
+
+def test_a_device_for_the_fleet_and_one_for_each_entry(bundle: Bundle) -> None:
+    found = configs(bundle)
+    for topic, payload in found.items():
+        check_discovery(topic, payload)
+    names = [topic.split("/")[3] for topic in found]
+    assert names == [
+        "fleet", "device-alpha", "device-alpha_attic", "device-alpha_attic_2", "device-beta_2",
+    ]  # fmt: skip
+    unique = [key for payload in found.values() for key in payload["components"]]
+    assert len(set(unique)) == len(unique) == 8 + 4 * len(NAMES)
+    states = [payload["state_topic"] for payload in found.values()]
+    assert len(set(states)) == len(states), "no two devices share a topic"
+    assert {payload["availability_topic"] for payload in found.values()} == {
+        "mdp/colours/availability"
+    }
+    assert list(found.values())[1]["device"]["via_device"] == "mdp_colours"
+
+
+def test_an_answer_and_none_are_shown(bundle: Bundle) -> None:
+    config = next(iter(configs(bundle).values()))
+    answered = json.loads(msgspec.json.encode(answer_payload("now", ANSWER)))
+    assert states(config, answered) == {
+        "Label": "red",
+        "Probability": "92.5",
+        "Expected accuracy": "None",
+        "Mode": "single",
+        "Devices in the answer": "1",
+        "Devices missing": "1",
+        "Latency": "12.35",
+        "Problem": "ON",
+    }
+    label = next(iter(config["components"].values()))
+    attributes = jinja2.Template(label["json_attributes_template"]).render(value_json=answered)
+    assert json.loads(attributes) == {
+        "used": ["alpha"],
+        "missing": {"beta.2": "late"},
+        "error": None,
+    }
+    error = QuorumNotMet("no device\ncan answer", dict.fromkeys(NAMES, "unreachable"))
+    failed = answer_payload("now", error)
+    assert failed["error"] == "no device can answer"
+    shown = states(config, failed)
+    assert (shown["Label"], shown["Probability"], shown["Problem"]) == ("None", "None", "ON")
+    assert shown["Devices missing"] == "4"
+    assert states(config, {**answered, "label": "x" * 300})["Label"] == "x" * 255
+
+
+def test_a_devices_health_is_shown(bundle: Bundle) -> None:
+    config = list(configs(bundle).values())[1]
+    assert states(config, health_payload(READY, 3.25)) == {
+        "State": "READY",
+        "Provider": "CPU",
+        "Latency": "3.25",
+        "Problem": "OFF",
+    }
+    gone = DeviceStatus(device="alpha", address="", state="UNREACHABLE", reason="no connection")
+    shown = states(config, health_payload(gone, 3.25))
+    assert (shown["State"], shown["Latency"], shown["Problem"]) == ("UNREACHABLE", "None", "ON")
+
+
+class Recorded:
+    """Stands for a broker, and for a client whose devices say what they are told to."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self.fleet = Fleet(bundle="bundle", devices=ENTRIES)
+        self.statuses = [READY]
+        self.sent: list[tuple[str, bool]] = []
+        self.retracted: list[str] = []
+        self.reloaded = 0
+
+    def publish(self, topic: str, payload: str, *, retain: bool = False) -> None:
+        json.loads(payload) if topic != "mdp/colours/availability" else None
+        self.sent.append((topic, retain))
+
+    def retract(self, topic: str) -> None:
+        self.retracted.append(topic)
+
+    def look(self, *, deadline_ms: float) -> Prediction:
+        return ANSWER
+
+    def status(self, *, timeout_s: float) -> list[DeviceStatus]:
+        return self.statuses
+
+    def reload(self) -> None:
+        self.reloaded += 1
+        self.fleet = Fleet(bundle="bundle", devices=ENTRIES[:1])
+
+
+def test_health_is_published_when_it_changes_and_a_device_that_left_is_removed(
+    bundle: Bundle,
+) -> None:
+    file = bundle.path.parent / "fleet.toml"
+    file.write_text("one")
+    seen = Recorded(bundle)
+    bridge = Bridge(seen, file, "colours", seen)  # type: ignore[arg-type]
+    assert all(retain for _, retain in seen.sent)
+    seen.sent.clear()
+
+    def step() -> list[str]:
+        bridge.step(deadline_ms=80.0, now=lambda: "now")
+        topics = [topic for topic, _ in seen.sent]
+        seen.sent.clear()
+        return topics
+
+    answer, health = "mdp/colours/answer", "mdp/colours/devices/alpha"
+    assert step() == [answer, health]
+    assert step() == [answer], "nothing has changed"
+    seen.statuses = [DeviceStatus(device="alpha", address="", state="SILENT")]
+    assert step() == [answer, health]
+    bridge.again()
+    assert step() == [answer, health]
+    file.write_text("another")
+    assert health in step()
+    assert (seen.reloaded, len(seen.retracted)) == (1, 3)
+    assert "homeassistant/device/mdp_colours/device-beta_2/config" in seen.retracted
+
+
+def test_a_fleet_file_that_is_away_for_a_moment_is_no_reason_to_end(bundle: Bundle) -> None:
+    seen = Recorded(bundle)
+    file = bundle.path.parent / "away.toml"
+    file.touch()
+    bridge = Bridge(seen, file, "colours", seen)  # type: ignore[arg-type]
+    Path(file).unlink()
+    bridge.step(deadline_ms=80.0, now=lambda: "now")
+    assert seen.reloaded == 0
