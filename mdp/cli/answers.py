@@ -12,6 +12,10 @@ from mdp.errors import InferenceError, InputError, MDPError
 from mdp.formats.keys import PUBLIC, SECRET
 from mdp.requests.prediction import Prediction
 
+FleetFile = Annotated[
+    Path,
+    typer.Option("--fleet", envvar="MDP_FLEET", help="fleet.toml, as `mdp fleet new` makes it."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable on stdout, nothing else.")]
 
 
