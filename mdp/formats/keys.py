@@ -35,7 +35,7 @@ KEY_CHARACTERS = 40
 #: Hex digits of SHA-256, enough against a second key with the same ones.
 FINGERPRINT_DIGITS = 32
 MAX_FILE_BYTES = 4096
-SECRET, PUBLIC, LIMITS = ".secret", ".public", ".limits"
+SECRET, PUBLIC, LIMITS, REVOKED = ".secret", ".public", ".limits", ".revoked"
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _ADDRESS = re.compile(r"tcp://(?P<host>\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
@@ -208,6 +208,39 @@ def load_clients(path: Path) -> tuple[dict[str, AllowedClient], list[str]]:
         except ConfigError as error:
             problems.append(str(error))
     return clients, problems
+
+
+def revoke(folder: Path, name: str) -> list[Path]:
+    """Rename NAME.public in a folder of clients to NAME.revoked; returns the renamed files.
+
+    Also those of other names with the same key. Raises InputError for a name that is not there,
+    ConfigError for a file that is no public key.
+    """
+    here = sorted(file for file in folder.glob(f"*{PUBLIC}"))
+    if folder / f"{name}{PUBLIC}" not in here:
+        known = ", ".join(file.stem for file in here) or "none"
+        raise InputError(f"--name {name}: expected a client of {folder} (there are: {known})")
+    key = load_public(folder / f"{name}{PUBLIC}")
+    clients = [file for file in here if file.stem == name or _is_key(file, key)]
+    try:
+        return [file.rename(file.with_suffix(REVOKED)) for file in clients]
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be changed: {error.strerror}") from error
+
+
+def _is_key(file: Path, key: str) -> bool:
+    try:
+        return load_public(file) == key
+    except ConfigError:
+        return False
+
+
+def next_name(secret: Path) -> str:
+    """The name of the key after `secret`'s: `client-2` after `client`, `client-3` after that."""
+    name, separator, number = secret.stem.rpartition("-")
+    if separator and number.isdigit():
+        return f"{name}-{int(number) + 1}"
+    return f"{secret.stem}-2"
 
 
 def load_allowed(path: Path) -> dict[str, AllowedClient]:
