@@ -147,17 +147,13 @@ def new_keys(folder: Path, name: str, make_pair: Callable[[], tuple[str, str]]) 
 def load_pair(path: Path, public_of: Callable[[str], str]) -> KeyPair:
     """The keys in a secret file; raises ConfigError, also if others may read it.
 
-    systemd's credentials may have mode 0440: an access list, which the group's bits show, names
-    the service's user.
-
     `public_of` computes a secret key's public one, and raises ValueError for an invalid key.
     """
     content, found = _read(path, KeyFile)
     if content.secret is None:
         raise ConfigError(f"{path}: expected a secret key file, this is a public one")
-    mode = stat.S_IMODE(found.st_mode)
-    is_credential = path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/")
-    if mode & (0o037 if is_credential else 0o077):
+    if not is_private(path, found.st_mode):
+        mode = stat.S_IMODE(found.st_mode)
         raise ConfigError(
             f"{path}: expected mode 0600, got {mode:04o}: others may read this secret key"
         )
@@ -170,6 +166,16 @@ def load_pair(path: Path, public_of: Callable[[str], str]) -> KeyPair:
     if not belongs:
         raise ConfigError(f"{path}: `public` and `secret` do not belong together")
     return KeyPair(public=content.public, secret=content.secret)
+
+
+def is_private(path: Path, mode: int) -> bool:
+    """Whether the mode of a secret file lets nobody read it but its owner.
+
+    In $CREDENTIALS_DIRECTORY it may be 0440: of systemd's credentials an access list, which the
+    group's bits show, names the service's user; of Kubernetes' secrets the group is the pod's.
+    """
+    is_credential = path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/")
+    return not mode & (0o037 if is_credential else 0o077)
 
 
 def load_public(path: Path) -> str:

@@ -3,13 +3,12 @@
 import hashlib
 import hmac
 import os
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 
 from mdp.errors import ConfigError, InputError
 from mdp.files import read_regular
-from mdp.formats.keys import is_loopback
+from mdp.formats.keys import is_loopback, is_private
 from mdp.gateway.refusals import Refusal
 
 MIN_TOKEN = 16
@@ -34,10 +33,13 @@ def is_local(host: str) -> bool:
     return is_loopback(f"tcp://[{host}]:1" if ":" in host else f"tcp://{host}:1")
 
 
-def check_exposure(bind: str, *, tokens: bool, encrypted: bool) -> None:
-    """Raise InputError for an address beyond this machine without tokens or TLS."""
+def check_exposure(bind: str, *, tokens: bool, encrypted: bool, insecure: bool = False) -> str:
+    """A warning, or nothing, about an address beyond this machine.
+
+    Without tokens or TLS, raises InputError unless `insecure`.
+    """
     if is_local(host_and_port(bind)[0]) or (tokens and encrypted):
-        return
+        return ""
     lacking = [
         option
         for option, given in (
@@ -46,6 +48,8 @@ def check_exposure(bind: str, *, tokens: bool, encrypted: bool) -> None:
         )
         if not given
     ]
+    if insecure:
+        return f"{bind} is not on this machine alone, and without {', '.join(lacking)}"
     raise InputError(f"--bind {bind} is not on this machine alone: expected {', '.join(lacking)}")
 
 
@@ -74,7 +78,7 @@ def _digest(token: str) -> bytes:
 def read_tokens(path: Path) -> Tokens:
     """The tokens in `path`, one a line, `#` beginning a comment; raises ConfigError."""
     content, found = read_regular(path, _MAX_TOKENS_BYTES)
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid not in (0, os.geteuid()):
+    if not is_private(path, found.st_mode) or found.st_uid not in (0, os.geteuid()):
         raise ConfigError(f"{path}: expected a file that only its owner can read (chmod 600)")
     tokens = []
     for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
