@@ -24,9 +24,9 @@ VERSIONS = ("1.37", "1.30")
 BREAKS = {
     "Deployment": ("spec.template.spec.containers.0.readinessProbe.httpGet.prot", 1),
     "DaemonSet": ("spec.template.spec.containers.0.image", 7),
-    "Namespace": ("metadata.lables", {}),
+    "Namespace": ("metadata.label", {}),
     "NetworkPolicy": ("spec.podSelector.matchLabel", {}),
-    "PodDisruptionBudget": ("spec.minAvailible", 1),
+    "PodDisruptionBudget": ("spec.minAvailableX", 1),
     "Service": ("spec.ports.0.port", "https"),
     "ServingRuntime": ("spec.containers.0.securityContext.runAsNonroot", True),
     "InferenceService": ("spec.predictor.model.protocol", "v2"),

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -137,6 +138,9 @@ def reason_against() -> str:
     """Why no container can be run here; empty if one can."""
     if os.geteuid() != 0:
         return "needs root, for a root and a network of its own"
+    for program in ("unshare", "nsenter", "setpriv", "ip"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
     tried = subprocess.run(
         ["unshare", "--mount", "--net", "sh", "-c", "ip link set lo up && setpriv --version"],
         capture_output=True,
