@@ -1,6 +1,7 @@
 """What deploy/ describes, run as an engine would: not as root, on a root that cannot be written."""
 
 import os
+import signal
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -133,7 +134,12 @@ def test_compose(tmp_path: Path) -> None:
     with host.serving(agent, "READY") as served:
         is_confined(served.process.pid)
         host.network_of = served.process.pid
-        host.done(host.run("agent", [], [], entry=stages()["agent"].words("HEALTHCHECK")))
+        healthy = host.run("agent", [], [], entry=stages()["agent"].words("HEALTHCHECK"))
+        host.done(healthy)
+        # A process that hangs is connected to, and says nothing.
+        served.signal(signal.SIGSTOP)
+        assert subprocess.run(healthy, capture_output=True, timeout=60).returncode == 1
+        served.signal(signal.SIGCONT)
         gateway = host.run("gateway", stages()["gateway"].words("CMD"), mounts)
         with host.serving(gateway, "serves cifar10") as front:
             is_confined(front.process.pid)

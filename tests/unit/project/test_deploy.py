@@ -1,5 +1,8 @@
 """What deploy/ says fits the commands, files and addresses of this checkout."""
 
+import re
+import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,10 +57,31 @@ def test_images_start_what_there_is() -> None:
     port = given["bind"].rpartition(":")[2]
     assert found["gateway"].last("EXPOSE") == port
     assert f"127.0.0.1:{port}/v2/health/live" in found["gateway"].words("HEALTHCHECK")[-1]
-    assert f", {found['agent'].last('EXPOSE')})" in found["agent"].words("HEALTHCHECK")[-1]
-    for _, argument in found["wheel"].instructions:
-        if argument.endswith(" ./"):
-            assert all((ROOT / source).exists() for source in argument.split()[:-1])
+    assert f", {found['agent'].last('EXPOSE')})," in found["agent"].words("HEALTHCHECK")[-1]
+
+
+def test_images_are_built_from_what_there_is() -> None:
+    found = stages()
+    sent = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()
+    copied = [text.split()[:-1] for name, text in found["wheel"].instructions if name == "COPY"]
+    for source in [one for sources in copied for one in sources]:
+        assert (ROOT / source).exists()
+        assert f"!{source}" in sent
+    assert found["bundle"].last("ARG").startswith("BUNDLE=examples/bundles/")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for name in ("agent", "gateway"):
+        install = found[f"{name}-packages"].last("RUN")
+        chosen = re.findall(r"\.whl\)\[([a-z,]+)\]", install)[0].split(",")
+        assert name in chosen
+        assert set(chosen) <= extras.keys()
+        assert "--only-binary :all:" in install
+        assert "--constraint constraints.txt" in install
+    for stage in found.values():
+        for name, text in stage.instructions:
+            if name == "RUN":
+                subprocess.run(["sh", "-n", "-c", text], check=True)
 
 
 def test_compose_serves_every_device() -> None:
