@@ -19,8 +19,8 @@ from mdp.formats.keys import PUBLIC, SECRET, load_pair, load_public, new_keys, n
 from mdp.transport import new_pair, public_key_of
 
 #: How long agents have to answer a client with a new key.
-ANSWER_S = 5.0
-_SEEN = ("UNREACHABLE", "REFUSED", "SILENT")
+ANSWER_S = 10.0
+_NO_ANSWER = ("UNREACHABLE", "REFUSED", "SILENT")
 
 keys_app = console.new_app("Make, rotate and revoke keys of clients and agents.")
 
@@ -177,8 +177,8 @@ def _require_answers(file: EditedFile, key: Path | None, entries: Sequence[Fleet
         path = Path(folder) / "fleet.toml"
         write_toml(path, fleet)
         with Client.connect(path, timeout_s=ANSWER_S) as client:
-            statuses = client.status()
-    failed = {each.device: each.reason for each in statuses if each.state in _SEEN}
+            statuses = client.status(timeout_s=ANSWER_S)
+    failed = {each.device: each.reason for each in statuses if each.state in _NO_ANSWER}
     if failed:
         reasons = "; ".join(f"{device}: {reason}" for device, reason in failed.items())
         text = f"{file.path}: unchanged, as the new key gets no answer ({reasons})"

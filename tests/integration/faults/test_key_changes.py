@@ -85,7 +85,7 @@ def test_a_clients_key_is_rotated_and_the_old_one_revoked(
         assert code == 0
         assert json.loads(out)["next"][0].endswith("office-2.secret, which is the `key` now")
         assert whole(client)
-        client.reload()
+        client.reload(timeout_s=PATIENCE_S)
         assert whole(client)
 
         assert here("keys", "revoke", "--name", "nobody", "--clients", clients)[0] == 2
@@ -112,7 +112,7 @@ def test_a_devices_key_is_rotated_without_a_failed_call(
         first = here(*rotate, "--public", keys.folder / "alpha-2.public")
         assert (first[0], first[2]) == (0, "")
         assert here(*rotate, "--public", keys.folder / "alpha-2.public")[0] == 2
-        client.reload()
+        client.reload(timeout_s=PATIENCE_S)
         # The agent has its old key: that one stays.
         code, _, err = here(*rotate)
         assert code == 3
@@ -126,5 +126,5 @@ def test_a_devices_key_is_rotated_without_a_failed_call(
         assert all("beta" in answer.used for answer in answers)
         assert here(*rotate)[0] == 0
         assert read_fleet(toml)[0].devices[0].keys == [new]
-        client.reload()
+        client.reload(timeout_s=PATIENCE_S)
         assert whole(client)
