@@ -1,4 +1,4 @@
-"""`mdp keys rotate` and `revoke`: what they refuse, without any agent (test_key_changes has some)."""
+"""`mdp keys rotate` and `revoke`: what they refuse without asking an agent."""
 
 from pathlib import Path
 
