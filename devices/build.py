@@ -52,7 +52,7 @@ class BuiltAgent:
         def tasks() -> None:
             periodic()
             if self._watch is not None:
-                self._watch.expire()
+                self._watch.tend()
 
         with ExitStack() as stack:
             if self._frames is not None:

@@ -10,7 +10,7 @@
     │   ├── DeadlineExceeded  the deadline passed without an answer
     │   └── QuorumNotMet      no member answered, and none can any more
     ├── TransferError         a device does not take a bundle, or does not give its own
-    └── PlanRefused           a plan that would not beat the best single device
+    └── PlanRefused           a plan that would not beat the best single device, or a lesser fleet
 
 A failed device is data (`Prediction.missing`); only a missing answer raises. Each class has the
 exit code of a command that ends with it.
@@ -85,6 +85,6 @@ class InsecureWarning(UserWarning):
 
 
 class PlanRefused(MDPError):
-    """The planned ensemble would not beat the best single device."""
+    """Answers would be worse: than the best device's alone, or than before a device was removed."""
 
     exit_code = 4

@@ -88,10 +88,20 @@ def read_regular(path: str | os.PathLike[str], most_bytes: int) -> tuple[bytes, 
     return content, found
 
 
+def is_private(path: Path, mode: int) -> bool:
+    """Whether the mode of a secret file lets nobody read it but its owner.
+
+    In $CREDENTIALS_DIRECTORY it may be 0440: of systemd's credentials an access list, which the
+    group's bits show, names the service's user; of Kubernetes' secrets the group is the pod's.
+    """
+    is_credential = path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/")
+    return not mode & (0o037 if is_credential else 0o077)
+
+
 def read_secret(path: Path, most_bytes: int) -> bytes:
     """The content of a regular file that only its owner can read; raises ConfigError."""
     content, found = read_regular(path, most_bytes)
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or found.st_uid not in (0, os.geteuid()):
+    if not is_private(path, found.st_mode) or found.st_uid not in (0, os.geteuid()):
         raise ConfigError(f"{path}: expected a file that only its owner can read (chmod 600)")
     return content
 

@@ -1,10 +1,12 @@
 """The clients that an agent allows, reloaded while it serves; a wrong file allows none."""
 
+import contextlib
 import datetime
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from mdp.formats.keys import AllowedClient, Limits, load_allowed, load_clients
+from mdp.formats.keys import LIMITS, PUBLIC, AllowedClient, Limits, load_allowed, load_clients
 from mdp.protocol.messages import as_line
 
 
@@ -14,6 +16,7 @@ class AllowedClients:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError unless at least one is allowed and all files are right."""
         self._path = path
+        self._read = self._seen = self._state()
         self._clients: Mapping[str, AllowedClient] = load_allowed(path)
         #: What was wrong at the last reload.
         self.error = ""
@@ -23,6 +26,7 @@ class AllowedClients:
 
         If a file is wrong, no client is added, and the clients of wrong files are removed.
         """
+        self._read = self._seen = self._state()
         clients, problems = load_clients(self._path)
         if not problems:
             self._clients, self.error = clients, ""
@@ -30,6 +34,28 @@ class AllowedClients:
         self._clients = {key: kept for key, kept in clients.items() if key in self._clients}
         self.error = as_line(f"clients: {'; '.join(problems)}")
         return as_line(f"{len(self._clients)} clients allowed, no new ones: {'; '.join(problems)}")
+
+    def have_changed(self) -> bool:
+        """Whether the files are others than were read, and the same as at the last call.
+
+        So that a file which is being copied is read when it is complete.
+        """
+        before, self._seen = self._seen, self._state()
+        return self._read != self._seen == before
+
+    def _state(self) -> frozenset[tuple[str, int, int, int]]:
+        """Name, inode, size and time of change, of its mode too, of every file that counts."""
+        files = [self._path, self._path.with_suffix(LIMITS)]
+        with contextlib.suppress(OSError):
+            files += [one for one in self._path.iterdir() if one.suffix in (PUBLIC, LIMITS)]
+        found = []
+        for file in files:
+            with contextlib.suppress(OSError):
+                status = file.stat()
+                # A folder's own time changes with any file in it.
+                if not stat.S_ISDIR(status.st_mode):
+                    found.append((file.name, status.st_ino, status.st_size, status.st_ctime_ns))
+        return frozenset(found)
 
     def name(self, key: str) -> str:
         """The name of `key`'s file; empty for a key that is not allowed."""

@@ -71,8 +71,10 @@ class ClientWatch:
         self._agent.quotas.limit(self._clients.limits())
         self._allow()
 
-    def expire(self) -> None:
-        """Revoke keys that have expired."""
+    def tend(self) -> None:
+        """Read changed files again, and revoke keys that have expired. About once a second."""
+        if self._clients.have_changed():
+            self.reload()
         expired = self._allowed - self._clients.allowed(now())
         if expired:
             names = ", ".join(sorted(map(self._clients.name, expired)))

@@ -116,7 +116,7 @@ def run_agent(
 
     SIGHUP reloads --bundle: another bundle there is loaded beside the served one, and replaces it
     if it can be served. Other machines reach the agent only with keys: its own is --key, those of
-    its clients are in --clients, which SIGHUP reloads too.
+    its clients are in --clients, which is read again when it changes.
 
     Example: mdp-agent run --bundle bundle/ --device raspberry-pi-5 --bind tcp://0.0.0.0:7500
     --key keys/raspberry-pi-5.secret --clients clients/

@@ -70,6 +70,8 @@ def tcp_diagnosis(address: str) -> str:
             return f"{address} accepts connections but does not speak this protocol"
     except TimeoutError:
         return f"{address} does not answer within {TCP_TIMEOUT_S:g} s: device off, or a firewall"
+    except ConnectionRefusedError as error:
+        return f"{address}: {error.strerror}: no agent listens there"
     except (OSError, UnicodeError) as error:  # UnicodeError: no possible host name
         return f"{address}: {getattr(error, 'strerror', None) or error}"
 

@@ -48,7 +48,9 @@ def gateway(
     insecure: Annotated[
         bool,
         typer.Option(
-            "--insecure", help="Speak plain text to agents without a key, over a network."
+            "--insecure",
+            help="Plain text over a network: to agents without a key, and to others than this "
+            "machine without TLS and tokens.",
         ),
     ] = False,
     json: Annotated[
@@ -57,7 +59,8 @@ def gateway(
 ) -> None:
     """Serve fleets over HTTP: the Open Inference Protocol, uploads, metrics and a page.
 
-    Only this machine can connect, unless --tokens, --certificate and --private-key are given.
+    Only this machine can connect, unless --tokens, --certificate and --private-key are given, or
+    --insecure, in a container for instance, of which only this machine reaches the port.
 
     Example: mdp gateway --fleet fleet.toml
 
@@ -73,7 +76,9 @@ def gateway(
     checked_deadline_ms(deadline_ms)
     if (certificate is None) != (private_key is None):
         raise InputError("--certificate and --private-key: expected both, or neither for HTTP")
-    check_exposure(bind, tokens=tokens is not None, encrypted=certificate is not None)
+    with_tls, with_tokens = certificate is not None, tokens is not None
+    if risk := check_exposure(bind, tokens=with_tokens, encrypted=with_tls, insecure=insecure):
+        print(f"mdp: WARNING: {risk}", file=sys.stderr)
     allowed = Tokens([]) if tokens is None else read_tokens(tokens)
     listening = Listening(bind, allowed, certificate, private_key)
     served: dict[str, ServedFleet] = {}

@@ -13,7 +13,7 @@ from rich.table import Table
 from mdp import console
 from mdp.cli import bundle as bundle_command
 from mdp.cli import classify as classify_command
-from mdp.cli import discover as discover_command
+from mdp.cli import fleet as fleet_command
 from mdp.cli import gateway as gateway_command
 from mdp.cli import keys as keys_command
 from mdp.cli import mqtt as mqtt_command
@@ -36,23 +36,18 @@ from mdp.cli.demo import run_demo
 from mdp.cli.doctor import examine
 from mdp.client.base import DEFAULT_DEADLINE_MS
 from mdp.client.status import DeviceStatus
-from mdp.errors import InferenceError, InputError
-from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import absent_devices, exposed, new_fleet
-from mdp.formats.keys import PUBLIC, load_pair, load_public
+from mdp.errors import InferenceError
+from mdp.formats.fleet import absent_devices
 from mdp.pictures.crop import Picture
 from mdp.requests.capture import DEFAULT_EVERY_MS, DEFAULT_WITHIN_MS, Moment, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
-from mdp.transport import public_key_of
 
 NOT_ANSWERED = InferenceError.exit_code
 
 app = console.new_app("Classify pictures with several unequal devices at once.", "mdp")
 keys_command.add_to(app)
 bundle_command.add_to(app)
-fleet_app = console.new_app("Make fleet files.")
-app.add_typer(fleet_app, name="fleet")
-discover_command.add_to(fleet_app)
+fleet_command.add_to(app)
 
 app.command()(classify_command.classify)
 
@@ -233,58 +228,6 @@ def _flat(outcome: dict[str, object], prefix: str = "") -> Iterator[str]:
                 if isinstance(value, float)
                 else (f"{prefix}{key:<16} {value}")
             )
-
-
-@fleet_app.callback()
-def _fleet_group() -> None:
-    """Make fleet files."""
-
-
-@fleet_app.command("new")
-def fleet_new(
-    bundle: Annotated[Path, typer.Option(help="Bundle folder that the agents serve.")],
-    device: Annotated[
-        list[str],
-        typer.Option(
-            help="NAME=tcp://HOST:PORT, once per device; NAME/LABEL=... adds a replica of NAME."
-        ),
-    ],
-    keys: Annotated[
-        Path | None,
-        typer.Option(help="Folder with the agents' NAME.public (NAME-LABEL.public for replicas)."),
-    ] = None,
-    key: Annotated[
-        Path | None, typer.Option(help="This client's secret key file, for the fleet file's `key`.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("fleet.toml"),
-    json: Json = False,
-) -> None:
-    """Write fleet.toml: address and public key of each device of a bundle.
-
-    Example: mdp fleet new --bundle bundle/ --device n100=tcp://10.0.0.8:7500 --keys keys/
-    --key keys/client.secret --out fleet.toml
-
-    Exit codes: 0 fine, 2 bad input, 1 unforeseen.
-    """
-    opened = Bundle.open(bundle)
-    if (keys is None) != (key is None):
-        raise InputError("--keys and --key: expected both, or neither for plain text")
-
-    def public_key(name: str) -> str | None:
-        return None if keys is None else load_public(keys / f"{name.replace('/', '-')}{PUBLIC}")
-
-    if key is not None:
-        load_pair(key, public_key_of)
-    fleet = new_fleet(opened, device, out, public_key=public_key, key=key)
-    absent = absent_devices(opened, fleet)
-    if json:
-        console.print_json({"path": str(out), "devices": fleet.devices, "absent": absent})
-        return
-    print(f"{out}: {len(fleet.devices)} devices of bundle {opened.manifest.name}")
-    if absent:
-        print(f"  without {', '.join(absent)}: every answer will be partial")
-    for entry in exposed(fleet):
-        print(f"  {entry.device} has no key: expected --insecure, for plain text")
 
 
 app.command()(gateway_command.gateway)

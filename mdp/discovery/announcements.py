@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from mdp.files import Record, toml_bytes
+from mdp.files import Record
 from mdp.formats.bundle import Bundle
-from mdp.formats.fleet import Fleet, FleetEntry
+from mdp.formats.fleet import Fleet, FleetEntry, fleet_toml
 from mdp.formats.keys import FINGERPRINT_DIGITS, fingerprint, is_loopback
 from mdp.formats.plan import MAX_MEMBERS
 from mdp.protocol.messages import as_line
@@ -246,4 +246,4 @@ def fleet_text(fleet: Fleet, left_out: Sequence[LeftOut]) -> bytes:
     lines = ["# Proposed from announcements. Keys are from files, addresses are what was claimed."]
     lines += [f"# Left out: {left.device} at {left.address}: {left.reason}" for left in left_out]
     # Untrusted texts cannot end a comment's line.
-    return "\n".join(map(as_line, lines)).encode() + b"\n\n" + toml_bytes(fleet)
+    return "\n".join(map(as_line, lines)).encode() + b"\n\n" + fleet_toml(fleet)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from mdp.errors import ConfigError, InputError
-from mdp.files import NAME_FORM, Record, explained, pattern, read_toml, write_toml
+from mdp.files import NAME_FORM, Record, explained, pattern, read_toml, toml_bytes, write_bytes
 from mdp.formats.bundle import MANIFEST, Bundle
 from mdp.formats.keys import check_key, is_loopback
 from mdp.formats.plan import MAX_MEMBERS
@@ -167,27 +167,42 @@ def new_fleet(
     `public_key` maps an entry's name to its key, `key` is the client's key file. Raises
     InputError for a malformed or unknown device.
     """
-    plan = bundle.manifest.plan
-    entries = []
-    for text in devices:
-        name, separator, address = text.partition("=")
-        assignment = plan.assignment_of(name.partition("/")[0])
-        if not separator or not address:
-            raise InputError(f"--device {text}: expected NAME=tcp://HOST:PORT")
-        if assignment is None:
-            devices = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
-            known = ", ".join(devices)
-            raise InputError(f"--device {text}: expected one of {known}, got {name!r}")
-        entry = {"device": name, "address": address, "k": assignment.k, "key": public_key(name)}
-        entries.append(_checked(f"--device {text}", entry, FleetEntry))
+    entries = [new_entry(bundle, text, public_key(text.partition("=")[0])) for text in devices]
     content = {
         "bundle": relative_to(bundle.path, out),
         "key": None if key is None else relative_to(key, out),
         "devices": entries,
     }
     fleet = _checked("--device", content, Fleet)
-    write_toml(out, fleet)
+    write_bytes(out, fleet_toml(fleet))
     return fleet
+
+
+def new_entry(bundle: Bundle, text: str, key: str | None) -> FleetEntry:
+    """The entry of `NAME=ADDRESS` or `NAME/LABEL=ADDRESS`; raises InputError."""
+    plan = bundle.manifest.plan
+    name, separator, address = text.partition("=")
+    assignment = plan.assignment_of(name.partition("/")[0])
+    if not separator or not address:
+        raise InputError(f"--device {text}: expected NAME=tcp://HOST:PORT")
+    if assignment is None:
+        known = ", ".join([a.device for a in plan.assignments] + [r.device for r in plan.replicas])
+        raise InputError(f"--device {text}: expected one of {known}, got {name!r}")
+    entry = {"device": name, "address": address, "k": assignment.k, "key": key}
+    return _checked(f"--device {text}", entry, FleetEntry)
+
+
+def fleet_toml(fleet: Fleet) -> bytes:
+    """The file's content, a `[[devices]]` table for each device."""
+    whole = msgspec.to_builtins(fleet)
+    top = {name: whole[name] for name in ("bundle", "key", "format_version") if whole[name]}
+    blocks = [msgspec.toml.encode(top), *map(entry_toml, fleet.devices)]
+    return b"\n".join(blocks)
+
+
+def entry_toml(entry: FleetEntry) -> bytes:
+    """The table of one device."""
+    return b"[[devices]]\n" + toml_bytes(entry)
 
 
 def relative_to(path: Path, out: Path) -> str:

@@ -25,6 +25,7 @@ from mdp.files import (
     Record,
     decoded,
     explained,
+    is_private,
     pattern,
     read_regular,
     toml_bytes,
@@ -35,7 +36,7 @@ KEY_CHARACTERS = 40
 #: Hex digits of SHA-256, enough against a second key with the same ones.
 FINGERPRINT_DIGITS = 32
 MAX_FILE_BYTES = 4096
-SECRET, PUBLIC, LIMITS = ".secret", ".public", ".limits"
+SECRET, PUBLIC, LIMITS, REVOKED = ".secret", ".public", ".limits", ".revoked"
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _ADDRESS = re.compile(r"tcp://(?P<host>\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
 
@@ -164,17 +165,13 @@ def new_keys(folder: Path, name: str, make_pair: Callable[[], tuple[str, str]]) 
 def load_pair(path: Path, public_of: Callable[[str], str]) -> KeyPair:
     """The keys in a secret file; raises ConfigError, also if others may read it.
 
-    systemd's credentials may have mode 0440: an access list, which the group's bits show, names
-    the service's user.
-
     `public_of` computes a secret key's public one, and raises ValueError for an invalid key.
     """
     content, found = _read(path, KeyFile)
     if content.secret is None:
         raise ConfigError(f"{path}: expected a secret key file, this is a public one")
-    mode = stat.S_IMODE(found.st_mode)
-    is_credential = path.parent == Path(os.environ.get("CREDENTIALS_DIRECTORY") or "/")
-    if mode & (0o037 if is_credential else 0o077):
+    if not is_private(path, found.st_mode):
+        mode = stat.S_IMODE(found.st_mode)
         raise ConfigError(
             f"{path}: expected mode 0600, got {mode:04o}: others may read this secret key"
         )
@@ -225,6 +222,39 @@ def load_clients(path: Path) -> tuple[dict[str, AllowedClient], list[str]]:
         except ConfigError as error:
             problems.append(str(error))
     return clients, problems
+
+
+def revoke(folder: Path, name: str) -> list[Path]:
+    """Rename NAME.public in a folder of clients to NAME.revoked; returns the renamed files.
+
+    Also those of other names with the same key. Raises InputError for a name that is not there,
+    ConfigError for a file that is no public key.
+    """
+    here = sorted(file for file in folder.glob(f"*{PUBLIC}"))
+    if folder / f"{name}{PUBLIC}" not in here:
+        known = ", ".join(file.stem for file in here) or "none"
+        raise InputError(f"--name {name}: expected a client of {folder} (there are: {known})")
+    key = load_public(folder / f"{name}{PUBLIC}")
+    clients = [file for file in here if file.stem == name or _is_key(file, key)]
+    try:
+        return [file.rename(file.with_suffix(REVOKED)) for file in clients]
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be changed: {error.strerror}") from error
+
+
+def _is_key(file: Path, key: str) -> bool:
+    try:
+        return load_public(file) == key
+    except ConfigError:
+        return False
+
+
+def next_name(secret: Path) -> str:
+    """The name of the key after `secret`'s: `client-2` after `client`, `client-3` after that."""
+    name, separator, number = secret.stem.rpartition("-")
+    if separator and number.isdigit():
+        return f"{name}-{int(number) + 1}"
+    return f"{secret.stem}-2"
 
 
 def load_allowed(path: Path) -> dict[str, AllowedClient]:

@@ -17,10 +17,13 @@ OPEN = frozenset(("/", "/page.css", "/page.js", "/icon.svg", "/v2/health/live", 
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
-def check_exposure(bind: str, *, tokens: bool, encrypted: bool) -> None:
-    """Raise InputError for an address beyond this machine without tokens or TLS."""
+def check_exposure(bind: str, *, tokens: bool, encrypted: bool, insecure: bool = False) -> str:
+    """A warning, or nothing, about an address beyond this machine.
+
+    Without tokens or TLS, raises InputError unless `insecure`.
+    """
     if is_local(host_and_port(bind)[0]) or (tokens and encrypted):
-        return
+        return ""
     lacking = [
         option
         for option, given in (
@@ -29,6 +32,8 @@ def check_exposure(bind: str, *, tokens: bool, encrypted: bool) -> None:
         )
         if not given
     ]
+    if insecure:
+        return f"{bind} is not on this machine alone, and without {', '.join(lacking)}"
     raise InputError(f"--bind {bind} is not on this machine alone: expected {', '.join(lacking)}")
 
 

@@ -312,7 +312,7 @@ def test_doctor_names_what_is_wrong(fleet: Fleet, tmp_path: Path) -> None:
 
 
 def test_doctor_distinguishes_another_program_from_none() -> None:
-    assert tcp_diagnosis(DEAD) == f"{DEAD}: Connection refused"
+    assert tcp_diagnosis(DEAD) == f"{DEAD}: Connection refused: no agent listens there"
     with other_program(0, b"HTTP/1.1 400\r\n") as port:
         address = f"tcp://127.0.0.1:{port}"
         expected = f"{address} accepts connections but does not speak this protocol"

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
+from mdp.formats.fleet_edit import FleetFile
 from mdp.gateway.bodies import MAX_BODY_BYTES
 from mdp.testing.agents import ANY_PORT
 from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_bundle
@@ -271,8 +272,9 @@ def test_a_changed_fleet_file_is_read_again(fleet: Fleet, served: Gateway) -> No
     def devices() -> list[str]:
         return [device["name"] for device in served.ask("/fleets").told[0]["devices"]]
 
+    without = FleetFile.read(file).without("gamma")
     file.write_text("devices = [")
-    file.write_text("".join(line for line in whole.splitlines(True) if "gamma" not in line))
+    file.write_text(without.text)
     until(lambda: devices() == list(DEVICES[:2]), "the file is read again")
     assert served.ask(CLASSIFY, png()).told["missing"] == {"gamma": "not in the fleet"}
     file.write_text(whole)

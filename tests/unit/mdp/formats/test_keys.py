@@ -22,6 +22,8 @@ from mdp.formats.keys import (
     load_pair,
     load_public,
     new_keys,
+    next_name,
+    revoke,
 )
 from mdp.transport import AgentKeys, ClientKeys, new_pair, public_key_of
 
@@ -259,6 +261,28 @@ def test_files_that_another_user_may_exchange_are_refused(pair: Path) -> None:
     pair.chmod(0o1777)
     assert load_pair(pair / "box.secret", public_key_of)
     assert len(load_clients(pair)[0]) == 1
+
+
+def test_a_revoked_key_is_allowed_under_no_name(tmp_path: Path) -> None:
+    for name in ("office", "phone"):
+        new_keys(tmp_path, name, new_pair)
+    (tmp_path / "desk.public").write_bytes((tmp_path / "office.public").read_bytes())
+    written(tmp_path / "broken.public", "?")
+    with pytest.raises(InputError, match=r"there are: broken, desk, office, phone"):
+        revoke(tmp_path, "nobody")
+    assert [path.name for path in revoke(tmp_path, "office")] == ["desk.revoked", "office.revoked"]
+    assert [client.name for client in load_clients(tmp_path)[0].values()] == ["phone"]
+
+
+def test_names_of_following_keys() -> None:
+    names = ("client", "client-2", "client-9", "n100", "office-pc")
+    assert [next_name(Path(f"keys/{name}.secret")) for name in names] == [
+        "client-2",
+        "client-3",
+        "client-10",
+        "n100-2",
+        "office-pc-2",
+    ]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")

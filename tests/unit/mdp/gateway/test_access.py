@@ -33,7 +33,9 @@ def test_other_addresses_need_tokens_and_tls(bind: str) -> None:
     ):
         with pytest.raises(InputError, match=said):
             check_exposure(bind, tokens=tokens, encrypted=encrypted)
-    check_exposure(bind, tokens=True, encrypted=True)
+        warning = check_exposure(bind, tokens=tokens, encrypted=encrypted, insecure=True)
+        assert said.removeprefix("expected ") in warning
+    assert not check_exposure(bind, tokens=True, encrypted=True, insecure=True)
 
 
 @pytest.mark.parametrize("bind", ["8080", ":8080", "::1:8080", "host:99999", "host:", "host:x"])
@@ -82,6 +84,18 @@ def test_a_file_of_tokens(tmp_path: Path) -> None:
     tokens = read_tokens(path)
     assert tokens.allow(f"Bearer {TOKEN}")
     assert not tokens.allow("Bearer # the doorbell")
+
+
+def test_tokens_of_a_secret_that_a_pods_group_may_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(TOKEN)
+    path.chmod(0o440)
+    with pytest.raises(ConfigError, match="only its owner can read"):
+        read_tokens(path)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    assert read_tokens(path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,171 @@
+"""Changes of an existing fleet.toml that keep its comments and order, and what each is worth.
+
+The file is edited as text. What results is decoded and compared with the wanted record, so that an
+edit changes what was asked for and nothing else.
+"""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from mdp.errors import ConfigError, InputError
+from mdp.files import MAX_TOML_BYTES, decoded, explained, read_regular, write_bytes
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import Fleet, FleetEntry, entry_toml, fleet_toml, read_fleet
+from mdp.formats.plan import Assignment
+
+_HEADER = re.compile(r"\s*\[\[\s*devices\s*\]\]\s*(#.*)?")
+_TEXT = r"""(?:"[^"\n]*"|'[^'\n]*')"""
+#: A value of `address` or `key`: a text, or a list of them over one or more lines.
+_VALUE = rf"(?:{_TEXT}|\[\s*(?:{_TEXT}\s*,?\s*)*\])"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetFile:
+    """A fleet file as it is written, and as it is read."""
+
+    path: Path
+    text: str
+    fleet: Fleet
+    bundle: Bundle
+
+    @classmethod
+    def read(cls, path: Path) -> "FleetFile":
+        """As `read_fleet`, with the text; raises ConfigError."""
+        fleet, bundle = read_fleet(path)
+        content, _ = read_regular(path, MAX_TOML_BYTES)
+        return cls(path=path, text=content.decode(), fleet=fleet, bundle=bundle)
+
+    def entry(self, name: str) -> FleetEntry:
+        """The entry of this name; raises InputError with the known names."""
+        for entry in self.fleet.devices:
+            if entry.device == name:
+                return entry
+        known = ", ".join(entry.device for entry in self.fleet.devices)
+        raise InputError(f"--device {name}: {self.path} has no such device (there are: {known})")
+
+    def with_entry(self, entry: FleetEntry) -> "FleetFile":
+        """With a further entry at the end; raises InputError for a name or address of another."""
+        for other in self.fleet.devices:
+            if other.device == entry.device:
+                raise InputError(
+                    f"--device {entry.device}: {self.path} has it already: expected "
+                    "`mdp fleet replace`"
+                )
+            if other.address == entry.address:
+                raise InputError(f"--device {entry.device}: {other.device} is at {entry.address}")
+        text = f"{''.join(self._blocks()).rstrip()}\n\n{entry_toml(entry).decode()}"
+        return self._changed(text, [*self.fleet.devices, entry])
+
+    def without(self, name: str) -> "FleetFile":
+        """Without an entry and the comment above it; raises InputError for the last one."""
+        entry = self.entry(name)
+        others = [other for other in self.fleet.devices if other is not entry]
+        if not others:
+            raise InputError(f"--device {name}: {self.path} has no other: expected at least one")
+        blocks = self._blocks()
+        del blocks[1 + self.fleet.devices.index(entry)]
+        return self._changed("".join(blocks).rstrip() + "\n", others)
+
+    def with_values(self, name: str, values: Mapping[str, str | list[str]]) -> "FleetFile":
+        """With other values of an entry's `address` or `key`."""
+        entry = self.entry(name)
+        place = self.fleet.devices.index(entry)
+        blocks = self._blocks()
+        for key, value in values.items():
+            blocks[1 + place] = _with_value(blocks[1 + place], key, value)
+        devices = list(self.fleet.devices)
+        try:
+            devices[place] = msgspec.convert(
+                {**msgspec.to_builtins(entry), **values}, type=FleetEntry
+            )
+        except msgspec.ValidationError as error:
+            text = explained(error).partition(" - at ")[0]
+            raise InputError(f"--device {name}: {text}") from error
+        return self._changed("".join(blocks), devices)
+
+    def with_client_key(self, key: str) -> "FleetFile":
+        """With another secret key file of the client, relative to the file's folder."""
+        first, *others = self._blocks()
+        text = "".join([_with_value(first, "key", key), *others])
+        return self._changed(text, self.fleet.devices, key=key)
+
+    def write(self) -> None:
+        """Write the file atomically; a link to it stays. Raises InputError."""
+        write_bytes(self.path.resolve(), self.text.encode())
+
+    def _blocks(self) -> list[str]:
+        """What precedes the first entry, then each entry with the comment directly above it."""
+        text = self.text
+        if not re.search(r"#|\[\[devices]]", re.sub(_TEXT, "", text)):
+            # Tables on a line each, as older versions wrote them, and no comment to keep.
+            text = fleet_toml(self.fleet).decode()
+        lines = text.splitlines(keepends=True)
+        starts = []
+        for number, line in enumerate(lines):
+            if _HEADER.fullmatch(line.strip("\n")):
+                while number and lines[number - 1].lstrip().startswith("#"):
+                    number -= 1
+                starts.append(number)
+        if len(starts) != len(self.fleet.devices):
+            raise ConfigError(
+                f"{self.path}: expected a [[devices]] table for each device, as `mdp fleet new` "
+                "writes it"
+            )
+        ends = [*starts, len(lines)]
+        return ["".join(lines[a:b]) for a, b in zip([0, *starts], ends, strict=True)]
+
+    def _changed(self, text: str, devices: list[FleetEntry], key: str | None = None) -> "FleetFile":
+        fleet = replace(self.fleet, devices=devices, key=key or self.fleet.key)
+        try:
+            as_wanted = decoded(self.path, text.encode(), Fleet, msgspec.toml.decode) == fleet
+        except ConfigError:
+            as_wanted = False
+        if not as_wanted:
+            raise ConfigError(f"{self.path}: only this change cannot be made: edit it by hand")
+        return FleetFile(path=self.path, text=text, fleet=fleet, bundle=self.bundle)
+
+
+def _with_value(block: str, key: str, value: str | list[str]) -> str:
+    """A table's text with `key = value`; a comment behind the old value stays."""
+    written = msgspec.toml.encode({key: value}).decode()
+    line = re.compile(rf"^([ \t]*){key}[ \t]*=[ \t]*{_VALUE}", re.MULTILINE)
+    if line.search(block):
+        return line.sub(lambda match: match[1] + written.rstrip("\n"), block, count=1)
+    body = block.rstrip()
+    return f"{body}\n{written}{block[len(body) :].removeprefix(chr(10))}"
+
+
+def accuracy_with(bundle: Bundle, members: Collection[int]) -> float | None:
+    """Measured stacked accuracy of `members`, a fraction; None if never measured or for none."""
+    return bundle.expected_accuracy(tuple(sorted(members)), "stacked")
+
+
+def suggested(bundle: Bundle, fleet: Fleet) -> tuple[Assignment, str]:
+    """The member that one more device should serve, and why.
+
+    One that no device serves, whose answers add most; else, of the members with the fewest devices,
+    the one whose loss costs most accuracy. Among equals and without measurements, the slowest.
+    """
+    served = fleet.members()
+    assignments = bundle.manifest.plan.assignments
+    everyone = set(served)
+
+    def rank(assignment: Assignment) -> tuple[float, float, float]:
+        count = len(served.get(assignment.k, ()))
+        without = accuracy_with(bundle, everyone - {assignment.k})
+        gained = accuracy_with(bundle, everyone | {assignment.k})
+        worth = -(gained or 0.0) if not count else (without or 0.0)
+        return count, worth, -assignment.predicted_ms.total
+
+    best = min(assignments, key=rank)
+    if best.k not in served:
+        return best, "no device serves its sub-model"
+    others = accuracy_with(bundle, everyone - {best.k})
+    if others is None:
+        return best, "it is the slowest of those with the fewest devices"
+    return best, f"without {best.device} answers are right on {others:.1%}"

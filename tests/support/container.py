@@ -1,0 +1,149 @@
+"""Containers without an engine: a Containerfile as it is written, and run as its user would be.
+
+A process gets a root of its own that it cannot write, the user, environment and entry point of an
+image, no privileges and a network of its own; /opt/mdp is this environment. Linux, as root.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CONTAINERFILE = ROOT / "deploy" / "Containerfile"
+#: What a base image brings, from this machine.
+_SYSTEM = ("bin", "sbin", "lib", "lib64", "usr", "etc", "proc", "dev")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage of a Containerfile: its instructions, its base's first."""
+
+    name: str
+    instructions: tuple[tuple[str, str], ...]
+
+    def last(self, instruction: str) -> str:
+        """The argument of the last one of this name, or nothing."""
+        found = [text for name, text in self.instructions if name == instruction]
+        return found[-1] if found else ""
+
+    def words(self, instruction: str) -> list[str]:
+        """As `last`, of the form `["a", "b"]`, after options."""
+        text = self.last(instruction)
+        found: list[str] = json.loads(text[text.index("[") :]) if text else []
+        return found
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ENV sets."""
+        texts = [text for name, text in self.instructions if name == "ENV"]
+        return dict(word.split("=", 1) for text in texts for word in shlex.split(text))
+
+
+def stages(path: Path = CONTAINERFILE) -> dict[str, Stage]:
+    """The stages by name."""
+    text = re.sub(r"\\\n\s*", "", re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.M))
+    found: dict[str, Stage] = {}
+    current = Stage("", ())
+    for line in filter(None, text.splitlines()):
+        instruction, _, argument = line.partition(" ")
+        if instruction == "FROM":
+            base, _, name = argument.partition(" AS ")
+            inherited = found[base].instructions if base in found else ()
+            current = Stage(name, inherited)
+        one = (instruction, argument.strip())
+        current = Stage(current.name, (*current.instructions, one))
+        found[current.name] = current
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A folder or file of this machine in a container."""
+
+    place: str
+    source: Path
+    writable: bool = False
+
+
+def command(
+    stage: Stage,
+    words: Sequence[str],
+    mounts: Sequence[Mount],
+    *,
+    root: Path,
+    entry: Sequence[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    network_of: int | None = None,
+) -> list[str]:
+    """The command that runs `words` in a container of `stage`.
+
+    `root` is an empty folder; `entry` replaces the stage's entry point; `network_of` is the process
+    whose network it shares.
+    """
+    user, group = stage.last("USER").split(":")
+    prefix = Path(sys.prefix)
+    own = [Mount(place=str(path), source=path) for path in (ROOT, Path(sys.base_prefix))]
+    own = [mount for mount in own if not mount.place.startswith("/usr")]
+    system = [Mount(place=f"/{name}", source=Path("/", name)) for name in _SYSTEM]
+    python = Mount(place="/opt/mdp", source=prefix)
+    lines = ["set -eu", f"mount -t tmpfs -o mode=0755 tmpfs {_q(root)}"]
+    for mount in (*system, *own, python, *mounts):
+        place = root / mount.place.lstrip("/")
+        if mount.source.is_file():
+            lines.append(
+                f"test -e {_q(place)} || {{ mkdir -p {_q(place.parent)}; : > {_q(place)}; }}"
+            )
+        else:
+            lines.append(f"mkdir -p {_q(place)}")
+        lines.append(f"mount --rbind {_q(mount.source)} {_q(place)}")
+        if not mount.writable and mount.place not in ("/proc", "/dev"):
+            lines.append(f"mount -o remount,bind,ro {_q(place)}")
+    lines.append(f"mkdir -p {_q(root / 'tmp')}")
+    lines.append(f"mount -o remount,ro {_q(root)}")
+    lines.append(f"mount -t tmpfs -o mode=1777 tmpfs {_q(root / 'tmp')}")
+    if network_of is None:
+        lines.append("ip link set lo up")
+    variables = {**stage.environment, **(environment or {})}
+    lines.append(
+        shlex.join(
+            [
+                *("exec", "chroot", str(root), "setpriv", f"--reuid={user}", f"--regid={group}"),
+                *("--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"),
+                *("--", "env", "-i", f"--chdir={stage.last('WORKDIR')}"),
+                *(f"{name}={value}" for name, value in variables.items()),
+                *(stage.words("ENTRYPOINT") if entry is None else entry),
+                *words,
+            ]
+        )
+    )
+    spaces = ["unshare", "--mount"] if network_of is not None else ["unshare", "--mount", "--net"]
+    outer = [] if network_of is None else ["nsenter", f"--net=/proc/{network_of}/ns/net"]
+    return [*outer, *spaces, "sh", "-c", "\n".join(lines)]
+
+
+def _q(path: Path) -> str:
+    return shlex.quote(str(path))
+
+
+@cache
+def reason_against() -> str:
+    """Why no container can be run here; empty if one can."""
+    if os.geteuid() != 0:
+        return "needs root, for a root and a network of its own"
+    for program in ("unshare", "nsenter", "setpriv", "ip"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    tried = subprocess.run(
+        ["unshare", "--mount", "--net", "sh", "-c", "ip link set lo up && setpriv --version"],
+        capture_output=True,
+        text=True,
+    )
+    return tried.stderr.strip() if tried.returncode else ""

@@ -1,0 +1,129 @@
+"""Changes of fleet.toml: what is not asked for stays as it was, comments and order included."""
+
+from pathlib import Path
+
+import pytest
+
+from mdp.errors import ConfigError, InputError
+from mdp.formats.bundle import Bundle
+from mdp.formats.fleet import FleetEntry, new_fleet, read_fleet
+from mdp.formats.fleet_edit import FleetFile, suggested
+from mdp.testing.bundles import write_bundle
+
+# With every character that TOML gives a meaning.
+KEY = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+OTHER = "rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7"
+
+WRITTEN = f"""\
+# The porch's fleet.
+bundle = "bundle"
+key = 'client.secret'  # of the gateway
+
+# Wired.
+# Under the roof.
+[[devices]]  # first
+device = "alpha"
+address = "tcp://10.0.0.7:7500"  # static
+k = 0
+key = ["{KEY}",
+  '{OTHER}']  # both until Monday
+
+[[devices]]
+k = 1
+device = "beta"
+address = "tcp://10.0.0.8:7500"
+# The end.
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    write_bundle(tmp_path / "bundle")
+    path = tmp_path / "fleet.toml"
+    path.write_text(WRITTEN)
+    return path
+
+
+def entry(device: str = "gamma", address: str = "tcp://10.0.0.9:7500", k: int = 2) -> FleetEntry:
+    return FleetEntry(device=device, address=address, k=k, key=KEY)
+
+
+def test_values_change_alone(path: Path) -> None:
+    file = FleetFile.read(path)
+    changed = file.with_values("alpha", {"address": "tcp://h:1", "key": OTHER})
+    wanted = WRITTEN.replace("tcp://10.0.0.7:7500", "tcp://h:1")
+    start, end = wanted.index("key = ["), wanted.index("  # both")
+    assert changed.text == f'{wanted[:start]}key = "{OTHER}"{wanted[end:]}'
+    keyed = file.with_values("beta", {"key": [KEY, OTHER]})
+    assert keyed.entry("beta").keys == [KEY, OTHER]
+    assert keyed.text.startswith(WRITTEN)
+    assert file.with_client_key("k/new.secret").text == WRITTEN.replace(
+        "'client.secret'", '"k/new.secret"'
+    )
+    with pytest.raises(InputError, match=r"expected tcp://HOST:PORT"):
+        file.with_values("beta", {"address": "h:1"})
+
+
+def test_a_device_comes_and_goes_with_its_comment(path: Path) -> None:
+    file = FleetFile.read(path)
+    more = file.with_entry(entry())
+    assert more.text.startswith(WRITTEN)
+    assert more.without("gamma").text == WRITTEN
+    left = file.without("alpha")
+    assert left.text == WRITTEN[: WRITTEN.index("# Wired")] + WRITTEN[WRITTEN.rindex("[[dev") :]
+    left.write()
+    assert path.read_text() == left.text
+    assert read_fleet(path)[0] == left.fleet
+    with pytest.raises(InputError, match="has no other: expected at least one"):
+        left.without("beta")
+
+
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        (entry("beta"), "has it already: expected `mdp fleet replace`"),
+        (entry(address="tcp://10.0.0.8:7500"), "beta is at tcp://10.0.0.8:7500"),
+    ],
+)
+def test_a_name_or_address_of_another_is_refused(
+    path: Path, added: FleetEntry, expected: str
+) -> None:
+    with pytest.raises(InputError, match=expected):
+        FleetFile.read(path).with_entry(added)
+
+
+def test_what_cannot_be_kept_is_refused(path: Path) -> None:
+    inline = '{ device = "alpha", address = "tcp://h:1", k = 0 }'
+    path.write_text(f'bundle = "bundle"\ndevices = [\n    {inline},  # mine\n]\n')
+    with pytest.raises(ConfigError, match=r"expected a \[\[devices\]\] table for each device"):
+        FleetFile.read(path).with_entry(entry())
+    # As `mdp fleet new` once wrote it: no comment is lost.
+    path.write_text(f'devices = [\n    {inline},\n]\nbundle = "bundle"\n')
+    assert [e.device for e in FleetFile.read(path).with_entry(entry()).fleet.devices] == [
+        "alpha",
+        "gamma",
+    ]
+    path.write_text(WRITTEN.replace('address = "tcp://10.0.0.8:7500"', '"address" = "tcp://h:1"'))
+    with pytest.raises(ConfigError, match="edit it by hand"):
+        FleetFile.read(path).with_values("beta", {"address": "tcp://h:2"})
+
+
+def test_what_is_written_anew_can_be_edited(tmp_path: Path) -> None:
+    bundle = Bundle.open(write_bundle(tmp_path / "bundle"))
+    path = tmp_path / "new.toml"
+    new_fleet(bundle, ["alpha=tcp://h:1"], path)
+    FleetFile.read(path).with_entry(entry("beta", k=1)).write()
+    assert read_fleet(path)[0].members() == {0: ["alpha"], 1: ["beta"]}
+
+
+def test_the_member_that_one_more_device_should_serve(path: Path, tmp_path: Path) -> None:
+    file = FleetFile.read(path)
+    assert suggested(file.bundle, file.fleet)[0].device == "gamma"
+    whole = file.with_entry(entry())
+    # The made-up accuracies grow with k: losing gamma costs most.
+    found, why = suggested(whole.bundle, whole.fleet)
+    assert (found.device, why) == ("gamma", "without gamma answers are right on 89.0%")
+    doubled = whole.with_entry(entry("gamma/attic", "tcp://h:3"))
+    assert suggested(doubled.bundle, doubled.fleet)[0].device == "beta"
+    unmeasured = Bundle.open(write_bundle(tmp_path / "unmeasured", evaluated=False))
+    assert "slowest" in suggested(unmeasured, whole.fleet)[1]

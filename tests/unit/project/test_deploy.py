@@ -1,0 +1,134 @@
+"""What deploy/ says fits the commands, files and addresses of this checkout."""
+
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from devices.cli.main import app as agent_app
+from mdp.cli.main import app as mdp_app
+from mdp.formats.bundle import Bundle
+from mdp.gateway.access import OPEN
+from tests.support.container import ROOT, stages
+
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+APPS = {"mdp": mdp_app, "mdp-agent": agent_app}
+DEVICES = {
+    a.device for a in Bundle.open(ROOT / "examples/bundles/cifar10").manifest.plan.assignments
+}
+
+
+def options(program: str, words: list[str]) -> dict[str, Any]:
+    """The values of a command line; click ends the test where one is wrong."""
+    group: Any = typer.main.get_command(APPS[program])
+    name, *rest = words
+    context = group.commands[name].make_context(name, rest)
+    found: dict[str, Any] = context.params
+    return found
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every pod of the manifests, with its file's name."""
+    for path in sorted(KUBERNETES.rglob("*.yaml")):
+        for manifest in yaml.safe_load_all(path.read_text()):
+            spec = manifest.get("spec", {})
+            if manifest["kind"] in ("DaemonSet", "Deployment"):
+                yield path.name, spec["template"]["spec"]
+            elif manifest["kind"] == "ServingRuntime":
+                yield path.name, spec
+
+
+def test_images_start_what_there_is() -> None:
+    found = stages()
+    for name, program in (("agent", "mdp-agent"), ("gateway", "mdp")):
+        stage = found[name]
+        assert stage.last("USER") == "10001:10001"
+        assert stage.words("ENTRYPOINT") == [program]
+        assert stage.environment["PATH"].startswith("/opt/mdp/bin:")
+        assert "10001" in stage.last("RUN")
+    given = options("mdp", found["gateway"].words("CMD"))
+    port = given["bind"].rpartition(":")[2]
+    assert found["gateway"].last("EXPOSE") == port
+    assert f"127.0.0.1:{port}/v2/health/live" in found["gateway"].words("HEALTHCHECK")[-1]
+    assert f", {found['agent'].last('EXPOSE')})," in found["agent"].words("HEALTHCHECK")[-1]
+
+
+def test_images_are_built_from_what_there_is() -> None:
+    found = stages()
+    sent = (DEPLOY / "Containerfile.dockerignore").read_text().splitlines()
+    copied = [text.split()[:-1] for name, text in found["wheel"].instructions if name == "COPY"]
+    for source in [one for sources in copied for one in sources]:
+        assert (ROOT / source).exists()
+        assert f"!{source}" in sent
+    assert found["bundle"].last("ARG").startswith("BUNDLE=examples/bundles/")
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    for name in ("agent", "gateway"):
+        install = found[f"{name}-packages"].last("RUN")
+        chosen = re.findall(r"\.whl\)\[([a-z,]+)\]", install)[0].split(",")
+        assert name in chosen
+        assert set(chosen) <= extras.keys()
+        assert "--only-binary :all:" in install
+        assert "--constraint constraints.txt" in install
+    for stage in found.values():
+        for name, text in stage.instructions:
+            if name == "RUN":
+                subprocess.run(["sh", "-n", "-c", text], check=True)
+
+
+def test_compose_serves_every_device() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    agents = {name: s for name, s in services.items() if name not in ("keys", "gateway")}
+    assert agents.keys() == DEVICES
+    for name, service in agents.items():
+        given = options("mdp-agent", service["command"])
+        assert (given["device"], given["key"]) == (name, Path(f"/keys/{name}.secret"))
+        assert given["bind"] == f"tcp://0.0.0.0:{stages()['agent'].last('EXPOSE')}"
+        assert f"--device {name}=tcp://{name}:7500" in services["keys"]["command"][0]
+
+
+@pytest.mark.parametrize("pod", [one for _, one in pods()], ids=[name for name, _ in pods()])
+def test_pods_start_what_there_is_and_have_no_rights(pod: dict[str, Any]) -> None:
+    container = pod["containers"][0]
+    stage = stages()[container["image"].partition(":")[0].removeprefix("mdp-")]
+    given = options(stage.words("ENTRYPOINT")[0], container["args"])
+    bound = given["bind"].rpartition(":")[2]
+    assert bound == str(container["ports"][0]["containerPort"])
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    for each in (given["key"], given.get("clients"), given.get("tokens"), given.get("certificate")):
+        assert each is None or {str(each), str(each.parent)} & mounted
+    for kind in ("readinessProbe", "livenessProbe"):
+        probe = container[kind]
+        checked = probe.get("httpGet", probe.get("tcpSocket"))
+        names = (container["ports"][0].get("name"), container["ports"][0]["containerPort"])
+        assert checked["port"] in names
+        assert checked.get("path", "/") in OPEN
+        assert checked.get("scheme") == ("HTTPS" if given.get("certificate") else None)
+    for one in (*pod.get("initContainers", ()), container):
+        security = pod.get("securityContext", {}) | one["securityContext"]
+        assert security["runAsNonRoot"]
+        assert security["readOnlyRootFilesystem"]
+        assert not security["allowPrivilegeEscalation"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert one["resources"]["limits"]["memory"]
+    assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+
+
+def test_every_device_has_a_folder() -> None:
+    listed = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())["resources"]
+    assert set(listed) >= DEVICES
+    for device in DEVICES:
+        made = yaml.safe_load((KUBERNETES / device / "kustomization.yaml").read_text())
+        assert made["nameSuffix"] == f"-{device}"
+        assert made["labels"][0]["pairs"] == {"mdp/device": device}
+        assert f"value: {device}}}" in made["patches"][0]["patch"]
+        assert f"value: agent-{device}" in made["patches"][0]["patch"]
