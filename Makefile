@@ -13,7 +13,7 @@ MINUTES ?= 2
 SEED   ?= 1
 
 .PHONY: demo test invariants test-arm test-gpu gateway-clients fuzz soak check bench accuracy \
-	faults lock sbom format coverage clean
+	faults docs lock sbom format coverage clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE)) \
@@ -75,6 +75,10 @@ check: $(STAMP)
 	$(BIN)/python -m tools.links
 	$(BIN)/python -m tools.words
 	$(BIN)/python tools/subjects.py
+
+# The pages as a site in runs/site/html, with the reference that the code itself holds.
+docs: $(STAMP)
+	$(BIN)/python -m tools.site
 
 # Which lines and branches the unit, contract and fuzz tests run, their subprocesses included. Fails
 # under the floor in pyproject.toml. Tracing takes three quarters more processor time than
