@@ -22,7 +22,7 @@ def blocks(page: Path, language: str | None = None) -> list[str]:
 
 @cache
 def own_network() -> tuple[str, ...]:
-    """What a command is preceded by to have a network of its own; empty where that is impossible."""
+    """What precedes a command to give it a network of its own; empty where that is impossible."""
     if not shutil.which("unshare") or not shutil.which("ip"):
         return ()
     tried = subprocess.run([*OWN_NETWORK, "ip", "link", "set", "lo", "up"], capture_output=True)
@@ -30,7 +30,7 @@ def own_network() -> tuple[str, ...]:
 
 
 def follow(page: Path, folder: Path, *, timeout_s: float) -> list[str]:
-    """Run the `sh` blocks of `page` word for word, in one shell, in `folder`, a checkout's stand-in.
+    """Run the `sh` blocks of `page` word for word, in one shell, in `folder` as in a checkout.
 
     Returns what each block printed. Fails with the shell's words at the first command that fails.
     """
