@@ -12,7 +12,7 @@ SECONDS ?= 86400
 MINUTES ?= 2
 SEED   ?= 1
 
-.PHONY: demo test invariants test-arm test-gpu gateway-clients fuzz soak check bench accuracy \
+.PHONY: demo test invariants test-arm test-gpu gateway-clients tutorials fuzz soak check bench accuracy \
 	faults docs lock sbom format coverage clean
 
 demo: $(STAMP)
@@ -50,6 +50,10 @@ gateway-clients: $(STAMP)
 	test -d runs/clients || $(PYTHON) -m venv runs/clients
 	runs/clients/bin/pip install --quiet --only-binary :all: 'tritonclient[http]==2.73.0' kserve==0.21.0
 	$(BIN)/python -m tests.gateway.clients runs/clients/bin/python
+
+# The tutorial that trains, word for word, and the notebook: two minutes on two idle cores.
+tutorials: $(STAMP)
+	$(BIN)/pytest --timeout 1200 tests/tutorials/trained.py
 
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)

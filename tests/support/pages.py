@@ -1,5 +1,6 @@
 """Blocks of documentation pages, run as a reader runs them."""
 
+import json
 import os
 import re
 import shutil
@@ -18,6 +19,12 @@ def blocks(page: Path, language: str | None = None) -> list[str]:
     """The fenced blocks of a page, or those of one language, in their order."""
     found = BLOCK.findall(page.read_text())
     return [text for name, text in found if language is None or name == language]
+
+
+def cells(notebook: Path) -> list[str]:
+    """The code of a notebook, a text for each cell; magics are not understood."""
+    found = json.loads(notebook.read_text())["cells"]
+    return ["".join(cell["source"]) for cell in found if cell["cell_type"] == "code"]
 
 
 @cache

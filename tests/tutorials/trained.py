@@ -1,8 +1,10 @@
 """What trains: the tutorial of a bundle, and the notebook, word for word (make tutorials)."""
 
+import subprocess
+import sys
 from pathlib import Path
 
-from tests.support.pages import ROOT, follow
+from tests.support.pages import ROOT, cells, follow
 
 
 def test_from_pictures_to_a_bundle(tmp_path: Path) -> None:
@@ -15,3 +17,14 @@ def test_from_pictures_to_a_bundle(tmp_path: Path) -> None:
     assert "259 test pictures of photos" in evaluated
     first, *_ = [line for line in served.splitlines() if line.startswith("photos/7/")]
     assert "stacked from n100 + raspberry-pi-5 + laptop-cpu" in first
+
+
+def test_the_notebook() -> None:
+    program = "\n".join(cells(ROOT / "examples/three_devices.ipynb"))
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *_, everyone, without, expected = done.stdout.splitlines()
+    assert everyone.startswith("3, a 3: stacked from ")
+    assert "'n100': " in without
+    assert expected.startswith("expected of these: 9")
