@@ -74,8 +74,9 @@ class Client(BaseClient):
         uint8 array `[H, W]`, `[H, W, 3]` or `[H, W, 4]`, or a torch tensor `[C, H, W]` of uint8 or
         of floats from 0 to 1; normalised ones are refused.
 
-        A binary file is read from its position, in another thread. The deadline counts from this call, decoding and cropping included. Raises InputError,
-        PictureError, or InferenceError if no device contributes in time.
+        A binary file is read from its position, in another thread. The deadline counts from this
+        call, decoding and cropping included. Raises InputError, PictureError, or InferenceError if
+        no device contributes in time.
         """
         return self._classify(picture, self._deadline(deadline_ms))
 
