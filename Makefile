@@ -12,8 +12,8 @@ SECONDS ?= 86400
 MINUTES ?= 2
 SEED   ?= 1
 
-.PHONY: demo test invariants test-arm test-gpu gateway-clients manifests fuzz soak check bench \
-	accuracy faults lock sbom format coverage clean
+.PHONY: demo test invariants test-arm test-gpu gateway-clients manifests tutorials fuzz soak check \
+	bench accuracy faults docs lock sbom format coverage clean
 
 demo: $(STAMP)
 	$(BIN)/mdp demo --work $(WORK) --report $(WORK)/seen.json $(if $(BUNDLE),--bundle $(BUNDLE)) \
@@ -23,7 +23,7 @@ demo: $(STAMP)
 PATIENT := $(addprefix tests/integration/,commands/test_partition_build.py \
 	commands/test_torchrun.py commands/test_quantized_fleet.py commands/test_discovery.py \
 	commands/test_gateway_page.py commands/test_gateway.py commands/test_deploy.py \
-	commands/test_mqtt.py commands/test_sources.py \
+	commands/test_mqtt.py commands/test_sources.py commands/test_tutorials.py \
 	commands/test_doctor.py faults/test_key_changes.py \
 	agents/test_agent_process.py agents/test_full_disk.py)
 
@@ -68,6 +68,10 @@ manifests:
 	kubectl kustomize deploy/kubernetes > runs/manifests/all.yaml
 	runs/manifests/bin/python tests/deploy/validate.py runs/manifests/all.yaml deploy/kubernetes/kserve/*.yaml
 
+# The tutorial that trains, word for word, and the notebook: two minutes on two idle cores.
+tutorials: $(STAMP)
+	$(BIN)/pytest --timeout 1200 tests/tutorials/trained.py
+
 # An hour and more on one core: make fuzz RUNS=10000000; one target: make fuzz TARGETS=frames.
 fuzz: $(STAMP)
 	$(BIN)/pip install --quiet --constraint constraints.txt --only-binary :all: atheris
@@ -92,6 +96,10 @@ check: $(STAMP)
 	$(BIN)/python -m tools.links
 	$(BIN)/python -m tools.words
 	$(BIN)/python tools/subjects.py
+
+# The pages as a site in runs/site/html, with the reference that the code itself holds.
+docs: $(STAMP)
+	$(BIN)/python -m tools.site
 
 # Which lines and branches the unit, contract and fuzz tests run, their subprocesses included. Fails
 # under the floor in pyproject.toml. Tracing takes three quarters more processor time than

@@ -66,7 +66,8 @@ def probe(
         bool, typer.Option(help="Fewer encoders and networks, in about a minute.")
     ] = False,
     shapes: Annotated[
-        int | None, typer.Option(min=1, max=12, help="Only so many of the quick encoders.")
+        int | None,
+        typer.Option(min=1, max=12, help="Only so many of the quick encoders, to try it."),
     ] = None,
     shared: Annotated[
         bool,

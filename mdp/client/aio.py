@@ -120,7 +120,10 @@ class AsyncClient(BaseClient):
     async def classify(
         self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS
     ) -> Prediction:
-        """The fleet's answer; see `Client.classify`. Files are decoded in threads."""
+        """The fleet's answer; see `Client.classify`. Files are decoded in threads.
+
+        Late replies to a cancelled call are ignored.
+        """
         deadline = self._deadline(deadline_ms)
         async with self._link_for(deadline) as link:
             question = await self._cut(link, picture, deadline)

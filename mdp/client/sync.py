@@ -71,10 +71,12 @@ class Client(BaseClient):
 
     def classify(self, picture: Picture, *, deadline_ms: float = DEFAULT_DEADLINE_MS) -> Prediction:
         """The fleet's answer for a path, an encoded file's bytes, a binary file, a Pillow image, a
-        uint8 array `[H, W]`, `[H, W, 3]` or `[H, W, 4]`, or a torch tensor `[C, H, W]`.
+        uint8 array `[H, W]`, `[H, W, 3]` or `[H, W, 4]`, or a torch tensor `[C, H, W]` of uint8 or
+        of floats from 0 to 1; normalised ones are refused.
 
-        The deadline counts from this call, decoding and cropping included. Raises InputError,
-        PictureError, or InferenceError if no device contributes in time.
+        A binary file is read from its position, in another thread. The deadline counts from this
+        call, decoding and cropping included. Raises InputError, PictureError, or InferenceError if
+        no device contributes in time.
         """
         return self._classify(picture, self._deadline(deadline_ms))
 

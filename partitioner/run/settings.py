@@ -13,9 +13,13 @@ from mdp.formats.plan import TeacherArgument
 Autocast = Literal["fp32", "bf16"]
 Teaching = Literal["kept", "live"]
 Epochs = Annotated[int, Meta(ge=0, le=100_000, description="Passes over the training pictures")]
-BatchSize = Annotated[int, Meta(ge=1, le=65_536, description="Pictures per step")]
+BatchSize = Annotated[
+    int, Meta(ge=1, le=65_536, description="Pictures per step, over all processes")
+]
 LearningRate = Annotated[float, Meta(gt=0, le=1, description="AdamW's peak step size")]
-WeightDecay = Annotated[float, Meta(ge=0, le=10, description="AdamW's weight decay")]
+WeightDecay = Annotated[
+    float, Meta(ge=0, le=10, description="AdamW's; not of biases, norms and positions")
+]
 Smoothing = Annotated[
     float, Meta(ge=0, lt=1, description="Share of a label that is spread over all classes")
 ]
@@ -97,7 +101,7 @@ class MemberSchedule(Schedule, frozen=True):
         ),
     ] = 0.5
     temperature: Annotated[
-        float, Meta(gt=0, le=100, description="Softness of the teacher's answers")
+        float, Meta(gt=0, le=100, description="Temperature that softens the teacher's answers")
     ] = 2.0
     start: Annotated[
         Literal["auto", "teacher", "scratch"],
@@ -196,7 +200,9 @@ class RunOptions(Record, frozen=True):
     ]
     limit_train: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="Use only so many pictures for training and calibration"),
+        Meta(
+            description="Use only so many pictures of training and calibration, of each class alike"
+        ),
     ] = None
     limit_test: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="Use only so many test pictures")
@@ -231,7 +237,9 @@ class RunOptions(Record, frozen=True):
             "their classes; nothing is fetched"
         ),
     ] = None
-    seed: Annotated[int, Meta(ge=0, lt=2**32, description="Same seed, same result")] = 0
+    seed: Annotated[
+        int, Meta(ge=0, lt=2**32, description="Seed of weights, variants and order of pictures")
+    ] = 0
     autocast: Annotated[
         Literal["auto", "fp32", "bf16"],
         Meta(description="Arithmetic of training; auto is bf16 where it is quicker"),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import ssl
 import subprocess
@@ -20,6 +21,7 @@ from mdp.testing.bundles import DEVICES, colour_picture, subset_accuracy, write_
 from mdp.testing.processes import PATIENCE_S, until
 from tests.support.fleet import PLENTY_MS, Fleet
 from tests.support.gateway import Gateway, gateway, self_signed
+from tests.support.pages import ROOT, blocks
 
 FORM = "multipart/form-data; boundary=cut"
 CLASSIFY = f"/v2/models/colours/classify?deadline_ms={PLENTY_MS:g}"
@@ -78,6 +80,18 @@ def test_what_the_server_and_its_model_say_of_themselves(served: Gateway) -> Non
     assert model["inputs"] == [{"name": "images", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}]
     assert [output["shape"] for output in model["outputs"]] == [[-1, 3], [-1, 3]]
     assert served.ask("/v2/models/colours/ready").told == {"name": "colours", "ready": True}
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_program_for_node_that_is_shown(served: Gateway, tmp_path: Path) -> None:
+    (program,) = blocks(ROOT / "docs/how-to/call.md", "js")
+    (tmp_path / "classify.mjs").write_text(program)
+    (tmp_path / "green.png").write_bytes(png("green"))
+    done = subprocess.run(
+        ["node", "classify.mjs", "green.png"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "MODEL": f"{served.url}/v2/models/colours"}, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout == f"green {' + '.join(DEVICES)} complete\n", done.stderr
 
 
 def test_a_batch_through_the_inference_protocol(served: Gateway) -> None:

@@ -1,11 +1,15 @@
-"""The Python blocks of README.md and docs/ are what a strict type checker accepts."""
+"""The Python of README.md, docs/ and the notebook is what a strict type checker accepts."""
 
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.support.pages import cells
+
 ROOT = Path(__file__).parents[3]
+NOTEBOOK = ROOT / "examples/three_devices.ipynb"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -18,9 +22,17 @@ def test_mypy_strict_accepts_the_examples(tmp_path: Path) -> None:
             files.append(tmp_path / f"{name}_{number}.py")
             files[-1].write_text(block)
     assert len(files) >= 4
+    files.append(tmp_path / "notebook.py")
+    files[-1].write_text("\n".join(cells(NOTEBOOK)))
     # The project's own settings are strict, and its cache knows what the examples import.
     command = [sys.executable, "-m", "mypy"]
     done = subprocess.run(
         [*command, *files], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    found = json.loads(NOTEBOOK.read_text())["cells"]
+    kept = [cell for cell in found if cell.get("outputs") or cell.get("execution_count")]
+    assert kept == []

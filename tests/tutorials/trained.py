@@ -1,0 +1,30 @@
+"""What trains: the tutorial of a bundle, and the notebook, word for word (make tutorials)."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.pages import ROOT, cells, follow
+
+
+def test_from_pictures_to_a_bundle(tmp_path: Path) -> None:
+    page = ROOT / "docs/tutorials/from-pictures-to-a-bundle.md"
+    pictures, probed, planned, built, evaluated, served = follow(page, tmp_path, timeout_s=600)
+    assert "1,295" in pictures
+    assert "32/4, 64 x 2" in probed
+    assert "nine of ten such trainings end between" in planned
+    assert "rehearsal: 3 sub-models" in built
+    assert "259 test pictures of photos" in evaluated
+    first, *_ = [line for line in served.splitlines() if line.startswith("photos/7/")]
+    assert "stacked from n100 + raspberry-pi-5 + laptop-cpu" in first
+
+
+def test_the_notebook() -> None:
+    program = "\n".join(cells(ROOT / "examples/three_devices.ipynb"))
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *_, everyone, without, expected = done.stdout.splitlines()
+    assert everyone.startswith("3, a 3: stacked from ")
+    assert "'n100': " in without
+    assert expected.startswith("expected of these: 9")

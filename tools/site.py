@@ -1,0 +1,230 @@
+"""Build docs/ as a site, with the reference that the code itself holds.
+
+python -m tools.site        (make docs)
+
+The site's folders are those of the repository, so that every link of a page leads where it leads on
+GitHub; files that pages link to are copied beside them. `<!-- generated: ... -->` in a page is
+replaced by the commands' help, the settings of a build, or a package's docstrings. Fails on a dead
+link, and on a page that loads anything of another host.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+from tools.links import CODE, LINK
+
+ROOT = Path(__file__).resolve().parent.parent
+SITE = ROOT / "runs/site"
+#: Headings of the navigation, and the folders below them.
+SECTIONS = {
+    "Tutorials": "tutorials", "How-to": "how-to", "Reference": "reference",
+    "Explanation": "explanation", "Results": "results", "Decisions": "adr",
+}  # fmt: skip
+START = ["README.md", "docs/README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"]
+LEFT_OUT = "docs/lab-log.md"
+#: Each command and the module of its typer application.
+COMMANDS = {
+    "mdp": "mdp.cli.main", "mdp-agent": "devices.cli.main", "mdp-partition": "partitioner.cli.main",
+}  # fmt: skip
+GENERATED = re.compile(r"^<!-- generated: (\w+) ?([\w.]*) -->$", re.MULTILINE)
+ITEM = re.compile(r"(?:[-*]|\d+\.) +")
+#: What a browser loads by itself, of another host.
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^>]*>"
+    r"|<link\b(?![^>]*rel=[\"']?canonical)[^>]*\bhref=[\"']?(?:https?:)?//[^>]*>"
+)
+
+
+def for_mkdocs(page: str) -> str:
+    """GitHub's Markdown as mkdocs reads it.
+
+    What belongs to an item of a list is four columns in; a blank line precedes a list, and an item
+    that follows one of several paragraphs.
+    """
+    lines: list[str] = []
+    #: Columns in which the text of each open item begins.
+    items: list[int] = []
+    fenced = spread = False
+    for line in page.splitlines():
+        text = line.lstrip()
+        column = len(line) - len(text)
+        if not text:
+            lines.append("")
+            spread = True
+            continue
+        item = None if fenced else ITEM.match(text)
+        close = bool(items) and not spread
+        while items and column < items[-1] and not fenced:
+            items.pop()
+        depth, rest = len(items), column - (items[-1] if items else 0)
+        if item:
+            if not close and lines and lines[-1]:
+                lines.append("")
+            spread = False
+            items.append(column + item.end())
+            rest = 0
+        lines.append(" " * (4 * depth + max(0, rest)) + text)
+        fenced ^= text.startswith("```")
+    return "\n".join(lines) + "\n"
+
+
+def commands() -> str:
+    """Every option of every command, in typer's words."""
+    parts = []
+    for name, module in COMMANDS.items():
+        command = [sys.executable, "-m", "typer", module, "utils", "docs", "--name", name]
+        done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+        parts.append(re.sub(r"^#", "##", done.stdout, flags=re.MULTILINE))
+    return "\n".join(parts)
+
+
+def _values(kind: inspect.Type) -> str:
+    """The values that a setting may have."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _values(inner)
+        case inspect.UnionType(types=types):
+            some = [each for each in types if not isinstance(each, inspect.NoneType)]
+            return " or ".join(map(_values, some))
+        case inspect.LiteralType(values=values):
+            return ", ".join(f"`{value}`" for value in values)
+        case inspect.IntType() | inspect.FloatType():
+            ends = (("from", kind.ge), ("above", kind.gt), ("to", kind.le), ("below", kind.lt))
+            return " ".join(f"{word} {end:,}" for word, end in ends if end is not None) or "number"
+        case inspect.BoolType():
+            return "`true`, `false`"
+        case inspect.ListType(item_type=item):
+            return f"list: {_values(item)}"
+        case inspect.DictType():
+            return "table"
+    return "text"
+
+
+def _description(kind: inspect.Type) -> str:
+    schema = (kind.extra_json_schema or {}) if isinstance(kind, inspect.Metadata) else {}
+    return str(schema.get("description", ""))
+
+
+def settings() -> str:
+    """Every key of a build's settings file: values, default and meaning, a table each."""
+    from partitioner.config import BuildConfig
+
+    parts = []
+    whole = inspect.type_info(BuildConfig)
+    assert isinstance(whole, inspect.StructType)
+    for table in whole.fields:
+        assert isinstance(table.type, inspect.StructType)
+        parts.append(f"### `[{table.encode_name}]`\n")
+        parts.append("| key | values | default | meaning |\n|---|---|---|---|")
+        for key in table.type.fields:
+            default = "required" if key.required else _shown(key.default)
+            parts.append(
+                f"| `{key.encode_name}` | {_values(key.type)} | {default} "
+                f"| {_description(key.type)} |"
+            )
+        parts.append("")
+    return "\n".join(parts)
+
+
+def _shown(default: Any) -> str:
+    if default is msgspec.NODEFAULT or default is None or default == "":
+        return ""
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def python(package: str) -> str:
+    """What mkdocstrings replaces by the docstrings of all that `package` exports."""
+    names = __import__(package, fromlist=["__all__"]).__all__
+    return "\n\n".join(f"::: {package}.{name}" for name in names if not name.startswith("_"))
+
+
+def generated(page: str) -> str:
+    """`page` with its generated parts."""
+    parts = {"commands": lambda _: commands(), "settings": lambda _: settings(), "python": python}
+    return GENERATED.sub(lambda found: parts[found[1]](found[2]), page)
+
+
+def linked(page: Path) -> Iterator[Path]:
+    """Files of the repository that `page` links to."""
+    for target in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        path = (page.parent / target.partition("#")[0]).resolve()
+        if not re.match(r"[a-z]+:|#", target) and path.is_file():
+            yield path
+
+
+def pages() -> list[Path]:
+    """Every page and picture of the site, and all files that pages link to."""
+    found = [ROOT / name for name in START]
+    found += [path for path in sorted((ROOT / "docs").rglob("*")) if path.is_file()]
+    for path in found:
+        if path.suffix == ".md":
+            found += [other for other in linked(path) if other not in found]
+    return found
+
+
+def navigation() -> list[dict[str, list[str]]]:
+    """Sections with their pages, in the order in which docs/README.md names them."""
+    overview = ROOT / "docs/README.md"
+    order = [path.relative_to(ROOT).as_posix() for path in linked(overview)]
+
+    def of(folder: str) -> list[str]:
+        names = [f"docs/{folder}/{p.name}" for p in sorted((ROOT / "docs" / folder).glob("*.md"))]
+        return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+    return [{"Start": START}, *({title: of(folder)} for title, folder in SECTIONS.items())]
+
+
+def write_pages(target: Path) -> None:
+    """The pages as mkdocs reads them, in folder `target`."""
+    shutil.rmtree(target, ignore_errors=True)
+    for path in pages():
+        copy = target / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".md":
+            copy.write_text(generated(for_mkdocs(path.read_text(encoding="utf-8"))))
+        else:
+            shutil.copy(path, copy)
+
+
+def loads(folder: Path) -> list[str]:
+    """What pages in `folder` load of other hosts."""
+    return [
+        f"{page.relative_to(folder)}: loads {found}"
+        for page in sorted(folder.rglob("*.html"))
+        for found in LOADED.findall(page.read_text(encoding="utf-8"))
+    ]
+
+
+def main() -> int:
+    """0 if the site is whole: in runs/site/html."""
+    write_pages(SITE / "pages")
+    config = {
+        "INHERIT": str(ROOT / "tools/site.yml"),
+        "docs_dir": str(SITE / "pages"),
+        "site_dir": str(SITE / "html"),
+        "nav": navigation(),
+    }
+    (SITE / "mkdocs.yml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file"]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run([*command, SITE / "mkdocs.yml"], cwd=ROOT, env=environment, check=False)
+    if done.returncode:
+        return 1
+    for fault in (faults := loads(SITE / "html")):
+        print(fault)
+    print(f"{SITE / 'html'}: {len(list((SITE / 'html').rglob('*.html')))} pages")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
