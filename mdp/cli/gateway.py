@@ -15,6 +15,7 @@ from mdp.extras import GATEWAY, install, missing
 from mdp.formats.fleet import PLAIN_TEXT, exposed, read_fleet
 from mdp.fusion.fuse import Fusion
 from mdp.requests.deadline import checked_deadline_ms
+from mdp.tracing import set_up
 
 #: What a model is called in addresses; a bundle's name is one.
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -75,6 +76,7 @@ def gateway(
     from mdp.gateway.server import Listening, serve
 
     checked_deadline_ms(deadline_ms)
+    set_up("mdp-gateway")
     if (certificate is None) != (private_key is None):
         raise InputError("--certificate and --private-key: expected both, or neither for HTTP")
     check_exposure(bind, tokens=tokens is not None, encrypted=certificate is not None)

@@ -8,21 +8,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from mdp.client.status import DeviceStatus
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
 from mdp.fusion.fuse import Fusion, rule_for
 from mdp.requests.prediction import Prediction
-from mdp.requests.reason import NOT_NEEDED
+from mdp.requests.reason import LEFT_OUT, NOT_IN_FLEET, NOT_NEEDED
 
 #: Latencies of a device's sparkline, and faults of a fleet that are kept.
 KEPT_LATENCIES, KEPT_FAULTS = 60, 100
-#: The reason of a device that somebody took out of this gateway's calls.
-SWITCHED_OFF = "switched off at this gateway"
-#: How reasons begin that are no fault: a cascade was sure, or somebody wanted it so.
-_NO_FAULT = (str(NOT_NEEDED), "not in the fleet", SWITCHED_OFF)
+#: Reasons that are no fault: a cascade was sure, or somebody wanted it so.
+_NO_FAULT = (str(NOT_NEEDED), str(NOT_IN_FLEET), str(LEFT_OUT))
 
 
 def kind_of(reason: str) -> str:
@@ -59,6 +57,8 @@ class Device(Struct):
     counts: dict[str, int] = field(default_factory=dict)
     #: Requests that wait there; None if it has not said.
     queued: int | None = None
+    #: Degrees Celsius of its warmest sensor; None if it has not said.
+    temperature_c: float | None = None
     #: Milliseconds from sending to the answer, the newest last.
     latencies_ms: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LATENCIES))
     fault: str = ""
@@ -94,23 +94,18 @@ class Roll:
                 continue
             device.state, device.usable, device.reason = status.state, status.usable, status.reason
             device.source, device.counts = status.source, status.counts
-            device.queued = status.queued
+            device.queued, device.temperature_c = status.queued, status.temperature_c
             device.provider = status.provider or device.provider
             fault = "" if status.usable else f"{status.state}: {status.reason}".rstrip(": ")
             self._fault(device, fault, now_s)
 
-    def named(self, answer: Prediction) -> Prediction:
-        """`answer` with the reason of devices that are switched off, which its client lacks.
-
-        A device whose replica has answered is not missing.
-        """
-        answered = {member.k for member in answer.members}
-        off = {
-            device.name: SWITCHED_OFF
-            for device in self.devices.values()
-            if not device.in_use and device.k not in answered
-        }
-        return replace(answer, missing=answer.missing | off) if off else answer
+    def take_over(self, former: "Roll") -> None:
+        """Go on after `former`: its faults, and what it has switched off, if that is not all."""
+        self.faults.extend(former.faults)
+        off = [name for name, d in former.devices.items() if not d.in_use and name in self.devices]
+        if len(off) < len(self.devices):
+            for name in off:
+                self.devices[name].in_use = False
 
     def answered(self, prediction: Prediction, now_s: float) -> None:
         """Take in what one answer was made of, and what it lacks."""
@@ -128,7 +123,7 @@ class Roll:
         for name, reason in missing.items():
             device = self.devices.get(name)
             # Of a device that is down, the status says more.
-            if device is not None and device.usable and not reason.startswith(_NO_FAULT):
+            if device is not None and device.usable and reason not in _NO_FAULT:
                 self._fault(device, reason, now_s)
 
     def _fault(self, device: Device, fault: str, now_s: float) -> None:
@@ -144,7 +139,7 @@ class Roll:
     def switched(self, name: str, in_use: bool, now_s: float) -> None:
         """Note that somebody took a device out of this gateway's calls, or put it back."""
         self.devices[name].in_use = in_use
-        what = "switched on at this gateway" if in_use else SWITCHED_OFF
+        what = f"switched {'on' if in_use else 'off'} at this gateway"
         self.faults.append(Fault(at_s=now_s, device=name, what=what, over=in_use))
 
     def expected_accuracy(self) -> float | None:
