@@ -4,7 +4,8 @@ Times are handed in: seconds since 1970.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from msgspec import Struct, field
@@ -13,12 +14,15 @@ from msgspec.structs import asdict
 from mdp.client.status import DeviceStatus
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
+from mdp.formats.plan import Assignment
 from mdp.fusion.fuse import Fusion, rule_for
 from mdp.requests.prediction import Prediction
 from mdp.requests.reason import LEFT_OUT, NOT_IN_FLEET, NOT_NEEDED
 
 #: Latencies of a device's sparkline, and faults of a fleet that are kept.
 KEPT_LATENCIES, KEPT_FAULTS = 60, 100
+#: Members up to which all their subsets are looked at.
+MOST_SUBSETS_OF = 8
 #: Reasons that are no fault: a cascade was sure, or somebody wanted it so.
 _NO_FAULT = (str(NOT_NEEDED), str(NOT_IN_FLEET), str(LEFT_OUT))
 
@@ -46,6 +50,8 @@ class Device(Struct):
     submodel: str
     #: Fractions of the centred square: left, top, right, bottom.
     region: tuple[float, float, float, float]
+    #: Milliseconds of a picture there, as the plan predicts them.
+    predicted_ms: float
     #: Accuracy of its answers alone; None for a bundle never evaluated.
     accuracy: float | None = None
     in_use: bool = True
@@ -64,6 +70,16 @@ class Device(Struct):
     fault: str = ""
 
 
+class Choice(Struct, frozen=True):
+    """Devices to answer with, what they take and what they are worth."""
+
+    devices: list[str]
+    #: Of the slowest of them, as the plan predicts it.
+    latency_ms: float
+    #: As measured, a fraction.
+    accuracy: float
+
+
 class Roll:
     """All devices of one fleet, and the history of their faults."""
 
@@ -78,6 +94,7 @@ class Roll:
                 k=entry.k,
                 submodel=assignment.spec.words,
                 region=(region.left, region.top, region.right, region.bottom),
+                predicted_ms=assignment.predicted_ms.total,
             )
         self.faults: deque[Fault] = deque(maxlen=KEPT_FAULTS)
         self._bundle = bundle
@@ -85,6 +102,27 @@ class Roll:
         self._fusion: Fusion = fusion
         for device in self.devices.values():
             device.accuracy = self._accuracy({device.k})
+        self._front = self._pareto()
+
+    def _pareto(self) -> list[Choice]:
+        """The sets of members of which none is both quicker and more accurate, quickest first."""
+        plan = self._bundle.manifest.plan.assignments
+        quickest = sorted({d.k for d in self.devices.values()}, key=_latency_of(plan))
+        found: list[Choice] = []
+        for place, k in enumerate(quickest):
+            others, latency_ms = quickest[:place], plan[k].predicted_ms.total
+            # Of many devices, the quickest few alone.
+            sizes = range(place + 1) if len(quickest) <= MOST_SUBSETS_OF else (place,)
+            subsets = ({k, *some} for size in sizes for some in combinations(others, size))
+            best = max(subsets, key=lambda members: self._accuracy(members) or 0.0)
+            accuracy = self._accuracy(best)
+            if accuracy is None or (found and accuracy <= found[-1].accuracy):
+                continue
+            if found and found[-1].latency_ms == latency_ms:
+                found.pop()
+            devices = [plan[member].device for member in sorted(best)]
+            found.append(Choice(devices=devices, latency_ms=latency_ms, accuracy=accuracy))
+        return found
 
     def told(self, statuses: Iterable[DeviceStatus], now_s: float) -> None:
         """Take in what the devices say of themselves."""
@@ -161,4 +199,9 @@ class Roll:
                 for device in self.devices.values()
             ],
             "faults": list(reversed(self.faults)),
+            "front": self._front,
         }
+
+
+def _latency_of(plan: Sequence[Assignment]) -> Callable[[int], float]:
+    return lambda k: plan[k].predicted_ms.total

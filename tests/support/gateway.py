@@ -48,6 +48,15 @@ class Gateway:
         """SIGTERM, and its end in order."""
         assert self._process.terminate() in (0, -signal.SIGTERM)
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Its process stands still in this block, with its connections as they are."""
+        self._process.stop()
+        try:
+            yield
+        finally:
+            self._process.signal(signal.SIGCONT)
+
     def connect(self) -> socket.socket:
         """A connection on which nothing was sent yet."""
         host, _, port = self.host.rpartition(":")
