@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from mdp.errors import InputError
@@ -55,6 +54,9 @@ def set_up(service: str, **resource: str) -> None:
         return
     if module := missing(TRACING):
         raise InputError(f"{EXPORTER}={wanted}: {module} is not installed: {install('tracing')}")
+    # It takes a fiftieth of a second, which no other command needs.
+    from importlib.metadata import entry_points
+
     found = entry_points(group="opentelemetry_traces_exporter")
     if wanted not in found.names:
         known = ", ".join(sorted(found.names))
