@@ -51,7 +51,10 @@ class Told:
             for k, name in enumerate(DEVICES)
         ]
         self.roll = Roll(Fleet(bundle="bundle", devices=entries), self.bundle, "stacked")
-        self.roll.told([DeviceStatus(device="alpha", address="", state="READY", queued=3)], 1.0)
+        alpha = DeviceStatus(
+            device="alpha", address="", state="READY", queued=3, temperature_c=61.5
+        )
+        self.roll.told([alpha], 1.0)
         self.error: Exception | None = None
         self.deadlines_ms: list[float] = []
 
@@ -150,16 +153,20 @@ def test_an_answer_that_lacks_a_device_is_degraded_and_counted(web: Web) -> None
     status, headers, body = web.ask(CLASSIFY, b"picture")
     assert (status, headers["retry-after"]) == (503, "1")
     assert json.loads(body) == {"error": "no answer within 250 ms"}
-    late = dict.fromkeys(DEVICES, 0.0)
+    late, warm = dict.fromkeys(DEVICES, 0.0), []
     for family in text_string_to_metric_families(web.ask("/metrics")[2].decode()):
         for sample in family.samples:
             if sample.name == "mdp_member_late_total":
                 late[sample.labels["device"]] = sample.value
+            if sample.name == "mdp_device_temperature_celsius":
+                assert (sample.labels["device"], sample.value) == ("alpha", 61.5)
+                warm.append(sample.value)
             if sample.name == "mdp_requests_total":
                 counted = sample.labels["outcome"] in ("degraded", "deadline")
                 assert sample.value == counted, sample
             if sample.name == "mdp_answer_seconds_bucket":
                 assert sample.value == (float(sample.labels["le"]) >= 0.03)
+    assert warm == [61.5]
     assert late == {"alpha": 1.0, "beta": 0.0, "gamma": 1.0}
 
 
