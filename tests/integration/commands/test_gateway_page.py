@@ -187,7 +187,7 @@ def test_a_picture_that_is_none_and_a_camera_that_is_not_there(
     page.type("#file", str(tmp_path / "none.png"))
     page.wait_for("#note", "expected a picture, found no format that is read")
     page.run("document.getElementById('webcam').click()")
-    page.wait_for("#alert", "No webcam: ")
+    page.wait_for("#alert", "No webcam: this computer has none")
 
 
 def test_a_webcam(served: Gateway, tmp_path: Path) -> None:
