@@ -223,7 +223,7 @@ function update(card, device, fleet) {
   card.querySelector(".warmth").hidden = device.temperature_c == null;
   put(".temperature", device.temperature_c == null ? "" : `${device.temperature_c.toFixed(0)} °C`);
   put(".alone", device.accuracy == null ? "never measured" : `${percent(device.accuracy)} accurate`);
-  const fault = fleet.faults.find((each) => each.device === device.name && !each.over);
+  const fault = fleet.faults.find((each) => each.device === device.name && !each.over && !bySomebody(each));
   put(".fault", fault ? `${words(fault.what)}, ${clock(fault.at_s)}` : "none");
   spark(card, device.latencies_ms);
 }
@@ -300,6 +300,8 @@ addEventListener("resize", () => current() && showFleet());
 
 const words = (fault) => fault.replace(/\b[A-Z]{5,}\b/, (known) => STATES[known]?.toLowerCase() ?? known).replace(/: no connection$/, "");
 
+const bySomebody = (fault) => fault.what.startsWith("switched ");
+
 const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
 function showFaults(fleet) {
@@ -310,7 +312,7 @@ function showFaults(fleet) {
   $("faults").replaceChildren(...fleet.faults.map((fault) => el("li", {},
     el("time", { datetime: new Date(fault.at_s * 1000).toISOString() }, clock(fault.at_s)),
     el("span", {}, fault.device),
-    el("span", { class: `what ${fault.over ? "good" : "bad"}` }, words(fault.what)),
+    el("span", { class: `what ${bySomebody(fault) ? "" : fault.over ? "good" : "bad"}` }, words(fault.what)),
   )));
 }
 
@@ -351,7 +353,8 @@ function showAnswer(answer) {
   const missing = Object.entries(answer.missing);
   text("label", answer.label);
   const parts = `${percent(answer.probability)} probable, from ${answer.used.join(", ")}`;
-  text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
+  if (answer.stage === "first" && !answer.degraded) text("note", `${parts}; the others were not needed`);
+  else text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
   text("latency", `${answer.latency_ms.toFixed(0)} ms`);
   text("latency-note", `last answer, of ${answer.deadline_ms.toLocaleString()} ms`);
   $("spent").style.width = width(Math.min(1, answer.latency_ms / answer.deadline_ms));
