@@ -9,7 +9,8 @@ binary tensor and a JPEG file as it is; LitServe either as a multipart upload; M
 JSON and the file in base64, as it reads no binary tensors. The gateway's model is one stub agent, a
 process of its own; LitServe's is its worker process, MLServer's is in the server's process. One
 caller asks all in turns, over connections that stay open; then several at once ask each for some
-seconds. The callers are threads of one process on the same machine, whose time counts.
+seconds, in turns too. The callers are threads of one process on the same machine, whose time counts
+but in `cpu_ms`: processor time of a server's processes per answer, which other load changes little.
 """
 
 import base64
@@ -26,6 +27,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from benchmarks.harness.resampling import ratio_interval
 from benchmarks.harness.serving_fleet import client_of, stub_fleet
 from benchmarks.harness.turns import in_turns
@@ -38,7 +41,7 @@ PYTHON = Path("runs/servers/bin/python")
 PROGRAM = Path(__file__).with_name("other_server.py")
 OURS, OTHERS = "gateway", ("litserve", "mlserver")
 ROUNDS, CALLS = 6, 60
-CALLERS, SECONDS = 8, 4.0
+CALLERS, RATE_ROUNDS, SECONDS = 8, 4, 2.0
 FORM = {"Content-Type": "multipart/form-data; boundary=cut"}
 
 
@@ -116,19 +119,44 @@ def measure(what: str, hosts: dict[str, str]) -> dict[str, Any]:
     with ExitStack() as stack:
         runs = {name: stack.enter_context(caller(each)) for name, each in asked.items()}
         times = in_turns(runs, ROUNDS, least=CALLS, warm_up=10)
-    rates = {name: rate(each) for name, each in asked.items()}
+    rates, cpu_ms = asked_by_many(asked)
     return {
         "what": what,
         "ms": {name: percentiles([*chain(*blocks)], (50, 99)) for name, blocks in times.items()},
         "ratio_95": {name: ratio_interval(times[OURS], times[name], 50) for name in OTHERS},
         "per_s": rates,
+        "cpu_ms": cpu_ms,
         "rate_ratio": {name: rates[OURS] / rates[name] for name in OTHERS},
         "callers": CALLERS,
     }
 
 
-def rate(asked: Asked) -> float:
-    """Answers a second of several callers."""
+def asked_by_many(asked: dict[str, Asked]) -> tuple[dict[str, float], dict[str, float]]:
+    """Answers a second, and milliseconds of processor time for one, by server."""
+    answers, used_s = dict.fromkeys(asked, 0), dict.fromkeys(asked, 0.0)
+    for _ in range(RATE_ROUNDS):
+        for name, each in asked.items():
+            before_s = cpu_s(name)
+            answers[name] += answers_of(each)
+            used_s[name] += cpu_s(name) - before_s
+    rates = {name: count / (RATE_ROUNDS * SECONDS) for name, count in answers.items()}
+    return rates, {name: used_s[name] / count * 1e3 for name, count in answers.items()}
+
+
+def cpu_s(name: str) -> float:
+    """Processor time that a server's processes have used, its agents' included."""
+    used_s = 0.0
+    for child in psutil.Process().children():
+        ours = not any(other in child.cmdline() for other in OTHERS)
+        if name in child.cmdline() or (ours and name == OURS):
+            for process in (child, *child.children(recursive=True)):
+                times = process.cpu_times()
+                used_s += times.user + times.system
+    return used_s
+
+
+def answers_of(asked: Asked) -> int:
+    """Answers to several callers in `SECONDS`."""
     until_s = time.perf_counter() + SECONDS
 
     def call(_: int) -> int:
@@ -140,7 +168,7 @@ def rate(asked: Asked) -> float:
         return answers
 
     with ThreadPoolExecutor(CALLERS) as pool:
-        return sum(pool.map(call, range(CALLERS))) / SECONDS
+        return sum(pool.map(call, range(CALLERS)))
 
 
 def run(*, quick: bool) -> Iterator[dict[str, Any]]:
@@ -172,6 +200,7 @@ def _of(name: str, title: str) -> tuple[tuple[str, str], ...]:
         (f"{title}, p50 ms", f"{{ms[{name}][p50]:.1f}}"),
         ("p99", f"{{ms[{name}][p99]:.1f}}"),
         ("a second", f"{{per_s[{name}]:.0f}}"),
+        ("CPU ms", f"{{cpu_ms[{name}]:.1f}}"),
     )
 
 
