@@ -13,9 +13,7 @@ from mdp.transport import Router
 class Replies:
     """Sends replies; any thread."""
 
-    def __init__(
-        self, router: Router, counters: Counters, report: Callable[[str], None] = lambda line: None
-    ) -> None:
+    def __init__(self, router: Router, counters: Counters, report: Callable[[str], None]) -> None:
         """Failures of sampled traces are reported with their trace's id."""
         self._report = report
         self._router = router
