@@ -100,6 +100,9 @@ class _Handshake(asyncio.Protocol):
         **of_protocol: Any,
     ) -> None:
         self._context, self._pending, self._of_protocol = context, pending, of_protocol
+        #: What comes with the handshake's end, before HTTP is there to read it.
+        self._early = b""
+        self._ended = False
 
     def connection_made(self, transport: Any) -> None:
         # What comes before the handshake has begun would be lost.
@@ -109,21 +112,38 @@ class _Handshake(asyncio.Protocol):
             self._pending.pop(next(iter(self._pending))).abort()
         self._task = asyncio.create_task(self._shake_hands(transport))
 
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def eof_received(self) -> None:
+        self._ended = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+
     async def _shake_hands(self, transport: asyncio.Transport) -> None:
-        protocol = _Protocol(**self._of_protocol)
+        encrypted = None
         try:
             # What fails or takes too long is closed.
             with suppress(OSError):
                 encrypted = await asyncio.get_running_loop().start_tls(
                     transport,
-                    protocol,
+                    self,
                     self._context,
                     server_side=True,
                     ssl_handshake_timeout=HANDSHAKE_S,
                 )
-                protocol.connection_made(encrypted)
         finally:
             self._pending.pop(self, None)
+        # None where the connection has ended meanwhile.
+        if encrypted is None or self._ended or encrypted.is_closing():
+            transport.abort()
+            return
+        protocol = _Protocol(**self._of_protocol)
+        encrypted.set_protocol(protocol)
+        protocol.connection_made(encrypted)
+        if self._early:
+            protocol.data_received(self._early)
 
 
 def bound(bind: str) -> socket.socket:
