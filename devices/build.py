@@ -20,6 +20,7 @@ from devices.agent.store import BundleStore
 from devices.camera.capture import open_frame_buffer
 from devices.camera.frames import FrameBuffer
 from devices.events import LOG
+from devices.machine import Machine
 from mdp.errors import InputError
 from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import request_frame_bytes
@@ -39,6 +40,7 @@ class BuiltAgent:
     _report: Report
     _watch: ClientWatch | None
     _frames: FrameBuffer | None
+    _machine: Machine
 
     def reload(self) -> None:
         """Read the clients' files and the bundle again."""
@@ -51,9 +53,11 @@ class BuiltAgent:
 
         def tasks() -> None:
             periodic()
+            self.agent.temperature_c = self._machine.temperature_c()
             if self._watch is not None:
                 self._watch.tend()
 
+        self.agent.temperature_c = self._machine.temperature_c()
         with ExitStack() as stack:
             if self._frames is not None:
                 self._frames.report_to(self._report)
@@ -87,10 +91,11 @@ def build_agent(
     *,
     report: Report = LOG.info,
     clock: Callable[[], float] = time.monotonic,
+    machine: Machine | None = None,
 ) -> Iterator[BuiltAgent]:
     """The agent that `options` describe; its socket and audit log close with the block.
 
-    Raises InputError, ConfigError or AgentError.
+    `machine` has its sensors, by default this one. Raises InputError, ConfigError or AgentError.
     """
     access = agent_keys(options.bind, options.key, options.clients, insecure=options.insecure)
     keys, clients = access or (None, None)
@@ -140,6 +145,7 @@ def build_agent(
             _report=report,
             _watch=watch,
             _frames=frames,
+            _machine=machine or Machine(),
         )
 
 

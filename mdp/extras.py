@@ -11,6 +11,8 @@ PARTITION = (
 
 #: What `gateway` brings.
 GATEWAY = ("prometheus_client", "python_multipart", "starlette", "uvicorn")
+#: What `tracing` brings.
+TRACING = ("opentelemetry", "opentelemetry.sdk")
 
 #: What `mqtt` brings.
 MQTT = ("paho",)

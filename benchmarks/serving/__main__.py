@@ -1,12 +1,13 @@
 """Benchmarks of serving: what a call and a stream cost beside computing.
 
-    python -m benchmarks.serving                         # all, 7 minutes
+    python -m benchmarks.serving                         # all, 9 minutes
     python -m benchmarks.serving --only stream --quick
 
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
     stream        3 min  `stream` against the slowest member's model run in a loop
     gateway       1 min  answers over HTTP, beside the Python client's
     push          1 min  calls while a bundle is pushed, beside the same without
+    servers       2 min  the gateway beside LitServe and MLServer (benchmarks/serving/servers.py)
 
 Each writes benchmarks/results/serving-<name>.json and its table in the page on serving. Nothing
 else should run on the machine.
@@ -19,10 +20,16 @@ from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
-from benchmarks.serving import gateway, overhead, push, stream_rate
+from benchmarks.serving import gateway, overhead, push, servers, stream_rate
 from mdp.files import write_json
 
-PARTS = {"overhead": overhead, "stream": stream_rate, "gateway": gateway, "push": push}
+PARTS = {
+    "overhead": overhead,
+    "stream": stream_rate,
+    "gateway": gateway,
+    "push": push,
+    "servers": servers,
+}
 
 
 def figures() -> str:

@@ -14,6 +14,7 @@ from mdp.errors import AgentError, PictureError
 from mdp.fusion.fuse import Contribution
 from mdp.pictures.crop import Pixels
 from mdp.protocol.messages import as_line, logits_buffer
+from mdp.tracing import record
 
 #: Consecutive failures after which a bundle is withdrawn.
 TOLERATED_FAILURES = 3
@@ -92,6 +93,10 @@ class Executor:
             header = job.reply(queue_ms=(started_s - job.arrived_s) * 1e3, compute_ms=took_s * 1e3)
             self._replies.send(job.route, header, logits_buffer(row))
             self._counters.count("answered")
+        ended_s = started_s + took_s
+        for job in (job for job, _ in decoded if job.traceparent):
+            spans = ("mdp queue", job.arrived_s, started_s), ("mdp compute", started_s, ended_s)
+            record(job.traceparent, spans, self._clock())
         return took_s
 
     def _fail(self, served: ServedBundle, decoded: Sequence[Decoded], error: Exception) -> None:

@@ -20,6 +20,8 @@ class _Admitted(Struct, frozen=True, kw_only=True, eq=False):
     served: ServedBundle
     arrived_s: float
     deadline_s: float
+    #: The caller's trace context; empty without one.
+    traceparent: str = ""
 
     @property
     def digest(self) -> str:

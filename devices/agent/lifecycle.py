@@ -107,7 +107,9 @@ class Lifecycle:
         if retired is not None:
             self._report(f"serves {retired.source} no more")
 
-    def status(self, request_id: int, *, queued: int, camera: str) -> Status:
+    def status(
+        self, request_id: int, *, queued: int, camera: str, temperature_c: float | None
+    ) -> Status:
         """The reply to a status request."""
         with self._lock:
             current = self.served.current
@@ -128,4 +130,5 @@ class Lifecycle:
             queued=queued,
             counts={**counts, **answered},
             source=camera,
+            temperature_c=temperature_c,
         )

@@ -1,18 +1,21 @@
 """Replies to clients, and their count."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from devices.agent.counters import Counters
 from devices.agent.jobs import Job
 from mdp.protocol.messages import Buffer, Failure, FailureCode, Message, as_line, encode
 from mdp.queueing.queue import Reason
+from mdp.tracing import trace_id
 from mdp.transport import Router
 
 
 class Replies:
     """Sends replies; any thread."""
 
-    def __init__(self, router: Router, counters: Counters) -> None:
+    def __init__(self, router: Router, counters: Counters, report: Callable[[str], None]) -> None:
+        """Failures of sampled traces are reported with their trace's id."""
+        self._report = report
         self._router = router
         self._counters = counters
 
@@ -30,6 +33,8 @@ class Replies:
         """Send the same failure for each of `jobs`."""
         for job in jobs:
             self.fail(job.route, job.request_id, code, text)
+            if trace := trace_id(job.traceparent):
+                self._report(as_line(f"trace {trace} not answered: {code}: {text}"))
 
     def reject(self, rejected: Iterable[tuple[Job, Reason]], capacity: int, now_s: float) -> None:
         """Send why requests do not wait, or no longer wait, in a queue of `capacity`."""

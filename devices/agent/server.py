@@ -70,7 +70,7 @@ class Agent:
         self._report = report
         self._clock = clock
         self._counters = Counters()
-        self._replies = Replies(router, self._counters)
+        self._replies = Replies(router, self._counters, report)
         self.lifecycle = Lifecycle(
             source, self._counters, grace_s=grace_s, report=report, clock=clock
         )
@@ -90,6 +90,8 @@ class Agent:
         self._started_s = float("inf")
         #: Whether a thread at the socket has run its tasks since `is_alive` was last asked.
         self._attended = True
+        #: Degrees Celsius, for statuses; None where nobody sets it.
+        self.temperature_c: float | None = None
         self._fatal: BaseException | None = None
         self._stopping = False
         self._over = False
@@ -295,7 +297,10 @@ class Agent:
             case StatusRequest(request_id=request_id):
                 camera = "" if self._frames is None else self._frames.describe()
                 status = self.lifecycle.status(
-                    request_id, queued=self._queue.waiting, camera=camera
+                    request_id,
+                    queued=self._queue.waiting,
+                    camera=camera,
+                    temperature_c=self.temperature_c,
                 )
                 self._replies.send(peer.route, status)
             case BundleRequest() | BundlePiece() | BundleRead() as message:
@@ -355,6 +360,7 @@ class Agent:
                 served=served,
                 arrived_s=now_s,
                 deadline_s=deadline_s,
+                traceparent=request.traceparent,
                 infer=request,
                 buffer=buffer,
             )
@@ -370,6 +376,7 @@ class Agent:
             served=served,
             arrived_s=now_s,
             deadline_s=deadline_s,
+            traceparent=request.traceparent,
             frame=frame,
         )
 

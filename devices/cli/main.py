@@ -23,6 +23,7 @@ from mdp.formats.fleet import PLAIN_TEXT
 from mdp.formats.keys import is_loopback
 from mdp.formats.profile import MAX_THREADS
 from mdp.formats.signing import load_bundle_key
+from mdp.tracing import set_up
 
 app = console.new_app("Run one device's part of a bundle, or measure the device.", "mdp-agent")
 probe.add_to(app)
@@ -125,6 +126,7 @@ def run_agent(
     1 unforeseen.
     """
     quiet_libraries()
+    set_up("mdp-agent", **{"service.instance.id": device})
     stream = for_events_alone(sys.stdout) if json else sys.stderr
     options = ServeOptions(
         bundle=bundle,

@@ -14,6 +14,7 @@ from mdp.extras import GATEWAY, install, missing
 from mdp.formats.fleet import FLEET_NAME_FORM, PLAIN_TEXT, exposed, is_fleet_name, read_fleet
 from mdp.fusion.fuse import Fusion
 from mdp.requests.deadline import checked_deadline_ms
+from mdp.tracing import set_up
 
 
 def gateway(
@@ -74,6 +75,7 @@ def gateway(
     from mdp.gateway.server import Listening, serve
 
     checked_deadline_ms(deadline_ms)
+    set_up("mdp-gateway")
     if (certificate is None) != (private_key is None):
         raise InputError("--certificate and --private-key: expected both, or neither for HTTP")
     with_tls, with_tokens = certificate is not None, tokens is not None

@@ -143,7 +143,9 @@ def status(
 def status_table(statuses: Sequence[DeviceStatus]) -> Table:
     """Devices with their states and errors."""
     table = Table()
-    for column in ("device", "address", "state", "bundle", "provider", "answered", "reason"):
+    warm = any(status.temperature_c is not None for status in statuses)
+    columns = ("device", "address", "state", "bundle", "provider", "answered", "reason")
+    for column in columns + ("°C",) * warm:
         # Folded, as a truncated address is useless.
         table.add_column(column, overflow="fold")
     for status in statuses:
@@ -155,6 +157,7 @@ def status_table(statuses: Sequence[DeviceStatus]) -> Table:
             status.provider or "",
             str(status.counts.get("answered", "")),
             status.reason,
+            *(["" if status.temperature_c is None else f"{status.temperature_c:.0f}"] * warm),
         )
     return table
 

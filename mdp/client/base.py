@@ -97,6 +97,7 @@ class Link:
                 hedge_after_s=None if after_ms is None else after_ms / 1e3,
                 hedge_share=options.hedge_share,
                 cascade=options.cascade,
+                opinions=options.opinions,
             )
         except BaseException:
             self.transport.close()
@@ -136,6 +137,7 @@ class Connecting(TypedDict, total=False):
     hedge_after_ms: float | None
     hedge_share: float
     cascade: bool
+    opinions: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +152,7 @@ class Options:
     hedge_after_ms: float | None = None
     hedge_share: float = DEFAULT_SHARE
     cascade: bool = False
+    opinions: bool = False
 
     def __post_init__(self) -> None:
         check_timeout_s(self.timeout_s)
@@ -211,8 +214,9 @@ class BaseClient:
         has not answered after `hedge_after_ms`, or after what 95 % of its recent answers took, has
         its replica asked beside it, for at most `hedge_share` of all requests. With `cascade`, a
         few members are asked first, and the others only where their answer is not sure
-        (docs/explanation/calls.md). Raises ConfigError if the fleet, its bundle or a key is wrong,
-        and with `cascade` if the bundle does not say whom to ask first; InputError for an option.
+        (docs/explanation/calls.md). With `opinions`, an answer's `members` say what each would have
+        answered alone. Raises ConfigError if the fleet, its bundle or a key is wrong, and with
+        `cascade` if the bundle does not say whom to ask first; InputError for an option.
         """
         return cls(fleet, **options)
 
@@ -225,6 +229,17 @@ class BaseClient:
     def bundle(self) -> Bundle:
         """The bundle by which new calls are answered."""
         return self._link.bundle
+
+    def leave_out(self, *devices: str) -> None:
+        """Ask none of `devices` in calls that begin from now on, and all others again.
+
+        Answers say `left out` of them. Raises InputError for a device that the fleet lacks.
+        """
+        known = [entry.device for entry in self.fleet.devices]
+        for device in devices:
+            if device not in known:
+                raise InputError(f"no device {device!r}: expected some of {', '.join(known)}")
+        self._dispatcher.left_out = frozenset(devices)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -254,6 +269,7 @@ class BaseClient:
         former, self._link = self._link, link
         LOG.info("%s: now in use, digest %s", link.bundle.path, link.bundle.digest[:12])
         link.dispatcher.counters.update(former.dispatcher.counters)
+        link.dispatcher.left_out = former.dispatcher.left_out
         return former
 
     @contextmanager

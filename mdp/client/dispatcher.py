@@ -38,10 +38,18 @@ from mdp.requests.deadline import Deadline
 from mdp.requests.hedging import DEFAULT_SHARE
 from mdp.requests.in_flight import InFlight
 from mdp.requests.prediction import AnswerBuilder, Prediction
-from mdp.requests.reason import BACKLOGGED, NOT_IN_FLEET, PROBATION, UNREACHABLE, Reason
+from mdp.requests.reason import (
+    BACKLOGGED,
+    LEFT_OUT,
+    NOT_IN_FLEET,
+    PROBATION,
+    UNREACHABLE,
+    Reason,
+)
 from mdp.requests.replicas import Chance
 from mdp.requests.session import Action, Failed, Finish, Replied, Session, Stages, TimePassed
 from mdp.requests.stuck_output import CONSTANT, StuckOutputDetector
+from mdp.tracing import CallTrace, begin_call
 from mdp.transport import Connected, Disconnected, Received, TransportEvent
 
 #: Says at INFO which devices come, go and are not waited for, where the application has a handler.
@@ -74,6 +82,7 @@ class Call(Struct, eq=False):
     #: Called once there is an answer.
     done: Callable[["Call"], None] | None = None
     answer: Answer | None = None
+    trace: CallTrace | None = None
 
     def result(self) -> Prediction:
         """The prediction, once there is an answer; raises the InferenceError in its place."""
@@ -97,6 +106,7 @@ class Dispatcher:
         hedge_after_s: float | None = None,
         hedge_share: float = DEFAULT_SHARE,
         cascade: bool = False,
+        opinions: bool = False,
         chance: Chance = random.random,
     ) -> None:
         """Calls to `fleet`, which serves `bundle`; `InFlight` says what the hedges mean.
@@ -114,7 +124,7 @@ class Dispatcher:
         }
         self._bundle, self._digest = bundle, bundle.digest
         self._num_classes = len(bundle.manifest.labels)
-        self._builder = AnswerBuilder(bundle, fusion)
+        self._builder = AnswerBuilder(bundle, fusion, opinions=opinions)
         #: Members that are asked before the others; empty: all at once.
         first = frozenset(stages.first if cascade and stages is not None else ())
         self._first = first if first <= members.keys() else frozenset()
@@ -132,6 +142,8 @@ class Dispatcher:
         self._stuck = {entry.device: StuckOutputDetector() for entry in fleet.devices}
         #: Devices that the last call did not wait for.
         self._excluded: frozenset[str] = frozenset()
+        #: Devices that calls do not ask, as the client wants it.
+        self.left_out: frozenset[str] = frozenset()
 
     @property
     def busy(self) -> bool:
@@ -154,7 +166,7 @@ class Dispatcher:
             by_s = self._book.others_by_s(choice, now_s, decide_s)
             stages = Stages(self._first, by_s, self._builder.is_sure)
         session = Session(choice, decide_s=decide_s, hedge=self._book.hedge, stages=stages)
-        call = Call(question, deadline, session, done)
+        call = Call(question, deadline, session, done, trace=begin_call(deadline.ms))
         self._act(self._book.begin(call), session.start(now_s))
         for device in self._book.due(now_s):
             if (number := self.ask(device)) is not None:
@@ -206,11 +218,12 @@ class Dispatcher:
         return min([c.session.wake_s for c in self._book.calls.values()], default=math.inf)
 
     def _gone(self) -> dict[str, Reason]:
-        """Device -> reason, for those to which there is no connection."""
+        """Device -> reason, for those left out or without a connection."""
         connected = self._transport.connected
-        if len(connected) == len(self._k_of):
+        if len(connected) == len(self._k_of) and not self.left_out:
             return {}
-        return {device: self._absence(device) for device in self._k_of if device not in connected}
+        gone = {device: self._absence(device) for device in self._k_of if device not in connected}
+        return gone | dict.fromkeys(self.left_out & self._k_of.keys(), LEFT_OUT)
 
     def _absence(self, device: str) -> Reason:
         refused = self._transport.refused.get(device)
@@ -276,10 +289,12 @@ class Dispatcher:
 
     def _settle(self, number: int, event: Replied | Failed) -> None:
         """Take in the end of a request; a reply that no call waits for is counted."""
-        in_call = self._book.call(number) is not None
+        call = self._book.call(number)
+        if call is not None and call.trace is not None:
+            call.trace.settled(event.device, str(event.reason) if isinstance(event, Failed) else "")
         actions = self._book.handle(number, event)
         if actions is None:
-            self.counters["duplicate" if in_call else "late"] += 1
+            self.counters["late" if call is None else "duplicate"] += 1
         else:
             self._act(number, actions)
 
@@ -301,13 +316,16 @@ class Dispatcher:
                 self._finish(number, call, action)
                 return
             device, now_s = action.device, self._clock()
-            message = call.question.message(number, self._digest, action, now_s)
+            traceparent = "" if call.trace is None else call.trace.asked(device, action.k)
+            message = call.question.message(number, self._digest, action, now_s, traceparent)
             if self._transport.send(device, message):
                 self._book.sent(number, action)
             else:
                 there = device in self._transport.connected
                 reason = BACKLOGGED if there else self._absence(device)
                 failed = Failed(device=device, reason=reason, now_s=now_s)
+                if call.trace is not None:
+                    call.trace.settled(device, str(reason))
                 self._act(number, call.session.handle(failed))
 
     def _finish(self, number: int, call: Call, finish: Finish) -> None:
@@ -322,5 +340,15 @@ class Dispatcher:
             latency_ms = (self._clock() - call.deadline.started_s) * 1e3
             answer = replace(answer, latency_ms=latency_ms)
         call.answer = answer
+        if call.trace is not None:
+            _end_trace(call.trace, answer)
         if call.done is not None:
             call.done(call)
+
+
+def _end_trace(trace: CallTrace, answer: Answer) -> None:
+    if isinstance(answer, Prediction):
+        told = {"mdp.mode": answer.mode, "mdp.used": answer.used, "mdp.missing": [*answer.missing]}
+        trace.ended(told)
+    else:
+        trace.ended({"mdp.missing": [*answer.outcomes]}, str(answer))

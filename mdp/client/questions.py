@@ -14,7 +14,9 @@ from mdp.requests.session import Arrival
 class Question(Protocol):
     """The face of both."""
 
-    def message(self, number: int, digest: str, request: Request, now_s: float) -> list[Buffer]:
+    def message(
+        self, number: int, digest: str, request: Request, now_s: float, traceparent: str = ""
+    ) -> list[Buffer]:
         """The frames of message `number` for `request`, which leaves now."""
 
     def accept(
@@ -32,7 +34,9 @@ class PictureQuestion:
     def __init__(self, views: Mapping[int, View]) -> None:
         self._views = views
 
-    def message(self, number: int, digest: str, request: Request, now_s: float) -> list[Buffer]:
+    def message(
+        self, number: int, digest: str, request: Request, now_s: float, traceparent: str = ""
+    ) -> list[Buffer]:
         """An Infer and the member's crop."""
         view = self._views[request.k]
         infer = Infer(
@@ -42,6 +46,7 @@ class PictureQuestion:
             budget_ms=request.budget_ms,
             image_size=view.image_size,
             encoding=view.encoding,
+            traceparent=traceparent,
         )
         return encode(infer, view.pixels)
 
@@ -66,7 +71,9 @@ class CameraQuestion:
         #: Device -> the frame that it has seen.
         self._seen: dict[str, FrameSeen] = {}
 
-    def message(self, number: int, digest: str, request: Request, now_s: float) -> list[Buffer]:
+    def message(
+        self, number: int, digest: str, request: Request, now_s: float, traceparent: str = ""
+    ) -> list[Buffer]:
         """A FrameRequest."""
         look = FrameRequest(
             request_id=number,
@@ -75,6 +82,7 @@ class CameraQuestion:
             budget_ms=request.budget_ms,
             ago_ms=self._query.ago_ms(now_s),
             within_ms=self._query.within_ms,
+            traceparent=traceparent,
         )
         return encode(look)
 

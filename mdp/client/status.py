@@ -30,6 +30,8 @@ class DeviceStatus:
     queued: int | None = None
     #: Where its own pictures come from and how that does, in words; empty if it has no source.
     source: str = ""
+    #: Degrees Celsius of its warmest sensor; None if it has not said.
+    temperature_c: float | None = None
 
     @property
     def usable(self) -> bool:
@@ -77,6 +79,7 @@ def device_status(
         counts=status.counts,
         queued=status.queued,
         source=status.source,
+        temperature_c=status.temperature_c,
     )
 
 

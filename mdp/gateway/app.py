@@ -28,6 +28,7 @@ from mdp.pictures.crop import Picture
 from mdp.requests.capture import DEFAULT_EVERY_MS, checked_every_ms
 from mdp.requests.deadline import checked_deadline_ms
 from mdp.requests.prediction import Prediction
+from mdp.tracing import served
 
 #: What of the room's data is sent, and as what.
 PAGE = {
@@ -135,11 +136,13 @@ class _Events(StreamingResponse):
 
 
 @contextmanager
-def _counted(metrics: Metrics, model: str) -> Iterator[None]:
-    """Count a request for `model`; a failed one by its reason."""
+def _counted(metrics: Metrics, model: str, request: Request) -> Iterator[None]:
+    """Count and trace a request for `model`; a failed one by its reason."""
+    what, header = request.url.path.rpartition("/")[2], request.headers.get("traceparent", "")
     metrics.began(model)
     try:
-        yield
+        with served(f"{request.method} {what}", header, {"mdp.model": model}):
+            yield
     except MDPError as error:
         metrics.failed(model, error)
         raise
@@ -246,7 +249,7 @@ class Gateway:
     async def infer(self, request: Request) -> Response:
         """Pictures as a tensor in, probabilities and labels out."""
         fleet = self._fleet(request)
-        with _counted(self._metrics, fleet.name):
+        with _counted(self._metrics, fleet.name, request):
             async with self._bodies.held(request) as body:
                 length = request.headers.get(infer.JSON_LENGTH)
                 if infer.is_quick(body, length):
@@ -266,36 +269,14 @@ class Gateway:
     # What the protocol does not have.
 
     async def classify(self, request: Request) -> Response:
-        """One picture as a file in; the answer, its parts and its worth out.
-
-        With `?members=true`, each device that can answer is asked once more, alone.
-        """
+        """One picture as a file in; the answer, its parts and its worth out."""
         fleet = self._fleet(request)
-        with _counted(self._metrics, fleet.name):
+        with _counted(self._metrics, fleet.name, request):
             deadline_ms = self._checked(request.query_params.get("deadline_ms"))
-            alone = request.query_params.get("members", "false")
-            if alone not in ("true", "false"):
-                raise Refusal(400, f"members: expected true or false, got {alone[:20]!r}")
             async with self._bodies.held(request) as body:
-                picture = await uploaded(request.headers.get("content-type", ""), body)
+                picture = uploaded(request.headers.get("content-type", ""), body)
                 (answer,) = await self._answers(fleet, [picture], deadline_ms)
-                told = {
-                    "model": fleet.name,
-                    "degraded": answer.degraded,
-                    **answer.to_dict(),
-                }
-                if alone == "true":
-                    opinions = await fleet.opinions(picture, deadline_ms)
-                    told["opinions"] = [
-                        {
-                            "device": device,
-                            "label": each.label,
-                            "probability": each.probability,
-                            "expected_accuracy": each.expected_accuracy,
-                        }
-                        for device, each in opinions.items()
-                    ]
-        return _json(told)
+        return _json(infer.told(fleet.name, answer))
 
     async def _answers(
         self, fleet: ServedFleet, pictures: Sequence[Picture], deadline_ms: float
@@ -307,6 +288,8 @@ class Gateway:
     def _checked(self, deadline_ms: Any, pictures: int = 1) -> float:
         """A request's deadline, or this gateway's, for each of `pictures`; raises Refusal."""
         try:
+            if isinstance(deadline_ms, bool):
+                raise ValueError
             wanted = float(self._deadline_ms if deadline_ms is None else deadline_ms)
         except (TypeError, ValueError, OverflowError) as error:
             raise Refusal(
@@ -322,13 +305,15 @@ class Gateway:
         """What the devices' own cameras see."""
         fleet = self._fleet(request)
         deadline_ms = self._checked(request.query_params.get("deadline_ms"))
-        return _json(await self._looked(fleet, deadline_ms))
+        return _json(await self._looked(request, fleet, deadline_ms))
 
-    async def _looked(self, fleet: ServedFleet, deadline_ms: float) -> dict[str, Any]:
-        with _counted(self._metrics, fleet.name):
+    async def _looked(
+        self, request: Request, fleet: ServedFleet, deadline_ms: float
+    ) -> dict[str, Any]:
+        with _counted(self._metrics, fleet.name, request):
             answer = await fleet.look(deadline_ms)
             self._metrics.answered(fleet.name, [answer])
-        return {"model": fleet.name, "degraded": answer.degraded, **answer.to_dict()}
+        return infer.told(fleet.name, answer)
 
     async def watch(self, request: Request) -> Response:
         """The same as server-sent events, one every `every_ms`, until the client leaves."""
@@ -345,7 +330,7 @@ class Gateway:
             while not self.ending():
                 started_s = loop.time()
                 try:
-                    kind, told = b"answer", await self._looked(fleet, deadline_ms)
+                    kind, told = b"answer", await self._looked(request, fleet, deadline_ms)
                 except MDPError as error:
                     kind, told = b"error", {"error": str(error)}
                 yield b"event: " + kind + b"\ndata: " + msgspec.json.encode(told) + b"\n\n"
@@ -372,7 +357,7 @@ class Gateway:
                 raise Refusal(400, f'expected {{"in_use": true}} or false: {error}') from error
         if wanted.keys() != {"in_use"}:
             raise Refusal(400, 'expected {"in_use": true} or false')
-        await fleet.switch(request.path_params["device"], wanted["in_use"])
+        fleet.switch(request.path_params["device"], wanted["in_use"])
         return _json(fleet.shown())
 
     async def shown(self, request: Request) -> Response:

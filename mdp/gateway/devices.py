@@ -4,25 +4,27 @@ Times are handed in: seconds since 1970.
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from msgspec import Struct, field
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from mdp.client.status import DeviceStatus
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet
+from mdp.formats.plan import Assignment
 from mdp.fusion.fuse import Fusion, rule_for
 from mdp.requests.prediction import Prediction
-from mdp.requests.reason import NOT_NEEDED
+from mdp.requests.reason import LEFT_OUT, NOT_IN_FLEET, NOT_NEEDED
 
 #: Latencies of a device's sparkline, and faults of a fleet that are kept.
 KEPT_LATENCIES, KEPT_FAULTS = 60, 100
-#: The reason of a device that somebody took out of this gateway's calls.
-SWITCHED_OFF = "switched off at this gateway"
-#: How reasons begin that are no fault: a cascade was sure, or somebody wanted it so.
-_NO_FAULT = (str(NOT_NEEDED), "not in the fleet", SWITCHED_OFF)
+#: Members up to which all their subsets are looked at.
+MOST_SUBSETS_OF = 8
+#: Reasons that are no fault: a cascade was sure, or somebody wanted it so.
+_NO_FAULT = (str(NOT_NEEDED), str(NOT_IN_FLEET), str(LEFT_OUT))
 
 
 def kind_of(reason: str) -> str:
@@ -48,6 +50,8 @@ class Device(Struct):
     submodel: str
     #: Fractions of the centred square: left, top, right, bottom.
     region: tuple[float, float, float, float]
+    #: Milliseconds of a picture there, as the plan predicts them.
+    predicted_ms: float
     #: Accuracy of its answers alone; None for a bundle never evaluated.
     accuracy: float | None = None
     in_use: bool = True
@@ -59,9 +63,21 @@ class Device(Struct):
     counts: dict[str, int] = field(default_factory=dict)
     #: Requests that wait there; None if it has not said.
     queued: int | None = None
+    #: Degrees Celsius of its warmest sensor; None if it has not said.
+    temperature_c: float | None = None
     #: Milliseconds from sending to the answer, the newest last.
     latencies_ms: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_LATENCIES))
     fault: str = ""
+
+
+class Choice(Struct, frozen=True):
+    """Devices to answer with, what they take and what they are worth."""
+
+    devices: list[str]
+    #: Of the slowest of them, as the plan predicts it.
+    latency_ms: float
+    #: As measured, a fraction.
+    accuracy: float
 
 
 class Roll:
@@ -78,6 +94,7 @@ class Roll:
                 k=entry.k,
                 submodel=assignment.spec.words,
                 region=(region.left, region.top, region.right, region.bottom),
+                predicted_ms=assignment.predicted_ms.total,
             )
         self.faults: deque[Fault] = deque(maxlen=KEPT_FAULTS)
         self._bundle = bundle
@@ -85,6 +102,27 @@ class Roll:
         self._fusion: Fusion = fusion
         for device in self.devices.values():
             device.accuracy = self._accuracy({device.k})
+        self._front = self._pareto()
+
+    def _pareto(self) -> list[Choice]:
+        """The sets of members of which none is both quicker and more accurate, quickest first."""
+        plan = self._bundle.manifest.plan.assignments
+        quickest = sorted({d.k for d in self.devices.values()}, key=_latency_of(plan))
+        found: list[Choice] = []
+        for place, k in enumerate(quickest):
+            others, latency_ms = quickest[:place], plan[k].predicted_ms.total
+            # Of many devices, the quickest few alone.
+            sizes = range(place + 1) if len(quickest) <= MOST_SUBSETS_OF else (place,)
+            subsets = ({k, *some} for size in sizes for some in combinations(others, size))
+            best = max(subsets, key=lambda members: self._accuracy(members) or 0.0)
+            accuracy = self._accuracy(best)
+            if accuracy is None or (found and accuracy <= found[-1].accuracy):
+                continue
+            if found and found[-1].latency_ms == latency_ms:
+                found.pop()
+            devices = [plan[member].device for member in sorted(best)]
+            found.append(Choice(devices=devices, latency_ms=latency_ms, accuracy=accuracy))
+        return found
 
     def told(self, statuses: Iterable[DeviceStatus], now_s: float) -> None:
         """Take in what the devices say of themselves."""
@@ -94,23 +132,18 @@ class Roll:
                 continue
             device.state, device.usable, device.reason = status.state, status.usable, status.reason
             device.source, device.counts = status.source, status.counts
-            device.queued = status.queued
+            device.queued, device.temperature_c = status.queued, status.temperature_c
             device.provider = status.provider or device.provider
             fault = "" if status.usable else f"{status.state}: {status.reason}".rstrip(": ")
             self._fault(device, fault, now_s)
 
-    def named(self, answer: Prediction) -> Prediction:
-        """`answer` with the reason of devices that are switched off, which its client lacks.
-
-        A device whose replica has answered is not missing.
-        """
-        answered = {member.k for member in answer.members}
-        off = {
-            device.name: SWITCHED_OFF
-            for device in self.devices.values()
-            if not device.in_use and device.k not in answered
-        }
-        return replace(answer, missing=answer.missing | off) if off else answer
+    def take_over(self, former: "Roll") -> None:
+        """Go on after `former`: its faults, and what it has switched off, if that is not all."""
+        self.faults.extend(former.faults)
+        off = [name for name, d in former.devices.items() if not d.in_use and name in self.devices]
+        if len(off) < len(self.devices):
+            for name in off:
+                self.devices[name].in_use = False
 
     def answered(self, prediction: Prediction, now_s: float) -> None:
         """Take in what one answer was made of, and what it lacks."""
@@ -127,7 +160,7 @@ class Roll:
         for name, reason in missing.items():
             device = self.devices.get(name)
             # Of a device that is down, the status says more.
-            if device is not None and device.usable and not reason.startswith(_NO_FAULT):
+            if device is not None and device.usable and reason not in _NO_FAULT:
                 self._fault(device, reason, now_s)
 
     def _fault(self, device: Device, fault: str, now_s: float) -> None:
@@ -143,7 +176,7 @@ class Roll:
     def switched(self, name: str, in_use: bool, now_s: float) -> None:
         """Note that somebody took a device out of this gateway's calls, or put it back."""
         self.devices[name].in_use = in_use
-        what = "switched on at this gateway" if in_use else SWITCHED_OFF
+        what = f"switched {'on' if in_use else 'off'} at this gateway"
         self.faults.append(Fault(at_s=now_s, device=name, what=what, over=in_use))
 
     def expected_accuracy(self) -> float | None:
@@ -165,4 +198,9 @@ class Roll:
                 for device in self.devices.values()
             ],
             "faults": list(reversed(self.faults)),
+            "front": self._front,
         }
+
+
+def _latency_of(plan: Sequence[Assignment]) -> Callable[[int], float]:
+    return lambda k: plan[k].predicted_ms.total

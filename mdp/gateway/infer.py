@@ -83,7 +83,7 @@ def metadata(model: str, num_classes: int) -> dict[str, Any]:
     }
 
 
-def is_quick(body: bytes, json_length: str | None) -> bool:
+def is_quick(body: bytes | bytearray, json_length: str | None) -> bool:
     """Whether reading a request takes no longer than handing it to a thread."""
     known = json_length is not None and _is_length(json_length)
     return (int(json_length or 0) if known else len(body)) <= QUICK_BYTES
@@ -94,15 +94,17 @@ def _is_length(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 20
 
 
-def read_request(body: bytes, json_length: str | None) -> InferRequest:
+def read_request(body: bytes | bytearray, json_length: str | None) -> InferRequest:
     """The request in `body`, whose JSON part has `json_length` bytes, or all; raises Refusal."""
-    head, rest = body, b""
+    # Views: neither part is copied.
+    whole = memoryview(body)
+    head, rest = whole, whole[:0]
     if json_length is not None:
         if not _is_length(json_length) or int(json_length) > len(body):
             raise Refusal(
                 400, f"{JSON_LENGTH}: expected 0 to {len(body)}, got {json_length[:20]!r}"
             )
-        head, rest = body[: int(json_length)], body[int(json_length) :]
+        head, rest = whole[: int(json_length)], whole[int(json_length) :]
     try:
         request = msgspec.json.decode(head, type=_Request)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -118,7 +120,7 @@ def read_request(body: bytes, json_length: str | None) -> InferRequest:
     )
 
 
-def _pictures(tensor: Tensor, rest: bytes) -> Pixels:
+def _pictures(tensor: Tensor, rest: memoryview) -> Pixels:
     if tensor.datatype != "UINT8":
         raise Refusal(400, f"input {INPUT!r}: expected datatype UINT8, got {tensor.datatype[:20]}")
     shape = tensor.shape
@@ -216,6 +218,11 @@ def _binary(values: Sequence[Any]) -> bytes:
         texts = [value.encode() for value in values]
         return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
     return np.asarray(values, "<f4").tobytes()
+
+
+def told(model: str, prediction: Prediction) -> dict[str, Any]:
+    """What `/classify` and `/look` answer."""
+    return {"model": model, "degraded": prediction.degraded, **prediction.to_dict()}
 
 
 def parameters_of(predictions: Sequence[Prediction]) -> dict[str, Any]:

@@ -135,6 +135,9 @@ class _Devices(Collector):
         queue = GaugeMetricFamily(
             "mdp_device_queue_depth", "Requests that wait at a device.", labels=label
         )
+        warm = GaugeMetricFamily(
+            "mdp_device_temperature_celsius", "Of a device's warmest sensor.", labels=label
+        )
         done = CounterMetricFamily(
             "mdp_device_requests",
             "Requests of all clients that ended so since a device's agent started.",
@@ -153,9 +156,11 @@ class _Devices(Collector):
                 info.add_metric([model, name, *told], 1)
                 if device.queued is not None and device.usable:
                     queue.add_metric([model, name], device.queued)
+                if device.temperature_c is not None and device.usable:
+                    warm.add_metric([model, name], device.temperature_c)
                 for outcome, count in device.counts.items():
                     done.add_metric([model, name, outcome], count)
             expected = fleet.roll.expected_accuracy()
             if expected is not None:
                 worth.add_metric([model], expected)
-        yield from (up, used, info, queue, done, worth)
+        yield from (up, used, info, queue, warm, done, worth)

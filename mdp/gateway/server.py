@@ -1,12 +1,15 @@
 """Listens for HTTP, with limits on slow clients, until it is told to end."""
 
+import asyncio
 import logging
 import signal
 import socket
 import ssl
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,8 @@ from mdp.gateway.refusals import Refusal, busy
 
 #: Seconds for a request's headers, from the connection or the request before.
 HEADERS_S = 10
+#: Seconds for a TLS handshake, and how many may be under way: the oldest beyond is ended.
+HANDSHAKE_S, MAX_HANDSHAKES = 5, 64
 #: Connections at a time; those beyond are told to come again.
 MAX_CONNECTIONS = 256
 #: Seconds for what is under way once the server is told to end.
@@ -86,6 +91,62 @@ class _Protocol(H11Protocol):
         )
 
 
+class _Handshake(asyncio.Protocol):
+    """A connection until its TLS handshake is done; asyncio's own servers allow any number."""
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        pending: dict["_Handshake", asyncio.Transport],
+        **of_protocol: Any,
+    ) -> None:
+        self._context, self._pending, self._of_protocol = context, pending, of_protocol
+        #: What comes with the handshake's end, before HTTP is there to read it.
+        self._early = b""
+        self._ended = False
+
+    def connection_made(self, transport: Any) -> None:
+        # What comes before the handshake has begun would be lost.
+        transport.pause_reading()
+        self._pending[self] = transport
+        if len(self._pending) > MAX_HANDSHAKES:
+            self._pending.pop(next(iter(self._pending))).abort()
+        self._task = asyncio.create_task(self._shake_hands(transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def eof_received(self) -> None:
+        self._ended = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended = True
+
+    async def _shake_hands(self, transport: asyncio.Transport) -> None:
+        encrypted = None
+        try:
+            # What fails or takes too long is closed.
+            with suppress(OSError):
+                encrypted = await asyncio.get_running_loop().start_tls(
+                    transport,
+                    self,
+                    self._context,
+                    server_side=True,
+                    ssl_handshake_timeout=HANDSHAKE_S,
+                )
+        finally:
+            self._pending.pop(self, None)
+        # None where the connection has ended meanwhile.
+        if encrypted is None or self._ended or encrypted.is_closing():
+            transport.abort()
+            return
+        protocol = _Protocol(**self._of_protocol)
+        encrypted.set_protocol(protocol)
+        protocol.connection_made(encrypted)
+        if self._early:
+            protocol.data_received(self._early)
+
+
 def bound(bind: str) -> socket.socket:
     """A socket that listens on `HOST:PORT`; raises InputError where it cannot."""
     host, port = host_and_port(bind)
@@ -99,21 +160,21 @@ def bound(bind: str) -> socket.socket:
         ) from error
 
 
-def check_certificate(certificate: Path, private_key: Path) -> None:
-    """Raise ConfigError unless the two PEM files belong together."""
+def tls_context(certificate: Path, private_key: Path) -> ssl.SSLContext:
+    """TLS by two PEM files; raises ConfigError unless they belong together."""
     for path in (certificate, private_key):
         if not path.is_file():
             raise ConfigError(f"{path}: expected a PEM file, found none")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            certificate, private_key, password=lambda: ""
-        )
+        context.load_cert_chain(certificate, private_key, password=lambda: "")
     except (ssl.SSLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise ConfigError(
             f"{certificate} and {private_key}: expected a certificate and its key without a "
             f"passphrase, both PEM: {reason}"
         ) from error
+    return context
 
 
 def serve(
@@ -126,15 +187,16 @@ def serve(
     """Serve `fleets` until SIGINT or SIGTERM; `started` is told the URL once it listens."""
     gateway = Gateway(fleets, deadline_ms)
     certificate, private_key = listening.certificate, listening.private_key
+    protocol: Any = _Protocol
     if certificate is not None and private_key is not None:
-        check_certificate(certificate, private_key)
+        protocol = partial(_Handshake, tls_context(certificate, private_key), {})
     place = bound(listening.bind)
     log = logging.getLogger("uvicorn.error")
     log.addHandler(logging.StreamHandler(sys.stderr))
     log.setLevel(logging.ERROR)
     config = uvicorn.Config(
         gateway.app(listening.tokens),
-        http=_Protocol,
+        http=protocol,
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -144,8 +206,6 @@ def serve(
         server_header=False,
         timeout_keep_alive=HEADERS_S,
         timeout_graceful_shutdown=ENDING_S,
-        ssl_certfile=certificate,
-        ssl_keyfile=private_key,
     )
     server = uvicorn.Server(config)
     gateway.ending = lambda: server.should_exit

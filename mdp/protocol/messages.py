@@ -48,6 +48,8 @@ MAX_CLASSES = 100_000
 _FLOAT32 = np.dtype("<f4")
 
 Buffer = bytes | bytearray | memoryview
+#: The caller's trace context (W3C), by which an agent's spans are of the caller's trace.
+Traceparent = Annotated[str, Meta(pattern=r"^(00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2})?\Z")]
 State = Literal["STARTING", "WARMING", "READY", "DRAINING", "FAILED"]
 #: Why an agent did not answer, for programs; a Failure's `text` is for people.
 FailureCode = Literal[
@@ -63,7 +65,7 @@ FailureCode = Literal[
 ]
 
 
-class Infer(Record, frozen=True):
+class Infer(Record, frozen=True, omit_defaults=True):
     """Client -> agent: run the sub-model on the crop, the only buffer."""
 
     kind: ClassVar[int] = 1
@@ -78,6 +80,8 @@ class Infer(Record, frozen=True):
     budget_ms: Milliseconds
     image_size: Annotated[int, Meta(ge=1, le=1024)]
     encoding: Encoding
+    #: Left out without one, for agents that predate it.
+    traceparent: Traceparent = ""
 
 
 class StatusRequest(Record, frozen=True):
@@ -137,6 +141,8 @@ class Status(Record, frozen=True, omit_defaults=True):
     counts: dict[Text, int]
     #: The agent's camera and its condition. Left out without one, for clients that predate it.
     source: Text = ""
+    #: Degrees Celsius of the warmest sensor. Left out where there is none.
+    temperature_c: Annotated[float, Meta(ge=-300, le=3000)] | None = None
 
     def __post_init__(self) -> None:
         check_printable(self, "device", "bundle", "provider", "reason", "source")
@@ -149,7 +155,7 @@ def answered_by(digest: Digest) -> str:
     return f"answered {digest[:12]}"
 
 
-class FrameRequest(Record, frozen=True):
+class FrameRequest(Record, frozen=True, omit_defaults=True):
     """Client -> agent: run the sub-model on a frame of the agent's camera. No buffer."""
 
     kind: ClassVar[int] = 6
@@ -163,6 +169,7 @@ class FrameRequest(Record, frozen=True):
     ago_ms: Milliseconds
     #: The largest difference from that age.
     within_ms: Milliseconds
+    traceparent: Traceparent = ""
 
 
 class FrameReply(Record, frozen=True):

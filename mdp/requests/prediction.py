@@ -39,6 +39,9 @@ class MemberTiming(Struct, frozen=True, kw_only=True):
     queue_ms: float
     compute_ms: float
     network_ms: float
+    #: What this member alone would have answered; None unless the client was asked for `opinions`.
+    label: str | None = None
+    probability: float | None = None
     #: Of a look: which frame of its own this device saw, by its own count, and how old that was as
     #: the answer was given. Known to half of `network_ms`.
     frame: int | None = None
@@ -117,8 +120,12 @@ class _Rule:
 class AnswerBuilder:
     """Makes an answer of what a session collected, by one bundle's labels, weights and table."""
 
-    def __init__(self, bundle: Bundle, fusion: Fusion) -> None:
-        """Answers by the rule `fusion`; raises ConfigError if the bundle's weights are damaged."""
+    def __init__(self, bundle: Bundle, fusion: Fusion, *, opinions: bool = False) -> None:
+        """Answers by the rule `fusion`, with `opinions` also each member's alone.
+
+        Raises ConfigError if the bundle's weights are damaged.
+        """
+        self._opinions = opinions
         self._bundle = bundle
         self._fusion: Fusion = fusion
         self._labels = bundle.manifest.labels
@@ -165,10 +172,29 @@ class AnswerBuilder:
             expected_accuracy_pictures=self._pictures,
             latency_ms=0.0,
             deadline_ms=deadline_ms,
-            members=tuple(_timing(k, arrival, frames) for k, arrival in finish.arrived.items()),
+            members=tuple(self._member(k, one, frames) for k, one in finish.arrived.items()),
             bundle=self._bundle.digest,
             stage=finish.stage,
             frame_spread_ms=_spread_ms(finish, frames),
+        )
+
+    def _member(self, k: int, arrival: Arrival, frames: FramesSeen | None) -> MemberTiming:
+        frame, age_ms = (None, None) if frames is None else frames[arrival.device]
+        label, probability = None, None
+        if self._opinions:
+            weights = self._rule((k,)).weights
+            classes, shares = likeliest(fuse({k: arrival.contribution}, weights))
+            label, probability = self._labels[classes[0]], shares[0]
+        return MemberTiming(
+            device=arrival.device,
+            k=k,
+            queue_ms=arrival.queue_ms,
+            compute_ms=arrival.compute_ms,
+            network_ms=arrival.network_ms,
+            label=label,
+            probability=probability,
+            frame=frame,
+            frame_age_ms=age_ms,
         )
 
     def _rule(self, members: tuple[int, ...]) -> "_Rule":
@@ -214,19 +240,6 @@ def _spread_ms(finish: Finish, frames: FramesSeen | None) -> float | None:
         return None
     ages_ms = [frames[arrival.device][1] for arrival in finish.arrived.values()]
     return max(ages_ms) - min(ages_ms)
-
-
-def _timing(k: int, arrival: Arrival, frames: FramesSeen | None) -> MemberTiming:
-    frame, age_ms = (None, None) if frames is None else frames[arrival.device]
-    return MemberTiming(
-        device=arrival.device,
-        k=k,
-        queue_ms=arrival.queue_ms,
-        compute_ms=arrival.compute_ms,
-        network_ms=arrival.network_ms,
-        frame=frame,
-        frame_age_ms=age_ms,
-    )
 
 
 def no_answer(

@@ -12,7 +12,7 @@ Code = (
     | Literal[
         "late", "slow", "silent", "failing", "unsteady", "on probation", "bad_output",
         "disconnected", "unreachable", "refused", "backlogged", "not asked", "not needed",
-        "not in the fleet",
+        "not in the fleet", "left out",
     ]
 )  # fmt: skip
 
@@ -36,6 +36,8 @@ PROBATION = Reason("on probation", "asked, not waited for")
 #: A cascade's first stage was sure.
 NOT_NEEDED = Reason("not needed", "the first stage is sure")
 NOT_IN_FLEET = Reason("not in the fleet")
+#: `leave_out` of a client.
+LEFT_OUT = Reason("left out", "by this client")
 #: There is no connection; it was lost while an answer was owed; it takes no more bytes.
 UNREACHABLE = Reason("unreachable")
 DISCONNECTED = Reason("disconnected")

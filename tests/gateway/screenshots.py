@@ -1,4 +1,4 @@
-"""The page's pictures in docs/pictures: light, dark, on a phone, and with one device gone.
+"""The page's pictures in docs/pictures: light, dark, on a phone, with one device gone, without any.
 
 python -m tests.gateway.screenshots      (Debian's chromium and chromium-driver)
 
@@ -48,9 +48,14 @@ def main() -> None:
                 _save(page, "page-phone")
                 page.emulate()
                 fleet.agents["n100"].kill()
-                page.wait_for("#mode", "degraded")
+                page.wait_for("#how", "partial")
                 page.wait_for("#faults", "n100")
                 _save(page, "page-degraded")
+                for name in ("laptop-cpu", "raspberry-pi-5"):
+                    fleet.agents[name].kill()
+                page.wait_for("#label", "No device can answer")
+                page.wait_for("#faults", "raspberry-pi-5")
+                _save(page, "page-gone")
 
 
 def _save(page: Browser, name: str) -> None:

@@ -81,7 +81,8 @@ class Browser:
         screen = {"width": width, "height": height, "deviceScaleFactor": scale}
         self._devtools("Emulation.setDeviceMetricsOverride", {**screen, "mobile": width < 600})
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        self._devtools("Emulation.setEmulatedMedia", {"features": [scheme]})
+        still = {"name": "prefers-reduced-motion", "value": "reduce"}
+        self._devtools("Emulation.setEmulatedMedia", {"features": [scheme, still]})
 
     def _devtools(self, command: str, parameters: object) -> Any:
         return self._do("goog/cdp/execute", {"cmd": command, "params": parameters})
@@ -106,6 +107,16 @@ class Browser:
         )
         return base64.b64decode(shot["data"])
 
+    def before_load(self, script: str) -> str:
+        """Run `script` in every page before its own; returns what `not_before_load` takes."""
+        made = self._devtools("Page.addScriptToEvaluateOnNewDocument", {"source": script})
+        return str(made["identifier"])
+
+    def not_before_load(self, identifier: str) -> None:
+        """No longer run a script in new pages."""
+        known = {"identifier": identifier}
+        self._devtools("Page.removeScriptToEvaluateOnNewDocument", known)
+
     def close(self) -> None:
         """Close the window."""
         _call(self._url, None, "DELETE")
@@ -119,12 +130,12 @@ def _call(url: str, content: object, method: str) -> Any:
 
 
 @contextmanager
-def browser(folder: Path) -> Iterator[Browser]:
-    """A window of a Chromium that keeps what it has to in `folder`."""
+def browser(folder: Path, *options: str) -> Iterator[Browser]:
+    """A window of a Chromium with these options, that keeps what it has to in `folder`."""
     with LineProcess("chromedriver", ["chromedriver", "--port=0"], own_session=True) as process:
         port = process.line_with("successfully on port").rstrip(".").rpartition(" ")[2]
         driver = f"http://127.0.0.1:{port}"
-        flags = [*_FLAGS, f"--user-data-dir={folder}"]
+        flags = [*_FLAGS, *options, f"--user-data-dir={folder}"]
         # Chromium's sandbox refuses root, as which containers run.
         flags += ["--no-sandbox"] if os.geteuid() == 0 else []
         wanted = {

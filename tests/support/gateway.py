@@ -4,9 +4,10 @@ import datetime
 import http.client
 import ipaddress
 import json
+import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -20,11 +21,13 @@ from cryptography.x509.oid import NameOID
 
 from mdp.testing.processes import PATIENCE_S, LineProcess
 
-#: As `mdp gateway`, with the limits on slow clients of a moment, and few connections.
-IMPATIENT = (
+#: `mdp`, with the limits on slow clients of a moment, and few connections.
+_LIMITS = (
     "import mdp.gateway.server as server, mdp.gateway.bodies as bodies, mdp.cli.main as cli;"
-    "server.HEADERS_S, bodies.BODY_S, server.MAX_CONNECTIONS = 1, 0.5, 3; cli.main()"
+    "server.HEADERS_S, bodies.BODY_S, server.MAX_CONNECTIONS = 1, 0.5, 3;"
+    "server.HANDSHAKE_S, server.MAX_HANDSHAKES = 1, 2; cli.main()"
 )
+IMPATIENT = (sys.executable, "-c", _LIMITS)
 
 
 class Reply(NamedTuple):
@@ -43,9 +46,23 @@ class Reply(NamedTuple):
 class Gateway:
     """Where a gateway listens."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, process: LineProcess) -> None:
         self.url = url
+        self._process = process
         self.host = urlsplit(url).netloc
+
+    def end(self) -> None:
+        """SIGTERM, and its end in order."""
+        assert self._process.terminate() in (0, -signal.SIGTERM)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Its process stands still in this block, with its connections as they are."""
+        self._process.stop()
+        try:
+            yield
+        finally:
+            self._process.signal(signal.SIGCONT)
 
     def connect(self) -> socket.socket:
         """A connection on which nothing was sent yet."""
@@ -74,13 +91,21 @@ class Gateway:
 
 
 @contextmanager
-def gateway(*options: object, impatient: bool = False) -> Iterator[Gateway]:
-    """`mdp gateway` with these options, on a port that is free, until the block ends."""
-    beside = Path(sys.executable).parent / "mdp"
-    program = [sys.executable, "-c", IMPATIENT] if impatient else [beside]
-    command = [*program, "gateway", "--bind", "127.0.0.1:0", "--json", *options]
+def gateway(*options: object, program: Sequence[object] = ()) -> Iterator[Gateway]:
+    """`mdp gateway` with these options, on a port that is free, until the block ends.
+
+    `program` is another one in the place of `mdp`.
+    """
+    command = [
+        *(program or [Path(sys.executable).parent / "mdp"]),
+        "gateway",
+        "--bind",
+        "127.0.0.1:0",
+        "--json",
+        *options,
+    ]
     with LineProcess("gateway", command) as process:
-        yield Gateway(json.loads(process.line("an event"))["url"])
+        yield Gateway(json.loads(process.line("an event"))["url"], process)
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:

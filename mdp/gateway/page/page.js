@@ -13,8 +13,16 @@ const STATES = {
   READY: "Ready", UNREACHABLE: "Not reachable", SILENT: "Does not answer", REFUSED: "Refused",
   STARTING: "Starting", WARMING: "Warming up", DRAINING: "Ending", FAILED: "Failed", UNKNOWN: "Unknown",
 };
+const STAGES = { first: "fast: first stage", escalated: "sure: all asked" };
+const REFUSED = {
+  NotFoundError: "this computer has none, or none that is switched on",
+  NotAllowedError: "the browser was not allowed to use it",
+  NotReadableError: "another program uses it",
+};
 const CAMERA_MS = 400;
 const MAX_SIDE = 640;
+// The gateway gives a sign of life every ten seconds: a connection without one is half-open.
+const SILENT_MS = 25_000;
 
 const state = { fleets: [], chosen: null, blob: null, camera: null, looking: null, asking: false, again: false, team: null };
 
@@ -45,12 +53,13 @@ function askToken() {
   });
 }
 
-async function request(path, options = {}) {
+async function request(path, options = {}, asking = () => {}) {
   for (;;) {
     const token = sessionStorage.getItem("token");
     const headers = { ...options.headers, ...(token ? { Authorization: `Bearer ${token}` } : {}) };
     const response = await fetch(path, { ...options, headers });
     if (response.status !== 401) return response;
+    asking();
     await askToken();
   }
 }
@@ -67,20 +76,33 @@ function alertOf(message) {
 }
 
 // Server-sent events; EventSource sends no token.
-async function eachEvent(path, heard, signal) {
-  const response = await request(path, { signal });
-  if (!response.ok) await told(response);
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const parts = (rest + value).split("\n\n");
-    rest = parts.pop();
-    for (const part of parts) {
-      const [, kind, data] = /^event: (.*)\ndata: (.*)$/s.exec(part) || [];
-      if (kind) heard(kind, JSON.parse(data));
+async function eachEvent(path, heard, left) {
+  const watch = new AbortController();
+  left?.addEventListener("abort", () => watch.abort());
+  let timer;
+  const alive = () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => watch.abort(new Error("the gateway is silent")), SILENT_MS);
+  };
+  try {
+    alive();
+    const response = await request(path, { signal: watch.signal }, () => clearTimeout(timer));
+    if (!response.ok) await told(response);
+    const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+      alive();
+      const { value, done } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const [, kind, data] = /^event: (.*)\ndata: (.*)$/s.exec(part) || [];
+        if (kind) heard(kind, JSON.parse(data));
+      }
     }
+  } finally {
+    clearTimeout(timer);
   }
 }
 
@@ -129,7 +151,8 @@ function showFleet() {
   text("change", Math.abs(lost) < 0.05 ? "" : `${lost > 0 ? "−" : "+"}${Math.abs(lost).toFixed(1)} points`);
   const pictures = fleet.expected_accuracy_pictures;
   text("accuracy-note", `expected accuracy of these devices, ${pictures == null ? "never measured" : `measured on ${pictures.toLocaleString()} pictures`}`);
-  $("count").className = able.length < fleet.devices.length ? "fewer" : "";
+  $("count").className = !able.length ? "none" : able.length < fleet.devices.length ? "fewer" : "";
+  $("seats").replaceChildren(...fleet.devices.map((device, index) => el("i", { class: able.includes(device) ? `d${index % 6}` : "off" })));
   $("meter").style.width = width(fleet.expected_accuracy);
   $("meter-all").style.left = width(all);
   $("meter-all").hidden = all == null;
@@ -140,10 +163,12 @@ function showFleet() {
   $("cameras").hidden = !fleet.devices.some((device) => device.source);
   showDevices(fleet);
   showFaults(fleet);
+  showFront(fleet, able);
   // What a device less makes of the same picture shows at once.
   const team = able.map((device) => device.name).join();
   if (team !== state.team && state.team !== null && state.blob && !state.camera && able.length) ask();
-  if (!able.length && state.team !== null && state.blob) showNoAnswer("No device can answer", "The fleet answers again as soon as one is back.");
+  if (!able.length && (state.team !== null || !state.blob)) showNoAnswer("No device can answer", "Callers get status 503 until one is back; this page then asks again by itself.");
+  else if (able.length && state.team === "" && !state.blob) showNoAnswer("No picture yet", "The fused answer of all devices, and what it is made of, appear here.");
   state.team = team;
 }
 
@@ -195,8 +220,10 @@ function update(card, device, fleet) {
   put(".state-text", said);
   put(".submodel", device.submodel);
   put(".provider", (device.provider || "–").replace("ExecutionProvider", ""));
+  card.querySelector(".warmth").hidden = device.temperature_c == null;
+  put(".temperature", device.temperature_c == null ? "" : `${device.temperature_c.toFixed(0)} °C`);
   put(".alone", device.accuracy == null ? "never measured" : `${percent(device.accuracy)} accurate`);
-  const fault = fleet.faults.find((each) => each.device === device.name && !each.over);
+  const fault = fleet.faults.find((each) => each.device === device.name && !each.over && !bySomebody(each));
   put(".fault", fault ? `${words(fault.what)}, ${clock(fault.at_s)}` : "none");
   spark(card, device.latencies_ms);
 }
@@ -217,7 +244,63 @@ function spark(card, values) {
   svg.setAttribute("aria-label", values.length ? `Latency of the last ${values.length} answers: ${last}${middle}` : "No answer yet");
 }
 
+// The best that devices reach within a time, each alone, and those that answer now.
+function showFront(fleet, able) {
+  const known = fleet.devices.filter((device) => device.accuracy != null);
+  $("front-card").hidden = !fleet.front.length || known.length < 2;
+  if ($("front-card").hidden) return;
+  const svg = $("front");
+  const wide = svg.clientWidth;
+  const now = able.length && fleet.expected_accuracy != null
+    ? { latency_ms: Math.max(...able.map((device) => device.predicted_ms)), accuracy: fleet.expected_accuracy } : null;
+  const key = JSON.stringify([fleet.name, fleet.front, now, wide]);
+  if (svg.dataset.key === key) return;
+  svg.dataset.key = key;
+  const points = [...fleet.front, ...known.map((device) => ({ latency_ms: device.predicted_ms, accuracy: device.accuracy })), ...(now ? [now] : [])];
+  const times = points.map((point) => point.latency_ms);
+  const [first, last] = [Math.min(...times), Math.max(...times)];
+  const span = Math.max(last - first, 0.2 * last);
+  const shares = points.map((point) => point.accuracy);
+  const margin = Math.max(0.004, 0.15 * (Math.max(...shares) - Math.min(...shares)));
+  const [low, high] = [Math.min(...shares) - margin, Math.min(1, Math.max(...shares) + margin)];
+  const x = (ms) => 48 + ((wide - 56) * (ms - first + 0.15 * span)) / (1.4 * span);
+  const y = (share) => 176 - (166 * (share - low)) / (high - low);
+  const nodes = [];
+  const draw = (tag, attributes, ...children) => {
+    const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+    node.append(...children);
+    nodes.push(node);
+  };
+  for (const part of [0.1, 0.5, 0.9]) {
+    const share = low + part * (high - low);
+    draw("line", { class: "grid", x1: 48, x2: wide - 8, y1: y(share), y2: y(share) });
+    draw("text", { x: 42, y: y(share) + 4, "text-anchor": "end" }, percent(share));
+  }
+  for (const part of [0, 0.5, 1]) {
+    const ms = first + part * span;
+    draw("text", { x: x(ms), y: 196, "text-anchor": "middle" }, `${ms.toPrecision(ms < 10 ? 2 : 3)} ms`);
+  }
+  const steps = fleet.front.map((each, index) => `${index ? "H" : "M"}${x(each.latency_ms)}${index ? "V" : " "}${y(each.accuracy)}`);
+  draw("path", { class: "best", d: `${steps.join("")}H${wide - 8}` });
+  for (const each of fleet.front) draw("circle", { class: "step", r: 6, cx: x(each.latency_ms), cy: y(each.accuracy) });
+  for (const device of known) {
+    draw("circle", { class: `own d${fleet.devices.indexOf(device) % 6}`, r: 4, cx: x(device.predicted_ms), cy: y(device.accuracy) });
+  }
+  if (now) {
+    draw("circle", { class: "now", r: 7, cx: x(now.latency_ms), cy: y(now.accuracy) });
+    draw("text", { class: "named", x: x(now.latency_ms), y: y(now.accuracy) + (y(now.accuracy) < 150 ? 22 : -12), "text-anchor": "middle" }, "now");
+  }
+  svg.setAttribute("viewBox", `0 0 ${wide} 210`);
+  svg.setAttribute("aria-label", fleet.front.map((each) => `${percent(each.accuracy)} in ${each.latency_ms.toFixed(1)} ms with ${each.devices.join(", ")}`).join("; "));
+  svg.replaceChildren(...nodes);
+}
+
+addEventListener("resize", () => current() && showFleet());
+
 const words = (fault) => fault.replace(/\b[A-Z]{5,}\b/, (known) => STATES[known]?.toLowerCase() ?? known).replace(/: no connection$/, "");
+
+const bySomebody = (fault) => fault.what.startsWith("switched ");
 
 const clock = (at_s) => new Date(at_s * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit" });
 
@@ -229,7 +312,7 @@ function showFaults(fleet) {
   $("faults").replaceChildren(...fleet.faults.map((fault) => el("li", {},
     el("time", { datetime: new Date(fault.at_s * 1000).toISOString() }, clock(fault.at_s)),
     el("span", {}, fault.device),
-    el("span", { class: `what ${fault.over ? "good" : "bad"}` }, words(fault.what)),
+    el("span", { class: `what ${bySomebody(fault) ? "" : fault.over ? "good" : "bad"}` }, words(fault.what)),
   )));
 }
 
@@ -243,7 +326,7 @@ async function ask() {
   state.asking = true;
   const blob = state.blob;
   try {
-    const answer = await told(await request(`v2/models/${state.chosen}/classify?members=true`, {
+    const answer = await told(await request(`v2/models/${state.chosen}/classify`, {
       method: "POST", body: blob, headers: { "Content-Type": blob.type || "application/octet-stream" },
     }));
     if (state.blob === blob) showAnswer(answer);
@@ -261,8 +344,8 @@ async function ask() {
 function showNoAnswer(label, why) {
   text("label", label);
   text("note", why);
-  $("made").hidden = $("mode").hidden = true;
-  $("top").replaceChildren();
+  $("made").hidden = $("mode").hidden = $("how").hidden = true;
+  for (const id of ["top", "crops", "legend"]) $(id).replaceChildren();
 }
 
 function showAnswer(answer) {
@@ -270,33 +353,39 @@ function showAnswer(answer) {
   const missing = Object.entries(answer.missing);
   text("label", answer.label);
   const parts = `${percent(answer.probability)} probable, from ${answer.used.join(", ")}`;
-  text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
+  if (answer.stage === "first" && !answer.degraded) text("note", `${parts}; the others were not needed`);
+  else text("note", parts + (missing.length ? `; without ${missing.map(([name, why]) => `${name} (${why})`).join(", ")}` : ""));
   text("latency", `${answer.latency_ms.toFixed(0)} ms`);
+  text("latency-note", `last answer, of ${answer.deadline_ms.toLocaleString()} ms`);
+  $("spent").style.width = width(Math.min(1, answer.latency_ms / answer.deadline_ms));
   $("mode").hidden = false;
-  text("mode", answer.mode + (answer.degraded ? ", degraded" : ""));
-  $("mode").classList.toggle("degraded", answer.degraded);
+  text("mode", answer.mode);
+  const how = answer.degraded ? "partial" : STAGES[answer.stage];
+  $("how").hidden = !how;
+  text("how", how || "");
+  $("how").classList.toggle("degraded", answer.degraded);
   $("top").replaceChildren(...answer.top.map(([label, share]) => {
     const bar = el("i");
     bar.style.width = width(share);
     return el("li", {}, el("span", { title: label }, label), el("div", { "aria-hidden": "true" }, bar), el("span", { class: "number" }, percent(share)));
   }));
-  $("made").hidden = !answer.opinions;
-  const opinions = new Map((answer.opinions || []).map((each) => [each.device, each]));
+  $("made").hidden = false;
+  const opinions = new Map(answer.members.map((each) => [each.device, each]));
   $("opinions").replaceChildren(...fleet.devices.map((device, index) => {
     const own = opinions.get(device.name);
     const name = el("th", { scope: "row" }, el("span", { class: "swatch", "aria-hidden": "true" }), device.name);
-    if (!own) return el("tr", { class: `out d${index % 6}` }, name, el("td", { colspan: "3" }, answer.missing[device.name] || "no answer alone"));
+    if (!own) return el("tr", { class: `out d${index % 6}` }, name, el("td", { colspan: "3" }, device.in_use ? answer.missing[device.name] || "not asked" : "switched off"));
     const other = own.label !== answer.label;
     return el("tr", { class: `d${index % 6}` }, name,
       el("td", other ? { class: "other" } : {}, own.label),
       el("td", { class: "number" }, percent(own.probability)),
-      el("td", { class: "number" }, percent(own.expected_accuracy)));
+      el("td", { class: "number" }, percent(device.accuracy)));
   }));
   text("fused-label", answer.label);
   text("fused-probability", percent(answer.probability));
   text("fused-accuracy", percent(answer.expected_accuracy));
   text("mode-note", MODES[answer.mode] || "");
-  if (answer.opinions) showCrops(fleet, answer);
+  if (!state.looking) showCrops(fleet, answer);
 }
 
 function showCrops(fleet, answer) {
@@ -326,8 +415,12 @@ function showCrops(fleet, answer) {
     });
   });
   svg.replaceChildren(...shapes);
-  $("legend").replaceChildren(...used.map((device) => el("li", { class: `d${fleet.devices.indexOf(device) % 6}` },
-    el("span", { class: "swatch", "aria-hidden": "true" }), `${device.name}: ${area(device.region)}`)));
+  // Devices that see the same share a line.
+  const views = new Map();
+  for (const device of used) views.set(`${device.region}`, [...(views.get(`${device.region}`) || []), device]);
+  $("legend").replaceChildren(...[...views.values()].map((devices) => el("li", {},
+    ...devices.map((device) => el("span", { class: `swatch d${fleet.devices.indexOf(device) % 6}`, "aria-hidden": "true" })),
+    el("span", {}, `${devices.map((device) => device.name).join(", ")}: ${area(devices[0].region)}`))));
 }
 
 function area([left, top, right, bottom]) {
@@ -361,10 +454,11 @@ async function open(blob) {
 async function openCamera() {
   stop();
   try {
-    if (!navigator.mediaDevices) throw new Error("browsers open cameras for localhost and HTTPS only");
-    state.camera = await navigator.mediaDevices.getUserMedia({ video: { width: { ideal: MAX_SIDE } } });
+    if (!navigator.mediaDevices) throw new Error("browsers open one for localhost and HTTPS only");
+    const video = { width: { ideal: MAX_SIDE }, facingMode: { ideal: "environment" } };
+    state.camera = await navigator.mediaDevices.getUserMedia({ video });
   } catch (error) {
-    alertOf(`No webcam: ${error.message || error.name}`);
+    alertOf(`No webcam: ${REFUSED[error.name] || error.message || error.name}`);
     return;
   }
   alertOf("");

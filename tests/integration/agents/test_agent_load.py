@@ -12,6 +12,7 @@ import pytest
 from devices.agent.options import ServeOptions
 from devices.build import build_agent
 from devices.cores import cores_in
+from devices.machine import Machine
 from mdp.formats.bundle import Bundle
 from mdp.protocol.messages import Failure, Result, contribution_of
 from mdp.queueing.queue import CAPACITY
@@ -22,7 +23,7 @@ from mdp.transport import AgentKeys, new_pair
 from tests.support.bundles import change_assignment
 from tests.support.fakes import StrangePeer
 from tests.support.fleet import Fleet
-from tests.support.serving import Held, Paying, queued, replies, request, serving
+from tests.support.serving import Held, Paying, queued, replies, request, serving, told
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -168,13 +169,20 @@ def allowed(status: Path) -> frozenset[int]:
 def test_an_agent_is_built_from_options_alone(tmp_path: Path) -> None:
     options = ServeOptions(bundle=write_bundle(tmp_path / "bundle"), device="alpha", bind=ANY_PORT)
     events: list[str] = []
-    with build_agent(options, report=events.append) as built:
+    sensor = tmp_path / "sys/class/thermal/thermal_zone0/temp"
+    sensor.parent.mkdir(parents=True)
+    sensor.write_text("61500\n")
+    with build_agent(options, report=events.append, machine=Machine(tmp_path)) as built:
         thread = threading.Thread(target=built.serve)
         thread.start()
         until(lambda: built.agent.state == "READY", "the agent is ready")
         with StrangePeer(built.address) as peer:
             peer.send(request(Bundle.open(options.bundle), 1))
             assert replies(peer, 1) == {1: "answered"}
+            assert told(peer).temperature_c == 61.5
+            sensor.unlink()
+            built.agent.main_loop.wake()
+            until(lambda: told(peer).temperature_c is None, "the sensor is gone")
         built.agent.stop()
         thread.join(PATIENCE_S)
     assert (built.public_key, built.agent.left_behind) == (None, False)

@@ -176,6 +176,23 @@ def test_an_async_client_lives_as_the_other_one_does(fleet: Fleet, tmp_path: Pat
         assert [answer.label for answer in answers] == list(LABELS)
 
 
+def test_a_client_leaves_devices_out_until_it_is_told_otherwise(fleet: Fleet) -> None:
+    path = fleet.write()
+    with mdp.Client.connect(path, opinions=True, timeout_s=PATIENCE_S) as client:
+        with pytest.raises(mdp.InputError, match="no device 'omega': expected some of alpha, beta"):
+            client.leave_out("alpha", "omega")
+        client.leave_out("beta")
+        client.reload(timeout_s=PATIENCE_S)
+        answer = client.classify(RED, deadline_ms=PLENTY_MS)
+        assert answer.missing == {"beta": "left out: by this client"}
+        assert [member.label for member in answer.members] == ["red", "red"]
+        client.leave_out()
+        assert client.classify(RED, deadline_ms=PLENTY_MS).missing == {}
+        client.leave_out("alpha", "beta", "gamma")
+        with pytest.raises(mdp.QuorumNotMet, match="alpha: left out: by this client"):
+            client.classify(RED, deadline_ms=PLENTY_MS)
+
+
 def test_one_call_connects_asks_and_closes(fleet: Fleet) -> None:
     answer = mdp.classify(fleet.write(), RED, deadline_ms=PLENTY_MS, timeout_s=PATIENCE_S)
     assert (answer.label, len(answer.used), answer.deadline_ms) == ("red", 3, PLENTY_MS)

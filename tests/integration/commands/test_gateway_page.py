@@ -18,6 +18,27 @@ from tests.support.gateway import Gateway, gateway
 pytestmark = pytest.mark.skipif(why_no_browser() != "", reason=why_no_browser())
 
 SPACE = "\ue00d"
+#: Texts whose contrast with their ground is below WCAG's level AA (1.4.3).
+LOW_CONTRAST = """
+const rgb = (colour) => colour.match(/[\\d.]+/g).map(Number);
+const light = (colour) => rgb(colour).slice(0, 3)
+  .map((part) => (part /= 255) <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4)
+  .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
+const ground = (node) => {
+  for (; node; node = node.parentElement) {
+    const colour = getComputedStyle(node).backgroundColor;
+    if (!(rgb(colour)[3] < 1)) return colour;
+  }
+};
+return [...document.querySelectorAll("body *")].filter((node) => {
+  const own = [...node.childNodes].some((each) => each.nodeType === 3 && each.data.trim());
+  if (!own || !node.checkVisibility()) return false;
+  const { color, fill, fontSize, fontWeight } = getComputedStyle(node);
+  const pair = [light(node.matches("svg *") ? fill : color), light(ground(node))].sort();
+  const large = parseFloat(fontSize) >= (fontWeight >= 700 ? 18.66 : 24);
+  return (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05) < (large ? 3 : 4.5);
+}).map((node) => `${node.tagName} ${node.className} ${node.textContent}`);
+"""
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +50,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     halves = ({"right": 0.5}, {"right": 0.5}, {"left": 0.5})
     for assignment, half in zip(manifest["plan"]["assignments"], halves, strict=True):
         assignment["region"] = half
+        assignment["predicted_ms"]["total"] += assignment["k"]
     path.write_text(json.dumps(manifest))
     (folder / "seen").mkdir()
     Image.fromarray(colour_picture("green")).save(folder / "seen" / "green.png")
@@ -79,25 +101,42 @@ def test_a_device_dies_and_comes_back_before_the_eyes(
     assert page.text("#accuracy") == accuracy
     fleet.agents["alpha"].kill()
     page.wait_for("#label", "^red$")
-    page.wait_for("#mode", "degraded")
+    page.wait_for("#how", "partial")
     page.wait_for("#count", "2 of 3")
     page.wait_for("#faults", "alpha\nnot reachable")
     assert page.text("#accuracy") != accuracy
     fleet.restart("alpha")
     page.wait_for("#label", "^blue$")
     page.wait_for("#faults", "alpha\nback after not reachable")
-    page.wait_for("#mode", "^stacked$")
+    page.wait_for("#how", "^$")
+    assert page.text("#mode") == "stacked"
 
 
-def test_a_device_is_switched_off_with_the_keyboard(page: Browser, two_colours: Path) -> None:
+def test_a_device_is_switched_off_with_the_keyboard(
+    page: Browser, served: Gateway, two_colours: Path
+) -> None:
     page.type("#file", str(two_colours))
     page.wait_for("#label", "^blue$")
     page.press("[data-name=alpha] input", SPACE)
     page.wait_for("#label", "^red$")
     page.wait_for("[data-name=alpha] .state", "Switched off here")
-    assert "switched off at this gateway" in page.text("#opinions")
+    assert "switched off" in page.text("#opinions")
+    page.open(served.url)
+    page.wait_for("[data-name=alpha] .state", "Switched off here")
+    assert page.run("return document.querySelector('[data-name=alpha] input').checked") is False
     page.press("[data-name=alpha] input", SPACE)
-    page.wait_for("#label", "^blue$")
+    page.wait_for("#count", "3 of 3")
+
+
+def test_a_chart_of_what_devices_are_worth(page: Browser, served: Gateway) -> None:
+    page.wait_for("#front-card", "Accuracy against latency")
+    front = served.ask("/fleets").told[0]["front"]
+    assert [point["latency_ms"] for point in front] == [2.0, 3.0, 4.0][: len(front)]
+    assert front[-1]["accuracy"] == max(point["accuracy"] for point in front)
+    assert page.run("return document.querySelectorAll('#front .step').length") == len(front)
+    assert page.run("return document.querySelectorAll('#front .now').length") == 1
+    told = page.run("return document.querySelector('#front').getAttribute('aria-label')")
+    assert "ms with alpha" in told
 
 
 def test_what_the_devices_own_cameras_see(page: Browser) -> None:
@@ -148,7 +187,34 @@ def test_a_picture_that_is_none_and_a_camera_that_is_not_there(
     page.type("#file", str(tmp_path / "none.png"))
     page.wait_for("#note", "expected a picture, found no format that is read")
     page.run("document.getElementById('webcam').click()")
-    page.wait_for("#alert", "No webcam: ")
+    page.wait_for("#alert", "No webcam: this computer has none")
+
+
+def test_a_webcam(served: Gateway, tmp_path: Path) -> None:
+    with browser(tmp_path, "--use-fake-device-for-media-stream") as window:
+        window.emulate()
+        window.open(served.url)
+        window.wait_for("#count", "3 of 3")
+        window.press("#webcam", SPACE)
+        window.wait_for("#mode", "^stacked$")
+        assert window.text("#webcam") == "Stop the webcam"
+        assert window.run("return document.querySelectorAll('#crops rect.own').length") == 3
+        window.press("#webcam", SPACE)
+        window.wait_for("#empty", "Drop a picture here")
+
+
+def test_a_gateway_that_says_nothing_is_noticed(page: Browser, served: Gateway) -> None:
+    """The page waits 25 s for a sign of life: here a part of a second."""
+    hasty = "const timer = setTimeout; window.setTimeout = (call, ms) => timer(call, ms / 50);"
+    script = page.before_load(hasty)
+    page.open(served.url)
+    page.wait_for("#count", "3 of 3")
+    with served.paused():
+        page.wait_for("#live", "No gateway")
+    page.wait_for("#live", "^Live$")
+    page.not_before_load(script)
+    page.open(served.url)
+    page.wait_for("#count", "3 of 3")
 
 
 def test_it_asks_no_other_host_and_nothing_was_blocked(page: Browser, served: Gateway) -> None:
@@ -166,6 +232,7 @@ def test_a_phone_shows_all_of_it(page: Browser, dark: bool) -> None:
     assert page.run("return document.documentElement.scrollWidth") <= 360
     ground = page.run("return getComputedStyle(document.body).backgroundColor")
     assert ground == ("rgb(14, 18, 24)" if dark else "rgb(244, 245, 248)")
+    assert page.run(LOW_CONTRAST) == []
     page.emulate()
 
 
@@ -175,6 +242,7 @@ def test_without_agents_the_page_says_so(fleet: Fleet, page: Browser, two_colour
     for device in DEVICES:
         fleet.agents[device].kill()
     page.wait_for("#live", "No device can answer")
+    page.wait_for("#note", "status 503")
     page.wait_for("#label", "No (device can )?answer")
     fleet.restart("gamma")
     page.wait_for("#label", "^red$")

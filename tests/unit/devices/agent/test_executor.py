@@ -78,7 +78,7 @@ class Desk:
         self.served = ServedBundle(source=source, runtime=self.runtime)
         self.lifecycle.install(self.served)
         self.lifecycle.enter("READY")
-        replies = Replies(router, self.counters)
+        replies = Replies(router, self.counters, self.events.append)
         self.executor = Executor(self.lifecycle, replies, self.counters, self.clock)
 
     def clock(self) -> float:
@@ -91,6 +91,7 @@ class Desk:
         pixels: bytes | None = None,
         encoding: Encoding = "raw",
         deadline_s: float = 1e9,
+        traceparent: str = "",
     ) -> PictureJob:
         """A request whose picture is all `number`."""
         infer = Infer(
@@ -108,6 +109,7 @@ class Desk:
             served=self.served,
             arrived_s=-1.0 * number,
             deadline_s=deadline_s,
+            traceparent=traceparent,
             infer=infer,
             buffer=bytes([number]) * SIZE**2 * 3 if pixels is None else pixels,
         )
@@ -165,6 +167,15 @@ def test_one_bad_picture_fails_alone(desk: Desk) -> None:
     assert desk.failures.keys() == {2}
     assert desk.failures[2][0] == "bad_message"
     assert desk.served.failures == 0, "the model is not to blame"
+
+
+def test_a_failure_of_a_sampled_trace_is_reported(desk: Desk) -> None:
+    desk.events.clear()
+    for number, flags in ((1, "01"), (2, "00")):
+        traceparent = f"00-{'a' * 32}-{'b' * 16}-{flags}"
+        desk.executor.run([desk.job(number, b"no JPEG", "jpeg", traceparent=traceparent)])
+    (line,) = desk.events
+    assert line.startswith(f"trace {'a' * 32} not answered: bad_message: ")
 
 
 def test_decoding_is_told_apart_from_computing(desk: Desk) -> None:
@@ -291,6 +302,6 @@ def test_nothing_in_serving_or_asking_reads_a_clock_that_may_jump() -> None:
     wall = ("time.time(", "time_ns(", "datetime.now", "utcnow", "localtime", "gmtime")
     files = [*root.glob("mdp/**/*.py"), *root.glob("devices/**/*.py")]
     users = {file.name for file in files if any(call in file.read_text() for call in wall)}
-    # Keys expire by date, the audit log has dates, the probe writes one into a profile, and the
-    # gateway's page tells when a fault was.
-    assert users == {"audit.py", "watch.py", "probe.py", "fleets.py"}
+    # Keys expire by date, the audit log has dates, the probe writes one into a profile, the
+    # gateway's page tells when a fault was, and spans have dates.
+    assert users == {"audit.py", "watch.py", "probe.py", "fleets.py", "tracing.py"}

@@ -1,6 +1,7 @@
 """The plain parts of the command lines, and their help."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,19 @@ def test_a_status_table_shows_what_stands_in_brackets() -> None:
         console.print(status_table([status]))
     assert "tcp://[fe80::1]:7500" in capture.get()
     assert reason in capture.get()
+
+
+def test_a_status_table_shows_temperatures_where_there_are_any() -> None:
+    cold = DeviceStatus(device="alpha", address="tcp://10.0.0.1:7500", state="READY")
+    warm = replace(cold, device="beta", temperature_c=61.5)
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(status_table([cold, warm]))
+    assert "°C" in capture.get()
+    assert "62" in capture.get()
+    with console.capture() as capture:
+        console.print(status_table([cold]))
+    assert "°C" not in capture.get()
 
 
 def test_nested_figures_one_a_line() -> None:

@@ -746,6 +746,22 @@ def test_a_device_that_refuses_this_client_is_missing_with_its_reason(desk: Desk
     assert desk.prediction().missing == {"alpha": "refused: no such key"}
 
 
+def test_devices_that_are_left_out_are_not_asked(folder: Path) -> None:
+    desk = Desk(folder, THREE)
+    desk.dispatcher.left_out = frozenset({"beta"})
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "gamma"]
+    desk.reply("alpha")
+    desk.reply("gamma")
+    answer = desk.prediction()
+    assert answer.missing == {"beta": "left out: by this client"}
+    assert answer.missing_codes == {"beta": "left out"}
+    assert answer.expected_accuracy == subset_accuracy((0, 2)).stacked
+    desk.dispatcher.left_out = frozenset()
+    desk.submit()
+    assert [device for device, _ in desk.asked()] == ["alpha", "beta", "gamma"]
+
+
 @pytest.fixture(scope="module")
 def in_turns(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle whose first stage is alpha, sure where it names a favourite at all."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -50,7 +51,10 @@ class Told:
             for k, name in enumerate(DEVICES)
         ]
         self.roll = Roll(Fleet(bundle="bundle", devices=entries), self.bundle, "stacked")
-        self.roll.told([DeviceStatus(device="alpha", address="", state="READY", queued=3)], 1.0)
+        alpha = DeviceStatus(
+            device="alpha", address="", state="READY", queued=3, temperature_c=61.5
+        )
+        self.roll.told([alpha], 1.0)
         self.error: Exception | None = None
         self.deadlines_ms: list[float] = []
 
@@ -63,9 +67,6 @@ class Told:
     async def look(self, deadline_ms: float) -> Prediction:
         (answer,) = await self.classify([b""], deadline_ms)
         return answer
-
-    async def opinions(self, picture: Picture, deadline_ms: float) -> dict[str, Prediction]:
-        return {"alpha": ANSWER}
 
     def shown(self) -> dict[str, Any]:
         return {"name": self.name, **self.roll.shown()}
@@ -139,29 +140,33 @@ def web(tmp_path: Path) -> Web:
 
 
 CLASSIFY = "/v2/models/colours/classify"
+FORM = "multipart/form-data; boundary=cut"
 
 
 def test_an_answer_that_lacks_a_device_is_degraded_and_counted(web: Web) -> None:
-    status, headers, body = web.ask(f"{CLASSIFY}?members=true", b"some", b"thing")
+    status, headers, body = web.ask(CLASSIFY, b"some", b"thing")
     assert (status, headers["content-type"]) == (200, "application/json")
     told = json.loads(body)
     assert (told["degraded"], told["missing"]) == (True, {"gamma": "late"})
-    assert told["opinions"][0]["device"] == "alpha"
     assert web.fleet.deadlines_ms == [250.0]
     web.fleet.error = DeadlineExceeded("no answer within 250 ms", {"alpha": "slow: 3 of its 4"})
     status, headers, body = web.ask(CLASSIFY, b"picture")
     assert (status, headers["retry-after"]) == (503, "1")
     assert json.loads(body) == {"error": "no answer within 250 ms"}
-    late = dict.fromkeys(DEVICES, 0.0)
+    late, warm = dict.fromkeys(DEVICES, 0.0), []
     for family in text_string_to_metric_families(web.ask("/metrics")[2].decode()):
         for sample in family.samples:
             if sample.name == "mdp_member_late_total":
                 late[sample.labels["device"]] = sample.value
+            if sample.name == "mdp_device_temperature_celsius":
+                assert (sample.labels["device"], sample.value) == ("alpha", 61.5)
+                warm.append(sample.value)
             if sample.name == "mdp_requests_total":
                 counted = sample.labels["outcome"] in ("degraded", "deadline")
                 assert sample.value == counted, sample
             if sample.name == "mdp_answer_seconds_bucket":
                 assert sample.value == (float(sample.labels["le"]) >= 0.03)
+    assert warm == [61.5]
     assert late == {"alpha": 1.0, "beta": 0.0, "gamma": 1.0}
 
 
@@ -188,6 +193,27 @@ def test_large_bodies_are_held_together(web: Web, monkeypatch: pytest.MonkeyPatc
     # What was refused is let go.
     assert web.ask(CLASSIFY, b"1234567")[0] == 200
     assert web.ask(CLASSIFY, b"x", content_encoding="gzip")[0] == 415
+
+
+def test_a_deadline_is_a_number(web: Web) -> None:
+    images = {"name": "images", "shape": [1, 1, 1, 3], "datatype": "UINT8", "data": [1, 2, 3]}
+    for given, status in ((True, 400), ("soon", 400), ([1], 400), (50, 200)):
+        body = json.dumps({"inputs": [images], "parameters": {"deadline_ms": given}}).encode()
+        assert web.ask("/v2/models/colours/infer", body)[0] == status, given
+    assert web.fleet.deadlines_ms == [50.0]
+
+
+def test_a_body_is_in_memory_once(web: Web) -> None:
+    content = b"x" * 5_000_000
+    head = b'--cut\r\nContent-Disposition: form-data; name="a"; filename="a"\r\n\r\n'
+    kinds = {"image/png": content, FORM: head + content + b"\r\n--cut--\r\n"}
+    for kind, body in kinds.items():
+        tracemalloc.start()
+        assert web.ask(CLASSIFY, body, content_type=kind)[0] == 200
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        # A growing buffer is an eighth larger than its content.
+        assert most < 1.5 * len(content), kind
 
 
 def test_a_body_that_does_not_come(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:

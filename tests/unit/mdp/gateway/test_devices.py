@@ -1,5 +1,6 @@
 """What a gateway remembers of its devices."""
 
+import copy
 from pathlib import Path
 
 import msgspec
@@ -8,8 +9,9 @@ import pytest
 from mdp.client.status import DeviceStatus
 from mdp.formats.bundle import Bundle
 from mdp.formats.fleet import Fleet, FleetEntry
-from mdp.gateway.devices import KEPT_LATENCIES, SWITCHED_OFF, Roll, kind_of
+from mdp.gateway.devices import KEPT_LATENCIES, Roll, kind_of
 from mdp.requests.prediction import MemberTiming, Prediction
+from mdp.requests.reason import LEFT_OUT
 from mdp.testing.bundles import DEVICES, subset_accuracy, write_bundle
 
 
@@ -88,7 +90,7 @@ def test_accuracy_is_that_of_the_devices_that_can_answer_and_are_in_use(roll: Ro
     roll.told([status("alpha", "UNREACHABLE")], 3.0)
     assert roll.expected_accuracy() == subset_accuracy((2,)).stacked
     # What somebody asked for is no fault of the device.
-    roll.answered(answer("gamma", beta=SWITCHED_OFF), 4.0)
+    roll.answered(answer("gamma", beta=str(LEFT_OUT)), 4.0)
     assert [fault.device for fault in roll.faults] == ["beta", "alpha"]
 
 
@@ -97,10 +99,19 @@ def test_reasons_are_counted_by_their_kind() -> None:
     assert kind_of("late") == "late"
 
 
-def test_a_device_that_is_switched_off_is_missing_unless_its_replica_answers(roll: Roll) -> None:
+def test_a_roll_that_is_made_anew_keeps_what_is_switched_off(roll: Roll) -> None:
+    def shown(off: tuple[str, ...]) -> list[bool]:
+        for name in roll.devices:
+            roll.devices[name].in_use = name not in off
+        fresh = copy.deepcopy(roll)
+        for device in fresh.devices.values():
+            device.in_use = True
+        fresh.faults.clear()
+        fresh.take_over(roll)
+        assert list(fresh.faults) == list(roll.faults)
+        return [device.in_use for device in fresh.devices.values()]
+
     roll.switched("gamma", False, 1.0)
-    lacking = roll.named(answer("alpha", "beta", gamma="not in the fleet"))
-    assert lacking.missing == {"gamma": SWITCHED_OFF}
-    # `answer` numbers members in their order: the third is of gamma's sub-model.
-    whole = answer("alpha", "beta", "replica")
-    assert roll.named(whole) == whole
+    assert shown(("gamma",)) == [True, True, False]
+    # All of a fleet that was written anew: somebody has to answer.
+    assert shown(DEVICES) == [True, True, True]

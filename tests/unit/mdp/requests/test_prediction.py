@@ -211,6 +211,18 @@ def test_where_the_milliseconds_of_every_member_went(folder: Path) -> None:
     assert {m.network_ms for m in answer.members} == {3.0}
 
 
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_what_each_member_would_have_answered_alone(folder: Path, fusion: Fusion) -> None:
+    finish = Finish(arrived=ARRIVALS, missing={}, timed_out=False)
+    judge = AnswerBuilder(Bundle.open(folder), fusion, opinions=True)
+    answer = judge.build(finish, 80.0)
+    assert isinstance(answer, Prediction)
+    alone = [conclude(folder, (k,), fusion) for k in ARRIVALS]
+    said = [(member.label, member.probability) for member in answer.members]
+    assert said == [(each.label, each.probability) for each in alone]
+    assert {member.label for member in conclude(folder, (0, 1), fusion).members} == {None}
+
+
 def test_json_has_the_documented_keys(folder: Path) -> None:
     answer = conclude(folder, (0, 2))
     content = answer.to_dict()
