@@ -59,7 +59,7 @@ class Desk:
             Lifecycle(
                 self.loadable(self.served.path), counters, report=lambda _: None, clock=lambda: 0.0
             ),
-            Replies(cast(Router, self), counters),
+            Replies(cast(Router, self), counters, report=lambda _: None),
             self.switches.append,
         )
 
