@@ -93,8 +93,6 @@ class Predictor:
     factor: float
     typical_error: float
     num_classes: int
-    #: Along the shorter side of the pictures; None where they were not looked at.
-    picture_px: float | None = None
     #: Pictures and epochs that a member will be trained for; None: not said, as long as it takes.
     training: Training | None = None
     #: Networks that start from published weights; None: all of them.
@@ -113,7 +111,6 @@ class Predictor:
             teacher=self.teacher,
             accuracy=self.teacher_accuracy,
             num_classes=self.num_classes,
-            picture_px=self.picture_px,
         )
 
     @property
@@ -179,7 +176,6 @@ def predictor_for(
     teacher_accuracy: float | None = None,
     own: Sequence[RecordedRun] = (),
     training: Training | None = None,
-    picture_px: float | None = None,
 ) -> Predictor:
     """The law for a teacher; `own` are the user's runs, of which those of this shape calibrate it.
 
@@ -206,7 +202,6 @@ def predictor_for(
         factor=_factor(fitted.law, mine),
         typical_error=errors.run_left_out if mine else errors.source_left_out,
         num_classes=num_classes,
-        picture_px=picture_px,
         training=training,
         spread=errors.unknown if unknown else errors.scratch if scratch else errors.taught,
         unknown=unknown,
