@@ -26,7 +26,6 @@ from partitioner.run.folder import RunFolder, bundle_name
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Augmentation,
-    JointSchedule,
     MemberSchedule,
     RunOptions,
     TeacherSchedule,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Augmentation",
     "BuildConfig",
-    "JointSchedule",
     "MemberSchedule",
     "PlanSettings",
     "Planned",

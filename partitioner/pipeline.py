@@ -51,7 +51,6 @@ from partitioner.run_setup import (
 )
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
-from partitioner.training.joint import train_jointly
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
 
@@ -175,7 +174,6 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     with first_then_others():
         targets = ensure_targets(work, teacher)
     train_members(work, teacher, targets)
-    train_jointly(work, targets)
     return work
 
 

@@ -63,7 +63,6 @@ def settings_for(
         teacher=facts,
         teacher_schedule=asked.teacher_schedule.settled(from_scratch=not asked.given_teacher),
         schedule=asked.schedule,
-        joint_schedule=asked.joint_schedule,
         # Mirrored digits are other signs.
         augmentation=msgspec.structs.replace(
             asked.augmentation, flip=data.source != DIGITS if flip is None else flip
@@ -124,7 +123,6 @@ def _not_live(asked: Asked) -> str:
     several = augmentation.variants != plain.variants and not asked.teacher_schedule.epochs
     for name, given, remedy in (
         ("schedule.patience", asked.schedule.patience, "0: the last averaged weights are taken"),
-        ("joint_schedule.epochs", asked.joint_schedule.epochs, "0"),
         ("augmentation.rand_augment", augmentation.rand_augment, "none"),
         ("augmentation.erasing", augmentation.erasing, "0"),
         ("augmentation.cutmix", augmentation.cutmix, "0"),

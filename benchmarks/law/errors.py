@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.law.fit import STARTS, Fused, fit_alone, fit_law, law_of, source_weights
 from mdp.errors import InputError
 from partitioner.estimates.accuracy import FittedLaw, LawErrors, OnFile
-from partitioner.estimates.accuracy_law import AccuracyLaw, capability_of, together
+from partitioner.estimates.accuracy_law import AccuracyLaw, Training, capability_of, together
 from partitioner.estimates.accuracy_records import RecordedRun, as_members, predicted_of
 
 #: Share of predictions that an interval is to hold.
@@ -39,7 +39,7 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
 def on_file(runs: Sequence[RecordedRun]) -> OnFile:
     """What our own trainings were like; published models are trained as nobody here trains."""
     own = [run for run in runs if run.taught and not run.untouched]
-    trainings = [m.training for run in own for m in run.members if m.training is not None]
+    trainings = [m.training for r in own for m in r.members if isinstance(m.training, Training)]
     seen: dict[str, tuple[float, float]] = {
         start: (min(amounts), max(amounts))
         for start in STARTS
@@ -107,7 +107,7 @@ def _how(trained: OnFile, run: RecordedRun, k: int) -> str:
     training = run.members[k].training
     if not run.taught:
         return "published"
-    if training is None:
+    if not isinstance(training, Training):
         return "taught"
     if trained.unlike(training, run.num_classes):
         return "unknown"

@@ -20,6 +20,7 @@ from partitioner.estimates.accuracy_law import (
     Array,
     Member,
     Start,
+    Training,
     area_of,
     blurred,
     capability_of,
@@ -165,8 +166,8 @@ def _alone(runs: Sequence[RecordedRun]) -> _Alone:
         top = features([run.teacher])[0]
         for k, accuracy in alone_of(run).items():
             member = run.members[k]
-            region, spec, training = member.region, member.submodel, member.training
-            assert training != "untouched"
+            region, spec = member.region, member.submodel
+            training = member.training if isinstance(member.training, Training) else None
             network = None if member.network is None else network_of(member.network)
             if spec is None and network is None:
                 continue

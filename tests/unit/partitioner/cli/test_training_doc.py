@@ -10,7 +10,6 @@ from mdp.files import Record
 from partitioner.config import read_config
 from partitioner.run.settings import (
     Augmentation,
-    JointSchedule,
     MemberSchedule,
     RunOptions,
     TeacherSchedule,
@@ -21,7 +20,6 @@ DOC = (Path(__file__).parents[4] / "docs/reference/training.md").read_text()
 COLUMNS: list[tuple[type[Record], int]] = [
     (MemberSchedule, 2),
     (TeacherSchedule, 3),
-    (JointSchedule, 4),
 ]
 
 
@@ -56,7 +54,6 @@ def said(value: object) -> object:
     ("kind", "section"),
     [
         (MemberSchedule, "schedule"),
-        (JointSchedule, "joint_schedule"),
         (RunOptions, "run"),
         (Augmentation, "augmentation"),
     ],
