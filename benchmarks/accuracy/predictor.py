@@ -209,7 +209,7 @@ def show(fitted: FittedLaw) -> None:
         print(f"{name:16} {value:.3f}")
     for name in (
         "scale", "level", "blur", "classes", "pixels", "cut", "pretrained", "scratch", "area",
-        "untouched_blur", "untouched_area",
+        "untouched_area",
     ):  # fmt: skip
         print(f"{name:16} {getattr(alone, name):.3f}")
     print(f"{'sharpness':16} {law.sharpness:.1f}")

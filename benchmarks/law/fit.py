@@ -72,10 +72,10 @@ def fit_law(runs: Sequence[RecordedRun]) -> AccuracyLaw:
 
 
 def fit_untouched(runs: Sequence[RecordedRun]) -> tuple[float, float]:
-    """What untouched networks lack per unit of blur, and of the area left out.
+    """What networks lack per unit of blur, and untouched ones of the logarithm of area left out.
 
-    Least squares on what they lack in parts and on the whole, with a level for each network; with
-    none the blur of published networks, which are untouched at the sizes that they are measured at.
+    Least squares on what untouched networks lack in parts and on the whole, with a level for each
+    network; without any the blur of published ones.
     """
     from scipy.optimize import nnls
 
@@ -124,10 +124,12 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
             np.average(published.taught - _shape(shape, published.teachers), weights=sources)
         )
 
+    blur, untouched_area = fit_untouched(runs)
+
     def task_errors(x: Array) -> Array:
         member = np.where(
             own.network > 0,
-            own.published + BLUR * own.blurred,
+            own.published + blur * own.blurred,
             level + _shape(shape, own.shapes),
         )
         demand = own.classes ** x[0] * own.pixels ** x[1]
@@ -141,11 +143,10 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
     task = least_squares(task_errors, _TASK_PRIOR, bounds=(least, _TASK_PRIOR * 5)).x
     width, depth, tokens, scale = (round(float(v), 4) for v in shape)
     classes, pixels, cut, pretrained, scratch, area = (round(float(v), 4) for v in task)
-    untouched_blur, untouched_area = fit_untouched(runs)
     return AloneLaw(
-        exponents=(width, depth, tokens), scale=scale, level=round(level, 4), blur=BLUR,
+        exponents=(width, depth, tokens), scale=scale, level=round(level, 4), blur=blur,
         classes=classes, pixels=pixels, cut=cut, pretrained=pretrained, scratch=scratch, area=area,
-        untouched_blur=untouched_blur, untouched_area=untouched_area,
+        untouched_area=untouched_area,
     )  # fmt: skip
 
 

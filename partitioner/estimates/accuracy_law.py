@@ -23,7 +23,7 @@ A part of the square of area a costs `area * log(1/a)` more. A network with publ
 are, untouched, has no training to make up for fewer pixels than it was published with, whatever the
 task, and a part with sides f shows it as many as the whole at r/f:
 
-    l = L + k * (p - P) + untouched_blur * b(r/f) + untouched_area * log(1/a)
+    l = L + k * (p - P) + blur * b(r/f) + untouched_area * log(1/a)
 
 with b(r) = max(0, (s/r)**2 - 1) and p as published. So no part is taken to be better than the whole
 at the same pixels per picture, nor, of trained members, at the same picture size. Members that
@@ -108,8 +108,7 @@ class AloneLaw(Record, frozen=True):
     pretrained: float
     scratch: float
     area: float
-    #: What an untouched network lacks on smaller pictures, and in parts of the square.
-    untouched_blur: float
+    #: What an untouched network lacks in parts of the square.
     untouched_area: float
 
 
@@ -240,12 +239,12 @@ def capabilities(
     for spec, region, training, own, floor in zip(
         specs, regions, trainings, lacks, least.tolist(), strict=True
     ):
-        blur, smaller = blurred(spec), -math.log(area_of(region))
+        smaller = -math.log(area_of(region))
         if training == "untouched":
-            blur, smaller = law.untouched_blur * blurred(spec, region), law.untouched_area * smaller
-            found.append(taught + much * (own - teacher) + blur + smaller)
+            lack = taught + much * (own - teacher) + law.blur * blurred(spec, region)
+            found.append(lack + law.untouched_area * smaller)
             continue
-        lack = max(taught + much * (max(own + law.blur * blur, floor) - teacher), _LEAST_LACK)
+        lack = max(taught + much * (max(own + law.blur * blurred(spec), floor) - teacher), _LEAST_LACK)
         left = 0.0 if training is None else much**0.25 * unlearned(law, training)
         found.append(math.hypot(lack, left) + law.area * smaller)
     values: Array = 1 / np.maximum(found, _LEAST_LACK)
