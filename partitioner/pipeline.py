@@ -16,7 +16,6 @@ from mdp.formats.profile import DeviceProfile, read_profiles
 from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig, PlanSettings
-from partitioner.data.crops import shorter_px
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
@@ -69,7 +68,6 @@ def build_bundle(
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """
     from partitioner.networks.teacher import teacher_spec
-    from partitioner.region_trial import seen_on_data
 
     folder, asked, settings = RunFolder(run or default_run(out)), config.options, config.plan
     with together():
@@ -97,13 +95,9 @@ def build_bundle(
             len(pictures.labels),
             training=training,
             weights=asked.weights_folder,
-            picture_px=shorter_px(pictures.calibration),
         )
         if not planned.plan.refused:
             check_ways(planned.plan, pictures)
-    if settings.parts and not planned.plan.refused:
-        with owned(folder):
-            planned = seen_on_data(planned, pictures, config, given)
     with together():
         if is_first():
             on_plan(planned)
@@ -125,7 +119,6 @@ def planned_for(
     *,
     training: Training | None = None,
     weights: Path | None = None,
-    picture_px: float | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
@@ -140,7 +133,6 @@ def planned_for(
         training=training,
         families=settings.families,
         weights=weights,
-        picture_px=picture_px,
         explained=explained,
         front=front,
     )

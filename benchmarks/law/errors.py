@@ -26,7 +26,7 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
             source_left_out=_mean_error(by_source),
             taught=spread_of(by_source, "taught"),
             scratch=spread_of(by_source, "scratch"),
-            unknown=max((one.factor for one in by_source if one.how == "unknown"), default=1.0),
+            unknown=max((o.factor for o in by_source if o.how != "published"), default=1.0),
         ),
         beyond=_beyond(runs),
         on_file=on_file(runs),

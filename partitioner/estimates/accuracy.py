@@ -9,7 +9,7 @@ from msgspec import json, structs
 
 from mdp.errors import InputError
 from mdp.files import Record
-from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     Array,
@@ -21,6 +21,7 @@ from partitioner.estimates.accuracy_law import (
     capability_of,
 )
 from partitioner.estimates.accuracy_records import RecordedRun, alone_of, predicted_of
+from partitioner.regions import WHOLE
 
 #: Where the teacher was never measured, planning takes it to be right on this share of pictures.
 ASSUMED_TEACHER_ACCURACY = 0.8
@@ -43,7 +44,7 @@ class LawErrors(Record, frozen=True):
     source_left_out: float
     #: Nine of ten measured capabilities lie within exp(this) of the predicted one: of members that
     #: started from weights that knew something, of those that started from nothing, and, as the
-    #: most that any was off, of those that nothing on file was like.
+    #: most that any training was off, of those that nothing on file is like.
     taught: float
     scratch: float
     unknown: float
@@ -118,14 +119,19 @@ class Predictor:
         """Whether what public networks reach is known for pictures as large as the teacher's."""
         return self.teacher.image_size >= SMALLEST_KNOWN
 
-    def of_specs(self, specs: Sequence[Spec], regions: Sequence[Region]) -> Array:
-        """Capability `[n]` of members of any family, each with the region that it sees.
+    def of_specs(self, specs: Sequence[Spec]) -> Array:
+        """Capability `[n]` of members of any family that see the whole square.
 
         Raises InputError for a network that the catalogue does not have.
         """
         trainings = [self._training(spec) for spec in specs]
         values = capabilities(
-            self.law.alone, self.task, specs, regions, trainings, capped=self.has_networks
+            self.law.alone,
+            self.task,
+            specs,
+            [WHOLE] * len(specs),
+            trainings,
+            capped=self.has_networks,
         )
         return np.asarray(self.factor * values)
 

@@ -244,7 +244,9 @@ def capabilities(
             lack = taught + much * (own - teacher) + law.blur * blurred(spec, region)
             found.append(lack + law.untouched_area * smaller)
             continue
-        lack = max(taught + much * (max(own + law.blur * blurred(spec), floor) - teacher), _LEAST_LACK)
+        lack = max(
+            taught + much * (max(own + law.blur * blurred(spec), floor) - teacher), _LEAST_LACK
+        )
         left = 0.0 if training is None else much**0.25 * unlearned(law, training)
         found.append(math.hypot(lack, left) + law.area * smaller)
     values: Array = 1 / np.maximum(found, _LEAST_LACK)

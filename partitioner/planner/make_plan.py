@@ -11,20 +11,19 @@ from msgspec import Meta
 
 from mdp.errors import InputError, PlanRefused
 from mdp.files import Record
-from mdp.formats.plan import Plan, Region, TeacherSpec
+from mdp.formats.plan import Plan, TeacherSpec
 from mdp.formats.profile import Precision, read_profiles
 from partitioner.estimates.accuracy import FittedLaw, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import Training
 from partitioner.estimates.accuracy_records import read_runs
 from partitioner.estimates.batching import with_batches
 from partitioner.planner.deadline import DECODING_MS, deadline_ms
-from partitioner.planner.explain import Explanation, explain, seats_of
+from partitioner.planner.explain import Explanation, explain
 from partitioner.planner.families import families_of
 from partitioner.planner.nearest import nearest_target_ms
 from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
-from partitioner.planner.problem import FP32, Problem, make_problem, predicted_accuracy
+from partitioner.planner.problem import FP32, Problem, make_problem
 from partitioner.planner.search import plan_within
-from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.weights import weights_in
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -61,10 +60,6 @@ class PlanOptions(Record, frozen=True):
             "--runs of this teacher, else 0.8"
         ),
     ] = None
-    parts: Annotated[
-        bool,
-        Meta(description="Let members see parts of the picture, which `build` chooses on data"),
-    ] = False
     client_mbit: Annotated[
         float | None,
         Meta(
@@ -176,7 +171,6 @@ def make_planned(
     training: Training | None = None,
     families: Sequence[str] | None = None,
     weights: Path | None = None,
-    picture_px: float | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
@@ -198,7 +192,6 @@ def make_planned(
         teacher_accuracy=options.teacher_accuracy,
         own=own,
         training=training,
-        picture_px=picture_px,
     )
     problem = make_problem(
         teacher,
@@ -208,7 +201,6 @@ def make_planned(
         precisions=precisions,
         max_energy_j=options.max_energy_j,
         percentile=options.percentile,
-        regions=REGIONS if options.parts else [WHOLE],
         client_bps=None if options.client_mbit is None else 1e6 * options.client_mbit,
         families=allowed,
     )
@@ -228,28 +220,6 @@ def make_planned(
         pareto=pareto(problem, options.latency_ms) if front else [],
         explanations=explain(problem, plan) if explained else [],
     )
-
-
-def with_regions(planned: Planned, regions: Sequence[Region]) -> Planned:
-    """The same members where the calibration pictures decided what they see, predicted anew."""
-    problem, plan = planned.problem, planned.plan
-    parts = [REGIONS.index(region) for region in regions]
-    seats = [
-        replace(seat, candidate=problem.devices[seat.device].seeing(seat.candidate, part))
-        for seat, part in zip(seats_of(problem, plan), parts, strict=True)
-    ]
-    assignments = [
-        msgspec.structs.replace(
-            a,
-            region=region,
-            accuracy=problem.predictor.accuracy(seat.candidate.capability),
-            why=f"{a.why}; sees {where(region)}, chosen on calibration pictures",
-        )
-        for a, seat, region in zip(plan.assignments, seats, regions, strict=True)
-    ]
-    accuracy = predicted_accuracy(problem, seats)
-    changed = msgspec.structs.replace(plan, assignments=assignments, accuracy=accuracy)
-    return replace(planned, plan=changed)
 
 
 def _searched(problem: Problem, options: PlanOptions) -> Plan:
