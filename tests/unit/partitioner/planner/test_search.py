@@ -214,7 +214,8 @@ def test_the_digits_demo_gets_three_different_members() -> None:
 
 
 def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
-    plan = make_plan(BASE, shipped("raspberry-pi-5", "jetson-orin-nano", "n100"), target_ms=60)
+    profiles = with_availability(raspberry_pi_5=0.98, jetson_orin_nano=0.99, n100=0.98)
+    plan = make_plan(BASE, profiles, target_ms=60)
     assert plan.refused
     assert "jetson-orin-nano runs the teacher itself in" in plan.reason
     assert alone(plan).is_teacher
