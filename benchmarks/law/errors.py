@@ -26,7 +26,7 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
             source_left_out=_mean_error(by_source),
             taught=spread_of(by_source, "taught"),
             scratch=spread_of(by_source, "scratch"),
-            unknown=max((o.factor for o in by_source if o.how != "published"), default=1.0),
+            unknown=spread_of(by_source, "unknown"),
         ),
         beyond=_beyond(runs),
         on_file=on_file(runs),
@@ -123,7 +123,12 @@ def _mean_error(checked: Sequence[Checked]) -> float:
 
 
 def spread_of(checked: Sequence[Checked], how: str) -> float:
-    """What nine of ten factors are below, every source counting the same."""
+    """What nine of ten factors are below, every source counting the same.
+
+    Of the unknown the largest factor of any training.
+    """
+    if how == "unknown":
+        return max((one.factor for one in checked if one.how != "published"), default=1.0)
     chosen = sorted((one for one in checked if one.how == how), key=lambda one: one.factor)
     if not chosen:
         return 1.0
