@@ -1,6 +1,6 @@
 """The steps of a build, each of which skips what is done, and all of them in a row."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +47,7 @@ from partitioner.run_setup import (
     teacher_accuracy,
     teacher_facts,
     teaching_of,
+    with_rows,
 )
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
@@ -94,6 +95,7 @@ def build_bundle(
             settings,
             len(pictures.labels),
             training=training,
+            rows=with_rows(config, pictures, facts),
             weights=asked.weights_folder,
         )
         if not planned.plan.refused:
@@ -118,6 +120,7 @@ def planned_for(
     num_classes: int,
     *,
     training: Training | None = None,
+    rows: Collection[str] = (),
     weights: Path | None = None,
     explained: bool = False,
     front: bool = False,
@@ -131,6 +134,7 @@ def planned_for(
         precisions=precisions_of(settings.precision, settings.any_precision),
         runs=[Path(run) for run in settings.runs],
         training=training,
+        rows=rows,
         families=settings.families,
         weights=weights,
         explained=explained,

@@ -28,7 +28,7 @@ from partitioner.run.settings import (
     TeacherFacts,
     Teaching,
 )
-from partitioner.run.weights import LABELS
+from partitioner.run.weights import LABELS, weights_in
 from partitioner.training.compute import memory_bytes, quicker_autocast, training_device
 from partitioner.training.distributed import first_then_others, together
 from partitioner.training.teacher import GivenTeacher
@@ -99,6 +99,20 @@ def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict
             )
         with suppress(InputError):  # classes of other names
             found[network] = rows_of(names, data.labels, mapped, str(file))
+    return found
+
+
+def with_rows(asked: Asked, data: Dataset, teacher: TeacherFacts | None) -> set[str]:
+    """Networks at hand with `class_rows`, where the teacher has such rows and is taken as it is."""
+    folder = asked.options.weights_folder
+    if folder is None or teacher is None or teacher.classes != "names":
+        return set()
+    if asked.teacher_schedule.epochs:
+        return set()
+    found = set[str]()
+    for name, path in weights_in(folder).items():
+        with suppress(InputError):  # refused once it is planned
+            found |= class_rows(asked, data, {name: path}).keys()
     return found
 
 

@@ -98,6 +98,8 @@ class Predictor:
     training: Training | None = None
     #: Networks that start from published weights; None: all of them.
     pretrained: frozenset[str] | None = None
+    #: Of these, networks whose classifiers have rows for the data's classes, as the teacher's has.
+    rows: frozenset[str] = frozenset()
     #: Nine of ten capabilities lie within exp(this) of the predicted one.
     spread: float = 0.0
     #: Why nothing on file is like this training; empty where something is.
@@ -142,10 +144,11 @@ class Predictor:
         if self.training.start == "scratch":
             return self.training
         start: Start = "cut"
+        rows = isinstance(spec, NetworkSpec) and spec.name in self.rows
         if isinstance(spec, NetworkSpec):
             known = self.pretrained is None or spec.name in self.pretrained
             start = "pretrained" if known else "scratch"
-        return structs.replace(self.training, start=start)
+        return structs.replace(self.training, start=start, rows=rows)
 
     def accuracy(self, capability: float) -> float:
         """Share of right answers."""

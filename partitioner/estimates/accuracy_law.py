@@ -25,15 +25,15 @@ task, and a part with sides f shows it as many as the whole at r/f:
 
     l = L + k * (p - P) + blur * b(r/f) + untouched_area * log(1/a)
 
-with b(r) = max(0, (s/r)**2 - 1) and p as published. So no part is taken to be better than the whole
-at the same pixels per picture, nor, of trained members, at the same picture size. Members that
-arrive together have
+with b(r) = max(0, (s/r)**2 - 1) and p as published. It is the most that a member lacks whose
+classifier starts as rows of the public one. So no part is taken to be better than the whole at the
+same pixels per picture, nor, of trained members, at the same picture size. Members that arrive
+together have
 
     c(S) = (sum over k in S of s_k * c_k ** p) ** (1 / p)
 
 in which a part of every sum counts only the best of those that see the same picture or are of one
-family. So c(S) grows with each member's capability and never falls when
-a member is added.
+family. So c(S) grows with each member's capability and never falls when a member is added.
 """
 
 import math
@@ -84,6 +84,9 @@ class Training(Record, frozen=True):
     epochs: Annotated[float, Meta(gt=0)]
     #: Weights cut from the teacher, of a public network, or drawn.
     start: Start = "cut"
+    #: Whether its classifier started as rows of the public one, where the teacher's did and is
+    #: taken as it is.
+    rows: bool = False
 
     @property
     def seen(self) -> float:
@@ -239,16 +242,19 @@ def capabilities(
     for spec, region, training, own, floor in zip(
         specs, regions, trainings, lacks, least.tolist(), strict=True
     ):
-        smaller = -math.log(area_of(region))
+        smaller, untouched = -math.log(area_of(region)), taught + much * (own - teacher)
         if training == "untouched":
-            lack = taught + much * (own - teacher) + law.blur * blurred(spec, region)
-            found.append(lack + law.untouched_area * smaller)
+            untouched += law.blur * blurred(spec, region) + law.untouched_area * smaller
+            found.append(untouched)
             continue
         lack = max(
             taught + much * (max(own + law.blur * blurred(spec), floor) - teacher), _LEAST_LACK
         )
         left = 0.0 if training is None else much**0.25 * unlearned(law, training)
-        found.append(math.hypot(lack, left) + law.area * smaller)
+        lack = math.hypot(lack, left)
+        if training is not None and training.rows:
+            lack = min(lack, untouched + law.blur * blurred(spec))
+        found.append(lack + law.area * smaller)
     values: Array = 1 / np.maximum(found, _LEAST_LACK)
     return values
 

@@ -1,7 +1,7 @@
 """The plan step: what a user asks for, from files and options to a plan and its explanation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -169,6 +169,7 @@ def make_planned(
     precisions: Sequence[Precision] = FP32,
     runs: Sequence[Path] = (),
     training: Training | None = None,
+    rows: Collection[str] = (),
     families: Sequence[str] | None = None,
     weights: Path | None = None,
     explained: bool = False,
@@ -177,8 +178,8 @@ def make_planned(
     """Read profiles and runs, and search; raises ConfigError, InputError and PlanRefused.
 
     `training` is what members will have; without it, what as long as it takes brings. `families`
-    and the folder `weights` say what members may be of: see `planner.families`. `picture_px`:
-    along the shorter side of the pictures, where they were looked at.
+    and the folder `weights` say what members may be of: see `planner.families`; `rows` names the
+    networks whose classifiers have the data's classes.
     """
     known = None if weights is None else weights_in(weights)
     allowed = families_of(families, known, teacher.shape, num_classes)
@@ -197,7 +198,7 @@ def make_planned(
         teacher,
         devices,
         num_classes=num_classes,
-        predictor=replace(predictor, pretrained=frozenset(known or ())),
+        predictor=replace(predictor, pretrained=frozenset(known or ()), rows=frozenset(rows)),
         precisions=precisions,
         max_energy_j=options.max_energy_j,
         percentile=options.percentile,

@@ -129,6 +129,19 @@ def test_labels_of_the_teacher_count_where_there_are_as_many(built: Built, tmp_p
         rows_for(built, ["ring", "cross", "stripes"], tmp_path, teacher_labels=str(labels))
 
 
+def test_a_plan_knows_which_networks_start_with_rows_beside_such_a_teacher(built: Built) -> None:
+    wanted, facts = asked(built.tree, weights=str(built.weights)), built.work.settings.teacher
+    untrained = msgspec.structs.replace(
+        wanted, teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=0)
+    )
+    by_name = msgspec.structs.replace(facts, classes="names")
+    found = [
+        run_setup.with_rows(asked, built.work.data, teacher)
+        for asked, teacher in ((untrained, by_name), (wanted, by_name), (untrained, facts))
+    ]
+    assert found == [{NAME}, set(), set()]
+
+
 def test_heads_start_as_a_linear_probe_where_names_do_not_match(
     built: Built, tmp_path: Path
 ) -> None:
