@@ -116,7 +116,7 @@ def decoded(
     try:
         record = decode(content, type=kind)
     except ValueError as error:  # malformed, not UTF-8, a number of thousands of digits
-        raise ConfigError(f"{path}: {explained(error)}") from error
+        raise ConfigError(f"{path}: {explained(error)}{_found(error, content, decode)}") from error
     except RecursionError as error:
         raise ConfigError(f"{path}: lists or tables nested too deeply") from error
     for where, text in _texts(msgspec.to_builtins(record), "$"):
@@ -124,6 +124,21 @@ def decoded(
             shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
             raise ConfigError(f"{path}: expected printable text, got {shown!r} - at `{where}`")
     return record
+
+
+def _found(error: Exception, content: bytes, decode: Callable[..., Any]) -> str:
+    """The number at the place that msgspec names; no texts, which may be long or secret."""
+    _, at, place = str(error).rpartition(" - at `$")
+    if not at:
+        return ""
+    try:
+        value = decode(content)
+        for key, index in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+            value = value[key or int(index)]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return f", found {value:g}" if number else ""
 
 
 def _texts(value: object, where: str) -> Iterator[tuple[str, str]]:

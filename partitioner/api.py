@@ -26,7 +26,6 @@ from partitioner.run.folder import RunFolder, bundle_name
 from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Augmentation,
-    JointSchedule,
     MemberSchedule,
     RunOptions,
     TeacherSchedule,
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Augmentation",
     "BuildConfig",
-    "JointSchedule",
     "MemberSchedule",
     "PlanSettings",
     "Planned",
@@ -78,7 +76,6 @@ def plan(
         if epochs is not None and data is None:
             raise InputError("--epochs: expected --data beside it, for how many pictures there are")
         use_threads(own_threads())
-        from partitioner.data.crops import shorter_px
         from partitioner.data.datasets import open_dataset
         from partitioner.estimates.accuracy_law import Training
         from partitioner.pipeline import planned_for
@@ -92,7 +89,6 @@ def plan(
             1000 if pictures is None else len(pictures.labels),
             training=training,
             weights=None if weights is None else Path(weights),
-            picture_px=None if pictures is None else shorter_px(pictures.calibration),
             explained=explained,
             front=front,
         )

@@ -78,7 +78,7 @@ _TABLES = {"plan": PlanSettings} | {
     table.encode_name: table.type for table in msgspec.structs.fields(BuildConfig)
 }
 #: Prefixes of the options of a table's keys.
-_PREFIXES = {"teacher_schedule": "teacher-", "joint_schedule": "joint-"}
+_PREFIXES = {"teacher_schedule": "teacher-"}
 #: The option or key that a message begins with.
 _SUBJECT = re.compile(rf"--[a-z-]+|(?:{'|'.join(_TABLES)})\.\w+")
 

@@ -1,6 +1,6 @@
 """The steps of a build, each of which skips what is done, and all of them in a row."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -16,7 +16,6 @@ from mdp.formats.profile import DeviceProfile, read_profiles
 from mdp.runtimes.base import Execution
 from mdp.runtimes.select import check_execution
 from partitioner.config import BuildConfig, PlanSettings
-from partitioner.data.crops import shorter_px
 from partitioner.data.datasets import DIGITS, Dataset, open_dataset
 from partitioner.estimates.accuracy_law import Training
 from partitioner.export.evaluate import Report, evaluate, write_report
@@ -48,10 +47,10 @@ from partitioner.run_setup import (
     teacher_accuracy,
     teacher_facts,
     teaching_of,
+    with_rows,
 )
 from partitioner.training.context import Work
 from partitioner.training.distributed import first_then_others, is_first, together
-from partitioner.training.joint import train_jointly
 from partitioner.training.members import train_members
 from partitioner.training.teacher import ensure_targets, ensure_teacher
 
@@ -70,7 +69,6 @@ def build_bundle(
     Of torchrun's processes all but the first return None. Raises InputError and PlanRefused.
     """
     from partitioner.networks.teacher import teacher_spec
-    from partitioner.region_trial import seen_on_data
 
     folder, asked, settings = RunFolder(run or default_run(out)), config.options, config.plan
     with together():
@@ -97,14 +95,11 @@ def build_bundle(
             settings,
             len(pictures.labels),
             training=training,
+            rows=with_rows(config, pictures, facts),
             weights=asked.weights_folder,
-            picture_px=shorter_px(pictures.calibration),
         )
         if not planned.plan.refused:
             check_ways(planned.plan, pictures)
-    if settings.parts and not planned.plan.refused:
-        with owned(folder):
-            planned = seen_on_data(planned, pictures, config, given)
     with together():
         if is_first():
             on_plan(planned)
@@ -125,8 +120,8 @@ def planned_for(
     num_classes: int,
     *,
     training: Training | None = None,
+    rows: Collection[str] = (),
     weights: Path | None = None,
-    picture_px: float | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
@@ -139,9 +134,9 @@ def planned_for(
         precisions=precisions_of(settings.precision, settings.any_precision),
         runs=[Path(run) for run in settings.runs],
         training=training,
+        rows=rows,
         families=settings.families,
         weights=weights,
-        picture_px=picture_px,
         explained=explained,
         front=front,
     )
@@ -175,7 +170,6 @@ def train_step(run: RunFolder, plan: Plan, data: Dataset, asked: Asked, progress
     with first_then_others():
         targets = ensure_targets(work, teacher)
     train_members(work, teacher, targets)
-    train_jointly(work, targets)
     return work
 
 

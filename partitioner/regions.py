@@ -17,11 +17,6 @@ CORNERS = (
 REGIONS = (*CENTRES, *CORNERS)
 
 
-def place_of(region: Region) -> tuple[float, float]:
-    """The middle of a region: parts of different places show different things."""
-    return (round(region.left + region.right, 6), round(region.top + region.bottom, 6))
-
-
 def where(region: Region) -> str:
     """A region as a person reads it."""
     if region == WHOLE:

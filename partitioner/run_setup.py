@@ -28,7 +28,7 @@ from partitioner.run.settings import (
     TeacherFacts,
     Teaching,
 )
-from partitioner.run.weights import LABELS
+from partitioner.run.weights import LABELS, weights_in
 from partitioner.training.compute import memory_bytes, quicker_autocast, training_device
 from partitioner.training.distributed import first_then_others, together
 from partitioner.training.teacher import GivenTeacher
@@ -63,7 +63,6 @@ def settings_for(
         teacher=facts,
         teacher_schedule=asked.teacher_schedule.settled(from_scratch=not asked.given_teacher),
         schedule=asked.schedule,
-        joint_schedule=asked.joint_schedule,
         # Mirrored digits are other signs.
         augmentation=msgspec.structs.replace(
             asked.augmentation, flip=data.source != DIGITS if flip is None else flip
@@ -103,6 +102,20 @@ def class_rows(asked: Asked, data: Dataset, weights: Mapping[str, Path]) -> dict
     return found
 
 
+def with_rows(asked: Asked, data: Dataset, teacher: TeacherFacts | None) -> set[str]:
+    """Networks at hand with `class_rows`, where the teacher has such rows and is taken as it is."""
+    folder = asked.options.weights_folder
+    if folder is None or teacher is None or teacher.classes != "names":
+        return set()
+    if asked.teacher_schedule.epochs:
+        return set()
+    found = set[str]()
+    for name, path in weights_in(folder).items():
+        with suppress(InputError):  # refused once it is planned
+            found |= class_rows(asked, data, {name: path}).keys()
+    return found
+
+
 def teaching_of(asked: Asked, plan: Plan, data: Dataset, progress: Progress) -> Teaching:
     """The teaching mode, with `auto` resolved; raises InputError where live is impossible."""
     wanted, device = asked.options.teaching, training_device()
@@ -124,7 +137,6 @@ def _not_live(asked: Asked) -> str:
     several = augmentation.variants != plain.variants and not asked.teacher_schedule.epochs
     for name, given, remedy in (
         ("schedule.patience", asked.schedule.patience, "0: the last averaged weights are taken"),
-        ("joint_schedule.epochs", asked.joint_schedule.epochs, "0"),
         ("augmentation.rand_augment", augmentation.rand_augment, "none"),
         ("augmentation.erasing", augmentation.erasing, "0"),
         ("augmentation.cutmix", augmentation.cutmix, "0"),

@@ -28,7 +28,6 @@ from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Asked,
     Augmentation,
-    JointSchedule,
     MemberSchedule,
     RunOptions,
     TeacherSchedule,
@@ -122,7 +121,6 @@ def main() -> None:
         ),
         teacher_schedule=TeacherSchedule(),
         schedule=MemberSchedule(),
-        joint_schedule=JointSchedule(),
         augmentation=Augmentation(),
     )
     data = open_dataset(

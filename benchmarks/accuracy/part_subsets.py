@@ -23,7 +23,6 @@ from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
 from mdp.formats.plan import NetworkSpec
 from mdp.fusion.fuse import Contribution, fuse
-from partitioner.data.crops import shorter_px
 from partitioner.estimates.accuracy_records import RecordedMember, RecordedRun, Records, recorded
 from partitioner.estimates.catalogue import catalogue
 from partitioner.export.catalogue import cost
@@ -55,7 +54,7 @@ def member(body: str, seen: str, num_classes: int) -> RecordedMember:
         parameters=known.parameters + num_classes * (known.width + 1),
         macs=counted.macs + num_classes * known.width,
     )
-    return RecordedMember(network=network, region=SEEN[seen])
+    return RecordedMember(network=network, region=SEEN[seen], training="untouched")
 
 
 def run_of(store: Store, bodies: Sequence[str]) -> RecordedRun:
@@ -91,8 +90,6 @@ def run_of(store: Store, bodies: Sequence[str]) -> RecordedRun:
         ),
         pictures=len(targets),
         num_classes=len(data.labels),
-        picture_px=shorter_px(data.calibration),
-        untouched=True,
     )
 
 

@@ -209,13 +209,12 @@ def show(fitted: FittedLaw) -> None:
         print(f"{name:16} {value:.3f}")
     for name in (
         "scale", "level", "blur", "classes", "pixels", "cut", "pretrained", "scratch", "area",
-        "detail",
+        "untouched_area",
     ):  # fmt: skip
         print(f"{name:16} {getattr(alone, name):.3f}")
     print(f"{'sharpness':16} {law.sharpness:.1f}")
     print(f"{'same view':16} {law.same_view:.2f}")
     print(f"{'same family':16} {law.same_model:.2f}")
-    print(f"{'same region':16} {law.same_region:.2f}")
     print(f"{fitted.runs} runs with {fitted.members} members of {len(fitted.sources)} sources")
     print(f"any subset, its run left out:       {100 * errors.run_left_out:.2f} points off")
     print(f"any subset, its source left out:    {100 * errors.source_left_out:.2f} points off")

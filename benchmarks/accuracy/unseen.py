@@ -36,12 +36,14 @@ RESULT = RESULTS / "accuracy-unseen.json"
 
 def predicted(fitted: FittedLaw, run: RecordedRun, subset: RecordedSubset) -> dict[str, Any]:
     """What a plan with these members would say, and what was measured."""
+    trainings = [run.members[k].training for k in subset.members]
     predictors = [
         predictor_for(
             fitted, run.teacher, num_classes=run.num_classes,
-            teacher_accuracy=run.teacher_accuracy, training=run.members[k].training,
+            teacher_accuracy=run.teacher_accuracy, training=training,
         )
-        for k in subset.members
+        for training in trainings
+        if training != "untouched"
     ]  # fmt: skip
     widest = max(predictors, key=lambda one: one.spread)
     values = capabilities(

@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.law.fit import STARTS, Fused, fit_alone, fit_law, law_of, source_weights
 from mdp.errors import InputError
 from partitioner.estimates.accuracy import FittedLaw, LawErrors, OnFile
-from partitioner.estimates.accuracy_law import AccuracyLaw, capability_of, together
+from partitioner.estimates.accuracy_law import AccuracyLaw, Training, capability_of, together
 from partitioner.estimates.accuracy_records import RecordedRun, as_members, predicted_of
 
 #: Share of predictions that an interval is to hold.
@@ -26,7 +26,7 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
             source_left_out=_mean_error(by_source),
             taught=spread_of(by_source, "taught"),
             scratch=spread_of(by_source, "scratch"),
-            unknown=max((one.factor for one in by_source if one.how == "unknown"), default=1.0),
+            unknown=spread_of(by_source, "unknown"),
         ),
         beyond=_beyond(runs),
         on_file=on_file(runs),
@@ -39,7 +39,7 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
 def on_file(runs: Sequence[RecordedRun]) -> OnFile:
     """What our own trainings were like; published models are trained as nobody here trains."""
     own = [run for run in runs if run.taught and not run.untouched]
-    trainings = [m.training for run in own for m in run.members if m.training is not None]
+    trainings = [m.training for r in own for m in r.members if isinstance(m.training, Training)]
     seen: dict[str, tuple[float, float]] = {
         start: (min(amounts), max(amounts))
         for start in STARTS
@@ -107,7 +107,7 @@ def _how(trained: OnFile, run: RecordedRun, k: int) -> str:
     training = run.members[k].training
     if not run.taught:
         return "published"
-    if training is None:
+    if not isinstance(training, Training):
         return "taught"
     if trained.unlike(training, run.num_classes):
         return "unknown"
@@ -123,7 +123,12 @@ def _mean_error(checked: Sequence[Checked]) -> float:
 
 
 def spread_of(checked: Sequence[Checked], how: str) -> float:
-    """What nine of ten factors are below, every source counting the same."""
+    """What nine of ten factors are below, every source counting the same.
+
+    Of the unknown the largest factor of any training.
+    """
+    if how == "unknown":
+        return max((one.factor for one in checked if one.how != "published"), default=1.0)
     chosen = sorted((one for one in checked if one.how == how), key=lambda one: one.factor)
     if not chosen:
         return 1.0

@@ -20,15 +20,15 @@ from partitioner.estimates.accuracy_law import (
     Array,
     Member,
     Start,
+    Training,
     area_of,
+    blurred,
     capability_of,
     features,
-    finer,
     shape_lack,
 )
 from partitioner.estimates.accuracy_records import RecordedRun, alone_of, as_members
 from partitioner.estimates.catalogue import network_of
-from partitioner.regions import WHOLE
 
 #: What the constants are taken to be before any run was seen: exponents as if only
 #: multiply-accumulates counted, and that a training's remainder falls as fast as other starts'.
@@ -71,29 +71,32 @@ def fit_law(runs: Sequence[RecordedRun]) -> AccuracyLaw:
     return law_of(fit_alone(runs), Fused.of(runs).best(runs))
 
 
-def fit_detail(runs: Sequence[RecordedRun], area: float) -> float:
-    """What untouched networks gain per unit of detail, at a given cost of the area left out.
+def fit_untouched(runs: Sequence[RecordedRun]) -> tuple[float, float]:
+    """What networks lack per unit of blur, and untouched ones of the logarithm of area left out.
 
-    Least squares on what they lack in parts more than on the whole of the same picture; 0 of none.
+    Least squares on what untouched networks lack in parts and on the whole, with a level for each
+    network; without any the blur of published ones.
     """
-    gains, changes = [], []
-    for run in (run for run in runs if run.untouched):
-        lack = {k: 1 / capability_of(accuracy) for k, accuracy in alone_of(run).items()}
-        whole = {m.spec: k for k, m in enumerate(run.members) if m.region == WHOLE}
-        for k, one in enumerate(run.members):
-            if one.region != WHOLE and one.spec in whole:
-                cost = -area * np.log(area_of(one.region))
-                gains.append(finer(one.spec, one.region, run.picture_px))
-                changes.append(cost - (lack[k] - lack[whole[one.spec]]))
-    much = float(np.dot(gains, gains))
-    return round(max(0.0, float(np.dot(gains, changes)) / much), 4) if much else 0.0
+    from scipy.optimize import nnls
+
+    rows = [
+        (run.members[k], 1 / capability_of(accuracy))
+        for run in runs
+        if run.untouched
+        for k, accuracy in alone_of(run).items()
+    ]
+    if not rows:
+        return BLUR, 0.0
+    names = [member.network.name for member, _ in rows if member.network is not None]
+    terms = [(blurred(m.spec, m.region), -np.log(area_of(m.region))) for m, _ in rows]
+    levels = np.array([[name == own for own in sorted(set(names))] for name in names])
+    found, _ = nnls(np.column_stack([terms, levels]), np.array([lack for _, lack in rows]))
+    return round(float(found[0]), 4), round(float(found[1]), 4)
 
 
-def law_of(alone: AloneLaw, fused: tuple[float, float, float, float]) -> AccuracyLaw:
-    sharpness, view, model, region = fused
-    return AccuracyLaw(
-        alone=alone, sharpness=sharpness, same_view=view, same_model=model, same_region=region
-    )
+def law_of(alone: AloneLaw, fused: tuple[float, float, float]) -> AccuracyLaw:
+    sharpness, view, model = fused
+    return AccuracyLaw(alone=alone, sharpness=sharpness, same_view=view, same_model=model)
 
 
 def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
@@ -121,10 +124,12 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
             np.average(published.taught - _shape(shape, published.teachers), weights=sources)
         )
 
+    blur, untouched_area = fit_untouched(runs)
+
     def task_errors(x: Array) -> Array:
         member = np.where(
             own.network > 0,
-            own.published + BLUR * own.blurred,
+            own.published + blur * own.blurred,
             level + _shape(shape, own.shapes),
         )
         demand = own.classes ** x[0] * own.pixels ** x[1]
@@ -139,9 +144,9 @@ def fit_alone(runs: Sequence[RecordedRun]) -> AloneLaw:
     width, depth, tokens, scale = (round(float(v), 4) for v in shape)
     classes, pixels, cut, pretrained, scratch, area = (round(float(v), 4) for v in task)
     return AloneLaw(
-        exponents=(width, depth, tokens), scale=scale, level=round(level, 4), blur=BLUR,
+        exponents=(width, depth, tokens), scale=scale, level=round(level, 4), blur=blur,
         classes=classes, pixels=pixels, cut=cut, pretrained=pretrained, scratch=scratch, area=area,
-        detail=fit_detail(runs, area),
+        untouched_area=untouched_area,
     )  # fmt: skip
 
 
@@ -162,7 +167,8 @@ def _alone(runs: Sequence[RecordedRun]) -> _Alone:
         top = features([run.teacher])[0]
         for k, accuracy in alone_of(run).items():
             member = run.members[k]
-            region, spec, training = member.region, member.submodel, member.training
+            region, spec = member.region, member.submodel
+            training = member.training if isinstance(member.training, Training) else None
             network = None if member.network is None else network_of(member.network)
             if spec is None and network is None:
                 continue
@@ -175,10 +181,9 @@ def _alone(runs: Sequence[RecordedRun]) -> _Alone:
                 ]
             )
             published = 0.0 if network is None else 1 / capability_of(network.top1 / 100)
-            ratio = 1.0 if network is None else network.image_size / member.spec.image_size
             rows.append(
                 (
-                    float(network is not None), published, max(ratio**2 - 1, 0.0),
+                    float(network is not None), published, blurred(member.spec),
                     1 / capability_of(run.teacher_accuracy), run.num_classes / 1000,
                     min(run.teacher.image_size / 224, 1.0),
                     area_of(region),
@@ -217,7 +222,7 @@ class Fused:
                     keys.append((run.source, run.name))
         if not known:
             raise InputError("expected recorded runs with several members measured together")
-        overlaps = np.stack(np.meshgrid(*[_OVERLAPS] * 3), axis=-1).reshape(-1, 3)
+        overlaps = np.stack(np.meshgrid(_OVERLAPS, _OVERLAPS), axis=-1).reshape(-1, 2)
         overlaps = overlaps[overlaps.sum(axis=1) <= _OVERLAPS[-1] + 1e-9]
         top = np.array([max(m.capability for m in members) for members in known])
         squares = []
@@ -233,7 +238,7 @@ class Fused:
             keys=keys,
         )
 
-    def best(self, runs: Sequence[RecordedRun]) -> tuple[float, float, float, float]:
+    def best(self, runs: Sequence[RecordedRun]) -> tuple[float, float, float]:
         """Sharpness and overlaps that predict the subsets of these runs best."""
         names = {(run.source, run.name) for run in runs}
         rows = [row for row, key in enumerate(self.keys) if key in names]
@@ -241,22 +246,22 @@ class Fused:
             raise InputError("expected recorded runs with several members measured together")
         weights = source_weights([self.keys[row][0] for row in rows]) ** 2
         loss = self.squares[:, rows] @ weights.astype(np.float32)
-        sharpness, view, model, region = self.choices[int(np.argmin(loss))].tolist()
-        return round(sharpness, 4), round(view, 4), round(model, 4), round(region, 4)
+        sharpness, view, model = self.choices[int(np.argmin(loss))].tolist()
+        return round(sharpness, 4), round(view, 4), round(model, 4)
 
 
-def _sums(members: Sequence[Member], sharpness: float) -> tuple[float, float, float, float]:
-    """Parts relative to the best: of all, of the best per view, per family and per region."""
+def _sums(members: Sequence[Member], sharpness: float) -> tuple[float, float, float]:
+    """Parts relative to the best: of all, of the best per view and per family."""
     best = max(member.capability for member in members)
     parts = [(member.capability / best) ** sharpness for member in members]
     found = []
-    for what in ("view", "model", "place"):
+    for what in ("view", "model"):
         most: dict[object, float] = {}
         for member, part in zip(members, parts, strict=True):
             key = getattr(member, what)
             most[key] = max(most.get(key, 0.0), part)
         found.append(sum(most.values()))
-    return sum(parts), found[0], found[1], found[2]
+    return sum(parts), found[0], found[1]
 
 
 def source_weights(sources: Sequence[str]) -> Array:

@@ -62,17 +62,20 @@ class Model(Record, frozen=True):
 
     def __post_init__(self) -> None:
         if (self.onnx is None) == (self.timm is None):
-            raise ValueError("expected either `onnx` or `timm`")
+            found = "neither" if self.onnx is None else "both"
+            raise ValueError(f"expected either `onnx` or `timm`, found {found}")
         if self.timm is not None and self.weights is None:
-            raise ValueError("`timm` needs `weights`: nothing is fetched or trained here")
+            raise ValueError(
+                "expected `weights` beside `timm`, found none: nothing is fetched or trained here"
+            )
         if self.timm is not None and self.image_size is None:
-            raise ValueError("`timm` needs `image_size`")
+            raise ValueError("expected `image_size` beside `timm`, found none")
         if self.timm is not None and (self.mean or self.std):
             raise ValueError("`mean` and `std` go with `onnx`: timm knows its own")
         if self.onnx is not None and (self.weights or self.depth):
             raise ValueError("`weights` and `depth` go with `timm`")
         if self.std is not None and min(self.std) <= 0:
-            raise ValueError("`std` has to be above 0")
+            raise ValueError(f"expected `std` above 0, found {min(self.std):g}")
 
     @property
     def source(self) -> str:
@@ -91,7 +94,8 @@ class Models(Record, frozen=True):
     def __post_init__(self) -> None:
         devices = [model.device for model in self.models]
         if len(set(devices)) != len(devices):
-            raise ValueError("`models` name a device twice")
+            twice = next(name for name in devices if devices.count(name) > 1)
+            raise ValueError(f"expected each device once in `models`, found {twice} twice")
         if len({model.camera is None for model in self.models}) > 1:
             raise ValueError("expected a `camera` for every model or for none")
 
@@ -112,7 +116,10 @@ def read_names(path: Path) -> list[str]:
     while names and not names[-1]:
         names.pop()
     if len(names) < 2 or "" in names:
-        raise ConfigError(f"{path}: expected the name of a class on each line, at least 2")
+        found = f"line {names.index('') + 1} empty" if "" in names else f"{len(names)} in all"
+        raise ConfigError(
+            f"{path}: expected the name of a class on each line, at least 2, found {found}"
+        )
     return names
 
 
@@ -126,7 +133,7 @@ def read_map(path: Path) -> dict[str, str]:
         if not (left and right and "\t" in line) or "\t" in right or left in found:
             raise ConfigError(
                 f"{path}: line {number}: expected a class of the data, a tab, and its name in the "
-                "labels file, each class once"
+                f"labels file, each class once, found {line[:40]!r}"
             )
         found[left] = right
     return found

@@ -27,7 +27,7 @@ def add_to(app: typer.Typer) -> None:
 
 @configured(
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms", "plan.percentile"),
-    *("plan.min_accuracy", "plan.max_energy_j", "plan.teacher_accuracy", "plan.parts"),
+    *("plan.min_accuracy", "plan.max_energy_j", "plan.teacher_accuracy"),
     *("plan.client_mbit", "plan.precision", "plan.any_precision", "plan.runs", "plan.families"),
     *("plan.anyway", "run.weights", "run.data", "schedule.epochs"),
 )

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,15 +15,13 @@ from mdp.errors import InputError, PictureError
 from mdp.files import replacing_folder
 from mdp.formats.plan import Assignment, Encoding, Region
 from mdp.pictures.crop import Pixels, crop, decode_jpeg, encode_jpeg, load_picture, side_for
-from partitioner.data.datasets import PictureSet, Source, thinned
+from partitioner.data.datasets import PictureSet, Source
 from partitioner.data.memmaps import new_array
 from partitioner.regions import WHOLE
 from partitioner.run.progress import Progress
 
 #: Pictures handed to the threads at a time; Ctrl-C is noticed in between.
 _CHUNK = 256
-#: Of so many pictures the size is looked at.
-_LOOKED_AT = 32
 #: So many broken pictures an error names; `UnreadablePictures.reasons` has them all.
 NAMED = 20
 
@@ -148,18 +146,6 @@ def _cut_all(
 def _chunks(count: int) -> Iterator[range]:
     for start in range(0, count, _CHUNK):
         yield range(start, min(start + _CHUNK, count))
-
-
-def shorter_px(pictures: PictureSet) -> float | None:
-    """Median pixels along the shorter side of a few pictures; None where none can be read."""
-    sides = []
-    for source in thinned(pictures, _LOOKED_AT).sources:
-        with suppress(PictureError):
-            picture = load_picture(picture_of(source, None))
-            sides.append(
-                min(picture.size if isinstance(picture, Image.Image) else picture.shape[:2])
-            )
-    return float(np.median(sides)) if sides else None
 
 
 def write_tree(

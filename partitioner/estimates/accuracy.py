@@ -9,7 +9,7 @@ from msgspec import json, structs
 
 from mdp.errors import InputError
 from mdp.files import Record
-from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     Array,
@@ -21,6 +21,7 @@ from partitioner.estimates.accuracy_law import (
     capability_of,
 )
 from partitioner.estimates.accuracy_records import RecordedRun, alone_of, predicted_of
+from partitioner.regions import WHOLE
 
 #: Where the teacher was never measured, planning takes it to be right on this share of pictures.
 ASSUMED_TEACHER_ACCURACY = 0.8
@@ -43,7 +44,7 @@ class LawErrors(Record, frozen=True):
     source_left_out: float
     #: Nine of ten measured capabilities lie within exp(this) of the predicted one: of members that
     #: started from weights that knew something, of those that started from nothing, and, as the
-    #: most that any was off, of those that nothing on file was like.
+    #: most that any training was off, of those that nothing on file is like.
     taught: float
     scratch: float
     unknown: float
@@ -93,12 +94,12 @@ class Predictor:
     factor: float
     typical_error: float
     num_classes: int
-    #: Along the shorter side of the pictures; None where they were not looked at.
-    picture_px: float | None = None
     #: Pictures and epochs that a member will be trained for; None: not said, as long as it takes.
     training: Training | None = None
     #: Networks that start from published weights; None: all of them.
     pretrained: frozenset[str] | None = None
+    #: Of these, networks whose classifiers have rows for the data's classes, as the teacher's has.
+    rows: frozenset[str] = frozenset()
     #: Nine of ten capabilities lie within exp(this) of the predicted one.
     spread: float = 0.0
     #: Why nothing on file is like this training; empty where something is.
@@ -113,7 +114,6 @@ class Predictor:
             teacher=self.teacher,
             accuracy=self.teacher_accuracy,
             num_classes=self.num_classes,
-            picture_px=self.picture_px,
         )
 
     @property
@@ -121,14 +121,19 @@ class Predictor:
         """Whether what public networks reach is known for pictures as large as the teacher's."""
         return self.teacher.image_size >= SMALLEST_KNOWN
 
-    def of_specs(self, specs: Sequence[Spec], regions: Sequence[Region]) -> Array:
-        """Capability `[n]` of members of any family, each with the region that it sees.
+    def of_specs(self, specs: Sequence[Spec]) -> Array:
+        """Capability `[n]` of members of any family that see the whole square.
 
         Raises InputError for a network that the catalogue does not have.
         """
         trainings = [self._training(spec) for spec in specs]
         values = capabilities(
-            self.law.alone, self.task, specs, regions, trainings, capped=self.has_networks
+            self.law.alone,
+            self.task,
+            specs,
+            [WHOLE] * len(specs),
+            trainings,
+            capped=self.has_networks,
         )
         return np.asarray(self.factor * values)
 
@@ -139,10 +144,11 @@ class Predictor:
         if self.training.start == "scratch":
             return self.training
         start: Start = "cut"
+        rows = isinstance(spec, NetworkSpec) and spec.name in self.rows
         if isinstance(spec, NetworkSpec):
             known = self.pretrained is None or spec.name in self.pretrained
             start = "pretrained" if known else "scratch"
-        return structs.replace(self.training, start=start)
+        return structs.replace(self.training, start=start, rows=rows)
 
     def accuracy(self, capability: float) -> float:
         """Share of right answers."""
@@ -179,7 +185,6 @@ def predictor_for(
     teacher_accuracy: float | None = None,
     own: Sequence[RecordedRun] = (),
     training: Training | None = None,
-    picture_px: float | None = None,
 ) -> Predictor:
     """The law for a teacher; `own` are the user's runs, of which those of this shape calibrate it.
 
@@ -206,7 +211,6 @@ def predictor_for(
         factor=_factor(fitted.law, mine),
         typical_error=errors.run_left_out if mine else errors.source_left_out,
         num_classes=num_classes,
-        picture_px=picture_px,
         training=training,
         spread=errors.unknown if unknown else errors.scratch if scratch else errors.taught,
         unknown=unknown,

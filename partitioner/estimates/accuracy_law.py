@@ -19,21 +19,24 @@ A training of n pictures (times epochs) leaves something to learn, by where it s
 
     l = sqrt(l**2 + sqrt(k) * start**2 * 100,000 / n)
 
-A part of the square with sides f and area a = f**2 costs `area * log(1/a)` more. A network that
-starts from published weights, shown pictures of P pixels along the side at r, gains by it
+A part of the square of area a costs `area * log(1/a)` more. A network with public weights as they
+are, untouched, has no training to make up for fewer pixels than it was published with, whatever the
+task, and a part with sides f shows it as many as the whole at r/f:
 
-    detail * (b(r) - b(min(r/f, P)))        with b(r) = max(0, (s/r)**2 - 1)
+    l = L + k * (p - P) + blur * b(r/f) + untouched_area * log(1/a)
 
-where P is known and above r: the part shows it finer. Below 96 px nothing was measured, and nothing
-is gained; the largest difference that was, 3.2, is the most. Members that arrive together have
+with b(r) = max(0, (s/r)**2 - 1) and p as published. It is the most that a member lacks whose
+classifier starts as rows of the public one. So no part is taken to be better than the whole at the
+same pixels per picture, nor, of trained members, at the same picture size. Members that arrive
+together have
 
     c(S) = (sum over k in S of s_k * c_k ** p) ** (1 / p)
 
-in which a part of every sum counts only the best of those that see the same picture, the same
-place of it, or are of one family. So c(S) grows with each member's capability and never falls when
-a member is added.
+in which a part of every sum counts only the best of those that see the same picture or are of one
+family. So c(S) grows with each member's capability and never falls when a member is added.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -52,6 +55,8 @@ from partitioner.regions import WHOLE
 
 Array = NDArray[np.float64]
 Start = Literal["cut", "pretrained", "scratch"]
+#: In a training's place: public weights as they are.
+Untouched = Literal["untouched"]
 #: Names of a shape's features, in the order of the law's exponents, and ViT-S/16 at 224 px.
 FEATURES = ("width", "depth", "tokens")
 _VIT_S = (384.0, 12.0, 197.0, 16.0)
@@ -62,9 +67,6 @@ _DETAIL = 0.015
 PUBLISHED_CLASSES, _PIXELS = 1000, 224
 #: Pictures times epochs that the law's starts are about.
 SEEN = 100_000
-#: The least pixels along the side and the largest gain of detail among the records of parts
-#: (benchmarks/results/part-subsets.json).
-_LEAST_PX, _MOST_FINER = 96, 3.2
 #: No model is taken to be right on more than 1 - exp(-1 / this).
 _LEAST_LACK = 0.1
 #: The family of members that are cut from the teacher.
@@ -82,6 +84,9 @@ class Training(Record, frozen=True):
     epochs: Annotated[float, Meta(gt=0)]
     #: Weights cut from the teacher, of a public network, or drawn.
     start: Start = "cut"
+    #: Whether its classifier started as rows of the public one, where the teacher's did and is
+    #: taken as it is.
+    rows: bool = False
 
     @property
     def seen(self) -> float:
@@ -106,8 +111,8 @@ class AloneLaw(Record, frozen=True):
     pretrained: float
     scratch: float
     area: float
-    #: What a public network gains where a part shows it finer.
-    detail: float = 0.0
+    #: What an untouched network lacks in parts of the square.
+    untouched_area: float
 
 
 class AccuracyLaw(Record, frozen=True):
@@ -120,13 +125,11 @@ class AccuracyLaw(Record, frozen=True):
     #: of the same family.
     same_view: float
     same_model: float
-    #: The same of those that look at the same place, whatever their picture size.
-    same_region: float = 0.0
 
     @property
     def own(self) -> float:
         """Share of its part that every member adds, whatever the others are."""
-        return 1 - self.same_view - self.same_model - self.same_region
+        return 1 - self.same_view - self.same_model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +139,6 @@ class Task:
     teacher: SubModelSpec
     accuracy: float
     num_classes: int
-    #: Along the shorter side of the pictures; None where that is not known.
-    picture_px: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,6 @@ class Member:
     capability: float
     view: object
     model: object
-    place: object = None
 
 
 def view_of(spec: Spec, region: Region = WHOLE) -> tuple[int, Region]:
@@ -181,7 +181,7 @@ def _sizes(spec: SubModelSpec) -> tuple[float, ...]:
 
 
 def published_lack(law: AloneLaw, specs: Sequence[Spec]) -> Array:
-    """What members `[n]` lack on ImageNet-1k by what is published.
+    """What members `[n]` lack on ImageNet-1k by what is published, networks at their own size.
 
     Raises InputError for a network that the catalogue does not have.
     """
@@ -195,9 +195,7 @@ def published_lack(law: AloneLaw, specs: Sequence[Spec]) -> Array:
             network = network_of(spec)
             if network is None:
                 raise InputError(f"expected a network of the catalogue, got {spec.name!r}")
-            values[k] = 1 / capability_of(network.top1 / 100) + law.blur * blurred(
-                network.image_size, spec.image_size
-            )
+            values[k] = 1 / capability_of(network.top1 / 100)
     return values
 
 
@@ -207,9 +205,14 @@ def shape_lack(exponents: Sequence[float] | Array, scale: float, sizes: Array) -
     return values
 
 
-def blurred(published_px: int, image_size: float) -> float:
-    """How many times fewer pixels a network sees than it was published with, less one."""
-    return float(max(0.0, (published_px / image_size) ** 2 - 1))
+def blurred(spec: Spec, region: Region = WHOLE) -> float:
+    """How many times fewer pixels a network sees than it was published with, less one; of a part
+    as if it saw the whole at the same pixels per picture. 0 of a plain ViT.
+    """
+    network = network_of(spec) if isinstance(spec, NetworkSpec) else None
+    if network is None:
+        return 0.0
+    return max(0.0, area_of(region) * (network.image_size / spec.image_size) ** 2 - 1)
 
 
 def demand(law: AloneLaw, task: Task) -> float:
@@ -223,7 +226,7 @@ def capabilities(
     task: Task,
     specs: Sequence[Spec],
     regions: Sequence[Region],
-    trainings: Sequence[Training | None],
+    trainings: Sequence[Training | Untouched | None],
     *,
     capped: bool = False,
 ) -> Array:
@@ -233,38 +236,27 @@ def capabilities(
     as much. Raises InputError for a network that the catalogue does not have.
     """
     taught, much = 1 / capability_of(task.accuracy), demand(law, task)
-    lacks = published_lack(law, [task.teacher, *specs])
-    if capped:
-        lacks[1:] = np.maximum(lacks[1:], _least_published(specs))
-    alone = np.maximum(taught + much * (lacks[1:] - lacks[0]), _LEAST_LACK)
-    left = much**0.25 * np.array([0.0 if t is None else unlearned(law, t) for t in trainings])
-    change = [
-        part_lack(law, task.picture_px, spec, region, training)
-        for spec, region, training in zip(specs, regions, trainings, strict=True)
-    ]
-    values: Array = 1 / np.maximum(np.hypot(alone, left) + change, _LEAST_LACK)
+    teacher, *lacks = published_lack(law, [task.teacher, *specs]).tolist()
+    least = _least_published(specs) if capped else np.zeros(len(specs))
+    found = []
+    for spec, region, training, own, floor in zip(
+        specs, regions, trainings, lacks, least.tolist(), strict=True
+    ):
+        smaller, untouched = -math.log(area_of(region)), taught + much * (own - teacher)
+        if training == "untouched":
+            untouched += law.blur * blurred(spec, region) + law.untouched_area * smaller
+            found.append(untouched)
+            continue
+        lack = max(
+            taught + much * (max(own + law.blur * blurred(spec), floor) - teacher), _LEAST_LACK
+        )
+        left = 0.0 if training is None else much**0.25 * unlearned(law, training)
+        lack = math.hypot(lack, left)
+        if training is not None and training.rows:
+            lack = min(lack, untouched + law.blur * blurred(spec))
+        found.append(lack + law.area * smaller)
+    values: Array = 1 / np.maximum(found, _LEAST_LACK)
     return values
-
-
-def part_lack(
-    law: AloneLaw, picture_px: float | None, spec: Spec, region: Region, training: Training | None
-) -> float:
-    """What a member lacks more where it sees a region and not the whole; below 0: it gains."""
-    if region == WHOLE:
-        return 0.0
-    public = training is None or training.start == "pretrained"
-    gain = finer(spec, region, picture_px) if public else 0.0
-    return float(-law.area * np.log(area_of(region)) - law.detail * gain)
-
-
-def finer(spec: Spec, region: Region, picture_px: float | None) -> float:
-    """How much less `blurred` a public network sees a region than the whole, as far as measured."""
-    network = network_of(spec) if isinstance(spec, NetworkSpec) else None
-    size = spec.image_size
-    if network is None or picture_px is None or size < _LEAST_PX:
-        return 0.0
-    seen = max(size, min(size / area_of(region) ** 0.5, picture_px))
-    return min(blurred(network.image_size, size) - blurred(network.image_size, seen), _MOST_FINER)
 
 
 def area_of(region: Region) -> float:
@@ -311,13 +303,13 @@ def together(law: AccuracyLaw, members: Sequence[Member]) -> float:
     if best <= 0:
         return 0.0
     total = 0.0
-    best_of: list[dict[object, float]] = [{}, {}, {}]
+    best_of: list[dict[object, float]] = [{}, {}]
     for member in members:
         part = (member.capability / best) ** law.sharpness
         total += part
-        for known, key in zip(best_of, (member.view, member.model, member.place), strict=True):
+        for known, key in zip(best_of, (member.view, member.model), strict=True):
             known[key] = max(known.get(key, 0.0), part)
     total *= law.own
-    for share, known in zip((law.same_view, law.same_model, law.same_region), best_of, strict=True):
+    for share, known in zip((law.same_view, law.same_model), best_of, strict=True):
         total += share * sum(known.values())
     return float(best * total ** (1 / law.sharpness))

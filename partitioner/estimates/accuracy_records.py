@@ -17,11 +17,11 @@ from partitioner.estimates.accuracy_law import (
     Member,
     Task,
     Training,
+    Untouched,
     capabilities,
     model_of,
     view_of,
 )
-from partitioner.regions import place_of
 
 
 class RecordedMember(Record, frozen=True):
@@ -30,8 +30,9 @@ class RecordedMember(Record, frozen=True):
     submodel: SubModelSpec | None = None
     region: Region = Region()
     network: NetworkSpec | None = None
-    #: None where it was trained for as long as it took.
-    training: Training | None = None
+    #: None where it was trained for as long as it took; `untouched` public weights tell what fewer
+    #: pixels and parts of the picture cost and what members add together, nothing of trainings.
+    training: Training | Untouched | None = None
 
     def __post_init__(self) -> None:
         if (self.submodel is None) == (self.network is None):
@@ -65,11 +66,6 @@ class RecordedRun(Record, frozen=True):
     #: Pictures that accuracies were measured on.
     pictures: Annotated[int, Meta(ge=1)]
     num_classes: Annotated[int, Meta(ge=2)] = 1000
-    #: Along the shorter side of its pictures; None where that is not known.
-    picture_px: Annotated[float, Meta(gt=0)] | None = None
-    #: Whether its members are public weights as they are: they tell what parts of the picture
-    #: change and what members add together, and nothing of trainings.
-    untouched: bool = False
 
     def __post_init__(self) -> None:
         for subset in self.subsets:
@@ -85,8 +81,12 @@ class RecordedRun(Record, frozen=True):
             teacher=self.teacher,
             accuracy=self.teacher_accuracy,
             num_classes=self.num_classes,
-            picture_px=self.picture_px,
         )
+
+    @property
+    def untouched(self) -> bool:
+        """Whether any member has public weights as they are."""
+        return any(member.training == "untouched" for member in self.members)
 
     @property
     def taught(self) -> bool:
@@ -197,7 +197,6 @@ def as_members(
             capability=capability[k],
             view=view_of(run.members[k].spec, run.members[k].region),
             model=model_of(run.members[k].spec),
-            place=place_of(run.members[k].region),
         )
         for k in subset
     ]

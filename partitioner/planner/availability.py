@@ -58,8 +58,8 @@ class Sums:
     """What members add up to in every pattern: all parts, and the largest of whatever is shared."""
 
     total: Array
-    #: Per view, per build and per place, as the law's shares are ordered in `Objective`.
-    most: tuple[dict[int, Array], dict[int, Array], dict[int, Array]]
+    #: Per view and per build, as the law's shares are ordered in `Objective`.
+    most: tuple[dict[int, Array], dict[int, Array]]
 
 
 class Objective:
@@ -68,7 +68,7 @@ class Objective:
     def __init__(self, law: AccuracyLaw, top: float, arrived: Arrivals) -> None:
         """`top` is the capability that parts are counted relative to: the teacher's."""
         self.law, self.top, self.arrived = law, top, arrived
-        self._shares = (law.same_view, law.same_model, law.same_region)
+        self._shares = (law.same_view, law.same_model)
 
     def part(self, capability: float) -> float:
         """A member's part in the sum."""
@@ -81,7 +81,7 @@ class Objective:
 
     def sums(self, members: Sequence[tuple[Candidate, Sequence[int]]]) -> Sums:
         """What members, each served by some devices, add up to."""
-        sums = Sums(total=np.zeros(len(self.arrived.weights)), most=({}, {}, {}))
+        sums = Sums(total=np.zeros(len(self.arrived.weights)), most=({}, {}))
         for member, devices in members:
             sums = self.added(sums, member, devices)
         return sums
@@ -89,11 +89,11 @@ class Objective:
     def added(self, sums: Sums, member: Candidate, devices: Sequence[int]) -> Sums:
         """The sums with one member more."""
         part = self.part(member.capability) * self.present(devices)
-        views, models, regions = (
+        views, models = (
             {**known, key: np.maximum(known.get(key, 0.0), part)}
             for known, key in zip(sums.most, _keys(member), strict=True)
         )
-        return Sums(total=sums.total + part, most=(views, models, regions))
+        return Sums(total=sums.total + part, most=(views, models))
 
     def value(self, sums: Sums, *, most: float = np.inf) -> float:
         """Expected accuracy; no answer counts for more than `most` times the top capability."""
@@ -135,6 +135,6 @@ class Objective:
         return values
 
 
-def _keys(member: Candidate) -> tuple[int, int, int]:
+def _keys(member: Candidate) -> tuple[int, int]:
     """What a member may have in common with others, in the order of the law's shares."""
-    return member.view, member.model, member.place
+    return member.view, member.model

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mdp.errors import InputError
-from mdp.formats.plan import Encoding, PredictedMs, Region, Spec
+from mdp.formats.plan import Encoding, PredictedMs, Spec
 from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy_law import Array
 from partitioner.estimates.latency import Way, own_way, ways
@@ -24,7 +24,6 @@ class Candidate:
     #: Row of the choices.
     choice: int
     spec: Spec
-    region: Region
     way: Way
     encoding: Encoding
     #: Of its crop, as it is sent.
@@ -40,15 +39,12 @@ class Candidate:
     capability: float
     view: int
     model: int
-    #: Which of the regions tried it sees, and where that is.
-    part: int
-    place: int
     #: What no two members may share.
     identity: int
     wait_ms: float = 0.0
 
     def __str__(self) -> str:
-        return words(self.spec, self.region)
+        return words(self.spec)
 
     def by_ms(self, pace: Pace) -> float:
         """When it has answered, at this pace."""
@@ -115,8 +111,7 @@ class Device:
     profile: DeviceProfile
     models: tuple[MemberLatency, ...]
     #: Of each group of choices those that no quicker one outdoes, and those that would be such
-    #: without them, with their times. They see the whole square: parts of it take as
-    #: long, and are all worth less alone by the same factor.
+    #: without them, with their times.
     rows: NDArray[np.int64]
     times: Timetable
     #: The quickest choice at all, whether its memory suffices or not.
@@ -167,28 +162,6 @@ class Device:
         kept: NDArray[np.int64] = np.sort(places[order[np.arange(len(order)) - first < count]])
         return kept
 
-    def seeing(self, c: Candidate, part: int) -> Candidate:
-        """The same shape, run in the same way, where it sees another of the regions tried."""
-        choices = self.choices
-        row = choices.seeing(c.choice, part)
-        return replace(
-            c,
-            choice=row,
-            region=choices.regions[row],
-            capability=float(choices.capability[row]),
-            view=int(choices.view[row]),
-            part=part,
-            place=choices.places[part],
-            identity=int(choices.identity[row]),
-        )
-
-    def best_centred(self, c: Candidate) -> Candidate:
-        """The same shape where it sees the part, centred as the whole is, that is best alone."""
-        choices = self.choices
-        parts = [part for part, place in enumerate(choices.places) if part and not place]
-        capability = [choices.capability[choices.seeing(c.choice, part)] for part in parts]
-        return self.seeing(c, parts[int(np.argmax(capability))])
-
     def running(self, choice: int) -> Candidate | None:
         """A choice as this device would run it, or None where it cannot."""
         table = timetable(self.profile, self.models, self.choices, np.array([choice]))
@@ -204,23 +177,23 @@ def evaluate_device(
     pace: Pace = TYPICAL,
 ) -> Device:
     """Cost every choice on a device, run in its fitted ways, and keep the useful ones."""
-    whole = choices.whole
-    table = timetable(profile, models, choices, whole)
-    total_ms, capability, group = table.by_ms(pace), choices.capability[whole], choices.group[whole]
-    order = np.lexsort((np.arange(len(whole)), -capability, total_ms))
+    rows = np.arange(len(choices))
+    table = timetable(profile, models, choices, rows)
+    total_ms, capability, group = table.by_ms(pace), choices.capability, choices.group
+    order = np.lexsort((rows, -capability, total_ms))
     order = order[table.possible[order]]
     best = skyline(order, group, capability)
     # Two members may not share a shape, so each device needs second bests.
     others = order[~np.isin(order, best)]
     places = np.concatenate([best, skyline(others, group, capability)])
     measured = np.where(table.way >= 0, total_ms, np.inf)
-    quickest = int(np.argmin(np.where(choices.fast_on(profile)[whole], measured, np.inf)))
+    quickest = int(np.argmin(np.where(choices.fast_on(profile), measured, np.inf)))
     return Device(
         profile=profile,
         models=models,
-        rows=whole[places],
+        rows=places,
         times=table.only(places),
-        quickest=candidate(profile, models, choices, table, quickest, int(whole[quickest])),
+        quickest=candidate(profile, models, choices, table, quickest, quickest),
         choices=choices,
     )
 
@@ -325,7 +298,6 @@ def candidate(
     return Candidate(
         choice=choice,
         spec=choices.specs[choice],
-        region=choices.regions[choice],
         way=models[int(table.way[row])].way if table.way[row] >= 0 else own_way(profile),
         encoding=encoding,
         request_bytes=request_bytes(image_size, encoding),
@@ -339,7 +311,5 @@ def candidate(
         capability=float(choices.capability[choice]),
         view=int(choices.view[choice]),
         model=int(choices.model[choice]),
-        part=int(choices.part[choice]),
-        place=choices.places[int(choices.part[choice])],
         identity=int(choices.identity[choice]),
     )

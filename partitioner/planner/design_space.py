@@ -1,4 +1,4 @@
-"""The grid that the planner searches: shapes, what a device sees, and what does not depend on it.
+"""The grid that the planner searches, and what no device changes about it.
 
 Latency terms, bytes and capability are the same for all devices and counted once. Pure.
 """
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from mdp.formats.plan import NetworkSpec, Region, Spec, SubModelSpec
+from mdp.formats.plan import NetworkSpec, Spec, SubModelSpec
 from mdp.formats.profile import DeviceProfile, Precision, is_openvino_device
 from partitioner.estimates.accuracy import Predictor
 from partitioner.estimates.accuracy_law import (
@@ -24,7 +24,6 @@ from partitioner.estimates.accuracy_law import (
 from partitioner.estimates.latency import Way
 from partitioner.estimates.latency_terms import NAMES, terms
 from partitioner.estimates.macs import memory_bytes
-from partitioner.regions import REGIONS, WHOLE, place_of, where
 
 #: The smallest picture, relative to the teacher's; below half of it too little is left to see.
 MIN_IMAGE_SHARE = 0.5
@@ -48,16 +47,14 @@ KERNEL_MULTIPLE = {"cpu": 16, "arm": 16, "gpu": 32}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """Every sub-model with every view and precision that the search tries; row i is choice i.
+    """Every sub-model in every precision that the search tries; row i is choice i.
 
-    Rows are ordered by precision, then region, then sub-model.
+    Rows are ordered by precision, then sub-model.
     """
 
-    #: The regions tried, the whole square first, and how many sub-models.
-    tried: tuple[Region, ...]
+    #: How many sub-models.
     shapes: int
     specs: list[Spec]
-    regions: list[Region]
     #: Terms of the plain ViTs' latency formula `[n, terms]`; zeros of a network.
     counts: Array
     image_sizes: NDArray[np.int64]
@@ -68,14 +65,10 @@ class Choices:
     #: Indices by which choices see the same, or are built alike.
     view: NDArray[np.int64]
     model: NDArray[np.int64]
-    #: Index in `tried`.
-    part: NDArray[np.int64]
-    #: By part: index by which regions look at the same place, the first tried one's is 0.
-    places: tuple[int, ...]
     #: The same index for what competes on a device: plain ViTs of the same view, networks of the
-    #: same family that see the same region; in the same precision.
+    #: same family; in the same precision.
     group: NDArray[np.int64]
-    #: What no two members may share: shape and view, whatever the precision.
+    #: What no two members may share: the shape, whatever the precision.
     identity: NDArray[np.int64]
     precisions: tuple[Precision, ...]
     num_classes: int
@@ -83,23 +76,12 @@ class Choices:
     def __len__(self) -> int:
         return len(self.specs)
 
-    @property
-    def whole(self) -> NDArray[np.int64]:
-        """The rows that see the first of the regions tried; every other one costs the same."""
-        rows: NDArray[np.int64] = np.flatnonzero(self.part == 0)
-        return rows
-
-    def seeing(self, row: int, part: int) -> int:
-        """The row of the same shape and precision that sees another of the regions tried."""
-        return row + (part - int(self.part[row])) * self.shapes
-
     def of_precision(self, precision: Precision, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where in ascending `rows` those of a precision are."""
         if precision not in self.precisions:
             return rows[:0]
-        block = len(self.tried) * self.shapes
-        first = self.precisions.index(precision) * block
-        begin, end = np.searchsorted(rows, [first, first + block])
+        first = self.precisions.index(precision) * self.shapes
+        begin, end = np.searchsorted(rows, [first, first + self.shapes])
         places: NDArray[np.int64] = np.arange(begin, end)
         return places
 
@@ -193,7 +175,7 @@ def size_of(spec: SubModelSpec) -> tuple[int, int, int, int, float]:
     return (spec.image_size, spec.patch_size, spec.embed_dim, spec.depth, spec.mlp_ratio)
 
 
-def words(spec: Spec, region: Region = WHOLE) -> str:
+def words(spec: Spec) -> str:
     """A sub-model as a person reads it."""
     text = spec.words
     if isinstance(spec, SubModelSpec):
@@ -205,8 +187,6 @@ def words(spec: Spec, region: Region = WHOLE) -> str:
             text += f", MLP x{spec.mlp_ratio:g}"
     if spec.precision != "fp32":
         text += f", {spec.precision}"
-    if region != WHOLE:
-        text += f", sees {where(region)}"
     return text
 
 
@@ -217,7 +197,6 @@ def make_choices(
     *,
     shapes: Sequence[SubModelSpec] | None = None,
     networks: Sequence[NetworkSpec] = (),
-    regions: Sequence[Region] = REGIONS,
 ) -> Choices:
     """Count everything that no device changes about shapes and networks.
 
@@ -229,39 +208,32 @@ def make_choices(
     num_classes = predictor.num_classes
     counts = np.concatenate([terms(vits, num_classes), np.zeros((len(networks), len(NAMES)))])
     known = tuple(dict.fromkeys(precisions))
-    blocks = [(precision, region) for precision in known for region in regions]
+    specs: list[Spec] = []
     capability, memory = [], []
-    for precision, region in blocks:
+    for precision in known:
         mine = [_with_precision(spec, precision) for spec in plain]
-        values = predictor.of_specs(mine, [region] * len(mine))
-        capability.append(quantised(values, precision))
+        capability.append(quantised(predictor.of_specs(mine), precision))
         memory.append(np.array([memory_bytes(spec, num_classes) for spec in mine]))
-    specs = [_with_precision(spec, precision) for precision, _ in blocks for spec in plain]
-    seen = [region for _, region in blocks for _ in plain]
-    part = np.tile(np.repeat(np.arange(len(regions)), len(plain)), len(known))
-    views = [view_of(s, r) for s, r in zip(specs, seen, strict=True)]
+        specs += mine
+    views = [view_of(spec) for spec in specs]
     models = [model_of(spec) for spec in specs]
     return Choices(
-        tried=tuple(regions),
         shapes=len(plain),
         specs=specs,
-        regions=seen,
-        counts=np.tile(counts, (len(blocks), 1)),
+        counts=np.tile(counts, (len(known), 1)),
         image_sizes=np.array([spec.image_size for spec in specs]),
         embed_dims=np.array([s.embed_dim if isinstance(s, SubModelSpec) else 0 for s in specs]),
         memory_bytes=np.concatenate(memory),
         capability=np.concatenate(capability),
         view=_indices(views),
         model=_indices(models),
-        part=part,
-        places=tuple(_indices([place_of(region) for region in regions]).tolist()),
         group=_indices(
             [
-                (view if isinstance(spec, SubModelSpec) else (model, region), spec.precision)
-                for spec, view, model, region in zip(specs, views, models, seen, strict=True)
+                (view if isinstance(spec, SubModelSpec) else model, spec.precision)
+                for spec, view, model in zip(specs, views, models, strict=True)
             ]
         ),
-        identity=np.tile(np.arange(len(regions) * len(plain)), len(known)),
+        identity=np.tile(np.arange(len(plain)), len(known)),
         precisions=known,
         num_classes=num_classes,
     )

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mdp.formats.plan import Plan, Region, Spec
+from mdp.formats.plan import Plan, Spec
 from mdp.formats.profile import DeviceProfile
 from partitioner.estimates.latency import sustained_factor
 from partitioner.estimates.latency_quantiles import TYPICAL, Pace
 from partitioner.planner.candidates import Candidate, Device, candidate, timetable
 from partitioner.planner.placement import Limits, Seat, Seats, settled
 from partitioner.planner.problem import Problem, predicted_accuracy
-from partitioner.regions import where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +136,7 @@ def seats_of(problem: Problem, plan: Plan) -> Seats:
     index = {device.name: number for number, device in enumerate(problem.devices)}
     found = []
     for a in plan.assignments:
-        choice = _choice(problem, a.spec, a.region)
+        choice = _choice(problem, a.spec)
         replicas = []
         for replica in plan.replicas:
             if replica.k == a.k:
@@ -150,10 +149,8 @@ def seats_of(problem: Problem, plan: Plan) -> Seats:
     return settled(found, problem.client_bps)
 
 
-def _choice(problem: Problem, spec: Spec, region: Region) -> int:
-    choices = problem.devices[0].choices
-    pairs = zip(choices.specs, choices.regions, strict=True)
-    return next(row for row, pair in enumerate(pairs) if pair == (spec, region))
+def _choice(problem: Problem, spec: Spec) -> int:
+    return problem.devices[0].choices.specs.index(spec)
 
 
 def _device(problem: Problem, name: str) -> Device:
@@ -180,30 +177,9 @@ def _member_sentences(
         sentences.append(
             f"That one would have changed the expected accuracy by {100 * gain:+.2f} points."
         )
-    sentences.append(_why_region(problem, seats, k))
     sentences += [_limited_by(device, pick, following, limits), _waits(pick, limits)]
     sentences.append(_sureness(device, pick))
     return [sentence for sentence in sentences if sentence]
-
-
-def _why_region(problem: Problem, seats: Sequence[Seat], k: int) -> str:
-    """What a member would be worth if it saw another region; nothing where none was tried."""
-    device, pick = problem.devices[seats[k].device], seats[k].candidate
-    tried = range(len(device.choices.tried))
-    taken = {seat.candidate.identity for seat in seats}
-    others = [device.seeing(pick, part) for part in tried if part != pick.part]
-    others = [c for c in others if c.identity not in taken and (pick.part == 0 or c.part == 0)]
-    if not others:
-        return ""
-    gain, instead = max(((gain_of(problem, seats, k, c), c) for c in others), key=lambda g: g[0])
-    text = (
-        f"Sees {where(pick.region)}; seeing {where(instead.region)} it would change the expected "
-        f"accuracy by {100 * gain:+.2f} points"
-    )
-    if pick.part == 0:
-        return f"{text}."
-    alone = [problem.predictor.accuracy(c.capability) for c in (instead, pick)]
-    return f"{text}, though alone it would be right on {alone[0]:.1%} and not {alone[1]:.1%}."
 
 
 def _limited_by(

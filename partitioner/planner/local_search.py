@@ -29,8 +29,6 @@ PAIRS_UP_TO = 10
 #: How many devices that have no part are tried in a member's place.
 _BENCH = 12
 _ROUNDS = 20
-#: In the place of a part's index: the best of the centred ones beside the whole.
-_CENTRE = -1
 #: How many totals of bytes are tried where crops share the client's port, and from how many of the
 #: plans found so the exchanges start.
 TOTALS, STARTS = 12, 2
@@ -182,7 +180,6 @@ class _Search:
         )
         self._summed: tuple[Seats, Sums] | None = None
         self._runs: dict[tuple[int, int], Candidate | None] = {}
-        self._parts: dict[tuple[int, int], list[Candidate]] = {}
 
     def value(self, seats: Seats) -> float:
         """Expected accuracy."""
@@ -283,42 +280,18 @@ class _Search:
         return (*seats, Seat(device=index, candidate=free[best])), float(values[best])
 
     def _free(self, seats: Seats, index: int) -> list[Candidate]:
-        """What a device may run beside these members, each as whole and in parts of the square.
-
-        Of the centred parts that nobody sees the one that is best alone stands for all. Corners are
-        worth the same alone, so one that nobody sees stands for all others.
-        """
+        """What a device may run beside these members."""
         taken = {seat.candidate.identity for seat in seats}
-        seen = {seat.candidate.part for seat in seats}
-        places = self.devices[index].choices.places
-        centred = [part for part, place in enumerate(places) if part and not place]
-        corners = [part for part, place in enumerate(places) if place]
-        unseen = next((part for part in corners if part not in seen), None)
-        offered = [0, *([_CENTRE] if centred and seen.isdisjoint(centred) else centred)]
-        offered += corners if unseen is None else [unseen]
         spent_j, sent = energy_of(seats), bytes_of(seats)
         most_bytes, most_j = self.port.most_bytes, self._most_j
         # Half a million times in a plan for eight devices, so not by `_affordable`.
         return [
             c
-            for part in offered
-            for c in self._seeing(index, part)
+            for c in self.options[index]
             if c.identity not in taken
             and sent + c.request_bytes <= most_bytes
             and spent_j + (c.energy_j or 0.0) <= most_j
         ]
-
-    def _seeing(self, index: int, part: int) -> list[Candidate]:
-        """The options of a device where they see one of the regions tried."""
-        if part == 0:
-            return self.options[index]
-        if (index, part) not in self._parts:
-            device, options = self.devices[index], self.options[index]
-            self._parts[index, part] = [
-                device.best_centred(c) if part == _CENTRE else device.seeing(c, part)
-                for c in options
-            ]
-        return self._parts[index, part]
 
     def _as_replica(self, seats: Seats, index: int) -> _Valued | None:
         """With a device as one more replica of the member that gains most; None if of no one."""

@@ -1,7 +1,7 @@
 """The plan step: what a user asks for, from files and options to a plan and its explanation."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -11,20 +11,19 @@ from msgspec import Meta
 
 from mdp.errors import InputError, PlanRefused
 from mdp.files import Record
-from mdp.formats.plan import Plan, Region, TeacherSpec
+from mdp.formats.plan import Plan, TeacherSpec
 from mdp.formats.profile import Precision, read_profiles
 from partitioner.estimates.accuracy import FittedLaw, predictor_for, shipped_law
 from partitioner.estimates.accuracy_law import Training
 from partitioner.estimates.accuracy_records import read_runs
 from partitioner.estimates.batching import with_batches
 from partitioner.planner.deadline import DECODING_MS, deadline_ms
-from partitioner.planner.explain import Explanation, explain, seats_of
+from partitioner.planner.explain import Explanation, explain
 from partitioner.planner.families import families_of
 from partitioner.planner.nearest import nearest_target_ms
 from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
-from partitioner.planner.problem import FP32, Problem, make_problem, predicted_accuracy
+from partitioner.planner.problem import FP32, Problem, make_problem
 from partitioner.planner.search import plan_within
-from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.weights import weights_in
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -61,10 +60,6 @@ class PlanOptions(Record, frozen=True):
             "--runs of this teacher, else 0.8"
         ),
     ] = None
-    parts: Annotated[
-        bool,
-        Meta(description="Let members see parts of the picture, which `build` chooses on data"),
-    ] = False
     client_mbit: Annotated[
         float | None,
         Meta(
@@ -174,17 +169,17 @@ def make_planned(
     precisions: Sequence[Precision] = FP32,
     runs: Sequence[Path] = (),
     training: Training | None = None,
+    rows: Collection[str] = (),
     families: Sequence[str] | None = None,
     weights: Path | None = None,
-    picture_px: float | None = None,
     explained: bool = False,
     front: bool = False,
 ) -> Planned:
     """Read profiles and runs, and search; raises ConfigError, InputError and PlanRefused.
 
     `training` is what members will have; without it, what as long as it takes brings. `families`
-    and the folder `weights` say what members may be of: see `planner.families`. `picture_px`:
-    along the shorter side of the pictures, where they were looked at.
+    and the folder `weights` say what members may be of: see `planner.families`; `rows` names the
+    networks whose classifiers have the data's classes.
     """
     known = None if weights is None else weights_in(weights)
     allowed = families_of(families, known, teacher.shape, num_classes)
@@ -198,17 +193,15 @@ def make_planned(
         teacher_accuracy=options.teacher_accuracy,
         own=own,
         training=training,
-        picture_px=picture_px,
     )
     problem = make_problem(
         teacher,
         devices,
         num_classes=num_classes,
-        predictor=replace(predictor, pretrained=frozenset(known or ())),
+        predictor=replace(predictor, pretrained=frozenset(known or ()), rows=frozenset(rows)),
         precisions=precisions,
         max_energy_j=options.max_energy_j,
         percentile=options.percentile,
-        regions=REGIONS if options.parts else [WHOLE],
         client_bps=None if options.client_mbit is None else 1e6 * options.client_mbit,
         families=allowed,
     )
@@ -228,28 +221,6 @@ def make_planned(
         pareto=pareto(problem, options.latency_ms) if front else [],
         explanations=explain(problem, plan) if explained else [],
     )
-
-
-def with_regions(planned: Planned, regions: Sequence[Region]) -> Planned:
-    """The same members where the calibration pictures decided what they see, predicted anew."""
-    problem, plan = planned.problem, planned.plan
-    parts = [REGIONS.index(region) for region in regions]
-    seats = [
-        replace(seat, candidate=problem.devices[seat.device].seeing(seat.candidate, part))
-        for seat, part in zip(seats_of(problem, plan), parts, strict=True)
-    ]
-    assignments = [
-        msgspec.structs.replace(
-            a,
-            region=region,
-            accuracy=problem.predictor.accuracy(seat.candidate.capability),
-            why=f"{a.why}; sees {where(region)}, chosen on calibration pictures",
-        )
-        for a, seat, region in zip(plan.assignments, seats, regions, strict=True)
-    ]
-    accuracy = predicted_accuracy(problem, seats)
-    changed = msgspec.structs.replace(plan, assignments=assignments, accuracy=accuracy)
-    return replace(planned, plan=changed)
 
 
 def _searched(problem: Problem, options: PlanOptions) -> Plan:

@@ -14,7 +14,6 @@ from mdp.formats.plan import (
     NetworkSpec,
     PredictedAccuracy,
     PredictedMs,
-    Region,
     TeacherSpec,
 )
 from mdp.formats.profile import DeviceProfile, Precision
@@ -37,7 +36,6 @@ from partitioner.planner.candidates import Device, evaluate_device, fitted_ways
 from partitioner.planner.design_space import make_choices, quantised
 from partitioner.planner.families import Families
 from partitioner.planner.placement import Limits, Seat, settled
-from partitioner.regions import CENTRES, REGIONS, WHOLE
 
 FP32: tuple[Precision, ...] = ("fp32",)
 #: The plain ViTs of the teacher's alone.
@@ -49,8 +47,6 @@ class Rival:
     """A public network that one device could run alone instead of any plan."""
 
     spec: NetworkSpec
-    #: The centred part in which it is predicted to be right most often.
-    region: Region
     predicted_ms: PredictedMs
     sigma: float
     jitter: Jitter
@@ -108,7 +104,6 @@ def make_problem(
     precisions: Sequence[Precision] = FP32,
     max_energy_j: float | None = None,
     percentile: float | None = None,
-    regions: Sequence[Region] = REGIONS,
     client_bps: float | None = None,
     families: Families = VITS,
 ) -> Problem:
@@ -130,11 +125,8 @@ def make_problem(
         precisions,
         shapes=None if families.vits else (),
         networks=families.networks,
-        regions=regions,
     )
-    whole = make_choices(
-        teacher.shape, predictor, precisions, shapes=[teacher.shape], regions=[WHOLE]
-    )
+    whole = make_choices(teacher.shape, predictor, precisions, shapes=[teacher.shape])
     # The order in which profiles are named must not matter.
     ordered = [
         msgspec.structs.replace(profile, link=through_port(profile.link, client_bps))
@@ -145,13 +137,12 @@ def make_problem(
         (profile, fitted_ways(profile, precisions, networks=with_networks)) for profile in ordered
     ]
     pace = pace_for(percentile, min(PLANNED_MEMBERS, len(ordered)))
-    centres = [region for region in CENTRES if region in regions]
     return Problem(
         teacher=teacher,
         predictor=predictor,
         devices=tuple(evaluate_device(*device, choices, pace) for device in fitted),
         with_teacher=tuple(evaluate_device(*device, whole, pace) for device in fitted),
-        rivals=tuple(_rivals(*device, predictor, centres) for device in fitted),
+        rivals=tuple(_rivals(*device, predictor) for device in fitted),
         max_energy_j=max_energy_j,
         percentile=percentile,
         client_bps=client_bps,
@@ -162,7 +153,6 @@ def _rivals(
     profile: DeviceProfile,
     models: Sequence[MemberLatency],
     predictor: Predictor,
-    centres: Sequence[Region],
 ) -> tuple[Rival, ...]:
     """Every public network at every picture size that nothing quicker on the device outdoes."""
     if not predictor.has_networks:
@@ -179,11 +169,8 @@ def _rivals(
             for size in network.costs
         ]
         compute = model.networks.predict_many_ms(specs).tolist()
-        every = np.array([predictor.of_specs(specs, [r] * len(specs)) for r in centres])
-        best, values = every.argmax(axis=0).tolist(), quantised(every.max(axis=0), precision)
-        for spec, compute_ms, capability, centre in zip(
-            specs, compute, values.tolist(), best, strict=True
-        ):
+        values = quantised(predictor.of_specs(specs), precision)
+        for spec, compute_ms, capability in zip(specs, compute, values.tolist(), strict=True):
             if math.isnan(compute_ms) or memory_bytes(spec, classes) > profile.memory_bytes:
                 continue
             encoding = choose_encoding(profile.link, spec.image_size, classes)
@@ -191,7 +178,6 @@ def _rivals(
             found.append(
                 Rival(
                     spec=spec,
-                    region=centres[centre],
                     predicted_ms=PredictedMs(
                         compute=round(compute_ms, 3),
                         network=round(sent_ms, 3),
@@ -231,7 +217,7 @@ def predicted_accuracy(problem: Problem, seats: Sequence[Seat]) -> PredictedAccu
     """With every member in, and expected over which devices are there, counted exactly."""
     predictor = problem.predictor
     members = [
-        Member(capability=c.capability, view=c.view, model=c.model, place=c.place)
+        Member(capability=c.capability, view=c.view, model=c.model)
         for c in (seat.candidate for seat in seats)
     ]
     objective, sums = exact_objective(problem, seats)

@@ -16,7 +16,6 @@ from mdp.formats.plan import (
     Assignment,
     NetworkSpec,
     Plan,
-    Region,
     Replica,
     SubModelSpec,
     TeacherSpec,
@@ -37,7 +36,6 @@ from partitioner.planner.problem import (
     share_complete,
 )
 from partitioner.planner.single_device import reason_to_refuse, single_device
-from partitioner.regions import REGIONS
 
 #: Availabilities closer than one step count as equal when the boosting order is made.
 AVAILABILITY_STEP = 0.05
@@ -53,7 +51,6 @@ def make_plan(
     precisions: Sequence[Precision] = FP32,
     max_energy_j: float | None = None,
     percentile: float | None = None,
-    regions: Sequence[Region] = REGIONS,
     client_bps: float | None = None,
 ) -> Plan:
     """Assign sub-models to devices so that expected accuracy within `target_ms` is highest.
@@ -71,7 +68,6 @@ def make_plan(
         precisions=precisions,
         max_energy_j=max_energy_j,
         percentile=percentile,
-        regions=regions,
         client_bps=client_bps,
     )
     return plan_within(problem, target_ms)
@@ -178,7 +174,6 @@ def _assignment(problem: Problem, k: int, seat: Seat, why: str) -> Assignment:
         provider=c.way.provider,
         threads=c.way.threads,
         why=why,
-        region=c.region,
         encoding=c.encoding,
         runtime=c.way.runtime,
         energy_j=c.energy_j,
@@ -212,9 +207,7 @@ def _left_out(problem: Problem, seats: Sequence[Seat], limits: Limits) -> dict[s
         if index in busy:
             continue
         places = device.places(limits.target_ms, limits.max_energy_j, limits.pace)
-        whole = device.choices.identity[device.rows[places]].tolist()
-        every = range(len(device.choices.tried))
-        identities = {i + part * device.choices.shapes for part in every for i in whole}
+        identities = set(device.choices.identity[device.rows[places]].tolist())
         if not identities:
             reasons[device.name] = why_left_out(device, limits)
         elif identities <= taken:

@@ -7,7 +7,6 @@ from mdp.formats.plan import NetworkSpec, PredictedAccuracy, SingleDevice, SubMo
 from partitioner.planner.candidates import Candidate, Device
 from partitioner.planner.placement import Limits, Seat
 from partitioner.planner.problem import Problem, Rival, exact_objective
-from partitioner.regions import WHOLE, where
 
 #: A plan has to be predicted to be more accurate than one device by more than this share of the
 #: pictures, half of what tables show.
@@ -43,7 +42,6 @@ def single_device(problem: Problem, limits: Limits) -> SingleDevice | None:
         predicted_ms=best.predicted_ms,
         is_teacher=is_teacher,
         accuracy=problem.predictor.accuracy(best.capability),
-        region=best.region,
     )
 
 
@@ -94,9 +92,8 @@ def reason_to_refuse(
         and accuracy.expected <= alone + lead
     ):
         several = f"all {len(seats)} members together" if seats[1:] else "the plan's only member"
-        sees = "" if single.region == WHOLE else f" that sees {where(single.region)}"
         return (
-            f"{single.device} alone, with {single.spec.words}{sees}, is predicted to be right on "
+            f"{single.device} alone, with {single.spec.words}, is predicted to be right on "
             f"{single.accuracy:.2%} in {single.predicted_ms.total:.1f} ms, and {several} on "
             f"{accuracy.all_in:.2%}"
         )

@@ -39,15 +39,6 @@ class RunFolder:
         """Weights of sub-model `k`; exists once its training is finished."""
         return self.path / f"member-{k}.safetensors"
 
-    def joint(self, k: int) -> Path:
-        """Weights of sub-model `k` after the joint pass, where there is one."""
-        return self.path / f"joint-{k}.safetensors"
-
-    def final(self, k: int) -> Path:
-        """The weights of sub-model `k` that are exported."""
-        joint = self.settings().joint_schedule.epochs > 0
-        return self.joint(k) if joint else self.member(k)
-
     def answers(self, to: str) -> Path:
         """The finished teacher's logits for pictures that are named by their digest."""
         return self.cache / f"teacher-{self.teacher_digest}-{to}.npy"
@@ -58,7 +49,7 @@ class RunFolder:
         return sha256_of(self.teacher)[:16]
 
     def checkpoint(self, stage: str) -> Path:
-        """State of `teacher`, `member-<k>` or `joint` after its last finished epoch."""
+        """State of `teacher` or `member-<k>` after its last finished epoch."""
         return self.path / f"checkpoint-{stage}.pt"
 
     def settings(self) -> Settings:
@@ -138,7 +129,7 @@ class RunFolder:
 
     def require_trained(self, plan: Plan) -> None:
         """Raise InputError unless the teacher and every sub-model of `plan` are finished."""
-        wanted = [self.teacher, *(self.final(a.k) for a in plan.assignments)]
+        wanted = [self.teacher, *(self.member(a.k) for a in plan.assignments)]
         missing = [path.name for path in wanted if not path.is_file()]
         if missing:
             raise InputError(
@@ -148,7 +139,7 @@ class RunFolder:
 
     def digest(self, plan: Plan) -> str:
         """sha256 over plan and trained weights, from which a bundle is made."""
-        weights = [self.teacher, *(self.final(a.k) for a in plan.assignments)]
+        weights = [self.teacher, *(self.member(a.k) for a in plan.assignments)]
         return digest_of([self.plan_file, *weights])
 
     @contextmanager

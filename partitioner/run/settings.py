@@ -143,20 +143,6 @@ class MemberSchedule(Schedule, frozen=True):
         )
 
 
-class JointSchedule(Schedule, frozen=True):
-    """The last pass over all sub-models at once, with random ones left out; 0 epochs skip it."""
-
-    epochs: Epochs = 0
-    batch_size: BatchSize = 64
-    learning_rate: LearningRate = 3e-4
-    weight_decay: WeightDecay = 0.05
-    label_smoothing: Smoothing = 0.0
-    drop: Annotated[
-        float, Meta(ge=0, lt=1, description="Chance that a sub-model is left out of a step")
-    ] = 0.3
-    bag_weight: Annotated[Weight, Meta(description="Weight of the stand-alone classifiers")] = 0.3
-
-
 class Augmentation(Record, frozen=True):
     """How much a variant of a picture differs from it; all of it is done by timm."""
 
@@ -272,7 +258,6 @@ class Asked(Record, frozen=True):
     options: RunOptions = field(name="run")
     teacher_schedule: TeacherSchedule = TeacherSchedule()
     schedule: MemberSchedule = MemberSchedule()
-    joint_schedule: JointSchedule = JointSchedule()
     augmentation: Augmentation = Augmentation()
 
     @property
@@ -320,7 +305,6 @@ class Settings(Record, frozen=True):
     teacher: TeacherFacts
     teacher_schedule: TeacherSchedule
     schedule: MemberSchedule
-    joint_schedule: JointSchedule
     augmentation: Augmentation
     #: timm's names of the plan's networks -> sha256 of the weights that they start from.
     weights: dict[str, str] = field(default_factory=dict)

@@ -18,7 +18,6 @@ from partitioner.estimates.accuracy_law import (
     together,
     view_of,
 )
-from partitioner.regions import place_of
 
 Numbers = NDArray[np.int64]
 
@@ -111,7 +110,6 @@ class PredictedSubsets:
                 capability=capability_of(min(a.accuracy, 1 - 1e-9)),
                 view=view_of(a.spec, a.region),
                 model=model_of(a.spec),
-                place=place_of(a.region),
             )
             for a in plan.assignments
             if a.accuracy is not None

@@ -33,8 +33,7 @@ class Work:
     def variants(self) -> Variants:
         """The variants of the train split, the same for every network of this run."""
         settings = self.settings
-        ours = settings.schedule.epochs + settings.joint_schedule.epochs
-        longest = max(ours, settings.teacher_schedule.epochs)
+        longest = max(settings.schedule.epochs, settings.teacher_schedule.epochs)
         return Variants(
             pictures=self.data.train,
             num_classes=len(self.data.labels),
@@ -89,8 +88,6 @@ class Work:
         what: str,
         schedule: Schedule,
         patience: int = 0,
-        *,
-        in_parts: bool = False,
     ) -> Stage:
         """Training of the network `name` on the train split; `what` is its name in messages."""
         return Stage(
@@ -101,7 +98,6 @@ class Work:
             autocast=self.settings.autocast,
             checkpoint=self.run.checkpoint(name),
             patience=patience,
-            in_parts=in_parts,
         )
 
     def new_member(self, assignment: Assignment, weights: Path | None = None) -> Member:
@@ -109,10 +105,8 @@ class Work:
         boosting, num_classes = self.settings.schedule.boosting, len(self.data.labels)
         return build_member(assignment.spec, num_classes, boosting=boosting, weights=weights)
 
-    def load_member(self, assignment: Assignment, *, joint: bool = True) -> Member:
-        """The trained member k, after the joint pass if there is one, unless `joint` is false."""
-        run, member = self.run, self.new_member(assignment)
-        member.load_state_dict(
-            load_weights(run.final(assignment.k) if joint else run.member(assignment.k))
-        )
+    def load_member(self, assignment: Assignment) -> Member:
+        """The trained member k."""
+        member = self.new_member(assignment)
+        member.load_state_dict(load_weights(self.run.member(assignment.k)))
         return member.eval()

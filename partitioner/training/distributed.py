@@ -178,18 +178,17 @@ def share_of(index: NDArray[np.int64], here: World) -> tuple[NDArray[np.int64], 
     return share, len(share) / len(index)
 
 
-def parallel(module: "nn.Module", device: "torch.device", *, in_parts: bool) -> "nn.Module":
+def parallel(module: "nn.Module", device: "torch.device") -> "nn.Module":
     """`module` with gradients that are averaged over all processes; itself if there is one.
 
-    Unless a batch may run it `in_parts`, every trainable parameter has to take part in every
-    batch's loss, if only times zero.
+    Every trainable parameter has to take part in every batch's loss, if only times zero.
     """
     if world().size == 1:
         return module
     from torch.nn.parallel import DistributedDataParallel
 
     devices = [device] if device.type == "cuda" else None
-    return DistributedDataParallel(module, device_ids=devices, find_unused_parameters=in_parts)
+    return DistributedDataParallel(module, device_ids=devices)
 
 
 def share_statistics(module: "nn.Module") -> None:

@@ -266,7 +266,7 @@ class LiveRun:
         schedule, device = work.schedule_of(k), self.pictures.pixels.device
         first = 0 if schedule.boosting else max(0, k - schedule.stacking)
         earlier = work.plan.assignments[first:k]
-        before = [(work.load_member(a, joint=False), view_of(a)) for a in earlier]
+        before = [(work.load_member(a), view_of(a)) for a in earlier]
         for member, _ in before:
             placed(member.requires_grad_(requires_grad=False), device)
         stage = work.stage(

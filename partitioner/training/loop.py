@@ -70,8 +70,6 @@ class Stage:
     #: Epochs without a better validation after which to stop, with the best epoch's weights;
     #: 0 trains to the end and takes the last ones.
     patience: int = 0
-    #: Whether a batch may leave parts of the network out.
-    in_parts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ def fit(
         parameter_groups(module, stage.schedule.weight_decay), lr=0.0, fused=True
     )
     state = _taken_up(module, optimiser, stage)
-    network = parallel(module, device, in_parts=stage.in_parts)
+    network = parallel(module, device)
     training = _Training(module, network, optimiser, stage, loss_of, device)
     _train(training, state, progress, validate)
     if state.best is not None:

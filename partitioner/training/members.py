@@ -155,7 +155,7 @@ def _init_from_earlier(work: Work, submodel: Member, k: int) -> bool:
     Trained weights as a start need fewer epochs (docs/results/small-vits.md).
     """
     for earlier in work.plan.assignments[:k] if isinstance(submodel, SubModel) else ():
-        source = work.load_member(earlier, joint=False)
+        source = work.load_member(earlier)
         if not isinstance(source, SubModel):
             continue
         try:
@@ -214,7 +214,7 @@ def _ensure_outputs(work: Work, k: int) -> None:
     if k and schedule.boosting:
         _ensure_outputs(work, k - 1)
     assignment = work.plan.assignments[k]
-    student = Student(work.load_member(assignment, joint=False)).to(training_device()).eval()
+    student = Student(work.load_member(assignment)).to(training_device()).eval()
     what, done = f"sub-model {k}'s outputs", (len(kept) - len(missing)) * count
     with work.progress.task(what, len(kept) * count, done=done) as advance:
         for variant in missing:

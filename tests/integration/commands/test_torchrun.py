@@ -80,7 +80,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("case", ["plain", "empty", "parts"])
+@pytest.mark.parametrize("case", ["plain", "empty"])
 def test_two_processes_end_with_the_weights_of_one(folder: Path, case: str) -> None:
     one, two = folder / case / "1", folder / case / "2"
     assert torch.equal(weights(two, 0), weights(two, 1))
@@ -206,14 +206,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     wanted = msgspec.structs.replace(
         wanted,
         teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=2),
-        joint_schedule=msgspec.structs.replace(wanted.joint_schedule, epochs=2),
     )
     one, two = RunFolder(folder / "one"), RunFolder(folder / "two")
     data = open_pictures(wanted)
     train_step(one, tiny_plan(), data, wanted, QUIET)
     with pytest.raises(KeyboardInterrupt):
         train_step(two, tiny_plan(), data, wanted, StoppedAt(two.checkpoint("member-0")))
-    assert one.joint(1).exists()
+    assert one.member(1).exists()
     assert two.teacher.exists()
     assert not two.member(0).exists()
     program = str(Path(sys.executable).parent / "mdp-partition")
@@ -237,7 +236,7 @@ def test_a_run_that_one_process_began_is_finished_by_two(runs: Runs) -> None:
         assert difference(*vectors) < RUN_TOLERANCE, name
     curves = [json.loads(run.curves.read_bytes()) for run in (runs.two, runs.one)]
     assert {name: len(curve) for name, curve in curves[0].items()} == {
-        "teacher": 2, "member-0": 3, "member-1": 2, "joint": 2,
+        "teacher": 2, "member-0": 3, "member-1": 2,
     }  # fmt: skip
     for name, curve in curves[1].items():
         assert curves[0][name][-1]["loss"] == pytest.approx(curve[-1]["loss"], rel=RUN_TOLERANCE)

@@ -32,7 +32,7 @@ Y = torch.sin(X @ torch.linspace(-1.0, 1.0, 6)) + X[:, 0]
 
 
 class Net(nn.Module):
-    """Two branches, of which a batch may leave one out."""
+    """Two branches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,9 +42,9 @@ class Net(nn.Module):
             for _ in range(2)
         )
 
-    def forward(self, x: Tensor, branches: tuple[int, ...] = (0, 1)) -> Tensor:
-        """`[B, 6]` -> `[B]`, the mean of the branches that are asked for."""
-        return torch.stack([self.branches[k](x)[:, 0] for k in branches]).mean(dim=0)
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, 6]` -> `[B]`, the mean of the branches."""
+        return torch.stack([branch(x)[:, 0] for branch in self.branches]).mean(dim=0)
 
 
 class Normed(nn.Module):
@@ -73,12 +73,6 @@ def plain(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
     """Squared error, under two names."""
     error = (network(X[index]) - Y[index]).square().mean()
     return {"loss": error, "half": error / 2}
-
-
-def either_branch(network: nn.Module, index: Index, epoch: int) -> dict[str, Tensor]:
-    """Squared error of a branch drawn for the batch: the same one on every process."""
-    branches = (0,) if float(torch.rand(())) < 0.5 else (1,)
-    return {"loss": (network(X[index], branches) - Y[index]).square().mean()}
 
 
 def stopped_at(epoch_to_stop: int) -> BatchLoss:
@@ -172,7 +166,6 @@ def cases(folder: Path) -> dict[str, Callable[[], None]]:
         "normed": lambda: trained(*case("normed"), network=Normed),
         "alone": lambda: trained(*case("alone", batch_size=2), network=Normed),
         "empty": lambda: trained(*case("empty", epochs=1, batch_size=1)),
-        "parts": lambda: trained(*case("parts", in_parts=True), either_branch),
         "resumed": resumed,
         "early": lambda: trained(
             *case("early", epochs=9, patience=2), plain, scripted([3.0, 1.0, 2.0, 1.0])

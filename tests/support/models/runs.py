@@ -13,7 +13,6 @@ from partitioner.run.progress import Progress
 from partitioner.run.settings import (
     Asked,
     Augmentation,
-    JointSchedule,
     MemberSchedule,
     RunOptions,
     TeacherSchedule,
@@ -79,7 +78,6 @@ def asked(
     *,
     seed: int = 0,
     epochs: int = 3,
-    joint_epochs: int = 0,
     schedule: dict[str, Any] | None = None,
     **options: Any,
 ) -> Asked:
@@ -88,7 +86,6 @@ def asked(
         options=RunOptions(data=str(data), seed=seed, autocast="fp32", **options),
         teacher_schedule=TeacherSchedule(epochs=epochs, batch_size=16),
         schedule=MemberSchedule(epochs=epochs, batch_size=16, **(schedule or {})),
-        joint_schedule=JointSchedule(epochs=joint_epochs, batch_size=16),
         augmentation=Augmentation(variants=2),
     )
 

@@ -73,7 +73,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     torch.manual_seed(5)
     torch.save(create(Backbone(NAME, SIDE), 7).state_dict(), weights / f"{NAME}.in1k.pth")
     (weights / "labels.txt").write_text("\n".join(SEVEN))
-    work = trained(tree, folder / "b.run", epochs=2, joint_epochs=1, weights=str(weights))
+    work = trained(tree, folder / "b.run", epochs=2, weights=str(weights))
     errors = steps.export_step(work, folder / "b", "mixed")
     assert errors is not None
     return Built(work, tree, weights, folder / "b", errors)
@@ -92,7 +92,7 @@ def test_a_network_starts_from_its_weights_and_a_vit_from_an_earlier_vit(built: 
     plan = msgspec.structs.replace(work.plan, assignments=[network, vit, later])
     longer = replace(work, plan=plan)
     expected = longer.new_member(later).trunk
-    init_from(expected, TrainedMember(work.load_member(vit, joint=False).trunk))
+    init_from(expected, TrainedMember(work.load_member(vit).trunk))
     found = untrained(longer, later, teacher).trunk.state_dict()
     assert all(torch.equal(value, found[key]) for key, value in expected.state_dict().items())
 
@@ -129,6 +129,19 @@ def test_labels_of_the_teacher_count_where_there_are_as_many(built: Built, tmp_p
         rows_for(built, ["ring", "cross", "stripes"], tmp_path, teacher_labels=str(labels))
 
 
+def test_a_plan_knows_which_networks_start_with_rows_beside_such_a_teacher(built: Built) -> None:
+    wanted, facts = asked(built.tree, weights=str(built.weights)), built.work.settings.teacher
+    untrained = msgspec.structs.replace(
+        wanted, teacher_schedule=msgspec.structs.replace(wanted.teacher_schedule, epochs=0)
+    )
+    by_name = msgspec.structs.replace(facts, classes="names")
+    found = [
+        run_setup.with_rows(asked, built.work.data, teacher)
+        for asked, teacher in ((untrained, by_name), (wanted, by_name), (untrained, facts))
+    ]
+    assert found == [{NAME}, set(), set()]
+
+
 def test_heads_start_as_a_linear_probe_where_names_do_not_match(
     built: Built, tmp_path: Path
 ) -> None:
@@ -148,7 +161,7 @@ def test_heads_start_as_a_linear_probe_where_names_do_not_match(
 def test_a_trained_networks_outputs_are_kept_for_its_successor(built: Built) -> None:
     work, index = built.work, np.arange(9)
     network = work.plan.assignments[0]
-    member = work.load_member(network, joint=False)
+    member = work.load_member(network)
     seen = torch.from_numpy(np.array(work.member_pixels(network, "train")[index]))
     with torch.inference_mode():
         output = member.of_normalised(member.normalise(seen.permute(0, 3, 1, 2).float()))
@@ -179,7 +192,7 @@ def test_a_stopped_training_ends_with_the_same_statistics(
 ) -> None:
     run = tmp_path / "run"
     shutil.copytree(built.work.run.path, run)
-    for file in ("member-0", "member-1", "joint-0", "joint-1"):
+    for file in ("member-0", "member-1"):
         (run / f"{file}.safetensors").unlink()
     from partitioner.training import checkpoint, loop
 
@@ -189,7 +202,7 @@ def test_a_stopped_training_ends_with_the_same_statistics(
         kept(*state)
         raise KeyboardInterrupt
 
-    options: dict[str, Any] = {"epochs": 2, "joint_epochs": 1, "weights": str(built.weights)}
+    options: dict[str, Any] = {"epochs": 2, "weights": str(built.weights)}
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save", stopping)
         with pytest.raises(KeyboardInterrupt):

@@ -212,9 +212,12 @@ WRONG_LABELS = {"labels": "others.txt"}
     [
         (CONV_MODEL | {"timm": "efficientnet_b99"}, "has no such model"),
         (CONV_MODEL | {"weights": "none.pt"}, "none.pt: expected a file of weights, found none"),
-        ({"timm": CONV, "image_size": SIDE}, "`timm` needs `weights`"),
-        ({"timm": CONV, "weights": "conv.pt"}, "`timm` needs `image_size`"),
-        ({}, "expected either `onnx` or `timm`"),
+        ({"timm": CONV, "image_size": SIDE}, "expected `weights` beside `timm`, found none"),
+        ({"timm": CONV, "weights": "conv.pt"}, "expected `image_size` beside `timm`, found none"),
+        ({}, "expected either `onnx` or `timm`, found neither"),
+        (CONV_MODEL | {"onnx": "net.onnx"}, "expected either `onnx` or `timm`, found both"),
+        (CONV_MODEL | {"depth": 65}, "Expected `int` <= 64 - at `$.models[0].depth`, found 65"),
+        (ONNX_MODEL | {"std": [1.0, 0.5, 0.0]}, "expected `std` above 0, found 0"),
         (CONV_MODEL | {"timm": "test_resnet"}, "expected the tensors of ResNet"),
         (CONV_MODEL | {"weights": "five.pt"}, "as many rows as its labels file has names"),
         (VIT_MODEL | {"depth": 1}, "expected the tensors of test_vit"),
@@ -268,7 +271,10 @@ def test_a_map_has_two_columns(tmp_path: Path, text: str) -> None:
 @pytest.mark.parametrize("text", ["", "one\n", "one\n\ntwo\n"])
 def test_a_labels_file_names_a_class_on_each_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels.txt").write_text(text)
-    with pytest.raises(ConfigError, match="the name of a class on each line"):
+    with pytest.raises(
+        ConfigError,
+        match=r"the name of a class on each line, at least 2, found (line 2 empty|[01] in all)",
+    ):
         read_names(tmp_path / "labels.txt")
 
 

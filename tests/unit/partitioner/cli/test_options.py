@@ -12,7 +12,7 @@ from mdp.errors import ConfigError, InputError
 from partitioner.cli.main import app as partitioner
 from partitioner.cli.options import configured
 from partitioner.config import Given, read_config
-from partitioner.run.settings import Asked, JointSchedule
+from partitioner.run.settings import Asked
 
 KEYS = (
     *("plan.teacher", "plan.teacher_args", "plan.profiles", "plan.latency_ms"),
@@ -55,7 +55,6 @@ def test_a_config_gives_all_and_options_count_before_it(tmp_path: Path) -> None:
     assert built.plan.teacher_args == {"img_size": 24, "qkv_bias": False}
     assert (built.options.data, built.options.pretrained) == ("digits", True)
     assert (built.schedule.epochs, built.schedule.temperature) == (7, 3.0)
-    assert built.joint_schedule == JointSchedule()
     args = ["--epochs", 9, "--teacher-arg", "depth=2", "--no-pretrained", "--profiles", "b"]
     changed = given("--config", config, *args).build()
     assert (changed.schedule.epochs, changed.schedule.temperature) == (9, 3.0)

@@ -20,9 +20,7 @@ from partitioner.cli import main as cli
 from partitioner.cli.plan_plot import draw_plan
 from partitioner.cli.plan_tables import print_planned
 from partitioner.cli.tables import short
-from partitioner.estimates.accuracy import shipped_law
 from partitioner.estimates.latency import Way, fit_latency
-from partitioner.planner import make_plan
 from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
 from partitioner.planner.explain import cautions, explain, seats_of
 from partitioner.planner.make_plan import Planned, PlanOptions, make_planned, precisions_of
@@ -42,8 +40,7 @@ BASE = TeacherSpec(
 
 @pytest.fixture(scope="module")
 def problem() -> Problem:
-    # Without views of parts there is a sixth to search.
-    return make_problem(BASE, [read_profile(name) for name in NAMES], regions=[WHOLE])
+    return make_problem(BASE, [read_profile(name) for name in NAMES])
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +99,9 @@ def test_a_floor_that_nobody_reaches_names_what_can_be_reached(problem: Problem)
 
 def test_an_energy_limit_holds_for_all_members_together() -> None:
     profiles = [read_profile(name) for name in ("n100", "raspberry-pi-5")]
-    free = plan_within(make_problem(BASE, profiles, regions=[WHOLE]), 40.0)
+    free = plan_within(make_problem(BASE, profiles), 40.0)
     spent_j = sum(a.energy_j or 0.0 for a in free.assignments)
-    half_j = make_problem(BASE, profiles, regions=[WHOLE], max_energy_j=spent_j / 2)
+    half_j = make_problem(BASE, profiles, max_energy_j=spent_j / 2)
     limited = plan_within(half_j, 40.0)
     assert 0 < sum(a.energy_j or 0.0 for a in limited.assignments) <= spent_j / 2
     for assignment in free.assignments:
@@ -132,7 +129,7 @@ def test_only_measured_and_allowed_ways_are_planned(
     changes: dict[str, object], asked: tuple[Precision, ...], found: tuple[str, str]
 ) -> None:
     profiles = [with_points(name, **changes) for name in ("n100", "raspberry-pi-5")]
-    plan = plan_within(make_problem(BASE, profiles, regions=[WHOLE], precisions=asked), 20.0)
+    plan = plan_within(make_problem(BASE, profiles, precisions=asked), 20.0)
     named = {(a.vit.precision, a.runtime) for a in plan.assignments}
     assert named == {found}
 
@@ -156,37 +153,6 @@ def test_the_explanation_names_limit_gain_and_sureness(problem: Problem) -> None
     assert any("by estimated latencies" in " ".join(one.sentences) for one in told)
 
 
-def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A law by which members that see other parts add more to each other.
-    fitted = shipped_law()
-    parts_pay = msgspec.structs.replace(
-        fitted.law, sharpness=11.0, same_view=0.3, same_model=0.0, same_region=0.6
-    )
-    monkeypatch.setattr(
-        make_plan, "shipped_law", lambda: msgspec.structs.replace(fitted, law=parts_pay)
-    )
-    planned = make_planned(
-        BASE, NAMES, PlanOptions(latency_ms=20.0, parts=True), 1000, explained=True
-    )
-    seen = {a.device: a.region for a in planned.plan.assignments}
-    assert WHOLE in seen.values()
-    assert len(set(seen.values())) > 1
-    for told in planned.explanations:
-        region = seen[told.device]
-        sentence = next(s for s in told.sentences if s.startswith("Sees "))
-        assert sentence.startswith(f"Sees {where(region)}; seeing ")
-        change = float(sentence.split("accuracy by ")[1].split(" points")[0])
-        assert change < 0
-        assert ("though alone" in sentence) == (region != WHOLE)
-    print_planned(planned)
-    assert "sees 75% x 75%" in " ".join(capsys.readouterr().out.replace("│", " ").split())
-    whole = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000, explained=True)
-    assert {a.region for a in whole.plan.assignments} == {WHOLE}
-    assert not any(s.startswith("Sees ") for told in whole.explanations for s in told.sentences)
-
-
 @pytest.mark.parametrize(
     ("region", "words"),
     [
@@ -202,24 +168,6 @@ def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
 )
 def test_a_region_in_words(region: Region, words: str) -> None:
     assert where(region) == words
-
-
-def test_regions_chosen_on_the_data_are_predicted_anew() -> None:
-    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0, parts=True), 1000)
-    regions = [REGIONS[-1]] * len(planned.plan.assignments)
-    changed = make_plan.with_regions(planned, regions).plan
-    assert [a.region for a in changed.assignments] == regions
-    for before, after in zip(planned.plan.assignments, changed.assignments, strict=True):
-        assert after.spec == before.spec
-        assert after.accuracy is not None
-        assert before.accuracy is not None
-        assert after.accuracy < before.accuracy
-        assert after.why.endswith(
-            "sees 75% x 75% at the bottom left, chosen on calibration pictures"
-        )
-    assert changed.accuracy is not None
-    assert planned.plan.accuracy is not None
-    assert changed.accuracy.all_in < planned.plan.accuracy.all_in
 
 
 def probed(last_minute_ms: float, complete: bool = True, busy_points: int = 0) -> ProbeRecord:
@@ -269,7 +217,7 @@ def test_a_device_that_slows_down_under_load_is_planned_as_slow_as_it_gets() -> 
     assert hot.estimate(shape, 10).high_ms == pytest.approx(1.3 * cold.estimate(shape, 10).high_ms)
     assert noisy.predict_ms(shape, 10) == cold.predict_ms(shape, 10)
     others = [read_profile(name) for name in ("raspberry-pi-5", "laptop-cpu")]
-    plan = plan_within(make_problem(BASE, [under_load(13.0), *others], regions=[WHOLE]), 40.0)
+    plan = plan_within(make_problem(BASE, [under_load(13.0), *others]), 40.0)
     part = plan.assignment_of("n100")
     assert part is not None
     assert part.predicted_ms.compute == pytest.approx(
@@ -311,7 +259,7 @@ def test_what_is_left_out_and_what_replicates_is_explained_too() -> None:
             for point in read_profile("n100").latency
         ],
     )
-    problem = make_problem(BASE, [*away, slow], regions=[WHOLE])
+    problem = make_problem(BASE, [*away, slow])
     plan = plan_within(problem, 20.0)
     assert plan.replicas
     assert [seat.candidate.spec for seat in seats_of(problem, plan)] == [
@@ -431,7 +379,7 @@ def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
 ) -> None:
     # No public network is known for pictures of 80 px, which would be the better choice anyway.
     refused = ["--teacher", "vit_base_patch16_224", "--latency-ms", 60, "--out", "p.toml",
-               "--teacher-arg", "img_size=80",
+               "--teacher-arg", "img_size=80", "--teacher-accuracy", 0.7,
                "--profiles", "jetson-orin-nano", "n100"]  # fmt: skip
     code, out, err = run(*refused)
     assert code == 4

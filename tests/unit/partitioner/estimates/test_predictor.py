@@ -1,7 +1,9 @@
 """The accuracy law: sensible everywhere, fitted to what is on file, and better for being fitted."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -17,7 +19,11 @@ from partitioner.estimates.accuracy_law import (
     AccuracyLaw,
     Member,
     Start,
+    Task,
     Training,
+    Untouched,
+    area_of,
+    capabilities,
     capability_of,
     model_of,
     together,
@@ -43,9 +49,9 @@ def shape(**changes: object) -> SubModelSpec:
     return msgspec.structs.replace(BASE, **changes)
 
 
-def predicted(spec: SubModelSpec, region: Region = WHOLE, accuracy: float = 0.8) -> float:
+def predicted(spec: SubModelSpec, accuracy: float = 0.8) -> float:
     known = predictor_for(shipped_law(), BASE, num_classes=1000, teacher_accuracy=accuracy)
-    return known.accuracy(float(known.of_specs([spec], [region])[0]))
+    return known.accuracy(float(known.of_specs([spec])[0]))
 
 
 def network(name: str, image_size: int) -> NetworkSpec:
@@ -57,14 +63,14 @@ def test_networks_and_vits_are_predicted_in_one_list() -> None:
     small = network("tf_efficientnet_lite0", 128)
     own = network("tf_efficientnet_lite0", 224)
     specs: list[Spec] = [shape(embed_dim=192, num_heads=3), small, own]
-    vit, blurred, published = (known.accuracy(c) for c in known.of_specs(specs, [WHOLE] * 3))
+    vit, blurred, published = (known.accuracy(c) for c in known.of_specs(specs))
     assert vit == pytest.approx(0.755, abs=0.03)
     assert published == pytest.approx(0.748, abs=0.02)
     assert blurred < published
     assert model_of(small) == model_of(own) != model_of(specs[0])
     assert view_of(small) != view_of(own)
     with pytest.raises(InputError, match="expected a network of the catalogue, got 'mine'"):
-        known.of_specs([msgspec.structs.replace(own, name="mine")], [WHOLE])
+        known.of_specs([msgspec.structs.replace(own, name="mine")])
 
 
 def test_no_vit_is_predicted_above_the_best_network_of_its_cost() -> None:
@@ -72,7 +78,7 @@ def test_no_vit_is_predicted_above_the_best_network_of_its_cost() -> None:
     generous = msgspec.structs.replace(known.law.alone, scale=0.0001)
     law = msgspec.structs.replace(known.law, alone=generous)
     spec = shape(embed_dim=192, num_heads=3)
-    [value] = replace(known, law=law).of_specs([spec], [WHOLE])
+    [value] = replace(known, law=law).of_specs([spec])
     best = max(n.top1 for n in catalogue().values() if n.costs[n.image_size].macs <= 1.3e9)
     assert known.accuracy(value) <= best / 100 + 0.02 < 0.845
 
@@ -83,7 +89,7 @@ def test_a_short_training_and_a_start_from_nothing_cost_accuracy() -> None:
         known = predictor_for(
             shipped_law(), BASE, num_classes=10, teacher_accuracy=0.97, training=training
         )
-        return known.accuracy(float(known.of_specs([shape(depth=6)], [WHOLE])[0]))
+        return known.accuracy(float(known.of_specs([shape(depth=6)])[0]))
 
     assert taught(100, "scratch") < taught(6) < taught(100) < 0.97
 
@@ -124,11 +130,6 @@ def test_the_teacher_s_own_shape_is_as_accurate_as_the_teacher() -> None:
 )
 def test_whatever_is_smaller_is_less_accurate(smaller: dict[str, object]) -> None:
     assert 0.3 < predicted(shape(**smaller)) < 0.8
-
-
-def test_a_part_of_the_square_costs_accuracy() -> None:
-    half = Region(left=0.25, right=0.75, top=0.25, bottom=0.75)
-    assert predicted(shape(image_size=112), half) < predicted(shape(image_size=112))
 
 
 def test_a_weaker_teacher_loses_less_by_being_made_smaller() -> None:
@@ -195,8 +196,8 @@ def test_the_user_s_own_runs_pull_the_prediction_toward_them() -> None:
     assert known.factor < 1
     assert not known.unknown
     truth = own[0].subsets[0].accuracy
-    off = abs(known.accuracy(float(known.of_specs(small, [WHOLE])[0])) - truth)
-    assert off < abs(without.accuracy(float(without.of_specs(small, [WHOLE])[0])) - truth) / 2
+    off = abs(known.accuracy(float(known.of_specs(small)[0])) - truth)
+    assert off < abs(without.accuracy(float(without.of_specs(small)[0])) - truth) / 2
 
 
 def test_an_unknown_teacher_is_assumed_and_said_to_be() -> None:
@@ -234,20 +235,69 @@ def test_capability_and_accuracy_are_each_other_s_inverse() -> None:
         assert 1 - np.exp(-capability_of(accuracy)) == pytest.approx(accuracy)
 
 
-def test_a_part_shows_a_pretrained_network_more_only_where_the_picture_has_more() -> None:
-    small, own = (network("tf_efficientnet_lite0", size) for size in (128, 224))
+def worth(spec: Spec, region: Region, training: Training | Untouched | None, classes: int) -> float:
+    """Capability of one member that sees a region."""
+    task = Task(teacher=BASE, accuracy=0.9, num_classes=classes)
+    return float(capabilities(shipped_law().law.alone, task, [spec], [region], [training])[0])
+
+
+regions = st.builds(
+    lambda side, x, y: Region(
+        left=x * (1 - side), right=x * (1 - side) + side,
+        top=y * (1 - side), bottom=y * (1 - side) + side,
+    ),
+    st.floats(0.3, 0.95), st.floats(0, 1), st.floats(0, 1),
+)  # fmt: skip
+trainings = st.none() | st.builds(
+    Training,
+    pictures=st.integers(100, 100_000),
+    epochs=st.floats(0.5, 300),
+    start=st.sampled_from(get_args(Start)),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    name=st.sampled_from(sorted(catalogue())),
+    sizes=st.lists(st.integers(1, 16), min_size=2, max_size=2).map(sorted),
+    region=regions,
+    training=trainings,
+    classes=st.integers(2, 2000),
+)
+def test_no_part_is_better_than_the_whole_at_as_many_pixels(
+    name: str, sizes: list[int], region: Region, training: Training | None, classes: int
+) -> None:
+    few, many = (msgspec.structs.replace(network(name, 224), image_size=32 * s) for s in sizes)
+    vits = [shape(image_size=32 * size) for size in sizes]
+    for part, whole in ((few, many), vits):
+        assert worth(part, region, training, classes) <= worth(whole, WHOLE, training, classes)
+    # An untouched network gains where a part shows it more pixels than the whole does, as measured.
+    side = area_of(region) ** 0.5
+    as_fine = msgspec.structs.replace(many, image_size=math.ceil(many.image_size / side))
+    assert worth(few, region, "untouched", classes) <= worth(as_fine, WHOLE, "untouched", classes)
+
+
+def test_what_was_trained_loses_less_by_fewer_pixels_than_what_was_not() -> None:
+    blurred, own = (network("tf_efficientnet_lite0", size) for size in (128, 224))
+    trained = worth(own, WHOLE, None, 10) - worth(blurred, WHOLE, None, 10)
+    assert 0 < trained < worth(own, WHOLE, "untouched", 10) - worth(blurred, WHOLE, "untouched", 10)
     centre = CENTRES[-1]
+    assert worth(blurred, centre, "untouched", 10) > worth(blurred, WHOLE, "untouched", 10)
+    assert worth(blurred, centre, None, 10) < worth(blurred, WHOLE, None, 10)
 
-    def gain(spec: Spec, picture_px: float | None, start: Start = "pretrained") -> float:
-        training = Training(pictures=100_000, epochs=10, start=start)
-        known = predictor_for(
-            shipped_law(), BASE, num_classes=10, training=training, picture_px=picture_px
-        )
-        whole, part = (known.accuracy(c) for c in known.of_specs([spec] * 2, [WHOLE, centre]))
-        return part - whole
 
-    assert gain(small, 375) > 0.005
-    # Not known, no more pixels than the network takes, as many as it was published with, random.
-    assert max(gain(small, None), gain(small, 64), gain(own, 375)) < 0
-    assert gain(small, 375, "scratch") < 0
-    assert gain(small, 150) < gain(small, 375)
+def test_a_classifier_that_knows_the_classes_is_no_worse_for_a_short_training() -> None:
+    training = Training(pictures=1801, epochs=2)
+    known = predictor_for(
+        shipped_law(), shape(embed_dim=192, num_heads=3, image_size=160),
+        num_classes=10, teacher_accuracy=0.967, training=training,
+    )  # fmt: skip
+    specs = [network("tf_efficientnet_lite0", 160), network("tf_efficientnet_lite0", 128)]
+    drawn = [known.accuracy(c) for c in known.of_specs(specs)]
+    started = replace(known, rows=frozenset({"tf_efficientnet_lite0"})).of_specs(specs)
+    # As measured: 95.9 and 89.6 % of Imagenette (docs/results/families.md).
+    assert [known.accuracy(c) for c in started] == pytest.approx([0.959, 0.896], abs=0.04)
+    assert max(drawn) < 0.7
+    longer = replace(known, training=Training(pictures=100_000, epochs=10))
+    with_rows = replace(longer, rows=frozenset({"tf_efficientnet_lite0"}))
+    assert np.array_equal(with_rows.of_specs(specs[1:]), longer.of_specs(specs[1:]))

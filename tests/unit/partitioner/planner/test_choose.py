@@ -2,24 +2,21 @@
 
 import itertools
 import math
-import sys
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 
-from mdp.formats.plan import PLANNED_MEMBERS, Region
+from mdp.formats.plan import PLANNED_MEMBERS
 from partitioner.estimates.accuracy import Predictor, predictor_for, shipped_law
-from partitioner.estimates.accuracy_law import AccuracyLaw, capability_of
+from partitioner.estimates.accuracy_law import capability_of
 from partitioner.estimates.network import waits_ms
 from partitioner.planner.availability import Objective, exact_arrivals
 from partitioner.planner.candidates import Candidate, Device, evaluate_device, fitted_ways
 from partitioner.planner.design_space import make_choices, sub_model_grid
 from partitioner.planner.local_search import choose
 from partitioner.planner.placement import Limits, Seat, Seats, energy_of
-from partitioner.regions import REGIONS, WHOLE, place_of
 from tests.unit.partitioner.planner.test_search import TINY, device
 
 PREDICTOR = predictor_for(shipped_law(), TINY.shape, num_classes=10)
@@ -30,13 +27,12 @@ def some_devices(
     count: int,
     shapes: int,
     availability: tuple[float, ...] = (0.5, 0.8, 0.95, 1.0),
-    regions: Sequence[Region] = (WHOLE,),
 ) -> list[Device]:
     """Unequal devices with a few shapes each, drawn from the teacher's grid."""
     draw = np.random.default_rng(seed)
     grid = sub_model_grid(TINY.shape)
     chosen = [grid[i] for i in sorted(draw.choice(len(grid), size=shapes, replace=False))]
-    choices = make_choices(TINY.shape, PREDICTOR, shapes=chosen, regions=regions)
+    choices = make_choices(TINY.shape, PREDICTOR, shapes=chosen)
     profiles = [
         device(
             f"d{i}",
@@ -87,46 +83,6 @@ def test_two_or_three_devices_get_the_best_plan_there_is(seed: int) -> None:
     assert all(seat.candidate.predicted_ms.total <= target_ms for seat in seats)
 
 
-#: A law by which parts of the picture are worth seeing.
-PARTS_PAY = AccuracyLaw(
-    alone=shipped_law().law.alone,
-    sharpness=11.0,
-    same_view=0.3,
-    same_model=0.0,
-    same_region=0.6,
-)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_regions_are_chosen_as_trying_them_all_would(
-    seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    predictor = replace(PREDICTOR, law=PARTS_PAY)
-    monkeypatch.setattr(sys.modules[__name__], "PREDICTOR", predictor)
-    count, shapes, regions = (2, 8, REGIONS) if seed % 2 else (3, 4, REGIONS[:3])
-    devices = some_devices(seed, count, shapes, regions=regions)
-    target_ms = float(np.random.default_rng(seed).uniform(2, 20))
-    limits = Limits(target_ms=target_ms)
-    _, found = choose(devices, predictor, limits)
-    assert found >= exhaustive(devices, limits) - len(devices) * 1e-4
-
-
-def test_members_look_elsewhere_where_that_pays() -> None:
-    predictor = replace(PREDICTOR, law=PARTS_PAY)
-    devices = some_devices(2, 6, 60, availability=(1.0,), regions=REGIONS)
-    seats, _ = choose(devices, predictor, Limits(target_ms=20.0))
-    places = {seat.candidate.place for seat in seats}
-    assert len(places) == len({place_of(region) for region in REGIONS}) == 5
-    # Where a part costs what it has of the picture, nobody sees one.
-    alone = msgspec.structs.replace(PARTS_PAY.alone, area=1.0)
-    dear = msgspec.structs.replace(PARTS_PAY, alone=alone)
-    predictor = replace(PREDICTOR, law=dear)
-    choices = make_choices(TINY.shape, predictor, regions=REGIONS)
-    again = [evaluate_device(d.profile, d.models, choices) for d in devices]
-    seats, _ = choose(again, predictor, Limits(target_ms=20.0))
-    assert {seat.candidate.part for seat in seats} == {0}
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_an_energy_limit_is_kept_and_nearly_used_up(seed: int) -> None:
     devices = some_devices(100 + seed, 3, 9)
@@ -151,7 +107,7 @@ def test_more_time_is_never_worse() -> None:
 def same_shape(count: int, availability: Sequence[float]) -> list[Device]:
     """Devices that can run one and the same shape only."""
     shape = sub_model_grid(TINY.shape)[40]
-    choices = make_choices(TINY.shape, PREDICTOR, shapes=[shape], regions=[WHOLE])
+    choices = make_choices(TINY.shape, PREDICTOR, shapes=[shape])
     profiles = [device(f"d{i}", availability=availability[i]) for i in range(count)]
     return [evaluate_device(p, fitted_ways(p, ["fp32"]), choices) for p in profiles]
 
@@ -194,7 +150,7 @@ def test_a_gpu_beside_a_processor_runs_what_it_is_quicker_at_and_need_not_pad() 
         msgspec.structs.replace(TINY.shape, embed_dim=width, num_heads=width // 16, depth=depth)
         for width, depth in ((32, 1), (192, 8), (176, 8))
     ]
-    choices = make_choices(TINY.shape, PREDICTOR, shapes=shapes, regions=(WHOLE,))
+    choices = make_choices(TINY.shape, PREDICTOR, shapes=shapes)
     device_of_both = evaluate_device(both, fitted_ways(both, ["fp32"]), choices)
     runs = [device_of_both.running(row) for row in range(3)]
     ways = [(run.way.runtime, run.way.provider) for run in runs if run is not None]

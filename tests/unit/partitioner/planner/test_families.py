@@ -19,7 +19,6 @@ from partitioner.planner.explain import explain
 from partitioner.planner.families import Families, families_of
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import plan_within
-from partitioner.regions import WHOLE
 from partitioner.run.weights import weights_in, weights_of
 from tests.unit.partitioner.planner.test_search import BASE
 
@@ -92,7 +91,7 @@ def test_a_plan_of_networks_is_explained_and_read_again(
 ) -> None:
     networks = tuple(catalogue()[name].spec(160, 1000) for name in (LITE0, CONV, "hgnetv2_b0"))
     families = Families(vits=False, networks=networks)
-    problem = make_problem(BASE, profiles, families=families, regions=[WHOLE])
+    problem = make_problem(BASE, profiles, families=families)
     plan = plan_within(problem, 40.0)
     assert plan.assignments
     for assignment in plan.assignments:

@@ -20,7 +20,7 @@ from partitioner.planner.design_space import sub_model_grid
 from partitioner.planner.pareto import plan_with_accuracy
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import make_plan
-from partitioner.regions import REGIONS, WHOLE
+from partitioner.regions import WHOLE
 from tests.support.models.latencies import Formula
 
 DEMO = ("laptop-cpu", "n100", "raspberry-pi-5")
@@ -112,9 +112,8 @@ def check(plan: Plan, profiles: Sequence[DeviceProfile], num_classes: int) -> No
     assigned = [a.device for a in plan.assignments] + [r.device for r in plan.replicas]
     assert sorted([*assigned, *plan.left_out]) == sorted(by_name)
     assert all(reason for reason in plan.left_out.values())
-    seen = {(size(a.vit), a.region) for a in plan.assignments}
-    assert len(seen) == len(plan.assignments)
-    assert {a.region for a in plan.assignments} <= set(REGIONS)
+    assert len({size(a.vit) for a in plan.assignments}) == len(plan.assignments)
+    assert {a.region for a in plan.assignments} <= {WHOLE}
     assert size(plan.require_teacher().shape) not in {size(a.vit) for a in plan.assignments}
     waited = waits_of(plan, by_name)
     for device in assigned:
@@ -215,7 +214,8 @@ def test_the_digits_demo_gets_three_different_members() -> None:
 
 
 def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
-    plan = make_plan(BASE, shipped("raspberry-pi-5", "jetson-orin-nano", "n100"), target_ms=60)
+    profiles = with_availability(raspberry_pi_5=0.98, jetson_orin_nano=0.99, n100=0.98)
+    plan = make_plan(BASE, profiles, target_ms=60)
     assert plan.refused
     assert "jetson-orin-nano runs the teacher itself in" in plan.reason
     assert alone(plan).is_teacher
@@ -276,7 +276,7 @@ def test_the_more_dependable_teacher_counts_or_a_sub_model_that_is_always_there(
 
 def test_a_teacher_below_the_accuracy_floor_is_no_reason_to_refuse() -> None:
     profiles = shipped("raspberry-pi-5", "jetson-orin-nano", "n100", "laptop-cpu")
-    problem = make_problem(BASE, profiles, regions=[WHOLE])
+    problem = make_problem(BASE, profiles)
     plan = plan_with_accuracy(problem, 0.814)
     assert alone(plan).is_teacher
     assert alone(plan).accuracy == pytest.approx(0.8)
@@ -345,12 +345,7 @@ def test_equal_devices_get_different_sub_models() -> None:
     plan = make_plan(TINY, equal, target_ms=3.5, num_classes=10)
     check(plan, equal, 10)
     assert len(plan.assignments) == 8
-    views = {(assignment.vit.image_size, assignment.region) for assignment in plan.assignments}
-    assert len(views) == 8
-    whole = make_plan(TINY, equal, target_ms=3.5, num_classes=10, regions=[WHOLE])
-    check(whole, equal, 10)
-    assert {assignment.region for assignment in whole.assignments} == {WHOLE}
-    assert len({assignment.vit.image_size for assignment in whole.assignments}) >= 3
+    assert len({assignment.vit.image_size for assignment in plan.assignments}) >= 3
 
 
 def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:
@@ -359,7 +354,7 @@ def test_a_device_whose_every_sub_model_is_taken_is_left_out() -> None:
     assert {(s.image_size, s.embed_dim, s.depth) for s in shapes} == {(8, 32, 2), (8, 48, 2)}
     # A device for every shape, and one that is always there as they all are.
     several = [device(f"d{i}") for i in range(len(shapes) + 1)]
-    plan = make_plan(only, several, target_ms=1.4, num_classes=10, regions=[WHOLE])
+    plan = make_plan(only, several, target_ms=1.4, num_classes=10)
     assert len(plan.assignments) <= len(shapes)
     assert set(plan.left_out.values()) <= {
         "another member already has every sub-model it could run",

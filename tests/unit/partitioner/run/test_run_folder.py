@@ -10,7 +10,6 @@ from partitioner.run.folder import RunFolder, default_run
 from partitioner.run.settings import (
     Augmentation,
     DataFacts,
-    JointSchedule,
     MemberSchedule,
     Settings,
     TeacherFacts,
@@ -32,7 +31,6 @@ def settings(source: str = "digits", **changes: object) -> Settings:
         teacher=TeacherFacts(name="vit", pretrained=False, checkpoint=None, args={"depth": 2}),
         teacher_schedule=TeacherSchedule(),
         schedule=MemberSchedule(),
-        joint_schedule=JointSchedule(),
         augmentation=Augmentation(),
     )
     return msgspec.structs.replace(plain, **changes)

@@ -14,16 +14,13 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import save_file  # noqa: E402
 
 from mdp.errors import InputError  # noqa: E402
-from mdp.formats.plan import NetworkSpec  # noqa: E402
 from partitioner import pipeline as steps  # noqa: E402
-from partitioner import region_trial, run_setup  # noqa: E402
+from partitioner import run_setup  # noqa: E402
 from partitioner.data.datasets import Dataset, open_dataset  # noqa: E402
 from partitioner.data.memmaps import load_weights  # noqa: E402
 from partitioner.export.write import teacher_provenance  # noqa: E402
-from partitioner.networks.families import Backbone, create  # noqa: E402
 from partitioner.networks.teacher import Teacher, build_teacher  # noqa: E402
 from partitioner.networks.weight_init import init_from  # noqa: E402
-from partitioner.regions import REGIONS  # noqa: E402
 from partitioner.run.folder import RunFolder  # noqa: E402
 from partitioner.run.settings import Asked, TeacherFacts  # noqa: E402
 from partitioner.training import teacher as teacher_module  # noqa: E402
@@ -183,32 +180,3 @@ def test_labels_that_do_not_fit(
     with pytest.raises(InputError, match=re.escape(message)) as told:
         given.facts(asked_for)
     assert "\n" not in str(told.value)
-
-
-def test_regions_are_tried_on_the_data_once(
-    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, spec = RunFolder(tmp_path / "run"), PLAN.require_teacher()
-    wanted = given.asked()
-    judge = run_setup.given_teacher(run, spec, given.facts(wanted), given.data, wanted, QUIET)
-    regions = region_trial.tried_regions(PLAN, judge, {}, {})
-    assert len(regions) == len(PLAN.assignments)
-    assert set(regions) <= set(REGIONS)
-    monkeypatch.delattr(region_trial, "chosen_regions")
-    assert region_trial.tried_regions(PLAN, judge, {}, {}) == regions
-
-
-def test_a_pretrained_network_with_rows_tries_regions_itself(
-    given: Given, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name, weights = "test_efficientnet", tmp_path / "weights.pth"
-    torch.save(create(Backbone(name, 32), 7).state_dict(), weights)
-    network = NetworkSpec(name=name, image_size=32, parameters=1, macs=1)
-    first = msgspec.structs.replace(PLAN.assignments[0], submodel=None, network=network)
-    plan = msgspec.structs.replace(PLAN, assignments=[first])
-    run, wanted = RunFolder(tmp_path / "run"), given.asked()
-    facts = given.facts(wanted)
-    teacher = run_setup.given_teacher(run, plan.require_teacher(), facts, given.data, wanted, QUIET)
-    monkeypatch.delattr(region_trial, "_Enlarged")  # the teacher's way
-    (region,) = region_trial.tried_regions(plan, teacher, {name: weights}, {name: [3, 5, 1]})
-    assert region in REGIONS

@@ -118,7 +118,7 @@ def test_teacher_and_predecessor_are_asked_on_the_same_view(
     rows = torch.arange(5)
     found = asked_for[0](Draw(rows, whole_boxes(5, rows.device), torch.ones(5), torch.ones(5)))
     seen = torch.from_numpy(np.array(work.member_pixels(first, "train")[:5])).permute(0, 3, 1, 2)
-    member = work.load_member(first, joint=False)
+    member = work.load_member(first)
     with torch.inference_mode():
         output = member.of_normalised(member.normalise(seen.float()))
     assert found.before is not None
@@ -150,7 +150,6 @@ def test_a_training_that_diverges_says_so_and_keeps_nothing(
     ("changed", "said"),
     [
         ({"schedule": {"patience": 3}}, "schedule.patience 3: expected 0"),
-        ({"joint_epochs": 2}, "joint_schedule.epochs 2: expected 0"),
         (
             {"augmentation": {"rand_augment": "rand-m6-n2"}},
             "augmentation.rand_augment rand-m6-n2: expected",
@@ -163,8 +162,7 @@ def test_a_training_that_diverges_says_so_and_keeps_nothing(
 def test_what_live_teaching_does_not_have_is_refused(
     trained: Trained, changed: dict[str, Any], said: str
 ) -> None:
-    known = {key: changed[key] for key in changed if key in ("schedule", "joint_epochs")}
-    options = trained.asked(**known)
+    options = trained.asked(**{key: changed[key] for key in changed if key == "schedule"})
     augmentation = msgspec.structs.replace(options.augmentation, **changed.get("augmentation", {}))
     options = msgspec.structs.replace(options, augmentation=augmentation)
     if "untrained" in changed:
