@@ -17,15 +17,12 @@ from mdp.errors import InputError
 PAGES = {
     "accuracy": "accuracy.page",
     "accuracy-law": "accuracy.unseen",
-    "families": "accuracy.assembled",
-    "regions": "accuracy.regions",
     "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",
     "planning": "planning.plans",
     "platforms": "keep.__main__:arm",
     "reliability": "faults.page",
     "serving": "serving.__main__",
-    "simulation": "simulator.page",
     "soak": "soak.page",
 }
 

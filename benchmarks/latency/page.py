@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from msgspec import structs
 
-from benchmarks.harness import figure
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS
 from benchmarks.harness.tables import table
@@ -15,9 +13,6 @@ from benchmarks.latency.rows import ROWS, Row, Rows
 from mdp.files import read_json
 from mdp.formats.profile import read_profile
 from partitioner.estimates.latency import Estimate, Way, fit_latency
-
-#: The band that is drawn, as a relative error: the aim for 19 of 20 predictions.
-BAND = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +84,4 @@ def figures() -> str:
     return error_table(*_kept(), title)
 
 
-def draw() -> bytes:
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for one in sorted(chain(*_kept()), key=lambda one: one.way):
-        groups.setdefault(one.name, []).append((one.row.latency_ms, one.estimate.ms))
-
-    def panel(canvas: "figure.Figure") -> None:
-        axes = canvas.subplots()
-        for marker, (label, pairs) in zip(figure.MARKERS, groups.items(), strict=False):
-            axes.plot(*zip(*pairs, strict=True), marker, markersize=4, alpha=0.75, label=label)
-        figure.diagonal(axes, [ms for pair in chain(*groups.values()) for ms in pair], BAND)
-        axes.set_xlabel("measured")
-        axes.set_ylabel("predicted")
-        axes.set_title("sub-models that the fit never saw: one run, ms")
-        axes.legend(loc="upper left")
-
-    return figure.drawn(5.5, 5.2, panel)
-
-
-PAGE = Page("benchmarks.latency", figures, draw)
+PAGE = Page("benchmarks.latency", figures)

@@ -3,11 +3,16 @@
 from typing import Any
 
 from benchmarks.harness.results import RESULTS
-from benchmarks.latency.shapes import Case
 from mdp.files import Record
+from mdp.formats.plan import SubModelSpec
 from mdp.formats.profile import NonNegativeFloat, PositiveFloat, PositiveInt, Precision
 
 ROWS = RESULTS / "latency-rows.json"
+
+
+class Case(Record, frozen=True):
+    spec: SubModelSpec
+    num_classes: PositiveInt
 
 
 class Row(Record, frozen=True):
