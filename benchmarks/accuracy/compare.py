@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.accuracy.networks import BRIEF, SEEN, UNTOUCHED, WHOLE, Network
+from benchmarks.accuracy.networks import BRIEF, FIRST, SEEN, UNTOUCHED, WHOLE, Network
 from mdp.fusion.fuse import Logits, fuse, probabilities
 from partitioner.data.datasets import SplitName
 from partitioner.fusion.stacking import fit_subset
 
 SEEDS = (0, 1, 2)
 #: Kinds of a teacher's students.
-TAUGHT = ("", BRIEF)
+TAUGHT = ("", BRIEF, FIRST)
 #: A fleet of each data set's budgets: the slowest member sets the budget.
 FLEETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "cifar10": (("cs3-64", "lite0-40", "vit4-48"), ("lite0-96", "vit6-64", "resnet10-64")),
@@ -29,8 +29,9 @@ FLEETS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 #: Members of a fleet, and of the largest one.
 FLEET, LARGEST = 3, 5
-#: Fleets that are grown on at each size.
-BEAM = 6
+#: Fleets that are grown on at each size, and networks besides the best part of each that they are
+#: grown by.
+BEAM, POOL = 4, 20
 
 Right = NDArray[np.bool_]
 
@@ -266,9 +267,12 @@ def best_answer(
 
 def best_fleet(own: Field, names: Sequence[str], count: int) -> list[str]:
     """The best `count` on the calibration split that a beam search finds."""
+    able = sorted(names, key=lambda name: (-own.chosen_by([name]), name))
+    best_parts = {name.partition("@")[0]: name for name in reversed(able)}
+    able = list(dict.fromkeys([*able[:POOL], *best_parts.values()]))
     fleets: list[tuple[str, ...]] = [()]
     for _ in range(count):
-        grown = {tuple(sorted((*fleet, n))) for fleet in fleets for n in names if n not in fleet}
+        grown = {tuple(sorted((*fleet, n))) for fleet in fleets for n in able if n not in fleet}
         fleets = sorted(grown, key=lambda fleet: (-own.chosen_by(fleet), fleet))[:BEAM]
     return list(fleets[0])
 

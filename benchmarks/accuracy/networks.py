@@ -24,7 +24,7 @@ from mdp.fusion.fuse import Contribution
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.assembly.imported import HEADS, timm_module
 from partitioner.assembly.members import Model, read_names, rows_of
-from partitioner.data.crops import View, load_views
+from partitioner.data.crops import View, load_views, shorter_px
 from partitioner.data.datasets import Dataset, SplitName, open_dataset
 from partitioner.data.memmaps import Views
 from partitioner.export.sessions import run_session
@@ -38,6 +38,8 @@ TRAININGS = RESULTS / "trainings.json"
 #: A training that was cut short below this share of its epochs is a candidate, and no evidence of
 #: what a part of the method brings.
 FULL, BRIEF = 0.95, "brief"
+#: Trained by an earlier recipe.
+FIRST = "first"
 #: Rounds in which networks take turns, and runs of each in a round.
 ROUNDS, RUNS = 30, 9
 #: Of networks that only latency is measured of.
@@ -62,6 +64,10 @@ SEEN: dict[str, Region] = dict(
         strict=True,
     )
 )
+
+
+#: Shorter side of pictures in which corners are tried.
+DETAILED_PX = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,12 @@ class Store:
         self.data = open_dataset(data)
         self._folder, self._weights = folder / Path(data).name, weights
         self._folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What networks may see: corners only of pictures that have detail to show."""
+        detailed = (shorter_px(self.data.calibration) or 0) >= DETAILED_PX
+        return tuple(SEEN) if detailed else (WHOLE, "centre88", "centre75")
 
     @property
     def has_public(self) -> bool:
@@ -264,7 +276,7 @@ def networks_of(
     for job in (job for job in jobs if job.name in kinds):
         body, _, seed = parts_of(job.name)
         kind, weights = kinds[job.name], folder / f"{job.name}.safetensors"
-        for seen in SEEN if kind in ("", BRIEF) and weights.is_file() else (WHOLE,):
+        for seen in store.parts if kind in ("", BRIEF, FIRST) and weights.is_file() else (WHOLE,):
             logits = partial(logits_of, store, job, folder, seen=seen)
             name = f"{job.name}{_at(seen)}"
             found.append(Network(name, body, kind, seed, ms[job.backbone], logits, seen))
@@ -274,7 +286,7 @@ def networks_of(
             backbone = public(body)
             if backbone.name == VIT and not teaches:
                 continue
-            for seen in SEEN if backbone.name != VIT else (WHOLE,):
+            for seen in store.parts if backbone.name != VIT else (WHOLE,):
                 logits = partial(store.of_public, body, seen=seen)
                 name = f"{body}-{UNTOUCHED}{_at(seen)}"
                 found.append(Network(name, body, UNTOUCHED, 0, ms[backbone], logits, seen))

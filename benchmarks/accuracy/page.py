@@ -42,7 +42,7 @@ def _rivals(title: str, own: Row) -> list[str]:
         f", {own['unseen_pictures']} of them unseen" if unseen else ""
     )
     columns = [
-        ("method", "{method}"),
+        ("method", _method),
         ("ms", "{ms:.2f}"),
         ("all in", lambda row: spread(row["all_in"])),
         ("averaged", lambda row: spread(row["averaged"])),
@@ -54,12 +54,23 @@ def _rivals(title: str, own: Row) -> list[str]:
     ]
     parts = []
     for budget in own["budgets"]:
-        first = budget["rows"][0]
-        single = re.sub(r"-s\d$", "", budget["single"][0])
-        rows = [first | {"method": f"{first['method']}: {single}"}, *budget["rows"][1:]]
-        parts += [table(rows, *columns, title=f"{told}, within {budget['budget_ms']:.2f} ms")]
+        title = f"{told}, within {budget['budget_ms']:.2f} ms"
+        parts += [table(budget["rows"], *columns, title=title)]
         parts += [_beside(budget)]
     return parts
+
+
+def _method(row: Row) -> str:
+    """What it is, and which networks it has in which part of the picture, of the first seed."""
+    if "whole pictures" in row["method"] or "best answer" in row["method"]:
+        return str(row["method"])
+    return f"{row['method']}: {', '.join(_short(name) for name in row['members'][0])}"
+
+
+def _short(name: str) -> str:
+    """A network without its data set and seed: "lite0-152 centre88"."""
+    name = re.sub(r"-s\d(?=@|$)", "", name).replace("@", " ")
+    return name.partition("-")[2] if name.split("-")[0] in ("cifar", "tiny", "nette") else name
 
 
 def _beside(budget: Row) -> str:
@@ -70,7 +81,7 @@ def _beside(budget: Row) -> str:
         told.append(f"K chosen on calibration, all in: {', '.join(counts)}.")
     other = budget["one_device"]
     told.append(
-        f"One slower device is as good as the best of these with {other['name']}: "
+        f"One slower device is as good as the best of these with {_short(other['name'])}: "
         f"{other['ms']:.2f} ms, {other['test'] * 100:.1f} %."
         if other
         else "No single network here is as good as the best of these in any time."
