@@ -217,13 +217,12 @@ def in_parts(own: Field, fleet: Sequence[str]) -> list[list[str]]:
 def described(
     own: Field, fleets: Sequence[Sequence[str]], alone: Sequence[Right]
 ) -> dict[str, Any]:
-    """Fleets of several seeds, stacked: all in, one missing, one in, gain over the single."""
+    """Fleets of several seeds, stacked: all in, one missing, gain over the single."""
     right = [own.right(fleet) for fleet in fleets]
     missing = [
         [float(own.right(some).mean()) for some in all_but_one(fleet)]
         for fleet in fleets if len(fleet) > 1
     ]  # fmt: skip
-    ones = [[float(own.right([name]).mean()) for name in fleet] for fleet in fleets]
     return {
         "members": [list(fleet) for fleet in fleets],
         "ms": max(own.ms(fleet) for fleet in fleets),
@@ -231,7 +230,6 @@ def described(
         "all_in": [float(one.mean()) for one in right],
         "one_missing": [float(np.mean(some)) for some in missing],
         "one_missing_worst": [min(some) for some in missing],
-        "one_in": [float(np.mean(some)) for some in ones],
         "gain": difference(right, alone),
         "unseen": [] if own.unseen is None else [float(one[own.unseen].mean()) for one in right],
     }

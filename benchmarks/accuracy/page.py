@@ -48,7 +48,6 @@ def _rivals(title: str, own: Row) -> list[str]:
         ("averaged", lambda row: spread(row["averaged"])),
         ("one missing", lambda row: spread(row["one_missing"])),
         ("worst", lambda row: spread(row["one_missing_worst"])),
-        ("one in", lambda row: spread(row["one_in"])),
         ("over the best single", lambda row: change(row["gain"])),
         *([("unseen", lambda row: spread(row["unseen"]))] if unseen else []),
     ]

@@ -58,8 +58,6 @@ def fuzz_figures() -> str:
         ("target", "{target}"),
         ("inputs", "{inputs:,}"),
         ("accepted", "{accepted_share:.1%}"),
-        ("a second of one core", lambda r: f"{r['inputs'] / max(0.1, r['processor_s']):,.0f}"),
-        ("branches", "{branches}"),
         ("slowest ms", "{slowest_input_ms:.0f}"),
         ("peak MiB", "{peak_mib:.0f}"),
         ("growth, KiB a million inputs", _growth),
