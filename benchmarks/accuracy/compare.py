@@ -3,7 +3,7 @@ paired differences on the test split. Pure.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ FLEETS: dict[str, tuple[tuple[str, ...], ...]] = {
 FLEET, LARGEST = 3, 5
 #: Fleets that are grown on at each size, and networks besides the best part of each that they are
 #: grown by.
-BEAM, POOL = 4, 20
+BEAM, POOL = 3, 12
 
 Right = NDArray[np.bool_]
 
@@ -144,7 +144,11 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
     def row(method: str, fleets: Sequence[Sequence[str]]) -> dict[str, Any]:
         averaged = [float(own.right(fleet, "averaged").mean()) for fleet in fleets]
         told = {"method": method, "averaged": averaged if len(fleets[0]) > 1 else []}
-        return described(own, fleets, alone) | told
+        return described(own, fleets, alone, own.right) | told
+
+    def best_answer(names: Sequence[str]) -> Right:
+        """Of a model on each device and no fusion."""
+        return own.right([max(names, key=lambda name: own.chosen_by([name]))])
 
     def one_row(method: str, names: Sequence[str]) -> dict[str, Any]:
         found = row(method, [[name] for name in names])
@@ -166,7 +170,8 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
     mixed = seeds_of(own, fleet, [WHOLE] * len(fleet))
     if mixed and len(fleet) == FLEET:
         rows.append(row(f"one of each: {', '.join(fleet)}, whole pictures", mixed))
-        rows.append(best_answer(own, mixed, alone))
+        told = {"method": "the same three, best answer that came", "averaged": []}
+        rows.append(described(own, mixed, alone, best_answer) | told)
         rows.append(row("the same three, each in its part", in_parts(own, fleet)))
     names, series = [n.name for n in pool], []
     if len(names) >= FLEET:
@@ -215,12 +220,15 @@ def in_parts(own: Field, fleet: Sequence[str]) -> list[list[str]]:
 
 
 def described(
-    own: Field, fleets: Sequence[Sequence[str]], alone: Sequence[Right]
+    own: Field,
+    fleets: Sequence[Sequence[str]],
+    alone: Sequence[Right],
+    answer: Callable[[Sequence[str]], Right],
 ) -> dict[str, Any]:
-    """Fleets of several seeds, stacked: all in, one missing, gain over the single."""
-    right = [own.right(fleet) for fleet in fleets]
+    """Fleets of several seeds: all in, one missing, gain over the single; `answer` fuses."""
+    right = [answer(fleet) for fleet in fleets]
     missing = [
-        [float(own.right(some).mean()) for some in all_but_one(fleet)]
+        [float(answer(some).mean()) for some in all_but_one(fleet)]
         for fleet in fleets if len(fleet) > 1
     ]  # fmt: skip
     return {
@@ -239,28 +247,6 @@ def all_but_one(fleet: Sequence[str]) -> Iterator[list[str]]:
     """The fleet without each of its members."""
     for out in fleet:
         yield [name for name in fleet if name != out]
-
-
-def best_answer(
-    own: Field, fleets: Sequence[Sequence[str]], alone: Sequence[Right]
-) -> dict[str, Any]:
-    """A model on each device and no fusion: the best of those that answered counts."""
-
-    def best(names: Sequence[str]) -> Right:
-        return own.right([max(names, key=lambda name: own.chosen_by([name]))])
-
-    right = [best(fleet) for fleet in fleets]
-    missing = [[float(best(some).mean()) for some in all_but_one(fleet)] for fleet in fleets]
-    return described(own, fleets, alone) | {
-        "averaged": [],
-        "method": "the same three, best answer that came",
-        "all_in": [float(one.mean()) for one in right],
-        "one_missing": [float(np.mean(some)) for some in missing],
-        "one_missing_worst": [min(some) for some in missing],
-        "calibration": [max(own.chosen_by([name]) for name in fleet) for fleet in fleets],
-        "gain": difference(right, alone),
-        "unseen": [] if own.unseen is None else [float(one[own.unseen].mean()) for one in right],
-    }
 
 
 def best_fleet(own: Field, names: Sequence[str], count: int) -> list[str]:

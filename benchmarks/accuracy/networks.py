@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +277,7 @@ def networks_of(
         body, _, seed = parts_of(job.name)
         kind, weights = kinds[job.name], folder / f"{job.name}.safetensors"
         for seen in store.parts if kind in ("", BRIEF, FIRST) and weights.is_file() else (WHOLE,):
-            logits = partial(logits_of, store, job, folder, seen=seen)
+            logits = cache(partial(logits_of, store, job, folder, seen=seen))
             name = f"{job.name}{_at(seen)}"
             found.append(Network(name, body, kind, seed, ms[job.backbone], logits, seen))
     if store.has_public:
@@ -287,7 +287,7 @@ def networks_of(
             if backbone.name == VIT and not teaches:
                 continue
             for seen in store.parts if backbone.name != VIT else (WHOLE,):
-                logits = partial(store.of_public, body, seen=seen)
+                logits = cache(partial(store.of_public, body, seen=seen))
                 name = f"{body}-{UNTOUCHED}{_at(seen)}"
                 found.append(Network(name, body, UNTOUCHED, 0, ms[backbone], logits, seen))
     return found
