@@ -66,7 +66,7 @@ SEEN: dict[str, Region] = dict(
 )
 
 
-#: Shorter side of pictures in which corners are tried.
+#: Shorter side of pictures of which parts smaller than 88 % are tried: at 32 px they lose.
 DETAILED_PX = 100
 
 
@@ -137,9 +137,9 @@ class Store:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """What networks may see: corners only of pictures that have detail to show."""
+        """What networks may see: small parts only of pictures that have detail to show."""
         detailed = (shorter_px(self.data.calibration) or 0) >= DETAILED_PX
-        return tuple(SEEN) if detailed else (WHOLE, "centre88", "centre75")
+        return tuple(SEEN) if detailed else (WHOLE, "centre88")
 
     @property
     def has_public(self) -> bool:
