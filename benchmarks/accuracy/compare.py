@@ -175,7 +175,9 @@ def at_budget(own: Field, fleet: Sequence[str], budget_ms: float) -> dict[str, A
         rows.append(row("the same three, each in its part", in_parts(own, fleet)))
     names, series = [n.name for n in pool], []
     if len(names) >= FLEET:
-        rows.append(row("three chosen on calibration", [best_fleet(own, names, FLEET)]))
+        chosen = best_fleet(own, names, FLEET)
+        if [chosen] not in [known["members"] for known in rows]:
+            rows.append(row("three chosen on calibration", [chosen]))
         counts = range(2, min(LARGEST, len(names)) + 1)
         series = [row(str(count), [best_fleet(own, names, count)]) for count in counts]
     best = max(rows, key=lambda one: float(np.mean(one["calibration"])))
