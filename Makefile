@@ -119,11 +119,10 @@ bench: $(STAMP)
 faults: $(STAMP)
 	$(BIN)/python -m benchmarks.faults
 
-# NETWORKS: what benchmarks.families.train left; DATA, WEIGHTS: as benchmarks.families.pack reads them.
+# NETWORKS: what the trainings left; DATA, WEIGHTS: data sets by name, public weights.
 accuracy: $(STAMP)
-	$(BIN)/python -m benchmarks.families.jobs $(SCRATCH)/jobs.json
-	$(BIN)/python -m benchmarks.accuracy --jobs $(SCRATCH)/jobs.json --networks $(NETWORKS) --data $(DATA) \
-		--weights $(WEIGHTS) --scratch $(SCRATCH)
+	$(BIN)/python -m benchmarks.accuracy --networks $(NETWORKS) --data $(DATA) --weights $(WEIGHTS) \
+		--scratch $(SCRATCH)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

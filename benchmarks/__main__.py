@@ -17,8 +17,6 @@ from mdp.errors import InputError
 PAGES = {
     "accuracy": "accuracy.page",
     "accuracy-law": "accuracy.unseen",
-    "families": "accuracy.assembled",
-    "regions": "accuracy.regions",
     "fuzzing": "keep.__main__:fuzz",
     "latency": "latency.page",
     "planning": "planning.plans",
@@ -26,7 +24,6 @@ PAGES = {
     "reliability": "faults.page",
     "scenes": "scenes.__main__",
     "serving": "serving.__main__",
-    "simulation": "simulator.page",
     "soak": "soak.page",
 }
 

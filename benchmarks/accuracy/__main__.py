@@ -1,14 +1,13 @@
 """Accuracy of fleets, rivals and ablations from trained networks: docs/results/accuracy.md.
 
-    python -m benchmarks.accuracy --jobs jobs.json --networks FOLDER --data FOLDER \
-        --weights FOLDER --scratch FOLDER
+    python -m benchmarks.accuracy --networks FOLDER --data FOLDER --weights FOLDER --scratch FOLDER
 
-`--networks` has what benchmarks.families.train left, `--data` the data sets by name, `--weights`
-the public weights as benchmarks.families.pack reads them. Trainings that were cut short are
-candidates, and no evidence of what a part of the method brings. All run in fp32 on one onnxruntime
-thread; milliseconds are processor time, measured in turns with random weights. Which network and
-fleet a latency gets is decided on the calibration split and reported on the test split. Writes
-benchmarks/results/accuracy-networks.json and the page.
+`--networks` has what the trainings of benchmarks/results/trainings.json left, `--data` the data
+sets by name, `--weights` lite0.safetensors, lite1.safetensors and vit.safetensors of ImageNet-1k
+under timm's tensor names, with the classes' names in imagenet1k.txt. All run in fp32 on one
+onnxruntime thread; milliseconds are processor time, measured in turns with random weights. Which
+network, part of the picture and fleet a latency gets is decided on the calibration split and
+reported on the test split. Writes benchmarks/results/accuracy-networks.json and the page.
 """
 
 import argparse
@@ -21,31 +20,29 @@ from benchmarks.accuracy.compare import Field, compared
 from benchmarks.accuracy.networks import (
     BRIEF,
     PUBLIC,
+    TRAININGS,
+    Job,
     Store,
-    checked,
-    has_both,
     networks_of,
-    parts_of,
     public,
+    read_jobs,
     times_ms,
     unseen_of,
 )
 from benchmarks.accuracy.page import PAGE, RESULT
-from benchmarks.families.train import Job, read_jobs
 from benchmarks.harness.machine import describe_machine
 from mdp.files import write_json
 from partitioner.networks.families import Backbone
 
 #: Pictures of ImageNet's own validation set, which pretraining has not seen.
 UNSEEN = "ILSVRC2012_val_"
-#: Networks of a data set whose export is held against the logits that came with them.
-CHECKED = 2
 
 
 def parser(prog: str) -> argparse.ArgumentParser:
     """The options by which trained networks are found."""
     made = argparse.ArgumentParser(prog=prog)
-    for option in ("--jobs", "--networks", "--data", "--weights", "--scratch"):
+    made.add_argument("--jobs", type=Path, default=TRAININGS)
+    for option in ("--networks", "--data", "--weights", "--scratch"):
         made.add_argument(option, type=Path, required=True)
     return made
 
@@ -77,14 +74,10 @@ def main() -> None:
     asked = parser("python -m benchmarks.accuracy").parse_args()
     found: dict[str, Any] = {"machine": describe_machine(), "precision": "fp32", "threads": 1}
     sets: dict[str, Any] = {}
-    checks: list[dict[str, Any]] = []
     for name in dict.fromkeys(job.data for job in read_jobs(asked.jobs)):
-        store, whole, field = opened(asked, name)
+        _, whole, field = opened(asked, name)
         sets[name] = compared(field, name)
-        both = [job for job in whole if has_both(asked.networks / job.name)]
-        both.sort(key=lambda job: (parts_of(job.name)[1] != "", job.seed, job.backbone.image_size))
-        checks += [checked(store, job, asked.networks) for job in both[:CHECKED]]
-        write_json(RESULT, found | {"sets": sets, "checks": checks})
+        write_json(RESULT, found | {"sets": sets})
         print(f"{name}: {len(whole)} trained networks", flush=True)
     PAGE.write()
 

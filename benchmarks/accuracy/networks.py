@@ -1,31 +1,33 @@
 """Trained and untouched networks: their logits on both splits, and what a picture takes here.
 
-Logits of trained networks come with them, from the machine that trained them; logits of untouched
-ones, and those that did not come, are computed here by the product's export and its crops.
+Logits of trained networks on whole pictures come with them, from the machine that trained them; all
+others are computed here by the product's export and its crops, when they are asked for.
 """
 
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 from safetensors.torch import load_file
 from torch import nn
 
-from benchmarks.families.train import Job
+from benchmarks.harness.results import RESULTS
 from benchmarks.harness.turns import in_turns
 from mdp.files import write_bytes
 from mdp.formats.plan import Region
 from mdp.fusion.fuse import Contribution
+from mdp.pictures.crop import load_picture
 from mdp.runtimes.onnxruntime import open_session
 from partitioner.assembly.imported import HEADS, timm_module
 from partitioner.assembly.members import Model, read_names, rows_of
-from partitioner.data.crops import View, load_views
-from partitioner.data.datasets import SPLITS, Dataset, SplitName, open_dataset
+from partitioner.data.crops import View, load_views, picture_of
+from partitioner.data.datasets import Dataset, SplitName, open_dataset
 from partitioner.data.memmaps import Views
 from partitioner.export.sessions import run_session
 from partitioner.export.write import ServedMember, to_onnx
@@ -33,9 +35,13 @@ from partitioner.networks.families import Backbone, FamilyMember
 from partitioner.regions import REGIONS
 from partitioner.run.progress import Progress
 
+#: The trainings: data, network, start, teacher and recipe of each.
+TRAININGS = RESULTS / "trainings.json"
 #: A training that was cut short below this share of its epochs is a candidate, and no evidence of
 #: what a part of the method brings.
-WHOLE, BRIEF = 0.95, "brief"
+FULL, BRIEF = 0.95, "brief"
+#: Trained by an earlier recipe.
+FIRST = "first"
 #: Rounds in which networks take turns, and runs of each in a round.
 ROUNDS, RUNS = 30, 9
 #: Of networks that only latency is measured of.
@@ -47,20 +53,57 @@ VIT, LITE = "vit_tiny_patch16_224", "tf_efficientnet_lite"
 #: timm's names of public weights.
 MODELS = {"lite0": LITE + "0", "lite1": LITE + "1", "lite2": LITE + "2", "vit": VIT}
 #: Public weights that are evaluated as they are, where the data's classes are among theirs.
-PUBLIC = ("lite0-128", "lite0-152", "lite0-192", "lite0-224", "lite1-128", "lite1-192", "vit-224")
+PUBLIC = (
+    "lite0-128", "lite0-152", "lite0-192", "lite0-224", "lite1-128", "lite1-160", "lite1-192",
+    "vit-224",
+)  # fmt: skip
+WHOLE = "whole"
 #: What networks that the page names see, by name.
 SEEN: dict[str, Region] = dict(
     zip(
-        ("whole", "centre88", "centre75", "topleft", "bottomright", "topright", "bottomleft"),
+        (WHOLE, "centre88", "centre75", "topleft", "bottomright", "topright", "bottomleft"),
         REGIONS,
         strict=True,
     )
 )
 
 
+#: Shorter side of pictures of which parts smaller than 88 % are tried: at 32 px they lose.
+DETAILED_PX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training of the list."""
+
+    name: str
+    data: str
+    backbone: Backbone
+    #: Public weights that it starts from, or empty for a start from nothing.
+    weights: str
+    epochs: float
+    #: The job whose network teaches, "teacher" for the untouched one, or empty for the labels.
+    teacher: str
+
+
+def read_jobs(path: Path) -> list[Job]:
+    """The trainings of a list."""
+    return [
+        Job(
+            name=entry["name"],
+            data=entry["data"],
+            backbone=Backbone(*entry["backbone"]),
+            weights=entry["weights"],
+            epochs=entry["recipe"]["epochs"],
+            teacher=entry["teacher"],
+        )
+        for entry in json.loads(path.read_text())
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class Network:
-    """A network with the logits of both of its heads on the calibration and the test split."""
+    """A network that sees one part of the picture, or all of it."""
 
     name: str
     #: What it is and at which size, as in its job's name: "lite0-40".
@@ -70,8 +113,10 @@ class Network:
     seed: int
     #: Milliseconds of one picture here.
     ms: float
-    calibration: Contribution
-    test: Contribution
+    #: Logits of both of its heads on a split.
+    logits: Callable[[SplitName], Contribution]
+    #: One of `SEEN`.
+    seen: str = WHOLE
 
 
 def parts_of(name: str) -> tuple[str, str, int]:
@@ -93,11 +138,18 @@ class Store:
         self._folder.mkdir(parents=True, exist_ok=True)
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """What networks may see: small parts only of pictures that have detail to show."""
+        first = load_picture(picture_of(self.data.calibration.sources[0], None))
+        shape = first.size if isinstance(first, Image.Image) else first.shape[:2]
+        return tuple(SEEN) if min(shape) >= DETAILED_PX else (WHOLE, "centre88")
+
+    @property
     def has_public(self) -> bool:
         """Whether the data's classes are among those of the public weights."""
         return set(self.data.labels) <= set(self._public_names())
 
-    def of_public(self, body: str, split: SplitName, seen: str = "whole") -> Contribution:
+    def of_public(self, body: str, split: SplitName, seen: str = WHOLE) -> Contribution:
         """Logits of untouched public weights."""
         backbone = public(body)
         file = self._weights / f"{body.split('-')[0]}.safetensors"
@@ -117,7 +169,7 @@ class Store:
         )
 
     def of_trained(
-        self, job: Job, weights: Path, split: SplitName, seen: str = "whole"
+        self, job: Job, weights: Path, split: SplitName, seen: str = WHOLE
     ) -> Contribution:
         """Logits of a trained network, by the product's export and crops."""
 
@@ -143,8 +195,7 @@ class Store:
         seen: str,
         heads: Sequence[str],
     ) -> Contribution:
-        added = "" if seen == "whole" else f"@{seen}"
-        kept = self._folder / f"{name}{added}.{split}.npz"
+        kept = self._folder / f"{name}{_at(seen)}.{split}.npz"
         if not kept.is_file():
             size = backbone.image_size
             file = self._folder / f"{name}.onnx"
@@ -159,7 +210,7 @@ class Store:
 
     def _views(self, size: int, split: SplitName, seen: str) -> Views:
         """A split `[N, S, S, 3]` as a member sees it; parts are cut together."""
-        parts = ["whole"] if seen == "whole" else [name for name in SEEN if name != "whole"]
+        parts = [WHOLE] if seen == WHOLE else [name for name in SEEN if name != WHOLE]
         views = load_views(
             self.data.split(split), [View(size, SEEN[part]) for part in parts],
             self._folder / "views", Progress(), f"{split}, {size} px",
@@ -209,7 +260,7 @@ def came(jobs: Sequence[Job], folder: Path) -> dict[str, str]:
         there = came_with(told.with_suffix(""), "test") is not None
         if told.is_file() and (there or told.with_suffix(".safetensors").is_file()):
             kind = parts_of(job.name)[1]
-            if json.loads(told.read_text())["epochs"] >= WHOLE * job.recipe.schedule.epochs:
+            if json.loads(told.read_text())["epochs"] >= FULL * job.epochs:
                 found[job.name] = kind
             elif kind == "":
                 found[job.name] = BRIEF
@@ -219,22 +270,34 @@ def came(jobs: Sequence[Job], folder: Path) -> dict[str, str]:
 def networks_of(
     store: Store, jobs: Sequence[Job], folder: Path, ms: Mapping[Backbone, float]
 ) -> list[Network]:
-    """The networks of one data set, trained and untouched, with what each takes here."""
+    """The networks of one data set, trained and untouched, with what each takes here.
+
+    Those that fleets may have are there once for each part of the picture.
+    """
     found = []
     kinds = came(jobs, folder)
     for job in (job for job in jobs if job.name in kinds):
         body, _, seed = parts_of(job.name)
-        both = [logits_of(store, job, folder, split) for split in SPLITS[1:]]
-        found.append(Network(job.name, body, kinds[job.name], seed, ms[job.backbone], *both))
+        kind, weights = kinds[job.name], folder / f"{job.name}.safetensors"
+        for seen in store.parts if kind in ("", BRIEF, FIRST) and weights.is_file() else (WHOLE,):
+            logits = cache(partial(logits_of, store, job, folder, seen=seen))
+            name = f"{job.name}{_at(seen)}"
+            found.append(Network(name, body, kind, seed, ms[job.backbone], logits, seen))
     if store.has_public:
         teaches = any(job.teacher == UNTOUCHED_TEACHER for job in jobs)
         for body in PUBLIC:
             backbone = public(body)
             if backbone.name == VIT and not teaches:
                 continue
-            both = [store.of_public(body, split) for split in SPLITS[1:]]
-            found.append(Network(f"{body}-{UNTOUCHED}", body, UNTOUCHED, 0, ms[backbone], *both))
+            for seen in store.parts if backbone.name != VIT else (WHOLE,):
+                logits = cache(partial(store.of_public, body, seen=seen))
+                name = f"{body}-{UNTOUCHED}{_at(seen)}"
+                found.append(Network(name, body, UNTOUCHED, 0, ms[backbone], logits, seen))
     return found
+
+
+def _at(seen: str) -> str:
+    return "" if seen == WHOLE else f"@{seen}"
 
 
 def came_with(place: Path, split: SplitName) -> Contribution | None:
@@ -247,33 +310,14 @@ def came_with(place: Path, split: SplitName) -> Contribution | None:
     return Contribution(kept[boost].astype(np.float32), kept[bag].astype(np.float32))
 
 
-def logits_of(store: Store, job: Job, folder: Path, split: SplitName) -> Contribution:
+def logits_of(
+    store: Store, job: Job, folder: Path, split: SplitName, seen: str = WHOLE
+) -> Contribution:
     """What came with the network, or what its weights give here where not both splits came."""
     came = came_with(folder / job.name, split)
-    if came is None or came_with(folder / job.name, "test") is None:
-        return store.of_trained(job, folder / f"{job.name}.safetensors", split)
+    if seen != WHOLE or came is None or came_with(folder / job.name, "test") is None:
+        return store.of_trained(job, folder / f"{job.name}.safetensors", split, seen)
     return came
-
-
-def has_both(place: Path) -> bool:
-    """Whether weights and test logits of a network came."""
-    return place.with_suffix(".safetensors").is_file() and came_with(place, "test") is not None
-
-
-def checked(store: Store, job: Job, folder: Path) -> dict[str, Any]:
-    """Test logits that came with a network against those of its export here."""
-    came = came_with(folder / job.name, "test")
-    assert came is not None
-    own = store.of_trained(job, folder / f"{job.name}.safetensors", "test")
-    targets = store.data.test.targets
-    labels = [both.bag.argmax(axis=1) for both in (came, own)]
-    return {
-        "name": job.name,
-        "pictures": len(targets),
-        "came": float((labels[0] == targets).mean()),
-        "exported": float((labels[1] == targets).mean()),
-        "same_label": float((labels[0] == labels[1]).mean()),
-    }
 
 
 def unseen_of(data: Dataset, prefix: str) -> np.ndarray[Any, Any] | None:

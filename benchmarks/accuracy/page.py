@@ -11,12 +11,6 @@ from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
 
 RESULT = RESULTS / "accuracy-networks.json"
-_KINDS = {
-    "": "taught", "labels": "labels alone", "half": "half labels", "short": "quarter of the epochs",
-    "scratch": "not pretrained", "boost": "boosted", "stack": "boosted, imitating",
-    "chain": "started from the first", "untouched": "untouched",
-    "brief": "cut short",
-}  # fmt: skip
 _TITLES = {"cifar10": "CIFAR-10", "tinyimagenet40": "tinyimagenet40", "imagenette": "Imagenette"}
 Row = Mapping[str, Any]
 
@@ -39,12 +33,6 @@ def figures(found: Row) -> str:
     """Every table."""
     sets = found["sets"]
     parts = [part for name, own in sets.items() for part in _rivals(_TITLES[name], own)]
-    rows = [row | {"data": _TITLES[name]} for name, own in sets.items() for row in own["ablations"]]
-    if rows:
-        parts.append(_ablations(rows))
-    parts.append(_candidates(sets))
-    if found["checks"]:
-        parts.append(_checks(found["checks"]))
     return "\n\n".join(parts)
 
 
@@ -53,103 +41,53 @@ def _rivals(title: str, own: Row) -> list[str]:
     told = f"{title}, {own['test_pictures']:,} test pictures" + (
         f", {own['unseen_pictures']} of them unseen" if unseen else ""
     )
+    if not any("@" in one["name"] for one in own["front"]["singles"]):
+        told += ", all of them seen whole"
     columns = [
-        ("method", "{method}"),
+        ("method", _method),
         ("ms", "{ms:.2f}"),
         ("all in", lambda row: spread(row["all_in"])),
         ("averaged", lambda row: spread(row["averaged"])),
         ("one missing", lambda row: spread(row["one_missing"])),
         ("worst", lambda row: spread(row["one_missing_worst"])),
-        ("one in", lambda row: spread(row["one_in"])),
         ("over the best single", lambda row: change(row["gain"])),
         *([("unseen", lambda row: spread(row["unseen"]))] if unseen else []),
     ]
     parts = []
     for budget in own["budgets"]:
-        first = budget["rows"][0]
-        single = re.sub(r"-s\d$", "", budget["single"][0])
-        rows = [first | {"method": f"{first['method']}: {single}"}, *budget["rows"][1:]]
-        parts += [table(rows, *columns, title=f"{told}, within {budget['budget_ms']:.2f} ms")]
+        title = f"{told}, within {budget['budget_ms']:.2f} ms"
+        parts += [table(budget["rows"], *columns, title=title)]
         parts += [_beside(budget)]
     return parts
 
 
+def _method(row: Row) -> str:
+    """What it is, and which networks it has in which part of the picture, of the first seed."""
+    if "whole pictures" in row["method"] or "best answer" in row["method"]:
+        return str(row["method"])
+    return f"{row['method']}: {', '.join(_short(name) for name in row['members'][0])}"
+
+
+def _short(name: str) -> str:
+    """A network without its data set and seed: "lite0-152 centre88"."""
+    name = re.sub(r"-s\d(?=@|$)", "", name).replace("@", " ")
+    return name.partition("-")[2] if name.split("-")[0] in ("cifar", "tiny", "nette") else name
+
+
 def _beside(budget: Row) -> str:
-    """What the table of a budget leaves out: more members, hindsight, and one slower device."""
+    """What the table of a budget leaves out: more members, and one slower device."""
     told = []
     if budget["series"]:
         counts = (f"{row['method']}: {spread(row['all_in'])}" for row in budget["series"])
         told.append(f"K chosen on calibration, all in: {', '.join(counts)}.")
-    hindsight, other = budget["hindsight"], budget["one_device"]
-    told.append(f"Best single in hindsight: {hindsight['name']}, {hindsight['test'] * 100:.1f} %.")
+    other = budget["one_device"]
     told.append(
-        f"One slower device is as good as the best of these with {other['name']}: "
+        f"One slower device is as good as the best of these with {_short(other['name'])}: "
         f"{other['ms']:.2f} ms, {other['test'] * 100:.1f} %."
         if other
         else "No single network here is as good as the best of these in any time."
     )
     return " ".join(told)
-
-
-def verdict(row: Row) -> str:
-    """Whether a part brings more than noise."""
-    mean = row["brings"]["mean"]
-    if abs(mean) <= row["noise"]:
-        return "within noise"
-    return "earns its place" if mean > 0 else "LOSES"
-
-
-def _ablations(rows: Sequence[Row]) -> str:
-    return table(
-        rows,
-        ("data", "{data}"),
-        ("part", "{part}"),
-        ("without", lambda row: f"{row['accuracy_without'] * 100:.1f}"),
-        ("with", lambda row: f"{row['accuracy_with'] * 100:.1f}"),
-        ("brings", lambda row: change(row["brings"])),
-        ("noise", lambda row: f"{row['noise'] * 100:.1f}"),
-        ("members alone", lambda row: f"{row['alone'] * 100:+.1f}"),
-        ("verdict", verdict),
-        title="What each part brings to a fleet of three, points",
-    )
-
-
-def _candidates(sets: Mapping[str, Row]) -> str:
-    """A row per network, a column for the trainings that only ablations have."""
-    rows = []
-    for name, own in sets.items():
-        for body, ms in {one["body"]: one["ms"] for one in own["candidates"]}.items():
-            by_kind = {c["kind"]: c["test"] for c in own["candidates"] if c["body"] == body}
-            if set(by_kind) == {"untouched"}:
-                continue  # in the picture
-            main = {"teacher": by_kind.pop("teacher", []), "": by_kind.pop("", [])}
-            rows.append({
-                "data": _TITLES[name],
-                "body": body,
-                "ms": ms,
-                "taught": spread(main[""] or main["teacher"]),
-                "untouched": spread(by_kind.pop("untouched", [])),
-                "others": ", ".join(f"{_KINDS[k]} {spread(v)}" for k, v in by_kind.items()),
-            })  # fmt: skip
-    return table(
-        rows,
-        ("data", "{data}"),
-        ("network", "{body}"),
-        ("ms", "{ms:.2f}"),
-        ("taught", "{taught}"),
-        ("untouched", "{untouched}"),
-        ("otherwise", "{others}"),
-        title="Single networks that were trained",
-    )
-
-
-def _checks(rows: Sequence[Row]) -> str:
-    told = (
-        f"{row['name']} {row['came'] * 100:.2f} and {row['exported'] * 100:.2f} "
-        f"(same label {row['same_label'] * 100:.1f})"
-        for row in rows
-    )
-    return f"As trained, and as ONNX export on the product's crops: {'; '.join(told)}."
 
 
 def draw(found: Row) -> bytes:

@@ -1,7 +1,7 @@
 """Trained networks and fleets of them as runs that the accuracy law can be held against.
 
-    python -m benchmarks.accuracy.subsets --jobs jobs.json --networks FOLDER --data FOLDER \
-        --weights FOLDER --scratch FOLDER
+    python -m benchmarks.accuracy.subsets --networks FOLDER --data FOLDER --weights FOLDER \
+        --scratch FOLDER
 
 Arguments as for benchmarks.accuracy. Of networks that the catalogue knows, those that the teacher
 alone taught from pretrained weights or from nothing, whole or for a part of the epochs; and fleets
@@ -16,8 +16,7 @@ from pathlib import Path
 
 from benchmarks.accuracy.__main__ import opened, parser
 from benchmarks.accuracy.compare import FLEET, FLEETS, SEEDS, Field
-from benchmarks.accuracy.networks import parts_of
-from benchmarks.families.train import Job, read_jobs
+from benchmarks.accuracy.networks import Job, parts_of, read_jobs
 from benchmarks.harness.results import RESULTS
 from mdp.files import write_json
 from mdp.formats.plan import NetworkSpec, SubModelSpec

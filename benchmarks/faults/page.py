@@ -20,13 +20,7 @@ def figures() -> str:
         f"promises kept in {sum(row['calls'] for row in rows):,} calls with a deadline of "
         f"{result['deadline_ms']:g} ms; {beyond}. It took {result['seconds'] / 60:.0f} minutes."
     )
-    not_run = {f["fault"]: f" (not run: {f['not_run']})" for f in faults if f["not_run"]}
-    made = table(
-        faults,
-        ("fault", "{fault}"),
-        ("how it is made", lambda f: f["made"] + not_run.get(f["fault"], "")),
-    )
-    return "\n\n".join([verdict, made, _matrix(faults, rows)])
+    return f"{verdict}\n\n{_matrix(faults, rows)}"
 
 
 def _matrix(faults: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> str:
@@ -36,7 +30,7 @@ def _matrix(faults: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) ->
     def cell(fault: dict[str, Any], kind: str) -> object:
         row = cells.get((fault["fault"], kind))
         if row is None:
-            return "not run"
+            return f"not run: {fault['not_run']}" if fault["not_run"] else "not run"
         return row["waited"] if row["kept"] else "**not kept**: " + "; ".join(row["broken"])
 
     def worst(key: str, form: str) -> Callable[[dict[str, Any]], str]:
@@ -50,6 +44,7 @@ def _matrix(faults: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) ->
     return table(
         faults,
         ("fault", "{fault}"),
+        ("how it is made", "{made}"),
         *((kind, lambda fault, kind=kind: cell(fault, kind))
           for kind in dict.fromkeys(row["kind"] for row in rows)),
         ("worst ms", worst("overshoot_ms", "+.1f")),

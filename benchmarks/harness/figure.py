@@ -1,7 +1,7 @@
 """Colours and axes of pictures, and reproducible SVG."""
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,7 +13,6 @@ INK, PAPER, FAINT, MIDDLE = "#24292f", "#ffffff", "#d5dae0", "#6e7781"
 _DARK = {INK: "#e6edf3", PAPER: "#0d1117", FAINT: "#30363d"}
 BLUE, ORANGE, GREEN, RED, PURPLE = "#2f81f7", "#d9730d", "#2da44e", "#d1495b", "#8957e5"
 _COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, "#9a6700", "#c74a9b", "#16909a", MIDDLE)
-MARKERS = "os^Dv<>p"
 #: An axis over more than this has only powers of ten for labels.
 _WIDE = 100
 _STYLE: Any = {
@@ -62,19 +61,3 @@ def logarithmic(axes: "Axes", which: str) -> None:
     axis.set_major_locator(LogLocator(subs=(1.0,) if high > _WIDE * low else (1.0, 2.0, 5.0)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
-
-
-def diagonal(axes: "Axes", values: Iterable[float], band: float) -> None:
-    """Equal logarithmic axes around `values`, their diagonal, and a band of so much beside it."""
-    low, high = min(values := list(values)) / 1.3, max(values) * 1.3
-    axes.set_xlim(low, high)
-    axes.set_ylim(low, high)
-    ends = [low, high]
-    axes.plot(ends, ends, color=MIDDLE, linewidth=0.8)
-    under, over = ([end * factor for end in ends] for factor in (1 - band, 1 + band))
-    axes.fill_between(
-        ends, under, over, color=MIDDLE, alpha=0.15, linewidth=0, label=f"within {band:.0%}"
-    )
-    for which in "xy":
-        logarithmic(axes, which)
-    axes.set_aspect("equal")

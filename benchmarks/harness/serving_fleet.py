@@ -2,12 +2,11 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 import zmq
@@ -42,13 +41,12 @@ while True:
 def served(
     make_bundle: Callable[[Path], object],
     *options: object,
-    each: Mapping[str, Sequence[object]] = MappingProxyType({}),
     program: Sequence[str] = (),
     keys: bool = False,
 ) -> Iterator[AgentFleet]:
     """An agent for every device of the bundle that `make_bundle` writes to the folder given.
 
-    `options` are all agents', `each` has more of some devices; `program` replaces `mdp-agent run`.
+    `options` are all agents'; `program` replaces `mdp-agent run`.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -56,8 +54,7 @@ def served(
         plan = Bundle.open(folder / "bundle").manifest.plan
         with AgentFleet(folder, folder / "bundle", keys=keys) as fleet:
             for device in [assignment.device for assignment in plan.assignments]:
-                more = each.get(device, ())
-                fleet.start(device, *options, *more, program=program, wait_for=None)
+                fleet.start(device, *options, program=program, wait_for=None)
             for agent in fleet.agents.values():
                 agent.wait_for("READY")
             fleet.write()

@@ -45,7 +45,3 @@ def table(rows: Iterable[Any], *columns: tuple[Any, ...], title: str = "") -> st
     lines = [f"| {' | '.join(line)} |" for line in ([column.head for column in made], *cells)]
     lines.insert(1, "|" + "---|" * len(made))
     return "\n".join([f"### {title}\n", *lines] if title else lines)
-
-
-def share(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"

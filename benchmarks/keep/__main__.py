@@ -58,10 +58,6 @@ def fuzz_figures() -> str:
         ("target", "{target}"),
         ("inputs", "{inputs:,}"),
         ("accepted", "{accepted_share:.1%}"),
-        ("a second of one core", lambda r: f"{r['inputs'] / max(0.1, r['processor_s']):,.0f}"),
-        ("branches", "{branches}"),
-        ("slowest ms", "{slowest_input_ms:.0f}"),
-        ("peak MiB", "{peak_mib:.0f}"),
         ("growth, KiB a million inputs", _growth),
     )
     return f"{summary}\n\n{targets}"
@@ -84,11 +80,8 @@ def arm_figures() -> str:
         rows,
         ("sub-model", "{device}"),
         ("precision", "{precision}"),
-        ("largest logit", "{largest_logit:.2f}"),
         ("largest difference", "{largest_difference:.2g}"),
         ("same label", "{same_label}/{pictures}"),
-        ("READY after s, here", "{start_s[here]:.1f}"),
-        ("emulated", "{start_s[arm]:.1f}"),
     )
     return f"{summary}\n\n{members}"
 

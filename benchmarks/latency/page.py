@@ -1,110 +1,68 @@
-"""Errors of predicted latencies, as figures for their page and a picture."""
+"""Errors of predicted latencies of sub-models that no fit saw, as figures for their page.
+
+python -m benchmarks latency
+
+Random sub-models, and those that a plan may hold, were exported as agents serve them and timed in
+rounds, every one in a short burst in each; the profile is of another run.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import chain
+from functools import cache
+from typing import Any
 
 import numpy as np
-from msgspec import structs
+from msgspec import convert
 
-from benchmarks.harness import figure
 from benchmarks.harness.page import Page
-from benchmarks.harness.results import RESULTS
+from benchmarks.harness.results import RESULTS, kept
 from benchmarks.harness.tables import table
-from benchmarks.latency.rows import ROWS, Row, Rows
-from mdp.files import read_json
+from mdp.formats.plan import SubModelSpec
 from mdp.formats.profile import read_profile
 from partitioner.estimates.latency import Estimate, Way, fit_latency
 
-#: The band that is drawn, as a relative error: the aim for 19 of 20 predictions.
-BAND = 0.2
+Row = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    row: Row
-    way: Way
-    estimate: Estimate
-
-    @property
-    def error(self) -> float:
-        """Predicted over measured, less one."""
-        return self.estimate.ms / self.row.latency_ms - 1
-
-    @property
-    def name(self) -> str:
-        """Precision and threads, as the figures name them."""
-        return f"{self.way.precision}, {self.way.threads} thread{'s' * (self.way.threads > 1)}"
-
-
-def compare(rows: Sequence[Row]) -> list[Compared]:
+def predicted(rows: Sequence[Row]) -> list[tuple[Row, Estimate]]:
     """Predict every row from the kept profile's points of its way; raises InputError."""
     profile = read_profile(str(RESULTS / "this-machine.toml"))
-    ways = [Way(precision=r.precision, provider=profile.provider, threads=r.threads) for r in rows]
-    models = {way: fit_latency(profile, way) for way in dict.fromkeys(ways)}
-    return [
-        Compared(row, way, models[way].estimate(
-            structs.replace(row.case.spec, precision=row.precision), row.case.num_classes))
-        for row, way in zip(rows, ways, strict=True)
-    ]  # fmt: skip
-
-
-def error_table(compared: Sequence[Compared], random: Sequence[Compared], title: str) -> str:
-    """Errors per way, of all, of those inside and outside what was measured, and of `random`."""
-    groups = {"all": list(compared)}
-    for one in sorted(compared, key=lambda one: one.way):
-        groups.setdefault(one.name, []).append(one)
-    groups["within what was measured"] = [one for one in compared if not one.estimate.outside]
-    groups["outside of it"] = [one for one in compared if one.estimate.outside]
-    groups["random shapes"] = list(random)
-    groups["random shapes, outside"] = [one for one in random if one.estimate.outside]
-    rows = []
-    for name, group in groups.items():
-        errors = np.array([one.error for one in group])
-        inside = [one.estimate.low_ms <= one.row.latency_ms <= one.estimate.high_ms
-                  for one in group]  # fmt: skip
-        if group:
-            rows.append({"name": name, "e": errors, "off": np.abs(errors), "inside": inside})
-    return table(
-        rows,
-        ("way of running", "{name}"),
-        ("models", "{e.size}"),
-        ("median error", lambda row: f"{np.median(row['off']):.1%}"),
-        ("95th percentile", lambda row: f"{np.percentile(row['off'], 95):.1%}"),
-        ("largest", lambda row: f"{row['off'].max():.1%}"),
-        ("mean", lambda row: f"{row['e'].mean():+.1%}"),
-        ("in the stated range", lambda row: f"{np.mean(row['inside']):.0%}"),
-        title=title,
-    )
-
-
-def _kept() -> tuple[list[Compared], list[Compared]]:
-    """Sub-models that a plan may hold, and random ones; raises InputError."""
-    rows = read_json(ROWS, Rows)
-    return compare(rows.plannable), compare(rows.unseen)
+    fit = cache(lambda way: fit_latency(profile, way))
+    found = []
+    for row in rows:
+        way = Way(precision=row["precision"], provider=profile.provider, threads=row["threads"])
+        spec = convert(row["case"]["spec"] | {"precision": way.precision}, SubModelSpec)
+        found.append((row, fit(way).estimate(spec, row["case"]["num_classes"])))
+    return found
 
 
 def figures() -> str:
-    title = "Sub-models that a plan may hold, none of them fitted to"
-    return error_table(*_kept(), title)
+    rows = kept("latency-rows")
+    pairs, random = predicted(rows["plannable"]), predicted(rows["unseen"])
+    groups = {
+        "that a plan may hold": pairs,
+        "of these, within what was measured": [pair for pair in pairs if not pair[1].outside],
+        "outside of it": [pair for pair in pairs if pair[1].outside],
+        "of random shapes": random,
+        "of these, outside": [pair for pair in random if pair[1].outside],
+    }
+    found = [
+        {
+            "name": name,
+            "error": np.array([estimate.ms / row["latency_ms"] - 1 for row, estimate in group]),
+            "inside": [e.low_ms <= row["latency_ms"] <= e.high_ms for row, e in group],
+        }
+        for name, group in groups.items()
+    ]
+    return table(
+        found,
+        ("sub-models", "{name}"),
+        ("models", "{error.size}"),
+        ("median error", lambda row: f"{np.median(np.abs(row['error'])):.1%}"),
+        ("95th percentile", lambda row: f"{np.percentile(np.abs(row['error']), 95):.1%}"),
+        ("largest", lambda row: f"{np.abs(row['error']).max():.1%}"),
+        ("mean", lambda row: f"{row['error'].mean():+.1%}"),
+        ("in the stated range", lambda row: f"{np.mean(row['inside']):.0%}"),
+    )
 
 
-def draw() -> bytes:
-    groups: dict[str, list[tuple[float, float]]] = {}
-    for one in sorted(chain(*_kept()), key=lambda one: one.way):
-        groups.setdefault(one.name, []).append((one.row.latency_ms, one.estimate.ms))
-
-    def panel(canvas: "figure.Figure") -> None:
-        axes = canvas.subplots()
-        for marker, (label, pairs) in zip(figure.MARKERS, groups.items(), strict=False):
-            axes.plot(*zip(*pairs, strict=True), marker, markersize=4, alpha=0.75, label=label)
-        figure.diagonal(axes, [ms for pair in chain(*groups.values()) for ms in pair], BAND)
-        axes.set_xlabel("measured")
-        axes.set_ylabel("predicted")
-        axes.set_title("sub-models that the fit never saw: one run, ms")
-        axes.legend(loc="upper left")
-
-    return figure.drawn(5.5, 5.2, panel)
-
-
-PAGE = Page("benchmarks.latency", figures, draw)
+PAGE = Page("benchmarks.latency", figures)

@@ -5,18 +5,14 @@
 Nothing is measured: plans follow from the shipped profiles and the shipped law.
 """
 
-import io
 from functools import cache
 from itertools import product
-
-from rich.console import Console
 
 from benchmarks.harness.page import Page
 from benchmarks.harness.tables import table
 from mdp.formats.plan import Plan
 from mdp.formats.profile import shipped_profiles
 from partitioner.cli.plan_plot import draw_plan
-from partitioner.cli.plan_tables import print_planned
 from partitioner.networks.teacher import teacher_spec
 from partitioner.planner.make_plan import Planned, PlanOptions, make_planned
 
@@ -30,9 +26,8 @@ FLEETS = {
 }
 #: Column -> families of members.
 MEMBERS = {"plain ViTs": None, "every family": ["all"]}
-#: The plan that is explained in full.
-EXPLAINED = (TEACHERS[0], 20.0, "without both GPUs", "every family")
-_WIDTH = 100
+#: The plan whose picture is drawn.
+DRAWN = (TEACHERS[0], 20.0, "without both GPUs", "every family")
 
 
 def planned(teacher: str, target_ms: float, fleet: str, members: str) -> Planned:
@@ -40,7 +35,7 @@ def planned(teacher: str, target_ms: float, fleet: str, members: str) -> Planned
     return make_planned(
         teacher_spec(teacher, {}), names, PlanOptions(latency_ms=target_ms), 1000,
         families=MEMBERS[members], explained=True,
-        front=(teacher, target_ms, fleet, members) == EXPLAINED,
+        front=(teacher, target_ms, fleet, members) == DRAWN,
     )  # fmt: skip
 
 
@@ -57,15 +52,6 @@ def _alone(plan: Plan) -> str:
     return f"{one.device}, {one.spec.words}, {one.accuracy:.1%}"
 
 
-def explanation(shown: Planned) -> str:
-    """The output of `mdp-partition plan --explain`, up to the first member's reasons."""
-    stream = io.StringIO()
-    print_planned(shown, Console(file=stream, width=_WIDTH))
-    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-    first = next(n for n, line in enumerate(lines) if line.endswith("(member 0)"))
-    return "\n".join([*lines[: first + 3], "  ..."])
-
-
 @cache
 def _plans() -> dict[tuple[str, float, str, str], Planned]:
     cases = list(product(TEACHERS, TARGETS_MS, FLEETS, MEMBERS))
@@ -73,7 +59,7 @@ def _plans() -> dict[tuple[str, float, str, str], Planned]:
 
 
 def figures() -> str:
-    plans = table(
+    return table(
         product(TEACHERS, TARGETS_MS, FLEETS),
         ("teacher", "{0[0]}"),
         ("target ms", "{0[1]:g}"),
@@ -83,17 +69,12 @@ def figures() -> str:
             (name, lambda case, name=name: _together(_plans()[*case, name].plan))
             for name in MEMBERS
         ),
-        title="Plans",
-    )
-    return (
-        f"{plans}\n\n`mdp-partition plan --families all --explain` for `{EXPLAINED[0]}`, "
-        f"{EXPLAINED[2]}, at {EXPLAINED[1]:g} ms:\n\n```\n{explanation(_plans()[EXPLAINED])}\n```"
     )
 
 
 def picture() -> bytes:
-    explained = _plans()[EXPLAINED]
-    return draw_plan(explained.plan, explained.pareto, "svg")
+    drawn = _plans()[DRAWN]
+    return draw_plan(drawn.plan, drawn.pareto, "svg")
 
 
 PAGE = Page("benchmarks.planning.plans", figures, picture)

@@ -1,10 +1,9 @@
-"""Benchmarks of serving: what a call and a stream cost beside computing.
+"""Benchmarks of serving: what a call and the gateway cost beside computing.
 
-    python -m benchmarks.serving                         # all, 9 minutes
-    python -m benchmarks.serving --only stream --quick
+    python -m benchmarks.serving                         # all, 6 minutes
+    python -m benchmarks.serving --only gateway --quick
 
     overhead      2 min  a call against a bare ZeroMQ exchange of the same bytes
-    stream        3 min  `stream` against the slowest member's model run in a loop
     gateway       1 min  answers over HTTP, beside the Python client's
     push          1 min  calls while a bundle is pushed, beside the same without
     servers       2 min  the gateway beside LitServe and MLServer (benchmarks/serving/servers.py)
@@ -20,16 +19,10 @@ from benchmarks.harness.options import arguments
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import RESULTS, kept, measured_on
 from benchmarks.harness.tables import table
-from benchmarks.serving import gateway, overhead, push, servers, stream_rate
+from benchmarks.serving import gateway, overhead, push, servers
 from mdp.files import write_json
 
-PARTS = {
-    "overhead": overhead,
-    "stream": stream_rate,
-    "gateway": gateway,
-    "push": push,
-    "servers": servers,
-}
+PARTS = {"overhead": overhead, "gateway": gateway, "push": push, "servers": servers}
 
 
 def figures() -> str:

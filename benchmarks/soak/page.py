@@ -1,6 +1,6 @@
 """The soak as figures for its page."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 from benchmarks.harness.page import Page
 from benchmarks.harness.results import kept, measured_on
@@ -14,10 +14,6 @@ def figures() -> str:
     clients = [
         {**client, "capacity": capacity, "counts": Counter(client["counts"])}
         for client, capacity in zip(result["clients"], result["capacity_per_s"], strict=True)
-    ]
-    held = [
-        (process, before, defaultdict(str, result["after"].get(process, {})))
-        for process, before in result["before"].items()
     ]
     parts = [
         f"{result['minutes']:g} minutes, seed {result['seed']}, deadline "
@@ -44,12 +40,6 @@ def figures() -> str:
             ("MiB at first", "{first_mib:.1f}"),
             ("at last", "{last_mib:.1f}"),
             ("MiB an hour, 95 % interval", "{mib_per_hour:+.2f} ± {mib_per_hour_margin:.2f}"),
-        ),
-        table(
-            held,
-            ("process", "{0[0]}"),
-            *((f"{what} before, after", f"{{0[1][{what}]}}, {{0[2][{what}]}}")
-              for what in ("files", "sockets", "threads")),
         ),
     ]  # fmt: skip
     return "\n\n".join(parts)

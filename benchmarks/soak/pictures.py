@@ -8,9 +8,11 @@ import random
 from pathlib import Path
 
 import numpy as np
+from msgspec import structs
 
-from benchmarks.harness.models import refilled
-from mdp.formats.bundle import Bundle
+from mdp.files import read_json, write_json
+from mdp.formats.bundle import FUSION, MANIFEST, Bundle, file_entry, model_path
+from mdp.fusion.fuse import FusionWeights
 from mdp.pictures.crop import Pixels
 from mdp.testing.bundles import write_bundle
 from mdp.testing.onnx_writer import FLOAT, UINT8, Node, Value, onnx_model
@@ -51,7 +53,13 @@ def write_colour_bundle(folder: Path) -> Bundle:
     """A bundle of three members whose label is the picture's colour."""
     write_bundle(folder, devices=DEVICES, sizes=SIZES, evaluated=False)
     labels = [label_of(number) for number in range(LEVELS**3)]
-    return refilled(folder, [_model(size) for size in SIZES], labels)
+    manifest, weights = Bundle.open(folder).manifest, read_json(folder / FUSION, FusionWeights)
+    write_json(folder / FUSION, structs.replace(weights, num_classes=len(labels)))
+    for k, size in enumerate(SIZES):
+        (folder / model_path(k)).write_bytes(_model(size))
+    files = {path: file_entry(folder / path) for path in manifest.files}
+    write_json(folder / MANIFEST, structs.replace(manifest, files=files, labels=labels))
+    return Bundle.open(folder)
 
 
 def _model(image_size: int) -> bytes:

@@ -1,10 +1,9 @@
 """A classifier on the features of a frozen network: multinomial logistic regression.
 
 Penalty and temperature are chosen on every fifth picture; then it is fitted to all. Ridge
-regression on one-hot labels, tuned alike, is as accurate (benchmarks/accuracy/given_teacher.py,
-docs/results/real-pictures.md) but has a higher cross-entropy, which matters for distillation. A
-strong penalty with a temperature is better than the best penalty without: by 0.2 to 1.9 points and
-0.016 to 0.08 of cross-entropy.
+regression on one-hot labels, tuned alike, is as accurate (docs/results/families.md) but has a
+higher cross-entropy, which matters for distillation. A strong penalty with a temperature is better
+than the best penalty without: by 0.2 to 1.9 points and 0.016 to 0.08 of cross-entropy.
 """
 
 from typing import Any

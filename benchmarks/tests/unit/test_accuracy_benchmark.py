@@ -1,46 +1,44 @@
-"""The accuracy benchmark: what is chosen, what a part brings, how names are read."""
+"""The accuracy benchmark: what is chosen, what fleets gain, how names are read."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 pytest.importorskip("torch")
 
 from benchmarks.accuracy import unseen
-from benchmarks.accuracy.compare import (
-    FLEETS,
-    Field,
-    compared,
-    difference,
-    swapped,
-)
+from benchmarks.accuracy.compare import FLEETS, Field, compared, difference
 from benchmarks.accuracy.networks import Network, parts_of
 from benchmarks.accuracy.page import draw, figures
 from mdp.fusion.fuse import Contribution
+from partitioner.data.datasets import SPLITS
 
 pytestmark = pytest.mark.torch
 CLASSES, PICTURES = 5, 400
 
 
-def a_field(networks: Sequence[tuple[str, str, int, float]]) -> Field:
-    """Networks of body, kind, seed and share of right answers, that err independently."""
+def a_field(networks: Sequence[tuple[str, str, int, str, float]]) -> Field:
+    """Networks of body, kind, seed, part of the picture and share of right answers, that err
+    independently.
+    """
     random = np.random.default_rng(0)
-    targets = [random.integers(0, CLASSES, PICTURES) for _ in range(2)]
+    targets = {split: random.integers(0, CLASSES, PICTURES) for split in SPLITS[1:]}
 
-    def logits(split: int, share: float) -> Contribution:
-        named = np.where(random.random(PICTURES) < share, targets[split], (targets[split] + 1) % 5)
+    def logits(wanted: NDArray[np.int64], share: float) -> Contribution:
+        named = np.where(random.random(PICTURES) < share, wanted, (wanted + 1) % 5)
         noise = random.normal(size=(PICTURES, CLASSES))
         both = (3 * np.eye(CLASSES)[named] + noise).astype(np.float32)
         return Contribution(both, both)
 
     made = {}
-    for body, kind, seed, share in networks:
-        name = "-".join(part for part in ("cifar", body, kind, f"s{seed}") if part)
+    for body, kind, seed, seen, share in networks:
+        name = "-".join(part for part in ("cifar", body, kind, f"s{seed}@{seen}") if part)
         ms = float(body.rpartition("-")[2]) / 100
-        both = logits(0, share), logits(1, share)
-        made[name] = Network(name, body, kind, seed, ms, *both)
-    return Field(made, targets[0], targets[1])
+        own = {split: logits(wanted, share) for split, wanted in targets.items()}
+        made[name] = Network(name, body, kind, seed, ms, own.__getitem__, seen)
+    return Field(made, targets["calibration"], targets["test"])
 
 
 def test_names_of_jobs_are_read() -> None:
@@ -60,36 +58,29 @@ def test_a_difference_is_paired_over_pictures_and_seeds() -> None:
     assert difference(ours[:1], theirs)["spread"] is None
 
 
-def test_rivals_and_ablations_are_compared_and_shown() -> None:
+def test_fleets_are_held_against_the_single_network_that_sees_its_best_part() -> None:
     bodies = FLEETS["cifar10"][0]
-    networks = [(body, "", seed, 0.75) for body in bodies for seed in range(3)]
-    networks += [(body, "labels", 0, 0.3) for body in bodies]
-    networks += [("teacher-512", "teacher", 0, 0.99)]
-    own = a_field(networks)
+    networks = [
+        (body, "", seed, seen, share)
+        for body in bodies
+        for seed in range(3)
+        for seen, share in (("whole", 0.7), ("centre88", 0.75))
+    ]
+    own = a_field([*networks, ("teacher-512", "teacher", 0, "whole", 0.99)])
     found = compared(own, "cifar10")
     (budget,) = found["budgets"]
     assert budget["budget_ms"] == pytest.approx(0.64)
+    assert all(name.endswith("@centre88") for name in budget["single"])
     rows = {row["method"].partition(":")[0]: row for row in budget["rows"]}
-    assert set(rows) >= {"one of each", "the same three, best answer that came"}
-    fleet = next(row for method, row in rows.items() if method == "one of each")
-    assert np.mean(fleet["all_in"]) > np.mean(fleet["one_missing"]) > np.mean(fleet["one_in"])
-    assert fleet["gain"]["mean"] > 2 * fleet["gain"]["error"] > 0
+    assert rows["best single network, whole picture"]["gain"]["mean"] < 0
+    fleet, parts = rows["one of each"], rows["the same three, each in its part"]
+    assert np.mean(parts["all_in"]) > np.mean(fleet["all_in"]) > np.mean(fleet["one_missing"])
+    assert np.mean(fleet["one_missing"]) > np.mean([own.right([n]) for n in fleet["members"][0]])
+    assert parts["gain"]["mean"] > 2 * parts["gain"]["error"] > 0
     assert budget["one_device"]["ms"] == pytest.approx(5.12)
-    parts = {row["part"]: row for row in found["ablations"]}
-    labels = parts["the teacher, against labels alone (3 of 3 members)"]
-    assert labels["brings"]["mean"] > labels["noise"]
-    assert not any(part.startswith("boosting") for part in parts)
-    page = figures({"sets": {"cifar10": found}, "checks": []})
-    assert "| CIFAR-10 | the teacher, against labels alone (3 of 3 members) |" in page
-    assert page.count("earns its place") >= 1
+    page = figures({"sets": {"cifar10": found}})
+    assert page.count("| the same three, each in its part") == 1
     assert draw({"sets": {"cifar10": found}}).startswith(b"<?xml")
-
-
-def test_a_fleet_is_swapped_where_there_is_something_to_swap() -> None:
-    own = a_field([("a-1", "", 0, 0.5), ("b-1", "", 0, 0.5), ("b-1", "boost", 0, 0.5)])
-    base, boosted = ["cifar-a-1-s0", "cifar-b-1-s0"], ["cifar-a-1-s0", "cifar-b-1-boost-s0"]
-    assert swapped(own, ("a-1", "b-1"), "boost", "") == (boosted, base)
-    assert swapped(own, ("a-1", "b-1"), "stack", "boost") == (base, base)
 
 
 def test_seeds_of_a_prediction_share_a_row() -> None:
