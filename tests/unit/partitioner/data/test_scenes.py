@@ -62,7 +62,7 @@ def test_scenes_without_one_of_the_cameras_are_left_out_and_counted(scenes: Path
     ("odd", "cameras", "expected"),
     [
         ("a/99.png", CAMERAS, "a/99.png: expected a folder for each scene, found a picture"),
-        ("a/03/front.jpg", CAMERAS, "front.png: camera 'front' has another picture there: fro"),
+        ("a/03/front.jpg", CAMERAS, "front.png: camera 'front' has another picture there: front"),
         (None, ("front", "top"), r"expected scenes with a picture each of front, top, found none "
          r"among 12 \(cameras there: front, side\)"),
     ],
