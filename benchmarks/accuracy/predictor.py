@@ -218,6 +218,7 @@ def show(fitted: FittedLaw) -> None:
     print(f"{fitted.runs} runs with {fitted.members} members of {len(fitted.sources)} sources")
     print(f"any subset, its run left out:       {100 * errors.run_left_out:.2f} points off")
     print(f"any subset, its source left out:    {100 * errors.source_left_out:.2f} points off")
+    print(f"any subset of an unknown training:  {100 * errors.unknown_left_out:.2f} points off")
     for name, spread in (
         ("taught", errors.taught), ("scratch", errors.scratch), ("unknown", errors.unknown),
     ):  # fmt: skip

@@ -24,6 +24,7 @@ def fit(runs: Sequence[RecordedRun]) -> FittedLaw:
         errors=LawErrors(
             run_left_out=_mean_error(by_run),
             source_left_out=_mean_error(by_source),
+            unknown_left_out=_mean_error([one for one in by_source if one.how == "unknown"]),
             taught=spread_of(by_source, "taught"),
             scratch=spread_of(by_source, "scratch"),
             unknown=spread_of(by_source, "unknown"),

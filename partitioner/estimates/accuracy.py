@@ -42,6 +42,8 @@ class LawErrors(Record, frozen=True):
     #: Mean absolute errors of subsets, as fractions of pictures.
     run_left_out: float
     source_left_out: float
+    #: Of trainings of sources left out that nothing else on file is like.
+    unknown_left_out: float
     #: Nine of ten measured capabilities lie within exp(this) of the predicted one: of members that
     #: started from weights that knew something, of those that started from nothing, and, as the
     #: most that any training was off, of those that nothing on file is like.
@@ -203,13 +205,16 @@ def predictor_for(
         unknown = ""
     scratch = training is not None and training.start == "scratch"
     errors = fitted.errors
+    typical = errors.unknown_left_out if unknown else errors.source_left_out
+    if mine:
+        typical = errors.run_left_out
     return Predictor(
         law=fitted.law,
         teacher=teacher,
         teacher_accuracy=ASSUMED_TEACHER_ACCURACY if known is None else known,
         assumed=known is None,
         factor=_factor(fitted.law, mine),
-        typical_error=errors.run_left_out if mine else errors.source_left_out,
+        typical_error=typical,
         num_classes=num_classes,
         training=training,
         spread=errors.unknown if unknown else errors.scratch if scratch else errors.taught,

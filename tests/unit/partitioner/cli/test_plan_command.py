@@ -379,7 +379,7 @@ def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
 ) -> None:
     # No public network is known for pictures of 80 px, which would be the better choice anyway.
     refused = ["--teacher", "vit_base_patch16_224", "--latency-ms", 60, "--out", "p.toml",
-               "--teacher-arg", "img_size=80", "--teacher-accuracy", 0.7,
+               "--teacher-arg", "img_size=80",
                "--profiles", "jetson-orin-nano", "n100"]  # fmt: skip
     code, out, err = run(*refused)
     assert code == 4

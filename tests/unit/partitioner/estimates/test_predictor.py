@@ -203,7 +203,7 @@ def test_the_user_s_own_runs_pull_the_prediction_toward_them() -> None:
 def test_an_unknown_teacher_is_assumed_and_said_to_be() -> None:
     known = predictor_for(shipped_law(), BASE, num_classes=1000)
     assert (known.teacher_accuracy, known.assumed) == (0.8, True)
-    assert known.typical_error == shipped_law().errors.source_left_out
+    assert known.typical_error == shipped_law().errors.unknown_left_out
 
 
 def test_a_teacher_cannot_be_always_right() -> None:

@@ -214,8 +214,7 @@ def test_the_digits_demo_gets_three_different_members() -> None:
 
 
 def test_a_teacher_that_one_device_runs_in_time_is_not_decomposed() -> None:
-    profiles = with_availability(raspberry_pi_5=0.98, jetson_orin_nano=0.99, n100=0.98)
-    plan = make_plan(BASE, profiles, target_ms=60)
+    plan = make_plan(BASE, shipped("raspberry-pi-5", "jetson-orin-nano", "n100"), target_ms=60)
     assert plan.refused
     assert "jetson-orin-nano runs the teacher itself in" in plan.reason
     assert alone(plan).is_teacher
@@ -254,7 +253,7 @@ def test_a_teacher_that_is_rarely_away_is_kept_where_the_prediction_is_not_that_
 
 def test_members_that_outdo_the_teacher_are_no_reason_to_give_it_up() -> None:
     profiles = with_availability(jetson_orin_nano=1.0, n100=1.0, laptop_cpu=1.0)
-    sure = msgspec.structs.replace(shipped_law().errors, source_left_out=1e-6)
+    sure = msgspec.structs.replace(shipped_law().errors, unknown_left_out=1e-6)
     predictor = predictor_for(
         msgspec.structs.replace(shipped_law(), errors=sure), TINY.shape, num_classes=10
     )
