@@ -61,7 +61,6 @@ def _plans() -> dict[tuple[str, float, str, str], Planned]:
 def figures() -> str:
     return table(
         product(TEACHERS, TARGETS_MS, FLEETS),
-        ("teacher", "{0[0]}"),
         ("target ms", "{0[1]:g}"),
         ("fleet", "{0[2]}"),
         ("one device", lambda case: _alone(_plans()[*case, "every family"].plan)),

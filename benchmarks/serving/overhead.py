@@ -108,5 +108,4 @@ COLUMNS = (
     ("to the same agents asked bare: ratio p50 (95 %)", _ratio(CLIENT, "p50")),
     ("p99", _ratio(CLIENT, "p99")),
     ("to bare ROUTERs: ratio p50 (95 %)", _ratio(BOTH, "p50")),
-    ("p99", _ratio(BOTH, "p99")),
 )

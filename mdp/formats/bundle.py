@@ -246,11 +246,11 @@ def _identity(assignment: Assignment) -> dict[str, object]:
     """The keys of an assignment in the digest: without later ones that change no answer."""
     content: dict[str, object] = msgspec.to_builtins(assignment)
     del content["batch"], content["spin"]
-    # Without the unused family, which older bundles lack.
+    # Without the unused family and an absent camera, which older bundles lack.
     return {
         key: value
         for key, value in content.items()
-        if key not in ("submodel", "network") or value is not None
+        if key not in ("submodel", "network", "camera") or value is not None
     }
 
 
