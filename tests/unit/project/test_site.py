@@ -23,7 +23,7 @@ def test_every_key_of_a_build_has_its_meaning() -> None:
     rows = [line for line in site.settings().splitlines() if line.startswith("| `")]
     cells = {row.split("|")[1].strip(): [cell.strip() for cell in row.split("|")] for row in rows}
     assert [row for row in rows if not row.split("|")[4].strip()] == []
-    assert len(rows) > 50
+    assert len(rows) > 40
     assert cells["`label_smoothing`"][2] == "from 0 below 1"
     assert cells["`start`"][2:4] == ["`auto`, `scratch`, `teacher`", "`auto`"]
     assert cells["`seed`"][2] == "from 0 below 4,294,967,296"
