@@ -1,4 +1,4 @@
-"""What one device could run: every choice's latency there, and the few worth considering. Pure."""
+"""Candidates of one device: costs of every choice, and the few worth considering. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,54 +12,62 @@ from mdp.formats.profile import DeviceProfile, Precision
 from partitioner.estimates.accuracy_law import Array
 from partitioner.estimates.latency import Way, own_way, ways
 from partitioner.estimates.latency_members import MemberLatency, fit_members
-from partitioner.estimates.latency_quantiles import TYPICAL, Jitter, Pace, jitter_of
-from partitioner.estimates.network import UNSHARED, Port, choose_encoding, network_ms, request_bytes
-from partitioner.planner.design_space import Choices, words
+from partitioner.estimates.latency_quantiles import MEDIAN, Jitter, LatencyQuantile, jitter_of
+from partitioner.estimates.network import choose_encoding, network_ms, request_bytes
+from partitioner.planner.design_space import DesignSpace, words
+from partitioner.planner.limits import Limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A choice on one device: how it is run there, and what it costs."""
+class Run:
+    """A sub-model or a public network on one device, and its predicted costs."""
 
-    #: Row of the choices.
-    choice: int
     spec: Spec
     region: Region
-    way: Way
-    encoding: Encoding
-    #: Of its crop, as it is sent.
-    request_bytes: float
-    #: Network: with the link to itself, and `wait_ms` for others' crops, where these are known.
+    #: `network` is for an otherwise unused link, plus a candidate's `wait_ms`.
     predicted_ms: PredictedMs
-    #: How far computing times lie apart, and the link's.
+    #: Standard deviation of the logarithm of the computing time, and the link's delays.
     sigma: float
     jitter: Jitter
-    memory_bytes: int
-    #: None where the profile does not tell the device's power.
+    #: None where the profile has no power.
     energy_j: float | None
     capability: float
+
+    def latency_ms(self, quantile: LatencyQuantile) -> float:
+        """Milliseconds of an answer at this quantile."""
+        ms = self.predicted_ms
+        if quantile.median:
+            return ms.total
+        compute, network, sigma = (np.array([v]) for v in (ms.compute, ms.network, self.sigma))
+        return float(quantile.latency_ms(compute, network, sigma, self.jitter)[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate(Run):
+    """A choice of the design space as one device runs it."""
+
+    #: Row of the design space.
+    choice: int
+    way: Way
+    encoding: Encoding
+    #: Bytes of the encoded crop.
+    request_bytes: float
+    memory_bytes: int
     view: int
     model: int
-    #: Which of the regions tried it sees, and where that is.
+    #: Index in the regions tried, and index of the region's middle.
     part: int
     place: int
-    #: What no two members may share.
+    #: Unique among a plan's members.
     identity: int
+    #: Wait for other members' crops at the client's port.
     wait_ms: float = 0.0
 
     def __str__(self) -> str:
         return words(self.spec, self.region)
 
-    def by_ms(self, pace: Pace) -> float:
-        """When it has answered, at this pace."""
-        ms = self.predicted_ms
-        if pace.typical:
-            return ms.total
-        compute, network, sigma = (np.array([v]) for v in (ms.compute, ms.network, self.sigma))
-        return float(pace.by_ms(compute, network, sigma, self.jitter)[0])
-
-    def waiting(self, wait_ms: float) -> "Candidate":
-        """The same, its crop being so long at the client's port behind those of others."""
+    def with_wait(self, wait_ms: float) -> "Candidate":
+        """A copy whose crop waits so long at the client's port for those of other members."""
         ms, longer = self.predicted_ms, wait_ms - self.wait_ms
         if not longer:
             return self
@@ -72,94 +80,75 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Timetable:
-    """Milliseconds `[n]` of every choice on one device, run in its fastest way."""
+class CostTable:
+    """Costs `[n]` of some choices on one device, each in its fastest way of running."""
 
     compute_ms: Array
     network_ms: Array
-    #: Of the crop.
+    #: Bytes of the encoded crop.
     request_bytes: Array
-    #: Of the logarithm of the computing time.
+    #: Standard deviation of the logarithm of the computing time.
     sigma: Array
     jitter: Jitter
-    #: Index of the fastest way; -1 where the device measured none of that precision.
+    #: Index of the fastest way; -1 where none of that precision was measured.
     way: NDArray[np.int64]
-    #: Which choices the device can run at all, whatever the target: measured, quick widths, memory.
+    #: Whether the device can run the choice at all: measured, unpadded width, enough memory.
     possible: NDArray[np.bool_]
 
-    def only(self, rows: NDArray[np.int64]) -> "Timetable":
-        """Some rows of it."""
-        return Timetable(
-            compute_ms=self.compute_ms[rows],
-            network_ms=self.network_ms[rows],
-            request_bytes=self.request_bytes[rows],
-            sigma=self.sigma[rows],
-            jitter=self.jitter,
-            way=self.way[rows],
-            possible=self.possible[rows],
-        )
+    def only(self, rows: NDArray[np.int64]) -> "CostTable":
+        """Some rows of the table."""
+        arrays = ("compute_ms", "network_ms", "request_bytes", "sigma", "way", "possible")
+        return replace(self, **{name: getattr(self, name)[rows] for name in arrays})
 
-    def by_ms(self, pace: Pace, port: Port = UNSHARED) -> Array:
-        """When each has answered at this pace; typically compute and network, and no more."""
-        alone = pace.by_ms(self.compute_ms, self.network_ms, self.sigma, self.jitter)
-        if not port.shared:
-            return alone
-        waited: Array = np.round(alone + port.wait_ms(self.request_bytes), 3)
-        return waited
+    def latency_ms(self, quantile: LatencyQuantile) -> Array:
+        """Milliseconds `[n]` of an answer at this quantile, without a wait for other crops."""
+        return quantile.latency_ms(self.compute_ms, self.network_ms, self.sigma, self.jitter)
+
+    def within(self, limits: Limits) -> NDArray[np.bool_]:
+        """Which choices meet the target, with the wait for other crops at the client's port."""
+        waits_ms = limits.port_wait_ms(self.request_bytes)
+        total_ms = np.round(self.latency_ms(limits.quantile) + waits_ms, 3)
+        met: NDArray[np.bool_] = total_ms <= limits.target_ms
+        return met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Device:
-    """A profile, its fitted ways of running, and the choices that are worth considering there."""
+    """A profile with its latency models and the choices that are worth considering on it."""
 
     profile: DeviceProfile
     models: tuple[MemberLatency, ...]
-    #: Of each group of choices those that no quicker one outdoes, and those that would be such
-    #: without them, with their times. They see the whole square: parts of it take as
-    #: long, and are all worth less alone by the same factor.
+    #: Of each group of choices the Pareto front in time and capability, and the front without it.
+    #: They see the whole square: a part takes as long, and costs each the same factor.
     rows: NDArray[np.int64]
-    times: Timetable
-    #: The quickest choice at all, whether its memory suffices or not.
+    costs: CostTable
+    #: The fastest choice, whatever memory it needs.
     quickest: Candidate
-    choices: Choices = field(repr=False)
+    choices: DesignSpace = field(repr=False)
 
     @property
     def name(self) -> str:
         """The profile's name."""
         return self.profile.name
 
-    def within(
-        self,
-        target_ms: float,
-        max_energy_j: float | None = None,
-        *,
-        pace: Pace = TYPICAL,
-        port: Port = UNSHARED,
-        per_view: int | None = None,
-    ) -> list[Candidate]:
-        """What meets the target and, alone, the energy limit; of each view only the best few."""
-        places = self.places(target_ms, max_energy_j, pace, port)
+    def within(self, limits: Limits, *, per_view: int | None = None) -> list[Candidate]:
+        """Candidates that meet target and energy limit alone; of each view the best `per_view`."""
+        places = self.places(limits)
         if per_view is not None:
             places = self._best_few(places, per_view)
-        shared = (self.profile, self.models, self.choices, self.times)
+        shared = (self.profile, self.models, self.choices, self.costs)
         return [candidate(*shared, place, int(self.rows[place])) for place in places.tolist()]
 
-    def places(
-        self,
-        target_ms: float,
-        max_energy_j: float | None = None,
-        pace: Pace = TYPICAL,
-        port: Port = UNSHARED,
-    ) -> NDArray[np.int64]:
-        """Where in `rows` that is."""
-        met = self.times.by_ms(pace, port) <= target_ms
-        if max_energy_j is not None:
+    def places(self, limits: Limits) -> NDArray[np.int64]:
+        """Their indices in `rows`."""
+        met = self.costs.within(limits)
+        if limits.max_energy_j is not None:
             power_w = self.profile.power_w or np.inf
-            met &= power_w * np.round(self.times.compute_ms, 3) / 1e3 <= max_energy_j
+            met &= power_w * np.round(self.costs.compute_ms, 3) / 1e3 <= limits.max_energy_j
         return np.flatnonzero(met)
 
     def _best_few(self, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Of each view and precision the most capable places."""
+        """Of each view and precision the most capable."""
         rows = self.rows[places]
         order = np.lexsort((-self.choices.capability[rows], self.choices.group[rows]))
         groups = self.choices.group[rows][order]
@@ -168,7 +157,7 @@ class Device:
         return kept
 
     def seeing(self, c: Candidate, part: int) -> Candidate:
-        """The same shape, run in the same way, where it sees another of the regions tried."""
+        """The same shape, run in the same way, with another of the regions tried."""
         choices = self.choices
         row = choices.seeing(c.choice, part)
         return replace(
@@ -183,15 +172,19 @@ class Device:
         )
 
     def best_centred(self, c: Candidate) -> Candidate:
-        """The same shape where it sees the part, centred as the whole is, that is best alone."""
+        """The same shape with the centred part that is most accurate alone."""
         choices = self.choices
         parts = [part for part, place in enumerate(choices.places) if part and not place]
         capability = [choices.capability[choices.seeing(c.choice, part)] for part in parts]
         return self.seeing(c, parts[int(np.argmax(capability))])
 
+    def model_of(self, c: Candidate) -> MemberLatency:
+        """The latency model of the candidate's way of running."""
+        return next(model for model in self.models if model.way == c.way)
+
     def running(self, choice: int) -> Candidate | None:
-        """A choice as this device would run it, or None where it cannot."""
-        table = timetable(self.profile, self.models, self.choices, np.array([choice]))
+        """A choice as this device runs it; None where it cannot."""
+        table = cost_table(self.profile, self.models, self.choices, np.array([choice]))
         if not table.possible[0]:
             return None
         return candidate(self.profile, self.models, self.choices, table, 0, choice)
@@ -200,38 +193,42 @@ class Device:
 def evaluate_device(
     profile: DeviceProfile,
     models: tuple[MemberLatency, ...],
-    choices: Choices,
-    pace: Pace = TYPICAL,
+    choices: DesignSpace,
+    quantile: LatencyQuantile = MEDIAN,
 ) -> Device:
-    """Cost every choice on a device, run in its fitted ways, and keep the useful ones."""
+    """Cost every choice on a device, and keep those on the Pareto front and just below it."""
     whole = choices.whole
-    table = timetable(profile, models, choices, whole)
-    total_ms, capability, group = table.by_ms(pace), choices.capability[whole], choices.group[whole]
+    table = cost_table(profile, models, choices, whole)
+    total_ms, capability, group = (
+        table.latency_ms(quantile),
+        choices.capability[whole],
+        choices.group[whole],
+    )
     order = np.lexsort((np.arange(len(whole)), -capability, total_ms))
     order = order[table.possible[order]]
-    best = skyline(order, group, capability)
-    # Two members may not share a shape, so each device needs second bests.
+    best = pareto_front(order, group, capability)
+    # Members differ in shape, so each device needs second bests.
     others = order[~np.isin(order, best)]
-    places = np.concatenate([best, skyline(others, group, capability)])
+    places = np.concatenate([best, pareto_front(others, group, capability)])
     measured = np.where(table.way >= 0, total_ms, np.inf)
     quickest = int(np.argmin(np.where(choices.fast_on(profile)[whole], measured, np.inf)))
     return Device(
         profile=profile,
         models=models,
         rows=whole[places],
-        times=table.only(places),
+        costs=table.only(places),
         quickest=candidate(profile, models, choices, table, quickest, int(whole[quickest])),
         choices=choices,
     )
 
 
-def fitted_ways(
+def fit_ways(
     profile: DeviceProfile, precisions: Sequence[Precision], *, networks: bool = False
 ) -> tuple[MemberLatency, ...]:
-    """The formula of every measured way with one of the precisions; raises InputError for none.
+    """The latency model of every measured way with one of the precisions.
 
-    Where fp32 has too few points with the profile's threads, those with fewer stand in. Latencies
-    of networks are known only where they are asked for.
+    Where fp32 has too few points with the profile's threads, those with fewer stand in. `networks`
+    adds models of other families. Raises InputError where none of the precisions was measured.
     """
     measured = [way for way in ways(profile) if way.precision in precisions]
     models = [fit_members(profile, way, networks=networks) for way in measured]
@@ -246,12 +243,12 @@ def fitted_ways(
     return tuple(models)
 
 
-def timetable(
+def cost_table(
     profile: DeviceProfile,
     models: Sequence[MemberLatency],
-    choices: Choices,
+    choices: DesignSpace,
     rows: NDArray[np.int64],
-) -> Timetable:
+) -> CostTable:
     """Cost some ascending rows of the choices on a device."""
     compute_ms = np.full(len(rows), np.inf)
     way, sigma = np.full(len(rows), -1), np.zeros(len(rows))
@@ -265,7 +262,7 @@ def timetable(
         sigma[mine[quicker]] = model.vit.spread.sigma(took_ms[quicker])
     fits = choices.memory_bytes[rows] <= profile.memory_bytes
     possible = (way >= 0) & fits & choices.fast_on(profile)[rows]
-    return Timetable(
+    return CostTable(
         compute_ms=compute_ms,
         network_ms=_by_size(
             choices,
@@ -284,18 +281,18 @@ def timetable(
     )
 
 
-def _by_size(choices: Choices, rows: NDArray[np.int64], of: Callable[[int], float]) -> Array:
-    """What follows from a row's picture size alone, worked out once for each size."""
+def _by_size(choices: DesignSpace, rows: NDArray[np.int64], of: Callable[[int], float]) -> Array:
+    """A function of the picture size `[rows]`, computed once for each size."""
     sizes, index = np.unique(choices.image_sizes[rows], return_inverse=True)
-    taken: Array = np.array([of(size) for size in sizes.tolist()], dtype=np.float64)[index]
-    return taken
+    values: Array = np.array([of(size) for size in sizes.tolist()], dtype=np.float64)[index]
+    return values
 
 
-def _encoding(profile: DeviceProfile, choices: Choices, image_size: int) -> Encoding:
+def _encoding(profile: DeviceProfile, choices: DesignSpace, image_size: int) -> Encoding:
     return choose_encoding(profile.link, image_size, choices.num_classes)
 
 
-def skyline(
+def pareto_front(
     order: NDArray[np.int64], group: NDArray[np.int64], capability: Array
 ) -> NDArray[np.int64]:
     """The rows, in `order`, that are more capable than every earlier one of their group."""
@@ -310,16 +307,13 @@ def skyline(
 def candidate(
     profile: DeviceProfile,
     models: Sequence[MemberLatency],
-    choices: Choices,
-    table: Timetable,
+    choices: DesignSpace,
+    table: CostTable,
     row: int,
     choice: int,
 ) -> Candidate:
-    """Row `row` of the timetable, which is that choice, as a candidate."""
-    compute, network = (
-        round(float(table.compute_ms[row]), 3),
-        round(float(table.network_ms[row]), 3),
-    )
+    """Row `row` of the table, which is that choice, as a candidate."""
+    compute, network = (round(float(t[row]), 3) for t in (table.compute_ms, table.network_ms))
     image_size, power_w = choices.specs[choice].image_size, profile.power_w
     encoding = _encoding(profile, choices, image_size)
     return Candidate(

@@ -24,20 +24,15 @@ from partitioner.estimates.accuracy import shipped_law
 from partitioner.estimates.latency import Way, fit_latency
 from partitioner.planner import make_plan
 from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
-from partitioner.planner.explain import cautions, explain, seats_of
-from partitioner.planner.make_plan import Planned, PlanOptions, make_planned, precisions_of
+from partitioner.planner.explain import cautions, explain
+from partitioner.planner.make_plan import Planned, make_planned
 from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
 from partitioner.regions import REGIONS, WHOLE, where
+from tests.support.models.planning import BASE, settings
 
 NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
-BASE = TeacherSpec(
-    name="vit_base_patch16_224",
-    shape=SubModelSpec(
-        image_size=224, patch_size=16, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0
-    ),
-)
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +71,17 @@ def test_the_pareto_list_rises_and_ends_at_the_plan(
     assert latencies == sorted(set(latencies))
     assert accuracies == sorted(set(accuracies))
     assert latencies[-1] <= 50.0
-    plan = plan_within(problem, 50.0)
+    plan = plan_within(problem, 50.0).plan
     assert plan.accuracy is not None
     assert accuracies[-1] == pytest.approx(plan.accuracy.expected, abs=5e-4)
 
 
 def test_a_floor_is_reached_and_not_much_sooner(problem: Problem) -> None:
-    plan = plan_with_accuracy(problem, 0.75)
+    plan = plan_with_accuracy(problem, 0.75).plan
     assert plan.accuracy is not None
     assert plan.accuracy.expected >= 0.75
     assert max(a.predicted_ms.total for a in plan.assignments) <= plan.target_ms
-    sooner = plan_within(problem, 0.97 * plan.target_ms)
+    sooner = plan_within(problem, 0.97 * plan.target_ms).plan
     assert sooner.accuracy is not None
     assert sooner.accuracy.expected < 0.75
 
@@ -102,10 +97,10 @@ def test_a_floor_that_nobody_reaches_names_what_can_be_reached(problem: Problem)
 
 def test_an_energy_limit_holds_for_all_members_together() -> None:
     profiles = [read_profile(name) for name in ("n100", "raspberry-pi-5")]
-    free = plan_within(make_problem(BASE, profiles, regions=[WHOLE]), 40.0)
+    free = plan_within(make_problem(BASE, profiles, regions=[WHOLE]), 40.0).plan
     spent_j = sum(a.energy_j or 0.0 for a in free.assignments)
     half_j = make_problem(BASE, profiles, regions=[WHOLE], max_energy_j=spent_j / 2)
-    limited = plan_within(half_j, 40.0)
+    limited = plan_within(half_j, 40.0).plan
     assert 0 < sum(a.energy_j or 0.0 for a in limited.assignments) <= spent_j / 2
     for assignment in free.assignments:
         watts = read_profile(assignment.device).power_w
@@ -115,7 +110,7 @@ def test_an_energy_limit_holds_for_all_members_together() -> None:
 
 def test_a_device_without_known_power_has_no_part_under_an_energy_limit() -> None:
     profiles = [read_profile(name) for name in NAMES]
-    plan = plan_within(make_problem(BASE, profiles, max_energy_j=1.0), 40.0)
+    plan = plan_within(make_problem(BASE, profiles, max_energy_j=1.0), 40.0).plan
     assert "the profile has no `power_w`" in plan.left_out["laptop-cpu"]
 
 
@@ -132,7 +127,7 @@ def test_only_measured_and_allowed_ways_are_planned(
     changes: dict[str, object], asked: tuple[Precision, ...], found: tuple[str, str]
 ) -> None:
     profiles = [with_points(name, **changes) for name in ("n100", "raspberry-pi-5")]
-    plan = plan_within(make_problem(BASE, profiles, regions=[WHOLE], precisions=asked), 20.0)
+    plan = plan_within(make_problem(BASE, profiles, regions=[WHOLE], precisions=asked), 20.0).plan
     named = {(a.vit.precision, a.runtime) for a in plan.assignments}
     assert named == {found}
 
@@ -143,8 +138,9 @@ def test_a_precision_that_was_not_measured_cannot_be_planned() -> None:
 
 
 def test_the_explanation_names_limit_gain_and_sureness(problem: Problem) -> None:
-    plan = plan_within(problem, 50.0)
-    told = explain(problem, plan)
+    solution = plan_within(problem, 50.0)
+    plan = solution.plan
+    told = explain(problem, solution)
     assert [t.device for t in told] == [a.device for a in plan.assignments]
     for one in told:
         text = " ".join(one.sentences)
@@ -167,9 +163,7 @@ def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
     monkeypatch.setattr(
         make_plan, "shipped_law", lambda: msgspec.structs.replace(fitted, law=parts_pay)
     )
-    planned = make_planned(
-        BASE, NAMES, PlanOptions(latency_ms=20.0, parts=True), 1000, explained=True
-    )
+    planned = make_planned(BASE, settings(NAMES, latency_ms=20.0, parts=True), 1000, explained=True)
     seen = {a.device: a.region for a in planned.plan.assignments}
     assert WHOLE in seen.values()
     assert len(set(seen.values())) > 1
@@ -182,7 +176,7 @@ def test_it_is_said_why_a_member_sees_all_of_the_picture_or_a_part(
         assert ("though alone" in sentence) == (region != WHOLE)
     print_planned(planned)
     assert "sees 75% x 75%" in " ".join(capsys.readouterr().out.replace("│", " ").split())
-    whole = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0), 1000, explained=True)
+    whole = make_planned(BASE, settings(NAMES, latency_ms=20.0), 1000, explained=True)
     assert {a.region for a in whole.plan.assignments} == {WHOLE}
     assert not any(s.startswith("Sees ") for told in whole.explanations for s in told.sentences)
 
@@ -205,7 +199,7 @@ def test_a_region_in_words(region: Region, words: str) -> None:
 
 
 def test_regions_chosen_on_the_data_are_predicted_anew() -> None:
-    planned = make_planned(BASE, NAMES, PlanOptions(latency_ms=20.0, parts=True), 1000)
+    planned = make_planned(BASE, settings(NAMES, latency_ms=20.0, parts=True), 1000)
     regions = [REGIONS[-1]] * len(planned.plan.assignments)
     changed = make_plan.with_regions(planned, regions).plan
     assert [a.region for a in changed.assignments] == regions
@@ -237,8 +231,8 @@ def test_a_probe_that_was_interrupted_disturbed_or_hot_is_told_with_the_plan(
     record = probed(13.0, complete=False, busy_points=2)
     path = tmp_path / "n100.toml"
     write_toml(path, msgspec.structs.replace(plain, probe=record))
-    options = PlanOptions(latency_ms=20.0)
-    planned = make_planned(BASE, [str(path), "raspberry-pi-5"], options, 10, explained=True)
+    asked = settings([str(path), "raspberry-pi-5"], latency_ms=20.0)
+    planned = make_planned(BASE, asked, 10, explained=True)
     points = len(plain.latency)
     expected = [
         f"Its probe was interrupted: {points} of 90 points",
@@ -269,7 +263,7 @@ def test_a_device_that_slows_down_under_load_is_planned_as_slow_as_it_gets() -> 
     assert hot.estimate(shape, 10).high_ms == pytest.approx(1.3 * cold.estimate(shape, 10).high_ms)
     assert noisy.predict_ms(shape, 10) == cold.predict_ms(shape, 10)
     others = [read_profile(name) for name in ("raspberry-pi-5", "laptop-cpu")]
-    plan = plan_within(make_problem(BASE, [under_load(13.0), *others], regions=[WHOLE]), 40.0)
+    plan = plan_within(make_problem(BASE, [under_load(13.0), *others], regions=[WHOLE]), 40.0).plan
     part = plan.assignment_of("n100")
     assert part is not None
     assert part.predicted_ms.compute == pytest.approx(
@@ -283,8 +277,7 @@ def profile_of(planned: Planned, name: str) -> DeviceProfile:
 
 
 def test_the_deadline_leaves_room_for_slow_answers_the_client_and_its_reserve() -> None:
-    options = PlanOptions(latency_ms=20.0)
-    planned = make_planned(BASE, ["n100", "raspberry-pi-5"], options, 10)
+    planned = make_planned(BASE, settings(["n100", "raspberry-pi-5"], latency_ms=20.0), 10)
     plan = planned.plan
     needed = []
     for assignment in plan.assignments:
@@ -312,12 +305,11 @@ def test_what_is_left_out_and_what_replicates_is_explained_too() -> None:
         ],
     )
     problem = make_problem(BASE, [*away, slow], regions=[WHOLE])
-    plan = plan_within(problem, 20.0)
+    solution = plan_within(problem, 20.0)
+    plan = solution.plan
     assert plan.replicas
-    assert [seat.candidate.spec for seat in seats_of(problem, plan)] == [
-        a.submodel for a in plan.assignments
-    ]
-    told = {one.device: one for one in explain(problem, plan)}
+    assert [p.candidate.spec for p in solution.placements] == [a.spec for a in plan.assignments]
+    told = {one.device: one for one in explain(problem, solution)}
     replica = told[plan.replicas[0].device]
     assert replica.sentences[0].startswith(f"Serves member {plan.replicas[0].k} too: ")
     assert told["slow"].k is None
@@ -328,7 +320,7 @@ def test_what_is_left_out_and_what_replicates_is_explained_too() -> None:
 def test_the_picture_is_the_same_every_time(
     problem: Problem, points: list[ParetoPoint], kind: str
 ) -> None:
-    plan = plan_within(problem, 50.0)
+    plan = plan_within(problem, 50.0).plan
     drawn = draw_plan(plan, points, kind)
     assert drawn == draw_plan(plan, points, kind)
     assert drawn.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
@@ -343,15 +335,15 @@ def test_own_runs_change_the_prediction() -> None:
         image_size=32, patch_size=8, embed_dim=192, depth=6, num_heads=3, mlp_ratio=4.0
     )
     teacher = TeacherSpec(name="vit_tiny_patch16_224", shape=shape)
-    options = PlanOptions(latency_ms=1.0)
-    without = make_planned(teacher, NAMES, options, 10)
-    known = make_planned(teacher, NAMES, options, 10, runs=[bundle])
+    without = make_planned(teacher, settings(NAMES, latency_ms=1.0), 10)
+    known = make_planned(teacher, settings(NAMES, latency_ms=1.0, runs=[str(bundle)]), 10)
     assert (without.problem.predictor.assumed, known.problem.predictor.assumed) == (True, False)
     assert known.problem.predictor.teacher_accuracy == pytest.approx(0.5928)
     assert known.plan.accuracy is not None
     assert 0.55 < known.plan.accuracy.all_in < 0.68
 
 
+ABOVE_0 = "expected a number above 0"
 PERCENTILE = "--percentile: expected a number from 50 to 99.9, got {}"
 
 
@@ -360,7 +352,22 @@ PERCENTILE = "--percentile: expected a number from 50 to 99.9, got {}"
     [
         ({}, "expected --latency-ms, --min-accuracy or both, got neither"),
         ({"min_accuracy": 1.0}, "--min-accuracy: expected a share above 0 and below 1, got 1"),
+        *(
+            ({"latency_ms": ms}, f"--latency-ms: expected a number above 0, got {ms:g}")
+            for ms in (0.0, -1.0, math.nan, math.inf)
+        ),
+        *(
+            (
+                {"latency_ms": 5, "client_mbit": x},
+                f"--client-mbit: expected a number above 0, got {x:g}",
+            )
+            for x in (0.0, -5.0, math.nan)
+        ),
         ({"latency_ms": 5, "max_energy_j": 0}, "--max-energy-j: expected a number above 0, got 0"),
+        (
+            {"latency_ms": 5, "precision": ["int4"]},
+            "--precision: expected some of fp32, fp16, bf16, int8, int8-static, got 'int4'",
+        ),
         ({"latency_ms": 5, "percentile": 40}, PERCENTILE.format("40")),
         ({"latency_ms": 5, "percentile": 100}, PERCENTILE.format("100")),
         ({"latency_ms": 5, "percentile": math.nan}, PERCENTILE.format("nan")),
@@ -372,16 +379,23 @@ PERCENTILE = "--percentile: expected a number from 50 to 99.9, got {}"
 )
 def test_options_out_of_range_are_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError) as caught:
-        PlanOptions(**options).check()
+        settings(NAMES, **options)
     assert str(caught.value) == message
 
 
-def test_precisions_are_those_named_or_all_or_fp32() -> None:
-    assert precisions_of(None, False) == ("fp32",)
-    assert precisions_of(["int8", "fp32"], False) == ("fp32", "int8")
-    assert precisions_of(None, True) == ("fp32", "fp16", "bf16", "int8", "int8-static")
-    with pytest.raises(InputError, match=r"expected some of fp32, fp16, .* got 'int4'"):
-        precisions_of(["int4"], False)
+@pytest.mark.parametrize(
+    ("named", "every", "found"),
+    [
+        ([], False, ("fp32",)),
+        (["int8", "fp32"], False, ("fp32", "int8")),
+        ([], True, ("fp32", "fp16", "bf16", "int8", "int8-static")),
+    ],
+)
+def test_precisions_are_those_named_or_all_or_fp32(
+    named: list[str], every: bool, found: tuple[str, ...]
+) -> None:
+    asked = settings(NAMES, latency_ms=5, precision=named, any_precision=every)
+    assert asked.precisions() == found
 
 
 Run = Callable[..., tuple[int, str, str]]
