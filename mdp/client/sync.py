@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 from mdp.arguments import (
@@ -35,6 +34,7 @@ from mdp.client.crops import is_quick
 from mdp.client.dispatcher import Call
 from mdp.client.questions import PictureQuestion, Question
 from mdp.client.status import DeviceStatus
+from mdp.closing import Closing
 from mdp.errors import InferenceError, PictureError
 from mdp.pictures.crop import Picture
 from mdp.pictures.decoders import Decoding
@@ -50,7 +50,7 @@ _CHECK_S = 0.005
 _CONNECT_SHARE = 0.5
 
 
-class Client(BaseClient):
+class Client(BaseClient, Closing):
     """Classifies pictures with a fleet; calls from several threads take turns.
 
     with mdp.Client.connect("fleet.toml") as client:
@@ -243,14 +243,6 @@ class Client(BaseClient):
     def __enter__(self) -> Self:
         self._check_usable()
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _classify(self, picture: Picture, deadline: Deadline) -> Prediction:
         with self._in_use() as connection:
