@@ -1,6 +1,6 @@
 """Candidates of one device: costs of every choice, and the few worth considering. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -113,17 +113,11 @@ class CostTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Device:
-    """A profile with its latency models and the choices that are worth considering on it."""
+class Fitted:
+    """A profile with its latency models, for any choice of a design space."""
 
     profile: DeviceProfile
     models: tuple[MemberLatency, ...]
-    #: Of each group of choices the Pareto front in time and capability, and the front without it.
-    #: They see the whole square: a part takes as long, and costs each the same factor.
-    rows: NDArray[np.int64]
-    costs: CostTable
-    #: The fastest choice, whatever memory it needs.
-    quickest: Candidate
     choices: DesignSpace = field(repr=False)
 
     @property
@@ -131,30 +125,70 @@ class Device:
         """The profile's name."""
         return self.profile.name
 
-    def within(self, limits: Limits, *, per_view: int | None = None) -> list[Candidate]:
-        """Candidates that meet target and energy limit alone; of each view the best `per_view`."""
-        places = self.places(limits)
-        if per_view is not None:
-            places = self._best_few(places, per_view)
-        shared = (self.profile, self.models, self.choices, self.costs)
-        return [candidate(*shared, place, int(self.rows[place])) for place in places.tolist()]
+    def cost_table(self, rows: NDArray[np.int64]) -> CostTable:
+        """Costs of ascending rows of the choices."""
+        choices, link = self.choices, self.profile.link
+        compute_ms = np.full(len(rows), np.inf)
+        way, sigma = np.full(len(rows), -1), np.zeros(len(rows))
+        for index, model in enumerate(self.models):
+            mine = choices.of_way(model.way, rows)
+            if not len(mine):
+                continue
+            networks = choices.networks_among(rows[mine])
+            took_ms = model.from_terms(choices.counts[rows[mine]], *networks)
+            quicker = took_ms < compute_ms[mine]
+            compute_ms[mine[quicker]], way[mine[quicker]] = took_ms[quicker], index
+            sigma[mine[quicker]] = model.vit.spread.sigma(took_ms[quicker])
+        # Network time follows from the picture size alone.
+        sizes, of_size = np.unique(choices.image_sizes[rows], return_inverse=True)
+        encodings = [(size, self._encoding(size)) for size in sizes.tolist()]
+        sent_ms = [network_ms(link, size, choices.num_classes, e) for size, e in encodings]
+        fits = choices.memory_bytes[rows] <= self.profile.memory_bytes
+        return CostTable(
+            compute_ms=compute_ms,
+            network_ms=np.array(sent_ms, dtype=np.float64)[of_size],
+            request_bytes=np.array([request_bytes(*one) for one in encodings], float)[of_size],
+            sigma=sigma,
+            jitter=jitter_of(link),
+            way=way,
+            possible=(way >= 0) & fits & choices.fast_on(self.profile)[rows],
+        )
 
-    def places(self, limits: Limits) -> NDArray[np.int64]:
-        """Their indices in `rows`."""
-        met = self.costs.within(limits)
-        if limits.max_energy_j is not None:
-            power_w = self.profile.power_w or np.inf
-            met &= power_w * np.round(self.costs.compute_ms, 3) / 1e3 <= limits.max_energy_j
-        return np.flatnonzero(met)
+    def candidate(self, table: CostTable, place: int, row: int) -> Candidate:
+        """Row `row` of the choices, which stands at `place` of the table, as a candidate."""
+        choices, power_w = self.choices, self.profile.power_w
+        compute, network = (round(float(t[place]), 3) for t in (table.compute_ms, table.network_ms))
+        spec, way = choices.specs[row], int(table.way[place])
+        encoding = self._encoding(spec.image_size)
+        return Candidate(
+            choice=int(row),
+            spec=spec,
+            region=choices.regions[row],
+            way=self.models[way].way if way >= 0 else own_way(self.profile),
+            encoding=encoding,
+            request_bytes=request_bytes(spec.image_size, encoding),
+            predicted_ms=PredictedMs(
+                compute=compute, network=network, total=round(compute + network, 3)
+            ),
+            sigma=float(table.sigma[place]),
+            jitter=table.jitter,
+            memory_bytes=int(choices.memory_bytes[row]),
+            energy_j=None if power_w is None else round(power_w * compute / 1e3, 6),
+            capability=float(choices.capability[row]),
+            view=int(choices.view[row]),
+            model=int(choices.model[row]),
+            part=int(choices.part[row]),
+            place=choices.places[int(choices.part[row])],
+            identity=int(choices.identity[row]),
+        )
 
-    def _best_few(self, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-        """Of each view and precision the most capable."""
-        rows = self.rows[places]
-        order = np.lexsort((-self.choices.capability[rows], self.choices.group[rows]))
-        groups = self.choices.group[rows][order]
-        first = np.searchsorted(groups, groups)
-        kept: NDArray[np.int64] = np.sort(places[order[np.arange(len(order)) - first < count]])
-        return kept
+    def _encoding(self, image_size: int) -> Encoding:
+        return choose_encoding(self.profile.link, image_size, self.choices.num_classes)
+
+    def running(self, row: int) -> Candidate | None:
+        """A choice as this device runs it; None where it cannot."""
+        table = self.cost_table(np.array([row]))
+        return self.candidate(table, 0, row) if table.possible[0] else None
 
     def seeing(self, c: Candidate, part: int) -> Candidate:
         """The same shape, run in the same way, with another of the regions tried."""
@@ -182,12 +216,41 @@ class Device:
         """The latency model of the candidate's way of running."""
         return next(model for model in self.models if model.way == c.way)
 
-    def running(self, choice: int) -> Candidate | None:
-        """A choice as this device runs it; None where it cannot."""
-        table = cost_table(self.profile, self.models, self.choices, np.array([choice]))
-        if not table.possible[0]:
-            return None
-        return candidate(self.profile, self.models, self.choices, table, 0, choice)
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Device(Fitted):
+    """A device with the choices that are worth considering on it."""
+
+    #: Of each group of choices the Pareto front in time and capability, and the front without it.
+    #: They see the whole square: a part takes as long, and costs each the same factor.
+    rows: NDArray[np.int64]
+    costs: CostTable
+    #: The fastest choice, whatever memory it needs.
+    quickest: Candidate
+
+    def within(self, limits: Limits, *, per_view: int | None = None) -> list[Candidate]:
+        """Candidates that meet target and energy limit alone; of each view the best `per_view`."""
+        places = self.places(limits)
+        if per_view is not None:
+            places = self._best_few(places, per_view)
+        return [self.candidate(self.costs, place, self.rows[place]) for place in places.tolist()]
+
+    def places(self, limits: Limits) -> NDArray[np.int64]:
+        """Their indices in `rows`."""
+        met = self.costs.within(limits)
+        if limits.max_energy_j is not None:
+            power_w = self.profile.power_w or np.inf
+            met &= power_w * np.round(self.costs.compute_ms, 3) / 1e3 <= limits.max_energy_j
+        return np.flatnonzero(met)
+
+    def _best_few(self, places: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+        """Of each view and precision the most capable."""
+        rows = self.rows[places]
+        order = np.lexsort((-self.choices.capability[rows], self.choices.group[rows]))
+        groups = self.choices.group[rows][order]
+        first = np.searchsorted(groups, groups)
+        kept: NDArray[np.int64] = np.sort(places[order[np.arange(len(order)) - first < count]])
+        return kept
 
 
 def evaluate_device(
@@ -197,13 +260,11 @@ def evaluate_device(
     quantile: LatencyQuantile = MEDIAN,
 ) -> Device:
     """Cost every choice on a device, and keep those on the Pareto front and just below it."""
+    fitted = Fitted(profile=profile, models=models, choices=choices)
     whole = choices.whole
-    table = cost_table(profile, models, choices, whole)
-    total_ms, capability, group = (
-        table.latency_ms(quantile),
-        choices.capability[whole],
-        choices.group[whole],
-    )
+    table = fitted.cost_table(whole)
+    total_ms, capability = table.latency_ms(quantile), choices.capability[whole]
+    group = choices.group[whole]
     order = np.lexsort((np.arange(len(whole)), -capability, total_ms))
     order = order[table.possible[order]]
     best = pareto_front(order, group, capability)
@@ -217,7 +278,7 @@ def evaluate_device(
         models=models,
         rows=whole[places],
         costs=table.only(places),
-        quickest=candidate(profile, models, choices, table, quickest, int(whole[quickest])),
+        quickest=fitted.candidate(table, quickest, whole[quickest]),
         choices=choices,
     )
 
@@ -243,55 +304,6 @@ def fit_ways(
     return tuple(models)
 
 
-def cost_table(
-    profile: DeviceProfile,
-    models: Sequence[MemberLatency],
-    choices: DesignSpace,
-    rows: NDArray[np.int64],
-) -> CostTable:
-    """Cost some ascending rows of the choices on a device."""
-    compute_ms = np.full(len(rows), np.inf)
-    way, sigma = np.full(len(rows), -1), np.zeros(len(rows))
-    for index, model in enumerate(models):
-        mine = choices.of_way(model.way, rows)
-        if not len(mine):
-            continue
-        took_ms = model.from_terms(choices.counts[rows[mine]], *choices.networks_among(rows[mine]))
-        quicker = took_ms < compute_ms[mine]
-        compute_ms[mine[quicker]], way[mine[quicker]] = took_ms[quicker], index
-        sigma[mine[quicker]] = model.vit.spread.sigma(took_ms[quicker])
-    fits = choices.memory_bytes[rows] <= profile.memory_bytes
-    possible = (way >= 0) & fits & choices.fast_on(profile)[rows]
-    return CostTable(
-        compute_ms=compute_ms,
-        network_ms=_by_size(
-            choices,
-            rows,
-            lambda size: network_ms(
-                profile.link, size, choices.num_classes, _encoding(profile, choices, size)
-            ),
-        ),
-        request_bytes=_by_size(
-            choices, rows, lambda size: request_bytes(size, _encoding(profile, choices, size))
-        ),
-        sigma=sigma,
-        jitter=jitter_of(profile.link),
-        way=way,
-        possible=possible,
-    )
-
-
-def _by_size(choices: DesignSpace, rows: NDArray[np.int64], of: Callable[[int], float]) -> Array:
-    """A function of the picture size `[rows]`, computed once for each size."""
-    sizes, index = np.unique(choices.image_sizes[rows], return_inverse=True)
-    values: Array = np.array([of(size) for size in sizes.tolist()], dtype=np.float64)[index]
-    return values
-
-
-def _encoding(profile: DeviceProfile, choices: DesignSpace, image_size: int) -> Encoding:
-    return choose_encoding(profile.link, image_size, choices.num_classes)
-
-
 def pareto_front(
     order: NDArray[np.int64], group: NDArray[np.int64], capability: Array
 ) -> NDArray[np.int64]:
@@ -302,38 +314,3 @@ def pareto_front(
         best_before = np.maximum.accumulate(np.concatenate([[-np.inf], capability[mine][:-1]]))
         kept.append(mine[capability[mine] > best_before])
     return np.concatenate(kept)
-
-
-def candidate(
-    profile: DeviceProfile,
-    models: Sequence[MemberLatency],
-    choices: DesignSpace,
-    table: CostTable,
-    row: int,
-    choice: int,
-) -> Candidate:
-    """Row `row` of the table, which is that choice, as a candidate."""
-    compute, network = (round(float(t[row]), 3) for t in (table.compute_ms, table.network_ms))
-    image_size, power_w = choices.specs[choice].image_size, profile.power_w
-    encoding = _encoding(profile, choices, image_size)
-    return Candidate(
-        choice=choice,
-        spec=choices.specs[choice],
-        region=choices.regions[choice],
-        way=models[int(table.way[row])].way if table.way[row] >= 0 else own_way(profile),
-        encoding=encoding,
-        request_bytes=request_bytes(image_size, encoding),
-        predicted_ms=PredictedMs(
-            compute=compute, network=network, total=round(compute + network, 3)
-        ),
-        sigma=float(table.sigma[row]),
-        jitter=table.jitter,
-        memory_bytes=int(choices.memory_bytes[choice]),
-        energy_j=None if power_w is None else round(power_w * compute / 1e3, 6),
-        capability=float(choices.capability[choice]),
-        view=int(choices.view[choice]),
-        model=int(choices.model[choice]),
-        part=int(choices.part[choice]),
-        place=choices.places[int(choices.part[choice])],
-        identity=int(choices.identity[choice]),
-    )

@@ -8,10 +8,10 @@ import numpy as np
 from mdp.formats.profile import DeviceProfile
 from partitioner.estimates.latency import sustained_factor
 from partitioner.estimates.latency_quantiles import LatencyQuantile
-from partitioner.planner.candidates import Candidate, Device, candidate, cost_table
+from partitioner.planner.candidates import Candidate, Device
 from partitioner.planner.limits import Limits
 from partitioner.planner.placement import Placement
-from partitioner.planner.problem import Problem, Solution, predicted_accuracy
+from partitioner.planner.problem import Problem, Solution, expected_accuracy
 from partitioner.regions import where
 
 
@@ -46,15 +46,13 @@ def next_bigger(device: Device, pick: Candidate, quantile: LatencyQuantile) -> C
     choices = device.choices
     same = (choices.view == pick.view) & choices.fast_on(device.profile)
     rows = np.flatnonzero(same & (choices.capability > pick.capability * (1 + 1e-9)))
-    table = cost_table(device.profile, device.models, choices, rows)
+    table = device.cost_table(rows)
     places = np.flatnonzero(table.way >= 0)
     if not len(places):
         return None
-    order = places[
-        np.lexsort((-choices.capability[rows[places]], table.latency_ms(quantile)[places]))
-    ]
-    place = int(order[0])
-    bigger = candidate(device.profile, device.models, choices, table, place, int(rows[place]))
+    total_ms, capability = table.latency_ms(quantile)[places], choices.capability[rows[places]]
+    place = int(places[np.lexsort((-capability, total_ms))[0]])
+    bigger = device.candidate(table, place, rows[place])
     # Pictures of one size wait equally long.
     return bigger.with_wait(pick.wait_ms)
 
@@ -71,9 +69,9 @@ def why(problem: Problem, placements: Sequence[Placement], k: int, limits: Limit
     limit = limit_broken(device, following, limits)
     if limit:
         return f"{text} {limit}"
-    if any(other.candidate.identity == following.identity for other in placements):
-        owner = next(p for p in placements if p.candidate.identity == following.identity)
-        return f"{text} is the one on {problem.devices[owner.device].name}"
+    for other in placements:
+        if other.candidate.identity == following.identity:
+            return f"{text} is the one on {problem.devices[other.device].name}"
     gain = gain_of(problem, placements, k, following)
     return f"{text} would change the expected accuracy by {100 * gain:+.2f} points"
 
@@ -92,25 +90,19 @@ def why_replica(problem: Problem, placements: Sequence[Placement], k: int) -> st
     """One sentence: the gain of a member's replicas."""
     placement = placements[k]
     without = [*placements[:k], replace(placement, replicas=()), *placements[k + 1 :]]
-    gain = (
-        predicted_accuracy(problem, placements).expected
-        - predicted_accuracy(problem, without).expected
-    )
-    name = problem.devices[placement.device].name
-    there = problem.devices[placement.device].profile.availability
+    gain = expected_accuracy(problem, placements) - expected_accuracy(problem, without)
+    device = problem.devices[placement.device]
     return (
-        f"{name} answers {there:.0%} of the time; with its replicas the expected accuracy is "
-        f"{100 * gain:.2f} points higher, and a member of its own would add no more"
+        f"{device.name} answers {device.profile.availability:.0%} of the time; with its replicas "
+        f"the expected accuracy is {100 * gain:.2f} points higher, and a member of its own would "
+        "add no more"
     )
 
 
 def gain_of(problem: Problem, placements: Sequence[Placement], k: int, instead: Candidate) -> float:
     """Change of the expected accuracy with another candidate as member k."""
-    changed = replace(placements[k], candidate=instead)
-    now = predicted_accuracy(problem, placements).expected
-    return (
-        predicted_accuracy(problem, [*placements[:k], changed, *placements[k + 1 :]]).expected - now
-    )
+    changed = [*placements[:k], replace(placements[k], candidate=instead), *placements[k + 1 :]]
+    return expected_accuracy(problem, changed) - expected_accuracy(problem, placements)
 
 
 def explain(problem: Problem, solution: Solution) -> list[Explanation]:
@@ -137,13 +129,9 @@ def _member_sentences(
     placement = placements[k]
     device, pick = problem.devices[placement.device], placement.candidate
     alone = problem.predictor.accuracy(pick.capability)
-    with_all = predicted_accuracy(problem, placements)
-    without = (
-        predicted_accuracy(problem, [*placements[:k], *placements[k + 1 :]])
-        if placements[1:]
-        else None
-    )
-    worth = with_all.expected - (without.expected if without else 0.0)
+    worth = expected_accuracy(problem, placements)
+    if placements[1:]:
+        worth -= expected_accuracy(problem, [*placements[:k], *placements[k + 1 :]])
     sentences = [
         f"Runs {pick} ({pick.way}), sent as {pick.encoding}: predicted right on {alone:.1%} alone, "
         f"and worth {100 * worth:.2f} points of the expected accuracy.",
@@ -156,8 +144,7 @@ def _member_sentences(
             f"That one would have changed the expected accuracy by {100 * gain:+.2f} points."
         )
     sentences.append(_why_region(problem, placements, k))
-    sentences += [_limited_by(device, pick, following, limits), _waits(pick, limits)]
-    sentences.append(_sureness(device, pick))
+    sentences += [_waits(pick, limits), _sureness(device, pick)]
     return [sentence for sentence in sentences if sentence]
 
 
@@ -181,27 +168,6 @@ def _why_region(problem: Problem, placements: Sequence[Placement], k: int) -> st
         return f"{text}."
     alone = [problem.predictor.accuracy(c.capability) for c in (instead, pick)]
     return f"{text}, though alone it would be right on {alone[0]:.1%} and not {alone[1]:.1%}."
-
-
-def _limited_by(
-    device: Device, pick: Candidate, following: Candidate | None, limits: Limits
-) -> str:
-    """What limits a device: compute, network, memory, energy, or nothing."""
-    ms = pick.predicted_ms
-    shares = (
-        f"{ms.compute:.2f} ms compute, {ms.network:.2f} ms network, "
-        f"{limits.target_ms - pick.latency_ms(limits.quantile):.2f} ms slack"
-    )
-    if following is None:
-        return f"Limited by nothing but the grid: {shares}."
-    if following.memory_bytes > device.profile.memory_bytes:
-        return f"Limited by memory: {shares}."
-    if following.latency_ms(limits.quantile) > limits.target_ms:
-        by = "network" if ms.network > ms.compute else "compute"
-        return f"Limited by {by}: {shares}."
-    if limits.max_energy_j is not None:
-        return f"Limited by energy, {pick.energy_j or 0.0:.3f} J of this device: {shares}."
-    return f"Limited by what other members have: {shares}."
 
 
 def _waits(pick: Candidate, limits: Limits) -> str:

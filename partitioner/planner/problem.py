@@ -216,17 +216,22 @@ def predicted_accuracy(problem: Problem, placements: Sequence[Placement]) -> Pre
         Member(capability=c.capability, view=c.view, model=c.model, place=c.place)
         for c in (placement.candidate for placement in placements)
     ]
-    objective, sums = exact_objective(problem, placements)
     all_in = predictor.accuracy(min(together(predictor.law, members), predictor.most))
     low, high = predictor.interval(all_in)
     return PredictedAccuracy(
         all_in=all_in,
-        expected=objective.value(sums, most=predictor.beyond),
+        expected=expected_accuracy(problem, placements),
         typical_error=min(predictor.typical_error, 1.0),
         low=low,
         high=high,
         unknown=predictor.unknown,
     )
+
+
+def expected_accuracy(problem: Problem, placements: Sequence[Placement]) -> float:
+    """Expected accuracy alone."""
+    objective, sums = exact_objective(problem, placements)
+    return objective.value(sums, most=problem.predictor.beyond)
 
 
 def exact_objective(
