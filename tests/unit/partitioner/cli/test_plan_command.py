@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,6 @@ from mdp.files import write_toml
 from mdp.formats.plan import NetworkSpec, Region, SubModelSpec, TeacherSpec, read_plan
 from mdp.formats.profile import DeviceProfile, Precision, ProbeRecord, Sustained, read_profile
 from mdp.requests.deadline import reserve_s
-from partitioner.cli import main as cli
 from partitioner.cli.plan_plot import draw_plan
 from partitioner.cli.plan_tables import print_planned
 from partitioner.cli.tables import short
@@ -31,6 +28,7 @@ from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
 from partitioner.regions import REGIONS, WHOLE, where
 from tests.support.models.planning import BASE, settings
+from tests.unit.partitioner.cli.conftest import Run
 
 NAMES = ("laptop-cpu", "n100", "raspberry-pi-5")
 
@@ -397,24 +395,7 @@ def test_precisions_are_those_named_or_all_or_fp32(
     assert asked.precisions() == found
 
 
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mdp-partition", "plan", *map(str, args)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(stopped.value.code or 0), out, err
-
-    return call
-
-
-PLAN = ["--teacher", "vit_base_patch16_224", "--profiles", *NAMES]
+PLAN = ["plan", "--teacher", "vit_base_patch16_224", "--profiles", *NAMES]
 
 
 @pytest.mark.torch
@@ -443,7 +424,7 @@ def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
     run: Run, tmp_path: Path
 ) -> None:
     # No public network is known for pictures of 80 px, which would be the better choice anyway.
-    refused = ["--teacher", "vit_base_patch16_224", "--latency-ms", 60, "--out", "p.toml",
+    refused = ["plan", "--teacher", "vit_base_patch16_224", "--latency-ms", 60, "--out", "p.toml",
                "--teacher-arg", "img_size=80",
                "--profiles", "jetson-orin-nano", "n100"]  # fmt: skip
     code, out, err = run(*refused)
@@ -451,7 +432,7 @@ def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
     assert not (tmp_path / "p.toml").exists()
     works = re.search(r"the nearest target with a plan is ([\d.]+) ms", err)
     assert works is not None
-    code, out, err = run(*refused[:3], works[1], *refused[4:])
+    code, out, err = run(*refused[:4], works[1], *refused[5:])
     assert (code, err) == (0, "")
 
     code, out, err = run(*refused, "--anyway")
@@ -464,7 +445,7 @@ def test_a_refusal_names_a_target_that_works_and_anyway_plans_all_the_same(
 
 @pytest.mark.torch
 def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_path: Path) -> None:
-    teacher = ["--teacher", "vit_base_patch16_224", "--out", "p.toml",
+    teacher = ["plan", "--teacher", "vit_base_patch16_224", "--out", "p.toml",
                "--latency-ms"]  # fmt: skip
     code, _, err = run(*teacher, 100, "--profiles", "n100")
     assert (code, err) == (0, "")
@@ -488,13 +469,7 @@ def test_one_device_and_several_boards_of_a_kind_can_be_planned(run: Run, tmp_pa
 @pytest.mark.torch
 def test_json_has_what_was_asked_for(run: Run) -> None:
     code, out, err = run(
-        *PLAN,
-        "--min-accuracy",
-        0.7,
-        "--pareto",
-        "--explain",
-        "--json",
-        "--anyway",
+        *PLAN, "--min-accuracy", 0.7, "--pareto", "--explain", "--json", "--anyway"
     )
     assert (code, err) == (0, "")
     value = json.loads(out)
