@@ -85,22 +85,16 @@ class DesignSpace:
         """The row of the same shape and precision with another of the regions tried."""
         return row + (part - int(self.part[row])) * self.shapes
 
-    def of_precision(self, precision: Precision, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Indices in ascending `rows` of those of a precision."""
-        if precision not in self.precisions:
-            return rows[:0]
-        block = len(self.tried) * self.shapes
-        first = self.precisions.index(precision) * block
-        begin, end = np.searchsorted(rows, [first, first + block])
-        places: NDArray[np.int64] = np.arange(begin, end)
-        return places
-
     def of_way(self, way: Way, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Indices in ascending `rows` of those that may be run this way.
 
         On a GPU beside a processor only those of unpadded widths.
         """
-        places = self.of_precision(way.precision, rows)
+        if way.precision not in self.precisions:
+            return rows[:0]
+        block = len(self.tried) * self.shapes
+        first = self.precisions.index(way.precision) * block
+        places = np.arange(*np.searchsorted(rows, [first, first + block]))
         if is_openvino_device(way.provider):
             places = places[self.embed_dims[rows[places]] % KERNEL_MULTIPLE["gpu"] == 0]
         return places
@@ -137,7 +131,7 @@ def sub_model_grid(teacher: SubModelSpec) -> list[SubModelSpec]:
         for image_size, patch_size in _pictures(teacher)
         for embed_dim, head_size in _widths(teacher)
         for depth in range(min(MIN_DEPTH, teacher.depth), teacher.depth + 1)
-        if 1 / MAX_ASPECT <= _aspect(teacher, embed_dim, depth) <= MAX_ASPECT
+        if 1 / MAX_ASPECT <= (depth / teacher.depth) / (embed_dim / teacher.embed_dim) <= MAX_ASPECT
         for share in MLP_SHARES
     ]
     return [shape for shape in shapes if size_of(shape) != size_of(teacher)]
@@ -176,10 +170,6 @@ def _widths(teacher: SubModelSpec) -> list[tuple[int, int]]:
         if fitting:
             widths[embed_dim] = fitting[0]
     return sorted(widths.items())
-
-
-def _aspect(teacher: SubModelSpec, embed_dim: int, depth: int) -> float:
-    return (depth / teacher.depth) / (embed_dim / teacher.embed_dim)
 
 
 def size_of(spec: SubModelSpec) -> tuple[int, int, int, int, float]:

@@ -16,11 +16,15 @@ from partitioner.estimates.accuracy_records import read_runs
 from partitioner.planner.deadline import DECODING_MS
 from partitioner.planner.explain import Explanation, explain
 from partitioner.planner.families import families_of
-from partitioner.planner.nearest import nearest_target_ms
-from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.planner.placement import Placements
 from partitioner.planner.problem import Problem, Solution, make_problem, predicted_accuracy
 from partitioner.planner.search import plan_within
+from partitioner.planner.targets import (
+    ParetoPoint,
+    nearest_target_ms,
+    pareto,
+    plan_with_accuracy,
+)
 from partitioner.regions import REGIONS, WHOLE, where
 from partitioner.run.plan_settings import PlanSettings
 from partitioner.run.weights import weights_in

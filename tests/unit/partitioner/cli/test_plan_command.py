@@ -23,9 +23,9 @@ from partitioner.planner import make_plan
 from partitioner.planner.deadline import CLIENT_MS_PER_MEMBER, DECODING_MS
 from partitioner.planner.explain import cautions, explain
 from partitioner.planner.make_plan import Planned, make_planned
-from partitioner.planner.pareto import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.planner.problem import Problem, make_problem
 from partitioner.planner.search import plan_within
+from partitioner.planner.targets import ParetoPoint, pareto, plan_with_accuracy
 from partitioner.regions import REGIONS, WHOLE, where
 from tests.support.models.planning import BASE, settings
 from tests.unit.partitioner.cli.conftest import Run

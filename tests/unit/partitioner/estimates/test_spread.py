@@ -27,8 +27,8 @@ from partitioner.estimates.latency_quantiles import (
 )
 from partitioner.planner.deadline import DECODING_MS
 from partitioner.planner.make_plan import make_planned
-from partitioner.planner.pareto import plan_with_accuracy
 from partitioner.planner.problem import make_problem
+from partitioner.planner.targets import plan_with_accuracy
 from partitioner.simulation.engine import simulate
 from partitioner.simulation.models import Load, LogNormal, Scenario
 from partitioner.simulation.setup import Assumptions, by_name, device_models

@@ -17,10 +17,10 @@ from partitioner.planner.candidates import evaluate_device
 from partitioner.planner.explain import explain
 from partitioner.planner.limits import Limits
 from partitioner.planner.local_search import choose
-from partitioner.planner.pareto import pareto, plan_with_accuracy
 from partitioner.planner.placement import with_waits
 from partitioner.planner.problem import make_problem
 from partitioner.planner.search import plan_within
+from partitioner.planner.targets import pareto, plan_with_accuracy
 from tests.support.models.planning import TINY, device, make_plan
 from tests.unit.partitioner.planner.test_choose import PREDICTOR, exhaustive, some_devices
 from tests.unit.partitioner.planner.test_search import check

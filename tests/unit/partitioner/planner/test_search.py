@@ -16,8 +16,8 @@ from partitioner.estimates.accuracy import predictor_for, shipped_law
 from partitioner.estimates.latency import Way, fit_latency, predict, ways
 from partitioner.estimates.network import request_bytes
 from partitioner.planner.design_space import sub_model_grid
-from partitioner.planner.pareto import plan_with_accuracy
 from partitioner.planner.problem import make_problem
+from partitioner.planner.targets import plan_with_accuracy
 from partitioner.regions import REGIONS, WHOLE
 from tests.support.models.planning import BASE, DIGITS, TINY, device, make_plan, teacher
 
